@@ -1,0 +1,244 @@
+"""From records to a program's inputs: tokenize, place the answers, pack fixed-shape batches.
+
+Knows the recipe's shapes and a tokenizer; knows no runtime and no HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from shared.errors import InvalidDataset, InvalidTask
+from shared.program import TOKEN_DTYPE
+from shared.recipe import Recipe
+from shared.task import Choice, Question, Task, read_question
+
+Arrays = tuple[NDArray[Any], ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate as tokens: the answer's tokens follow the prompt's."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """What the model reads: all but the answer's last token, which nothing predicts from."""
+        return self.prompt + self.answer[:-1]
+
+    @property
+    def positions(self) -> range:
+        """Where each answer token is predicted."""
+        return range(len(self.prompt) - 1, len(self.prompt) - 1 + len(self.answer))
+
+
+@dataclass(frozen=True)
+class Example:
+    """A record ready for a program: a row for each candidate, and which is right."""
+
+    rows: tuple[Row, ...]
+    correct: int
+    truncated: bool
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where, record) for each non-empty line; `where` is "file:line". Raises InvalidDataset naming the line."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                where = f"{path}:{number}"
+                try:
+                    record = json.loads(line)
+                except ValueError as error:
+                    raise InvalidDataset(f"{where}: the line is not JSON ({error})") from error
+                if not isinstance(record, dict):
+                    raise InvalidDataset(f"{where}: the line is {type(record).__name__}; it must be a JSON object")
+                yield where, record
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidDataset(f"{path}: cannot be read ({error})") from error
+
+
+def encode_choice(tokenizer: Tokenizer, choice: Choice) -> Row:
+    """Tokens of prompt and answer, split where the prompt's own tokens end."""
+    prompt = tokenizer.encode(choice.prompt).ids
+    joint = tokenizer.encode(choice.prompt + choice.answer).ids
+    if joint[: len(prompt)] == prompt and len(joint) > len(prompt):
+        return Row(tuple(prompt), tuple(joint[len(prompt) :]))
+    answer = tokenizer.encode(choice.answer, add_special_tokens=False).ids
+    return Row(tuple(prompt), tuple(answer))
+
+
+def _fit(row: Row, recipe: Recipe, where: str) -> tuple[Row, bool]:
+    """The row cut to S tokens from the front of its prompt (a leading special token stays)."""
+    if not row.prompt:
+        raise InvalidDataset(f"{where}: the prompt is empty")
+    if not row.answer:
+        raise InvalidDataset(f"{where}: an answer is empty")
+    if len(row.answer) > recipe.answer_length:
+        raise InvalidDataset(
+            f"{where}: an answer has {len(row.answer)} tokens; the recipe's answer_length is {recipe.answer_length}"
+        )
+    room = recipe.sequence_length - (len(row.answer) - 1)
+    if room < 1:
+        raise InvalidDataset(f"{where}: the answer leaves no room for a prompt in {recipe.sequence_length} tokens")
+    if len(row.prompt) <= room:
+        return row, False
+    return Row(row.prompt[-room:], row.answer), True
+
+
+def encode_question(tokenizer: Tokenizer, question: Question, recipe: Recipe, where: str) -> Example:
+    """An example in the recipe's shapes. Raises InvalidDataset naming `where` if it cannot fit."""
+    if len(question.choices) > recipe.choices:
+        raise InvalidDataset(f"{where}: {len(question.choices)} candidates; the recipe's choices is {recipe.choices}")
+    fitted = [_fit(encode_choice(tokenizer, choice), recipe, where) for choice in question.choices]
+    return Example(tuple(row for row, _ in fitted), question.correct, any(cut for _, cut in fitted))
+
+
+def load_examples(path: Path, task: Task, tokenizer: Tokenizer, recipe: Recipe) -> list[Example]:
+    """Every record of a JSONL file as an example. Raises InvalidDataset naming file and line, also if none is there."""
+    if recipe.loss == "candidates" and not task.shares_prompt:
+        raise InvalidTask(f"task {task.name!r} gives candidates prompts of their own; use loss 'full'")
+    examples = [
+        encode_question(tokenizer, read_question(task, record, where), recipe, where)
+        for where, record in read_jsonl(path)
+    ]
+    if not examples:
+        raise InvalidDataset(f"{path}: holds no records")
+    return examples
+
+
+def _continuations(example: Example, position: int) -> list[int]:
+    """Tokens that may stand at an answer position after the right answer's prefix, the right one first.
+
+    Their softmax, multiplied over positions, is the probability of the answer when decoding is held to the candidates.
+    """
+    right = example.rows[example.correct].answer
+    others = {
+        row.answer[position]
+        for row in example.rows
+        if len(row.answer) > position and row.answer[:position] == right[:position]
+    }
+    return [right[position], *sorted(others - {right[position]})]
+
+
+def pack_step(examples: Sequence[Example], recipe: Recipe) -> Arrays:
+    """The data inputs of `step`, for at most E examples (missing rows are masked out).
+
+    Loss full: tokens (E, S), positions (E, T), answers (E, T), mask (E, T).
+    Loss candidates: tokens (E, S), positions (E, T), choices (E, T, C), choice_mask (E, T, C), mask (E, T).
+    """
+    rows, length, answer = recipe.effective_batch, recipe.sequence_length, recipe.answer_length
+    if not 1 <= len(examples) <= rows:
+        raise ValueError(f"{len(examples)} examples for {rows} rows")
+    tokens = np.zeros((rows, length), TOKEN_DTYPE)
+    positions = np.zeros((rows, answer), TOKEN_DTYPE)
+    answers = np.zeros((rows, answer), TOKEN_DTYPE)
+    mask = np.zeros((rows, answer), np.float32)
+    choices = np.zeros((rows, answer, recipe.choices), TOKEN_DTYPE)
+    choice_mask = np.zeros((rows, answer, recipe.choices), np.float32)
+    choice_mask[:, :, 0] = 1
+    for e, example in enumerate(examples):
+        row = example.rows[example.correct]
+        tokens[e, : len(row.tokens)] = row.tokens
+        for t, position in enumerate(row.positions):
+            positions[e, t], answers[e, t], mask[e, t] = position, row.answer[t], 1
+            if recipe.loss == "candidates":
+                allowed = _continuations(example, t)
+                choices[e, t, : len(allowed)] = allowed
+                choice_mask[e, t, : len(allowed)] = 1
+    if recipe.loss == "candidates":
+        return tokens, positions, choices, choice_mask, mask
+    return tokens, positions, answers, mask
+
+
+@dataclass(frozen=True)
+class ScoreBatch:
+    """One call of `score` and how to read its result back.
+
+    inputs: tokens (R, S), positions (R, T), choices (R, T, C). cells: for each example, for each candidate, the
+    (row, t, c) entries of the result whose sum is the candidate's log-probability.
+    """
+
+    inputs: Arrays
+    cells: tuple[tuple[tuple[tuple[int, int, int], ...], ...], ...]
+
+    def read(self, logprobs: NDArray[np.float32]) -> list[list[float]]:
+        """The log-probability of each candidate of each example, from `score`'s result (R, T, C)."""
+        return [
+            [float(sum(float(logprobs[cell]) for cell in cells)) for cells in candidates] for candidates in self.cells
+        ]
+
+
+def _score_rows(example: Example) -> list[list[int]]:
+    """Candidates grouped into rows: those that read the same tokens share one."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for index, row in enumerate(example.rows):
+        groups.setdefault((len(row.prompt), *row.tokens), []).append(index)
+    return list(groups.values())
+
+
+def pack_score(examples: Sequence[Example], recipe: Recipe) -> Iterator[ScoreBatch]:
+    """Batches of at most R rows that score every candidate of every example, in order.
+
+    Single-token candidates of one prompt share a row.
+    """
+    pending: list[Example] = []
+    used = 0
+    for example in examples:
+        need = len(_score_rows(example))
+        if need > recipe.score_rows:
+            raise InvalidDataset(f"{need} candidates of one record do not fit {recipe.score_rows} score rows")
+        if used + need > recipe.score_rows:
+            yield _score_batch(pending, recipe)
+            pending, used = [], 0
+        pending.append(example)
+        used += need
+    if pending:
+        yield _score_batch(pending, recipe)
+
+
+def _score_batch(examples: Sequence[Example], recipe: Recipe) -> ScoreBatch:
+    rows, answer = recipe.score_rows, recipe.answer_length
+    tokens = np.zeros((rows, recipe.sequence_length), TOKEN_DTYPE)
+    positions = np.zeros((rows, answer), TOKEN_DTYPE)
+    choices = np.zeros((rows, answer, recipe.choices), TOKEN_DTYPE)
+    cells = []
+    r = 0
+    for example in examples:
+        of_example: list[tuple[tuple[int, int, int], ...]] = [()] * len(example.rows)
+        for group in _score_rows(example):
+            first = example.rows[group[0]]
+            tokens[r, : len(first.tokens)] = first.tokens
+            positions[r, : len(first.answer)] = list(first.positions)
+            for c, index in enumerate(group):
+                row = example.rows[index]
+                choices[r, : len(row.answer), c] = row.answer
+                of_example[index] = tuple((r, t, c) for t in range(len(row.answer)))
+            r += 1
+        cells.append(tuple(of_example))
+    return ScoreBatch((tokens, positions, choices), tuple(cells))
+
+
+def answer_sizes(task: Task, tokenizer: Tokenizer) -> tuple[int, int]:
+    """(T, C): the most tokens of an answer and the number of candidates, for a task whose answers are fixed.
+
+    Raises InvalidTask if they depend on the record.
+    """
+    texts = task.fixed_answers
+    if texts is None:
+        raise InvalidTask(
+            f"task {task.name!r} takes its answers from the record: set recipe.answer_length and recipe.choices"
+        )
+    lengths = [len(encode_choice(tokenizer, Choice("x", text)).answer) for text in texts]
+    return max(lengths), len(texts)

@@ -1,0 +1,175 @@
+"""Every error the product raises on purpose, and its RFC 9457 form. Knows no HTTP library.
+
+MobizoError
+|- BadRequest           400   the request, file or option itself is wrong
+|  |- InvalidRecipe     422     a recipe that cannot be compiled
+|  |- UnknownBase       404     a base model the server was not given
+|  |- UnreadableCheckpoint 422  model files that are damaged or of an unknown form
+|  |- UnsupportedModel  422     an architecture or feature the compiler cannot map exactly
+|  |- InvalidTask       422     a task whose template or answers cannot be used
+|  |- InvalidDataset    422     a data file with a bad line (named, with its line)
+|  `- InvalidUpload     422     an adapter file that does not fit its program
+|- Unauthorized         401   no valid token
+|- Forbidden            403   a valid token that may not do this
+|- NotFound             404   absent, or another tenant's
+|- Conflict             409   the thing is not in a state that allows this
+|- Gone                 410   a lease that ended
+|- TooLarge             413   a body over its limit
+|- Untrusted            -     a signature or hash that does not match
+|- Unavailable          503   the server (or its disk) cannot serve right now
+`- CompileFailed        500   the compiler stopped
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+PROBLEM_TYPE = "urn:mobizo:problem:"
+
+
+class MobizoError(Exception):
+    """Something went wrong inside mobizo; the server's log has the details."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal-error"
+    title: ClassVar[str] = "Internal error"
+
+    def __init__(self, detail: str | None = None, **extra: Any) -> None:
+        """`detail`: what happened and what to do, one or two sentences; the class docstring is the default.
+
+        `extra`: JSON-serialisable members added to the problem document.
+        """
+        self.detail = detail or (type(self).__doc__ or self.title).split("\n")[0].strip()
+        self.extra = extra
+        super().__init__(self.detail)
+
+    def problem(self, instance: str | None = None) -> dict[str, Any]:
+        """The RFC 9457 problem document, ready for JSON."""
+        document: dict[str, Any] = {
+            "type": PROBLEM_TYPE + self.code,
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            "code": self.code,
+            **self.extra,
+        }
+        if instance is not None:
+            document["instance"] = instance
+        return document
+
+
+class BadRequest(MobizoError):
+    """The request cannot be understood; compare it with the API's description at /docs."""
+
+    status, code, title = 400, "bad-request", "Bad request"
+
+
+class InvalidRecipe(BadRequest):
+    """The recipe cannot be compiled; correct the named field."""
+
+    status, code, title = 422, "invalid-recipe", "Invalid recipe"
+
+
+class UnknownBase(BadRequest):
+    """No base model of that name is registered; `mobizo-server bases list` shows those that are."""
+
+    status, code, title = 404, "unknown-base", "Unknown base model"
+
+
+class UnreadableCheckpoint(BadRequest):
+    """The model files are damaged or incomplete; download them again."""
+
+    status, code, title = 422, "unreadable-checkpoint", "Unreadable checkpoint"
+
+
+class UnsupportedModel(BadRequest):
+    """The compiler cannot map this architecture exactly; choose a supported one."""
+
+    status, code, title = 422, "unsupported-model", "Unsupported model"
+
+
+class InvalidTask(BadRequest):
+    """The task's template or answers cannot be used; correct the named part."""
+
+    status, code, title = 422, "invalid-task", "Invalid task"
+
+
+class InvalidDataset(BadRequest):
+    """A data file has a line that cannot be used; correct the named line."""
+
+    status, code, title = 422, "invalid-dataset", "Invalid dataset"
+
+
+class InvalidUpload(BadRequest):
+    """The uploaded adapter does not fit its program; nothing was stored."""
+
+    status, code, title = 422, "invalid-upload", "Invalid upload"
+
+
+class Unauthorized(MobizoError):
+    """A valid token is needed: send `Authorization: Bearer TOKEN`."""
+
+    status, code, title = 401, "unauthorized", "Unauthorized"
+
+
+class Forbidden(MobizoError):
+    """This token may not do that; ask the operator for one that may."""
+
+    status, code, title = 403, "forbidden", "Forbidden"
+
+
+class NotFound(MobizoError):
+    """There is no such thing here, or it is not yours."""
+
+    status, code, title = 404, "not-found", "Not found"
+
+
+class Conflict(MobizoError):
+    """The thing is not in a state that allows this; read it again and decide anew."""
+
+    status, code, title = 409, "conflict", "Conflict"
+
+
+class Gone(MobizoError):
+    """The lease has ended and the job may be another device's by now; ask for a new lease."""
+
+    status, code, title = 410, "lease-ended", "Lease ended"
+
+
+class TooLarge(MobizoError):
+    """The body is over this route's limit."""
+
+    status, code, title = 413, "too-large", "Body too large"
+
+
+class Untrusted(MobizoError):
+    """A signature or hash does not match; the file was changed on the way or comes from another server."""
+
+    status, code, title = 422, "untrusted", "Untrusted content"
+
+
+class Unavailable(MobizoError):
+    """The server cannot serve this right now; try again later."""
+
+    status, code, title = 503, "unavailable", "Unavailable"
+
+
+class CompileFailed(MobizoError):
+    """The compiler stopped; the server's log has its output."""
+
+    status, code, title = 500, "compile-failed", "Compilation failed"
+
+
+def _tree(root: type[MobizoError]) -> dict[str, type[MobizoError]]:
+    classes = {root.code: root}
+    for child in root.__subclasses__():
+        classes.update(_tree(child))
+    return classes
+
+
+def from_problem(document: dict[str, Any]) -> MobizoError:
+    """The error that a problem document describes, so that a client raises what the server raised."""
+    known = _tree(MobizoError)
+    code = document.get("code", MobizoError.code)
+    detail = str(document.get("detail") or document.get("title") or "the server gave no reason")
+    return known.get(code, MobizoError)(detail)

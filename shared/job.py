@@ -1,0 +1,155 @@
+"""A job: one request to personalize for one user, its training settings and its state machine.
+
+Knows no database and no HTTP.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.recipe import MAX_SEED, Recipe, RecipeSettings
+from shared.task import Task
+from shared.trajectory import Evaluation
+
+NAME = r"^[a-z0-9][a-z0-9._-]{0,95}$"  # of adapters, users, data sets and devices: safe in URLs and paths
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+class JobState(StrEnum):
+    """Where a job stands."""
+
+    QUEUED = "queued"  # waits for its program
+    COMPILING = "compiling"
+    READY = "ready"  # waits for a device
+    TRAINING = "training"  # leased to a device
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing moves from here."""
+        return not MOVES[self]
+
+
+MOVES: dict[JobState, frozenset[JobState]] = {
+    JobState.QUEUED: frozenset({JobState.COMPILING, JobState.READY, JobState.FAILED, JobState.CANCELLED}),
+    JobState.COMPILING: frozenset({JobState.QUEUED, JobState.READY, JobState.FAILED, JobState.CANCELLED}),
+    JobState.READY: frozenset({JobState.TRAINING, JobState.FAILED, JobState.CANCELLED}),
+    JobState.TRAINING: frozenset({JobState.READY, JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}),
+    JobState.SUCCEEDED: frozenset(),
+    JobState.FAILED: frozenset(),
+    JobState.CANCELLED: frozenset(),
+}
+
+
+class TrainingSettings(BaseModel):
+    """How a device trains: Algorithm 1's step budget, learning rate and perturbation scale, and what surrounds them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int = Field(150, ge=1, le=1_000_000, description="T: step budget")
+    lr: float = Field(1e-2, gt=0, le=1e3, allow_inf_nan=False, description="eta: learning rate")
+    schedule: Schedule = Field("constant", description="of lr over the steps; the paper's is constant")
+    warmup_steps: int = Field(0, ge=0, description="steps over which lr rises linearly from zero")
+    eps: float = Field(1e-2, gt=0, le=1e2, allow_inf_nan=False, description="perturbation scale")
+    seed: int = Field(0, ge=0, le=MAX_SEED, description="job seed: directions and example order derive from it")
+    evaluation_interval: int = Field(25, ge=1, description="steps between validations; the best one's B is kept")
+    validation_limit: int | None = Field(200, ge=1, description="most validation examples; null: all")
+    test_limit: int | None = Field(None, ge=1, description="most test examples; null: all")
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of step `step` (0-based). Linear and cosine fall to zero just after the last step."""
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / (self.warmup_steps + 1)
+        span = max(self.steps - self.warmup_steps, 1)
+        progress = (step - self.warmup_steps) / span
+        if self.schedule == "linear":
+            return self.lr * (1 - progress)
+        if self.schedule == "cosine":
+            return self.lr * (1 + math.cos(math.pi * progress)) / 2
+        return self.lr
+
+
+class JobRequest(BaseModel):
+    """What `POST /v1/jobs` takes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    base: str = Field(min_length=1, max_length=200, description="name of a registered base model")
+    user: str = Field(pattern=NAME, description="whom the adapter is for")
+    adapter: str = Field(pattern=NAME, description="registry name of the adapter; each success adds a version")
+    task: str | Task = Field(description="a shipped task's name, or a whole task")
+    dataset: str = Field(pattern=NAME, description="the device's own name for the data to train on")
+    recipe: RecipeSettings = Field(default_factory=RecipeSettings)
+    training: TrainingSettings = Field(default_factory=TrainingSettings)
+    device: str | None = Field(None, description="id of the only device that may train it; null: any with the data set")
+
+
+class Result(BaseModel):
+    """What a device reports with its adapter: numbers only."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int = Field(ge=0, description="steps trained")
+    best_step: int = Field(ge=0, description="steps after which the uploaded B was taken")
+    train_seconds: float = Field(ge=0, allow_inf_nan=False)
+    seconds: float = Field(ge=0, allow_inf_nan=False)
+    peak_rss_bytes: int = Field(ge=0, description="of the agent's process that trains")
+    train_examples: int = Field(ge=0)
+    truncated_examples: int = Field(ge=0)
+    evaluations: tuple[Evaluation, ...] = Field((), max_length=10_000)
+    zero_shot_accuracy: float | None = Field(None, ge=0, le=1)
+    tuned_accuracy: float | None = Field(None, ge=0, le=1)
+
+
+class Progress(BaseModel):
+    """What a heartbeat tells of a run: numbers and one word of phase."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    phase: Literal["downloading", "loading", "evaluating", "training", "uploading"]
+    step: int = Field(0, ge=0)
+    steps: int = Field(0, ge=0)
+    loss: float | None = Field(None, description="mean over the step's paths, nats")
+    lr: float | None = None
+    examples_per_second: float | None = Field(None, ge=0, description="E examples a step, over the last steps")
+    seconds_left: float | None = Field(None, ge=0)
+    rss_bytes: int | None = Field(None, ge=0)
+    accuracy: float | None = Field(None, ge=0, le=1, description="latest validation accuracy")
+    best_accuracy: float | None = Field(None, ge=0, le=1)
+
+
+class JobError(BaseModel):
+    """Why a job failed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    code: str = Field(max_length=100)
+    detail: str = Field(max_length=4000)
+
+
+class JobView(BaseModel):
+    """A job as the API shows it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    state: JobState
+    request: JobRequest
+    task: Task
+    recipe: Recipe
+    recipe_id: str
+    attempts: int
+    device_id: str | None
+    progress: Progress | None
+    result: Result | None
+    adapter_version: int | None
+    error: JobError | None
+    created_at: datetime
+    updated_at: datetime

@@ -1,0 +1,152 @@
+"""LoRA-FA's matrices: where each B lies in the flat vector, the frozen A, and the adapter file.
+
+All B matrices of a program are views of one float32 vector of length D: layer by layer, within a layer the
+recipe's targets in canonical order, each (r, out) row-major. A (in, r) is drawn from the recipe's a_seed.
+Knows no torch, no HTTP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.errors import InvalidUpload
+from shared.noise import DOMAIN_A, stream_key, threefry2x32, uniform
+from shared.recipe import Recipe, Target
+
+F32 = NDArray[np.float32]
+
+ADAPTER_TENSOR = "lora_B"
+HEADER_BYTES = 4096  # most that an adapter file may weigh over its 4 D bytes
+
+
+class BaseShape(BaseModel):
+    """The dimensions of a base model that LoRA and inputs depend on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    architecture: str
+    layers: int = Field(ge=1)
+    hidden: int = Field(ge=1)
+    intermediate: int = Field(ge=1)
+    heads: int = Field(ge=1)
+    kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    vocabulary: int = Field(ge=1)
+    context_length: int = Field(ge=1)
+
+    def features(self, target: Target) -> tuple[int, int]:
+        """(in, out) of one target linear layer."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q_proj": (self.hidden, queries),
+            "k_proj": (self.hidden, keys),
+            "v_proj": (self.hidden, keys),
+            "o_proj": (queries, self.hidden),
+            "gate_proj": (self.hidden, self.intermediate),
+            "up_proj": (self.hidden, self.intermediate),
+            "down_proj": (self.intermediate, self.hidden),
+        }[target]
+
+
+@dataclass(frozen=True)
+class LoraModule:
+    """One adapted linear layer and its place in flat B: B[offset : offset + rank * out] is (rank, out)."""
+
+    index: int
+    layer: int
+    target: Target
+    in_features: int
+    out_features: int
+    rank: int
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Elements of this module's B."""
+        return self.rank * self.out_features
+
+    @property
+    def name(self) -> str:
+        """The module's path in a Hugging Face Llama."""
+        block = "self_attn" if self.target in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
+        return f"model.layers.{self.layer}.{block}.{self.target}"
+
+    def b(self, flat: F32) -> F32:
+        """This module's B, float32 (rank, out), a view of flat B (D,)."""
+        return flat[self.offset : self.offset + self.size].reshape(self.rank, self.out_features)
+
+
+def lora_modules(recipe: Recipe, shape: BaseShape) -> tuple[LoraModule, ...]:
+    """Every adapted layer in flat-B order."""
+    modules: list[LoraModule] = []
+    offset = 0
+    for layer in range(shape.layers):
+        for target in recipe.targets:
+            in_features, out_features = shape.features(target)
+            module = LoraModule(len(modules), layer, target, in_features, out_features, recipe.rank, offset)
+            modules.append(module)
+            offset += module.size
+    return tuple(modules)
+
+
+def flat_size(recipe: Recipe, shape: BaseShape) -> int:
+    """D: elements of flat B."""
+    last = lora_modules(recipe, shape)[-1]
+    return last.offset + last.size
+
+
+def init_a(recipe: Recipe, module: LoraModule) -> F32:
+    """The frozen A of one module, float32 (in, r): kaiming_uniform(a=sqrt 5), i.e. U(-1, 1) / sqrt(in).
+
+    Drawn by counter, so the same bytes on every machine.
+    """
+    words = threefry2x32(stream_key(recipe.a_seed, DOMAIN_A), module.index, 0)
+    values = uniform((int(words[0][0]), int(words[1][0])), module.in_features * module.rank)
+    bound = np.float32(1 / np.sqrt(module.in_features))
+    return (values * bound).reshape(module.in_features, module.rank)
+
+
+def a_fingerprint(recipe: Recipe, shape: BaseShape) -> str:
+    """sha256 over every A in flat-B order, little-endian float32: adapters may be averaged only when it is equal."""
+    digest = hashlib.sha256()
+    for module in lora_modules(recipe, shape):
+        digest.update(init_a(recipe, module).astype("<f4").tobytes())
+    return digest.hexdigest()
+
+
+def dump_adapter(flat: F32, metadata: Mapping[str, str]) -> bytes:
+    """Flat B (D,) as a safetensors file of one float32 tensor `lora_B`; at most 4 D + 4096 bytes."""
+    return safetensors.numpy.save({ADAPTER_TENSOR: np.ascontiguousarray(flat, "<f4")}, dict(metadata))
+
+
+def load_adapter(data: bytes, size: int) -> F32:
+    """Flat B, float32 (size,), from an adapter file, checked before it is believed.
+
+    Raises InvalidUpload naming what is wrong: length, form, tensor names, dtype, shape, or a value not finite.
+    """
+    if len(data) > 4 * size + HEADER_BYTES:
+        raise InvalidUpload(f"the adapter has {len(data)} bytes; this program's may have {4 * size + HEADER_BYTES}")
+    try:
+        tensors = safetensors.deserialize(data)  # type: ignore[no-untyped-call]  # the package ships no types
+    except safetensors.SafetensorError as error:
+        raise InvalidUpload(f"the adapter is not a whole safetensors file ({error}); send it again") from error
+    names = sorted(name for name, _ in tensors)
+    if names != [ADAPTER_TENSOR]:
+        raise InvalidUpload(f"the adapter holds tensors {names}; it must hold exactly one, {ADAPTER_TENSOR!r}")
+    entry = tensors[0][1]
+    if entry["dtype"] != "F32":
+        raise InvalidUpload(f"{ADAPTER_TENSOR} has dtype {entry['dtype']}; it must be F32")
+    if list(entry["shape"]) != [size]:
+        raise InvalidUpload(f"{ADAPTER_TENSOR} has shape {list(entry['shape'])}; this program's is [{size}]")
+    flat = np.frombuffer(entry["data"], "<f4").astype(np.float32)
+    if not np.isfinite(flat).all():
+        raise InvalidUpload(f"{ADAPTER_TENSOR} has values that are not finite; training diverged: lower lr")
+    return flat

@@ -1,0 +1,90 @@
+"""What a compiled program is to the outside: its methods, their inputs, and the manifest that vouches for its files.
+
+Knows neither the compiler nor the runtime.
+
+Methods (n = 2q paths; path p < q is B + eps z_p, path q + p is B - eps z_p; integers are TOKEN_DTYPE, scalars [1]):
+
+    step     full:       tokens (E,S), positions (E,T), answers (E,T), mask (E,T), seeds (q,2), lr, eps
+             candidates: tokens (E,S), positions (E,T), choices (E,T,C), choice_mask (E,T,C), mask (E,T), seeds, lr, eps
+             -> losses (2q,), coefficients (q,); B has moved by -sum coefficients_i z_i, in order
+    replay   seeds (q,2), coefficients (q,) -> first element of B (1,); the update alone, as `step` does it
+    score    tokens (R,S), positions (R,T), choices (R,T,C) -> log-probabilities (R,T,C) over the whole vocabulary
+    adapter  -> B (D,)
+    load     B (D,) -> first element of B (1,)
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from shared.canonical import canonical_json
+from shared.lora import BaseShape
+from shared.recipe import Recipe, Sha256
+
+TOKEN_DTYPE = np.int64
+SEED_DTYPE = np.int32
+
+METHODS = ("step", "replay", "score", "adapter", "load")
+
+Role = Literal["program", "weights", "tokenizer"]
+
+
+class ProgramFile(BaseModel):
+    """One file of a program, addressed by its content."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    role: Role
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="a plain file name, no directories")
+    size: int = Field(ge=0)
+    sha256: Sha256
+
+
+class ProgramManifest(BaseModel):
+    """Everything a device must know of a program before it trusts and runs it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = 1
+    recipe: Recipe
+    recipe_id: Sha256
+    shape: BaseShape
+    size: int = Field(ge=1, description="D: elements of flat B")
+    a_sha256: Sha256
+    score_rows: int = Field(ge=1, description="R")
+    files: tuple[ProgramFile, ...]
+    planned_bytes: int = Field(ge=0, description="activation memory the runtime plans, all methods, bytes")
+    flops_per_step: int = Field(ge=0)
+    delegates: int = Field(ge=0)
+    nodes: int = Field(ge=0)
+    executorch: str
+
+    @field_validator("files")
+    @classmethod
+    def _one_of_each(cls, files: tuple[ProgramFile, ...]) -> tuple[ProgramFile, ...]:
+        if sorted(file.role for file in files) != ["program", "tokenizer", "weights"]:
+            raise ValueError("a program has exactly one program, one weights and one tokenizer file")
+        if len({file.name for file in files}) != len(files):
+            raise ValueError("two files share a name")
+        return files
+
+    def file(self, role: Role) -> ProgramFile:
+        """The file of one role."""
+        return next(file for file in self.files if file.role == role)
+
+    def canonical(self) -> bytes:
+        """The bytes that are signed."""
+        return canonical_json(self.model_dump(mode="json"))
+
+
+class SignedManifest(BaseModel):
+    """A manifest and the server's Ed25519 signature over its canonical JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    manifest: ProgramManifest
+    key_id: str
+    signature: str = Field(description="Ed25519, base64")

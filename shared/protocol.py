@@ -1,0 +1,183 @@
+"""What server, device and client say to each other besides jobs and programs. Bodies are JSON unless said otherwise.
+
+    GET  /v1/server                                        -> ServerInfo           anyone
+    POST /v1/enrolments            EnrolmentRequest        -> Enrolment            operator
+    POST /v1/devices               DeviceEnrol             -> DeviceGrant          bearer of the one-time token
+    GET  /v1/devices                                       -> Page of DeviceView   operator
+    POST /v1/jobs                  JobRequest              -> 202 JobView          app
+    GET  /v1/jobs                                          -> Page of JobView      app
+    GET  /v1/jobs/{id}                                     -> JobView              app
+    POST /v1/jobs/{id}/cancel                              -> JobView              app
+    GET  /v1/jobs/{id}/events                              -> text/event-stream of JobView and Progress    app
+    POST /v1/leases                LeaseRequest            -> 200 Lease | 204      device
+    POST /v1/leases/{id}/heartbeat Progress                -> LeaseState           device
+    POST /v1/leases/{id}/fail      JobError                -> LeaseState           device
+    POST /v1/leases/{id}/release                           -> LeaseState           device (gives the job back)
+    PUT  /v1/leases/{id}/adapter   safetensors             -> UploadReceipt        device
+    POST /v1/leases/{id}/complete  Completion              -> AdapterVersion       device
+    GET  /v1/files/{sha256}        Range, strong ETag      -> bytes                device, app
+    GET  /v1/adapters                                      -> Page of AdapterView  app
+    GET  /v1/adapters/{name}                               -> AdapterView          app
+    GET  /v1/adapters/{name}/versions/{version}            -> AdapterVersion       app
+    GET  /v1/adapters/{name}/versions/{version}/lora_B.safetensors  -> bytes       app
+    GET  /v1/adapters/{name}/versions/{version}/peft       -> PeftListing          app
+    GET  /v1/adapters/{name}/versions/{version}/peft/{file} -> bytes               app
+    GET  /healthz, /readyz                                                         anyone
+
+Knows no HTTP library.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.job import NAME, JobState, JobView, Result
+from shared.program import SignedManifest
+from shared.recipe import Recipe, Sha256
+
+Item = TypeVar("Item")
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ServerInfo(_Wire):
+    """Who the server is: what a device pins when it enrols."""
+
+    name: str = "mobizo"
+    version: str
+    public_key: str = Field(description="Ed25519, base64: signs manifests")
+    key_id: str
+
+
+class Page(_Wire, Generic[Item]):
+    """One page of a list, newest first; `next` is the cursor of the page after it."""
+
+    items: list[Item]
+    next: str | None = None
+
+
+class EnrolmentRequest(_Wire):
+    """Asks for a one-time token with which one device may enrol."""
+
+    expires_in_seconds: int = Field(3600, ge=1, le=30 * 24 * 3600)
+
+
+class Enrolment(_Wire):
+    """The one-time token, shown once."""
+
+    token: str
+    expires_at: datetime
+
+
+class DeviceEnrol(_Wire):
+    """A device's first words; the one-time token travels as its bearer token."""
+
+    name: str = Field(pattern=NAME)
+    public_key: str = Field(max_length=100, description="the device's own Ed25519 key, base64")
+    platform: str = Field(max_length=200)
+
+
+class DeviceGrant(_Wire):
+    """What a device needs from now on; the token is shown once."""
+
+    device_id: str
+    token: str
+    server: ServerInfo
+
+
+class DeviceView(_Wire):
+    """A device as the operator sees it."""
+
+    id: str
+    name: str
+    platform: str
+    created_at: datetime
+    last_seen_at: datetime | None
+
+
+class LeaseRequest(_Wire):
+    """Asks for a job that this device can train."""
+
+    datasets: list[str] = Field(max_length=1000, description="names of the data sets it holds")
+    wait_seconds: float = Field(
+        0, ge=0, le=30, allow_inf_nan=False, description="how long the server may hold the request"
+    )
+
+
+class Lease(_Wire):
+    """One job, for one device, until `expires_at` unless heartbeats extend it."""
+
+    id: str
+    job: JobView
+    manifest: SignedManifest
+    expires_at: datetime
+
+
+class LeaseState(_Wire):
+    """How a lease stands after the server heard from the device."""
+
+    job_state: JobState
+    expires_at: datetime
+    stop: bool = Field(description="the job was cancelled: stop training and forget it")
+
+
+class UploadReceipt(_Wire):
+    """The server holds these bytes, validated."""
+
+    sha256: Sha256
+    size: int
+
+
+class Completion(_Wire):
+    """Ends a lease with the adapter uploaded before; sent twice, it counts once."""
+
+    adapter_sha256: Sha256
+    result: Result
+
+
+class AdapterVersion(_Wire):
+    """One immutable version of an adapter."""
+
+    adapter: str
+    version: int
+    job_id: str
+    device_id: str
+    recipe: Recipe
+    recipe_id: str
+    a_sha256: Sha256
+    sha256: Sha256 = Field(description="of the LoRA-B safetensors file")
+    size: int
+    size_d: int = Field(description="D: elements of flat B")
+    result: Result
+    created_at: datetime
+
+
+class AdapterView(_Wire):
+    """An adapter and its latest version."""
+
+    name: str
+    user: str
+    versions: int
+    latest: AdapterVersion
+    created_at: datetime
+
+
+class PeftFile(_Wire):
+    """One file of a PEFT directory."""
+
+    path: str
+    size: int
+    sha256: Sha256
+
+
+class PeftListing(_Wire):
+    """The files that make one adapter version a PEFT directory."""
+
+    adapter: str
+    version: int
+    files: list[PeftFile]

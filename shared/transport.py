@@ -1,0 +1,189 @@
+"""HTTP, in the one module that imports an HTTP library: requests, errors, retries and resumed downloads.
+
+A successor of httpx is one change, here. Knows no route and no mobizo file format.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from shared.canonical import CHUNK_BYTES, file_sha256
+from shared.errors import MobizoError, Unavailable, Untrusted, from_problem
+
+RETRIED_STATUS = frozenset({429, 502, 503, 504})
+ByteProgress = Callable[[int, int], None]  # bytes so far, bytes in all
+
+
+class Unreachable(Unavailable):
+    """The server cannot be reached; check its address and that it runs."""
+
+    code, title = "unreachable", "Server unreachable"
+
+
+class Transport:
+    """A connection to one mobizo server. Safe to keep for a process's life; close it at the end."""
+
+    def __init__(self, server: str, token: str | None = None, *, timeout: float = 60.0, attempts: int = 4) -> None:
+        """server: base URL. token: bearer token. timeout: seconds of silence. attempts: tries of a request."""
+        headers = {"User-Agent": "mobizo"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        self._http = httpx.Client(base_url=server.rstrip("/"), headers=headers, timeout=timeout)
+        self._attempts = attempts
+        self.server = server
+
+    def __enter__(self) -> Transport:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._http.close()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        content: bytes | None = None,
+        params: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+        retry: bool = True,
+        timeout: float | None = None,
+    ) -> httpx.Response:
+        """One request; a problem document is raised as the error it names.
+
+        retry: whether sending it twice does no harm; then lost connections and busy servers are tried again,
+        with jittered exponential backoff. Raises Unreachable when no answer came.
+        """
+        attempts = self._attempts if retry else 1
+        for attempt in range(attempts):
+            if attempt:
+                time.sleep(random.uniform(0.5, 1) * 2 ** (attempt - 1) * 0.5)
+            last = attempt == attempts - 1
+            try:
+                response = self._http.request(
+                    method,
+                    path,
+                    json=json,
+                    content=content,
+                    params=params,
+                    headers=headers,
+                    timeout=httpx.USE_CLIENT_DEFAULT if timeout is None else timeout,
+                )
+            except httpx.HTTPError as error:
+                if last:
+                    raise Unreachable(f"{self.server} cannot be reached ({error})") from error
+                continue
+            except httpx.InvalidURL as error:
+                raise Unreachable(f"{self.server!r} is not a URL such as http://127.0.0.1:8000") from error
+            if response.status_code in RETRIED_STATUS and not last:
+                continue
+            raise_problem(response)
+            return response
+        raise AssertionError("unreachable")
+
+    def events(self, path: str, *, last_event_id: str | None = None) -> Iterator[tuple[str, str, str]]:
+        """(event, id, data) of a text/event-stream, until the server ends it."""
+        headers = {"Accept": "text/event-stream"}
+        if last_event_id:
+            headers["Last-Event-ID"] = last_event_id
+        try:
+            with self._http.stream("GET", path, headers=headers) as response:
+                if response.is_error:
+                    response.read()
+                raise_problem(response)
+                yield from _parse_events(response.iter_lines())
+        except httpx.HTTPError as error:
+            raise Unreachable(f"{self.server} cannot be reached ({error})") from error
+
+    def download(
+        self, path: str, target: Path, *, size: int, sha256: str, progress: ByteProgress | None = None
+    ) -> None:
+        """Fetches a file of known size and sha256 to `target`, atomically, resuming a `.part` left by an earlier try.
+
+        Raises Untrusted if what arrived is not that file (nothing is kept), Unreachable if it would not arrive.
+        """
+        part = target.with_name(target.name + ".part")
+        for attempt in range(self._attempts):
+            if attempt:
+                time.sleep(random.uniform(0.5, 1) * 2 ** (attempt - 1) * 0.5)
+            try:
+                self._fetch(path, part, size, sha256, progress)
+                break
+            except httpx.HTTPError as error:
+                if attempt == self._attempts - 1:
+                    raise Unreachable(f"{self.server} dropped a download ({error}); it resumes next time") from error
+        if part.stat().st_size != size or file_sha256(part) != sha256:
+            part.unlink()
+            raise Untrusted(f"{target.name}: what arrived does not have the size and sha256 that its manifest states")
+        part.replace(target)
+
+    def _fetch(self, path: str, part: Path, size: int, sha256: str, progress: ByteProgress | None) -> None:
+        have = part.stat().st_size if part.exists() else 0
+        if have > size:
+            part.unlink()
+            have = 0
+        if have == size and size > 0:
+            return
+        headers = {"Range": f"bytes={have}-", "If-Range": f'"{sha256}"'} if have else {}
+        with self._http.stream("GET", path, headers=headers) as response:
+            if response.is_error:
+                response.read()
+            raise_problem(response)
+            resumed = response.status_code == httpx.codes.PARTIAL_CONTENT
+            have = have if resumed else 0
+            with part.open("ab" if resumed else "wb") as file:
+                for piece in response.iter_bytes(CHUNK_BYTES):
+                    have += len(piece)
+                    if have > size:
+                        raise Untrusted(f"{part.name}: the server sent more bytes than the manifest states")
+                    file.write(piece)
+                    if progress is not None:
+                        progress(have, size)
+        if have < size:
+            raise httpx.RemoteProtocolError(f"{have} of {size} bytes arrived")
+
+
+def raise_problem(response: httpx.Response) -> None:
+    """Raises the error that a response's problem document names; returns if the response is none."""
+    if not response.is_error:
+        return
+    try:
+        document = response.json()
+    except ValueError:
+        document = None
+    if isinstance(document, dict) and "code" in document:
+        raise from_problem(document)
+    raise MobizoError(f"the server answered {response.status_code} {response.reason_phrase}")
+
+
+def _parse_events(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:
+    event, event_id = "message", ""
+    data: list[str] = []
+    for line in lines:
+        if not line:
+            if data:
+                yield event, event_id, "\n".join(data)
+            event, data = "message", []
+            continue
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "event":
+            event = value
+        elif name == "id":
+            event_id = value
+        elif name == "data":
+            data.append(value)
