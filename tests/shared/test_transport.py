@@ -1,0 +1,123 @@
+"""Against a real HTTP server on loopback that misbehaves on purpose."""
+
+import hashlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from shared.errors import InvalidUpload, MobizoError, NotFound, Untrusted
+from shared.transport import Transport, Unreachable
+
+BODY = bytes(range(256)) * 5000
+SHA = hashlib.sha256(BODY).hexdigest()
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+    def answer(self, status, body, **headers):
+        self.send_response(status)
+        self.send_header("Content-Length", str(headers.pop("length", len(body))))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        self.server.seen.append((self.path, dict(self.headers)))
+        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
+        if self.path == "/file":
+            self.answer(206 if start else 200, BODY[start:])
+        elif self.path == "/drops":
+            self.answer(206 if start else 200, BODY[start : start + 500_000], length=len(BODY) - start)
+        elif self.path == "/ignores-range":
+            self.answer(200, BODY)
+        elif self.path == "/wrong":
+            self.answer(200, BODY[:-1] + b"!")
+        elif self.path == "/longer":
+            self.answer(200, BODY + b"!")
+        elif self.path == "/busy-once":
+            busy = sum(path == self.path for path, _ in self.server.seen) == 1
+            self.answer(503 if busy else 200, b"{}")
+        elif self.path == "/events":
+            text = b'id: 1\nevent: job\ndata: {"a":\ndata: 1}\n\n: keep-alive\n\nid: 2\ndata: x\n\n'
+            self.answer(200, text, Content_Type="text/event-stream")
+        elif self.path == "/html":
+            self.answer(500, b"<html>")
+        else:
+            self.answer(404, json.dumps(NotFound("gone fishing").problem()).encode())
+
+
+@pytest.fixture
+def server():
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.seen = []
+    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread.start()
+    yield http
+    http.shutdown()
+    thread.join()
+    http.server_close()
+
+
+@pytest.fixture
+def transport(server):
+    with Transport(f"http://127.0.0.1:{server.server_port}", "secret") as made:
+        yield made
+
+
+def test_problems_are_raised_as_what_the_server_raised(transport):
+    with pytest.raises(NotFound, match="gone fishing"):
+        transport.request("GET", "/nothing")
+    with pytest.raises(MobizoError, match="500"):
+        transport.request("GET", "/html")
+
+
+def test_every_error_survives_its_journey_as_a_problem_document():
+    from shared.errors import from_problem
+
+    again = from_problem(json.loads(json.dumps(InvalidUpload("has a NaN").problem("/x"))))
+    assert type(again) is InvalidUpload
+    assert again.detail == "has a NaN"
+
+
+def test_a_busy_server_is_asked_again_and_the_token_is_sent(transport, server):
+    assert transport.request("GET", "/busy-once").json() == {}
+    assert len(server.seen) == 2
+    assert server.seen[0][1]["Authorization"] == "Bearer secret"
+
+
+def test_a_download_is_whole_checked_and_atomic(transport, tmp_path):
+    seen = []
+    transport.download("/file", tmp_path / "f", size=len(BODY), sha256=SHA, progress=lambda *at: seen.append(at))
+    assert (tmp_path / "f").read_bytes() == BODY
+    assert seen[-1] == (len(BODY), len(BODY))
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+@pytest.mark.parametrize("path", ["/drops", "/ignores-range"])
+def test_a_dropped_download_resumes(transport, server, tmp_path, path):
+    (tmp_path / "f.part").write_bytes(BODY[:100_000])
+    transport.download(path, tmp_path / "f", size=len(BODY), sha256=SHA)
+    assert (tmp_path / "f").read_bytes() == BODY
+    assert server.seen[0][1]["Range"] == "bytes=100000-"
+    assert server.seen[0][1]["If-Range"] == f'"{SHA}"'
+
+
+@pytest.mark.parametrize("path", ["/wrong", "/longer"])
+def test_what_is_not_the_file_is_not_kept(transport, tmp_path, path):
+    with pytest.raises(Untrusted):
+        transport.download(path, tmp_path / "f", size=len(BODY), sha256=SHA)
+    assert not (tmp_path / "f").exists()
+
+
+def test_events(transport):
+    assert list(transport.events("/events")) == [("job", "1", '{"a":\n1}'), ("message", "2", "x")]
+
+
+def test_no_server_is_one_clear_error():
+    with Transport("http://127.0.0.1:1", attempts=2) as transport, pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
+        transport.request("GET", "/")

@@ -1,0 +1,74 @@
+"""The import arrows of the house: who may know whom."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("shared", "server", "device_agent", "mobizo")
+RUNTIME = {"torch", "executorch"}
+WEB = {"fastapi", "starlette", "uvicorn"}
+
+
+def modules(folder):
+    return sorted(path for path in (ROOT / folder).rglob("*.py"))
+
+
+def imports(path):
+    """Every module that a file imports, inside functions too, as dotted names."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute here"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def tops(path):
+    return {name.split(".")[0] for name in imports(path)}
+
+
+def is_under(path, *folders):
+    return any(path.is_relative_to(ROOT / folder) for folder in folders)
+
+
+@pytest.mark.parametrize(
+    ("folder", "may_not"),
+    [
+        ("shared", {"server", "device_agent", "mobizo", "sqlalchemy", *RUNTIME, *WEB}),
+        ("server", {"device_agent", "mobizo"}),
+        ("device_agent", {"server", "mobizo", "sqlalchemy", "transformers", *WEB}),
+        ("mobizo", {"server", "device_agent", "sqlalchemy", *RUNTIME, *WEB}),
+        ("server/compiler", {"sqlalchemy", *WEB}),
+    ],
+)
+def test_arrows(folder, may_not):
+    found = modules(folder)
+    assert found, f"{folder} has no modules: the test looks in the wrong place"
+    wrong = {str(path.relative_to(ROOT)): sorted(tops(path) & may_not) for path in found if tops(path) & may_not}
+    assert not wrong
+
+
+def test_the_compiler_knows_nothing_else_of_the_server():
+    for path in modules("server/compiler"):
+        other = {name for name in imports(path) if name.startswith("server.")}
+        assert all(name.startswith("server.compiler") for name in other), (path, other)
+
+
+def test_executorch_is_touched_in_two_places_only():
+    for path in (file for package in PACKAGES for file in modules(package)):
+        if not is_under(path, "server/compiler", "device_agent/runtimes"):
+            assert not tops(path) & RUNTIME, path
+
+
+def test_the_http_library_is_imported_in_one_module():
+    users = [path for package in PACKAGES for path in modules(package) if "httpx" in tops(path)]
+    assert users == [ROOT / "shared" / "transport.py"]
+
+
+def test_every_module_says_what_it_is():
+    for path in (file for package in PACKAGES for file in modules(package)):
+        if path.name != "__main__.py" and not is_under(path, "server/migrations"):
+            assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
