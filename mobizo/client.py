@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from shared.errors import Untrusted
 from shared.job import JobRequest, JobView, Progress
+from shared.program import SignedManifest
 from shared.protocol import AdapterVersion, AdapterView, Enrolment, EnrolmentRequest, Page, PeftListing, ServerInfo
 from shared.transport import Transport
 
@@ -85,6 +86,10 @@ class Client:
             if self.job(job_id).state.final:
                 yield self.job(job_id)
                 return
+
+    def program(self, recipe_id: str) -> SignedManifest:
+        """The signed manifest of the program that a recipe compiled to."""
+        return SignedManifest.model_validate(self._get(f"/v1/programs/{recipe_id}"))
 
     def adapters(self) -> Iterator[AdapterView]:
         """Every adapter of the tenant."""

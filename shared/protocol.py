@@ -15,6 +15,7 @@
     POST /v1/leases/{id}/release                           -> LeaseState           device (gives the job back)
     PUT  /v1/leases/{id}/adapter   safetensors             -> UploadReceipt        device
     POST /v1/leases/{id}/complete  Completion              -> AdapterVersion       device
+    GET  /v1/programs/{recipe_id}                          -> SignedManifest       app
     GET  /v1/files/{sha256}        Range, strong ETag      -> bytes                device, app
     GET  /v1/adapters                                      -> Page of AdapterView  app
     GET  /v1/adapters/{name}                               -> AdapterView          app
