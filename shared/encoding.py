@@ -79,8 +79,8 @@ def encode_choice(tokenizer: Tokenizer, choice: Choice) -> Row:
     return Row(tuple(prompt), tuple(answer))
 
 
-def _fit(row: Row, recipe: Recipe, where: str) -> tuple[Row, bool]:
-    """The row cut to S tokens from the front of its prompt (a leading special token stays)."""
+def _fit(row: Row, opening: tuple[int, ...], recipe: Recipe, where: str) -> tuple[Row, bool]:
+    """The row cut to S tokens from the front of its prompt, but for the tokenizer's `opening` (a BOS, if it has one)."""
     if not row.prompt:
         raise InvalidDataset(f"{where}: the prompt is empty")
     if not row.answer:
@@ -89,19 +89,21 @@ def _fit(row: Row, recipe: Recipe, where: str) -> tuple[Row, bool]:
         raise InvalidDataset(
             f"{where}: an answer has {len(row.answer)} tokens; the recipe's answer_length is {recipe.answer_length}"
         )
+    kept = opening if row.prompt[: len(opening)] == opening else ()
     room = recipe.sequence_length - (len(row.answer) - 1)
-    if room < 1:
+    if room <= len(kept):
         raise InvalidDataset(f"{where}: the answer leaves no room for a prompt in {recipe.sequence_length} tokens")
     if len(row.prompt) <= room:
         return row, False
-    return Row(row.prompt[-room:], row.answer), True
+    return Row(kept + row.prompt[len(kept) - room :], row.answer), True
 
 
 def encode_question(tokenizer: Tokenizer, question: Question, recipe: Recipe, where: str) -> Example:
     """An example in the recipe's shapes. Raises InvalidDataset naming `where` if it cannot fit."""
     if len(question.choices) > recipe.choices:
         raise InvalidDataset(f"{where}: {len(question.choices)} candidates; the recipe's choices is {recipe.choices}")
-    fitted = [_fit(encode_choice(tokenizer, choice), recipe, where) for choice in question.choices]
+    opening = tuple(tokenizer.encode("").ids)
+    fitted = [_fit(encode_choice(tokenizer, choice), opening, recipe, where) for choice in question.choices]
     return Example(tuple(row for row, _ in fitted), question.correct, any(cut for _, cut in fitted))
 
 
@@ -174,7 +176,7 @@ class ScoreBatch:
     cells: tuple[tuple[tuple[tuple[int, int, int], ...], ...], ...]
 
     def read(self, logprobs: NDArray[np.float32]) -> list[list[float]]:
-        """The log-probability of each candidate of each example, from `score`'s result (R, T, C)."""
+        """The log-probability of each candidate of each example: the sum over its tokens, from `score`'s (R, T, C)."""
         return [
             [float(sum(float(logprobs[cell]) for cell in cells)) for cells in candidates] for candidates in self.cells
         ]

@@ -55,7 +55,7 @@ class TrainingSettings(BaseModel):
 
     steps: int = Field(150, ge=1, le=1_000_000, description="T: step budget")
     lr: float = Field(1e-2, gt=0, le=1e3, allow_inf_nan=False, description="eta: learning rate")
-    schedule: Schedule = Field("constant", description="of lr over the steps; the paper's is constant")
+    schedule: Schedule = Field("constant", description="of lr over the steps; the paper names none: constant")
     warmup_steps: int = Field(0, ge=0, description="steps over which lr rises linearly from zero")
     eps: float = Field(1e-2, gt=0, le=1e2, allow_inf_nan=False, description="perturbation scale")
     seed: int = Field(0, ge=0, le=MAX_SEED, description="job seed: directions and example order derive from it")

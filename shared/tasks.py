@@ -1,7 +1,9 @@
-"""The paper's thirteen prompt templates (Table 7, "The prompt template of the datasets"), by name.
+"""The paper's thirteen prompt templates (Table 6, "The prompt template of the datasets"), by name.
 
-Wordings are the paper's; where its table shows only the wording, the record fields are those of the
-data sets' own files (GLUE, SuperGLUE, WinoGrande, ARC). Knows no data.
+Wordings are the table's; docs/paper.md lists where a line break or an answer's form had to be decided. Field names
+are those of the GLUE and SuperGLUE files except for `sst2` (`text`; GLUE says `sentence`), `winogrande` (the
+sentence cut at its blank: `context`, `option1`, `option2`, `object`) and `arc` (`op1` to `op4`, `label`).
+Knows no data.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from shared.task import Answer, Mapped, Task
 
 
 def _yes_no(name: str, prompt: str, yes: tuple[str, ...], no: tuple[str, ...]) -> Task:
-    answers = (Answer(text=" Yes", labels=yes), Answer(text=" No", labels=no))
+    # The prompt ends its line, so the answer begins one: no leading space.
+    answers = (Answer(text="Yes", labels=yes), Answer(text="No", labels=no))
     return Task(name=name, prompt=prompt, answers=answers)
 
 
@@ -61,7 +64,7 @@ _ALL = (
     _yes_no("boolq", "{passage} {question}?\n", _TRUE, _FALSE),
     _yes_no(
         "wsc",
-        '{text} In the previous sentence, does the pronoun "{span2_text}" refer to {span1_text}? Yes or No?\n',
+        '{text} In the previous sentence, does the pronoun "{span2_text}" refer to {span1_text}?\n',
         _TRUE,
         _FALSE,
     ),

@@ -119,6 +119,13 @@ def test_long_prompts_lose_their_front(tokenizer, recipe):
     assert list(example.rows[0].tokens[-2:]) == ids("It was")
 
 
+def test_a_cut_prompt_keeps_its_special_first_token(tokenizer, recipe):
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    long = Question((Choice("x " * 30 + "It was", " great"),), 0)
+    row = encode_question(tokenizer, long, recipe, "f:1").rows[0]
+    assert list(row.tokens) == [0, *ids("x x x x x x x x x It was")]
+
+
 @pytest.mark.parametrize(
     ("choices", "says"),
     [

@@ -49,7 +49,7 @@ def test_thirteen_templates_ship_by_name():
     assert set(TASKS) == {
         "sst2", "rte", "mrpc", "qqp", "qnli", "wnli", "boolq", "wsc", "wic", "multirc", "copa", "winogrande", "arc",
     }  # fmt: skip
-    assert named_task("rte").fixed_answers == (" Yes", " No")
+    assert named_task("rte").fixed_answers == ("Yes", "No")
 
 
 def test_labels_may_be_numbers_or_booleans():
