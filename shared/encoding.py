@@ -80,7 +80,7 @@ def encode_choice(tokenizer: Tokenizer, choice: Choice) -> Row:
 
 
 def _fit(row: Row, opening: tuple[int, ...], recipe: Recipe, where: str) -> tuple[Row, bool]:
-    """The row cut to S tokens from the front of its prompt, but for the tokenizer's `opening` (a BOS, if it has one)."""
+    """The row cut to S tokens from the front of its prompt, but for the tokenizer's `opening` (a BOS, if any)."""
     if not row.prompt:
         raise InvalidDataset(f"{where}: the prompt is empty")
     if not row.answer:

@@ -30,7 +30,7 @@ class BaseRef(BaseModel):
 
 
 class RecipeSettings(BaseModel):
-    """What a client may choose of a recipe. Rank 16, alpha 32, q = 4 and E = 4 are the paper's; the targets are ours."""
+    """What a client may choose of a recipe. Rank 16, alpha 32, q = 4 and E = 4 are the paper's; targets are ours."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
