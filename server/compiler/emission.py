@@ -1,0 +1,57 @@
+"""From exported methods to one multi-method `.pte` whose methods share flat B.
+
+Knows ExecuTorch's passes; knows nothing of recipes, layers or files' meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
+from executorch.exir.passes import MemoryPlanningPass
+from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+from torch import Tensor, nn
+from torch.export import export
+
+from server.compiler.methods import FLAT_B
+
+EXTERNAL = "weights"  # tag of the constants that the .ptd holds
+Signature = tuple[nn.Module, tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """Figures of a written `.pte`."""
+
+    planned_bytes: int
+    delegates: int
+    nodes: int
+
+
+def emit(methods: Mapping[str, Signature], stored: set[str], path: Path) -> Emitted:
+    """Exports every method with its example inputs and writes the `.pte`. stored: buffers that the `.ptd` holds."""
+    exported = {name: export(module, example, strict=False) for name, (module, example) in methods.items()}
+    edge = to_edge(
+        exported,
+        compile_config=EdgeCompileConfig(_check_ir_validity=False, preserve_ops=[torch.ops.aten.linear.default]),
+    )
+    placeholders = {"b_" + name.replace(".", "_") for name in stored}
+    program = edge.to_executorch(
+        ExecutorchBackendConfig(
+            passes=[InitializedMutableBufferPass([FLAT_B])],
+            memory_planning_pass=MemoryPlanningPass(share_mutable_buffers=True),
+            emit_mutable_buffer_names=True,
+            external_constants=lambda node: EXTERNAL if node.name in placeholders else None,
+        )
+    )
+    with path.open("wb") as file:
+        program.write_to_file(file)
+    plans = program.executorch_program.execution_plan
+    return Emitted(
+        planned_bytes=sum(sum(plan.non_const_buffer_sizes) for plan in plans),
+        delegates=sum(len(plan.delegates) for plan in plans),
+        nodes=sum(len(chain.instructions) for plan in plans for chain in plan.chains),
+    )

@@ -1,0 +1,128 @@
+"""The GGUF form of a Llama checkpoint: one file of metadata and (quantized) tensors.
+
+Knows this form's names, its quantized blocks and its order of query and key rows. A tensor or setting that has no
+place in the decoder is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+
+from server.compiler.base import SUPPORTED, BaseFacts, BaseFiles
+from shared.errors import UnreadableCheckpoint, UnsupportedModel
+
+TOP_NAMES = {"token_embd": "embedding", "output_norm": "norm", "output": "lm_head"}
+LAYER_NAMES = {
+    "attn_norm": "input_norm",
+    "attn_q": "q_proj",
+    "attn_k": "k_proj",
+    "attn_v": "v_proj",
+    "attn_output": "o_proj",
+    "ffn_norm": "post_norm",
+    "ffn_gate": "gate_proj",
+    "ffn_up": "up_proj",
+    "ffn_down": "down_proj",
+}
+LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(.+)\.weight")
+
+
+def gguf_facts(files: BaseFiles) -> BaseFacts:
+    """The facts in the file's metadata. Raises UnreadableCheckpoint or UnsupportedModel."""
+    reader = _read(files)
+    architecture = str(_field(reader, "general.architecture"))
+    if architecture not in SUPPORTED:
+        raise UnsupportedModel(f"architecture {architecture!r} is not supported; supported: {', '.join(SUPPORTED)}")
+    names = [_canonical(tensor.name) for tensor in reader.tensors]
+    _refuse_features(reader)
+    heads = int(_field(reader, "llama.attention.head_count"))
+    hidden = int(_field(reader, "llama.embedding_length"))
+    head_dim = int(_field(reader, "llama.attention.key_length", hidden // heads))
+    if int(_field(reader, "llama.rope.dimension_count", head_dim)) != head_dim:
+        raise UnsupportedModel("this llama checkpoint uses partial rotary embedding, which the decoder does not compute")
+    embedding = next((tensor for tensor in reader.tensors if tensor.name == "token_embd.weight"), None)
+    if embedding is None:
+        raise UnreadableCheckpoint("the GGUF file has no token_embd.weight")
+    return BaseFacts(
+        architecture=architecture,
+        layers=int(_field(reader, "llama.block_count")),
+        hidden=hidden,
+        intermediate=int(_field(reader, "llama.feed_forward_length")),
+        heads=heads,
+        kv_heads=int(_field(reader, "llama.attention.head_count_kv", heads)),
+        head_dim=head_dim,
+        vocabulary=int(embedding.shape[1]),
+        context_length=int(_field(reader, "llama.context_length")),
+        sha256=files.sha256,
+        form="gguf",
+        tied="lm_head" not in names,
+        rope_theta=float(_field(reader, "llama.rope.freq_base", 10000.0)),
+        norm_eps=float(_field(reader, "llama.attention.layer_norm_rms_epsilon")),
+        parameters=sum(int(tensor.n_elements) for tensor in reader.tensors),
+    )
+
+
+def gguf_tensors(files: BaseFiles) -> dict[str, torch.Tensor]:
+    """Every weight, dequantized to float32, under its canonical name and in Hugging Face's row order."""
+    reader = _read(files)
+    heads = int(_field(reader, "llama.attention.head_count"))
+    kv_heads = int(_field(reader, "llama.attention.head_count_kv", heads))
+    tensors: dict[str, torch.Tensor] = {}
+    for tensor in reader.tensors:
+        name = _canonical(tensor.name)
+        try:
+            values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+        except (NotImplementedError, ValueError) as error:
+            raise UnsupportedModel(f"tensor {tensor.name} has type {tensor.tensor_type.name}, not readable") from error
+        if name.endswith(("q_proj", "k_proj")):
+            values = _unpermute(values, heads if name.endswith("q_proj") else kv_heads)
+        tensors[name] = torch.from_numpy(np.array(values, order="C"))  # a copy: the reader maps the file read-only
+    return tensors
+
+
+def _unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Rows (heads * head_dim, in) in Hugging Face's order: llama.cpp pairs rotary halves as neighbours."""
+    out_features, in_features = rows.shape
+    pairs = rows.reshape(heads, out_features // heads // 2, 2, in_features)
+    return pairs.swapaxes(1, 2).reshape(out_features, in_features)
+
+
+def _read(files: BaseFiles) -> gguf.GGUFReader:
+    try:
+        return gguf.GGUFReader(files.root)
+    except (ValueError, IndexError, KeyError, OSError, TypeError) as error:
+        raise UnreadableCheckpoint(f"{files.root.name} is not a whole GGUF file ({error})") from error
+
+
+def _field(reader: gguf.GGUFReader, name: str, default: Any = None) -> Any:
+    field = reader.fields.get(name)
+    if field is not None:
+        return field.contents()
+    if default is None:
+        raise UnreadableCheckpoint(f"the GGUF file has no {name}")
+    return default
+
+
+def _canonical(name: str) -> str:
+    stem = name.removesuffix(".weight")
+    if stem != name and stem in TOP_NAMES:
+        return TOP_NAMES[stem]
+    match = LAYER_PATTERN.fullmatch(name)
+    if match is None or match[2] not in LAYER_NAMES:
+        raise UnsupportedModel(f"tensor {name} has no place in the supported llama decoder")
+    return f"layers.{match[1]}.{LAYER_NAMES[match[2]]}"
+
+
+def _refuse_features(reader: gguf.GGUFReader) -> None:
+    scaling = str(_field(reader, "llama.rope.scaling.type", "none"))
+    found = {
+        f"RoPE scaling {scaling!r}": scaling != "none",
+        "sliding-window attention": bool(_field(reader, "llama.attention.sliding_window", 0)),
+        "experts": bool(_field(reader, "llama.expert_count", 0)),
+    }
+    if names := [name for name, present in found.items() if present]:
+        raise UnsupportedModel(f"this llama checkpoint uses {', '.join(names)}, which the decoder does not compute")

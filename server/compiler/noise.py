@@ -1,0 +1,74 @@
+"""The noise of `shared.noise`, written as tensor operations that every ExecuTorch runtime has.
+
+Threefry-2x32-20 in wrapping int32 add, xor and shift, over one flat vector for all queries at once.
+Knows no model and no files.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from shared.noise import PARITY, ROTATIONS, ROUNDS, SIGNS_PER_CALL
+from shared.recipe import Noise
+
+LOW_24 = 0xFFFFFF
+
+
+def directions(noise: Noise, seeds: Tensor, size: int) -> Tensor:
+    """Every query's direction z. seeds: int32 (q, 2). Returns float32 (q, size)."""
+    return rademacher(seeds, size) if noise == "rademacher" else gaussian(seeds, size)
+
+
+def rademacher(seeds: Tensor, size: int) -> Tensor:
+    """z in {-1, +1}, float32 (q, size): bit b of call j is element 64 j + b, low word first; a set bit is -1."""
+    calls = -(-size // SIGNS_PER_CALL)
+    words = torch.stack(_threefry(seeds, calls), dim=2).reshape(-1, 2 * calls, 1)  # (q, 2 calls, 1)
+    shifts = torch.arange(32, dtype=torch.int32).reshape(1, 1, 32)
+    bits = torch.bitwise_and(torch.bitwise_right_shift(words, shifts), 1)  # (q, 2 calls, 32)
+    flat = bits.reshape(-1, SIGNS_PER_CALL * calls)[:, :size]
+    return 1.0 - 2.0 * flat.to(torch.float32)
+
+
+def gaussian(seeds: Tensor, size: int) -> Tensor:
+    """z ~ N(0, 1), float32 (q, size), by Box-Muller: call j gives elements 2 j (cosine) and 2 j + 1 (sine)."""
+    calls = -(-size // 2)
+    x0, x1 = _threefry(seeds, calls)  # (q, calls)
+    u1 = (_high_24(x0).to(torch.float32) + 1.0) * 2**-24  # (0, 1]
+    u2 = _high_24(x1).to(torch.float32) * 2**-24  # [0, 1)
+    radius = torch.sqrt(torch.log(u1) * -2.0)
+    angle = u2 * (2 * math.pi)
+    pairs = torch.stack((radius * torch.cos(angle), radius * torch.sin(angle)), dim=2)
+    return pairs.reshape(-1, 2 * calls)[:, :size]
+
+
+def _high_24(words: Tensor) -> Tensor:
+    """The upper 24 bits; the mask drops the sign that int32's arithmetic shift brings in."""
+    return torch.bitwise_and(torch.bitwise_right_shift(words, 8), LOW_24)
+
+
+def _rotate_left(words: Tensor, count: int) -> Tensor:
+    low = torch.bitwise_and(torch.bitwise_right_shift(words, 32 - count), (1 << count) - 1)
+    return torch.bitwise_or(torch.bitwise_left_shift(words, count), low)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >= 1 << 31 else word
+
+
+def _threefry(seeds: Tensor, calls: int) -> tuple[Tensor, Tensor]:
+    """Both words of calls 0..calls-1 (counter (j, 0)) under each key: two int32 tensors (q, calls)."""
+    k0, k1 = seeds[:, 0:1], seeds[:, 1:2]  # (q, 1)
+    schedule = (k0, k1, torch.bitwise_xor(torch.bitwise_xor(k0, k1), _signed(PARITY)))
+    x0 = torch.arange(calls, dtype=torch.int32).reshape(1, -1) + k0
+    x1 = torch.zeros((1, calls), dtype=torch.int32) + k1
+    for round_ in range(ROUNDS):
+        x0 = x0 + x1
+        x1 = torch.bitwise_xor(_rotate_left(x1, ROTATIONS[round_ % 8]), x0)
+        if round_ % 4 == 3:
+            block = round_ // 4 + 1
+            x0 = x0 + schedule[block % 3]
+            x1 = x1 + (schedule[(block + 1) % 3] + block)
+    return x0, x1
