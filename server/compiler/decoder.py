@@ -95,7 +95,7 @@ class DecoderLayer(nn.Module):
     Norm weights and tables are inputs, because the runtime's weight cache frees what a delegate did not pack.
     """
 
-    def __init__(self, shape: LayerShape, weights: Mapping[str, Tensor], scaled_a: Mapping[Target, Tensor]) -> None:
+    def __init__(self, shape: LayerShape, weights: Mapping[Target, Tensor], scaled_a: Mapping[Target, Tensor]) -> None:
         """weights: the seven linear layers' (out, in) by name; scaled_a: (alpha / r) A^T, (r, in), by target."""
         super().__init__()
         self.shape = shape

@@ -16,7 +16,7 @@ import torch
 from executorch.backends.xnnpack.utils.configs import get_xnnpack_edge_compile_config
 from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
 from executorch.exir import to_edge
-from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
+from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from torch import Tensor, nn
 from torch.export import ExportedProgram, export

@@ -43,7 +43,9 @@ def gguf_facts(files: BaseFiles) -> BaseFacts:
     hidden = int(_field(reader, "llama.embedding_length"))
     head_dim = int(_field(reader, "llama.attention.key_length", hidden // heads))
     if int(_field(reader, "llama.rope.dimension_count", head_dim)) != head_dim:
-        raise UnsupportedModel("this llama checkpoint uses partial rotary embedding, which the decoder does not compute")
+        raise UnsupportedModel(
+            "this llama checkpoint uses partial rotary embedding, which the decoder does not compute"
+        )
     embedding = next((tensor for tensor in reader.tensors if tensor.name == "token_embd.weight"), None)
     if embedding is None:
         raise UnreadableCheckpoint("the GGUF file has no token_embd.weight")

@@ -33,9 +33,7 @@ Progress = Callable[[str, float], None]
 FILES: dict[Role, str] = {"program": "program.pte", "weights": "weights.ptd", "tokenizer": "tokenizer.json"}
 
 
-def compile_program(
-    recipe: Recipe, source: str, out_dir: Path, progress: Progress | None = None
-) -> ProgramManifest:
+def compile_program(recipe: Recipe, source: str, out_dir: Path, progress: Progress | None = None) -> ProgramManifest:
     """Compiles `recipe` for the base at `source` into `out_dir` and returns the manifest, not yet signed.
 
     progress: called with a stage's name and its fraction done, 0 to 1.

@@ -45,4 +45,4 @@ def write_weights(tensors: dict[str, Tensor], path: Path) -> set[str]:
 
 def tensor_bytes(tensor: Tensor) -> bytes:
     """The tensor's elements, row-major."""
-    return tensor.contiguous().numpy().tobytes()
+    return bytes(tensor.contiguous().numpy().data)

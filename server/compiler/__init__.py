@@ -1,0 +1,27 @@
+"""The compiler: a recipe and a base model become a multi-method ExecuTorch program with external weights.
+
+Knows `shared` and no other package of the product. torch is loaded at the first use of a name that needs it, so that
+`server.compiler.peft` can be had without.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from server.compiler.base import BaseFacts
+    from server.compiler.checkpoint import inspect_base
+    from server.compiler.peft import write_peft
+    from server.compiler.program import compile_program
+
+__all__ = ["BaseFacts", "compile_program", "inspect_base", "write_peft"]
+
+HOMES = {"BaseFacts": "base", "compile_program": "program", "inspect_base": "checkpoint", "write_peft": "peft"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)

@@ -1,0 +1,66 @@
+"""`python -m server.compiler RECIPE.json SOURCE OUT_DIR`: one compilation as a process of its own.
+
+Prints one JSON object a line: {"stage", "fraction"} as it goes, {"manifest"} at the end, or {"error": {"code",
+"detail"}} with exit code 1. To cancel a compilation, kill the process. Knows nothing of jobs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, TextIO
+
+import pydantic
+
+from server.compiler.program import compile_program
+from shared.errors import CompileFailed, InvalidRecipe, MobizoError
+from shared.recipe import Recipe
+
+
+def main(arguments: list[str]) -> int:
+    """Compiles as the arguments say; returns the exit code."""
+    lines = _own_stdout()
+
+    def say(message: dict[str, Any]) -> None:
+        lines.write(json.dumps(message) + "\n")
+        lines.flush()
+
+    recipe_path, source, out_dir = arguments
+    try:
+        recipe = _read_recipe(Path(recipe_path))
+        manifest = compile_program(
+            recipe, source, Path(out_dir), lambda stage, fraction: say({"stage": stage, "fraction": fraction})
+        )
+    except Exception as error:
+        if not isinstance(error, MobizoError):
+            traceback.print_exc()
+            error = CompileFailed(f"the compiler stopped: {type(error).__name__}: {error}")
+        say({"error": {"code": error.code, "detail": error.detail}})
+        return 1
+    say({"manifest": manifest.model_dump(mode="json")})
+    return 0
+
+
+def _own_stdout() -> TextIO:
+    """Standard output for this protocol alone; what libraries print goes to standard error."""
+    lines = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return lines
+
+
+def _read_recipe(path: Path) -> Recipe:
+    try:
+        return Recipe.model_validate_json(path.read_bytes())
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise InvalidRecipe(f"{field}: {first['msg']}") from error
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit("usage: python -m server.compiler RECIPE.json SOURCE OUT_DIR")
+    sys.exit(main(sys.argv[1:]))

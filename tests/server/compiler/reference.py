@@ -1,0 +1,90 @@
+"""MobiZO (paper, Algorithm 1) on the stock transformers model with plain PyTorch LoRA, one path at a time.
+
+Independent of the compiler: no batching of paths, no graph noise, no decoder of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from shared.lora import BaseShape, init_a, lora_modules
+from shared.noise import direction
+from shared.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's examples. choices[..., 0] is the true token."""
+
+    tokens: np.ndarray  # (E, S)
+    positions: np.ndarray  # (E, T)
+    choices: np.ndarray  # (E, T, C)
+    choice_mask: np.ndarray  # (E, T, C)
+    mask: np.ndarray  # (E, T)
+
+
+@contextmanager
+def lora(model: nn.Module, recipe: Recipe, shape: BaseShape, flat: np.ndarray) -> Iterator[None]:
+    """`model` with y = W x + (alpha / r) x A B on the recipe's targets."""
+    handles = []
+    for module in lora_modules(recipe, shape):
+        a, b = torch.from_numpy(init_a(recipe, module)), torch.from_numpy(module.b(flat).copy())
+
+        def add(_: nn.Module, inputs: tuple, output: torch.Tensor, a=a, b=b) -> torch.Tensor:
+            return output + (recipe.alpha / recipe.rank) * (inputs[0] @ a @ b)
+
+        handles.append(model.get_submodule(module.name).register_forward_hook(add))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def answer_logits(model: nn.Module, recipe: Recipe, shape: BaseShape, flat: np.ndarray, batch: Batch) -> torch.Tensor:
+    """Logits (E, T, V) that predict the answer tokens."""
+    with lora(model, recipe, shape, flat):
+        logits = model(torch.from_numpy(batch.tokens.astype(np.int64))).logits
+    return logits[torch.arange(len(batch.tokens))[:, None], torch.from_numpy(batch.positions.astype(np.int64))]
+
+
+def loss(model: nn.Module, recipe: Recipe, shape: BaseShape, flat: np.ndarray, batch: Batch) -> np.float32:
+    """The recipe's loss of one path, a mean over answer tokens."""
+    logits = answer_logits(model, recipe, shape, flat, batch)
+    choices = torch.from_numpy(batch.choices.astype(np.int64))
+    if recipe.loss == "candidates":
+        chosen = logits.gather(2, choices).masked_fill(torch.from_numpy(batch.choice_mask) == 0, -torch.inf)
+        nll = torch.logsumexp(chosen, dim=-1) - chosen[..., 0]
+    else:
+        nll = torch.nn.functional.cross_entropy(logits.transpose(1, 2), choices[..., 0], reduction="none")
+    mask = torch.from_numpy(batch.mask)
+    return np.float32((nll * mask).sum() / max(float(mask.sum()), 1.0))
+
+
+def step(
+    model: nn.Module,
+    recipe: Recipe,
+    shape: BaseShape,
+    flat: np.ndarray,
+    batch: Batch,
+    seeds: np.ndarray,
+    lr: float,
+    eps: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One step: losses (2q,) with the minus paths after the plus paths, coefficients (q,), and the new B (D,)."""
+    z = [direction(recipe.noise, (int(k0), int(k1)), flat.size) for k0, k1 in seeds]
+    plus = [loss(model, recipe, shape, flat + np.float32(eps) * zi, batch) for zi in z]
+    minus = [loss(model, recipe, shape, flat - np.float32(eps) * zi, batch) for zi in z]
+    losses = np.array(plus + minus, np.float32)
+    gradients = (losses[: len(z)] - losses[len(z) :]) / (2 * eps)
+    coefficients = (lr / len(z) * gradients).astype(np.float32)
+    for coefficient, zi in zip(coefficients, z, strict=True):
+        flat = flat - coefficient * zi
+    return losses, coefficients, flat
