@@ -1,6 +1,7 @@
 """What server, device and client say to each other besides jobs and programs. Bodies are JSON unless said otherwise.
 
     GET  /v1/server                                        -> ServerInfo           anyone
+    GET  /v1/server/usage                                  -> ServerUsage          operator
     POST /v1/enrolments            EnrolmentRequest        -> Enrolment            operator
     POST /v1/devices               DeviceEnrol             -> DeviceGrant          bearer of the one-time token
     GET  /v1/devices                                       -> Page of DeviceView   operator
@@ -53,6 +54,15 @@ class ServerInfo(_Wire):
     version: str
     public_key: str = Field(description="Ed25519, base64: signs manifests")
     key_id: str
+
+
+class ServerUsage(_Wire):
+    """Peak resident memory of the server's processes since it started, bytes; `peak_rss_bytes` is their maximum."""
+
+    peak_rss_bytes: int
+    server_peak_rss_bytes: int
+    worker_peak_rss_bytes: int
+    compiler_peak_rss_bytes: int
 
 
 class Page(_Wire, Generic[Item]):

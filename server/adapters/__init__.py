@@ -1,0 +1,1 @@
+"""The registry of adapters and their immutable versions."""

@@ -1,0 +1,56 @@
+"""The wiring: settings become an application. Knows every slice and none of their rules; imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI
+
+from server.adapters import endpoints as adapters
+from server.artifacts.store import ArtifactStore
+from server.clock import utc_now
+from server.db.database import Database
+from server.db.schema import upgrade
+from server.devices import endpoints as devices
+from server.http.envelope import Envelope
+from server.http.place import Place
+from server.http.problems import PROBLEM_JSON, add_problem_handlers
+from server.info import endpoints as info
+from server.jobs import endpoints as jobs
+from server.keys import load_key
+from server.leases import endpoints as leases
+from server.programs import endpoints as programs
+from server.settings import Settings
+
+_PROBLEM = {"description": "a problem document (RFC 9457)", "content": {PROBLEM_JSON: {}}}
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application over a home that `mobizo-server init` made; its schema is brought up to date.
+
+    Raises Unavailable if the home has no signing key.
+    """
+    key = load_key(settings.key_path)
+    database = Database(settings.url)
+    upgrade(database.engine)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        database.close()
+
+    app = FastAPI(
+        title="mobizo",
+        version=version("mobizo"),
+        description="Personalizes language models on the devices that hold the data, with forward passes only.",
+        lifespan=lifespan,
+        responses={"4XX": _PROBLEM, "5XX": _PROBLEM},
+    )
+    app.state.place = Place(settings, database, ArtifactStore(settings.artifacts_path), key.public_key(), utc_now())
+    app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes)
+    add_problem_handlers(app)
+    for slice_ in (info, devices, jobs, leases, programs, adapters):
+        app.include_router(slice_.router)
+    return app

@@ -1,0 +1,1 @@
+"""Files, addressed by their content."""

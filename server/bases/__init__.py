@@ -1,0 +1,1 @@
+"""Base models that the operator registered."""

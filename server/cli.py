@@ -1,0 +1,215 @@
+"""`mobizo-server`: set up, run and look after a server. Knows no rules of its own; errors become one line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from server import keys
+from server.artifacts.store import ArtifactStore
+from server.auth.models import Role
+from server.auth.repository import TokenRepository
+from server.auth.service import DEFAULT_TENANT, TokenService
+from server.bases.repository import BaseRepository
+from server.bases.service import BaseService, inspect
+from server.db.database import Database
+from server.db.schema import upgrade
+from server.devices.service import DeviceService
+from server.logs import configure_logs
+from server.settings import Settings
+from shared.errors import BadRequest, Conflict, MobizoError
+
+app = typer.Typer(
+    help="A server that personalizes language models on the devices that hold the data.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+tokens = typer.Typer(help="Tokens of operators, apps and devices.", no_args_is_help=True)
+bases = typer.Typer(help="Base models that jobs may name.", no_args_is_help=True)
+app.add_typer(tokens, name="tokens")
+app.add_typer(bases, name="bases")
+
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+Tenant = Annotated[str, typer.Option(help="whose it is")]
+output = Console(highlight=False, soft_wrap=True)
+complaints = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def _open() -> tuple[Settings, Database]:
+    """The database of a home that `init` made, up to date."""
+    settings = Settings()
+    keys.load_key(settings.key_path)
+    database = Database(settings.url)
+    upgrade(database.engine)
+    return settings, database
+
+
+def _tell(as_json: bool, value: Any, text: str) -> None:
+    output.print(json.dumps(value) if as_json else text, markup=False)
+
+
+def _tell_rows(as_json: bool, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
+    if as_json:
+        output.print(json.dumps(rows), markup=False)
+        return
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*("" if row[column] is None else str(row[column]) for column in columns))
+    output.print(table)
+
+
+@app.command()
+def init(as_json: Json = False) -> None:
+    """Set up a home: database, signing key, and an operator's token, shown once."""
+    settings = Settings()
+    if settings.key_path.exists():
+        raise Conflict(f"{settings.home} is set up already; `mobizo-server tokens create` makes more tokens")
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ArtifactStore(settings.artifacts_path)
+    database = Database(settings.url)
+    upgrade(database.engine)
+    keys.create_key(settings.key_path)
+    with database.writing() as session:
+        _, text = TokenService(session).issue(Role.OPERATOR, DEFAULT_TENANT, "init")
+    value = {"home": str(settings.home), "tenant": DEFAULT_TENANT, "role": Role.OPERATOR, "token": text}
+    _tell(as_json, value, f"{settings.home} is set up. The operator's token, shown this once:\n{text}")
+
+
+@app.command()
+def run(
+    host: Annotated[str | None, typer.Option(help="address to listen on; default MOBIZO_HOST or 127.0.0.1")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="default MOBIZO_PORT or 8000; 0: a free one")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, max=64, help="worker processes; 0: they run elsewhere")] = 1,
+    tls_cert: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="certificate chain, PEM")] = None,
+    tls_key: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="its private key, PEM")] = None,
+    insecure_dev: Annotated[bool, typer.Option("--insecure-dev", help="allow other hosts without TLS")] = False,
+) -> None:
+    """Serve the API, with workers that compile, until interrupted."""
+    from server.serving import Tls, Unsafe, check_safe, serve
+
+    configure_logs()
+    settings = Settings()
+    settings = settings.model_copy(
+        update={"host": host or settings.host, "port": settings.port if port is None else port}
+    )
+    if (tls_cert is None) != (tls_key is None):
+        raise BadRequest("--tls-cert and --tls-key go together")
+    tls = Tls(tls_cert, tls_key) if tls_cert and tls_key else None
+    try:
+        check_safe(settings.host, tls, insecure_dev)
+    except Unsafe as error:
+        _complain(error)
+        raise typer.Exit(2) from error
+    asyncio.run(serve(settings, tls, workers, lambda url: output.print(f"mobizo-server answers on {url}")))
+
+
+@app.command()
+def worker() -> None:
+    """Compile programs for the server that shares this home, until interrupted."""
+    from server.worker import main as work
+
+    work()
+
+
+@app.command("enrol-token")
+def enrol_token(
+    tenant: Tenant = DEFAULT_TENANT,
+    expires_in_seconds: Annotated[int, typer.Option(min=1, help="how long it may be used")] = 3600,
+    as_json: Json = False,
+) -> None:
+    """Make a one-time token with which one device may enrol."""
+    _, database = _open()
+    with database.writing() as session:
+        enrolment = DeviceService(session).invite(tenant, expires_in_seconds)
+    _tell(as_json, enrolment.model_dump(mode="json"), enrolment.token)
+
+
+@tokens.command("create")
+def create_token(
+    role: Annotated[Role, typer.Option(help="operator or app; devices enrol instead")],
+    tenant: Tenant = DEFAULT_TENANT,
+    name: Annotated[str, typer.Option(help="for you to tell tokens apart")] = "",
+    as_json: Json = False,
+) -> None:
+    """Make a token; it is shown this once."""
+    if role is Role.DEVICE:
+        raise BadRequest("devices get their tokens by enrolling; `mobizo-server enrol-token` lets one in")
+    _, database = _open()
+    with database.writing() as session:
+        token, text = TokenService(session).issue(role, tenant, name)
+    _tell(as_json, {"id": token.id, "role": role, "tenant": tenant, "token": text}, text)
+
+
+@tokens.command("list")
+def list_tokens(as_json: Json = False) -> None:
+    """List tokens; what they are is not kept."""
+    columns = ("id", "role", "tenant", "name", "device_id", "created_at", "revoked_at")
+    _, database = _open()
+    with database.reading() as session:
+        found = [{column: getattr(token, column) for column in columns} for token in TokenRepository(session).all()]
+    rows = [
+        {name: value.isoformat() if name.endswith("_at") and value else value for name, value in row.items()}
+        for row in found
+    ]
+    _tell_rows(as_json, rows, columns)
+
+
+@tokens.command("revoke")
+def revoke_token(token_id: str) -> None:
+    """End a token at once."""
+    _, database = _open()
+    with database.writing() as session:
+        TokenService(session).revoke(token_id)
+    output.print(f"{token_id} is revoked")
+
+
+@bases.command("add")
+def add_base(
+    name: Annotated[str, typer.Argument(help="what jobs will call it")],
+    source: Annotated[str, typer.Argument(help="Hugging Face directory or id, or a .gguf file")],
+    as_json: Json = False,
+) -> None:
+    """Read a base model's configuration and tokenizer, and let jobs name it."""
+    settings, database = _open()
+    artifacts = ArtifactStore(settings.artifacts_path)
+    found = inspect(name, source, artifacts)
+    with database.writing() as session:
+        base = BaseService(session, artifacts).register(found)
+    value = {"name": base.name, "source": base.source, "sha256": base.sha256, "parameters": base.parameters}
+    _tell(as_json, value, f"{base.name}: {base.shape.architecture}, {base.parameters:,} parameters, {base.sha256}")
+
+
+@bases.command("list")
+def list_bases(as_json: Json = False) -> None:
+    """List base models."""
+    columns = ("name", "parameters", "sha256", "source")
+    _, database = _open()
+    with database.reading() as session:
+        rows = [{column: getattr(base, column) for column in columns} for base in BaseRepository(session).all()]
+    _tell_rows(as_json, rows, columns)
+
+
+def _complain(error: MobizoError) -> None:
+    complaints.print(f"error: {error.detail}", style="red", markup=False)
+
+
+def main() -> None:
+    """The command; errors become one line and exit code 1."""
+    try:
+        app()
+    except MobizoError as error:
+        _complain(error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Routes of devices and enrolments."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from server.auth.guard import Bearer, Operator
+from server.devices.repository import DeviceRepository
+from server.devices.service import DeviceService
+from server.http.pages import Paging, write_cursor
+from server.http.place import Here, Reading, Writing
+from server.info.service import server_info
+from shared.protocol import DeviceEnrol, DeviceGrant, DeviceView, Enrolment, EnrolmentRequest, Page
+
+router = APIRouter(prefix="/v1", tags=["devices"])
+
+
+@router.post("/enrolments", status_code=201)
+def invite(request: EnrolmentRequest, session: Writing, principal: Operator) -> Enrolment:
+    """A one-time token with which one device may enrol in the operator's tenant."""
+    return DeviceService(session).invite(principal.tenant, request.expires_in_seconds)
+
+
+@router.post("/devices", status_code=201)
+def enrol(request: DeviceEnrol, here: Here, session: Writing, bearer: Bearer) -> DeviceGrant:
+    """Enrols a device; the one-time token is the request's bearer token."""
+    device, token = DeviceService(session).enrol(bearer, request)
+    return DeviceGrant(device_id=device.id, token=token, server=server_info(here.public_key))
+
+
+@router.get("/devices")
+def devices(session: Reading, principal: Operator, paging: Paging) -> Page[DeviceView]:
+    """The tenant's devices, newest first."""
+    found = DeviceRepository(session).page(principal.tenant, paging)
+    return Page(items=[device.view() for device in found.rows], next=write_cursor(found.before))

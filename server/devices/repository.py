@@ -1,0 +1,57 @@
+"""All SQL about devices and enrolments."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from server.db.paging import PageRequest, PageRows, page_of
+from server.devices.models import Device, EnrolmentToken
+
+
+class DeviceRepository:
+    """Devices in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, device: Device) -> None:
+        """Stores a new device."""
+        self._session.add(device)
+        self._session.flush()
+
+    def get(self, tenant: str, device_id: str) -> Device | None:
+        """A device of a tenant."""
+        return self._session.scalar(select(Device).where(Device.tenant == tenant, Device.id == device_id))
+
+    def page(self, tenant: str, request: PageRequest) -> PageRows[Device]:
+        """Some of a tenant's devices, newest first."""
+        return page_of(self._session, select(Device).where(Device.tenant == tenant), Device, request)
+
+    def seen(self, device_id: str, now: datetime) -> None:
+        """Notes that a device was heard from."""
+        self._session.execute(update(Device).where(Device.id == device_id).values(last_seen_at=now))
+
+
+class EnrolmentRepository:
+    """One-time tokens in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, enrolment: EnrolmentToken) -> None:
+        """Stores a new one-time token."""
+        self._session.add(enrolment)
+        self._session.flush()
+
+    def take(self, digest: str, now: datetime) -> EnrolmentToken | None:
+        """Uses a token up; None if there is none, it is used or it is over. Of two at once, one gets it."""
+        statement = (
+            update(EnrolmentToken)
+            .where(EnrolmentToken.digest == digest, EnrolmentToken.used_at.is_(None), EnrolmentToken.expires_at > now)
+            .values(used_at=now)
+            .returning(EnrolmentToken)
+        )
+        return self._session.scalar(statement)

@@ -1,0 +1,72 @@
+"""Enrolling devices. Knows no HTTP."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from datetime import timedelta
+
+from sqlalchemy.orm import Session
+
+from server.auth.models import Role
+from server.auth.service import TokenService
+from server.clock import utc_now
+from server.devices.models import Device, EnrolmentToken
+from server.devices.repository import DeviceRepository, EnrolmentRepository
+from server.identity import new_id, new_token, token_digest
+from shared.errors import BadRequest, Unauthorized
+from shared.protocol import DeviceEnrol, Enrolment
+
+KEY_BYTES = 32
+
+
+def _check_key(text: str) -> None:
+    try:
+        size = len(base64.b64decode(text, validate=True))
+    except (ValueError, binascii.Error):
+        size = -1
+    if size != KEY_BYTES:
+        raise BadRequest(f"public_key must be base64 of an Ed25519 key's {KEY_BYTES} bytes")
+
+
+class DeviceService:
+    """Devices in one transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self._devices = DeviceRepository(session)
+        self._enrolments = EnrolmentRepository(session)
+        self._tokens = TokenService(session)
+
+    def invite(self, tenant: str, seconds: int) -> Enrolment:
+        """A one-time token that lasts `seconds`."""
+        now = utc_now()
+        text = new_token("enrol")
+        expires = now + timedelta(seconds=seconds)
+        self._enrolments.add(
+            EnrolmentToken(digest=token_digest(text), tenant=tenant, created_at=now, expires_at=expires)
+        )
+        return Enrolment(token=text, expires_at=expires)
+
+    def enrol(self, one_time_token: str, request: DeviceEnrol) -> tuple[Device, str]:
+        """A new device and its token, for a one-time token that is used up by this.
+
+        Raises BadRequest for a public key that is none, Unauthorized for a token that is unknown, used or over.
+        """
+        _check_key(request.public_key)
+        now = utc_now()
+        enrolment = self._enrolments.take(token_digest(one_time_token), now)
+        if enrolment is None:
+            raise Unauthorized("the one-time token is not known, was used, or is over; ask the operator for another")
+        device = Device(
+            id=new_id("device"),
+            tenant=enrolment.tenant,
+            name=request.name,
+            public_key=request.public_key,
+            platform=request.platform,
+            created_at=now,
+            last_seen_at=now,
+        )
+        self._devices.add(device)
+        enrolment.device_id = device.id
+        _, text = self._tokens.issue(Role.DEVICE, device.tenant, device.name, device.id)
+        return device, text

@@ -1,0 +1,1 @@
+"""What every route shares: problem documents, pages, ranges, limits."""

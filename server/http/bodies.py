@@ -1,0 +1,28 @@
+"""Reading a body that may not be large. Knows no route."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from shared.errors import BadRequest, TooLarge
+
+
+async def read_limited(request: Request, limit: int) -> bytes:
+    """The whole body, at most `limit` bytes of it ever in memory.
+
+    Raises TooLarge as soon as it is longer or says that it will be, BadRequest if it breaks off.
+    """
+    too_large = TooLarge(f"the body is over {limit} bytes, the most that can be valid here")
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and int(length) > limit:
+        raise too_large
+    data = bytearray()
+    try:
+        async for piece in request.stream():
+            if len(data) + len(piece) > limit:
+                raise too_large
+            data += piece
+    except ClientDisconnect as error:
+        raise BadRequest("the body broke off; send it again") from error
+    return bytes(data)

@@ -1,0 +1,50 @@
+"""What a request finds around it: settings, database, files and key; and its transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from fastapi import Depends, Request
+from sqlalchemy.orm import Session
+
+from server.artifacts.store import ArtifactStore
+from server.db.database import Database
+from server.settings import Settings
+
+
+@dataclass(frozen=True)
+class Place:
+    """One running server's parts, made once by `server.app`."""
+
+    settings: Settings
+    database: Database
+    artifacts: ArtifactStore
+    public_key: Ed25519PublicKey
+    started_at: datetime
+
+
+def _place(request: Request) -> Place:
+    place: Place = request.app.state.place
+    return place
+
+
+Here = Annotated[Place, Depends(_place)]
+
+
+def _reading(here: Here) -> Iterator[Session]:
+    with here.database.reading() as session:
+        yield session
+
+
+def _writing(here: Here) -> Iterator[Session]:
+    with here.database.writing() as session:
+        yield session
+
+
+# "function": the transaction ends before the response is sent, so that a client that was answered finds its write.
+Reading = Annotated[Session, Depends(_reading, scope="function")]
+Writing = Annotated[Session, Depends(_writing, scope="function")]

@@ -1,0 +1,103 @@
+"""Every error as an RFC 9457 problem document. Knows no route."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import OperationalError
+from starlette.exceptions import HTTPException
+
+from shared.errors import BadRequest, MobizoError, NotFound, TooLarge, Unauthorized, Unavailable
+
+PROBLEM_JSON = "application/problem+json"
+_log = structlog.get_logger()
+
+
+class InvalidRequest(BadRequest):
+    """The request does not have the form that /docs describes; correct the named fields."""
+
+    status, code, title = 422, "invalid-request", "Invalid request"
+
+
+class MethodNotAllowed(MobizoError):
+    """This address does not take that method; /docs lists those that it does."""
+
+    status, code, title = 405, "method-not-allowed", "Method not allowed"
+
+
+class RangeNotSatisfiable(MobizoError):
+    """The requested range lies beyond the file's end."""
+
+    status, code, title = 416, "range-not-satisfiable", "Range not satisfiable"
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        super().__init__(f"the file has {size} bytes")
+
+
+_BY_STATUS: dict[int, type[MobizoError]] = {404: NotFound, 405: MethodNotAllowed, 413: TooLarge}
+
+
+def problem_response(error: MobizoError, request: Request) -> Response:
+    """The response that tells `error`."""
+    headers: dict[str, str] = {}
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, RangeNotSatisfiable):
+        headers["Content-Range"] = f"bytes */{error.size}"
+    if isinstance(error, Unavailable):
+        headers["Retry-After"] = "5"
+    # ASCII, since a detail may quote text that UTF-8 cannot carry (lone surrogates).
+    body = json.dumps(error.problem(instance=request.url.path)).encode("ascii")
+    return Response(body, error.status, headers, PROBLEM_JSON)
+
+
+def _from_validation(error: RequestValidationError) -> InvalidRequest:
+    errors = [
+        {"field": ".".join(str(part) for part in item["loc"] if part != "body") or "body", "message": item["msg"]}
+        for item in error.errors()
+    ]
+    first = f"{errors[0]['field']}: {errors[0]['message']}" if errors else "the request is not of the described form"
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return InvalidRequest(f"{first}{more}", errors=errors)
+
+
+def _from_http(error: HTTPException) -> MobizoError:
+    known = _BY_STATUS.get(error.status_code)
+    if known is not None:
+        return known(None if known is not NotFound else "there is nothing at this address; /docs lists what there is")
+    generic = BadRequest(str(error.detail))
+    generic.extra["status"] = error.status_code
+    generic.extra["title"] = HTTPStatus(error.status_code).phrase
+    return generic
+
+
+def add_problem_handlers(app: FastAPI) -> None:
+    """Makes `app` tell every error as a problem document; unexpected ones without their internals."""
+
+    @app.exception_handler(MobizoError)
+    def mobizo(request: Request, error: MobizoError) -> Response:
+        if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            _log.error("request-failed", code=error.code, detail=error.detail)
+        return problem_response(error, request)
+
+    @app.exception_handler(RequestValidationError)
+    def validation(request: Request, error: RequestValidationError) -> Response:
+        return problem_response(_from_validation(error), request)
+
+    @app.exception_handler(HTTPException)
+    def http(request: Request, error: HTTPException) -> Response:
+        response = problem_response(_from_http(error), request)
+        response.status_code = error.status_code
+        for name, value in (error.headers or {}).items():
+            response.headers[name] = value
+        return response
+
+    @app.exception_handler(OperationalError)
+    def database(request: Request, error: OperationalError) -> Response:
+        _log.error("database-failed", exc_info=error)
+        return problem_response(Unavailable("the database cannot serve this right now; try again later"), request)

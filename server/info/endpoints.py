@@ -1,0 +1,39 @@
+"""Who the server is, how much it uses, and whether it is well."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from sqlalchemy import text
+
+from server.auth.guard import Operator
+from server.http.place import Here, Reading
+from server.info.service import server_info, server_usage
+from shared.protocol import ServerInfo, ServerUsage
+
+router = APIRouter(tags=["server"])
+
+
+@router.get("/v1/server")
+def info(here: Here) -> ServerInfo:
+    """Version and signing key. Needs no token."""
+    return server_info(here.public_key)
+
+
+@router.get("/v1/server/usage")
+def usage(here: Here, session: Reading, principal: Operator) -> ServerUsage:
+    """Peak memory of the server, its workers and its compilers since it started."""
+    return server_usage(session, here.started_at)
+
+
+@router.get("/healthz")
+async def alive() -> dict[str, str]:
+    """Whether the process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+def ready(here: Here, session: Reading) -> dict[str, str]:
+    """Whether database and files can serve; 503 if not."""
+    session.execute(text("SELECT 1"))
+    here.artifacts.check_writable()
+    return {"status": "ok"}

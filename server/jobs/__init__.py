@@ -1,0 +1,1 @@
+"""Jobs: requests to personalize, their states and their events."""

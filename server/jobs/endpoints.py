@@ -1,0 +1,63 @@
+"""Routes of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Response
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from server.auth.guard import App
+from server.http.pages import Paging, write_cursor
+from server.http.place import Here, Reading, Writing
+from server.jobs.events import LastEventId, job_events
+from server.jobs.repository import JobRepository
+from server.jobs.service import JobService
+from shared.job import JobRequest, JobView
+from shared.protocol import Page
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+@router.post("", status_code=202)
+def submit(request: JobRequest, response: Response, here: Here, session: Writing, principal: App) -> JobView:
+    """Asks for a personalization; watch it at the Location, or at its /events."""
+    job = JobService(session, here.artifacts).submit(principal.tenant, request)
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    return job.view()
+
+
+@router.get("")
+def jobs(session: Reading, principal: App, paging: Paging) -> Page[JobView]:
+    """The tenant's jobs, newest first."""
+    found = JobRepository(session).page(principal.tenant, paging)
+    return Page(items=[job.view() for job in found.rows], next=write_cursor(found.before))
+
+
+@router.get("/{job_id}")
+def job(job_id: str, here: Here, session: Reading, principal: App) -> JobView:
+    """One job as it stands."""
+    return JobService(session, here.artifacts).get(principal.tenant, job_id).view()
+
+
+@router.post("/{job_id}/cancel")
+def cancel(job_id: str, here: Here, session: Writing, principal: App) -> JobView:
+    """Stops a job wherever it is. Cancelling twice is fine."""
+    return JobService(session, here.artifacts).cancel(principal.tenant, job_id).view()
+
+
+def _number(job_id: str, here: Here, session: Reading, principal: App) -> int:
+    return JobService(session, here.artifacts).get(principal.tenant, job_id).number
+
+
+@router.get("/{job_id}/events", response_class=EventSourceResponse)
+async def events(
+    number: Annotated[int, Depends(_number)], after: LastEventId, here: Here
+) -> AsyncIterator[ServerSentEvent]:
+    """What happens to a job as it happens, from its beginning or after `Last-Event-ID`; ends with the job.
+
+    `job` events carry the job's view, `progress` events its progress.
+    """
+    async for event in job_events(here, number, after):
+        yield event

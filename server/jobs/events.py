@@ -1,0 +1,51 @@
+"""A job's events as a stream. Looks into the database again and again; holds no transaction and no thread meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated
+
+from fastapi import Depends, Header
+from fastapi.concurrency import run_in_threadpool
+from fastapi.sse import ServerSentEvent
+
+from server.http.place import Place
+from server.jobs.models import JobEvent
+from server.jobs.repository import JobRepository
+from shared.errors import BadRequest
+
+BATCH = 200
+
+
+def _last_event_id(last_event_id: Annotated[str, Header(max_length=20)] = "0") -> int:
+    if not last_event_id.isascii() or not last_event_id.isdigit() or int(last_event_id) >= 2**63:
+        raise BadRequest("Last-Event-ID is not one that this server gave; begin without it")
+    return int(last_event_id)
+
+
+LastEventId = Annotated[int, Depends(_last_event_id)]
+
+
+def _read(place: Place, number: int, after: int) -> tuple[Sequence[JobEvent], bool]:
+    """The next events, and whether the job has ended and these are its last."""
+    with place.database.reading() as session:
+        jobs = JobRepository(session)
+        events = jobs.events_after(number, after, BATCH)
+        job = jobs.by_number(number)
+        last = events[-1].position if events else after
+        session.expunge_all()
+        return events, job.state.final and last >= job.events
+
+
+async def job_events(place: Place, number: int, after: int) -> AsyncIterator[ServerSentEvent]:
+    """Events of one job after a position, until it has ended and all were told."""
+    while True:
+        events, done = await run_in_threadpool(_read, place, number, after)
+        for event in events:
+            after = event.position
+            yield ServerSentEvent(raw_data=event.data, event=event.kind, id=str(event.position))
+        if done:
+            return
+        if not events:
+            await asyncio.sleep(place.settings.poll_seconds)

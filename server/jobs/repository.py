@@ -1,0 +1,66 @@
+"""All SQL about jobs and their events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from server.db.paging import PageRequest, PageRows, page_of
+from server.jobs.models import Job, JobEvent
+from shared.job import JobState
+
+WANTING = (JobState.QUEUED, JobState.COMPILING)  # states in which a job waits for its program
+OPEN = tuple(state for state in JobState if not state.final)
+
+
+class JobRepository:
+    """Jobs in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, job: Job) -> None:
+        """Stores a new job."""
+        self._session.add(job)
+        self._session.flush()
+
+    def get(self, tenant: str, job_id: str) -> Job | None:
+        """A job of a tenant."""
+        return self._session.scalar(select(Job).where(Job.tenant == tenant, Job.id == job_id))
+
+    def by_number(self, number: int) -> Job:
+        """A job that is known to exist."""
+        return self._session.get_one(Job, number)
+
+    def page(self, tenant: str, request: PageRequest) -> PageRows[Job]:
+        """Some of a tenant's jobs, newest first."""
+        return page_of(self._session, select(Job).where(Job.tenant == tenant), Job, request)
+
+    def wanting(self, recipe_id: str) -> Sequence[Job]:
+        """Jobs that wait for the program of a recipe, oldest first."""
+        statement = select(Job).where(Job.recipe_id == recipe_id, Job.state.in_(WANTING)).order_by(Job.number)
+        return self._session.scalars(statement).all()
+
+    def other_user(self, tenant: str, adapter: str, user: str) -> str | None:
+        """A user, not `user`, for whom an open job trains that adapter."""
+        statement = select(Job.user).where(
+            Job.tenant == tenant, Job.adapter == adapter, Job.user != user, Job.state.in_(OPEN)
+        )
+        return self._session.scalar(statement.limit(1))
+
+    def add_event(self, job: Job, kind: str, data: str) -> None:
+        """Appends to a job's events."""
+        job.events += 1
+        self._session.add(JobEvent(job_number=job.number, position=job.events, kind=kind, data=data))
+
+    def events_after(self, job_number: int, position: int, limit: int) -> Sequence[JobEvent]:
+        """A job's events after a position, in order."""
+        statement = (
+            select(JobEvent)
+            .where(JobEvent.job_number == job_number, JobEvent.position > position)
+            .order_by(JobEvent.position)
+            .limit(limit)
+        )
+        return self._session.scalars(statement).all()

@@ -1,0 +1,96 @@
+"""Submitting, reading and cancelling jobs. Knows no HTTP."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from server.adapters.repository import AdapterRepository
+from server.artifacts.store import ArtifactStore
+from server.bases.service import BaseService
+from server.clock import utc_now
+from server.devices.repository import DeviceRepository
+from server.identity import new_id
+from server.jobs.lifecycle import JobLifecycle
+from server.jobs.models import Job
+from server.jobs.recipes import resolve_recipe, resolve_task
+from server.jobs.repository import JobRepository
+from server.leases.repository import LeaseRepository
+from server.programs.service import ProgramService
+from shared.errors import Conflict, NotFound
+from shared.job import JobRequest, JobState
+from shared.recipe import BaseRef
+
+
+class JobService:
+    """Jobs in one transaction."""
+
+    def __init__(self, session: Session, artifacts: ArtifactStore) -> None:
+        self._session = session
+        self._jobs = JobRepository(session)
+        self._lifecycle = JobLifecycle(session)
+        self._bases = BaseService(session, artifacts)
+
+    def submit(self, tenant: str, request: JobRequest) -> Job:
+        """A new job. READY at once if its recipe was compiled before.
+
+        Raises UnknownBase, InvalidTask, InvalidRecipe, NotFound for an unknown device, or Conflict if the adapter is
+        another user's.
+        """
+        base = self._bases.named(request.base)
+        task = resolve_task(request)
+        reference = BaseRef(name=base.name, sha256=base.sha256)
+        recipe = resolve_recipe(request, task, reference, base.shape, self._bases.tokenizer(base))
+        self._check_device(tenant, request.device)
+        self._check_user(tenant, request)
+        state = ProgramService(self._session).want(recipe, base.number)
+        now = utc_now()
+        job = Job(
+            id=new_id("job"),
+            tenant=tenant,
+            state=state,
+            request=request,
+            task=task,
+            recipe=recipe,
+            recipe_id=recipe.id,
+            adapter=request.adapter,
+            user=request.user,
+            dataset=request.dataset,
+            only_device_id=request.device,
+            attempts=0,
+            events=0,
+            created_at=now,
+            updated_at=now,
+        )
+        self._lifecycle.begin(job)
+        return job
+
+    def _check_device(self, tenant: str, device_id: str | None) -> None:
+        if device_id is not None and DeviceRepository(self._session).get(tenant, device_id) is None:
+            raise NotFound(f"device: no device {device_id!r} is enrolled here")
+
+    def _check_user(self, tenant: str, request: JobRequest) -> None:
+        """An adapter learns from one user's data only."""
+        adapter = AdapterRepository(self._session).get(tenant, request.adapter)
+        owner = adapter.user if adapter is not None else None
+        if owner is None or owner == request.user:
+            owner = self._jobs.other_user(tenant, request.adapter, request.user)
+        if owner is not None:
+            raise Conflict(f"adapter {request.adapter!r} is user {owner!r}'s; choose another name")
+
+    def get(self, tenant: str, job_id: str) -> Job:
+        """A job of the tenant. Raises NotFound."""
+        job = self._jobs.get(tenant, job_id)
+        if job is None:
+            raise NotFound(f"there is no job {job_id!r}")
+        return job
+
+    def cancel(self, tenant: str, job_id: str) -> Job:
+        """Stops a job wherever it is; its device learns of it at the next heartbeat.
+
+        Raises NotFound, or Conflict if the job has succeeded or failed.
+        """
+        job = self.get(tenant, job_id)
+        if job.state is not JobState.CANCELLED:
+            self._lifecycle.move(job, JobState.CANCELLED)
+            LeaseRepository(self._session).cancel(job.number, utc_now())
+        return job

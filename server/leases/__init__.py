@@ -1,0 +1,1 @@
+"""Leases: a job in one device's hands for a while."""

@@ -1,0 +1,88 @@
+"""Routes of leases: what a device does while it trains."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from server.auth.guard import Device
+from server.auth.service import Principal
+from server.http.bodies import read_limited
+from server.http.place import Here, Place, Writing
+from server.leases import uploads
+from server.leases.service import LeaseService
+from server.leases.uploads import UploadService
+from shared.job import JobError, Progress
+from shared.protocol import AdapterVersion, Completion, Lease, LeaseRequest, LeaseState, UploadReceipt
+
+router = APIRouter(prefix="/v1/leases", tags=["leases"])
+
+
+def _acquire(place: Place, principal: Principal, datasets: list[str]) -> Lease | None:
+    with place.database.writing() as session:
+        service = LeaseService(session, place.settings.lease_seconds)
+        return service.acquire(principal.tenant, principal.device_id or "", datasets)
+
+
+@router.post("", response_model=Lease, responses={204: {"description": "no job for this device now"}})
+async def acquire(lease_request: LeaseRequest, request: Request, here: Here, principal: Device) -> Lease | Response:
+    """A job for this device: first the one it has, then one it had, then the oldest that waits.
+
+    Holds the request up to `wait_seconds` until there is one; no thread waits meanwhile.
+    """
+    deadline = time.monotonic() + lease_request.wait_seconds
+    while True:
+        lease = await run_in_threadpool(_acquire, here, principal, lease_request.datasets)
+        if lease is not None:
+            return lease
+        left = deadline - time.monotonic()
+        if left <= 0 or await request.is_disconnected():
+            return Response(status_code=204)
+        await asyncio.sleep(min(left, here.settings.poll_seconds))
+
+
+@router.post("/{lease_id}/heartbeat")
+def heartbeat(lease_id: str, progress: Progress, here: Here, session: Writing, principal: Device) -> LeaseState:
+    """Keeps the lease; `stop` tells that the job was cancelled. 410 once it is lost."""
+    service = LeaseService(session, here.settings.lease_seconds)
+    return service.heartbeat(principal.device_id or "", lease_id, progress)
+
+
+@router.post("/{lease_id}/fail")
+def fail(lease_id: str, error: JobError, here: Here, session: Writing, principal: Device) -> LeaseState:
+    """The job cannot be trained here, and why; it fails."""
+    return LeaseService(session, here.settings.lease_seconds).fail(principal.device_id or "", lease_id, error)
+
+
+@router.post("/{lease_id}/release")
+def release(lease_id: str, here: Here, session: Writing, principal: Device) -> LeaseState:
+    """Gives the job back; it waits for a device again."""
+    return LeaseService(session, here.settings.lease_seconds).release(principal.device_id or "", lease_id)
+
+
+@router.put(
+    "/{lease_id}/adapter",
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
+async def upload(lease_id: str, request: Request, here: Here, principal: Device) -> UploadReceipt:
+    """The trained LoRA-B as a safetensors file of one float32 tensor `lora_B` of D elements, all finite."""
+    service = UploadService(here.database, here.artifacts, here.settings.lease_seconds)
+    device_id = principal.device_id or ""
+    size, limit = await run_in_threadpool(service.limit, device_id, lease_id)
+    data = await read_limited(request, limit)
+    return await run_in_threadpool(service.upload, device_id, lease_id, size, data)
+
+
+@router.post("/{lease_id}/complete")
+def complete(lease_id: str, completion: Completion, here: Here, session: Writing, principal: Device) -> AdapterVersion:
+    """Makes the uploaded file the adapter's next version; the job has succeeded. Saying it twice is fine."""
+    seconds = here.settings.lease_seconds
+    return uploads.complete(session, seconds, principal.device_id or "", lease_id, completion)

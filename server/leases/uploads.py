@@ -1,0 +1,91 @@
+"""What a device hands in: an adapter file under its lease, then the end of the job. Knows no HTTP.
+
+An upload is validated whole before any of it is stored, and again found live before it counts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from server.adapters.service import AdapterService
+from server.artifacts.store import ArtifactStore
+from server.db.database import Database
+from server.jobs.lifecycle import JobLifecycle
+from server.leases.models import Ending
+from server.leases.service import LeaseService
+from shared.canonical import sha256_hex
+from shared.errors import BadRequest, Conflict, Gone
+from shared.job import JobState, Result
+from shared.lora import HEADER_BYTES, load_adapter
+from shared.protocol import AdapterVersion, Completion, UploadReceipt
+
+
+@dataclass(frozen=True)
+class UploadService:
+    """Uploads to one server."""
+
+    database: Database
+    artifacts: ArtifactStore
+    lease_seconds: float
+
+    def limit(self, device_id: str, lease_id: str) -> tuple[int, int]:
+        """(D, most bytes) of the file that a lease's program makes. Raises NotFound, or Gone if it cannot be sent."""
+        with self.database.writing() as session:
+            leases = LeaseService(session, self.lease_seconds)
+            lease, _, signed = leases.find(device_id, lease_id)
+            if lease.ending is not Ending.COMPLETED:
+                leases.hold(lease)
+            return signed.manifest.size, 4 * signed.manifest.size + HEADER_BYTES
+
+    def upload(self, device_id: str, lease_id: str, size: int, data: bytes) -> UploadReceipt:
+        """Stores an adapter file of `size` elements under a lease; the same again is the same receipt.
+
+        Raises InvalidUpload, NotFound or Gone, with nothing stored.
+        """
+        load_adapter(data, size)
+        receipt = UploadReceipt(sha256=sha256_hex(data), size=len(data))
+        with self.database.writing() as session:
+            leases = LeaseService(session, self.lease_seconds)
+            lease, _, _ = leases.find(device_id, lease_id)
+            if lease.ending is Ending.COMPLETED:
+                if lease.upload_sha256 != receipt.sha256:
+                    raise Gone("the job was completed with another adapter file")
+                return receipt
+            leases.hold(lease)
+            self.artifacts.put(data)
+            lease.upload_sha256, lease.upload_size = receipt.sha256, receipt.size
+        return receipt
+
+
+def complete(
+    session: Session, lease_seconds: float, device_id: str, lease_id: str, completion: Completion
+) -> AdapterVersion:
+    """Makes the uploaded file the adapter's next version and ends job and lease; said twice, it counts once.
+
+    Raises NotFound, Gone, BadRequest for a result that is no number, or Conflict if that file was not uploaded.
+    """
+    _check_finite(completion.result)
+    leases, adapters = LeaseService(session, lease_seconds), AdapterService(session)
+    lease, job, signed = leases.find(device_id, lease_id)
+    if lease.ending is Ending.COMPLETED:
+        if lease.upload_sha256 != completion.adapter_sha256:
+            raise Conflict("the job was completed with another adapter file")
+        return adapters.version_of_job(job)
+    leases.hold(lease)
+    if lease.upload_sha256 != completion.adapter_sha256:
+        raise Conflict(f"the file {completion.adapter_sha256} was not uploaded under this lease; upload it first")
+    stored = adapters.add_version(job, signed.manifest, completion, lease.upload_size or 0, device_id)
+    leases.complete(lease)
+    JobLifecycle(session).move(
+        job, JobState.SUCCEEDED, result=completion.result, adapter_version=stored.version, error=None
+    )
+    return stored
+
+
+def _check_finite(result: Result) -> None:
+    # JSON cannot carry NaN, so a version with one could never be shown.
+    if not all(math.isfinite(evaluation.loss) for evaluation in result.evaluations):
+        raise BadRequest("result.evaluations: a loss is not finite; leave such evaluations out")

@@ -1,0 +1,1 @@
+"""Schema revisions, applied by `mobizo-server init` and `run`."""

@@ -1,0 +1,1 @@
+"""Programs: one for each recipe, compiled by worker processes."""

@@ -1,0 +1,39 @@
+"""Routes of programs and their files."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+
+from server.auth.guard import Anyone, App
+from server.auth.models import Role
+from server.http.place import Here, Reading
+from server.http.ranges import file_response
+from server.programs.repository import ProgramRepository
+from server.programs.service import ProgramService
+from shared.errors import NotFound
+from shared.program import SignedManifest
+
+router = APIRouter(prefix="/v1", tags=["programs"])
+Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="sha256, hexadecimal")]
+
+
+@router.get("/programs/{recipe_id}")
+def program(recipe_id: Digest, session: Reading, principal: App) -> SignedManifest:
+    """The signed manifest of a compiled program that one of the tenant's jobs asked for."""
+    return ProgramService(session).manifest(principal.tenant, recipe_id)
+
+
+@router.head("/files/{sha256}", include_in_schema=False)
+@router.get("/files/{sha256}", response_class=Response)
+def file(sha256: Digest, request: Request, here: Here, session: Reading, principal: Anyone) -> Response:
+    """A program's file; takes Range. For devices: of jobs leased to them, now or before; for apps: of their jobs."""
+    programs = ProgramRepository(session)
+    if principal.role is Role.DEVICE:
+        found = programs.file_of_device(principal.device_id or "", sha256)
+    else:
+        found = programs.file_of_tenant(principal.tenant, sha256)
+    if found is None:
+        raise NotFound(f"there is no file {sha256}")
+    return file_response(request, here.artifacts, sha256, found.name)

@@ -1,0 +1,109 @@
+"""All SQL about programs, their files and their workers."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import func, or_, select
+from sqlalchemy.orm import Session
+
+from server.bases.models import BaseModelEntry
+from server.jobs.models import Job
+from server.jobs.repository import WANTING
+from server.leases.models import JobLease
+from server.programs.models import Program, ProgramBlob, ProgramState, Worker
+from shared.program import SignedManifest
+
+
+class ProgramRepository:
+    """Programs in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, program: Program) -> None:
+        """Stores a new program."""
+        self._session.add(program)
+        self._session.flush()
+
+    def get(self, recipe_id: str) -> Program | None:
+        """The program of a recipe."""
+        return self._session.scalar(select(Program).where(Program.recipe_id == recipe_id))
+
+    def signed(self, recipe_id: str) -> SignedManifest | None:
+        """The signed manifest of a recipe's program, once it is compiled."""
+        return self._session.scalar(select(Program.signed).where(Program.recipe_id == recipe_id))
+
+    def source(self, program: Program) -> str:
+        """Where the program's base model lies."""
+        return self._session.get_one(BaseModelEntry, program.base_number).source
+
+    def of_tenant(self, tenant: str, recipe_id: str) -> Program | None:
+        """The program of a recipe that one of the tenant's jobs asked for."""
+        wanted = select(Job.number).where(Job.tenant == tenant, Job.recipe_id == recipe_id).exists()
+        return self._session.scalar(select(Program).where(Program.recipe_id == recipe_id, wanted))
+
+    def claimable(self, now: datetime) -> Program | None:
+        """The oldest program that a job waits for and no worker holds; locked until the transaction ends."""
+        free = or_(
+            Program.state == ProgramState.PENDING,
+            (Program.state == ProgramState.COMPILING) & (Program.lease_expires_at < now),
+        )
+        wanted = select(Job.number).where(Job.recipe_id == Program.recipe_id, Job.state.in_(WANTING)).exists()
+        statement = select(Program).where(free, wanted).order_by(Program.number).limit(1)
+        return self._session.scalar(statement.with_for_update(skip_locked=True))
+
+    def held(self, recipe_id: str, worker_id: str) -> Program | None:
+        """The program, if it is still that worker's to compile."""
+        return self._session.scalar(
+            select(Program).where(
+                Program.recipe_id == recipe_id,
+                Program.worker_id == worker_id,
+                Program.state == ProgramState.COMPILING,
+            )
+        )
+
+    def add_file(self, file: ProgramBlob) -> None:
+        """Stores that a program has a file."""
+        self._session.add(file)
+
+    def file_of_tenant(self, tenant: str, sha256: str) -> ProgramBlob | None:
+        """A file of a program that one of the tenant's jobs asked for."""
+        statement = (
+            select(ProgramBlob)
+            .join(Job, Job.recipe_id == ProgramBlob.recipe_id)
+            .where(ProgramBlob.sha256 == sha256, Job.tenant == tenant)
+        )
+        return self._session.scalar(statement.limit(1))
+
+    def file_of_device(self, device_id: str, sha256: str) -> ProgramBlob | None:
+        """A file of a program whose job is or was leased to the device."""
+        statement = (
+            select(ProgramBlob)
+            .join(Job, Job.recipe_id == ProgramBlob.recipe_id)
+            .join(JobLease, JobLease.job_number == Job.number)
+            .where(ProgramBlob.sha256 == sha256, JobLease.device_id == device_id)
+        )
+        return self._session.scalar(statement.limit(1))
+
+
+class WorkerRepository:
+    """Workers in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, worker: Worker) -> None:
+        """Stores a worker that has just started."""
+        self._session.add(worker)
+        self._session.flush()
+
+    def get(self, worker_id: str) -> Worker:
+        """A worker that is known to exist."""
+        return self._session.get_one(Worker, worker_id)
+
+    def peaks(self, since: datetime) -> tuple[int, int]:
+        """Peak memory of any worker, and of any of their compilers, heard from after `since`; bytes."""
+        statement = select(func.max(Worker.peak_rss_bytes), func.max(Worker.compiler_peak_rss_bytes))
+        worker, compiler = self._session.execute(statement.where(Worker.seen_at >= since)).one()
+        return worker or 0, compiler or 0

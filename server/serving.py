@@ -1,0 +1,109 @@
+"""Running the application: a listening socket, uvicorn, the workers beside it, and an orderly stop.
+
+Refuses to speak in clear to other machines. Knows no routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from server.app import create_app
+from server.fleet import worker_fleet
+from server.settings import Settings
+from shared.errors import BadRequest, Unavailable
+
+GRACE_SECONDS = 3  # what open event streams are given when the server stops
+
+
+class Unsafe(BadRequest):
+    """Tokens and adapters would cross the network in clear."""
+
+    code, title = "unsafe", "Unsafe setting"
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Certificate chain and private key, PEM."""
+
+    certificate: Path
+    key: Path
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_safe(host: str, tls: Tls | None, insecure: bool) -> None:
+    """Raises Unsafe for another host than this machine without TLS."""
+    if not is_loopback(host) and tls is None and not insecure:
+        raise Unsafe(
+            f"host {host} is reachable from other machines, and tokens would travel in clear: give --tls-cert and "
+            "--tls-key, or --insecure-dev on a network you trust"
+        )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises Unavailable if the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise Unavailable(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+
+
+class _Uvicorn(uvicorn.Server):
+    announce: Callable[[], None]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to answer, and says so."""
+        await super().startup(sockets)
+        if self.started:
+            self.announce()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals to us: uvicorn would raise them again before the workers are stopped."""
+        yield
+
+
+async def serve(settings: Settings, tls: Tls | None, workers: int, announce: Callable[[str], None]) -> None:
+    """Serves until SIGINT or SIGTERM. announce: called with the URL once requests are answered."""
+    app = create_app(settings)
+    listening = listen(settings.host, settings.port)
+    server = _Uvicorn(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            ssl_certfile=tls.certificate if tls else None,
+            ssl_keyfile=tls.key if tls else None,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+    )
+
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"{'https' if tls else 'http'}://{host}:{listening.getsockname()[1]}"
+    server.announce = lambda: announce(url)
+
+    def stop() -> None:
+        server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    async with worker_fleet(settings, workers):
+        await server.serve([listening])

@@ -1,0 +1,59 @@
+"""What an operator may set, read from `MOBIZO_*` environment variables. Knows nothing of recipes and training."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+MEBIBYTE = 1 << 20
+
+
+class Settings(BaseSettings):
+    """One deployment's settings; sizes in bytes, times in seconds."""
+
+    model_config = SettingsConfigDict(env_prefix="MOBIZO_", frozen=True)
+
+    home: Path = Field(
+        default_factory=lambda: Path.home() / ".local/share/mobizo-server",
+        description="directory of the database, the files and the signing key",
+    )
+    database_url: str | None = Field(None, description="SQLAlchemy URL; null: SQLite in home")
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    max_body_bytes: int = Field(4 * MEBIBYTE, ge=1024, description="of a JSON request")
+    poll_seconds: float = Field(0.5, gt=0, description="how often waiting requests and workers look again")
+    lease_seconds: float = Field(120, gt=0, description="how long a job is a device's without a heartbeat")
+    compile_lease_seconds: float = Field(30, gt=0, description="how long a program is a worker's without a heartbeat")
+    compile_attempts: int = Field(3, ge=1, description="tries of a compile that crashes")
+    compile_memory_bytes: int | None = Field(None, ge=1, description="resident memory at which a compile is stopped")
+    compiler_command: list[str] = Field(
+        default_factory=lambda: [sys.executable, "-m", "server.compiler"],
+        description="takes recipe file, base source, output directory; see server/programs/compiler_process.py",
+    )
+
+    @property
+    def url(self) -> str:
+        """The database to use."""
+        return self.database_url or f"sqlite:///{self.home / 'mobizo.sqlite3'}"
+
+    @property
+    def artifacts_path(self) -> Path:
+        """Where files lie."""
+        return self.home / "artifacts"
+
+    @property
+    def key_path(self) -> Path:
+        """The Ed25519 key that signs manifests."""
+        return self.home / "keys" / "manifest.ed25519"
+
+    def environment(self) -> dict[str, str]:
+        """These settings as environment variables, for a child process."""
+        fields = self.model_dump(mode="json", exclude_none=True)
+        return {
+            f"MOBIZO_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
+            for name, value in fields.items()
+        }

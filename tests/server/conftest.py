@@ -1,0 +1,336 @@
+"""A real server for tests: the application under uvicorn on a free port, over SQLite and files in a directory."""
+
+import contextlib
+import json
+import shutil
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from server import keys
+from server.app import create_app
+from server.artifacts.store import ArtifactStore
+from server.auth.models import Role
+from server.auth.service import TokenService
+from server.bases.models import BaseModelEntry
+from server.bases.repository import BaseRepository
+from server.clock import utc_now
+from server.db.database import Database
+from server.db.schema import programs, upgrade
+from server.identity import new_id
+from server.programs.compilation import CompileQueue
+from server.settings import Settings
+from shared.canonical import sha256_hex
+from shared.lora import BaseShape, dump_adapter
+from shared.signing import new_private_key, public_text, sign_manifest
+from tests.server import fake_compiler
+
+SHAPE = BaseShape(
+    architecture="llama",
+    layers=2,
+    hidden=8,
+    intermediate=16,
+    heads=2,
+    kv_heads=1,
+    head_dim=4,
+    vocabulary=32,
+    context_length=64,
+)
+WORDS = ("terrible", "great", "It", "was", "a", "film", "Yes", "No", "x", "very", "good", "bad")
+JOB = {
+    "base": "tiny",
+    "user": "alice",
+    "adapter": "alice-movies",
+    "task": "sst2",
+    "dataset": "movies",
+    "recipe": {"rank": 2, "sequence_length": 16, "queries": 1, "effective_batch": 2},
+    "training": {"steps": 3},
+}
+
+
+def job_request(**changes):
+    """A valid body of POST /v1/jobs; `recipe` and `training` are merged into the defaults."""
+    body = json.loads(json.dumps(JOB))
+    for name in ("recipe", "training"):
+        body[name] |= changes.pop(name, {})
+    return body | changes
+
+
+def result(**changes):
+    """A valid Result."""
+    return {
+        "steps": 3,
+        "best_step": 2,
+        "train_seconds": 1.0,
+        "seconds": 2.0,
+        "peak_rss_bytes": 1000,
+        "train_examples": 10,
+        "truncated_examples": 0,
+        "evaluations": [],
+        "zero_shot_accuracy": 0.5,
+        "tuned_accuracy": 0.75,
+    } | changes
+
+
+def adapter_bytes(size, value=0.5):
+    """A valid adapter file of `size` elements."""
+    return dump_adapter(np.full(size, value, np.float32), {"job": "test"})
+
+
+def write_source(directory):
+    """A base model that the fake compiler can read."""
+    directory.mkdir()
+    vocabulary = {word: number for number, word in enumerate(("[UNK]", *WORDS))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "shape.json").write_text(SHAPE.model_dump_json())
+
+
+@dataclass
+class Home:
+    """A server's home on disk, and the shortcuts that tests take around HTTP."""
+
+    settings: Settings
+    source: Path
+
+    def __post_init__(self):
+        self.database = Database(self.settings.url)
+        self.artifacts = ArtifactStore(self.settings.artifacts_path)
+
+    def close(self):
+        self.database.close()
+
+    def token(self, role, tenant="default", name="", device_id=None):
+        with self.database.writing() as session:
+            return TokenService(session).issue(role, tenant, name, device_id)[1]
+
+    def behave(self, **behaviour):
+        """How the fake compiler behaves from now on."""
+        (self.source / "behaviour.json").write_text(json.dumps(behaviour))
+
+    def starts(self):
+        """Process ids of all compilers that were started."""
+        log = self.source / "starts.log"
+        return [int(line) for line in log.read_text().split()] if log.exists() else []
+
+    def compile(self):
+        """Compiles what waits, in this process."""
+        worker = programs.Worker(id=new_id("worker"), pid=1, started_at=utc_now(), seen_at=utc_now())
+        with self.database.writing() as session:
+            session.add(worker)
+            session.flush()
+            worker_id = worker.id
+        while True:
+            with self.database.writing() as session:
+                assignment = CompileQueue(session, self.settings, worker_id).claim()
+            if assignment is None:
+                return
+            with self.artifacts.workspace("in-test") as workspace:
+                manifest = fake_compiler.build(assignment.recipe, Path(assignment.source), workspace / "program")
+                for file in manifest.files:
+                    self.artifacts.adopt(workspace / "program" / file.name, file.sha256)
+            signed = sign_manifest(manifest, keys.load_key(self.settings.key_path))
+            with self.database.writing() as session:
+                assert CompileQueue(session, self.settings, worker_id).finish(manifest.recipe_id, signed)
+
+    def stored_files(self):
+        """Names of all files in the store."""
+        return sorted(path.name for path in (self.settings.artifacts_path / "objects").rglob("*") if path.is_file())
+
+
+@pytest.fixture(scope="session")
+def home_template(tmp_path_factory):
+    """A home that `init` made, with one base model; copied for each test."""
+    root = tmp_path_factory.mktemp("template")
+    settings = Settings(home=root / "home")
+    settings.home.mkdir()
+    database = Database(settings.url)
+    upgrade(database.engine)
+    keys.create_key(settings.key_path)
+    write_source(root / "source")
+    tokenizer = (root / "source" / "tokenizer.json").read_bytes()
+    with database.writing() as session:
+        BaseRepository(session).add(
+            BaseModelEntry(
+                name="tiny",
+                source="set by the copy",
+                sha256="b" * 64,
+                shape=SHAPE,
+                parameters=1000,
+                tokenizer_sha256=ArtifactStore(settings.artifacts_path).put(tokenizer),
+                created_at=utc_now(),
+            )
+        )
+    database.close()
+    return root
+
+
+@pytest.fixture
+def home(home_template, tmp_path):
+    root = tmp_path / "server"
+    shutil.copytree(home_template, root)
+    settings = Settings(
+        home=root / "home",
+        poll_seconds=0.05,
+        compile_lease_seconds=2,
+        compiler_command=[sys.executable, fake_compiler.__file__],
+    )
+    found = Home(settings, root / "source")
+    with found.database.writing() as session:
+        BaseRepository(session).by_name("tiny").source = str(found.source)
+    yield found
+    found.close()
+
+
+@contextlib.contextmanager
+def serving(settings):
+    """The application answering on a free port; yields its URL."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    app = create_app(settings)
+    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+
+class Actor(httpx.Client):
+    """A client with one token."""
+
+    def __init__(self, url, token=None):
+        super().__init__(base_url=url, timeout=30, headers={"Authorization": f"Bearer {token}"} if token else {})
+        self.device_id = None
+        self.token = token
+
+    def submit(self, **changes):
+        """A job, in the state in which it was answered."""
+        response = self.post("/v1/jobs", json=job_request(**changes))
+        assert response.status_code == 202, response.text
+        return response.json()
+
+    def lease(self, *datasets, **changes):
+        """A lease, or None."""
+        response = self.post("/v1/leases", json={"datasets": list(datasets or ("movies",)), **changes})
+        assert response.status_code in (200, 204), response.text
+        return response.json() if response.status_code == 200 else None
+
+    def upload(self, lease, data=None):
+        data = adapter_bytes(lease["manifest"]["manifest"]["size"]) if data is None else data
+        return self.put(f"/v1/leases/{lease['id']}/adapter", content=data)
+
+    def finish(self, lease, value=0.5, **changes):
+        """Uploads and completes; the new version."""
+        data = adapter_bytes(lease["manifest"]["manifest"]["size"], value)
+        assert self.upload(lease, data).status_code == 200
+        body = {"adapter_sha256": sha256_hex(data), "result": result(**changes)}
+        response = self.post(f"/v1/leases/{lease['id']}/complete", json=body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+
+class Fleet:
+    """A running server and the actors that tests need."""
+
+    def __init__(self, home, url):
+        self.home, self.url = home, url
+        self._actors = []
+
+    def actor(self, token=None):
+        actor = Actor(self.url, token)
+        self._actors.append(actor)
+        return actor
+
+    def app(self, tenant="default"):
+        return self.actor(self.home.token(Role.APP, tenant))
+
+    def operator(self, tenant="default"):
+        return self.actor(self.home.token(Role.OPERATOR, tenant))
+
+    def device(self, tenant="default", name="phone"):
+        operator = self.operator(tenant)
+        token = operator.post("/v1/enrolments", json={}).json()["token"]
+        body = {"name": name, "public_key": public_text(new_private_key().public_key()), "platform": "linux"}
+        response = self.actor(token).post("/v1/devices", json=body)
+        assert response.status_code == 201, response.text
+        grant = response.json()
+        device = self.actor(grant["token"])
+        device.device_id = grant["device_id"]
+        return device
+
+    def ready_job(self, app, **changes):
+        """A job whose program is compiled."""
+        job = app.submit(**changes)
+        self.home.compile()
+        return app.get(f"/v1/jobs/{job['id']}").json()
+
+    def close(self):
+        for actor in self._actors:
+            actor.close()
+
+
+@pytest.fixture
+def fleet(home):
+    with serving(home.settings) as url:
+        found = Fleet(home, url)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def app(fleet):
+    return fleet.app()
+
+
+@pytest.fixture
+def operator(fleet):
+    return fleet.operator()
+
+
+@pytest.fixture
+def device(fleet):
+    return fleet.device()
+
+
+@pytest.fixture
+def lease(fleet, app, device):
+    """A lease of `device` on a job of `app`."""
+    fleet.ready_job(app)
+    found = device.lease()
+    assert found is not None
+    return found
+
+
+def assert_problem(response, status, code):
+    """A problem document, whole."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    document = response.json()
+    assert document["status"] == status
+    assert document["code"] == code
+    assert document["type"] == f"urn:mobizo:problem:{code}"
+    assert document["title"]
+    assert document["detail"]
+    return document
+
+
+@pytest.fixture
+def problem():
+    return assert_problem
