@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -116,16 +117,13 @@ class DecoderLayer(nn.Module):
 
     def _factors(self, slab: Tensor) -> dict[str, Tensor]:
         """Each target's B of every path, (n, r, out)."""
-        factors: dict[str, Tensor] = {}
-        offset = 0
-        for target in TARGETS:
-            if target in self.shape.targets:
-                out_features = self.shape.facts.features(target)[1]
-                size = self.shape.rank * out_features
-                part = slab[:, offset : offset + size]
-                factors[target] = part.reshape(self.shape.paths, self.shape.rank, out_features)
-                offset += size
-        return factors
+        ends = list(accumulate(self.shape.rank * self.shape.facts.features(target)[1] for target in self.shape.targets))
+        # A slice of everything would be exported as an alias, which XNNPACK does not take.
+        parts = [slab[:, start:end] for start, end in pairwise([0, *ends])] if len(ends) > 1 else [slab]
+        return {
+            target: part.reshape(self.shape.paths, self.shape.rank, -1)
+            for target, part in zip(self.shape.targets, parts, strict=True)
+        }
 
     def _linear(self, target: Target, x: Tensor, b: Mapping[str, Tensor]) -> Tensor:
         """x (R, S, in) -> (R, S, out); path p's rows meet path p's B."""

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from shared.program import METHODS, TOKEN_DTYPE, ProgramManifest
-from shared.recipe import BaseRef, Recipe
+from shared.recipe import TARGETS, BaseRef, Recipe
 
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
     warnings.simplefilter("ignore")
@@ -27,7 +27,7 @@ VOCABULARY = 96
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for library in ("executorch", "torch", "copyreg"):
+    for library in ("executorch", "torch", "copyreg", "transformers"):
         config.addinivalue_line("filterwarnings", f"ignore:::{library}")
 
 
@@ -99,6 +99,32 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
 @pytest.fixture(scope="session")
 def tiny_tied(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
     return make_tiny(tmp_path_factory.mktemp("tied"), seed=1, tie_word_embeddings=True)
+
+
+class Programs:
+    """Compiled programs of the tiny bases, each compiled once a session. q = 1 adapts all seven linear layers."""
+
+    def __init__(self, tied: TinyBase, untied: TinyBase, directory: Path) -> None:
+        self._bases = {"candidates": tied, "full": untied}
+        self._directory = directory
+        self._compiled: dict[tuple[int, str, str, str], Program] = {}
+
+    def __call__(self, queries: int, noise: str, loss: str, backend: str) -> tuple[Program, TinyBase]:
+        """The program, its B zero, and its base (tied for the candidates loss)."""
+        key = (queries, noise, loss, backend)
+        base = self._bases[loss]
+        if key not in self._compiled:
+            targets = TARGETS if queries == 1 else ("q_proj", "v_proj")
+            recipe = base.recipe(queries=queries, noise=noise, loss=loss, backend=backend, targets=targets)
+            self._compiled[key] = compile_to(self._directory / "-".join(map(str, key)), recipe, str(base.directory))
+        program = self._compiled[key]
+        program("load", np.zeros(program.manifest.size, np.float32))
+        return program, base
+
+
+@pytest.fixture(scope="session")
+def programs(tiny: TinyBase, tiny_tied: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    return Programs(tiny_tied, tiny, tmp_path_factory.mktemp("programs"))
 
 
 @pytest.fixture(scope="session")

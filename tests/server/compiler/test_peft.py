@@ -1,0 +1,80 @@
+"""Stock `peft` on the stock model gives the answers that the compiled program gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import peft
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from server.compiler import inspect_base, write_peft
+from shared.errors import InvalidUpload
+from shared.program import TOKEN_DTYPE
+from shared.recipe import TARGETS, BaseRef, Recipe
+from tests.server.compiler.conftest import Program, Programs, compile_to, token_batch
+
+
+def largest_difference(program: Program, stock: nn.Module, directory: Path) -> float:
+    """Over `score`'s log-probabilities with a random adapter, against PEFT's."""
+    recipe, shape, rng = program.manifest.recipe, program.manifest.shape, np.random.default_rng(11)
+    rows, t, c = recipe.score_rows, recipe.answer_length, recipe.choices
+    flat = 0.02 * rng.standard_normal(program.manifest.size).astype(np.float32)
+    tokens = token_batch(rng, rows, recipe.sequence_length, vocabulary=shape.vocabulary)
+    positions = rng.integers(0, recipe.sequence_length, (rows, t)).astype(TOKEN_DTYPE)
+    choices = token_batch(rng, rows, t, c, vocabulary=shape.vocabulary)
+    program("load", flat)
+    (ours,) = program("score", tokens, positions, choices)
+    write_peft(recipe, shape, flat, directory)
+    model = peft.PeftModel.from_pretrained(stock, directory).eval()
+    theirs = log_probabilities(model, tokens, positions, choices)
+    with model.disable_adapter():
+        plain = log_probabilities(model, tokens, positions, choices)
+    assert np.abs(theirs - plain).max() > 0.01  # the adapter does something
+    return float(np.abs(ours - theirs).max())
+
+
+@torch.no_grad()
+def log_probabilities(model: nn.Module, tokens: np.ndarray, positions: np.ndarray, choices: np.ndarray) -> np.ndarray:
+    logits = model(torch.from_numpy(tokens.astype(np.int64))).logits
+    picked = logits[torch.arange(len(tokens))[:, None], torch.from_numpy(positions.astype(np.int64))]
+    return torch.log_softmax(picked, -1).gather(2, torch.from_numpy(choices.astype(np.int64))).numpy()
+
+
+@pytest.mark.parametrize("queries", [1, 4])  # all seven targets; two targets
+def test_stock_peft_gives_the_programs_answers(programs: Programs, tmp_path: Path, queries: int) -> None:
+    program, base = programs(queries, "rademacher", "full", "xnnpack")
+    stock = LlamaForCausalLM.from_pretrained(base.directory)
+    assert largest_difference(program, stock, tmp_path) < 1e-4
+
+
+@pytest.mark.acceptance
+def test_stock_peft_gives_smollm2s_answers(smollm2_gguf: Path, tmp_path: Path) -> None:
+    recipe = Recipe(
+        base=BaseRef(name="smollm2", sha256=inspect_base(str(smollm2_gguf)).sha256),
+        targets=TARGETS,
+        queries=1,
+        effective_batch=2,
+        sequence_length=32,
+        answer_length=2,
+        choices=4,
+    )
+    program = compile_to(tmp_path / "program", recipe, str(smollm2_gguf))
+    stock = AutoModelForCausalLM.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32)
+    assert largest_difference(program, stock, tmp_path / "adapter") < 1e-3
+
+
+def test_a_b_of_another_recipe_is_refused(programs: Programs, tmp_path: Path) -> None:
+    program, _ = programs(1, "rademacher", "full", "xnnpack")
+    with pytest.raises(InvalidUpload, match="B has shape"):
+        write_peft(program.manifest.recipe, program.manifest.shape, np.zeros(3, np.float32), tmp_path)
+
+
+def test_writing_needs_no_torch() -> None:
+    check = "import sys, server.compiler.peft; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
