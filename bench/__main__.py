@@ -1,0 +1,19 @@
+"""`python -m bench`: one subcommand per benchmark."""
+
+from __future__ import annotations
+
+import typer
+
+from bench.step import step
+
+app = typer.Typer(help="Measure what README and docs claim.", no_args_is_help=True)
+app.command()(step)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure what README and docs claim."""
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""Other people's algorithms, written from their papers, small and readable."""
