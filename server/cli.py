@@ -59,7 +59,9 @@ def _tell_rows(as_json: bool, rows: list[dict[str, Any]], columns: tuple[str, ..
     if as_json:
         output.print(json.dumps(rows), markup=False)
         return
-    table = Table(*columns)
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*("" if row[column] is None else str(row[column]) for column in columns))
     output.print(table)

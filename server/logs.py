@@ -10,8 +10,9 @@ import structlog
 
 def configure_logs() -> None:
     """Sends our events and those of libraries (warnings and up) to standard error."""
+    # Plain tracebacks: the pretty ones print local variables, and those may be tokens.
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback) if sys.stderr.isatty() else structlog.processors.JSONRenderer()
     )
     structlog.configure(
         processors=[

@@ -44,7 +44,8 @@ class AdapterRepository:
             .join(StoredVersion, StoredVersion.adapter_number == Adapter.number)
             .where(StoredVersion.job_id == job_id)
         )
-        return self._session.execute(statement).one().tuple()
+        adapter, version = self._session.execute(statement).one()
+        return adapter, version
 
     def peft_files(self, version: StoredVersion) -> Sequence[StoredPeftFile]:
         """The files of a version's PEFT directory by name; empty until they were made."""

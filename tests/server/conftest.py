@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import shutil
 import socket
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import structlog
 import uvicorn
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -26,6 +28,7 @@ from server.bases.repository import BaseRepository
 from server.clock import utc_now
 from server.db.database import Database
 from server.db.schema import programs, upgrade
+from server.http.place import Place
 from server.identity import new_id
 from server.programs.compilation import CompileQueue
 from server.settings import Settings
@@ -193,10 +196,14 @@ def home(home_template, tmp_path):
 
 
 @contextlib.contextmanager
-def serving(settings):
+def serving(app):
     """The application answering on a free port; yields its URL."""
+    # Errors only, and without pytest's locals in their tracebacks.
+    structlog.configure(
+        processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+    )
     listening = socket.create_server(("127.0.0.1", 0))
-    app = create_app(settings)
     config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
@@ -286,12 +293,23 @@ class Fleet:
             actor.close()
 
 
+@pytest.fixture(scope="session")
+def standing(home_template):
+    """One application for all tests, and its URL: building the routes is most of what a fresh one costs."""
+    app = create_app(Settings(home=home_template / "home"))
+    with serving(app) as url:
+        yield app, url
+
+
 @pytest.fixture
-def fleet(home):
-    with serving(home.settings) as url:
-        found = Fleet(home, url)
-        yield found
-        found.close()
+def fleet(home, standing):
+    """The application, moved to this test's home."""
+    app, url = standing
+    key = keys.load_key(home.settings.key_path)
+    app.state.place = Place(home.settings, home.database, home.artifacts, key.public_key(), utc_now())
+    found = Fleet(home, url)
+    yield found
+    found.close()
 
 
 @pytest.fixture

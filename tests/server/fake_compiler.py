@@ -48,14 +48,19 @@ def build(recipe: Recipe, source: Path, out_dir: Path) -> ProgramManifest:
     )
 
 
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def main() -> int:
     recipe_path, source, out_dir = (Path(argument) for argument in sys.argv[1:])
     with (source / "starts.log").open("a") as log:
         log.write(f"{os.getpid()}\n")
     behaviour_path = source / "behaviour.json"
     behaviour = json.loads(behaviour_path.read_text()) if behaviour_path.exists() else {}
-    print(json.dumps({"stage": "read", "fraction": 0.0}), flush=True)
-    print("a line that is not JSON", flush=True)
+    say(json.dumps({"stage": "read", "fraction": 0.0}))
+    say("a line that is not JSON")
     if behaviour.get("hang"):
         time.sleep(600)
     if behaviour.get("memory"):
@@ -65,13 +70,13 @@ def main() -> int:
     if behaviour.get("crash"):
         os.kill(os.getpid(), signal.SIGSEGV)
     if "error" in behaviour:
-        print(json.dumps({"error": behaviour["error"]}), flush=True)
+        say(json.dumps({"error": behaviour["error"]}))
         return 1
     recipe = Recipe.model_validate_json(recipe_path.read_text())
     manifest = build(recipe, source, out_dir).model_dump(mode="json")
     if "tamper" in behaviour:
         (out_dir / "program.pte").write_bytes(b"something else")
-    print(json.dumps({"manifest": manifest}), flush=True)
+    say(json.dumps({"manifest": manifest}))
     return 0
 
 

@@ -1,0 +1,116 @@
+"""Submitting, reading and cancelling jobs over HTTP."""
+
+import pytest
+
+from tests.server.conftest import job_request
+
+
+def test_a_job_is_accepted(app):
+    response = app.post("/v1/jobs", json=job_request())
+    assert response.status_code == 202
+    job = response.json()
+    assert response.headers["location"] == f"/v1/jobs/{job['id']}"
+    assert app.get(response.headers["location"]).json() == job
+    assert job["state"] == "queued"
+    assert job["request"]["adapter"] == "alice-movies"
+    assert job["task"]["name"] == "sst2"
+    assert job["recipe"]["answer_length"] == 1
+    assert job["recipe"]["base"] == {"name": "tiny", "sha256": "b" * 64}
+    assert job["attempts"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "code"),
+    [
+        ({"base": "nothing"}, 404, "unknown-base"),
+        ({"task": "nothing"}, 422, "invalid-task"),
+        ({"recipe": {"rank": 0}}, 422, "invalid-request"),
+        ({"recipe": {"rank": 257}}, 422, "invalid-request"),
+        ({"recipe": {"targets": []}}, 422, "invalid-request"),
+        ({"recipe": {"targets": ["q_proj", "q_proj"]}}, 422, "invalid-request"),
+        ({"recipe": {"sequence_length": 65}}, 422, "invalid-recipe"),
+        ({"recipe": {"surprise": 1}}, 422, "invalid-request"),
+        ({"training": {"steps": 0}}, 422, "invalid-request"),
+        ({"training": {"eps": 0}}, 422, "invalid-request"),
+        ({"user": "../etc"}, 422, "invalid-request"),
+        ({"adapter": "A"}, 422, "invalid-request"),
+        ({"dataset": ""}, 422, "invalid-request"),
+        ({"device": "device_none"}, 404, "not-found"),
+        (
+            {"task": {"name": "t", "prompt": "{", "answers": [{"text": "a", "labels": ["a"]}] * 2}},
+            422,
+            "invalid-request",
+        ),
+        (
+            {"task": {"name": "t", "prompt": "{x.y}", "answers": [{"text": "a", "labels": ["a"]}] * 2}},
+            422,
+            "invalid-request",
+        ),
+    ],
+)
+def test_bad_requests_leave_nothing(app, home, problem, changes, status, code):
+    files = home.stored_files()
+    problem(app.post("/v1/jobs", json=job_request(**changes)), status, code)
+    assert app.get("/v1/jobs").json() == {"items": [], "next": None}
+    assert home.stored_files() == files
+
+
+def test_the_second_job_of_a_recipe_is_ready_at_once(fleet, app):
+    first = fleet.ready_job(app)
+    assert first["state"] == "ready"
+    assert app.submit(user="bob", adapter="bob-movies")["state"] == "ready"
+    assert app.submit(adapter="other", recipe={"rank": 3})["state"] == "queued"
+
+
+def test_an_adapter_is_one_user_s(fleet, app, device, problem):
+    app.submit()
+    problem(app.post("/v1/jobs", json=job_request(user="bob")), 409, "conflict")
+    fleet.home.compile()
+    device.finish(device.lease())
+    problem(app.post("/v1/jobs", json=job_request(user="bob")), 409, "conflict")
+    assert app.submit()["state"] == "ready"
+
+
+def test_another_tenant_may_use_the_same_names(fleet, app):
+    app.submit()
+    assert fleet.app("other").submit(user="bob")["state"] == "queued"
+
+
+def test_what_is_not_there(app, problem):
+    problem(app.get("/v1/jobs/job_none"), 404, "not-found")
+    problem(app.post("/v1/jobs/job_none/cancel"), 404, "not-found")
+    problem(app.get("/v1/jobs/job_none/events"), 404, "not-found")
+    problem(app.get(f"/v1/programs/{'0' * 64}"), 404, "not-found")
+    problem(app.get("/v1/programs/xyz"), 422, "invalid-request")
+
+
+def test_cancelling(fleet, app, problem):
+    job = app.submit()
+    cancelled = app.post(f"/v1/jobs/{job['id']}/cancel").json()
+    assert cancelled["state"] == "cancelled"
+    assert app.post(f"/v1/jobs/{job['id']}/cancel").json() == cancelled
+    fleet.home.compile()
+    assert app.get(f"/v1/jobs/{job['id']}").json()["state"] == "cancelled"
+
+
+def test_what_has_ended_cannot_be_cancelled(fleet, app, device, lease, problem):
+    device.finish(lease)
+    problem(app.post(f"/v1/jobs/{lease['job']['id']}/cancel"), 409, "conflict")
+
+
+def test_a_program_can_be_seen_by_who_asked_for_it(fleet, app, problem):
+    job = app.submit()
+    problem(app.get(f"/v1/programs/{job['recipe_id']}"), 404, "not-found")
+    fleet.home.compile()
+    signed = app.get(f"/v1/programs/{job['recipe_id']}").json()
+    assert signed["manifest"]["recipe_id"] == job["recipe_id"]
+    for file in signed["manifest"]["files"]:
+        assert len(app.get(f"/v1/files/{file['sha256']}").content) == file["size"]
+    problem(fleet.app("other").get(f"/v1/programs/{job['recipe_id']}"), 404, "not-found")
+
+
+def test_numbers_that_json_lacks_become_null(fleet, app, device, lease):
+    body = '{"phase": "training", "step": 1, "steps": 3, "loss": NaN, "lr": Infinity}'
+    url = f"/v1/leases/{lease['id']}/heartbeat"
+    assert device.post(url, content=body, headers={"Content-Type": "application/json"}).status_code == 200
+    assert app.get(f"/v1/jobs/{lease['job']['id']}").json()["progress"]["loss"] is None

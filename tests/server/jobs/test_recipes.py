@@ -1,0 +1,99 @@
+"""From a request to a whole recipe: what is derived, and what is refused."""
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from server.jobs.recipes import resolve_recipe, resolve_task
+from shared.errors import InvalidRecipe, InvalidTask
+from shared.job import JobRequest
+from shared.recipe import BaseRef
+from shared.task import Answer, Task
+from tests.server.conftest import SHAPE, WORDS, job_request
+
+BASE = BaseRef(name="tiny", sha256="b" * 64)
+LONG = Task(
+    name="long",
+    prompt="{text}",
+    answers=(Answer(text=" very good film", labels=("1",)), Answer(text=" bad", labels=("0",))),
+)
+FROM_RECORD = {
+    "name": "own",
+    "prompt": "{q}",
+    "answers": [{"text": " {a}", "labels": ["0"]}, {"text": " {b}", "labels": ["1"]}],
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    made = Tokenizer(models.WordLevel({word: n for n, word in enumerate(("[UNK]", *WORDS))}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return made
+
+
+@pytest.fixture
+def resolve(tokenizer):
+    def resolve(**changes):
+        request = JobRequest.model_validate(job_request(**changes))
+        return resolve_recipe(request, resolve_task(request), BASE, SHAPE, tokenizer)
+
+    return resolve
+
+
+def test_sizes_come_from_the_task(resolve):
+    recipe = resolve()
+    assert (recipe.answer_length, recipe.choices) == (1, 2)
+    assert recipe.base == BASE
+    recipe = resolve(task=LONG.model_dump(mode="json"))
+    assert (recipe.answer_length, recipe.choices) == (3, 2)
+
+
+def test_sizes_may_be_larger_than_the_task_needs(resolve):
+    recipe = resolve(recipe={"answer_length": 4, "choices": 3})
+    assert (recipe.answer_length, recipe.choices) == (4, 3)
+
+
+def test_equal_requests_are_one_recipe(resolve):
+    assert resolve().id == resolve(recipe={"answer_length": 1, "choices": 2}).id
+    assert resolve().id != resolve(recipe={"rank": 3}).id
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"recipe": {"sequence_length": 65}}, "context"),
+        ({"recipe": {"sequence_length": 8, "answer_length": 8}}, "no"),
+        ({"recipe": {"answer_length": 2}, "task": LONG.model_dump(mode="json")}, "answer_length"),
+        ({"recipe": {"choices": 1}}, "choices"),
+        ({"recipe": {"choices": 5, "answer_length": 2}}, "choices"),
+        ({"task": "winogrande", "recipe": {"loss": "candidates", "answer_length": 2, "choices": 2}}, "loss"),
+    ],
+)
+def test_recipes_that_cannot_work(resolve, changes, word):
+    with pytest.raises(InvalidRecipe, match=word):
+        resolve(**changes)
+
+
+def test_the_longest_sequence_that_fits(resolve):
+    assert resolve(recipe={"sequence_length": 64}).sequence_length == 64
+    assert resolve(recipe={"sequence_length": 2}).sequence_length == 2
+
+
+def test_single_token_candidates_share_a_row(resolve):
+    assert resolve(recipe={"choices": 5}).choices == 5
+
+
+def test_answers_of_the_record_need_sizes(resolve):
+    with pytest.raises(InvalidTask, match="answer_length"):
+        resolve(task=FROM_RECORD)
+    recipe = resolve(task=FROM_RECORD, recipe={"answer_length": 3, "choices": 2})
+    assert (recipe.answer_length, recipe.choices) == (3, 2)
+
+
+def test_more_answers_than_choices(resolve):
+    with pytest.raises(InvalidRecipe, match="choices"):
+        resolve(task=FROM_RECORD, recipe={"answer_length": 3, "choices": 1})
+
+
+def test_unknown_task(resolve):
+    with pytest.raises(InvalidTask, match="sst2"):
+        resolve(task="nonsense")

@@ -1,0 +1,255 @@
+"""Who gets which job, for how long, and what becomes of it."""
+
+import json
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import update
+
+from server.leases.models import JobLease
+from server.leases.service import LeaseService
+from shared.canonical import sha256_hex
+from shared.program import SignedManifest
+from shared.signing import parse_public, verify_manifest
+from tests.server.conftest import adapter_bytes, result
+
+BEAT = {"phase": "training", "step": 1, "steps": 3}
+
+
+@pytest.fixture
+def expire(home):
+    """Lets a lease run out; `noticed` as a worker would."""
+
+    def expire(lease, noticed=True):
+        with home.database.writing() as session:
+            late = datetime.now(UTC) - timedelta(seconds=1)
+            session.execute(update(JobLease).where(JobLease.id == lease["id"]).values(expires_at=late))
+        if noticed:
+            with home.database.writing() as session:
+                LeaseService(session, home.settings.lease_seconds).take_back_overdue()
+
+    return expire
+
+
+def state(app, lease):
+    return app.get(f"/v1/jobs/{lease['job']['id']}").json()["state"]
+
+
+def beat(device, lease):
+    return device.post(f"/v1/leases/{lease['id']}/heartbeat", json=BEAT)
+
+
+def test_nothing_to_do(device):
+    assert device.lease() is None
+
+
+def test_a_lease_brings_a_signed_program(fleet, lease):
+    key = parse_public(fleet.actor().get("/v1/server").json()["public_key"])
+    manifest = verify_manifest(SignedManifest.model_validate(lease["manifest"]), key)
+    assert manifest.recipe_id == lease["job"]["recipe_id"]
+
+
+def test_oldest_first_and_only_what_the_device_holds(fleet, app, device):
+    first = fleet.ready_job(app, adapter="a1")
+    fleet.ready_job(app, adapter="a2", dataset="books")
+    assert fleet.device().lease("books")["job"]["request"]["dataset"] == "books"
+    assert fleet.device().lease("nothing") is None
+    assert fleet.device().lease("nothing", "movies")["job"]["id"] == first["id"]
+
+
+def test_an_uncompiled_job_is_nobody_s(app, device):
+    app.submit()
+    assert device.lease() is None
+
+
+def test_a_job_for_one_device_waits_for_it(fleet, app, device):
+    other = fleet.device(name="other")
+    job = fleet.ready_job(app, device=device.device_id)
+    assert other.lease() is None
+    assert device.lease()["job"]["id"] == job["id"]
+
+
+def test_one_job_one_device(fleet, app):
+    fleet.ready_job(app)
+    devices = [fleet.device(name=f"d{number}") for number in range(5)]
+    barrier, got = threading.Barrier(5), []
+
+    def ask(device):
+        barrier.wait()
+        got.append(device.lease())
+
+    threads = [threading.Thread(target=ask, args=(device,)) for device in devices]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len([lease for lease in got if lease]) == 1
+
+
+def test_a_restarted_agent_gets_its_lease_again(fleet, app, device, lease):
+    fleet.ready_job(app, adapter="another")
+    again = device.lease()
+    assert again["id"] == lease["id"]
+    assert again["expires_at"] > lease["expires_at"]
+    assert again["job"]["attempts"] == 0
+
+
+def test_a_lease_on_data_that_is_gone_is_not_given_again(device, lease):
+    assert device.lease("something-else") is None
+
+
+def test_waiting_for_a_job(fleet, app, device):
+    got = []
+    thread = threading.Thread(target=lambda: got.append(device.lease(wait_seconds=20)))
+    thread.start()
+    job = fleet.ready_job(app)
+    thread.join()
+    assert got[0]["job"]["id"] == job["id"]
+
+
+@pytest.mark.parametrize("wait", [-1, 31, "long", None])
+def test_waiting_too_long(device, problem, wait):
+    response = device.post("/v1/leases", json={"datasets": [], "wait_seconds": wait})
+    problem(response, 422, "invalid-request")
+
+
+def test_heartbeats_keep_the_lease_and_tell_progress(app, device, lease):
+    first = beat(device, lease).json()
+    assert first["stop"] is False
+    assert first["expires_at"] > lease["expires_at"]
+    assert app.get(f"/v1/jobs/{lease['job']['id']}").json()["progress"]["step"] == 1
+
+
+def test_an_expired_lease_frees_the_job(fleet, app, device, lease, expire, problem):
+    expire(lease)
+    job = app.get(f"/v1/jobs/{lease['job']['id']}").json()
+    assert (job["state"], job["attempts"]) == ("ready", 1)
+    other = fleet.device(name="other")
+    taken = other.lease()
+    assert taken["job"]["id"] == lease["job"]["id"]
+    assert taken["id"] != lease["id"]
+    problem(beat(device, lease), 410, "lease-ended")
+    problem(device.upload(lease), 410, "lease-ended")
+    problem(device.post(f"/v1/leases/{lease['id']}/release"), 410, "lease-ended")
+    problem(device.post(f"/v1/leases/{lease['id']}/fail", json={"code": "x", "detail": "y"}), 410, "lease-ended")
+    body = {"adapter_sha256": "0" * 64, "result": result()}
+    problem(device.post(f"/v1/leases/{lease['id']}/complete", json=body), 410, "lease-ended")
+    assert beat(other, taken).status_code == 200
+
+
+def test_it_is_freed_also_when_no_worker_looks(fleet, app, device, lease, expire):
+    expire(lease, noticed=False)
+    assert fleet.device(name="other").lease()["job"]["id"] == lease["job"]["id"]
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_device_that_was_away_goes_on_if_nobody_took_over(app, device, lease, expire, noticed):
+    expire(lease, noticed)
+    assert beat(device, lease).status_code == 200
+    assert state(app, lease) == "training"
+
+
+def test_a_device_that_was_away_gets_its_own_job_first(fleet, app, device, lease, expire):
+    expire(lease)
+    assert device.lease()["id"] == lease["id"]
+    assert state(app, lease) == "training"
+
+
+def test_but_not_once_another_has_had_it(fleet, app, device, lease, expire, problem):
+    expire(lease)
+    other = fleet.device(name="other")
+    taken = other.lease()
+    other.post(f"/v1/leases/{taken['id']}/release")
+    problem(beat(device, lease), 410, "lease-ended")
+    anew = device.lease()
+    assert anew["job"]["id"] == lease["job"]["id"]
+    assert anew["id"] not in (lease["id"], taken["id"])
+
+
+def test_work_done_while_away_counts(app, device, lease, expire):
+    expire(lease)
+    assert device.finish(lease)["version"] == 1
+    assert state(app, lease) == "succeeded"
+
+
+def test_releasing(fleet, app, device, lease, problem):
+    url = f"/v1/leases/{lease['id']}/release"
+    assert device.post(url).json()["job_state"] == "ready"
+    assert device.post(url).json()["job_state"] == "ready"
+    problem(beat(device, lease), 410, "lease-ended")
+    assert device.lease()["job"]["id"] == lease["job"]["id"]
+
+
+def test_failing(app, device, lease, problem):
+    url, error = f"/v1/leases/{lease['id']}/fail", {"code": "invalid-dataset", "detail": "train.jsonl:3: no label"}
+    assert device.post(url, json=error).json()["job_state"] == "failed"
+    assert device.post(url, json=error).status_code == 200
+    job = app.get(f"/v1/jobs/{lease['job']['id']}").json()
+    assert job["error"] == error
+    problem(beat(device, lease), 410, "lease-ended")
+    assert device.lease() is None
+
+
+def test_a_cancelled_job_stops_its_device(app, device, lease, problem):
+    app.post(f"/v1/jobs/{lease['job']['id']}/cancel")
+    told = beat(device, lease).json()
+    assert told["stop"] is True
+    assert told["job_state"] == "cancelled"
+    problem(device.upload(lease), 410, "lease-ended")
+    assert device.post(f"/v1/leases/{lease['id']}/release").json()["stop"] is True
+    assert device.lease() is None
+    assert state(app, lease) == "cancelled"
+
+
+def test_completing_twice_counts_once(app, device, lease, problem):
+    version = device.finish(lease)
+    data = adapter_bytes(lease["manifest"]["manifest"]["size"])
+    url, body = f"/v1/leases/{lease['id']}/complete", {"adapter_sha256": sha256_hex(data), "result": result()}
+    assert device.post(url, json=body).json() == version
+    assert device.upload(lease, data).json() == {"sha256": sha256_hex(data), "size": len(data)}
+    problem(device.post(url, json=body | {"adapter_sha256": "0" * 64}), 409, "conflict")
+    problem(beat(device, lease), 410, "lease-ended")
+    assert app.get("/v1/adapters/alice-movies").json()["versions"] == 1
+
+
+def test_completing_needs_the_upload(app, device, lease, problem):
+    url = f"/v1/leases/{lease['id']}/complete"
+    problem(device.post(url, json={"adapter_sha256": "0" * 64, "result": result()}), 409, "conflict")
+    assert device.upload(lease).status_code == 200
+    problem(device.post(url, json={"adapter_sha256": "0" * 64, "result": result()}), 409, "conflict")
+    assert state(app, lease) == "training"
+    assert app.get("/v1/adapters").json()["items"] == []
+
+
+def test_a_result_that_no_reader_could_show_is_refused(app, device, lease, problem):
+    data = adapter_bytes(lease["manifest"]["manifest"]["size"])
+    device.upload(lease, data)
+    evaluation = {"step": 1, "split": "test", "correct": 1, "total": 2, "loss": float("nan")}
+    text = json.dumps({"adapter_sha256": sha256_hex(data), "result": result(evaluations=[evaluation])})
+    url = f"/v1/leases/{lease['id']}/complete"
+    problem(device.post(url, content=text, headers={"Content-Type": "application/json"}), 400, "bad-request")
+    assert state(app, lease) == "training"
+
+
+def test_a_foreign_lease_is_no_lease(fleet, device, lease, problem):
+    other = fleet.device(name="other")
+    problem(beat(other, lease), 404, "not-found")
+    problem(other.upload(lease), 404, "not-found")
+    problem(other.post(f"/v1/leases/{lease['id']}/release"), 404, "not-found")
+    problem(other.post(f"/v1/leases/{lease['id']}/fail", json={"code": "x", "detail": "y"}), 404, "not-found")
+    body = {"adapter_sha256": "0" * 64, "result": result()}
+    problem(other.post(f"/v1/leases/{lease['id']}/complete", json=body), 404, "not-found")
+    assert beat(device, lease).status_code == 200
+
+
+def test_files_are_for_devices_that_had_the_job(fleet, app, device, lease, problem):
+    other = fleet.device(name="other")
+    for file in lease["manifest"]["manifest"]["files"]:
+        url = f"/v1/files/{file['sha256']}"
+        assert len(device.get(url).content) == file["size"]
+        problem(other.get(url), 404, "not-found")
+    device.finish(lease)
+    assert device.get(url).status_code == 200
+    problem(device.get(f"/v1/files/{'0' * 64}"), 404, "not-found")
+    problem(device.get("/v1/files/passwd"), 422, "invalid-request")
