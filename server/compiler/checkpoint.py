@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from server.compiler.base import BaseFacts, locate_base
-from server.compiler.gguf_form import gguf_facts, gguf_tensors
-from server.compiler.hf_form import hf_facts, hf_tensors
+from server.compiler.gguf_form import gguf_checkpoint, gguf_facts
+from server.compiler.hf_form import hf_checkpoint, hf_facts
 from shared.errors import UnreadableCheckpoint
 from shared.recipe import TARGETS, Target
 
@@ -51,10 +51,7 @@ def inspect_base(source: str) -> BaseFacts:
 def load_checkpoint(source: str) -> Checkpoint:
     """The facts and every weight of the base model at `source`; raises as `inspect_base` does."""
     files = locate_base(source)
-    if files.form == "gguf":
-        facts, tensors = gguf_facts(files), gguf_tensors(files)
-    else:
-        facts, tensors = hf_facts(files), hf_tensors(files)
+    facts, tensors = gguf_checkpoint(files) if files.form == "gguf" else hf_checkpoint(files)
     if facts.tied:
         tensors.pop("lm_head", None)  # some tied checkpoints carry a copy; the configuration decides
     _check_shapes(facts, tensors)

@@ -7,6 +7,8 @@ Data that the `.ptd` holds is left out; the rest (A) goes into the `.pte`.
 Knows nothing of recipes or checkpoints' forms.
 """
 
+# mypy: disallow-subclassing-any=False
+
 from __future__ import annotations
 
 import copy

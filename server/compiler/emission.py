@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchBackendConfig, to_edge
 from executorch.exir.passes import MemoryPlanningPass
-from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 from torch import Tensor, nn
 from torch.export import export
 
 from server.compiler.methods import FLAT_B
 
 EXTERNAL = "weights"  # tag of the constants that the .ptd holds
+INITIALIZER = "adapter"  # the method that must be loaded before any other is called
 Signature = tuple[nn.Module, tuple[Tensor, ...]]
 
 
@@ -38,10 +38,10 @@ def emit(methods: Mapping[str, Signature], stored: set[str], path: Path) -> Emit
         exported,
         compile_config=EdgeCompileConfig(_check_ir_validity=False, preserve_ops=[torch.ops.aten.linear.default]),
     )
+    _start_b_at_zero(edge)
     placeholders = {"b_" + name.replace(".", "_") for name in stored}
     program = edge.to_executorch(
         ExecutorchBackendConfig(
-            passes=[InitializedMutableBufferPass([FLAT_B])],
             memory_planning_pass=MemoryPlanningPass(share_mutable_buffers=True),
             emit_mutable_buffer_names=True,
             external_constants=lambda node: EXTERNAL if node.name in placeholders else None,
@@ -55,3 +55,13 @@ def emit(methods: Mapping[str, Signature], stored: set[str], path: Path) -> Emit
         delegates=sum(len(plan.delegates) for plan in plans),
         nodes=sum(len(chain.instructions) for plan in plans for chain in plan.chains),
     )
+
+
+def _start_b_at_zero(edge: EdgeProgramManager) -> None:
+    """Loading INITIALIZER stores B's zeros; every other method leaves B as it finds it, so it may come and go.
+
+    Zeros in every method would add 4 D bytes for each, and loading any of them would undo training.
+    """
+    for node in edge.exported_program(INITIALIZER).graph.nodes:
+        if node.op == "placeholder" and node.name == f"b_{FLAT_B}":
+            node.meta["et_init_buffer"] = True

@@ -33,7 +33,16 @@ LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(.+)\.weight")
 
 def gguf_facts(files: BaseFiles) -> BaseFacts:
     """The facts in the file's metadata. Raises UnreadableCheckpoint or UnsupportedModel."""
+    return _facts(files, _read(files))
+
+
+def gguf_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, torch.Tensor]]:
+    """The facts and every weight by canonical name, from one reading: parsing the metadata takes seconds."""
     reader = _read(files)
+    return _facts(files, reader), _tensors(reader)
+
+
+def _facts(files: BaseFiles, reader: gguf.GGUFReader) -> BaseFacts:
     architecture = str(_field(reader, "general.architecture"))
     if architecture not in SUPPORTED:
         raise UnsupportedModel(f"architecture {architecture!r} is not supported; supported: {', '.join(SUPPORTED)}")
@@ -68,9 +77,8 @@ def gguf_facts(files: BaseFiles) -> BaseFacts:
     )
 
 
-def gguf_tensors(files: BaseFiles) -> dict[str, torch.Tensor]:
+def _tensors(reader: gguf.GGUFReader) -> dict[str, torch.Tensor]:
     """Every weight, dequantized to float32, under its canonical name and in Hugging Face's row order."""
-    reader = _read(files)
     heads = int(_field(reader, "llama.attention.head_count"))
     kv_heads = int(_field(reader, "llama.attention.head_count_kv", heads))
     tensors: dict[str, torch.Tensor] = {}

@@ -65,8 +65,9 @@ def hf_facts(files: BaseFiles) -> BaseFacts:
         raise UnreadableCheckpoint(f"config.json lacks a usable value: {error}") from error
 
 
-def hf_tensors(files: BaseFiles) -> dict[str, torch.Tensor]:
-    """Every weight as float32 under its canonical name. Raises UnreadableCheckpoint or UnsupportedModel."""
+def hf_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, torch.Tensor]]:
+    """The facts, and every weight as float32 by canonical name. Raises UnreadableCheckpoint or UnsupportedModel."""
+    facts = hf_facts(files)
     tensors: dict[str, torch.Tensor] = {}
     for path in _weight_files(files):
         try:
@@ -76,7 +77,7 @@ def hf_tensors(files: BaseFiles) -> dict[str, torch.Tensor]:
                         tensors[_canonical(name)] = file.get_tensor(name).to(torch.float32)
         except (SafetensorError, OSError) as error:
             raise UnreadableCheckpoint(f"{path.name} is not a whole safetensors file ({error})") from error
-    return tensors
+    return facts, tensors
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:

@@ -59,6 +59,11 @@ class Program:
         tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in inputs]
         return [output.numpy() for output in self._methods[method].call(tensors)]
 
+    def reload(self, method: str) -> None:
+        """Loads one method anew from the same program."""
+        del self._methods[method]
+        self._methods[method] = self._program.load_method(method)
+
 
 def compile_to(directory: Path, recipe: Recipe, source: str) -> Program:
     return Program(directory, compile_program(recipe, source, directory, None))

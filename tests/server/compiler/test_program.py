@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -97,3 +98,14 @@ def test_the_process_reports_an_error_as_one_line(tiny: TinyBase, tmp_path: Path
     assert (code, len(lines)) == (1, 1)
     assert lines[0]["error"]["code"] == "invalid-recipe"
     assert "rank" in lines[0]["error"]["detail"]
+
+
+def test_heavy_methods_come_and_go_without_touching_b(programs: Programs) -> None:
+    program, _ = programs(4, "rademacher", "full", "xnnpack")
+    b = np.arange(program.manifest.size, dtype=np.float32)
+    program("load", b)
+    for name in ("step", "score", "replay", "load"):
+        program.reload(name)
+    assert np.array_equal(program("adapter")[0], b)
+    program.reload("adapter")
+    assert not program("adapter")[0].any()
