@@ -1,0 +1,113 @@
+"""The device's own data: a directory of JSONL files, read into the splits that a job trains and measures on.
+
+Nothing here is ever sent; what an error may tell the server is kept apart from what it tells this device.
+Knows no runtime and no HTTP.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from device_agent.errors import UnusableRecord
+from shared.encoding import Example, load_examples
+from shared.errors import InvalidDataset
+from shared.job import TrainingSettings
+from shared.noise import permutation
+from shared.recipe import Recipe
+from shared.task import Task, template_fields
+
+# One fixed seed and epochs that training never reaches: every job splits and samples alike, so runs of different
+# job seeds can be compared.
+SPLIT_SEED = 0
+HELD_OUT_EPOCH = 0xFFFFFFFF
+SAMPLE_EPOCH = 0xFFFFFFFE
+HELD_OUT_SHARE = 5
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Examples to train on, to choose the best B by, and to report on. test is None if the device has none."""
+
+    train: Sequence[Example]
+    validation: Sequence[Example]
+    test: Sequence[Example] | None
+
+    @property
+    def truncated(self) -> int:
+        """Training examples whose prompt was cut to the recipe's sequence length."""
+        return sum(example.truncated for example in self.train)
+
+
+def check_directory(directory: Path) -> None:
+    """Raises InvalidDataset unless `directory` can be a data set."""
+    if not directory.is_dir():
+        raise InvalidDataset(f"{directory} is no directory; a data set is a directory with a train.jsonl")
+    if not (directory / "train.jsonl").is_file():
+        raise InvalidDataset(f"{directory} has no train.jsonl, which every data set needs")
+
+
+def read_splits(
+    directory: Path, task: Task, tokenizer: Tokenizer, recipe: Recipe, settings: TrainingSettings
+) -> Splits:
+    """The splits in a data set's directory: train.jsonl, and validation.jsonl and test.jsonl where they exist.
+
+    Without validation.jsonl a fifth of train.jsonl is held out. Raises UnusableRecord naming file and line.
+    """
+    check_directory(directory)
+
+    def read(name: str) -> list[Example]:
+        path = directory / f"{name}.jsonl"
+        try:
+            return load_examples(path, task, tokenizer, recipe)
+        except InvalidDataset as error:
+            raise UnusableRecord(error.detail, _public(error, path, task)) from error
+
+    train = read("train")
+    if (directory / "validation.jsonl").is_file():
+        validation = read("validation")
+    else:
+        train, validation = hold_out(train, directory)
+    test = read("test") if (directory / "test.jsonl").is_file() else None
+    return Splits(
+        train=train,
+        validation=sample(validation, settings.validation_limit),
+        test=None if test is None else sample(test, settings.test_limit),
+    )
+
+
+def hold_out(examples: Sequence[Example], directory: Path) -> tuple[list[Example], list[Example]]:
+    """(train, validation): a fifth of the examples, at least one. Raises UnusableRecord for fewer than 2."""
+    if len(examples) < 2:
+        why = "one record cannot both train and validate; add records or a validation.jsonl"
+        raise UnusableRecord(f"{directory / 'train.jsonl'}: {why}", f"train.jsonl: {why}")
+    order = permutation(SPLIT_SEED, HELD_OUT_EPOCH, len(examples))
+    count = max(len(examples) // HELD_OUT_SHARE, 1)
+    held = set(order[:count].tolist())
+    train = [example for index, example in enumerate(examples) if index not in held]
+    return train, [examples[index] for index in sorted(held)]
+
+
+def sample(examples: Sequence[Example], limit: int | None) -> Sequence[Example]:
+    """At most `limit` of the examples: not the first ones, since files are often sorted by label."""
+    if limit is None or len(examples) <= limit:
+        return examples
+    return [examples[index] for index in permutation(SPLIT_SEED, SAMPLE_EPOCH, len(examples))[:limit]]
+
+
+def _public(error: InvalidDataset, path: Path, task: Task) -> str:
+    """What the server may hear: split and line, and a missing field's name, which is the task's own. No value."""
+    line = re.match(r":(\d+):", error.detail.removeprefix(str(path)))
+    where = f"{path.name}, line {line[1]}" if line else path.name
+    missing = [field for field in sorted(_source_fields(task)) if f"field {field!r} is missing" in error.detail]
+    why = f"field {missing[0]!r} is missing" if missing else "the device's own log says why"
+    return f"{where} cannot be used with task {task.name!r}: {why}"
+
+
+def _source_fields(task: Task) -> set[str]:
+    named = {field for template in task.templates() for field in template_fields(template)}
+    return {task.mapped[field].field if field in task.mapped else field for field in named} | {task.label_field}

@@ -1,0 +1,115 @@
+"""What a person or a log sees of the daemon: one live line on a terminal, structured log lines elsewhere.
+
+Knows the daemon's events only; status.json shows the same to other processes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+import structlog
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from device_agent.state import Home, Status
+from shared.job import Progress
+
+LOG_SECONDS = 10.0  # between log lines of one phase
+STATUS_SECONDS = 0.5
+
+_log = structlog.get_logger()
+
+
+def configure_logs(json_lines: bool) -> None:
+    """Log lines go to standard error for people, or as JSON lines to standard output for machines."""
+    rendered: list[structlog.typing.Processor] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        if json_lines
+        else [structlog.dev.ConsoleRenderer(colors=False)]
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *rendered,
+        ],
+        # Looked up at each line: while the live line is drawn, rich stands in for standard error.
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stdout if json_lines else sys.stderr),
+    )
+
+
+def progress_line(progress: Progress) -> str:
+    """One run on one line: phase, step, loss, rate, time left, memory, accuracy."""
+    parts: list[str] = [progress.phase]
+    if progress.steps:
+        parts.append(f"step {progress.step}/{progress.steps}")
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4f}")
+    if progress.examples_per_second is not None:
+        parts.append(f"{progress.examples_per_second:.1f} samples/s")
+    if progress.seconds_left is not None:
+        parts.append(f"{progress.seconds_left:.0f} s left")
+    if progress.rss_bytes is not None:
+        parts.append(f"{progress.rss_bytes / 1e6:.0f} MB")
+    if progress.accuracy is not None and progress.best_accuracy is not None:
+        parts.append(f"validation {progress.accuracy:.1%} (best {progress.best_accuracy:.1%})")
+    return " | ".join(parts)
+
+
+class Display:
+    """Shows what the daemon does: on the terminal or in the log, and in the home's status.json."""
+
+    def __init__(self, home: Home, live: bool) -> None:
+        """live: whether standard error is a terminal to draw one changing line on."""
+        self._home = home
+        self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True) if live else None
+        self._status = Status()
+        self._phase: str | None = None
+        self._logged = self._written = 0.0
+
+    def __enter__(self) -> Display:
+        self._write(Status())
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+        self._write(self._status.model_copy(update={"state": "stopped", "progress": None}))
+
+    def begin(self, job_id: str, adapter: str) -> None:
+        """A job was leased."""
+        self._phase = None
+        _log.info("job", job=job_id, adapter=adapter)
+        self._write(self._status.model_copy(update={"state": "busy", "job_id": job_id, "adapter": adapter}))
+
+    def progress(self, progress: Progress) -> None:
+        """How far the job is."""
+        now = time.monotonic()
+        if self._live is not None:
+            self._live.update(Text(progress_line(progress)), refresh=True)
+        elif progress.phase != self._phase or now - self._logged >= LOG_SECONDS:
+            _log.info("progress", **progress.model_dump(exclude_none=True))
+            self._logged = now
+        if progress.phase != self._phase or now - self._written >= STATUS_SECONDS:
+            self._write(self._status.model_copy(update={"progress": progress}))
+        self._phase = progress.phase
+
+    def end(self, outcome: str, detail: str | None) -> None:
+        """The job in hand came to an end."""
+        job_id = self._status.job_id
+        if self._live is not None:
+            self._live.update(Text(""), refresh=True)
+        (_log.info if detail is None else _log.warning)("job ended", job=job_id, outcome=outcome, detail=detail)
+        self._write(Status(last_job_id=job_id, last_outcome=outcome, last_detail=detail))
+
+    def _write(self, status: Status) -> None:
+        self._status = Status.model_validate(status.model_dump(exclude={"updated_at"}))
+        self._home.write_status(self._status)
+        self._written = time.monotonic()

@@ -1,0 +1,166 @@
+"""A run's directory on disk: what to train, the trajectory so far, and what came out. Survives kill -9.
+
+    run.json            the plan: everything the training process must know
+    trajectory.bin      the ledger (shared.trajectory), synced after every step
+    figures.json        seconds and memory of the processes that worked on it so far
+    best.safetensors    B at the best validation; the file that is uploaded
+    last.safetensors    B after the last step, kept beside it
+    result.json         what is reported; once it exists, only the upload is missing
+    trainer.log         standard error of the training process
+
+Knows no runtime and no HTTP.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from device_agent.durable import write_durably
+from shared.canonical import canonical_json
+from shared.job import Result, TrainingSettings
+from shared.lora import F32, dump_adapter
+from shared.program import ProgramManifest
+from shared.task import Task
+from shared.trajectory import TrajectoryFile, TrajectoryHeader
+
+KEPT_RUNS = 10  # directories; the newest
+
+Document = TypeVar("Document", bound=BaseModel)
+
+
+class RunPlan(BaseModel):
+    """What one run trains, on what, with which files."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    job_id: str
+    task: Task
+    training: TrainingSettings
+    manifest: ProgramManifest
+    dataset: Path
+    program: Path
+    weights: Path
+    tokenizer: Path
+
+    @property
+    def header(self) -> TrajectoryHeader:
+        """The trajectory's header: a run whose header differs is another run."""
+        return TrajectoryHeader(
+            job_id=self.job_id,
+            job_seed=self.training.seed,
+            recipe_id=self.manifest.recipe_id,
+            noise=self.manifest.recipe.noise,
+            queries=self.manifest.recipe.queries,
+            size=self.manifest.size,
+        )
+
+
+class Figures(BaseModel):
+    """Time and memory spent on a run, over all its processes; a kill loses what was not yet noted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    train_seconds: float = Field(0, ge=0)
+    seconds: float = Field(0, ge=0)
+    peak_rss_bytes: int = Field(0, ge=0)
+
+
+class RunDirectory:
+    """The directory of one job's run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def best(self) -> Path:
+        """The adapter that is uploaded."""
+        return self.path / "best.safetensors"
+
+    @property
+    def last(self) -> Path:
+        """The adapter after the last step."""
+        return self.path / "last.safetensors"
+
+    @property
+    def log(self) -> Path:
+        """Standard error of the training process."""
+        return self.path / "trainer.log"
+
+    def begin(self, plan: RunPlan) -> None:
+        """Makes the directory, or finds it, and notes the plan (paths may have changed since a kill)."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._write("run.json", plan)
+
+    def plan(self) -> RunPlan:
+        """The plan noted by `begin`."""
+        return RunPlan.model_validate_json((self.path / "run.json").read_bytes())
+
+    def figures(self) -> Figures:
+        """What was noted last; zeros in a new run."""
+        return self._read("figures.json", Figures) or Figures()
+
+    def note(self, figures: Figures) -> None:
+        """Notes time and memory spent so far."""
+        self._write("figures.json", figures)
+
+    def result(self) -> Result | None:
+        """The result, if training is complete."""
+        return self._read("result.json", Result)
+
+    def finish(self, result: Result) -> None:
+        """Notes that training is complete; both adapters must have been written."""
+        self._write("result.json", result)
+
+    def open_trajectory(self, plan: RunPlan) -> TrajectoryFile:
+        """The ledger, continued or begun. Raises Conflict if it is another run's."""
+        return TrajectoryFile(self.path / "trajectory.bin", plan.header)
+
+    def write_adapter(self, path: Path, flat: F32, plan: RunPlan, step: int) -> None:
+        """B (D,) after `step` steps as an adapter file; equal runs write equal bytes."""
+        about = {
+            "format": 1,
+            "job_id": plan.job_id,
+            "recipe_id": plan.manifest.recipe_id,
+            "a_sha256": plan.manifest.a_sha256,
+            "step": step,
+        }
+        # One entry only: safetensors writes several in no fixed order.
+        write_durably(path, dump_adapter(flat, {"mobizo": canonical_json(about).decode()}))
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Holds the run for one training process; waits while an orphan of a killed daemon finishes its step."""
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def remove(self) -> None:
+        """Forgets the run."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _write(self, name: str, document: BaseModel) -> None:
+        write_durably(self.path / name, document.model_dump_json(indent=1).encode())
+
+    def _read(self, name: str, model: type[Document]) -> Document | None:
+        try:
+            return model.model_validate_json((self.path / name).read_bytes())
+        except FileNotFoundError:
+            return None
+
+
+def prune_runs(runs: Path, keep: int = KEPT_RUNS) -> None:
+    """Removes all but the newest `keep` run directories."""
+    found = sorted((path for path in runs.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    for path in found[: max(len(found) - keep, 0)]:
+        RunDirectory(path).remove()

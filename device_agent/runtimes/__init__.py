@@ -1,0 +1,44 @@
+"""The runtime port: a program loaded and ready to train, whatever runs it. Knows no data set and no journal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.program import ProgramManifest
+
+F32 = NDArray[np.float32]
+Arrays = tuple[NDArray[Any], ...]
+
+
+class Runtime(Protocol):
+    """A program's methods (see `shared.program`) over one flat B. Each raises RuntimeFailed if it cannot run."""
+
+    def step(self, batch: Arrays, seeds: NDArray[np.int32], lr: float, eps: float) -> tuple[F32, F32]:
+        """One MobiZO step on a packed batch; seeds (q, 2). Returns losses (2q,) and coefficients (q,); B has moved."""
+
+    def replay(self, seeds: NDArray[np.int32], coefficients: F32) -> None:
+        """The update of one recorded step: seeds (q, 2), coefficients (q,)."""
+
+    def score(self, batch: Arrays) -> F32:
+        """Log-probabilities (R, T, C) under the current B."""
+
+    def adapter(self) -> F32:
+        """A copy of B, (D,)."""
+
+    def load(self, flat: F32) -> None:
+        """Makes B a copy of `flat` (D,)."""
+
+    def close(self) -> None:
+        """Frees the program's memory."""
+
+
+def open_runtime(manifest: ProgramManifest, program: Path, weights: Path) -> Runtime:
+    """The program at `program` with the base weights at `weights`, B = 0. Raises RuntimeFailed if it cannot load."""
+    # ExecuTorch and torch weigh hundreds of megabytes: only the process that trains pays for them.
+    from device_agent.runtimes.inprocess import InProcessRuntime
+
+    return InProcessRuntime(manifest, program, weights)

@@ -1,0 +1,90 @@
+"""The daemon's end of a training process: starts it, hears it, stops it, and says how it ended. Knows no HTTP."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from device_agent.errors import DoesNotFit, RuntimeFailed
+from device_agent.journal import RunDirectory
+from device_agent.trainer_process import Message
+from shared.job import Progress
+
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 10.0  # then it is killed, which costs at most the step in progress
+LOG_TAIL = 300
+
+PACKAGES = Path(__file__).resolve().parent.parent
+
+
+def supervise(run: RunDirectory, report: Callable[[Progress], None], stop: Callable[[], bool]) -> Message:
+    """Trains a run in a process of its own until it ends or `stop` says so; returns its last message.
+
+    report: called with each progress. Raises DoesNotFit if the process was killed from outside, RuntimeFailed if it
+    died by itself without a last word.
+    """
+    with run.log.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "device_agent.trainer_process", str(run.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd=PACKAGES,
+        )
+    last: Message | None = None
+    try:
+        for line in _lines(process, stop):
+            message = Message.model_validate_json(line)
+            if message.progress is not None:
+                report(message.progress)
+            else:
+                last = message
+    finally:
+        _end(process)
+    if last is not None:
+        return last
+    if stop():
+        return Message(stopped=True)
+    if process.returncode == -signal.SIGKILL:
+        raise DoesNotFit("the training process was killed, most likely for want of memory; the run goes on later")
+    said = run.log.read_text(errors="replace").strip()[-LOG_TAIL:]
+    raise RuntimeFailed(f"the training process ended with status {process.returncode}; see {run.log}: {said}")
+
+
+def _lines(process: subprocess.Popen[bytes], stop: Callable[[], bool]) -> Iterator[bytes]:
+    """Whole lines of the process's output until it ends; after `stop` it has GRACE_SECONDS to end."""
+    output: IO[bytes] = process.stdout  # type: ignore[assignment]  # it is a pipe
+    rest, patience = b"", GRACE_SECONDS
+    with selectors.DefaultSelector() as selector:
+        selector.register(output, selectors.EVENT_READ)
+        asked = False
+        while patience > 0:
+            if not asked and stop():
+                process.terminate()
+                asked = True
+            ready = selector.select(POLL_SECONDS)
+            if not ready:
+                patience -= POLL_SECONDS if asked else 0
+                continue
+            piece = output.read1(1 << 16)  # type: ignore[attr-defined]  # a buffered pipe has it
+            if not piece:
+                return
+            *whole, rest = (rest + piece).split(b"\n")
+            yield from whole
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Makes sure that the process is gone."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    try:
+        process.wait(POLL_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

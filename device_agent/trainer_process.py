@@ -1,0 +1,100 @@
+"""The process that trains one run: `python -m device_agent.trainer_process RUN_DIRECTORY`.
+
+Apart from the daemon, so that torch's memory goes back when a job is done and a crash of native code ends only the
+run. It says what happens in JSON lines on standard output, one `Message` each, the last being result, error or
+stopped; SIGTERM stops it after the call in progress; when its standard input ends, the daemon is dead and so is it.
+Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import BinaryIO
+
+from pydantic import BaseModel, ConfigDict
+from tokenizers import Tokenizer
+
+from device_agent.data import read_splits
+from device_agent.errors import UnusableRecord
+from device_agent.journal import RunDirectory
+from device_agent.runtimes import open_runtime
+from device_agent.trainer import Stopped, Trainer
+from shared.errors import InvalidDataset, MobizoError
+from shared.job import JobError, Progress, Result
+
+ORPHANED = 3  # exit status
+
+
+class Message(BaseModel):
+    """One line to the daemon: exactly one field is set. `detail` may quote the data and stays on the device."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    progress: Progress | None = None
+    result: Result | None = None
+    error: JobError | None = None
+    stopped: bool = False
+    detail: str | None = None
+
+
+def describe(error: MobizoError) -> Message:
+    """The message that tells of an error: whole for the device, without a word of the data for the server."""
+    if isinstance(error, UnusableRecord):
+        told = error.public
+    elif isinstance(error, InvalidDataset):
+        told = "the data set cannot be used; the device's own log says why"
+    else:
+        told = error.detail
+    return Message(error=JobError(code=error.code, detail=told[:4000]), detail=error.detail)
+
+
+def train(directory: Path, channel: BinaryIO) -> None:
+    """Trains the run in `directory`, telling of it on `channel`."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+
+    def tell(message: Message) -> None:
+        channel.write(message.model_dump_json(exclude_none=True).encode() + b"\n")
+        channel.flush()
+
+    run = RunDirectory(directory)
+    with run.lock():
+        try:
+            tell(Message(progress=Progress(phase="loading")))
+            plan = run.plan()
+            recipe = plan.manifest.recipe
+            splits = read_splits(
+                plan.dataset, plan.task, Tokenizer.from_file(str(plan.tokenizer)), recipe, plan.training
+            )
+            runtime = open_runtime(plan.manifest, plan.program, plan.weights)
+            trainer = Trainer(
+                run, plan, splits, runtime, lambda progress: tell(Message(progress=progress)), stop.is_set
+            )
+            tell(Message(result=trainer.train()))
+        except Stopped:
+            tell(Message(stopped=True))
+        except MobizoError as error:
+            tell(describe(error))
+
+
+def _die_with_the_daemon() -> None:
+    sys.stdin.buffer.read()
+    os._exit(ORPHANED)
+
+
+def main() -> None:
+    """Entry point. Standard output becomes the channel; whatever libraries print goes to standard error."""
+    channel = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    # Ctrl-C reaches the whole group; the daemon decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with_the_daemon, daemon=True).start()
+    train(Path(sys.argv[1]), channel)
+
+
+if __name__ == "__main__":
+    main()
