@@ -1,4 +1,4 @@
-"""Structured logs on standard error: JSON lines, or coloured ones where a person looks."""
+"""Structured logs on standard error: JSON lines, or readable ones where a person looks."""
 
 from __future__ import annotations
 
@@ -7,22 +7,30 @@ import sys
 
 import structlog
 
+_QUIET = ("alembic", "uvicorn", "httpx")  # libraries whose every step is no news
+
 
 def configure_logs() -> None:
-    """Sends our events and those of libraries (warnings and up) to standard error."""
+    """Sends our events, and warnings of libraries, to standard error.
+
+    Through the standard library, which survives a reader of our standard error that went away.
+    """
     # Plain tracebacks: the pretty ones print local variables, and those may be tokens.
-    renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback) if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    rendering: list[structlog.typing.Processor] = (
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        if sys.stderr.isatty()
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *([] if sys.stderr.isatty() else [structlog.processors.format_exc_info]),
-            renderer,
+            *rendering,
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
     )
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import structlog
 import uvicorn
+from sqlalchemy import update
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from server import keys
@@ -30,6 +32,7 @@ from server.db.database import Database
 from server.db.schema import programs, upgrade
 from server.http.place import Place
 from server.identity import new_id
+from server.leases.models import JobLease
 from server.programs.compilation import CompileQueue
 from server.settings import Settings
 from shared.canonical import sha256_hex
@@ -145,6 +148,12 @@ class Home:
             signed = sign_manifest(manifest, keys.load_key(self.settings.key_path))
             with self.database.writing() as session:
                 assert CompileQueue(session, self.settings, worker_id).finish(manifest.recipe_id, signed)
+
+    def let_run_out(self, lease):
+        """Puts a lease's end into the past."""
+        with self.database.writing() as session:
+            late = utc_now() - timedelta(seconds=1)
+            session.execute(update(JobLease).where(JobLease.id == lease["id"]).values(expires_at=late))
 
     def stored_files(self):
         """Names of all files in the store."""

@@ -2,12 +2,9 @@
 
 import json
 import threading
-from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import update
 
-from server.leases.models import JobLease
 from server.leases.service import LeaseService
 from shared.canonical import sha256_hex
 from shared.program import SignedManifest
@@ -22,9 +19,7 @@ def expire(home):
     """Lets a lease run out; `noticed` as a worker would."""
 
     def expire(lease, noticed=True):
-        with home.database.writing() as session:
-            late = datetime.now(UTC) - timedelta(seconds=1)
-            session.execute(update(JobLease).where(JobLease.id == lease["id"]).values(expires_at=late))
+        home.let_run_out(lease)
         if noticed:
             with home.database.writing() as session:
                 LeaseService(session, home.settings.lease_seconds).take_back_overdue()

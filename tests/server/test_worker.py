@@ -1,0 +1,174 @@
+"""Real worker processes on one home: once compiled, whatever dies."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+from sqlalchemy import func, select
+
+from server.programs.models import Program
+from tests.server.conftest import job_request
+
+PATIENCE = 60
+
+
+def eventually(condition):
+    """The condition's first true value; fails when patience ends."""
+    deadline = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return value
+
+
+@pytest.fixture
+def start(home):
+    """Starts a worker process."""
+    processes = []
+
+    def start():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "server.worker"],
+            env=os.environ | home.settings.environment(),
+            stderr=subprocess.PIPE,
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.fixture
+def state(app):
+    return lambda job: app.get(f"/v1/jobs/{job['id']}").json()["state"]
+
+
+def alive(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def workspaces(home):
+    return list((home.settings.artifacts_path / "staging").iterdir())
+
+
+def test_asked_for_many_times_at_once_compiled_once(fleet, home, app, start, state):
+    start()
+    start()
+    barrier, jobs = threading.Barrier(6), []
+
+    def submit(number):
+        actor = fleet.app("default" if number % 2 else "other")
+        barrier.wait()
+        jobs.append((actor, actor.post("/v1/jobs", json=job_request(adapter=f"a{number}")).json()))
+
+    threads = [threading.Thread(target=submit, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for actor, job in jobs:
+        eventually(lambda actor=actor, job=job: actor.get(f"/v1/jobs/{job['id']}").json()["state"] == "ready")
+    assert len(home.starts()) == 1
+    with home.database.reading() as session:
+        assert session.scalar(select(func.count()).select_from(Program)) == 1
+    # Another recipe of the same base adds its program only: weights and tokenizer are shared.
+    before = home.stored_files()
+    other = app.submit(adapter="other", recipe={"rank": 3})
+    eventually(lambda: state(other) == "ready")
+    assert len(home.starts()) == 2
+    assert len(home.stored_files()) == len(before) + 1
+    eventually(lambda: not workspaces(home))
+
+
+def test_a_worker_killed_in_the_middle(home, app, start, state):
+    home.behave(hang=True)
+    first = start()
+    job = app.submit()
+    compiler = eventually(home.starts)[0]
+    assert state(job) == "compiling"
+    first.send_signal(signal.SIGKILL)
+    eventually(lambda: not alive(compiler))
+    home.behave()
+    start()
+    eventually(lambda: state(job) == "ready")
+    assert len(home.starts()) == 2
+    eventually(lambda: not workspaces(home))
+
+
+def test_cancelled_jobs_stop_the_compiler(home, app, start, state):
+    home.behave(hang=True)
+    start()
+    job = app.submit()
+    compiler = eventually(home.starts)[0]
+    app.post(f"/v1/jobs/{job['id']}/cancel")
+    eventually(lambda: not alive(compiler))
+    home.behave()
+    again = app.submit()
+    eventually(lambda: state(again) == "ready")
+    assert state(job) == "cancelled"
+
+
+def test_a_worker_that_is_asked_to_stop(home, app, start, state):
+    home.behave(hang=True)
+    worker = start()
+    job = app.submit()
+    compiler = eventually(home.starts)[0]
+    worker.terminate()
+    assert worker.wait(PATIENCE) == 0
+    assert not alive(compiler)
+    assert state(job) == "queued"
+    assert workspaces(home) == []
+
+
+def test_errors_crashes_and_tampering(home, app, start, state):
+    start()
+    home.behave(error={"code": "unsupported-model", "detail": "mixture of experts"})
+    job = app.submit()
+    eventually(lambda: state(job) == "failed")
+    assert app.get(f"/v1/jobs/{job['id']}").json()["error"] == {
+        "code": "unsupported-model",
+        "detail": "mixture of experts",
+    }
+    assert len(home.starts()) == 1
+    home.behave(crash=True)
+    job = app.submit()
+    eventually(lambda: state(job) == "failed")
+    assert app.get(f"/v1/jobs/{job['id']}").json()["error"]["code"] == "compile-failed"
+    assert len(home.starts()) == 4
+    home.behave(tamper=True)
+    job = app.submit()
+    eventually(lambda: state(job) == "failed")
+    assert app.get(f"/v1/jobs/{job['id']}").json()["error"]["code"] == "untrusted"
+    home.behave()
+    job = app.submit()
+    eventually(lambda: state(job) == "ready")
+
+
+def test_leases_that_ran_out_are_taken_back(fleet, home, app, device, start, state):
+    fleet.ready_job(app)
+    lease = device.lease()
+    home.let_run_out(lease)
+    start()
+    eventually(lambda: state(lease["job"]) == "ready")
+
+
+def test_memory_is_reported(home, app, operator, start, state):
+    start()
+    home.behave(memory=200, error={"code": "x", "detail": "y"})
+    job = app.submit()
+    usage = eventually(
+        lambda: (seen := operator.get("/v1/server/usage").json())["compiler_peak_rss_bytes"] > 200 << 20 and seen
+    )
+    assert usage["peak_rss_bytes"] >= usage["compiler_peak_rss_bytes"]
+    assert usage["worker_peak_rss_bytes"] > 1 << 20
+    assert usage["server_peak_rss_bytes"] > 1 << 20
+    app.post(f"/v1/jobs/{job['id']}/cancel")
