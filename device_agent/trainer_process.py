@@ -66,9 +66,9 @@ def train(directory: Path, channel: BinaryIO) -> None:
         try:
             tell(Message(progress=Progress(phase="loading")))
             plan = run.plan()
-            recipe = plan.manifest.recipe
+            # The tokenizer is let go before the program comes: the two need not fit memory at once.
             splits = read_splits(
-                plan.dataset, plan.task, Tokenizer.from_file(str(plan.tokenizer)), recipe, plan.training
+                plan.dataset, plan.task, Tokenizer.from_file(str(plan.tokenizer)), plan.manifest.recipe, plan.training
             )
             runtime = open_runtime(plan.manifest, plan.program, plan.weights)
             trainer = Trainer(

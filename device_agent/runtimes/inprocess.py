@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,23 +20,56 @@ from device_agent.runtimes import F32, Arrays
 from shared.program import METHODS, ProgramManifest
 
 
+# Each of these packs the base weights for itself, so only the one in use is kept loaded. The others are light, and
+# `adapter` comes first: loading it is what sets B to zero.
+HEAVY = ("step", "score")
+LIGHT = ("adapter", *(name for name in METHODS if name not in ("adapter", *HEAVY)))
+
+_MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
+_LARGE = 1 << 20
+
+
+def _give_freed_weights_back() -> None:
+    """Has malloc take large blocks from the system and return them when freed, where it is glibc's.
+
+    Else it learns from the first method's packed weights to keep them, and the second method's come on top.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _LARGE)
+
+
 class InProcessRuntime:
-    """The methods of one `.pte`, all loaded from the same program so that they share B."""
+    """The methods of one `.pte`, loaded from one program so that they share B."""
 
     def __init__(self, manifest: ProgramManifest, program: Path, weights: Path) -> None:
-        """Loads every method; B is zero. Raises RuntimeFailed."""
-        self._size = manifest.size
+        """Loads the program; B is zero. Raises RuntimeFailed."""
+        _give_freed_weights_back()
+        self._manifest = manifest
+        self._heavy = ""
         try:
             self._program = _C._load_program(str(program), data_path=str(weights))
-            self._methods = {name: self._program.load_method(name) for name in METHODS}
         except RuntimeError as error:
-            raise RuntimeFailed(
-                f"the program of recipe {manifest.recipe_id[:12]} does not load ({error}); "
-                f"it was compiled for ExecuTorch {manifest.executorch}"
-            ) from error
-        self.load(np.zeros(self._size, np.float32))
+            raise self._unloadable(error) from error
+        self._methods = {name: self._load(name) for name in LIGHT}
+
+    def _unloadable(self, error: RuntimeError) -> RuntimeFailed:
+        return RuntimeFailed(
+            f"the program of recipe {self._manifest.recipe_id[:12]} does not load ({error}); "
+            f"it was compiled for ExecuTorch {self._manifest.executorch}"
+        )
+
+    def _load(self, method: str) -> Any:
+        try:
+            return self._program.load_method(method)
+        except RuntimeError as error:
+            raise self._unloadable(error) from error
 
     def _call(self, method: str, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        if method in HEAVY and method != self._heavy:
+            self._methods.pop(self._heavy, None)
+            self._heavy = method
+            self._methods[method] = self._load(method)
         tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in inputs]
         try:
             outputs = self._methods[method].call(tensors)
@@ -63,11 +97,12 @@ class InProcessRuntime:
 
     def load(self, flat: F32) -> None:
         """Makes B a copy of `flat` (D,). Raises ValueError for another shape."""
-        if flat.shape != (self._size,):
-            raise ValueError(f"B of shape {flat.shape} for a program of size {self._size}")
+        if flat.shape != (self._manifest.size,):
+            raise ValueError(f"B of shape {flat.shape} for a program of size {self._manifest.size}")
         self._call("load", (flat.astype(np.float32, copy=False),))
 
     def close(self) -> None:
         """Frees the program's memory."""
         self._methods.clear()
+        self._heavy = ""
         del self._program
