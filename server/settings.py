@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MEBIBYTE = 1 << 20
@@ -34,6 +34,11 @@ class Settings(BaseSettings):
         default_factory=lambda: [sys.executable, "-m", "server.compiler"],
         description="takes recipe file, base source, output directory; see server/programs/compiler_process.py",
     )
+
+    @field_validator("home")
+    @classmethod
+    def _absolute(cls, home: Path) -> Path:
+        return home.expanduser().absolute()
 
     @property
     def url(self) -> str:

@@ -25,7 +25,7 @@ from server.leases.service import LeaseService
 from server.logs import configure_logs
 from server.programs.compilation import Assignment, CompileQueue
 from server.programs.compiler_process import CompilerCrashed, CompilerProcess, Stopped
-from server.programs.repository import WorkerRepository
+from server.programs.repository import ProgramRepository, WorkerRepository
 from server.settings import Settings
 from shared.errors import MobizoError
 from shared.program import ProgramManifest
@@ -85,9 +85,8 @@ class CompileWorker:
             keep=lambda: self._keep(recipe.id, compiler),
         )
         log.info("compile-started")
-        prefix = f"compile-{recipe.id}"
-        self._artifacts.sweep(prefix)
-        with self._artifacts.workspace(f"{prefix}-{self.id}") as workspace:
+        self._sweep()
+        with self._artifacts.workspace(self.id) as workspace:
             try:
                 outcome = compiler.run(recipe, assignment.source, workspace)
                 if isinstance(outcome, Stopped):
@@ -107,6 +106,15 @@ class CompileWorker:
                     self._queue_in(session).fail(recipe.id, error)
                 log.error("compile-failed", code=error.code, detail=error.detail)
         self._note_memory(compiler)
+
+    def _sweep(self) -> None:
+        """Removes what workers left that were killed; a workspace has its worker's name."""
+        # Listed first: a workspace is made after its program was claimed, so a live one's holder is found below.
+        names = self._artifacts.workspaces()
+        with self._database.reading() as session:
+            holders = ProgramRepository(session).holders(utc_now())
+        for name in set(names) - set(holders):
+            self._artifacts.remove_workspace(name)
 
     def _finish(self, manifest: ProgramManifest, log: structlog.typing.FilteringBoundLogger) -> None:
         signed = sign_manifest(manifest, self._key)

@@ -128,10 +128,13 @@ class ArtifactStore:
         finally:
             shutil.rmtree(path, ignore_errors=True)
 
-    def sweep(self, prefix: str) -> None:
-        """Removes workspaces whose name begins with `prefix`, left by a process that was killed."""
-        for path in self._staging.glob(f"{prefix}*"):
-            shutil.rmtree(path, ignore_errors=True)
+    def workspaces(self) -> list[str]:
+        """Names of the workspaces there are, also those that a killed process left."""
+        return sorted(path.name for path in self._staging.iterdir() if path.is_dir())
+
+    def remove_workspace(self, name: str) -> None:
+        """Removes a workspace that a killed process left."""
+        shutil.rmtree(self._staging / name, ignore_errors=True)
 
     def check_writable(self) -> None:
         """Raises Unavailable unless a file can be written."""

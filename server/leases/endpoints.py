@@ -10,9 +10,11 @@ from fastapi.concurrency import run_in_threadpool
 
 from server.auth.guard import Device
 from server.auth.service import Principal
+from server.clock import utc_now
 from server.http.bodies import read_limited
 from server.http.place import Here, Place, Writing
 from server.leases import uploads
+from server.leases.repository import LeaseRepository
 from server.leases.service import LeaseService
 from server.leases.uploads import UploadService
 from shared.job import JobError, Progress
@@ -27,6 +29,12 @@ def _acquire(place: Place, principal: Principal, datasets: list[str]) -> Lease |
         return service.acquire(principal.tenant, principal.device_id or "", datasets)
 
 
+def _may_be_work(place: Place, principal: Principal, datasets: list[str]) -> bool:
+    with place.database.reading() as session:
+        leases = LeaseRepository(session)
+        return leases.may_be_work(principal.tenant, principal.device_id or "", datasets, utc_now())
+
+
 @router.post("", response_model=Lease, responses={204: {"description": "no job for this device now"}})
 async def acquire(lease_request: LeaseRequest, request: Request, here: Here, principal: Device) -> Lease | Response:
     """A job for this device: first the one it has, then one it had, then the oldest that waits.
@@ -34,14 +42,15 @@ async def acquire(lease_request: LeaseRequest, request: Request, here: Here, pri
     Holds the request up to `wait_seconds` until there is one; no thread waits meanwhile.
     """
     deadline = time.monotonic() + lease_request.wait_seconds
-    while True:
-        lease = await run_in_threadpool(_acquire, here, principal, lease_request.datasets)
-        if lease is not None:
-            return lease
+    lease = await run_in_threadpool(_acquire, here, principal, lease_request.datasets)
+    while lease is None:
         left = deadline - time.monotonic()
         if left <= 0 or await request.is_disconnected():
             return Response(status_code=204)
         await asyncio.sleep(min(left, here.settings.poll_seconds))
+        if await run_in_threadpool(_may_be_work, here, principal, lease_request.datasets):
+            lease = await run_in_threadpool(_acquire, here, principal, lease_request.datasets)
+    return lease
 
 
 @router.post("/{lease_id}/heartbeat")

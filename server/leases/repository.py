@@ -78,6 +78,10 @@ class LeaseRepository:
         )
         return self._session.scalar(statement.with_for_update(skip_locked=True))
 
+    def may_be_work(self, tenant: str, device_id: str, datasets: Sequence[str], now: datetime) -> bool:
+        """Whether asking for a lease is worth a writing transaction: a job waits, or a lease has run out."""
+        return bool(self.waiting_job(tenant, device_id, datasets) or self.overdue(now))
+
     def overdue(self, now: datetime) -> Sequence[JobLease]:
         """Live leases whose time is over."""
         return self._session.scalars(select(JobLease).where(JobLease.ending.is_(None), JobLease.expires_at < now)).all()

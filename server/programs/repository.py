@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy import func, or_, select
@@ -52,6 +53,13 @@ class ProgramRepository:
         wanted = select(Job.number).where(Job.recipe_id == Program.recipe_id, Job.state.in_(WANTING)).exists()
         statement = select(Program).where(free, wanted).order_by(Program.number).limit(1)
         return self._session.scalar(statement.with_for_update(skip_locked=True))
+
+    def holders(self, now: datetime) -> Sequence[str]:
+        """Ids of the workers that hold a program now."""
+        statement = select(Program.worker_id).where(
+            Program.state == ProgramState.COMPILING, Program.lease_expires_at >= now, Program.worker_id.is_not(None)
+        )
+        return [worker_id for worker_id in self._session.scalars(statement) if worker_id is not None]
 
     def held(self, recipe_id: str, worker_id: str) -> Program | None:
         """The program, if it is still that worker's to compile."""

@@ -5,6 +5,7 @@ import json
 import logging
 import shutil
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -51,6 +52,7 @@ SHAPE = BaseShape(
     vocabulary=32,
     context_length=64,
 )
+TLS = ssl.create_default_context()  # one for all clients: making it is most of what a client costs
 WORDS = ("terrible", "great", "It", "was", "a", "film", "Yes", "No", "x", "very", "good", "bad")
 JOB = {
     "base": "tiny",
@@ -232,7 +234,9 @@ class Actor(httpx.Client):
     """A client with one token."""
 
     def __init__(self, url, token=None):
-        super().__init__(base_url=url, timeout=30, headers={"Authorization": f"Bearer {token}"} if token else {})
+        super().__init__(
+            base_url=url, timeout=30, verify=TLS, headers={"Authorization": f"Bearer {token}"} if token else {}
+        )
         self.device_id = None
         self.token = token
 

@@ -125,11 +125,15 @@ def test_a_workspace_begins_empty_and_ends(store):
     assert staged(store) == []
 
 
-def test_sweeping_removes_what_a_killed_process_left(store):
-    (store._staging / "compile-a-1").mkdir()
-    (store._staging / "compile-b-1").mkdir()
-    store.sweep("compile-a")
-    assert [path.name for path in staged(store)] == ["compile-b-1"]
+def test_what_a_killed_process_left_can_be_removed(store):
+    (store._staging / "worker_a").mkdir()
+    (store._staging / "worker_b").mkdir()
+    (store._staging / "worker_a" / "weights.ptd").write_bytes(b"x")
+    (store._staging / "tmpfile").write_bytes(b"an upload under way")
+    assert store.workspaces() == ["worker_a", "worker_b"]
+    store.remove_workspace("worker_a")
+    store.remove_workspace("nothing")
+    assert store.workspaces() == ["worker_b"]
 
 
 def test_stored_files_are_read_only(store):
