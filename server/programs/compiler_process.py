@@ -114,7 +114,7 @@ class _Listener(threading.Thread):
                 if "manifest" in message or "error" in message:
                     self.last = message
                 else:
-                    _log.debug("compiling", **{key: value for key, value in message.items() if key != "event"})
+                    _log.info("compiling", said=message)
 
 
 def _resident(pid: int) -> int:

@@ -12,6 +12,7 @@ import pytest
 import safetensors.numpy
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from mobizo.client import Client
 from shared.canonical import sha256_hex
 from shared.program import SignedManifest
 from shared.signing import new_private_key, parse_public, public_text, verify_manifest
@@ -111,8 +112,16 @@ def test_from_init_to_a_peft_directory(installed, tmp_path):
             for file in manifest.files:
                 assert sha256_hex(device.get(f"/v1/files/{file.sha256}").content) == file.sha256
             device.finish(lease)
-        listing = operator.get("/v1/adapters/alice-movies/versions/1/peft").json()
-        assert {file["path"] for file in listing["files"]} >= {"adapter_config.json", "adapter_model.safetensors"}
+        with Client(url, token) as client:
+            pulled = client.pull("alice-movies", tmp_path / "adapter")
+            events = list(client.watch(job["id"]))
+        assert pulled.version == 1
+        assert {file.name for file in (tmp_path / "adapter").iterdir()} == {
+            "README.md",
+            "adapter_config.json",
+            "adapter_model.safetensors",
+        }
+        assert [event.state for event in events] == ["queued", "compiling", "ready", "training", "succeeded"]
         assert operator.submit(recipe=recipe)["state"] == "ready"
         assert operator.get("/v1/server/usage").json()["compiler_peak_rss_bytes"] > 100 << 20
 
