@@ -82,7 +82,9 @@ def train(directory: Path, channel: BinaryIO) -> None:
 
 
 def _die_with_the_daemon() -> None:
-    sys.stdin.buffer.read()
+    # The descriptor itself: a thread inside sys.stdin would hold its lock when the interpreter shuts down.
+    while os.read(0, 1):
+        pass
     os._exit(ORPHANED)
 
 

@@ -19,7 +19,6 @@ from device_agent.errors import RuntimeFailed
 from device_agent.runtimes import F32, Arrays
 from shared.program import METHODS, ProgramManifest
 
-
 # Each of these packs the base weights for itself, so only the one in use is kept loaded. The others are light, and
 # `adapter` comes first: loading it is what sets B to zero.
 HEAVY = ("step", "score")
