@@ -66,12 +66,12 @@ class Display:
         """live: whether standard error is a terminal to draw one changing line on."""
         self._home = home
         self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True) if live else None
-        self._status = Status()
+        self._status = home.status() or Status()
         self._phase: str | None = None
         self._logged = self._written = 0.0
 
     def __enter__(self) -> Display:
-        self._write(Status())
+        self._rest("idle")
         if self._live is not None:
             self._live.start()
         return self
@@ -81,7 +81,7 @@ class Display:
     ) -> None:
         if self._live is not None:
             self._live.stop()
-        self._write(self._status.model_copy(update={"state": "stopped", "progress": None}))
+        self._rest("stopped")
 
     def begin(self, job_id: str, adapter: str) -> None:
         """A job was leased."""
@@ -109,7 +109,19 @@ class Display:
         (_log.info if detail is None else _log.warning)("job ended", job=job_id, outcome=outcome, detail=detail)
         self._write(Status(last_job_id=job_id, last_outcome=outcome, last_detail=detail))
 
+    def _rest(self, state: str) -> None:
+        """Shows that no job is in hand; how the last one ended stays."""
+        last = self._status
+        self._write(
+            Status(
+                state=state,
+                last_job_id=last.last_job_id,
+                last_outcome=last.last_outcome,
+                last_detail=last.last_detail,
+            )
+        )
+
     def _write(self, status: Status) -> None:
-        self._status = Status.model_validate(status.model_dump(exclude={"updated_at"}))
+        self._status = Status.model_validate(status.model_dump(exclude={"pid", "updated_at"}))
         self._home.write_status(self._status)
         self._written = time.monotonic()

@@ -17,7 +17,8 @@ from shared.job import Progress
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 10.0  # then it is killed, which costs at most the step in progress
-LOG_TAIL = 300
+EXIT_SECONDS = 1.0  # from its last word to its end
+LOG_TAIL = 300  # characters
 
 PACKAGES = Path(__file__).resolve().parent.parent
 
@@ -80,11 +81,11 @@ def _lines(process: subprocess.Popen[bytes], stop: Callable[[], bool]) -> Iterat
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Makes sure that the process is gone."""
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
     try:
-        process.wait(POLL_SECONDS)
+        process.wait(EXIT_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()

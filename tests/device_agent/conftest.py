@@ -1,0 +1,211 @@
+"""A tiny random Llama compiled by the real compiler, data that the tiny tokenizer knows, and agents' homes."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from device_agent.data import read_splits
+from device_agent.journal import RunDirectory, RunPlan
+from device_agent.state import DeviceConfig, Home
+from server.compiler.base import locate_base
+from shared.job import TrainingSettings
+from shared.program import ProgramManifest
+from shared.recipe import BaseRef, Recipe
+from shared.signing import key_id, new_private_key, public_text
+from shared.tasks import named_task
+
+ROOT = Path(__file__).resolve().parents[2]
+HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 32, 48, 2, 4, 2, 8, 288
+WORDS = ("warm", "funny", "dull", "tedious", "film", "plot", "cast", "joy", "bore", "bright", "flat", "weak")
+TASK = named_task("sst2")
+
+
+def write_base(directory):
+    """A random Llama in the Hugging Face form, with a byte-level tokenizer."""
+    directory.mkdir()
+    rng = np.random.default_rng(0)
+    key_size = KV_HEADS * HEAD_DIM
+    linear = {
+        "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
+        "self_attn.k_proj": (key_size, HIDDEN),
+        "self_attn.v_proj": (key_size, HIDDEN),
+        "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
+        "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
+        "mlp.up_proj": (INTERMEDIATE, HIDDEN),
+        "mlp.down_proj": (HIDDEN, INTERMEDIATE),
+    }
+    shapes = {"model.embed_tokens": (VOCABULARY, HIDDEN), "model.norm": (HIDDEN,)}
+    for layer in range(LAYERS):
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in linear.items()}
+        shapes |= {f"model.layers.{layer}.{name}_layernorm": (HIDDEN,) for name in ("input", "post_attention")}
+    tensors = {
+        f"{name}.weight": (rng.normal(0, 0.3, shape) if len(shape) == 2 else np.ones(shape)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    safetensors.numpy.save_file(tensors, directory / "model.safetensors")
+    config = {
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(["It was terrible", "It was great"] * 50, trainer)
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled program in a directory."""
+
+    directory: Path
+    manifest: ProgramManifest
+
+    def path(self, role):
+        return self.directory / self.manifest.file(role).name
+
+    @property
+    def tokenizer(self):
+        return Tokenizer.from_file(str(self.path("tokenizer")))
+
+    def plan(self, dataset, job_id="job-1", **training):
+        return RunPlan(
+            job_id=job_id,
+            task=TASK,
+            training=TrainingSettings(**training),
+            manifest=self.manifest,
+            dataset=dataset,
+            program=self.path("program"),
+            weights=self.path("weights"),
+            tokenizer=self.path("tokenizer"),
+        )
+
+    def splits(self, dataset, settings):
+        return read_splits(dataset, TASK, self.tokenizer, self.manifest.recipe, settings)
+
+
+def compile_tiny(base, directory, **settings):
+    """A program of a tiny recipe, compiled in a process of its own."""
+    recipe = Recipe(
+        base=BaseRef(name="tiny", sha256=locate_base(str(base)).sha256),
+        **{
+            "rank": 2,
+            "alpha": 4,
+            "queries": 2,
+            "effective_batch": 4,
+            "sequence_length": 40,
+            "answer_length": 6,
+            "choices": 2,
+        }
+        | settings,
+    )
+    directory.mkdir()
+    path = directory / "recipe.json"
+    path.write_text(recipe.model_dump_json())
+    command = [sys.executable, "-W", "ignore", "-m", "server.compiler", str(path), str(base), str(directory)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Program(directory, ProgramManifest.model_validate(json.loads(done.stdout.splitlines()[-1])["manifest"]))
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("base") / "tiny"
+    write_base(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def rademacher(base, tmp_path_factory):
+    return compile_tiny(base, tmp_path_factory.mktemp("programs") / "rademacher")
+
+
+@pytest.fixture(scope="session")
+def gaussian(base, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("programs") / "gaussian"
+    return compile_tiny(base, directory, noise="gaussian", loss="candidates")
+
+
+@pytest.fixture(params=["rademacher", "gaussian"])
+def program(request):
+    """One program per noise; between them, both losses."""
+    return request.getfixturevalue(request.param)
+
+
+def write_records(path, count, seed, marker=""):
+    """Random sentences with balanced labels."""
+    rng = random.Random(seed)
+    with path.open("w") as file:
+        for index in range(count):
+            text = " ".join([f"{marker}{index}" if marker else "the", *rng.sample(WORDS, 3)])
+            file.write(json.dumps({"text": text, "label": ("negative", "positive")[index % 2]}) + "\n")
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """A data set's directory with all three splits."""
+    directory = tmp_path / "movies"
+    directory.mkdir()
+    for seed, (split, count) in enumerate((("train", 13), ("validation", 9), ("test", 7))):
+        write_records(directory / f"{split}.jsonl", count, seed)
+    return directory
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDirectory(tmp_path / "run")
+
+
+@pytest.fixture
+def server_key():
+    return new_private_key()
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A home that has been made but not enrolled."""
+    place = Home(tmp_path / "home")
+    place.create()
+    return place
+
+
+def enrol(home, url, server_key):
+    """Puts a home in the state that enrolment leaves it in."""
+    public = server_key.public_key()
+    home.enrol(
+        DeviceConfig(
+            server=url,
+            name="device",
+            device_id="device-1",
+            token="device-token",
+            public_key=public_text(public),
+            key_id=key_id(public),
+        )
+    )
+
+
+def copy_run(source, target):
+    shutil.copytree(source.path, target)
+    return RunDirectory(target)

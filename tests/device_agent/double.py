@@ -1,0 +1,215 @@
+"""The device's half of the protocol, served from memory over real HTTP, with every byte that arrives kept.
+
+Can be told to misbehave. Knows no job states beyond what a device sees.
+"""
+
+import io
+import json
+import threading
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from shared.canonical import sha256_hex
+from shared.errors import Gone, NotFound, Unauthorized, Unavailable
+from shared.job import JobError, JobRequest, JobState, JobView, Progress, TrainingSettings
+from shared.program import SignedManifest
+from shared.protocol import AdapterVersion, Completion, DeviceGrant, Lease, LeaseState, ServerInfo, UploadReceipt
+from shared.signing import key_id, public_text, sign_manifest
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class _Tee(io.RawIOBase):
+    """Keeps a copy of what is read."""
+
+    def __init__(self, source, kept):
+        self._source, self._kept = source, kept
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        piece = self._source.recv(len(buffer))
+        self._kept.append(bytes(piece))
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+class ServerDouble:
+    """A server that holds jobs in a list and gives the first."""
+
+    def __init__(self, key, lease_seconds=2.0):
+        self.key, self.lease_seconds = key, lease_seconds
+        self.jobs: list[tuple[JobView, SignedManifest]] = []
+        self.files: dict[str, bytes] = {}
+        self.received: list[bytes] = []
+        self.calls: list[tuple[str, str]] = []
+        self.beats: list[Progress] = []
+        self.failures: list[JobError] = []
+        self.uploads: list[bytes] = []
+        self.completions: list[Completion] = []
+        self.broken: dict[str, list[Exception]] = {}  # action -> errors to answer with, one a call
+        self.stop = threading.Event()
+        self.changed = threading.Condition()
+        self.served = {"downloads": 0}
+        double = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def setup(self):
+                super().setup()
+                self.rfile = io.BufferedReader(_Tee(self.connection, double.received))
+
+            def log_message(self, *_):
+                pass
+
+            def _handle(self):
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                status, content = double.answer(self.command, self.path, body)
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            do_GET = do_POST = do_PUT = _handle  # noqa: N815  # http.server's names
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._http.shutdown()
+        self._http.server_close()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self._http.server_address[1]}"
+
+    @property
+    def sent(self):
+        """Every byte that devices sent."""
+        return b"".join(self.received)
+
+    def add_job(self, program, dataset="movies", job_id="job-1", key=None, task=None, **training):
+        """Queues a job on a compiled program; `key` signs instead of the server's own."""
+        from tests.device_agent.conftest import TASK
+
+        task = task or TASK
+        for file in program.manifest.files:
+            self.files[file.sha256] = program.path(file.role).read_bytes()
+        request = JobRequest(
+            base="tiny",
+            user="alice",
+            adapter="alice-movies",
+            task=task,
+            dataset=dataset,
+            training=TrainingSettings(**training),
+        )
+        job = JobView(
+            id=job_id,
+            state=JobState.TRAINING,
+            request=request,
+            task=task,
+            recipe=program.manifest.recipe,
+            recipe_id=program.manifest.recipe_id,
+            attempts=0,
+            device_id="device-1",
+            progress=None,
+            result=None,
+            adapter_version=None,
+            error=None,
+            created_at=NOW,
+            updated_at=NOW,
+        )
+        self.jobs.append((job, sign_manifest(program.manifest, key or self.key)))
+
+    def wait_for(self, condition, timeout=60):
+        """Blocks until `condition()` holds, looked at after every call that arrives."""
+        with self.changed:
+            assert self.changed.wait_for(condition, timeout), f"{timeout} s passed; calls so far: {self.calls[-10:]}"
+
+    def answer(self, method, path, body):
+        parts = path.strip("/").split("/")[1:]
+        action = parts[2] if len(parts) > 2 else parts[0]
+        with self.changed:
+            self.calls.append((method, action))
+            try:
+                if self.broken.get(action):
+                    raise self.broken[action].pop(0)
+                result = getattr(self, f"_{action}")(body, parts)
+            except (Gone, NotFound, Unauthorized, Unavailable) as error:
+                return error.status, json.dumps(error.problem()).encode()
+            finally:
+                self.changed.notify_all()
+        if result is None:
+            return 204, b""
+        return 200, result if isinstance(result, bytes) else result.model_dump_json().encode()
+
+    def _devices(self, body, parts):
+        public = self.key.public_key()
+        info = ServerInfo(version="0", public_key=public_text(public), key_id=key_id(public))
+        return DeviceGrant(device_id="device-1", token="device-token", server=info)
+
+    def _leases(self, body, parts):
+        wanted = json.loads(body)["datasets"]
+        found = next(((job, signed) for job, signed in self.jobs if job.request.dataset in wanted), None)
+        if found is None:
+            return None
+        return Lease(id=f"lease-{found[0].id}", job=found[0], manifest=found[1], expires_at=self._expiry())
+
+    def _heartbeat(self, body, parts):
+        self.beats.append(Progress.model_validate_json(body))
+        return self._state()
+
+    def _fail(self, body, parts):
+        self.failures.append(JobError.model_validate_json(body))
+        self.jobs.pop(0)
+        return self._state()
+
+    def _release(self, body, parts):
+        return self._state()
+
+    def _adapter(self, body, parts):
+        self.uploads.append(body)
+        return UploadReceipt(sha256=sha256_hex(body), size=len(body))
+
+    def _complete(self, body, parts):
+        completion = Completion.model_validate_json(body)
+        assert completion.adapter_sha256 == sha256_hex(self.uploads[-1])
+        self.completions.append(completion)
+        job, signed = self.jobs.pop(0)
+        manifest = signed.manifest
+        return AdapterVersion(
+            adapter=job.request.adapter,
+            version=len(self.completions),
+            job_id=job.id,
+            device_id="device-1",
+            recipe=job.recipe,
+            recipe_id=job.recipe_id,
+            a_sha256=manifest.a_sha256,
+            sha256=completion.adapter_sha256,
+            size=len(self.uploads[-1]),
+            size_d=manifest.size,
+            result=completion.result,
+            created_at=NOW,
+        )
+
+    def _files(self, body, parts):
+        self.served["downloads"] += 1
+        if parts[1] not in self.files:
+            raise NotFound
+        return self.files[parts[1]]
+
+    def _state(self):
+        stop = self.stop.is_set()
+        return LeaseState(
+            job_state=JobState.CANCELLED if stop else JobState.TRAINING, expires_at=self._expiry(), stop=stop
+        )
+
+    def _expiry(self):
+        return datetime.now(UTC) + timedelta(seconds=self.lease_seconds)

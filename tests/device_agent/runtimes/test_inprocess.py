@@ -1,0 +1,121 @@
+"""The runtime contract, over every runtime there is, against NumPy."""
+
+import numpy as np
+import pytest
+
+from device_agent.errors import RuntimeFailed
+from device_agent.runtimes import open_runtime
+from shared.encoding import pack_score, pack_step
+from shared.noise import query_seeds
+from shared.trajectory import Trajectory, TrajectoryHeader
+
+LR, EPS = 0.05, 0.01
+
+
+@pytest.fixture
+def runtime(program):
+    opened = open_runtime(program.manifest, program.path("program"), program.path("weights"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def examples(program, dataset):
+    return program.splits(dataset, program.plan(dataset).training).train
+
+
+def trajectory(program, coefficients):
+    recipe = program.manifest.recipe
+    header = TrajectoryHeader(
+        job_id="j",
+        job_seed=5,
+        recipe_id=recipe.id,
+        noise=recipe.noise,
+        queries=recipe.queries,
+        size=program.manifest.size,
+    )
+    return Trajectory(header, coefficients)
+
+
+def some_b(program):
+    return np.random.default_rng(1).normal(0, 0.1, program.manifest.size).astype(np.float32)
+
+
+def train(runtime, program, examples, steps):
+    """Steps on the first examples; returns every step's coefficients."""
+    recipe = program.manifest.recipe
+    batch = pack_step(examples[: recipe.effective_batch], recipe)
+    return [runtime.step(batch, query_seeds(5, step, recipe.queries), LR, EPS)[1] for step in range(steps)]
+
+
+def test_b_begins_at_zero_and_is_what_was_loaded(runtime, program):
+    assert not runtime.adapter().any()
+    flat = some_b(program)
+    runtime.load(flat)
+    np.testing.assert_array_equal(runtime.adapter(), flat)
+
+
+def test_a_step_moves_b_by_its_coefficients(runtime, program, examples):
+    start = some_b(program)
+    runtime.load(start)
+    coefficients = train(runtime, program, examples, 3)
+    assert all(found.shape == (program.manifest.recipe.queries,) for found in coefficients)
+    expected = trajectory(program, coefficients).replay(start)
+    if program.manifest.recipe.noise == "rademacher":
+        np.testing.assert_array_equal(runtime.adapter(), expected)
+    else:
+        # Gaussian directions come from the runtime's own log and cosine.
+        np.testing.assert_allclose(runtime.adapter(), expected, atol=1e-6)
+
+
+def test_replay_repeats_steps_bit_for_bit(runtime, program, examples):
+    start = some_b(program)
+    runtime.load(start)
+    coefficients = train(runtime, program, examples, 4)
+    trained = runtime.adapter()
+    runtime.load(start)
+    for step, found in enumerate(coefficients):
+        runtime.replay(query_seeds(5, step, program.manifest.recipe.queries), found)
+    np.testing.assert_array_equal(runtime.adapter(), trained)
+
+
+def test_scoring_between_steps_changes_nothing(runtime, program, examples):
+    train(runtime, program, examples, 2)
+    undisturbed = runtime.adapter()
+    runtime.load(np.zeros_like(undisturbed))
+    batch = next(iter(pack_score(examples, program.manifest.recipe)))
+    recipe = program.manifest.recipe
+    step = pack_step(examples[: recipe.effective_batch], recipe)
+    for number in range(2):
+        runtime.score(batch.inputs)
+        runtime.step(step, query_seeds(5, number, recipe.queries), LR, EPS)
+    np.testing.assert_array_equal(runtime.adapter(), undisturbed)
+
+
+def test_scores_are_log_probabilities_and_depend_on_b(runtime, program, examples):
+    batch = next(iter(pack_score(examples, program.manifest.recipe)))
+    before = runtime.score(batch.inputs)
+    recipe = program.manifest.recipe
+    assert before.shape == (recipe.score_rows, recipe.answer_length, recipe.choices)
+    assert (before < 0).all()
+    runtime.load(some_b(program) * 10)
+    assert not np.array_equal(runtime.score(batch.inputs), before)
+
+
+def test_a_b_of_another_size_is_refused(runtime, program):
+    with pytest.raises(ValueError, match="program of size"):
+        runtime.load(np.zeros(program.manifest.size + 1, np.float32))
+
+
+def test_files_that_are_no_program_are_named(program, tmp_path):
+    bad = tmp_path / "bad.pte"
+    bad.write_bytes(b"not a program" * 100)
+    with pytest.raises(RuntimeFailed, match="does not load"):
+        open_runtime(program.manifest, bad, program.path("weights"))
+
+
+def test_inputs_of_another_shape_are_an_error(runtime, program, examples):
+    recipe = program.manifest.recipe
+    tokens, *rest = pack_step(examples[:1], recipe)
+    with pytest.raises(RuntimeFailed, match="method 'step'"):
+        runtime.step((tokens[:, :-1], *rest), query_seeds(0, 0, recipe.queries), LR, EPS)

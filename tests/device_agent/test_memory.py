@@ -1,0 +1,27 @@
+"""Memory figures against the process's own doings."""
+
+import subprocess
+import sys
+
+from device_agent.memory import peak_rss_bytes, rss_bytes
+
+CODE = """
+from device_agent.memory import peak_rss_bytes, rss_bytes
+before = rss_bytes()
+block = b"x" * (64 << 20)
+assert rss_bytes() - before > 60 << 20
+del block
+assert peak_rss_bytes() - before > 60 << 20
+print(peak_rss_bytes())
+"""
+
+
+def test_the_peak_is_the_process_own():
+    ballast = b"x" * (256 << 20)
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < len(ballast), "a child's peak must not be its parent's"
+
+
+def test_the_peak_is_never_below_what_is_used():
+    assert peak_rss_bytes() >= rss_bytes() // 2 > 0

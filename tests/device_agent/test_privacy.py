@@ -1,0 +1,56 @@
+"""Nothing of the examples leaves the device: every byte of a whole job is searched."""
+
+import json
+
+from device_agent.assignment import Outcome
+from device_agent.daemon import Daemon
+from device_agent.display import Display
+from tests.device_agent.conftest import enrol, write_records
+from tests.device_agent.double import ServerDouble
+
+MARKER = "Zürich-säntis"
+
+
+def forms(record, tokenizer):
+    """Every form in which a record's text could be recognised: plain, JSON-escaped, tokens as text and as bytes."""
+    import numpy as np
+
+    text = record["text"]
+    tokens = tokenizer.encode(text + " It was").ids
+    yield text.encode()
+    yield json.dumps(text).strip('"').encode()
+    for separator in (", ", ",", " "):
+        yield separator.join(map(str, tokens[:8])).encode()
+    for dtype in (np.int64, np.int32, np.int16, np.float32):
+        yield np.asarray(tokens[:8], dtype).tobytes()
+
+
+def test_a_whole_job_and_a_failed_one_send_no_text_and_no_tokens(home, server_key, rademacher, tmp_path):
+    directory = tmp_path / "movies"
+    directory.mkdir()
+    for seed, split in enumerate(("train", "validation", "test")):
+        write_records(directory / f"{split}.jsonl", 12, seed, MARKER)
+    records = [
+        json.loads(line)
+        for split in ("train", "validation", "test")
+        for line in (directory / f"{split}.jsonl").read_text().splitlines()
+    ]
+    with ServerDouble(server_key, lease_seconds=0.5) as server, Display(home, live=False) as display:
+        enrol(home, server.url, server_key)
+        daemon = Daemon(home, {"movies": directory}, display)
+        server.add_job(rademacher, job_id="job-good", steps=20, evaluation_interval=5)
+        assert daemon.run(once=True).outcome is Outcome.COMPLETED
+        with (directory / "test.jsonl").open("a") as file:
+            file.write(json.dumps({"text": MARKER, "label": MARKER}) + "\n")
+        server.add_job(rademacher, job_id="job-bad", steps=2)
+        assert daemon.run(once=True).outcome is Outcome.FAILED
+        sent = server.sent
+    assert server.beats
+    assert server.uploads[0] in sent, "the recording must hold what was sent"
+    assert len(server.uploads[0]) <= 4 * rademacher.manifest.size + 4096
+    for piece in (MARKER, "rich-s", "Z\\u00fcrich"):
+        assert piece.encode() not in sent
+    for record in records:
+        for form in forms(record, rademacher.tokenizer):
+            assert form not in sent, form
+    assert str(tmp_path).encode() not in sent
