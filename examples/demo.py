@@ -132,29 +132,15 @@ def _wait_until_ready(client: Client, processes: Processes) -> None:
             time.sleep(0.2)
 
 
-def classify(adapter: Path) -> list[tuple[str, str, str]]:
+def classify(adapter: Path, logs: Path) -> list[tuple[str, str, str]]:
     """(sentence, answer without, answer with the adapter), by stock transformers and peft on the same base."""
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    gguf = _gguf()
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    base = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32).eval()
-    words = (" terrible", " great")
-    ids = [tokenizer(word, add_special_tokens=False).input_ids[0] for word in words]
-
-    def answer(model: Any, sentence: str) -> str:
-        with torch.no_grad():
-            logits = model(**tokenizer(f"{sentence} It was", return_tensors="pt")).logits[0, -1]
-        probabilities = torch.softmax(logits[ids], -1)
-        best = int(probabilities.argmax())
-        return f"{words[best].strip()} ({float(probabilities[best]):.0%})"
-
-    before = [answer(base, sentence) for sentence in SENTENCES]
-    tuned = PeftModel.from_pretrained(base, str(adapter)).eval()
-    after = [answer(tuned, sentence) for sentence in SENTENCES]
-    return list(zip(SENTENCES, before, after, strict=True))
+    command = [sys.executable, str(ROOT / "examples" / "classify.py"), str(_gguf()), str(adapter), *SENTENCES]
+    with (logs / "classify.log").open("wb") as log:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, check=False)
+    if done.returncode:
+        raise MobizoError("stock peft could not use the adapter; classify.log says why")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return [(line["sentence"], *(f"{word} ({p:.0%})" for word, p in (line["without"], line["with"]))) for line in lines]
 
 
 def _report(client: Client, job: JobView, seconds: float) -> dict[str, Any]:
@@ -263,7 +249,7 @@ def _demo(report_path: Path, directory: Path, steps: int, test_limit: int) -> No
             raise MobizoError(f"the job is {job.state}: {job.error.detail if job.error else 'no reason given'}")
         pulled = directory / "adapter"
         client.pull(job.request.adapter, pulled)
-        classified = classify(pulled)
+        classified = classify(pulled, directory / "logs")
         report = _report(client, job, time.monotonic() - began)
     report_path.write_text(json.dumps(report, indent=2) + "\n")
     _print_results(report, classified)

@@ -38,6 +38,7 @@ def show_live(client: Client, job_id: str, console: Console) -> JobView:
     """Shows the job until it ends and returns its last view."""
     bar = Progress(BarColumn(24), TextColumn("{task.description}"), TimeElapsedColumn(), console=console)
     job: JobView | None = None
+    printed = ""
     with bar:
         line = bar.add_task("waiting", total=None)
         for event in client.watch(job_id):
@@ -49,8 +50,9 @@ def show_live(client: Client, job_id: str, console: Console) -> JobView:
                 continue
             text = describe(event)
             bar.update(line, description=text, total=event.steps or None, completed=event.step)
-            if not console.is_terminal:
+            if not console.is_terminal and text != printed:
                 console.print(text, soft_wrap=True)
+                printed = text
     if job is None:
         raise MobizoError(f"the server sent no event of job {job_id}")
     return job

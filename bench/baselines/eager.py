@@ -37,7 +37,7 @@ class EagerMobizo:
 
     @torch.no_grad()
     def step(self, batch: tuple[np.ndarray, ...], seeds: np.ndarray, lr: float, eps: float) -> tuple[Tensor, Tensor]:
-        """Inputs as `shared.encoding.pack_step` gives them, loss `candidates`. Returns losses (2q,), coefficients (q,)."""
+        """Inputs as `pack_step` gives them for loss `candidates`. Returns losses (2q,), coefficients (q,)."""
         tokens, positions, choices, choice_mask, mask = (torch.from_numpy(array) for array in batch)
         recipe = self.recipe
         noise = [direction(recipe.noise, (int(k0), int(k1)), len(self.b)) for k0, k1 in seeds]
