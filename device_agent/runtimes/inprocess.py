@@ -19,19 +19,19 @@ from device_agent.errors import RuntimeFailed
 from device_agent.runtimes import F32, Arrays
 from shared.program import METHODS, ProgramManifest
 
-# Each of these packs the base weights for itself, so only the one in use is kept loaded. The others are light, and
+# Each of these packs the base weights for itself, so only the one in use is loaded. The others are light, and
 # `adapter` comes first: loading it is what sets B to zero.
 HEAVY = ("step", "score")
 LIGHT = ("adapter", *(name for name in METHODS if name not in ("adapter", *HEAVY)))
 
 _MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
-_LARGE = 1 << 20
+_LARGE = 64 << 10  # bytes; a layer's smallest packed weights are larger
 
 
 def _give_freed_weights_back() -> None:
     """Has malloc take large blocks from the system and return them when freed, where it is glibc's.
 
-    Else it learns from the first method's packed weights to keep them, and the second method's come on top.
+    Else it learns from one method's packed weights to keep them, and the next method's come on top.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -44,31 +44,34 @@ class InProcessRuntime:
     def __init__(self, manifest: ProgramManifest, program: Path, weights: Path) -> None:
         """Loads the program; B is zero. Raises RuntimeFailed."""
         _give_freed_weights_back()
-        self._manifest = manifest
-        self._heavy = ""
-        try:
-            self._program = _C._load_program(str(program), data_path=str(weights))
-        except RuntimeError as error:
-            raise self._unloadable(error) from error
-        self._methods = {name: self._load(name) for name in LIGHT}
+        self._manifest, self._files = manifest, (str(program), str(weights))
+        self._methods: dict[str, Any] = {}
+        self._open(LIGHT)
 
-    def _unloadable(self, error: RuntimeError) -> RuntimeFailed:
-        return RuntimeFailed(
-            f"the program of recipe {self._manifest.recipe_id[:12]} does not load ({error}); "
-            f"it was compiled for ExecuTorch {self._manifest.executorch}"
-        )
-
-    def _load(self, method: str) -> Any:
+    def _open(self, names: Sequence[str]) -> None:
+        path, weights = self._files
         try:
-            return self._program.load_method(method)
+            program = _C._load_program(path, data_path=weights)
+            self._methods = {name: program.load_method(name) for name in names}
         except RuntimeError as error:
-            raise self._unloadable(error) from error
+            raise RuntimeFailed(
+                f"the program of recipe {self._manifest.recipe_id[:12]} does not load ({error}); "
+                f"it was compiled for ExecuTorch {self._manifest.executorch}"
+            ) from error
+
+    def _switch(self, heavy: str) -> None:
+        """Loads a heavy method in place of the other, in a fresh program that takes B over.
+
+        One program could load and unload methods too, but keeps some memory of each until it goes itself.
+        """
+        flat = self.adapter()
+        self.close()
+        self._open((*LIGHT, heavy))
+        self.load(flat)
 
     def _call(self, method: str, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        if method in HEAVY and method != self._heavy:
-            self._methods.pop(self._heavy, None)
-            self._heavy = method
-            self._methods[method] = self._load(method)
+        if method not in self._methods:
+            self._switch(method)
         tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in inputs]
         try:
             outputs = self._methods[method].call(tensors)
@@ -102,6 +105,4 @@ class InProcessRuntime:
 
     def close(self) -> None:
         """Frees the program's memory."""
-        self._methods.clear()
-        self._heavy = ""
-        del self._program
+        self._methods = {}
