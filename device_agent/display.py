@@ -93,7 +93,7 @@ class Display:
         """How far the job is."""
         now = time.monotonic()
         if self._live is not None:
-            self._live.update(Text(progress_line(progress)), refresh=True)
+            self._live.update(Text(progress_line(progress), no_wrap=True, overflow="ellipsis"), refresh=True)
         elif progress.phase != self._phase or now - self._logged >= LOG_SECONDS:
             _log.info("progress", **progress.model_dump(exclude_none=True))
             self._logged = now
@@ -106,7 +106,10 @@ class Display:
         job_id = self._status.job_id
         if self._live is not None:
             self._live.update(Text(""), refresh=True)
-        (_log.info if detail is None else _log.warning)("job ended", job=job_id, outcome=outcome, detail=detail)
+        if detail is None:
+            _log.info("job ended", job=job_id, outcome=outcome)
+        else:
+            _log.warning("job ended", job=job_id, outcome=outcome, detail=detail)
         self._write(Status(last_job_id=job_id, last_outcome=outcome, last_detail=detail))
 
     def _rest(self, state: str) -> None:

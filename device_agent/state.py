@@ -122,8 +122,10 @@ class Home:
         return key
 
     def write_status(self, status: Status) -> None:
-        """Shows what the daemon does."""
-        write_durably(self.path / "status.json", status.model_dump_json(indent=1).encode())
+        """Shows what the daemon does; whole for any reader, but not synced: a power cut makes it untrue anyway."""
+        aside = self.path / "status.json.new"
+        aside.write_text(status.model_dump_json(indent=1))
+        aside.replace(self.path / "status.json")
 
     def status(self) -> Status | None:
         """What the daemon showed last; None before its first start."""

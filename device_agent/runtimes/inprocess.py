@@ -16,6 +16,7 @@ from executorch.extension.pybindings import _C
 from numpy.typing import NDArray
 
 from device_agent.errors import RuntimeFailed
+from device_agent.memory import drop_idle_code
 from device_agent.runtimes import F32, Arrays
 from shared.program import METHODS, ProgramManifest
 
@@ -44,6 +45,7 @@ class InProcessRuntime:
     def __init__(self, manifest: ProgramManifest, program: Path, weights: Path) -> None:
         """Loads the program; B is zero. Raises RuntimeFailed."""
         _give_freed_weights_back()
+        drop_idle_code()
         self._manifest, self._files = manifest, (str(program), str(weights))
         self._methods: dict[str, Any] = {}
         self._open(LIGHT)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 from device_agent.memory import peak_rss_bytes, rss_bytes
+from tests.device_agent.conftest import ROOT
 
 CODE = """
 from device_agent.memory import peak_rss_bytes, rss_bytes
@@ -18,10 +19,28 @@ print(peak_rss_bytes())
 
 def test_the_peak_is_the_process_own():
     ballast = b"x" * (256 << 20)
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < len(ballast), "a child's peak must not be its parent's"
 
 
 def test_the_peak_is_never_below_what_is_used():
     assert peak_rss_bytes() >= rss_bytes() // 2 > 0
+
+
+IDLE = """
+import numpy
+from pathlib import Path
+from device_agent.memory import drop_idle_code, rss_bytes
+matrix = numpy.eye(64)
+assert numpy.linalg.eigvalsh(matrix).sum() == 64
+before = rss_bytes()
+drop_idle_code()
+assert rss_bytes() < before - (2 << 20)
+assert numpy.linalg.eigvalsh(matrix).sum() == 64
+"""
+
+
+def test_idle_code_leaves_memory_and_still_runs():
+    done = subprocess.run([sys.executable, "-c", IDLE], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

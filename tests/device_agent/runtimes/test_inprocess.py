@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from device_agent.errors import RuntimeFailed
+from device_agent.memory import rss_bytes
 from device_agent.runtimes import open_runtime
 from shared.encoding import pack_score, pack_step
 from shared.noise import query_seeds
@@ -90,6 +91,22 @@ def test_scoring_between_steps_changes_nothing(runtime, program, examples):
         runtime.score(batch.inputs)
         runtime.step(step, query_seeds(5, number, recipe.queries), LR, EPS)
     np.testing.assert_array_equal(runtime.adapter(), undisturbed)
+
+
+def test_alternating_steps_and_scores_gathers_no_memory(runtime, program, examples):
+    recipe = program.manifest.recipe
+    step, score = pack_step(examples[: recipe.effective_batch], recipe), next(iter(pack_score(examples, recipe)))
+
+    def alternate(times):
+        for number in range(times):
+            runtime.score(score.inputs)
+            runtime.step(step, query_seeds(5, number, recipe.queries), LR, EPS)
+
+    alternate(20)
+    before = rss_bytes()
+    alternate(150)
+    # Methods loaded and unloaded within one program would leave 60 KB each behind, 18 MB in all.
+    assert rss_bytes() - before < 4 << 20
 
 
 def test_scores_are_log_probabilities_and_depend_on_b(runtime, program, examples):
