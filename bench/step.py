@@ -66,7 +66,10 @@ def step(
     effective_batch: Annotated[int, typer.Option("--effective-batch", min=1)] = 4,
     sequence_length: Annotated[int, typer.Option("--seq-len", min=2)] = 64,
 ) -> None:
-    """Time one MobiZO step: the compiled program against PyTorch eager."""
+    """Time one MobiZO step: the compiled program against PyTorch eager.
+
+    Both run all 2q paths in one forward; the ratio compares engines, not parallel against sequential passes.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -97,7 +100,7 @@ def step(
         rows = []
         for number in range(rounds + 1):
             at = number * effective_batch
-            batch = pack_step(examples[at : at + effective_batch], recipe)
+            batch = pack_step([examples[(at + e) % len(examples)] for e in range(effective_batch)], recipe)
             seeds = query_seeds(0, number, queries)
             began = time.perf_counter()
             losses, _ = runtime.step(batch, seeds, LR, EPS)
@@ -127,8 +130,7 @@ def step(
 
 def footprint(directory: Path) -> int:
     """Runs steps and scores in this process and returns its peak resident bytes."""
-    import resource
-
+    from device_agent.memory import peak_rss_bytes
     from device_agent.runtimes import open_runtime
 
     manifest = ProgramManifest.model_validate_json((directory / "manifest.json").read_bytes())
@@ -140,4 +142,4 @@ def footprint(directory: Path) -> int:
         runtime.step(batch, query_seeds(0, number, recipe.queries), LR, EPS)
         runtime.score(next(iter(pack_score(examples, recipe))).inputs)
     runtime.close()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak_rss_bytes()

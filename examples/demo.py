@@ -45,11 +45,12 @@ SENTENCES = (
     "Not nearly as clever as it thinks it is.",
     "It left me grinning all the way home.",
 )
-# Chosen on the validation split; docs/paper.md says how it differs from the paper's setting.
-RECIPE = RecipeSettings(
-    targets=("q_proj", "v_proj"), queries=4, effective_batch=4, sequence_length=48, loss="candidates"
+# v_proj alone carries most of this task's gradient, and 36 tokens hold four sentences in five whole; docs/paper.md
+# says where this differs from the paper's setting.
+RECIPE = RecipeSettings(targets=("v_proj",), queries=4, effective_batch=4, sequence_length=36, loss="candidates")
+TRAINING = TrainingSettings(
+    steps=400, lr=1.2e-2, schedule="cosine", eps=1e-2, evaluation_interval=80, validation_limit=300, test_limit=500
 )
-TRAINING = TrainingSettings(steps=150, lr=2e-2, schedule="linear", eps=1e-2, seed=0, test_limit=500)
 
 console = Console(highlight=False)
 

@@ -69,6 +69,14 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise InvalidDataset(f"{path}: cannot be read ({error})") from error
 
 
+def check_tokenizer(tokenizer: Tokenizer) -> None:
+    """Raises InvalidTask if the tokenizer closes what it encodes with a special token: no answer could follow."""
+    if tokenizer.encode("x").special_tokens_mask[-1:] == [1]:
+        raise InvalidTask(
+            "the base's tokenizer appends a special token to every text; such tokenizers are not supported"
+        )
+
+
 def encode_choice(tokenizer: Tokenizer, choice: Choice) -> Row:
     """Tokens of prompt and answer, split where the prompt's own tokens end."""
     prompt = tokenizer.encode(choice.prompt).ids
@@ -111,6 +119,7 @@ def load_examples(path: Path, task: Task, tokenizer: Tokenizer, recipe: Recipe) 
     """Every record of a JSONL file as an example. Raises InvalidDataset naming file and line, also if none is there."""
     if recipe.loss == "candidates" and not task.shares_prompt:
         raise InvalidTask(f"task {task.name!r} gives candidates prompts of their own; use loss 'full'")
+    check_tokenizer(tokenizer)
     examples = [
         encode_question(tokenizer, read_question(task, record, where), recipe, where)
         for where, record in read_jsonl(path)
@@ -242,5 +251,6 @@ def answer_sizes(task: Task, tokenizer: Tokenizer) -> tuple[int, int]:
         raise InvalidTask(
             f"task {task.name!r} takes its answers from the record: set recipe.answer_length and recipe.choices"
         )
+    check_tokenizer(tokenizer)
     lengths = [len(encode_choice(tokenizer, Choice("x", text)).answer) for text in texts]
     return max(lengths), len(texts)

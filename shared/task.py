@@ -21,7 +21,9 @@ class Answer(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    text: str = Field(min_length=1, description="template of the continuation, with its leading space")
+    text: str = Field(
+        min_length=1, description="template of the continuation, with its leading space if the prompt ends none"
+    )
     labels: tuple[str, ...] = Field(min_length=1, description="values of the label field that mean this answer")
     prompt: str | None = Field(None, description="template of this candidate's own prompt, where they differ")
 

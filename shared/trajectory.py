@@ -54,7 +54,7 @@ class Evaluation(BaseModel):
     split: Literal["validation", "test"]
     correct: int = Field(ge=0)
     total: int = Field(ge=1)
-    loss: float = Field(description="mean negative log-probability of the right answer, nats")
+    loss: float = Field(allow_inf_nan=False, description="mean negative log-probability of the right answer, nats")
     adapter: Literal["current", "best"] = "current"
 
     @property
