@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from mobizo.client import Client
 from mobizo.live import show_live
@@ -42,6 +42,11 @@ def _client(server: str, token: str) -> Iterator[Client]:
 def _stop(message: str, status: int) -> typer.Exit:
     err.print(f"[red]{message}[/red]", soft_wrap=True)
     return typer.Exit(status)
+
+
+def _whole(name: str) -> Column:
+    """A column whose cells are never broken: they are copied into other commands."""
+    return Column(name, no_wrap=True, overflow="ignore")
 
 
 def _print_json(value: BaseModel | list[BaseModel] | dict[str, Any]) -> None:
@@ -100,7 +105,7 @@ def list_jobs(server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json 
     if as_json:
         _print_json(list[BaseModel](jobs))
         return
-    table = Table("job", "state", "adapter", "user", "created")
+    table = Table(_whole("job"), "state", _whole("adapter"), "user", "created")
     for job in jobs:
         created = job.created_at.isoformat(" ", "seconds")
         table.add_row(job.id, job.state, job.request.adapter, job.request.user, created)
@@ -123,7 +128,7 @@ def list_adapters(server: Server = DEFAULT_SERVER, token: Token = "", as_json: J
     if as_json:
         _print_json(list[BaseModel](adapters))
         return
-    table = Table("adapter", "versions", "user", "tuned accuracy", "latest")
+    table = Table(_whole("adapter"), "versions", "user", "tuned accuracy", "latest")
     for adapter in adapters:
         tuned = adapter.latest.result.tuned_accuracy
         accuracy = "" if tuned is None else f"{tuned:.1%}"

@@ -64,6 +64,12 @@ class BadRequest(MobizoError):
     status, code, title = 400, "bad-request", "Bad request"
 
 
+class InvalidRequest(BadRequest):
+    """The request does not have the form that /docs describes; correct the named fields."""
+
+    status, code, title = 422, "invalid-request", "Invalid request"
+
+
 class InvalidRecipe(BadRequest):
     """The recipe cannot be compiled; correct the named field."""
 

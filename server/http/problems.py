@@ -11,16 +11,10 @@ from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 
-from shared.errors import BadRequest, MobizoError, NotFound, TooLarge, Unauthorized, Unavailable
+from shared.errors import BadRequest, InvalidRequest, MobizoError, NotFound, TooLarge, Unauthorized, Unavailable
 
 PROBLEM_JSON = "application/problem+json"
 _log = structlog.get_logger()
-
-
-class InvalidRequest(BadRequest):
-    """The request does not have the form that /docs describes; correct the named fields."""
-
-    status, code, title = 422, "invalid-request", "Invalid request"
 
 
 class MethodNotAllowed(MobizoError):

@@ -1,0 +1,125 @@
+"""The `mobizo` command and its client against a real server."""
+
+import json
+import threading
+
+import pytest
+from typer.testing import CliRunner
+
+from mobizo.cli import app as cli
+from mobizo.client import Client
+from shared.errors import NotFound
+from shared.job import JobState, JobView, Progress
+from tests.server.conftest import job_request
+
+
+@pytest.fixture
+def call(fleet, app, monkeypatch):
+    monkeypatch.setenv("MOBIZO_SERVER", fleet.url)
+    monkeypatch.setenv("MOBIZO_TOKEN", app.token)
+
+    def call(*arguments):
+        return CliRunner().invoke(cli, [str(argument) for argument in arguments], terminal_width=200)
+
+    return call
+
+
+@pytest.fixture
+def request_file(tmp_path):
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(job_request()))
+    return path
+
+
+def test_submit_list_cancel(call, request_file):
+    submitted = call("submit", request_file, "--json")
+    assert submitted.exit_code == 0, submitted.output
+    job = json.loads(submitted.stdout)
+    assert [found["id"] for found in json.loads(call("jobs", "--json").stdout)] == [job["id"]]
+    assert job["id"] in call("jobs").stdout
+    cancelled = json.loads(call("cancel", job["id"], "--json").stdout)
+    assert cancelled["state"] == "cancelled"
+    assert call("watch", job["id"]).exit_code == 0
+
+
+def test_a_finished_job_is_watched_listed_and_pulled(call, fleet, app, device, tmp_path):
+    job = fleet.ready_job(app)
+    lease = device.lease()
+    device.post(f"/v1/leases/{lease['id']}/heartbeat", json={"phase": "training", "step": 2, "steps": 3, "loss": 0.5})
+    version = device.finish(lease)
+    events = [json.loads(line) for line in call("watch", job["id"], "--json").stdout.splitlines()]
+    assert events[0]["state"] == "queued"
+    assert any(event.get("step") == 2 and event.get("loss") == 0.5 for event in events)
+    assert events[-1]["state"] == "succeeded"
+    shown = call("watch", job["id"])
+    assert "succeeded" in shown.stdout
+    assert "step 2/3" in shown.stderr
+    assert [found["name"] for found in json.loads(call("adapters", "--json").stdout)] == [version["adapter"]]
+    assert version["adapter"] in call("adapters").stdout
+    pulled = call("pull", version["adapter"], "--to", tmp_path / "adapter")
+    assert pulled.exit_code == 0, pulled.output
+    names = {path.name for path in (tmp_path / "adapter").iterdir()}
+    assert names == {"adapter_config.json", "adapter_model.safetensors", "README.md"}
+
+
+def test_a_watcher_that_is_there_from_the_start_sees_the_end(fleet, app, device):
+    job = fleet.ready_job(app)
+    seen = []
+    with Client(fleet.url, app.token) as client:
+        watcher = threading.Thread(target=lambda: seen.extend(client.watch(job["id"])))
+        watcher.start()
+        device.finish(device.lease())
+        watcher.join(30)
+    assert not watcher.is_alive()
+    assert seen[-1].state is JobState.SUCCEEDED
+    assert all(isinstance(event, JobView | Progress) for event in seen)
+
+
+def test_the_client_reads_programs_and_usage(fleet, app, operator):
+    job = fleet.ready_job(app)
+    with Client(fleet.url, app.token) as client:
+        assert client.program(job["recipe_id"]).manifest.recipe_id == job["recipe_id"]
+        assert [found.id for found in client.jobs()] == [job["id"]]
+        with pytest.raises(NotFound):
+            client.adapter("nobody")
+    with Client(fleet.url, operator.token) as client:
+        assert client.usage()["peak_rss_bytes"] > 0
+
+
+def test_an_operator_makes_a_one_time_token(call, fleet, operator):
+    made = call("enrolment", "--token", operator.token)
+    assert made.exit_code == 0
+    assert fleet.actor(made.stdout.strip()).get("/v1/jobs").status_code == 401  # good for enrolling only
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"base": "unknown"}, "unknown"),
+        ({"recipe": {"sequence_length": 4096}}, "4096"),
+        ({"task": "sst-3"}, "sst2"),
+    ],
+)
+def test_what_the_server_refuses_is_one_line_and_a_status(call, tmp_path, change, says):
+    (tmp_path / "job.json").write_text(json.dumps(job_request(**change)))
+    refused = call("submit", tmp_path / "job.json")
+    assert refused.exit_code == 1
+    assert says in refused.stderr
+    assert "Traceback" not in refused.output
+
+
+def test_what_cannot_be_sent_names_the_field(call, tmp_path):
+    (tmp_path / "job.json").write_text(json.dumps(job_request(recipe={"rank": 0})))
+    refused = call("submit", tmp_path / "job.json")
+    assert refused.exit_code == 2
+    assert "recipe.rank" in refused.stderr
+
+
+def test_without_a_token_or_a_server_the_way_out_is_named(call, monkeypatch):
+    wrong = call("jobs", "--token", "wrong")
+    assert wrong.exit_code == 1
+    assert "token" in wrong.stderr
+    monkeypatch.delenv("MOBIZO_TOKEN")
+    missing = call("jobs")
+    assert missing.exit_code == 2
+    assert "MOBIZO_TOKEN" in missing.stderr
