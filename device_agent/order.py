@@ -1,11 +1,14 @@
 """Which examples a step sees: a function of job seed and step number alone, so a resumed run finds the same batch.
 
-The epochs' shuffled orders are laid end to end and cut into batches of E; the epoch's short last batch is
-filled from the next epoch, so every step has E examples. Knows no runtime.
+The epochs' orders are laid end to end and cut into batches of E; the epoch's short last batch is filled from the
+next epoch, so every step has E examples. Within an epoch the right answers alternate in proportion to their counts:
+a batch of one answer only would move the model's overall preference, which is noise in every direction it steps in.
+Knows no runtime.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,19 +17,27 @@ from shared.noise import permutation
 
 @dataclass(frozen=True)
 class ExampleOrder:
-    """The order in which a run visits `size` training examples, `batch` (E) a step."""
+    """The order in which a run visits training examples, `batch` (E) a step. answers: each one's right answer."""
 
     seed: int
-    size: int
+    answers: tuple[int, ...]
     batch: int
 
     def indices(self, step: int) -> list[int]:
         """The E example indices of one 0-based step."""
+        size = len(self.answers)
         places = range(step * self.batch, (step + 1) * self.batch)
-        return [_epoch(self.seed, place // self.size, self.size)[place % self.size] for place in places]
+        return [_epoch(self.seed, place // size, self.answers)[place % size] for place in places]
 
 
 @lru_cache(maxsize=2)
-def _epoch(seed: int, epoch: int, size: int) -> list[int]:
-    order: list[int] = permutation(seed, epoch, size).tolist()
-    return order
+def _epoch(seed: int, epoch: int, answers: tuple[int, ...]) -> list[int]:
+    """All indices, shuffled, the k-th of n examples of an answer at (k + 1/2) / n of the way (ties as shuffled)."""
+    shuffled: list[int] = permutation(seed, epoch, len(answers)).tolist()
+    total, seen = Counter(answers), Counter[int]()
+    way: dict[int, float] = {}
+    for index in shuffled:
+        answer = answers[index]
+        way[index] = (seen[answer] + 0.5) / total[answer]
+        seen[answer] += 1
+    return sorted(shuffled, key=way.__getitem__)

@@ -47,7 +47,8 @@ class Trainer:
         self._run, self._plan, self._splits, self._runtime = run, plan, splits, runtime
         self._report, self._stop = report, stop
         self._settings, self._recipe = plan.training, plan.manifest.recipe
-        self._order = ExampleOrder(plan.training.seed, len(splits.train), self._recipe.effective_batch)
+        answers = tuple(example.correct for example in splits.train)
+        self._order = ExampleOrder(plan.training.seed, answers, self._recipe.effective_batch)
         self._start = np.zeros(plan.manifest.size, np.float32)
         self._ledger: TrajectoryFile = run.open_trajectory(plan)
         self._before = run.figures()

@@ -55,7 +55,8 @@ def test_a_run_is_algorithm_1(run, program, dataset):
     plan = program.plan(dataset, **SETTINGS)
     result, _ = train(run, plan, program)
     train_split = program.splits(dataset, plan.training).train
-    recipe, order = plan.manifest.recipe, ExampleOrder(11, len(train_split), plan.manifest.recipe.effective_batch)
+    recipe, answers = plan.manifest.recipe, tuple(example.correct for example in train_split)
+    order = ExampleOrder(11, answers, recipe.effective_batch)
     runtime = open_runtime(plan.manifest, plan.program, plan.weights)
     for step in range(9):
         batch = pack_step([train_split[index] for index in order.indices(step)], recipe)
