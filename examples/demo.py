@@ -45,11 +45,11 @@ SENTENCES = (
     "Not nearly as clever as it thinks it is.",
     "It left me grinning all the way home.",
 )
-# v_proj alone carries most of this task's gradient, and 40 tokens hold most sentences whole; docs/paper.md says where
-# this differs from the paper's setting.
-RECIPE = RecipeSettings(targets=("v_proj",), queries=4, effective_batch=4, sequence_length=40, loss="candidates")
+# v_proj alone carries most of this task's gradient, and 36 tokens hold four sentences in five whole (longer ones lose
+# their beginning); docs/paper.md says where this differs from the paper's setting.
+RECIPE = RecipeSettings(targets=("v_proj",), queries=4, effective_batch=4, sequence_length=36, loss="candidates")
 TRAINING = TrainingSettings(
-    steps=340, lr=2e-2, schedule="cosine", eps=1e-2, evaluation_interval=85, validation_limit=None, test_limit=500
+    steps=400, lr=1.2e-2, schedule="cosine", eps=1e-2, evaluation_interval=80, validation_limit=300, test_limit=500
 )
 
 console = Console(highlight=False)
