@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: setup ## Personalize a real 135M model end to end: server, agent, adapter, table (about 10 minutes)
+demo: setup ## Personalize a real 135M model end to end: server, agent, adapter, table (under 15 minutes)
 	$(BIN)/python examples/demo.py $(ARGS)
 
 test: setup ## Run every test (unit, integration, and acceptance on the real model); ARGS='-m "not acceptance"' for the quick ones
