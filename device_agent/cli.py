@@ -17,7 +17,7 @@ from device_agent.assignment import Ended, Outcome
 from device_agent.client import DeviceClient
 from device_agent.daemon import Daemon
 from device_agent.data import check_directory
-from device_agent.display import Display, configure_logs, progress_line
+from device_agent.display import Display, configure_logs
 from device_agent.errors import AlreadyRunning, NotEnrolled
 from device_agent.state import DeviceConfig, Home
 from shared.errors import BadRequest, MobizoError
@@ -111,7 +111,7 @@ def status(home: HomeOption = None, json_lines: JsonOption = False) -> None:
     if shown is None:
         return
     if running and shown.job_id is not None:
-        line = progress_line(shown.progress) if shown.progress is not None else "starting"
+        line = shown.progress.line() if shown.progress is not None else "starting"
         typer.echo(f"job {shown.job_id} for adapter {shown.adapter}: {line}")
     if shown.last_job_id is not None:
         why = f": {shown.last_detail}" if shown.last_detail else ""

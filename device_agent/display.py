@@ -41,24 +41,6 @@ def configure_logs(json_lines: bool) -> None:
     )
 
 
-def progress_line(progress: Progress) -> str:
-    """One run on one line: phase, step, loss, rate, time left, memory, accuracy."""
-    parts: list[str] = [progress.phase]
-    if progress.steps:
-        parts.append(f"step {progress.step}/{progress.steps}")
-    if progress.loss is not None:
-        parts.append(f"loss {progress.loss:.4f}")
-    if progress.examples_per_second is not None:
-        parts.append(f"{progress.examples_per_second:.1f} samples/s")
-    if progress.seconds_left is not None:
-        parts.append(f"{progress.seconds_left:.0f} s left")
-    if progress.rss_bytes is not None:
-        parts.append(f"{progress.rss_bytes / 1e6:.0f} MB")
-    if progress.accuracy is not None and progress.best_accuracy is not None:
-        parts.append(f"validation {progress.accuracy:.1%} (best {progress.best_accuracy:.1%})")
-    return " | ".join(parts)
-
-
 class Display:
     """Shows what the daemon does: on the terminal or in the log, and in the home's status.json."""
 
@@ -93,7 +75,7 @@ class Display:
         """How far the job is."""
         now = time.monotonic()
         if self._live is not None:
-            self._live.update(Text(progress_line(progress), no_wrap=True, overflow="ellipsis"), refresh=True)
+            self._live.update(Text(progress.line(), no_wrap=True, overflow="ellipsis"), refresh=True)
         elif progress.phase != self._phase or now - self._logged >= LOG_SECONDS:
             _log.info("progress", **progress.model_dump(exclude_none=True))
             self._logged = now

@@ -124,6 +124,26 @@ class Progress(BaseModel):
     accuracy: float | None = Field(None, ge=0, le=1, description="latest validation accuracy")
     best_accuracy: float | None = Field(None, ge=0, le=1)
 
+    def line(self) -> str:
+        """All of it for people, on one line."""
+        words: list[str] = [self.phase]
+        if self.steps:
+            words.append(f"step {self.step}/{self.steps}")
+        if self.loss is not None:
+            words.append(f"loss {self.loss:.3f}")
+        if self.examples_per_second is not None:
+            words.append(f"{self.examples_per_second:.1f} samples/s")
+        if self.seconds_left is not None:
+            minutes, seconds = divmod(int(self.seconds_left), 60)
+            words.append(f"{minutes}:{seconds:02d} left")
+        if self.rss_bytes is not None:
+            words.append(f"{self.rss_bytes / 1e6:.0f} MB")
+        if self.accuracy is not None:
+            words.append(f"validation {self.accuracy:.1%}")
+        if self.best_accuracy is not None:
+            words.append(f"best {self.best_accuracy:.1%}")
+        return "  ".join(words)
+
 
 class JobError(BaseModel):
     """Why a job failed."""

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from shared.job import MOVES, JobState, TrainingSettings
+from shared.job import MOVES, JobState, Progress, TrainingSettings
 
 
 def test_final_states_are_those_without_moves():
@@ -37,3 +37,21 @@ def test_warmup_rises_to_the_first_full_step():
     settings = TrainingSettings(steps=10, lr=1, schedule="linear", warmup_steps=3)
     assert [settings.lr_at(step) for step in range(4)] == pytest.approx([0.25, 0.5, 0.75, 1])
     assert settings.lr_at(9) == pytest.approx(1 / 7)
+
+
+def test_progress_on_one_line():
+    everything = Progress(
+        phase="training",
+        step=3,
+        steps=10,
+        loss=0.51234,
+        examples_per_second=3.21,
+        seconds_left=65.4,
+        rss_bytes=123_000_000,
+        accuracy=0.7,
+        best_accuracy=0.75,
+    )
+    assert everything.line() == (
+        "training  step 3/10  loss 0.512  3.2 samples/s  1:05 left  123 MB  validation 70.0%  best 75.0%"
+    )
+    assert Progress(phase="loading").line() == "loading"
