@@ -5,7 +5,6 @@ An upload is validated whole before any of it is stored, and again found live be
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
@@ -17,8 +16,8 @@ from server.jobs.lifecycle import JobLifecycle
 from server.leases.models import Ending
 from server.leases.service import LeaseService
 from shared.canonical import sha256_hex
-from shared.errors import BadRequest, Conflict, Gone
-from shared.job import JobState, Result
+from shared.errors import Conflict, Gone
+from shared.job import JobState
 from shared.lora import HEADER_BYTES, load_adapter
 from shared.protocol import AdapterVersion, Completion, UploadReceipt
 
@@ -65,9 +64,8 @@ def complete(
 ) -> AdapterVersion:
     """Makes the uploaded file the adapter's next version and ends job and lease; said twice, it counts once.
 
-    Raises NotFound, Gone, BadRequest for a result that is no number, or Conflict if that file was not uploaded.
+    Raises NotFound, Gone, or Conflict if that file was not uploaded.
     """
-    _check_finite(completion.result)
     leases, adapters = LeaseService(session, lease_seconds), AdapterService(session)
     lease, job, signed = leases.find(device_id, lease_id)
     if lease.ending is Ending.COMPLETED:
@@ -83,9 +81,3 @@ def complete(
         job, JobState.SUCCEEDED, result=completion.result, adapter_version=stored.version, error=None
     )
     return stored
-
-
-def _check_finite(result: Result) -> None:
-    # JSON cannot carry NaN, so a version with one could never be shown.
-    if not all(math.isfinite(evaluation.loss) for evaluation in result.evaluations):
-        raise BadRequest("result.evaluations: a loss is not finite; leave such evaluations out")
