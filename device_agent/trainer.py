@@ -100,7 +100,7 @@ class Trainer:
         began = time.monotonic()
         batch = pack_step([self._splits.train[index] for index in self._order.indices(step)], self._recipe)
         lr = self._settings.lr_at(step)
-        losses, coefficients = self._runtime.step(batch, self._seeds(step), lr, self._settings.eps)
+        losses, coefficients = self._runtime.step(batch, self._seeds(step), lr, self._settings.eps_for(self._recipe))
         if not (np.isfinite(losses).all() and np.isfinite(coefficients).all()):
             raise Diverged(f"training diverged at step {step}: the loss is no number any more; lower lr")
         self._ledger.append_step(coefficients)

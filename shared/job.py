@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from shared.recipe import MAX_SEED, Recipe, RecipeSettings
+from shared.recipe import DEFAULT_EPS, MAX_SEED, Recipe, RecipeSettings
 from shared.task import Task
 from shared.trajectory import Evaluation
 
@@ -57,11 +57,17 @@ class TrainingSettings(BaseModel):
     lr: float = Field(1e-2, gt=0, le=1e3, allow_inf_nan=False, description="eta: learning rate")
     schedule: Schedule = Field("constant", description="of lr over the steps; the paper names none: constant")
     warmup_steps: int = Field(0, ge=0, description="steps over which lr rises linearly from zero")
-    eps: float = Field(1e-2, gt=0, le=1e2, allow_inf_nan=False, description="perturbation scale")
+    eps: float | None = Field(
+        None, gt=0, le=1e2, allow_inf_nan=False, description="perturbation scale; null: the precision's own"
+    )
     seed: int = Field(0, ge=0, le=MAX_SEED, description="job seed: directions and example order derive from it")
     evaluation_interval: int = Field(25, ge=1, description="steps between validations; the best one's B is kept")
     validation_limit: int | None = Field(200, ge=1, description="most validation examples; null: all")
     test_limit: int | None = Field(None, ge=1, description="most test examples; null: all")
+
+    def eps_for(self, recipe: RecipeSettings) -> float:
+        """The perturbation scale: the given one, or the default of the recipe's precision."""
+        return DEFAULT_EPS[recipe.precision] if self.eps is None else self.eps
 
     def lr_at(self, step: int) -> float:
         """Learning rate of step `step` (0-based). Linear and cosine fall to zero just after the last step."""

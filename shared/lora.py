@@ -17,9 +17,9 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from shared.errors import InvalidUpload
+from shared.errors import InvalidRecipe, InvalidUpload
 from shared.noise import DOMAIN_A, stream_key, threefry2x32, uniform
-from shared.recipe import Recipe, Target
+from shared.recipe import TARGETS, Recipe, Target
 
 F32 = NDArray[np.float32]
 
@@ -41,6 +41,12 @@ class BaseShape(BaseModel):
     head_dim: int = Field(ge=1)
     vocabulary: int = Field(ge=1)
     context_length: int = Field(ge=1)
+    gated: bool = Field(True, description="the MLP multiplies by a gate; without one there is no gate_proj")
+
+    @property
+    def linears(self) -> tuple[Target, ...]:
+        """The linear layers of one decoder layer, which may be targets."""
+        return tuple(target for target in TARGETS if self.gated or target != "gate_proj")
 
     def features(self, target: Target) -> tuple[int, int]:
         """(in, out) of one target linear layer."""
@@ -56,6 +62,18 @@ class BaseShape(BaseModel):
         }[target]
 
 
+_OPT_NAMES = {"o_proj": "out_proj", "up_proj": "fc1", "down_proj": "fc2"}
+
+
+def hf_module_name(architecture: str, target: Target) -> str:
+    """A target's path within a decoder layer of transformers' model of that architecture."""
+    attention = target in ("q_proj", "k_proj", "v_proj", "o_proj")
+    if architecture == "opt":
+        name = _OPT_NAMES.get(target, target)
+        return f"self_attn.{name}" if attention else name
+    return f"self_attn.{target}" if attention else f"mlp.{target}"
+
+
 @dataclass(frozen=True)
 class LoraModule:
     """One adapted linear layer and its place in flat B: B[offset : offset + rank * out] is (rank, out)."""
@@ -63,6 +81,7 @@ class LoraModule:
     index: int
     layer: int
     target: Target
+    name: str  # the module's path in transformers' model
     in_features: int
     out_features: int
     rank: int
@@ -73,25 +92,23 @@ class LoraModule:
         """Elements of this module's B."""
         return self.rank * self.out_features
 
-    @property
-    def name(self) -> str:
-        """The module's path in a Hugging Face Llama."""
-        block = "self_attn" if self.target in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
-        return f"model.layers.{self.layer}.{block}.{self.target}"
-
     def b(self, flat: F32) -> F32:
         """This module's B, float32 (rank, out), a view of flat B (D,)."""
         return flat[self.offset : self.offset + self.size].reshape(self.rank, self.out_features)
 
 
 def lora_modules(recipe: Recipe, shape: BaseShape) -> tuple[LoraModule, ...]:
-    """Every adapted layer in flat-B order."""
+    """Every adapted linear layer in flat-B order. Raises InvalidRecipe if the base lacks a layer or a target."""
+    if absent := [target for target in recipe.targets if target not in shape.linears]:
+        raise InvalidRecipe(f"targets names {absent[0]}; a {shape.architecture} layer has {', '.join(shape.linears)}")
+    parent = "model.decoder.layers" if shape.architecture == "opt" else "model.layers"
     modules: list[LoraModule] = []
     offset = 0
-    for layer in range(shape.layers):
+    for layer in recipe.adapted_layers(shape.layers):
         for target in recipe.targets:
             in_features, out_features = shape.features(target)
-            module = LoraModule(len(modules), layer, target, in_features, out_features, recipe.rank, offset)
+            name = f"{parent}.{layer}.{hf_module_name(shape.architecture, target)}"
+            module = LoraModule(len(modules), layer, target, name, in_features, out_features, recipe.rank, offset)
             modules.append(module)
             offset += module.size
     return tuple(modules)

@@ -2,7 +2,8 @@
 
 Knows neither the compiler nor the runtime.
 
-Methods (n = 2q paths; path p < q is B + eps z_p, path q + p is B - eps z_p; integers are TOKEN_DTYPE, scalars [1]):
+Methods (n = 2q paths; path p < q is B + eps z_p, path q + p is B - eps z_p; integers are TOKEN_DTYPE, scalars [1]).
+S is any length from MIN_LENGTH to the recipe's where the manifest says `dynamic_length`, else the recipe's:
 
     step     full:       tokens (E,S), positions (E,T), answers (E,T), mask (E,T), seeds (q,2), lr, eps
              candidates: tokens (E,S), positions (E,T), choices (E,T,C), choice_mask (E,T,C), mask (E,T), seeds, lr, eps
@@ -11,6 +12,22 @@ Methods (n = 2q paths; path p < q is B + eps z_p, path q + p is B - eps z_p; int
     score    tokens (R,S), positions (R,T), choices (R,T,C) -> log-probabilities (R,T,C) over the whole vocabulary
     adapter  -> B (D,)
     load     B (D,) -> first element of B (1,)
+
+Where the recipe leaves the lowest layers frozen, `step` is `suffix` after `prefix`, to the bit:
+
+    prefix   tokens (E,S) -> hidden (E,S,hidden): the state before the first adapted layer, the same whatever B is
+    suffix   as `step`, with hidden (E,S,hidden) in place of tokens
+
+With estimator `stored` (the paper's Algorithm 2) a step's update is applied by the next step. `adapter` and `score` see
+it applied; `replay` takes eps after its coefficients, since the stored copies depend on it; and there is
+
+    flush    -> first element of B (1,); applies the update that the last step left
+
+The inference file (role `inference`) holds one sequence's key-value cache of the recipe's S tokens, and its own B:
+
+    extend   tokens (1,L), start [1], picks (P,) -> logits (P,V) at rows `picks` of these L tokens, which take the
+             cache's places from `start` on; L and P are any from 1 to S and to T
+    adapter, load   as above
 """
 
 from __future__ import annotations
@@ -27,9 +44,13 @@ from shared.recipe import Recipe, Sha256
 TOKEN_DTYPE = np.int64
 SEED_DTYPE = np.int32
 
-METHODS = ("step", "replay", "score", "adapter", "load")
+MIN_LENGTH = 2  # tokens of the shortest sequence that a program of dynamic length takes
 
-Role = Literal["program", "weights", "tokenizer"]
+METHODS = ("step", "replay", "score", "adapter", "load")  # of every program
+PREFIX_METHODS = ("prefix", "suffix")
+STORED_METHODS = ("flush",)
+
+Role = Literal["program", "weights", "tokenizer", "inference"]
 
 
 class ProgramFile(BaseModel):
@@ -55,6 +76,8 @@ class ProgramManifest(BaseModel):
     size: int = Field(ge=1, description="D: elements of flat B")
     a_sha256: Sha256
     score_rows: int = Field(ge=1, description="R")
+    methods: tuple[str, ...] = METHODS
+    dynamic_length: bool = Field(False, description="sequences shorter than the recipe's cost less")
     files: tuple[ProgramFile, ...]
     planned_bytes: int = Field(ge=0, description="activation memory the runtime plans, all methods, bytes")
     flops_per_step: int = Field(ge=0)
@@ -65,8 +88,10 @@ class ProgramManifest(BaseModel):
     @field_validator("files")
     @classmethod
     def _one_of_each(cls, files: tuple[ProgramFile, ...]) -> tuple[ProgramFile, ...]:
-        if sorted(file.role for file in files) != ["program", "tokenizer", "weights"]:
+        if sorted(file.role for file in files if file.role != "inference") != ["program", "tokenizer", "weights"]:
             raise ValueError("a program has exactly one program, one weights and one tokenizer file")
+        if sum(file.role == "inference" for file in files) > 1:
+            raise ValueError("a program has at most one inference file")
         if len({file.name for file in files}) != len(files):
             raise ValueError("two files share a name")
         return files

@@ -5,16 +5,32 @@ Knows neither how a program is compiled nor who asks for it.
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from shared.canonical import canonical_json, sha256_hex
+from shared.errors import InvalidRecipe
 
 Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 TARGETS: tuple[Target, ...] = get_args(Target)  # canonical order, the order of modules in flat B
 Loss = Literal["full", "candidates"]
-Noise = Literal["rademacher", "gaussian"]
+Noise = Literal["rademacher", "gaussian", "randn"]
+Estimator = Literal["replay", "stored"]
+Precision = Literal["fp32", "int8", "int4", "int8-weight", "int4-weight"]
+Backend = Literal["xnnpack", "portable", "torch", "qnn", "vulkan"]
+Layers = Literal["all"] | Annotated[str, Field(pattern=r"^last:[1-9][0-9]*%?$")] | tuple[int, ...]
+
+# The perturbation scale that keeps a precision's finite difference above its rounding noise (ADR 7).
+DEFAULT_EPS: dict[Precision, float] = {
+    "fp32": 1e-2,
+    "int8": 5e-2,
+    "int4": 5e-2,
+    "int8-weight": 1e-2,
+    "int4-weight": 1e-2,
+}
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MAX_SEED = 2**53 - 1  # the largest integer that JSON carries exactly
@@ -37,7 +53,9 @@ class RecipeSettings(BaseModel):
     rank: int = Field(16, ge=1, le=256, description="LoRA rank r")
     alpha: float = Field(32, gt=0, allow_inf_nan=False, description="LoRA alpha; the adapter's scale is alpha / rank")
     targets: tuple[Target, ...] = Field(("q_proj", "v_proj"), min_length=1)
-    layers: Literal["all"] = "all"
+    layers: Layers = Field(
+        "all", description="adapted decoder layers: all, last:K, last:P% (at least one), or a list of indices from 0"
+    )
     a_seed: int = Field(0, ge=0, le=MAX_SEED, description="seed of the frozen A matrices")
     queries: int = Field(4, ge=1, le=64, description="q: random directions per step; 2q paths run at once")
     effective_batch: int = Field(4, ge=1, le=256, description="E: examples per path")
@@ -45,10 +63,12 @@ class RecipeSettings(BaseModel):
     answer_length: int | None = Field(None, ge=1, le=512, description="T: most answer tokens; null: from the task")
     choices: int | None = Field(None, ge=1, le=64, description="C: most answer candidates; null: from the task")
     loss: Loss = "full"
-    noise: Noise = "rademacher"
-    estimator: Literal["replay"] = "replay"
-    precision: Literal["fp32"] = "fp32"
-    backend: Literal["xnnpack", "portable"] = "xnnpack"
+    noise: Noise = Field("rademacher", description="randn: the runtime's own, unseedable; only with stored")
+    estimator: Estimator = Field("replay", description="stored: the paper's Algorithm 2, two copies of B per query")
+    precision: Precision = Field(
+        "fp32", description="of frozen linear layers: int8 and int4 quantize activations too, on the fly (8da8w, 8da4w)"
+    )
+    backend: Backend = "xnnpack"
 
     @field_validator("targets")
     @classmethod
@@ -56,6 +76,21 @@ class RecipeSettings(BaseModel):
         if len(set(targets)) != len(targets):
             raise ValueError("name each target once")
         return tuple(target for target in TARGETS if target in targets)
+
+    @field_validator("layers")
+    @classmethod
+    def _sorted_layers(cls, layers: Layers) -> Layers:
+        if isinstance(layers, str):
+            return layers
+        if not layers or len(set(layers)) != len(layers) or min(layers) < 0:
+            raise ValueError("name at least one layer, each once, counted from 0")
+        return tuple(sorted(layers))
+
+    @model_validator(mode="after")
+    def _noise_of_estimator(self) -> RecipeSettings:
+        if self.noise == "randn" and self.estimator != "stored":
+            raise ValueError("noise 'randn' cannot be drawn again; it needs estimator 'stored'")
+        return self
 
 
 class Recipe(RecipeSettings):
@@ -85,3 +120,48 @@ class Recipe(RecipeSettings):
     def score_rows(self) -> int:
         """R = 2 q E: sequences that one `score` call takes, as many as a step runs."""
         return self.paths * self.effective_batch
+
+    def adapted_layers(self, count: int) -> tuple[int, ...]:
+        """Indices of the adapted ones of `count` decoder layers, ascending. Raises InvalidRecipe if one is not there."""
+        if self.layers == "all":
+            return tuple(range(count))
+        if isinstance(self.layers, str):
+            last = last_layers(self.layers, count)
+            return tuple(range(count - last, count))
+        if self.layers[-1] >= count:
+            raise InvalidRecipe(f"layers names layer {self.layers[-1]}; the base's last one is {count - 1}")
+        return self.layers
+
+    def frozen_layers(self, count: int) -> int:
+        """Decoder layers below the first adapted one: no path has met its B yet, so they run once for all."""
+        return self.adapted_layers(count)[0]
+
+
+def last_layers(layers: str, count: int) -> int:
+    """K of `last:K` or `last:P%` (rounded up) for a base of `count` layers. Raises InvalidRecipe if there are fewer."""
+    match = re.fullmatch(r"last:(\d+)(%?)", layers)
+    if match is None:
+        raise InvalidRecipe(f"layers is {layers!r}; say all, last:K, last:P% or a list")
+    number = int(match[1])
+    last = math.ceil(count * number / 100) if match[2] else number
+    if last > count:
+        raise InvalidRecipe(f"layers is {layers!r}; the base has {count} layers")
+    return last
+
+
+def resolve_layers(layers: Layers, count: int) -> Layers:
+    """The canonical way to say `layers` for a base of `count` layers, so that one program has one recipe id.
+
+    Raises InvalidRecipe if the base has fewer.
+    """
+    if isinstance(layers, str):
+        if layers == "all":
+            return layers
+        indices = tuple(range(count - last_layers(layers, count), count))
+    else:
+        indices = layers
+    if indices == tuple(range(count)):
+        return "all"
+    if indices == tuple(range(count - len(indices), count)):
+        return f"last:{len(indices)}"
+    return indices

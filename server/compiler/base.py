@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from shared.canonical import canonical_json, file_sha256, sha256_hex
 from shared.errors import UnknownBase, UnreadableCheckpoint
 from shared.lora import BaseShape
+from shared.recipe import Target
 
 # The files that decide what a Hugging Face model computes and how its text becomes tokens.
 PINNED_PATTERNS = (
@@ -25,18 +26,62 @@ PINNED_PATTERNS = (
     "tokenizer_config.json",
     "special_tokens_map.json",
 )
-SUPPORTED = ("llama",)
+
+
+class Rope(BaseModel):
+    """Rotary position embedding: base frequency, and how it is stretched for long contexts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    theta: float = 10000.0
+    kind: Literal["default", "linear", "llama3"] = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
 
 
 class BaseFacts(BaseShape):
-    """What the compiler knows of a base model without having read its weights."""
+    """What the compiler knows of a base model without having read its weights. One decoder is shaped by them."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="pins the files: canonical JSON of [name, sha256] pairs")
     form: Literal["huggingface", "gguf"]
     tied: bool = Field(description="lm_head is the embedding table")
-    rope_theta: float
-    norm_eps: float
     parameters: int = Field(description="elements of all base tensors, tied ones once")
+    norm: Literal["rms", "layer"] = "rms"
+    norm_eps: float
+    sandwich: bool = Field(False, description="norms after attention and after the MLP too (Gemma)")
+    qk_norm: bool = Field(False, description="root-mean-square norm of each query and key head (Qwen3, Gemma 3)")
+    biases: tuple[Target, ...] = Field((), description="linear layers that have a bias")
+    activation: Literal["silu", "gelu_tanh", "relu"] = "silu"
+    rope: Rope | None = Field(Rope(), description="null: learned positions, added to the embeddings (OPT)")
+    window: int | None = Field(None, ge=1, description="tokens, its own included, that a sliding layer's token sees")
+    sliding_layers: tuple[int, ...] = ()
+    sliding_rope: Rope | None = Field(None, description="of sliding layers; null: as the others'")
+    attention_scale: float = Field(description="of queries times keys")
+    attention_softcap: float | None = None
+    final_softcap: float | None = None
+    embedding_scale: float = 1.0
+
+    @property
+    def layer_norms(self) -> tuple[str, ...]:
+        """The norm vectors (hidden,) of one layer, in the order in which it takes them."""
+        names = (
+            ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm")
+            if self.sandwich
+            else ("input_norm", "post_norm")
+        )
+        return names if self.norm == "rms" else tuple(part for name in names for part in (name, f"{name}_bias"))
+
+    @property
+    def final_norms(self) -> tuple[str, ...]:
+        """The vectors of the norm before lm_head."""
+        return ("norm",) if self.norm == "rms" else ("norm", "norm_bias")
+
+    @property
+    def head_norms(self) -> tuple[str, ...]:
+        """The norm vectors (head_dim,) of one layer."""
+        return ("q_norm", "k_norm") if self.qk_norm else ()
 
 
 @dataclass(frozen=True)

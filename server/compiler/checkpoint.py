@@ -14,29 +14,17 @@ from server.compiler.base import BaseFacts, locate_base
 from server.compiler.gguf_form import gguf_checkpoint, gguf_facts
 from server.compiler.hf_form import hf_checkpoint, hf_facts
 from shared.errors import UnreadableCheckpoint
-from shared.recipe import TARGETS, Target
-
-LAYER_TENSORS = ("input_norm", "post_norm", *TARGETS)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Float32 weights: embedding (V, hidden), norms (2 layers + 1, hidden), layers' linear weights (out, in)."""
+    """Float32 weights under canonical names."""
 
     facts: BaseFacts
-    embedding: Tensor
-    norms: Tensor  # two a layer (before attention, before the MLP), then the final one
-    lm_head: Tensor | None  # None when tied to the embedding
-    layers: tuple[dict[Target, Tensor], ...]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by its name in a program's graph."""
-        named = {"trunk.embedding": self.embedding, "trunk.norms": self.norms}
-        if self.lm_head is not None:
-            named["trunk.lm_head"] = self.lm_head
-        for index, layer in enumerate(self.layers):
-            named.update({f"trunk.layers.{index}.{target}": weight for target, weight in layer.items()})
-        return named
+    tables: dict[str, Tensor]  # embedding (V, hidden); lm_head (V, hidden) unless tied; positions if learned
+    norms: Tensor  # (K layers + F, hidden): each layer's `layer_norms`, then `final_norms`
+    head_norms: Tensor | None  # (2 layers, head_dim)
+    layers: tuple[dict[str, Tensor], ...]  # linear weights (out, in) and biases (out,) by name
 
 
 def inspect_base(source: str) -> BaseFacts:
@@ -55,30 +43,42 @@ def load_checkpoint(source: str) -> Checkpoint:
     if facts.tied:
         tensors.pop("lm_head", None)  # some tied checkpoints carry a copy; the configuration decides
     _check_shapes(facts, tensors)
-    norms = [tensors[f"layers.{index}.{name}"] for index in range(facts.layers) for name in ("input_norm", "post_norm")]
+    vectors = [tensors[f"layers.{index}.{name}"] for index in range(facts.layers) for name in facts.layer_norms]
+    heads = [tensors[f"layers.{index}.{name}"] for index in range(facts.layers) for name in facts.head_norms]
     return Checkpoint(
         facts=facts,
-        embedding=tensors["embedding"],
-        norms=torch.stack([*norms, tensors["norm"]]),
-        lm_head=tensors.get("lm_head"),
+        tables={name: tensors[name] for name in ("embedding", "lm_head", "positions") if name in tensors},
+        norms=torch.stack([*vectors, *(tensors[name] for name in facts.final_norms)]),
+        head_norms=torch.stack(heads) if heads else None,
         layers=tuple(
-            {target: tensors[f"layers.{index}.{target}"] for target in TARGETS} for index in range(facts.layers)
+            {name: tensors[f"layers.{index}.{name}"] for name in linear_shapes(facts)} for index in range(facts.layers)
         ),
     )
 
 
+def linear_shapes(facts: BaseFacts) -> dict[str, tuple[int, ...]]:
+    """The linear weights and biases of one decoder layer and their shapes."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for target in facts.linears:
+        in_features, out_features = facts.features(target)
+        shapes[target] = (out_features, in_features)
+        if target in facts.biases:
+            shapes[f"{target}_bias"] = (out_features,)
+    return shapes
+
+
 def tensor_shapes(facts: BaseFacts) -> dict[str, tuple[int, ...]]:
     """The canonical names and shapes that a base model with these facts has."""
-    shapes: dict[str, tuple[int, ...]] = {"embedding": (facts.vocabulary, facts.hidden), "norm": (facts.hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {"embedding": (facts.vocabulary, facts.hidden)}
     if not facts.tied:
         shapes["lm_head"] = (facts.vocabulary, facts.hidden)
-    for layer in range(facts.layers):
-        for name in LAYER_TENSORS:
-            if name.endswith("norm"):
-                shapes[f"layers.{layer}.{name}"] = (facts.hidden,)
-            else:
-                in_features, out_features = facts.features(name)  # type: ignore[arg-type]
-                shapes[f"layers.{layer}.{name}"] = (out_features, in_features)
+    if facts.rope is None:
+        shapes["positions"] = (facts.context_length, facts.hidden)
+    shapes.update({name: (facts.hidden,) for name in facts.final_norms})
+    layer = {name: (facts.hidden,) for name in facts.layer_norms}
+    layer.update({name: (facts.head_dim,) for name in facts.head_norms})
+    for index in range(facts.layers):
+        shapes.update({f"layers.{index}.{name}": shape for name, shape in {**layer, **linear_shapes(facts)}.items()})
     return shapes
 
 

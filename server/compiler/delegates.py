@@ -15,15 +15,14 @@ import copy
 from collections.abc import Mapping, Sequence
 
 import torch
-from executorch.backends.xnnpack.utils.configs import get_xnnpack_edge_compile_config
 from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
-from executorch.exir import to_edge
+from executorch.exir import EdgeCompileConfig, to_edge
 from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from torch import Tensor, nn
 from torch.export import ExportedProgram, export
 
-from server.compiler.weights import content_key, tensor_bytes
+from server.compiler.quantization import Scheme, stored_bytes, stored_key
 from shared.errors import CompileFailed
 
 Example = tuple[Tensor, ...]
@@ -32,40 +31,62 @@ Example = tuple[Tensor, ...]
 class StandIn(nn.Module):
     """A layer's inputs and output without its arithmetic: what tracing a method through a delegate needs to know."""
 
+    def __init__(self, width: int) -> None:
+        """width: of the output's last dimension; the others are the first input's."""
+        super().__init__()
+        self.width = width
+
     def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
         """Of the layer's shape."""
-        return hidden + 0.0
+        if hidden.shape[-1] == self.width:
+            return hidden + 0.0
+        return hidden[..., :1].repeat(*(1 for _ in hidden.shape[:-1]), self.width)
 
 
-def lower_layers(layers: Sequence[nn.Module], example: Example, stored: set[str]) -> list[nn.Module]:
-    """One XNNPACK delegate per layer. layers: equal but for their persistent buffers; stored: keys the `.ptd` holds."""
-    template = _template(layers[0])
+def lower_layers(
+    layers: Sequence[nn.Module], example: Example, scheme: Scheme | None, stored: set[str]
+) -> list[nn.Module]:
+    """One XNNPACK delegate per layer.
+
+    layers: equal but for their persistent buffers, whose integers `scheme` says how to store. stored: keys that the
+    `.ptd` holds.
+    """
+    template = _template(layers[0], scheme)
+    width = layers[0](*example).shape[-1]
     result = XnnpackBackend.preprocess(_edge_program(template, example), [])
-    keys = {name: content_key(tensor) for name, tensor in template.state_dict().items()}
+    keys = _keys(template, scheme)
     _check_named(keys, result.processed_bytes)
     constants = {
         key: result.data_store_output.buffers[entry.buffer_index]
         for key, entry in result.data_store_output.pte_data.items()
         if key not in keys.values()
     }
-    stand_in = _edge_program(StandIn(), example)
-    return [
-        _delegate(stand_in, result.processed_bytes, keys, constants, layer.state_dict(), stored) for layer in layers
-    ]
+    stand_in = _edge_program(StandIn(width), example)
+    return [_delegate(stand_in, result.processed_bytes, keys, constants, layer, scheme, stored) for layer in layers]
 
 
-def _template(layer: nn.Module) -> nn.Module:
+def _keys(layer: nn.Module, scheme: Scheme | None) -> dict[str, str]:
+    return {name: stored_key(name, tensor, scheme) for name, tensor in layer.state_dict().items()}
+
+
+def _template(layer: nn.Module, scheme: Scheme | None) -> nn.Module:
     """A copy of `layer` whose persistent buffers all differ, so that each has a key of its own."""
     template = copy.deepcopy(layer)
     generator = torch.Generator().manual_seed(0)
     for tensor in template.state_dict().values():
-        tensor.copy_(torch.rand(tensor.shape, generator=generator))
+        if tensor.dtype == torch.int8 and scheme is not None:
+            largest = scheme.largest
+            tensor.copy_(torch.randint(-largest, largest + 1, tensor.shape, generator=generator))
+        else:
+            tensor.copy_(torch.rand(tensor.shape, generator=generator))
     return template
 
 
 def _edge_program(module: nn.Module, example: Example) -> ExportedProgram:
     exported = export(module, example, strict=False)
-    return to_edge(exported, compile_config=get_xnnpack_edge_compile_config()).exported_program()
+    # Linear layers stay whole: as matrix products they would be reshaped to a fixed number of tokens.
+    config = EdgeCompileConfig(_check_ir_validity=False, preserve_ops=[torch.ops.aten.linear.default])
+    return to_edge(exported, compile_config=config).exported_program()
 
 
 def _check_named(keys: Mapping[str, str], payload: bytes) -> None:
@@ -78,18 +99,19 @@ def _delegate(
     payload: bytes,
     keys: Mapping[str, str],
     constants: Mapping[str, bytes],
-    tensors: Mapping[str, Tensor],
+    layer: nn.Module,
+    scheme: Scheme | None,
     stored: set[str],
 ) -> LoweredBackendModule:
-    """The template's delegate with `tensors` in place of the template's, which are known by `keys`."""
+    """The template's delegate with the layer's tensors in place of the template's, which are known by `keys`."""
     data = NamedDataStore()
     for key, constant in constants.items():
         data.add_named_data(key, constant, alignment=16)
-    for name, key in keys.items():
-        own = content_key(tensors[name])
-        payload = payload.replace(key.encode(), own.encode())
+    for name, tensor in layer.state_dict().items():
+        own = stored_key(name, tensor, scheme)
+        payload = payload.replace(keys[name].encode(), own.encode())
         if own not in stored:
-            data.add_named_data(own, tensor_bytes(tensors[name]), alignment=16)
+            data.add_named_data(own, stored_bytes(name, tensor, scheme), alignment=16)
     module = LoweredBackendModule(
         edge_program=stand_in,
         backend_id=XnnpackBackend.__name__,

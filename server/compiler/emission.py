@@ -5,21 +5,40 @@ Knows ExecuTorch's passes; knows nothing of recipes, layers or files' meaning.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchBackendConfig, to_edge
 from executorch.exir.passes import MemoryPlanningPass
 from torch import Tensor, nn
-from torch.export import export
+from torch.export import Dim, ExportedProgram, export
 
-from server.compiler.methods import FLAT_B
+from server.compiler.estimators import STATE
 
 EXTERNAL = "weights"  # tag of the constants that the .ptd holds
 INITIALIZER = "adapter"  # the method that must be loaded before any other is called
-Signature = tuple[nn.Module, tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A method to export: its module, example inputs, and which dimensions of which inputs vary."""
+
+    module: nn.Module
+    example: tuple[Tensor, ...]
+    dynamic: Mapping[int, Mapping[int, Dim]] = field(default_factory=dict)  # by input, then by dimension
+
+    def export(self) -> ExportedProgram:
+        """The module's graph."""
+        if not self.dynamic:
+            return export(self.module, self.example, strict=False)
+        shapes = [dict(self.dynamic.get(at, {})) for at in range(len(self.example))]
+        parameters = inspect.signature(self.module.forward).parameters.values()
+        named = sum(parameter.kind is not parameter.VAR_POSITIONAL for parameter in parameters)
+        dynamic = (*shapes[:named], *([tuple(shapes[named:])] if named < len(shapes) else []))
+        return export(self.module, self.example, dynamic_shapes=dynamic, strict=False)
 
 
 @dataclass(frozen=True)
@@ -33,9 +52,8 @@ class Emitted:
 
 def emit(methods: Mapping[str, Signature], stored: set[str], path: Path) -> Emitted:
     """Exports every method with its example inputs and writes the `.pte`. stored: buffers that the `.ptd` holds."""
-    exported = {name: export(module, example, strict=False) for name, (module, example) in methods.items()}
     edge = to_edge(
-        exported,
+        {name: signature.export() for name, signature in methods.items()},
         compile_config=EdgeCompileConfig(_check_ir_validity=False, preserve_ops=[torch.ops.aten.linear.default]),
     )
     _start_b_at_zero(edge)
@@ -63,5 +81,5 @@ def _start_b_at_zero(edge: EdgeProgramManager) -> None:
     Zeros in every method would add 4 D bytes for each, and loading any of them would undo training.
     """
     for node in edge.exported_program(INITIALIZER).graph.nodes:
-        if node.op == "placeholder" and node.name == f"b_{FLAT_B}":
+        if node.op == "placeholder" and node.name.startswith(f"b_{STATE}_"):
             node.meta["et_init_buffer"] = True

@@ -13,9 +13,10 @@ import gguf
 import numpy as np
 import torch
 
-from server.compiler.base import SUPPORTED, BaseFacts, BaseFiles
+from server.compiler.base import BaseFacts, BaseFiles, Rope
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 
+SUPPORTED = ("llama",)  # llama.cpp permutes and folds other architectures' tensors in its own ways
 TOP_NAMES = {"token_embd": "embedding", "output_norm": "norm", "output": "lm_head"}
 LAYER_NAMES = {
     "attn_norm": "input_norm",
@@ -71,7 +72,8 @@ def _facts(files: BaseFiles, reader: gguf.GGUFReader) -> BaseFacts:
         sha256=files.sha256,
         form="gguf",
         tied="lm_head" not in names,
-        rope_theta=float(_field(reader, "llama.rope.freq_base", 10000.0)),
+        rope=Rope(theta=float(_field(reader, "llama.rope.freq_base", 10000.0))),
+        attention_scale=head_dim**-0.5,
         norm_eps=float(_field(reader, "llama.attention.layer_norm_rms_epsilon")),
         parameters=sum(int(tensor.n_elements) for tensor in reader.tensors),
     )

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from server.compiler.base import SUPPORTED, BaseFacts, BaseFiles
+from server.compiler.base import BaseFacts, BaseFiles, Rope
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 
+SUPPORTED = ("llama",)
 TOP_NAMES = {
     "model.embed_tokens.weight": "embedding",
     "model.norm.weight": "norm",
@@ -57,7 +58,8 @@ def hf_facts(files: BaseFiles) -> BaseFacts:
             sha256=files.sha256,
             form="huggingface",
             tied=bool(config.get("tie_word_embeddings", False)),
-            rope_theta=_rope(config).get("rope_theta", 10000.0),
+            rope=Rope(theta=_rope(config).get("rope_theta", 10000.0)),
+            attention_scale=(config.get("head_dim") or hidden // heads) ** -0.5,
             norm_eps=config.get("rms_norm_eps", 1e-6),
             parameters=_parameters(files, bool(config.get("tie_word_embeddings", False))),
         )

@@ -1,6 +1,6 @@
 """The methods of a program as modules to export: one MobiZO step (paper, Algorithm 1), replay, score, B in and out.
 
-All five hold the same flat B; `step` and `score` run the same trunk at the same shapes, so it is lowered once.
+All hold the same state; those that run layers run the same layers at the same shapes, so each is lowered once.
 Knows shapes and arithmetic; knows nothing of files, delegates or checkpoints' forms.
 """
 
@@ -9,152 +9,139 @@ Knows shapes and arithmetic; knows nothing of files, delegates or checkpoints' f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from server.compiler.base import BaseFacts
-from server.compiler.decoder import LayerTables, RmsNorm, layer_shape
-from server.compiler.noise import directions
+from server.compiler.decoder import LayerShape
+from server.compiler.estimators import state_of
+from server.compiler.trunk import Trunk
 from shared.recipe import Recipe
 
-FLAT_B = "flat_b"  # the name of the buffer that all methods share
 EXCLUDED = -1e9  # replaces the logit of a padded choice
 
 
-class Trunk(nn.Module):
-    """Everything that is frozen: embedding table, decoder layers, final norm, lm_head."""
+@dataclass(frozen=True)
+class Stack:
+    """Consecutive decoder layers of one base, lowered or not, from layer `first` on."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        facts: BaseFacts,
-        layers: Sequence[nn.Module],
-        embedding: Tensor,
-        norms: Tensor,
-        lm_head: Tensor | None,
-    ) -> None:
-        """layers: called as `DecoderLayer` is. norms: (2 layers + 1, hidden). lm_head: None when tied to embedding."""
+    shapes: Sequence[LayerShape]
+    layers: Sequence[nn.Module]
+    first: int
+
+
+class Method(nn.Module):
+    """A method of one program: the state that holds B, and the recipe it was made from."""
+
+    def __init__(self, recipe: Recipe, size: int) -> None:
         super().__init__()
-        self.shape = layer_shape(recipe, facts)
-        self.layers = nn.ModuleList(layers)
-        self.register_buffer("embedding", embedding)  # (V, hidden)
-        self.register_buffer("norms", norms)
-        if lm_head is not None:
-            self.register_buffer("lm_head", lm_head)  # (V, hidden)
-        self.tables = LayerTables(self.shape)
-        self.final_norm = RmsNorm(facts)
-        self.tied = lm_head is None
+        self.recipe = recipe
+        self.state = state_of(recipe, size)
 
-    @property
-    def head(self) -> Tensor:
-        """lm_head's rows, (V, hidden); the embedding table when tied, so that it is stored once."""
-        return self.embedding if self.tied else self.lm_head
 
-    def answers(self, hidden: Tensor, positions: Tensor, b: Tensor) -> Tensor:
-        """Normed hidden states at the positions alone, before lm_head: (R, T, hidden).
+class Network(Method):
+    """A method that runs the base model."""
 
-        hidden: embedded tokens (R, S, hidden); positions: (R, T); b: every path's B (n, D).
-        """
-        size = self.shape.slab
-        tables = self.tables()
-        for index, layer in enumerate(self.layers):
-            slab = b[:, index * size : (index + 1) * size]
-            hidden = layer(hidden, slab, self.norms[2 * index], self.norms[2 * index + 1], *tables)
-        rows = torch.arange(self.shape.rows, dtype=positions.dtype).reshape(-1, 1) * self.shape.sequence
-        picked = functional.embedding(positions + rows, hidden.reshape(-1, hidden.shape[-1]))
-        return self.final_norm(picked, self.norms[2 * len(self.layers)])
+    def __init__(self, recipe: Recipe, size: int, trunk: Trunk, head: nn.Module | None, *stacks: Stack) -> None:
+        """head: normed hidden states (R, T, hidden) to logits (R, T, V); None: the trunk's float32 table."""
+        super().__init__(recipe, size)
+        self.trunk = trunk
+        self.head = head
+        self.stacks = stacks
+        # Named by their place in the base, as the weights file names their tensors.
+        self.layers = nn.ModuleDict(
+            {str(index): layer for stack in stacks for index, layer in enumerate(stack.layers, stack.first)}
+        )
+
+    def run(self, stack: Stack, hidden: Tensor, b: Tensor | None) -> Tensor:
+        """hidden (R, S, hidden) through one stack's layers."""
+        return self.trunk.walk(stack.layers, stack.shapes, stack.first, hidden, b)
 
     def log_probabilities(self, answers: Tensor, choices: Tensor) -> Tensor:
         """Log-softmax over the whole vocabulary at `answers` (R, T, hidden), of `choices` (R, T, C): (R, T, C)."""
-        logits = functional.linear(answers, self.head)
+        logits = self.trunk.cap(self.trunk.logits(answers) if self.head is None else self.head(answers))
         return torch.gather(torch.log_softmax(logits, dim=-1), 2, choices.to(torch.int64))
 
     def choice_logits(self, answers: Tensor, choices: Tensor) -> Tensor:
         """Logits of `choices` (E, T, C) alone, by their rows of lm_head: (R, T, C) for `answers` (R, T, hidden)."""
         examples, tokens, count = choices.shape
-        rows = functional.embedding(choices, self.head)  # (E, T, C, hidden)
+        rows = self.trunk.head_rows(choices)  # (E, T, C, hidden)
         rows = rows.reshape(examples * tokens, count, -1)
-        by_path = answers.reshape(self.shape.paths, examples * tokens, -1).permute(1, 2, 0)  # (E*T, hidden, n)
+        by_path = answers.reshape(self.recipe.paths, examples * tokens, -1).permute(1, 2, 0)  # (E*T, hidden, n)
         logits = torch.bmm(rows, by_path)  # (E*T, C, n)
-        return logits.permute(2, 0, 1).reshape(self.shape.rows, tokens, count)
+        return self.trunk.cap(logits.permute(2, 0, 1).reshape(self.recipe.score_rows, tokens, count))
 
 
-class Method(nn.Module):
-    """A method of one program: flat B, and the recipe it was made from."""
+class Prefix(Network):
+    """The frozen layers below the first adapted one: what they make of an example is the same in every step."""
 
-    def __init__(self, recipe: Recipe, size: int) -> None:
-        super().__init__()
-        self.recipe = recipe
-        self.register_buffer(FLAT_B, torch.zeros(size))  # (D,)
-
-    def descend(self, z: Tensor, coefficients: Tensor) -> Tensor:
-        """B -= c_i z_i for i in order; z (q, D), coefficients (q,). Exact replay needs this order. Returns B."""
-        b = self.flat_b
-        for query in range(self.recipe.queries):
-            b = b - z[query] * coefficients[query]
-        return self.flat_b.copy_(b)
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens (E, S) -> hidden (E, S, hidden)."""
+        return self.run(self.stacks[0], self.trunk.embed(tokens), None)
 
 
-class Step(Method):
-    """One MobiZO step: perturb, forward all 2q paths, estimate, update B before returning."""
+class Suffix(Network):
+    """One MobiZO step from the prefix's hidden states: perturb, forward all 2q paths, estimate, update."""
 
-    def __init__(self, recipe: Recipe, size: int, trunk: Trunk) -> None:
-        super().__init__(recipe, size)
-        self.trunk = trunk
-
-    def nll(self, tokens: Tensor, positions: Tensor, labels: Sequence[Tensor], b: Tensor) -> Tensor:
+    def nll(self, hidden: Tensor, positions: Tensor, labels: Sequence[Tensor], b: Tensor) -> Tensor:
         """Negative log-likelihoods (R, T) of the answer tokens. labels: (answers,) or (choices, choice_mask)."""
         paths = self.recipe.paths
-        hidden = functional.embedding(tokens, self.trunk.embedding).repeat(paths, 1, 1)  # (R, S, hidden)
-        answers = self.trunk.answers(hidden, positions.repeat(paths, 1), b)
+        hidden = self.run(self.stacks[-1], hidden.repeat(paths, 1, 1), b)  # (R, S, hidden)
+        answers = self.trunk.pick(hidden, positions.repeat(paths, 1))
         if self.recipe.loss == "full":
             (truth,) = labels
-            return -self.trunk.log_probabilities(answers, truth.repeat(paths, 1).unsqueeze(2)).squeeze(2)
+            return -self.log_probabilities(answers, truth.repeat(paths, 1).unsqueeze(2)).squeeze(2)
         choices, choice_mask = labels
-        logits = self.trunk.choice_logits(answers, choices)
+        logits = self.choice_logits(answers, choices)
         logits = logits + ((1.0 - choice_mask) * EXCLUDED).repeat(paths, 1, 1)
         return -torch.log_softmax(logits, dim=-1)[:, :, 0]
 
-    def forward(self, tokens: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, hidden: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs as in `shared.program`. Returns losses (2q,) at B +- eps z, and coefficients (q,)."""
         *labels, mask, seeds, lr, eps = rest
         queries = self.recipe.queries
-        z = directions(self.recipe.noise, seeds, self.flat_b.shape[0])  # (q, D)
-        offset = z * eps
-        b = self.flat_b.unsqueeze(0)
-        nll = self.nll(tokens, positions, labels, torch.cat((b + offset, b - offset)))
-        per_path = nll.reshape(self.recipe.paths, -1)  # (2q, E*T)
+        paths, z = self.state.perturb(seeds, eps)
+        per_path = self.nll(hidden, positions, labels, paths).reshape(self.recipe.paths, -1)  # (2q, E*T)
         weight = mask.reshape(1, -1)
         losses = (per_path * weight).sum(dim=1) / torch.clamp(weight.sum(dim=1), min=1.0)
         slopes = (losses[:queries] - losses[queries:]) / (eps * 2.0)  # projected gradients g_i
         coefficients = slopes * (lr / queries)
-        self.descend(z, coefficients)
+        self.state.update(z, coefficients, eps)
         return losses, coefficients
+
+
+class Step(Suffix):
+    """One MobiZO step from tokens."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Suffix`, with tokens (E, S) in place of hidden states."""
+        hidden = self.trunk.embed(tokens)
+        if len(self.stacks) > 1:
+            hidden = self.run(self.stacks[0], hidden, None)
+        return super().forward(hidden, positions, *rest)
 
 
 class Replay(Method):
     """The update of `step` alone, from its recorded coefficients."""
 
-    def forward(self, seeds: Tensor, coefficients: Tensor) -> Tensor:
-        """seeds int32 (q, 2), coefficients (q,). Returns B's first element (1,)."""
-        b = self.descend(directions(self.recipe.noise, seeds, self.flat_b.shape[0]), coefficients)
-        return b[:1] + 0.0
+    def forward(self, seeds: Tensor, coefficients: Tensor, *eps: Tensor) -> Tensor:
+        """seeds int32 (q, 2), coefficients (q,), and eps [1] for `stored`. Returns B's first element (1,)."""
+        scale = eps[0] if eps else torch.zeros(1)
+        _, z = self.state.perturb(seeds, scale)
+        return self.state.update(z, coefficients, scale).reshape(-1)[:1] + 0.0
 
 
-class Score(Method):
+class Score(Network):
     """Log-probabilities under the current, unperturbed B."""
-
-    def __init__(self, recipe: Recipe, size: int, trunk: Trunk) -> None:
-        super().__init__(recipe, size)
-        self.trunk = trunk
 
     def forward(self, tokens: Tensor, positions: Tensor, choices: Tensor) -> Tensor:
         """tokens (R, S), positions (R, T), choices (R, T, C). Returns (R, T, C)."""
-        hidden = functional.embedding(tokens, self.trunk.embedding)
-        b = self.flat_b.unsqueeze(0).repeat(self.recipe.paths, 1)
-        return self.trunk.log_probabilities(self.trunk.answers(hidden, positions, b), choices)
+        hidden = self.trunk.embed(tokens)
+        b = self.state.current().unsqueeze(0).repeat(self.recipe.paths, 1)
+        for stack in self.stacks:
+            hidden = self.run(stack, hidden, b)
+        return self.log_probabilities(self.trunk.pick(hidden, positions), choices)
 
 
 class Adapter(Method):
@@ -162,7 +149,7 @@ class Adapter(Method):
 
     def forward(self) -> Tensor:
         """Returns B (D,)."""
-        return self.flat_b + 0.0
+        return self.state.current()
 
 
 class Load(Method):
@@ -170,5 +157,15 @@ class Load(Method):
 
     def forward(self, b: Tensor) -> Tensor:
         """b: float32 (D,). Returns its first element (1,)."""
-        self.flat_b.copy_(b)
+        self.state.assign(b)
         return b[:1] + 0.0
+
+
+class Flush(Method):
+    """What the last step left to do, done (estimator `stored`)."""
+
+    def forward(self) -> Tensor:
+        """Returns B's first element (1,)."""
+        b = self.state.current()
+        self.state.assign(b)
+        return b[:1]

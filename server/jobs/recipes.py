@@ -7,8 +7,8 @@ from tokenizers import Tokenizer
 from shared.encoding import answer_sizes
 from shared.errors import InvalidRecipe, InvalidTask
 from shared.job import JobRequest
-from shared.lora import BaseShape
-from shared.recipe import BaseRef, Recipe
+from shared.lora import BaseShape, lora_modules
+from shared.recipe import BaseRef, Recipe, resolve_layers
 from shared.task import Task
 from shared.tasks import named_task
 
@@ -25,7 +25,12 @@ def resolve_recipe(request: JobRequest, task: Task, base: BaseRef, shape: BaseSh
     """
     settings = request.recipe
     answer_length, choices = _answer_sizes(request, task, tokenizer)
-    values = settings.model_dump() | {"base": base, "answer_length": answer_length, "choices": choices}
+    values = settings.model_dump() | {
+        "base": base,
+        "answer_length": answer_length,
+        "choices": choices,
+        "layers": resolve_layers(settings.layers, shape.layers),
+    }
     recipe = Recipe.model_validate(values)
     _check(recipe, task, shape)
     return recipe
@@ -53,6 +58,12 @@ def _answer_sizes(request: JobRequest, task: Task, tokenizer: Tokenizer) -> tupl
 
 
 def _check(recipe: Recipe, task: Task, shape: BaseShape) -> None:
+    lora_modules(recipe, shape)  # raises InvalidRecipe for a layer or a target that the base lacks
+    if recipe.noise == "randn":
+        raise InvalidRecipe(
+            "recipe.noise: a run on the runtime's own noise can be neither resumed nor audited; use gaussian, which has "
+            "the same distribution"
+        )
     if recipe.sequence_length > shape.context_length:
         raise InvalidRecipe(
             f"recipe.sequence_length is {recipe.sequence_length}; the context of {recipe.base.name!r} has "

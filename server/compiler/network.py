@@ -1,0 +1,171 @@
+"""A recipe's network on one base: its weights in the recipe's precision, its layers lowered, its methods to export.
+
+Each kind of layer (rows, paths, adapted or not) is lowered once, whichever methods run it. Knows no files.
+"""
+
+# mypy: disallow-subclassing-any=False
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from server.compiler.base import BaseFacts
+from server.compiler.checkpoint import Checkpoint
+from server.compiler.decoder import DecoderLayer, LayerShape, LayerTables, layer_shapes, quantized_layer
+from server.compiler.emission import Signature
+from server.compiler.methods import (
+    Adapter,
+    Flush,
+    Load,
+    Prefix,
+    Replay,
+    Score,
+    Stack,
+    Step,
+    Suffix,
+)
+from server.compiler.quantization import ROWS, SCALE, SCHEMES, Scheme, quantize, stored_bytes, stored_key
+from server.compiler.trunk import HeadLayer, Trunk, TrunkTensors
+from server.compiler.weights import Stored
+from shared.lora import flat_size, init_a, lora_modules
+from shared.program import MIN_LENGTH, SEED_DTYPE, TOKEN_DTYPE
+from shared.recipe import Precision, Recipe, Target
+
+Example = tuple[Tensor, ...]
+Lower = Callable[[Sequence[nn.Module], Example, Scheme | None], list[nn.Module]]
+
+
+@dataclass(frozen=True)
+class QuantizedBase:
+    """A base model's weights in one precision, as programs read them."""
+
+    facts: BaseFacts
+    precision: Precision
+    trunk: TrunkTensors
+    layers: tuple[dict[str, Tensor], ...]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, precision: Precision) -> QuantizedBase:
+        """The checkpoint, quantized. Tables of a quantized precision hold 8-bit rows."""
+        tables: dict[str, Tensor | None] = {"lm_head": None, "positions": None, **checkpoint.tables}
+        for name in ("embedding", "lm_head"):
+            table = tables[name]
+            tables[name + SCALE] = None
+            if table is not None and precision != "fp32":
+                values, scales = quantize(table, ROWS)
+                tables[name], tables[name + SCALE] = values, scales.unsqueeze(1)
+        trunk = TrunkTensors(norms=checkpoint.norms, head_norms=checkpoint.head_norms, **tables)  # type: ignore[arg-type]
+        layers = tuple(quantized_layer(layer, precision) for layer in checkpoint.layers)
+        return cls(checkpoint.facts, precision, trunk, layers)
+
+    def stored(self) -> Iterator[Stored]:
+        """Every tensor as the weights file holds it."""
+        for name, tensor in self.trunk.named().items():
+            yield Stored(stored_bytes(name, tensor, ROWS), stored_key(name, tensor, ROWS), f"trunk.{name}", tensor)
+        scheme = SCHEMES.get(self.precision)
+        for index, layer in enumerate(self.layers):
+            for name, tensor in layer.items():
+                path = f"layers.{index}.frozen.{name}" if scheme is None else None
+                yield Stored(stored_bytes(name, tensor, scheme), stored_key(name, tensor, scheme), path, tensor)
+
+
+class BaseNetwork:
+    """Everything a recipe's methods share."""
+
+    def __init__(self, recipe: Recipe, base: QuantizedBase, lower: Lower | None) -> None:
+        """lower: makes layers of one graph into delegates; None leaves them portable operators."""
+        self.recipe, self.facts, self._base, self._lower = recipe, base.facts, base, lower
+        self.size = flat_size(recipe, base.facts)
+        self.trunk = Trunk(base.facts, base.trunk, recipe.sequence_length)
+        self._scaled_a: list[dict[Target, Tensor]] = [{} for _ in range(base.facts.layers)]
+        for module in lora_modules(recipe, base.facts):
+            a = np.ascontiguousarray(init_a(recipe, module).T) * np.float32(recipe.scale)  # (r, in)
+            self._scaled_a[module.layer][module.target] = torch.from_numpy(a)
+
+    @property
+    def dynamic_length(self) -> bool:
+        """Whether methods take sequences shorter than S: a delegate does; portable operators are traced at one length."""
+        return self._lower is not None and self.recipe.sequence_length > MIN_LENGTH
+
+    def layers(self, shapes: Sequence[LayerShape], indices: Iterable[int], length: int) -> list[nn.Module]:
+        """The base's layers `indices`, each of its shape, lowered if they are to be. length: S they are planned for."""
+        plain = [
+            DecoderLayer(shape, self._base.layers[index], self._scaled_a[index])
+            for shape, index in zip(shapes, indices, strict=True)
+        ]
+        if self._lower is None:
+            return list(plain)
+        lowered: dict[int, nn.Module] = {}
+        for shape in dict.fromkeys(shapes):
+            places = [at for at, other in enumerate(shapes) if other == shape]
+            delegates = self._lower([plain[at] for at in places], layer_example(shape, length), shape.scheme)
+            lowered.update(zip(places, delegates, strict=True))
+        return [lowered[at] for at in range(len(plain))]
+
+    def stack(self, rows: int, paths: int, part: slice, adapted: bool = True) -> Stack:
+        """The base's layers in `part`, for `rows` sequences of `paths` paths."""
+        shapes = layer_shapes(self.recipe, self.facts, rows, paths, adapted)[part]
+        indices = range(self.facts.layers)[part]
+        return Stack(shapes, self.layers(shapes, indices, self.recipe.sequence_length), indices.start)
+
+    def head(self, rows: int, picks: int) -> nn.Module | None:
+        """lm_head over a quantized table for (rows, picks) positions, lowered; None: the trunk's float32 table."""
+        if self._base.precision == "fp32":
+            return None
+        name = "embedding" if self.trunk.tied else "lm_head"
+        layer = HeadLayer(getattr(self.trunk, name), getattr(self.trunk, name + SCALE).squeeze(1))
+        example = (torch.zeros(rows, picks, self.facts.hidden),)
+        return layer if self._lower is None else self._lower([layer], example, ROWS)[0]
+
+    def methods(self) -> dict[str, Signature]:
+        """Every method of the program with its example inputs, as `shared.program` lists them."""
+        recipe, trunk, size = self.recipe, self.trunk, self.size
+        q, e, s = recipe.queries, recipe.effective_batch, recipe.sequence_length
+        t, c, r = recipe.answer_length, recipe.choices, recipe.score_rows
+        frozen = recipe.frozen_layers(self.facts.layers)
+        head = self.head(r, t)
+        below, above = slice(0, frozen), slice(frozen, None)
+        adapted = self.stack(r, recipe.paths, above)
+        once = [self.stack(e, 1, below, adapted=False)] if frozen else []  # on E sequences
+        every = [self.stack(r, 1, below, adapted=False)] if frozen else []  # on R sequences
+        labels: Example = (_tokens(e, t),) if recipe.loss == "full" else (_tokens(e, t, c), torch.ones(e, t, c))
+        seeds = torch.from_numpy(np.zeros((q, 2), SEED_DTYPE))
+        rest = (_tokens(e, t), *labels, torch.ones(e, t), seeds, torch.ones(1), torch.ones(1))
+        replayed: Example = (seeds, torch.zeros(q), *([torch.ones(1)] if recipe.estimator == "stored" else []))
+        length = {0: {1: Dim("S", min=MIN_LENGTH, max=s)}} if self.dynamic_length else {}
+        methods = {
+            "step": Signature(Step(recipe, size, trunk, head, *once, adapted), (_tokens(e, s), *rest), length),
+            "replay": Signature(Replay(recipe, size), replayed),
+            "score": Signature(
+                Score(recipe, size, trunk, head, *every, adapted), (_tokens(r, s), _tokens(r, t), _tokens(r, t, c)), length
+            ),
+            "adapter": Signature(Adapter(recipe, size), ()),
+            "load": Signature(Load(recipe, size), (torch.zeros(size),)),
+        }
+        if frozen:
+            hidden = torch.zeros(e, s, self.facts.hidden)
+            methods["prefix"] = Signature(Prefix(recipe, size, trunk, head, *once), (_tokens(e, s),), length)
+            methods["suffix"] = Signature(Suffix(recipe, size, trunk, head, adapted), (hidden, *rest), length)
+        if recipe.estimator == "stored":
+            methods["flush"] = Signature(Flush(recipe, size), ())
+        return methods
+
+
+def layer_example(shape: LayerShape, length: int) -> Example:
+    """Inputs that one layer is exported with, as `DecoderLayer` takes them."""
+    facts = shape.facts
+    slab = (torch.zeros(shape.paths, shape.slab),) if shape.targets else ()
+    vectors = [torch.ones(facts.hidden) for _ in facts.layer_norms]
+    heads = [torch.ones(facts.head_dim) for _ in facts.head_norms]
+    tables = LayerTables(facts, length, sliding=False)(length)
+    return (torch.zeros(shape.rows, length, facts.hidden), *slab, *vectors, *heads, *tables)
+
+
+def _tokens(*shape: int) -> Tensor:
+    return torch.from_numpy(np.zeros(shape, TOKEN_DTYPE))
