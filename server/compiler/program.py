@@ -12,7 +12,7 @@ from pathlib import Path
 from server.compiler.base import BaseFacts, locate_base
 from server.compiler.checkpoint import load_checkpoint
 from server.compiler.cost import step_flops
-from server.compiler.delegates import lower_layers
+from server.compiler.backends.xnnpack import lower_layers
 from server.compiler.emission import emit
 from server.compiler.network import BaseNetwork, Lower, QuantizedBase
 from server.compiler.tokenizer import write_tokenizer
