@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]  # the package ships no types
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -19,6 +18,7 @@ from device_agent.client import DeviceClient
 from device_agent.errors import DoesNotFit
 from device_agent.journal import RunDirectory, RunPlan
 from device_agent.lease import LeaseKeeper
+from device_agent.memory import spare_bytes
 from device_agent.supervisor import supervise
 from device_agent.trainer_process import Message, describe
 from shared.canonical import sha256_hex
@@ -188,7 +188,7 @@ class Assignment:
 def check_memory(manifest: ProgramManifest) -> None:
     """Raises DoesNotFit unless weights and planned memory fit what is available now."""
     needed = manifest.file("weights").size + manifest.planned_bytes
-    available = psutil.virtual_memory().available
+    available = spare_bytes()
     if needed > available:
         raise DoesNotFit(
             f"the program needs {needed / 1e6:.0f} MB of memory for weights and activations, "

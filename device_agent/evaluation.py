@@ -27,21 +27,36 @@ class Measured:
 
 
 def measure(
-    runtime: Runtime, examples: Sequence[Example], recipe: Recipe, pulse: Callable[[], None] = lambda: None
+    runtime: Runtime,
+    examples: Sequence[Example],
+    recipe: Recipe,
+    pulse: Callable[[], None] = lambda: None,
+    *,
+    dynamic: bool = False,
 ) -> Measured:
     """Scores every candidate of every example; the highest log-probability is the answer, the first of equals.
 
-    pulse: called before each batch; what it raises ends the pass. Raises Diverged if a log-probability is no number.
+    pulse: called before each batch; what it raises ends the pass. dynamic: the manifest's `dynamic_length`. Raises
+    Diverged if a log-probability is no number.
     """
     correct, loss = 0, 0.0
-    answers = iter(examples)
-    for batch in pack_score(examples, recipe):
-        pulse()
-        # A batch's scores are in the order of its examples.
-        for scores in batch.read(runtime.score(batch.inputs)):
-            right = next(answers).correct
-            if not all(map(math.isfinite, scores)):
-                raise Diverged("training diverged: the adapter's scores are no numbers any more; lower lr")
-            correct += max(range(len(scores)), key=scores.__getitem__) == right
-            loss -= scores[right]
+    for example, scores in zip(examples, _scores(runtime, examples, recipe, pulse, dynamic), strict=True):
+        if not all(map(math.isfinite, scores)):
+            raise Diverged("training diverged: the adapter's scores are no numbers any more; lower lr")
+        correct += max(range(len(scores)), key=scores.__getitem__) == example.correct
+        loss -= scores[example.correct]
     return Measured(correct, len(examples), loss / len(examples))
+
+
+def _scores(
+    runtime: Runtime, examples: Sequence[Example], recipe: Recipe, pulse: Callable[[], None], dynamic: bool
+) -> list[list[float]]:
+    """The log-probability of each candidate of each example."""
+    # A batch costs what its longest sequence does, so those of one length share batches.
+    order = sorted(range(len(examples)), key=lambda index: examples[index].length)
+    found: list[list[float]] = []
+    for batch in pack_score([examples[index] for index in order], recipe, dynamic=dynamic):
+        pulse()
+        found.extend(batch.read(runtime.score(batch.inputs)))
+    by_index = dict(zip(order, found, strict=True))
+    return [by_index[index] for index in range(len(examples))]

@@ -1,10 +1,12 @@
-"""This process's memory, from the kernel. Knows nothing of what uses it."""
+"""This process's memory and the machine's, from the kernel. Knows nothing of what uses it."""
 
 from __future__ import annotations
 
 import ctypes
 import resource
 from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]  # the package ships no types
 
 _STATUS = Path("/proc/self/status")
 _MAPS = Path("/proc/self/maps")
@@ -31,6 +33,11 @@ def peak_rss_bytes() -> int:
 def rss_bytes() -> int:
     """Resident memory of this process now."""
     return _status_bytes("VmRSS") or peak_rss_bytes()
+
+
+def spare_bytes() -> int:
+    """Memory that the machine could give now without swapping."""
+    return int(psutil.virtual_memory().available)
 
 
 def drop_idle_code() -> None:

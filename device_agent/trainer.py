@@ -18,6 +18,7 @@ from device_agent.evaluation import measure
 from device_agent.journal import Figures, RunDirectory, RunPlan
 from device_agent.memory import peak_rss_bytes, rss_bytes
 from device_agent.order import ExampleOrder
+from device_agent.prefix import PrefixCache
 from device_agent.runtimes import F32, Runtime
 from shared.encoding import Example, pack_step
 from shared.job import Progress, Result
@@ -47,6 +48,10 @@ class Trainer:
         self._run, self._plan, self._splits, self._runtime = run, plan, splits, runtime
         self._report, self._stop = report, stop
         self._settings, self._recipe = plan.training, plan.manifest.recipe
+        self._dynamic = plan.manifest.dynamic_length
+        self._eps = plan.training.eps_for(plan.manifest.recipe)
+        has_prefix = "suffix" in plan.manifest.methods
+        self._prefix = PrefixCache(runtime, plan.manifest.shape.hidden) if has_prefix else None
         answers = tuple(example.correct for example in splits.train)
         self._order = ExampleOrder(plan.training.seed, answers, self._recipe.effective_batch)
         self._start = np.zeros(plan.manifest.size, np.float32)
@@ -89,7 +94,7 @@ class Trainer:
         self._runtime.load(self._start)
         for step, coefficients in enumerate(self._ledger.trajectory.coefficients[:steps]):
             self._pulse()
-            self._runtime.replay(self._seeds(step), coefficients)
+            self._runtime.replay(self._seeds(step), coefficients, self._eps)
 
     def _seeds(self, step: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
         return query_seeds(self._settings.seed, step, self._recipe.queries)
@@ -98,9 +103,8 @@ class Trainer:
         step = self._steps
         self._pulse()
         began = time.monotonic()
-        batch = pack_step([self._splits.train[index] for index in self._order.indices(step)], self._recipe)
         lr = self._settings.lr_at(step)
-        losses, coefficients = self._runtime.step(batch, self._seeds(step), lr, self._settings.eps_for(self._recipe))
+        losses, coefficients = self._move(step, lr)
         if not (np.isfinite(losses).all() and np.isfinite(coefficients).all()):
             raise Diverged(f"training diverged at step {step}: the loss is no number any more; lower lr")
         self._ledger.append_step(coefficients)
@@ -109,13 +113,24 @@ class Trainer:
         self._train_seconds += self._step_seconds[-1]
         self._tell("training", lr)
 
+    def _move(self, step: int, lr: float) -> tuple[F32, F32]:
+        """Losses (2q,) and coefficients (q,) of one step; B has moved."""
+        indices = self._order.indices(step)
+        examples = [self._splits.train[index] for index in indices]
+        batch = pack_step(examples, self._recipe, dynamic=self._dynamic)
+        if self._prefix is None:
+            return self._runtime.step(batch, self._seeds(step), lr, self._eps)
+        tokens, *labels = batch
+        hidden = self._prefix.hidden(indices, examples, tokens)
+        return self._runtime.suffix(hidden, tuple(labels), self._seeds(step), lr, self._eps)
+
     def _evaluate(self, split: str, examples: Sequence[Example] | None, *, best: int | None = None) -> None:
         """Measures and records B as it is, unless the ledger has it. best: the step of B, if it is the best one's."""
         at, adapter = (self._steps, "current") if best is None else (best, "best")
         if examples is None or self._recorded(split, at, adapter) is not None:
             return
         self._tell("evaluating")
-        measured = measure(self._runtime, examples, self._recipe, self._pulse)
+        measured = measure(self._runtime, examples, self._recipe, self._pulse, dynamic=self._dynamic)
         self._ledger.append_evaluation(
             Evaluation.model_validate(
                 {

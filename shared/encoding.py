@@ -1,4 +1,4 @@
-"""From records to a program's inputs: tokenize, place the answers, pack fixed-shape batches.
+"""From records to a program's inputs: tokenize, place the answers, pack batches in the program's shapes.
 
 Knows the recipe's shapes and a tokenizer; knows no runtime and no HTTP.
 """
@@ -6,7 +6,7 @@ Knows the recipe's shapes and a tokenizer; knows no runtime and no HTTP.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from shared.errors import InvalidDataset, InvalidTask
-from shared.program import TOKEN_DTYPE
+from shared.program import MIN_LENGTH, TOKEN_DTYPE
 from shared.recipe import Recipe
 from shared.task import Choice, Question, Task, read_question
 
@@ -48,6 +48,16 @@ class Example:
     rows: tuple[Row, ...]
     correct: int
     truncated: bool
+
+    @property
+    def right(self) -> Row:
+        """The candidate that is right."""
+        return self.rows[self.correct]
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest row."""
+        return max(len(row.tokens) for row in self.rows)
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -134,7 +144,7 @@ def _continuations(example: Example, position: int) -> list[int]:
 
     Their softmax, multiplied over positions, is the probability of the answer when decoding is held to the candidates.
     """
-    right = example.rows[example.correct].answer
+    right = example.right.answer
     others = {
         row.answer[position]
         for row in example.rows
@@ -143,16 +153,22 @@ def _continuations(example: Example, position: int) -> list[int]:
     return [right[position], *sorted(others - {right[position]})]
 
 
-def pack_step(examples: Sequence[Example], recipe: Recipe) -> Arrays:
+def _packed_length(rows: Iterable[Row], recipe: Recipe, dynamic: bool) -> int:
+    """S of a batch of these rows: the longest one's tokens where the program takes any length, else the recipe's."""
+    return max(MIN_LENGTH, *(len(row.tokens) for row in rows)) if dynamic else recipe.sequence_length
+
+
+def pack_step(examples: Sequence[Example], recipe: Recipe, *, dynamic: bool = False) -> Arrays:
     """The data inputs of `step`, for at most E examples (missing rows are masked out).
 
     Loss full: tokens (E, S), positions (E, T), answers (E, T), mask (E, T).
     Loss candidates: tokens (E, S), positions (E, T), choices (E, T, C), choice_mask (E, T, C), mask (E, T).
+    dynamic: the manifest's `dynamic_length`; S is then the batch's longest sequence, not the recipe's.
     """
-    rows, length, answer = recipe.effective_batch, recipe.sequence_length, recipe.answer_length
+    rows, answer = recipe.effective_batch, recipe.answer_length
     if not 1 <= len(examples) <= rows:
         raise ValueError(f"{len(examples)} examples for {rows} rows")
-    tokens = np.zeros((rows, length), TOKEN_DTYPE)
+    tokens = np.zeros((rows, _packed_length((example.right for example in examples), recipe, dynamic)), TOKEN_DTYPE)
     positions = np.zeros((rows, answer), TOKEN_DTYPE)
     answers = np.zeros((rows, answer), TOKEN_DTYPE)
     mask = np.zeros((rows, answer), np.float32)
@@ -160,7 +176,7 @@ def pack_step(examples: Sequence[Example], recipe: Recipe) -> Arrays:
     choice_mask = np.zeros((rows, answer, recipe.choices), np.float32)
     choice_mask[:, :, 0] = 1
     for e, example in enumerate(examples):
-        row = example.rows[example.correct]
+        row = example.right
         tokens[e, : len(row.tokens)] = row.tokens
         for t, position in enumerate(row.positions):
             positions[e, t], answers[e, t], mask[e, t] = position, row.answer[t], 1
@@ -199,10 +215,11 @@ def _score_rows(example: Example) -> list[list[int]]:
     return list(groups.values())
 
 
-def pack_score(examples: Sequence[Example], recipe: Recipe) -> Iterator[ScoreBatch]:
+def pack_score(examples: Sequence[Example], recipe: Recipe, *, dynamic: bool = False) -> Iterator[ScoreBatch]:
     """Batches of at most R rows that score every candidate of every example, in order.
 
-    Single-token candidates of one prompt share a row.
+    Single-token candidates of one prompt share a row. dynamic: as in `pack_step`; examples of like length should then
+    stand together.
     """
     pending: list[Example] = []
     used = 0
@@ -211,17 +228,18 @@ def pack_score(examples: Sequence[Example], recipe: Recipe) -> Iterator[ScoreBat
         if need > recipe.score_rows:
             raise InvalidDataset(f"{need} candidates of one record do not fit {recipe.score_rows} score rows")
         if used + need > recipe.score_rows:
-            yield _score_batch(pending, recipe)
+            yield _score_batch(pending, recipe, dynamic)
             pending, used = [], 0
         pending.append(example)
         used += need
     if pending:
-        yield _score_batch(pending, recipe)
+        yield _score_batch(pending, recipe, dynamic)
 
 
-def _score_batch(examples: Sequence[Example], recipe: Recipe) -> ScoreBatch:
+def _score_batch(examples: Sequence[Example], recipe: Recipe, dynamic: bool) -> ScoreBatch:
     rows, answer = recipe.score_rows, recipe.answer_length
-    tokens = np.zeros((rows, recipe.sequence_length), TOKEN_DTYPE)
+    length = _packed_length((row for example in examples for row in example.rows), recipe, dynamic)
+    tokens = np.zeros((rows, length), TOKEN_DTYPE)
     positions = np.zeros((rows, answer), TOKEN_DTYPE)
     choices = np.zeros((rows, answer, recipe.choices), TOKEN_DTYPE)
     cells = []

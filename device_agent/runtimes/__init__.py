@@ -15,13 +15,19 @@ Arrays = tuple[NDArray[Any], ...]
 
 
 class Runtime(Protocol):
-    """A program's methods (see `shared.program`) over one flat B. Each raises RuntimeFailed if it cannot run."""
+    """A program's methods (see `shared.program`) over one B. Each raises RuntimeFailed if it cannot run."""
 
     def step(self, batch: Arrays, seeds: NDArray[np.int32], lr: float, eps: float) -> tuple[F32, F32]:
         """One MobiZO step on a packed batch; seeds (q, 2). Returns losses (2q,) and coefficients (q,); B has moved."""
 
-    def replay(self, seeds: NDArray[np.int32], coefficients: F32) -> None:
-        """The update of one recorded step: seeds (q, 2), coefficients (q,)."""
+    def prefix(self, tokens: NDArray[np.int64]) -> F32:
+        """Hidden states (E, S, hidden) of tokens (E, S) before the first adapted layer, if the program has `prefix`."""
+
+    def suffix(self, hidden: F32, batch: Arrays, seeds: NDArray[np.int32], lr: float, eps: float) -> tuple[F32, F32]:
+        """As `step`, from the prefix's hidden states and a packed batch without its tokens."""
+
+    def replay(self, seeds: NDArray[np.int32], coefficients: F32, eps: float) -> None:
+        """The update of one recorded step: seeds (q, 2), coefficients (q,), and its eps, which `stored` depends on."""
 
     def score(self, batch: Arrays) -> F32:
         """Log-probabilities (R, T, C) under the current B."""

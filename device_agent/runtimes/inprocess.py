@@ -18,12 +18,16 @@ from numpy.typing import NDArray
 from device_agent.errors import RuntimeFailed
 from device_agent.memory import drop_idle_code
 from device_agent.runtimes import F32, Arrays
-from shared.program import METHODS, ProgramManifest
+from shared.program import ProgramManifest
+from shared.recipe import Estimator
 
-# Each of these packs the base weights for itself, so only the one in use is loaded. The others are light, and
-# `adapter` comes first: loading it is what sets B to zero.
-HEAVY = ("step", "score")
-LIGHT = ("adapter", *(name for name in METHODS if name not in ("adapter", *HEAVY)))
+# Each of these packs the base weights that it runs, so only those in use are loaded; prefix and suffix have a step's
+# layers between them. The others are light, and `adapter` comes first: loading it is what sets B to zero.
+HEAVY = (("step",), ("prefix", "suffix"), ("score",))
+LIGHT = ("adapter", "replay", "load")
+
+# The buffers that hold B, which all methods share.
+STATE: dict[Estimator, tuple[str, ...]] = {"replay": ("state.flat_b",), "stored": ("state.pairs", "state.pending")}
 
 _MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
 _LARGE = 64 << 10  # bytes; a layer's smallest packed weights are larger
@@ -61,15 +65,23 @@ class InProcessRuntime:
                 f"it was compiled for ExecuTorch {self._manifest.executorch}"
             ) from error
 
-    def _switch(self, heavy: str) -> None:
-        """Loads a heavy method in place of the other, in a fresh program that takes B over.
+    def _state(self) -> list[torch.Tensor]:
+        """The program's own buffers that hold B, not copies."""
+        adapter = self._methods["adapter"]
+        return [adapter.get_attribute(name) for name in STATE[self._manifest.recipe.estimator]]
 
-        One program could load and unload methods too, but keeps some memory of each until it goes itself.
+    def _switch(self, method: str) -> None:
+        """Loads a heavy method, and those that go with it, in place of others, in a fresh program that takes B over.
+
+        One program could load and unload methods too, but keeps some memory of each until it goes itself. Buffers are
+        carried as they are: `adapter` and `load` would round what `stored` has not applied yet.
         """
-        flat = self.adapter()
+        heavy = next(names for names in HEAVY if method in names)
+        kept = [buffer.clone() for buffer in self._state()]
         self.close()
-        self._open((*LIGHT, heavy))
-        self.load(flat)
+        self._open((*LIGHT, *heavy))
+        for buffer, value in zip(self._state(), kept, strict=True):
+            buffer.copy_(value)
 
     def _call(self, method: str, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         if method not in self._methods:
@@ -83,13 +95,22 @@ class InProcessRuntime:
 
     def step(self, batch: Arrays, seeds: NDArray[np.int32], lr: float, eps: float) -> tuple[F32, F32]:
         """One MobiZO step; see `Runtime.step`."""
-        scalars = (np.array([lr], np.float32), np.array([eps], np.float32))
-        losses, coefficients = self._call("step", (*batch, seeds, *scalars))
+        losses, coefficients = self._call("step", (*batch, seeds, _scalar(lr), _scalar(eps)))
         return losses, coefficients
 
-    def replay(self, seeds: NDArray[np.int32], coefficients: F32) -> None:
+    def prefix(self, tokens: NDArray[np.int64]) -> F32:
+        """The frozen lower layers; see `Runtime.prefix`."""
+        return self._call("prefix", (tokens,))[0]
+
+    def suffix(self, hidden: F32, batch: Arrays, seeds: NDArray[np.int32], lr: float, eps: float) -> tuple[F32, F32]:
+        """One MobiZO step from the prefix's hidden states; see `Runtime.suffix`."""
+        losses, coefficients = self._call("suffix", (hidden, *batch, seeds, _scalar(lr), _scalar(eps)))
+        return losses, coefficients
+
+    def replay(self, seeds: NDArray[np.int32], coefficients: F32, eps: float) -> None:
         """The update of one recorded step; see `Runtime.replay`."""
-        self._call("replay", (seeds, coefficients))
+        scale = (_scalar(eps),) if self._manifest.recipe.estimator == "stored" else ()
+        self._call("replay", (seeds, coefficients, *scale))
 
     def score(self, batch: Arrays) -> F32:
         """Log-probabilities (R, T, C)."""
@@ -108,3 +129,7 @@ class InProcessRuntime:
     def close(self) -> None:
         """Frees the program's memory."""
         self._methods = {}
+
+
+def _scalar(value: float) -> F32:
+    return np.array([value], np.float32)
