@@ -6,6 +6,7 @@ MobizoError
 |  |- UnknownBase       404     a base model the server was not given
 |  |- UnreadableCheckpoint 422  model files that are damaged or of an unknown form
 |  |- UnsupportedModel  422     an architecture or feature the compiler cannot map exactly
+|  |- ToolchainMissing  422     a backend whose tools this server does not have
 |  |- InvalidTask       422     a task whose template or answers cannot be used
 |  |- InvalidDataset    422     a data file with a bad line (named, with its line)
 |  `- InvalidUpload     422     an adapter file that does not fit its program
@@ -92,6 +93,12 @@ class UnsupportedModel(BadRequest):
     """The compiler cannot map this architecture exactly; choose a supported one."""
 
     status, code, title = 422, "unsupported-model", "Unsupported model"
+
+
+class ToolchainMissing(BadRequest):
+    """This server does not have the tools that the recipe's backend needs; install them or choose another backend."""
+
+    status, code, title = 422, "toolchain-missing", "Toolchain missing"
 
 
 class InvalidTask(BadRequest):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
 from server.compiler.estimators import STATE
+from shared.errors import CompileFailed
 
 EXTERNAL = "weights"  # tag of the constants that the .ptd holds
 INITIALIZER = "adapter"  # the method that must be loaded before any other is called
@@ -31,14 +32,29 @@ class Signature:
     dynamic: Mapping[int, Mapping[int, Dim]] = field(default_factory=dict)  # by input, then by dimension
 
     def export(self) -> ExportedProgram:
-        """The module's graph."""
+        """The module's graph. Raises CompileFailed if it holds for the example's lengths only."""
         if not self.dynamic:
             return export(self.module, self.example, strict=False)
-        shapes = [dict(self.dynamic.get(at, {})) for at in range(len(self.example))]
+        # A hint instead of the dimension: views of what a matrix product made give rise to conditions that always
+        # hold, but that the exporter cannot prove, and for a named dimension it insists.
+        shapes = [
+            {axis: Dim.AUTO(min=dim.min, max=dim.max) for axis, dim in self.dynamic.get(at, {}).items()}
+            for at in range(len(self.example))
+        ]
         parameters = inspect.signature(self.module.forward).parameters.values()
         named = sum(parameter.kind is not parameter.VAR_POSITIONAL for parameter in parameters)
         dynamic = (*shapes[:named], *([tuple(shapes[named:])] if named < len(shapes) else []))
-        return export(self.module, self.example, dynamic_shapes=dynamic, strict=False)
+        exported = export(self.module, self.example, dynamic_shapes=dynamic, strict=False)
+        inputs = [
+            node.meta["val"] for node in exported.graph.nodes if node.name in exported.graph_signature.user_inputs
+        ]
+        for at, dims in self.dynamic.items():
+            for axis, dim in dims.items():
+                if isinstance(inputs[at].shape[axis], int):
+                    raise CompileFailed(
+                        f"dimension {dim.__name__} of {type(self.module).__name__} is written down in it"
+                    )
+        return exported
 
 
 @dataclass(frozen=True)
@@ -62,6 +78,7 @@ def emit(methods: Mapping[str, Signature], stored: set[str], path: Path) -> Emit
         ExecutorchBackendConfig(
             memory_planning_pass=MemoryPlanningPass(share_mutable_buffers=True),
             emit_mutable_buffer_names=True,
+            run_reinplace_pass=True,  # a cache is written in place, not copied
             external_constants=lambda node: EXTERNAL if node.name in placeholders else None,
         )
     )

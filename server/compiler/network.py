@@ -78,9 +78,10 @@ class QuantizedBase:
 class BaseNetwork:
     """Everything a recipe's methods share."""
 
-    def __init__(self, recipe: Recipe, base: QuantizedBase, lower: Lower | None) -> None:
-        """lower: makes layers of one graph into delegates; None leaves them portable operators."""
+    def __init__(self, recipe: Recipe, base: QuantizedBase, lower: Lower, dynamic_length: bool = True) -> None:
+        """lower: makes layers of one graph into what runs them. dynamic_length: of what runs them."""
         self.recipe, self.facts, self._base, self._lower = recipe, base.facts, base, lower
+        self.dynamic_length = dynamic_length and recipe.sequence_length > MIN_LENGTH
         self.size = flat_size(recipe, base.facts)
         self.trunk = Trunk(base.facts, base.trunk, recipe.sequence_length)
         self._scaled_a: list[dict[Target, Tensor]] = [{} for _ in range(base.facts.layers)]
@@ -88,25 +89,13 @@ class BaseNetwork:
             a = np.ascontiguousarray(init_a(recipe, module).T) * np.float32(recipe.scale)  # (r, in)
             self._scaled_a[module.layer][module.target] = torch.from_numpy(a)
 
-    @property
-    def dynamic_length(self) -> bool:
-        """Whether methods take sequences shorter than S: a delegate does; portable operators are traced at one length."""
-        return self._lower is not None and self.recipe.sequence_length > MIN_LENGTH
-
     def layers(self, shapes: Sequence[LayerShape], indices: Iterable[int], length: int) -> list[nn.Module]:
         """The base's layers `indices`, each of its shape, lowered if they are to be. length: S they are planned for."""
         plain = [
             DecoderLayer(shape, self._base.layers[index], self._scaled_a[index])
             for shape, index in zip(shapes, indices, strict=True)
         ]
-        if self._lower is None:
-            return list(plain)
-        lowered: dict[int, nn.Module] = {}
-        for shape in dict.fromkeys(shapes):
-            places = [at for at, other in enumerate(shapes) if other == shape]
-            delegates = self._lower([plain[at] for at in places], layer_example(shape, length), shape.scheme)
-            lowered.update(zip(places, delegates, strict=True))
-        return [lowered[at] for at in range(len(plain))]
+        return lower_by_shape(self._lower, plain, shapes, lambda shape: layer_example(shape, length))
 
     def stack(self, rows: int, paths: int, part: slice, adapted: bool = True) -> Stack:
         """The base's layers in `part`, for `rows` sequences of `paths` paths."""
@@ -121,7 +110,7 @@ class BaseNetwork:
         name = "embedding" if self.trunk.tied else "lm_head"
         layer = HeadLayer(getattr(self.trunk, name), getattr(self.trunk, name + SCALE).squeeze(1))
         example = (torch.zeros(rows, picks, self.facts.hidden),)
-        return layer if self._lower is None else self._lower([layer], example, ROWS)[0]
+        return self._lower([layer], example, ROWS)[0]
 
     def methods(self) -> dict[str, Signature]:
         """Every method of the program with its example inputs, as `shared.program` lists them."""
@@ -143,7 +132,9 @@ class BaseNetwork:
             "step": Signature(Step(recipe, size, trunk, head, *once, adapted), (_tokens(e, s), *rest), length),
             "replay": Signature(Replay(recipe, size), replayed),
             "score": Signature(
-                Score(recipe, size, trunk, head, *every, adapted), (_tokens(r, s), _tokens(r, t), _tokens(r, t, c)), length
+                Score(recipe, size, trunk, head, *every, adapted),
+                (_tokens(r, s), _tokens(r, t), _tokens(r, t, c)),
+                length,
             ),
             "adapter": Signature(Adapter(recipe, size), ()),
             "load": Signature(Load(recipe, size), (torch.zeros(size),)),
@@ -155,6 +146,18 @@ class BaseNetwork:
         if recipe.estimator == "stored":
             methods["flush"] = Signature(Flush(recipe, size), ())
         return methods
+
+
+def lower_by_shape(
+    lower: Lower, layers: Sequence[nn.Module], shapes: Sequence[LayerShape], example: Callable[[LayerShape], Example]
+) -> list[nn.Module]:
+    """Every layer as a delegate; those of one shape share a graph. example: inputs that a shape is exported with."""
+    lowered: dict[int, nn.Module] = {}
+    for shape in dict.fromkeys(shapes):
+        places = [at for at, other in enumerate(shapes) if other == shape]
+        delegates = lower([layers[at] for at in places], example(shape), shape.scheme)
+        lowered.update(zip(places, delegates, strict=True))
+    return [lowered[at] for at in range(len(layers))]
 
 
 def layer_example(shape: LayerShape, length: int) -> Example:

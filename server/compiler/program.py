@@ -6,17 +6,16 @@ Knows the order of the work and what must be refused; knows no HTTP, no database
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+from server.compiler.backends import backend
 from server.compiler.base import BaseFacts, locate_base
 from server.compiler.checkpoint import load_checkpoint
 from server.compiler.cost import step_flops
-from server.compiler.backends.xnnpack import lower_layers
-from server.compiler.emission import emit
-from server.compiler.network import BaseNetwork, Lower, QuantizedBase
+from server.compiler.network import BaseNetwork, QuantizedBase
 from server.compiler.tokenizer import write_tokenizer
-from server.compiler.weights import write_weights
 from shared.canonical import file_sha256
 from shared.errors import InvalidRecipe
 from shared.lora import BaseShape, a_fingerprint, flat_size, lora_modules
@@ -25,29 +24,29 @@ from shared.recipe import Recipe
 
 Progress = Callable[[str, float], None]
 
-FILES: dict[Role, str] = {"program": "program.pte", "weights": "weights.ptd", "tokenizer": "tokenizer.json"}
-
 
 def compile_program(recipe: Recipe, source: str, out_dir: Path, progress: Progress | None = None) -> ProgramManifest:
     """Compiles `recipe` for the base at `source` into `out_dir` and returns the manifest, not yet signed.
 
     progress: called with a stage's name and its fraction done, 0 to 1.
-    Raises InvalidRecipe, UnknownBase, UnreadableCheckpoint, UnsupportedModel or CompileFailed.
+    Raises InvalidRecipe, UnknownBase, UnreadableCheckpoint, UnsupportedModel, ToolchainMissing or CompileFailed.
     """
     report = progress or (lambda stage, fraction: None)
+    target = backend(recipe.backend)
+    target.check()
     report("read", 0.0)
     checkpoint = load_checkpoint(source)
     facts = checkpoint.facts
     check_recipe(recipe, facts)
     base = QuantizedBase.of(checkpoint, recipe.precision)
     out_dir.mkdir(parents=True, exist_ok=True)
-    write_tokenizer(locate_base(source), out_dir / FILES["tokenizer"])
-    stored = write_weights(base.stored(), out_dir / FILES["weights"])
+    write_tokenizer(locate_base(source), out_dir / target.files["tokenizer"])
+    stored = target.write_weights(base.stored(), out_dir / target.files["weights"])
     report("lower", 0.0)
-    network = BaseNetwork(recipe, base, lowering(recipe, base, stored))
+    network = BaseNetwork(recipe, base, partial(target.lower, stored=stored), target.dynamic_length)
     report("emit", 0.0)
     methods = network.methods()
-    emitted = emit(methods, stored, out_dir / FILES["program"])
+    emitted = target.emit(methods, stored, out_dir / target.files["program"])
     report("emit", 1.0)
     return ProgramManifest(
         recipe=recipe,
@@ -58,7 +57,7 @@ def compile_program(recipe: Recipe, source: str, out_dir: Path, progress: Progre
         score_rows=recipe.score_rows,
         methods=tuple(methods),
         dynamic_length=network.dynamic_length,
-        files=tuple(_file(role, out_dir / name) for role, name in FILES.items()),
+        files=tuple(_file(role, out_dir / name) for role, name in target.files.items()),
         planned_bytes=emitted.planned_bytes,
         flops_per_step=step_flops(recipe, facts),
         delegates=emitted.delegates,
@@ -75,8 +74,11 @@ def check_recipe(recipe: Recipe, facts: BaseFacts) -> None:
             f"{facts.sha256[:12]}...; they changed or are another model's"
         )
     lora_modules(recipe, facts)
-    if recipe.precision != "fp32" and recipe.backend != "xnnpack":
-        raise InvalidRecipe(f"precision {recipe.precision} needs backend xnnpack; {recipe.backend} has fp32")
+    if recipe.precision not in (known := backend(recipe.backend).precisions):
+        raise InvalidRecipe(
+            f"precision {recipe.precision} is not one that backend {recipe.backend} has ({', '.join(sorted(known))}); "
+            "xnnpack has every one"
+        )
     if recipe.sequence_length > facts.context_length:
         raise InvalidRecipe(
             f"sequence_length {recipe.sequence_length} is over the model's context of {facts.context_length} tokens"
@@ -85,13 +87,6 @@ def check_recipe(recipe: Recipe, facts: BaseFacts) -> None:
         raise InvalidRecipe(
             f"answer_length {recipe.answer_length} leaves no prompt in sequence_length {recipe.sequence_length}"
         )
-
-
-def lowering(recipe: Recipe, base: QuantizedBase, stored: set[str]) -> Lower | None:
-    """How layers become delegates; None where they stay portable operators."""
-    if recipe.backend != "xnnpack":
-        return None
-    return lambda layers, example, scheme: lower_layers(layers, example, scheme, stored)
 
 
 def _file(role: Role, path: Path) -> ProgramFile:

@@ -22,10 +22,24 @@ from executorch.exir.lowered_backend_module import LoweredBackendModule
 from torch import Tensor, nn
 from torch.export import ExportedProgram, export
 
-from server.compiler.quantization import Scheme, stored_bytes, stored_key
+from server.compiler.backends.portable import Portable
+from server.compiler.quantization import SCHEMES, Scheme, stored_bytes, stored_key
 from shared.errors import CompileFailed
+from shared.recipe import Precision
 
 Example = tuple[Tensor, ...]
+
+
+class Xnnpack(Portable):
+    """Layers as XNNPACK delegates, in every precision."""
+
+    precisions: frozenset[Precision] = frozenset({"fp32", *SCHEMES})
+
+    def lower(
+        self, layers: Sequence[nn.Module], example: Example, scheme: Scheme | None, stored: set[str]
+    ) -> list[nn.Module]:
+        """One delegate per layer; see `Backend.lower`."""
+        return lower_layers(layers, example, scheme, stored)
 
 
 class StandIn(nn.Module):
