@@ -112,10 +112,10 @@ class Assignment:
     def _prepare(self, manifest: ProgramManifest) -> RunPlan:
         """Everything the training process needs, on this disk, and room for it."""
         self._tell(Progress(phase="downloading", steps=self.lease.job.request.training.steps))
-        self.cache.reserve(manifest.files)
+        self.cache.reserve(manifest.training_files)
         check_memory(manifest)
         paths: dict[Role, Path] = {}
-        for file in manifest.files:
+        for file in manifest.training_files:
             paths[file.role] = self.cache.fetch(self.client, file, lambda _arrived, _size: self._check())
         self._check()
         return RunPlan(

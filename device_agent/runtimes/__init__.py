@@ -45,6 +45,10 @@ class Runtime(Protocol):
 def open_runtime(manifest: ProgramManifest, program: Path, weights: Path) -> Runtime:
     """The program at `program` with the base weights at `weights`, B = 0. Raises RuntimeFailed if it cannot load."""
     # ExecuTorch and torch weigh hundreds of megabytes: only the process that trains pays for them.
+    if manifest.recipe.backend == "torch":
+        from device_agent.runtimes.torch_export import TorchRuntime
+
+        return TorchRuntime(manifest, program, weights)
     from device_agent.runtimes.inprocess import InProcessRuntime
 
     return InProcessRuntime(manifest, program, weights)

@@ -58,7 +58,7 @@ class InProcessRuntime:
         path, weights = self._files
         try:
             program = _C._load_program(path, data_path=weights)
-            self._methods = {name: program.load_method(name) for name in names}
+            self._methods = {name: program.load_method(name) for name in names if name in self._manifest.methods}
         except RuntimeError as error:
             raise RuntimeFailed(
                 f"the program of recipe {self._manifest.recipe_id[:12]} does not load ({error}); "

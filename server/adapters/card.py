@@ -13,6 +13,8 @@ def _share(value: float | None) -> str:
 def model_card(adapter: Adapter, version: StoredVersion, request: JobRequest) -> str:
     """README.md of a PEFT directory."""
     recipe, result, training = version.recipe, version.result, request.training
+    eps = training.eps_for(recipe)
+    layers = recipe.layers if isinstance(recipe.layers, str) else ", ".join(map(str, recipe.layers))
     task = request.task if isinstance(request.task, str) else request.task.name
     rows = (
         ("base model", f"{recipe.base.name} (sha256 {recipe.base.sha256})"),
@@ -20,7 +22,9 @@ def model_card(adapter: Adapter, version: StoredVersion, request: JobRequest) ->
         ("made", version.created_at.strftime("%Y-%m-%d %H:%M UTC")),
         ("method", f"MobiZO: zeroth-order LoRA-FA, q = {recipe.queries}, E = {recipe.effective_batch}"),
         ("LoRA", f"rank {recipe.rank}, alpha {recipe.alpha:g}, on {', '.join(recipe.targets)}; A frozen"),
-        ("training", f"{result.steps} steps, lr {training.lr:g} ({training.schedule}), eps {training.eps:g}"),
+        ("adapted layers", layers),
+        ("trained on", f"frozen weights in {recipe.precision}; estimator {recipe.estimator}, {recipe.noise} noise"),
+        ("training", f"{result.steps} steps, lr {training.lr:g} ({training.schedule}), eps {eps:g}"),
         ("taken after step", str(result.best_step)),
         ("task", task),
         ("loss", recipe.loss),

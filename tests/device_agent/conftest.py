@@ -148,9 +148,21 @@ def gaussian(base, tmp_path_factory):
     return compile_tiny(base, directory, noise="gaussian", loss="candidates")
 
 
-@pytest.fixture(params=["rademacher", "gaussian"])
+@pytest.fixture(scope="session")
+def last(base, tmp_path_factory):
+    """Only the upper layer is adapted, so there are prefix and suffix."""
+    return compile_tiny(base, tmp_path_factory.mktemp("programs") / "last", layers="last:1")
+
+
+@pytest.fixture(scope="session")
+def stored(base, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("programs") / "stored"
+    return compile_tiny(base, directory, estimator="stored", loss="candidates")
+
+
+@pytest.fixture(params=["rademacher", "gaussian", "last", "stored"])
 def program(request):
-    """One program per noise; between them, both losses."""
+    """One program per noise, one with a prefix, one per estimator; between them, both losses."""
     return request.getfixturevalue(request.param)
 
 

@@ -1,8 +1,11 @@
 """Algorithm 1 from journal to result, on the real runtime; interrupted at every call it makes."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
+from device_agent import prefix
 from device_agent.errors import Diverged
 from device_agent.evaluation import measure
 from device_agent.journal import RunDirectory
@@ -13,6 +16,7 @@ from shared.canonical import file_sha256
 from shared.encoding import pack_step
 from shared.lora import load_adapter
 from shared.noise import query_seeds
+from shared.recipe import DEFAULT_EPS
 from shared.trajectory import parse_trajectory
 
 SETTINGS = {"steps": 9, "lr": 0.5, "schedule": "cosine", "warmup_steps": 2, "seed": 11, "evaluation_interval": 4}
@@ -56,14 +60,14 @@ def test_a_run_is_algorithm_1(run, program, dataset):
     result, _ = train(run, plan, program)
     train_split = program.splits(dataset, plan.training).train
     recipe, answers = plan.manifest.recipe, tuple(example.correct for example in train_split)
-    order = ExampleOrder(11, answers, recipe.effective_batch)
+    order, eps = ExampleOrder(11, answers, recipe.effective_batch), DEFAULT_EPS["fp32"]
     runtime = open_runtime(plan.manifest, plan.program, plan.weights)
     for step in range(9):
-        batch = pack_step([train_split[index] for index in order.indices(step)], recipe)
+        batch = pack_step([train_split[index] for index in order.indices(step)], recipe, dynamic=True)
         losses, coefficients = runtime.step(
-            batch, query_seeds(11, step, recipe.queries), plan.training.lr_at(step), plan.training.eps
+            batch, query_seeds(11, step, recipe.queries), plan.training.lr_at(step), eps
         )
-        slopes = (losses[: recipe.queries] - losses[recipe.queries :]) / (2 * plan.training.eps)
+        slopes = (losses[: recipe.queries] - losses[recipe.queries :]) / (2 * eps)
         expected = slopes * plan.training.lr_at(step) / recipe.queries
         np.testing.assert_allclose(ledger(run).coefficients[step], expected, rtol=1e-4, atol=1e-9)
         np.testing.assert_array_equal(ledger(run).coefficients[step], coefficients)
@@ -101,9 +105,9 @@ def test_the_best_validation_is_kept_and_is_what_was_measured(run, program, data
     runtime = open_runtime(plan.manifest, plan.program, plan.weights)
     runtime.load(read(run.best, program))
     splits = program.splits(dataset, plan.training)
-    again = measure(runtime, splits.validation, plan.manifest.recipe)
+    again = measure(runtime, splits.validation, plan.manifest.recipe, dynamic=True)
     assert (again.correct, again.loss) == (best.correct, best.loss)
-    tested = measure(runtime, splits.test, plan.manifest.recipe)
+    tested = measure(runtime, splits.test, plan.manifest.recipe, dynamic=True)
     assert tested.correct == result.evaluations[-1].correct
     runtime.close()
 
@@ -147,6 +151,43 @@ def test_stopped_at_every_call_it_goes_on_to_the_same_end(run, program, dataset,
     assert result.best_step == whole.best_step
     for name in ("best.safetensors", "last.safetensors"):
         assert file_sha256(pieces.path / name) == file_sha256(run.path / name)
+
+
+class Counting:
+    """A runtime that counts the calls of each method."""
+
+    def __init__(self, inner):
+        self._inner, self.calls = inner, Counter()
+
+    def __getattr__(self, name):
+        method = getattr(self._inner, name)
+
+        def counted(*arguments):
+            self.calls[name] += 1
+            return method(*arguments)
+
+        return counted
+
+
+def test_each_example_passes_the_frozen_layers_once(run, last, dataset):
+    plan = last.plan(dataset, **SETTINGS)
+    runtime = Counting(open_runtime(plan.manifest, plan.program, plan.weights))
+    train(run, plan, last, runtime=runtime)
+    # 13 examples, 4 a step: the fourth step is the last that meets a new one.
+    assert (runtime.calls["prefix"], runtime.calls["suffix"], runtime.calls["step"]) == (4, 9, 0)
+
+
+@pytest.mark.parametrize("room", [0, 5000])
+def test_without_room_for_every_prefix_the_run_is_the_same(run, last, dataset, tmp_path, monkeypatch, room):
+    plan = last.plan(dataset, **SETTINGS)
+    train(run, plan, last)
+    monkeypatch.setattr(prefix, "MOST_BYTES", room)
+    small = RunDirectory(tmp_path / "small")
+    runtime = Counting(open_runtime(plan.manifest, plan.program, plan.weights))
+    train(small, plan, last, runtime=runtime)
+    assert runtime.calls["prefix"] > 4
+    assert (small.path / "trajectory.bin").read_bytes() == (run.path / "trajectory.bin").read_bytes()
+    assert small.best.read_bytes() == run.best.read_bytes()
 
 
 @pytest.mark.parametrize("cut", [1, 5, 30])

@@ -11,6 +11,7 @@ from shared.encoding import (
     read_jsonl,
 )
 from shared.errors import InvalidDataset, InvalidTask
+from shared.program import MIN_LENGTH
 from shared.task import Answer, Choice, Question, Task
 from shared.tasks import named_task
 
@@ -55,6 +56,45 @@ def test_pack_step_full(tokenizer, recipe):
     assert positions[0].tolist() == [2, 0]
     assert answers[0].tolist() == [ids("g")[0], 0]
     assert mask.tolist() == [[1, 0], [0, 0], [0, 0]]
+
+
+def test_a_dynamic_batch_is_as_long_as_its_longest_sequence(tokenizer, recipe):
+    short = encode_question(tokenizer, Question((Choice("a b", " c"),), 0), recipe, "f:1")
+    long = encode_question(tokenizer, question(0), recipe, "f:1")  # a b c d, whose answer is d e
+    assert (short.length, long.length) == (2, 4)
+    for examples, length in (([short], 2), ([short, long], 4), ([long, short, short], 4)):
+        fixed, packed = pack_step(examples, recipe), pack_step(examples, recipe, dynamic=True)
+        assert packed[0].shape == (3, length)
+        np.testing.assert_array_equal(packed[0], fixed[0][:, :length])
+        assert not fixed[0][:, length:].any()
+        for ours, theirs in zip(packed[1:], fixed[1:], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_only_the_right_row_decides_a_steps_length(tokenizer, recipe):
+    example = encode_question(tokenizer, question(2), recipe, "f:1")  # g follows at once; the others read a token more
+    assert example.right.tokens == tuple(ids("a b c"))
+    assert pack_step([example], recipe, dynamic=True)[0].shape == (3, 3)
+
+
+def test_no_batch_is_shorter_than_programs_take(tokenizer, recipe):
+    example = encode_question(tokenizer, Question((Choice("a", " b"),), 0), recipe, "f:1")
+    assert example.length == 1
+    assert pack_step([example], recipe, dynamic=True)[0].shape == (3, MIN_LENGTH)
+    (batch,) = pack_score([example], recipe, dynamic=True)
+    assert batch.inputs[0].shape == (12, MIN_LENGTH)
+
+
+def test_dynamic_score_batches_are_as_long_as_their_own(tokenizer, recipe):
+    short = encode_question(tokenizer, Question((Choice("a b", " c"),), 0), recipe, "f:1")
+    long = encode_question(tokenizer, question(), recipe, "f:1")
+    examples = [short] * 12 + [long]
+    fixed, packed = list(pack_score(examples, recipe)), list(pack_score(examples, recipe, dynamic=True))
+    assert [batch.inputs[0].shape for batch in packed] == [(12, 2), (12, 4)]
+    for ours, theirs in zip(packed, fixed, strict=True):
+        assert ours.cells == theirs.cells
+        np.testing.assert_array_equal(ours.inputs[0], theirs.inputs[0][:, : ours.inputs[0].shape[1]])
+        np.testing.assert_array_equal(ours.inputs[1], theirs.inputs[1])
 
 
 def test_pack_step_candidates_lists_what_may_follow_the_right_prefix(tokenizer, recipe):

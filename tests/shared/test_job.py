@@ -1,8 +1,10 @@
 import math
+from typing import get_args
 
 import pytest
 
 from shared.job import MOVES, JobState, Progress, TrainingSettings
+from shared.recipe import DEFAULT_EPS, Precision, RecipeSettings
 
 
 def test_final_states_are_those_without_moves():
@@ -37,6 +39,17 @@ def test_warmup_rises_to_the_first_full_step():
     settings = TrainingSettings(steps=10, lr=1, schedule="linear", warmup_steps=3)
     assert [settings.lr_at(step) for step in range(4)] == pytest.approx([0.25, 0.5, 0.75, 1])
     assert settings.lr_at(9) == pytest.approx(1 / 7)
+
+
+@pytest.mark.parametrize("precision", get_args(Precision))
+def test_eps_is_the_given_one_or_the_precisions_own(precision):
+    settings = RecipeSettings(precision=precision)
+    assert TrainingSettings().eps_for(settings) == DEFAULT_EPS[precision]
+    assert TrainingSettings(eps=0.3).eps_for(settings) == 0.3
+
+
+def test_documents_from_before_eps_could_be_open_are_read():
+    assert TrainingSettings.model_validate_json('{"steps": 3, "eps": 0.01}').eps == 0.01
 
 
 def test_progress_on_one_line():

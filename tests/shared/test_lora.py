@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from shared.errors import InvalidUpload
+from shared.errors import InvalidRecipe, InvalidUpload
 from shared.lora import HEADER_BYTES, a_fingerprint, dump_adapter, flat_size, init_a, load_adapter, lora_modules
-from shared.recipe import Recipe
+from shared.recipe import TARGETS, Recipe
 
 
 def test_layout_is_layer_by_layer_in_canonical_target_order(recipe, shape):
@@ -25,6 +25,29 @@ def test_layout_is_layer_by_layer_in_canonical_target_order(recipe, shape):
     assert flat_size(recipe, shape) == 2 * 4 * (32 + 16)
     flat = np.arange(384, dtype=np.float32)
     assert np.array_equal(modules[1].b(flat), flat[128:192].reshape(4, 16))
+
+
+def test_layout_of_chosen_layers(recipe, shape):
+    modules = lora_modules(recipe.model_copy(update={"layers": (1,)}), shape)
+    assert [(module.layer, module.offset) for module in modules] == [(1, 0), (1, 128)]
+    with pytest.raises(InvalidRecipe, match="layers names layer 2"):
+        lora_modules(recipe.model_copy(update={"layers": (0, 2)}), shape)
+
+
+def test_opt_has_other_names_and_no_gate(recipe, shape):
+    opt = shape.model_copy(update={"architecture": "opt", "gated": False})
+    targets = tuple(target for target in TARGETS if target != "gate_proj")
+    modules = lora_modules(recipe.model_copy(update={"targets": targets, "layers": (1,)}), opt)
+    assert [module.name.removeprefix("model.decoder.layers.1.") for module in modules] == [
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.out_proj",
+        "fc1",
+        "fc2",
+    ]
+    with pytest.raises(InvalidRecipe, match="targets names gate_proj; a opt layer has q_proj"):
+        lora_modules(recipe.model_copy(update={"targets": TARGETS}), opt)
 
 
 def test_flat_size_of_the_reference_setting():

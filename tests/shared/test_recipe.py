@@ -4,7 +4,8 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from shared.recipe import Recipe, RecipeSettings
+from shared.errors import InvalidRecipe
+from shared.recipe import Recipe, RecipeSettings, resolve_layers
 
 
 def test_id_is_the_sha256_of_sorted_compact_json(recipe):
@@ -38,10 +39,55 @@ def test_derived_numbers(recipe):
         {"targets": ("lm_head",)},
         {"queries": 0},
         {"alpha": float("nan")},
-        {"precision": "int8"},
+        {"precision": "int7"},
+        {"layers": "last"},
+        {"layers": "last:0"},
+        {"layers": "first:1"},
+        {"layers": ()},
+        {"layers": (1, 1)},
+        {"layers": (-1,)},
+        {"noise": "randn"},
         {"unknown": 1},
     ],
 )
 def test_bad_settings_are_refused(change):
     with pytest.raises(ValidationError):
         RecipeSettings.model_validate(change)
+
+
+@pytest.mark.parametrize(
+    ("layers", "adapted", "said"),
+    [
+        ("all", (0, 1, 2, 3, 4), "all"),
+        ("last:5", (0, 1, 2, 3, 4), "all"),
+        ("last:2", (3, 4), "last:2"),
+        ("last:25%", (3, 4), "last:2"),  # 1.25, rounded up
+        ("last:1%", (4,), "last:1"),
+        ("last:100%", (0, 1, 2, 3, 4), "all"),
+        ([4, 3], (3, 4), "last:2"),
+        ([4, 1], (1, 4), (1, 4)),
+        ([0, 1, 2, 3, 4], (0, 1, 2, 3, 4), "all"),
+        ([0], (0,), (0,)),
+    ],
+)
+def test_layers_of_five(recipe, layers, adapted, said):
+    changed = Recipe.model_validate(recipe.model_dump() | {"layers": layers})
+    assert changed.adapted_layers(5) == adapted
+    assert changed.frozen_layers(5) == adapted[0]
+    resolved = resolve_layers(changed.layers, 5)
+    assert resolved == said
+    assert changed.model_copy(update={"layers": resolved}).adapted_layers(5) == adapted
+
+
+@pytest.mark.parametrize("layers", ["last:6", "last:101%", [5], [0, 5]])
+def test_layers_that_five_do_not_have(recipe, layers):
+    changed = Recipe.model_validate(recipe.model_dump() | {"layers": layers})
+    with pytest.raises(InvalidRecipe, match="layers"):
+        changed.adapted_layers(5)
+
+
+def test_documents_from_before_a_setting_existed_are_read(recipe):
+    old = recipe.model_dump(mode="json")
+    for name in ("layers", "estimator", "precision", "backend", "noise"):
+        del old[name]
+    assert Recipe.model_validate(old).id == recipe.id

@@ -62,10 +62,11 @@ def test_a_step_moves_b_by_its_coefficients(runtime, program, examples):
     coefficients = train(runtime, program, examples, 3)
     assert all(found.shape == (program.manifest.recipe.queries,) for found in coefficients)
     expected = trajectory(program, coefficients).replay(start)
-    if program.manifest.recipe.noise == "rademacher":
+    recipe = program.manifest.recipe
+    if (recipe.noise, recipe.estimator) == ("rademacher", "replay"):
         np.testing.assert_array_equal(runtime.adapter(), expected)
     else:
-        # Gaussian directions come from the runtime's own log and cosine.
+        # Gaussian directions come from the runtime's own log and cosine, stored ones from differences of copies.
         np.testing.assert_allclose(runtime.adapter(), expected, atol=1e-6)
 
 
@@ -76,7 +77,16 @@ def test_replay_repeats_steps_bit_for_bit(runtime, program, examples):
     trained = runtime.adapter()
     runtime.load(start)
     for step, found in enumerate(coefficients):
-        runtime.replay(query_seeds(5, step, program.manifest.recipe.queries), found)
+        runtime.replay(query_seeds(5, step, program.manifest.recipe.queries), found, EPS)
+    np.testing.assert_array_equal(runtime.adapter(), trained)
+    # What is left to do is repeated too: the next step begins from the same copies of B.
+    runtime.load(start)
+    five = train(runtime, program, examples, 5)
+    np.testing.assert_array_equal(five[:4], coefficients)
+    trained = runtime.adapter()
+    runtime.load(start)
+    for step, found in enumerate(five):
+        runtime.replay(query_seeds(5, step, program.manifest.recipe.queries), found, EPS)
     np.testing.assert_array_equal(runtime.adapter(), trained)
 
 
@@ -109,6 +119,43 @@ def test_alternating_steps_and_scores_gathers_no_memory(runtime, program, exampl
     assert rss_bytes() - before < 4 << 20
 
 
+def test_prefix_and_suffix_are_a_step(last, dataset):
+    """To the bit, and whatever stands where no token is."""
+    recipe = last.manifest.recipe
+    files = (last.path("program"), last.path("weights"))
+    whole, halves = open_runtime(last.manifest, *files), open_runtime(last.manifest, *files)
+    examples = last.splits(dataset, last.plan(dataset).training).train
+    for step in range(3):
+        seeds = query_seeds(5, step, recipe.queries)
+        found = examples[step : step + recipe.effective_batch]
+        batch = pack_step(found, recipe, dynamic=True)
+        hidden = halves.prefix(batch[0])
+        assert hidden.shape == (*batch[0].shape, last.manifest.shape.hidden)
+        for row, example in enumerate(found):
+            hidden[row, len(example.right.tokens) :] = 0
+        for ours, theirs in zip(
+            halves.suffix(hidden, batch[1:], seeds, LR, EPS), whole.step(batch, seeds, LR, EPS), strict=True
+        ):
+            np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(halves.adapter(), whole.adapter())
+    whole.close()
+    halves.close()
+
+
+def test_an_example_costs_its_length_and_answers_alike(runtime, program, examples):
+    """A batch packed to its longest sequence gives what one packed to the recipe's length does."""
+    assert program.manifest.dynamic_length
+    recipe = program.manifest.recipe
+    tight, wide = (pack_step(examples[:2], recipe, dynamic=dynamic) for dynamic in (True, False))
+    assert tight[0].shape[1] < wide[0].shape[1] == recipe.sequence_length
+    seeds = query_seeds(5, 0, recipe.queries)
+    losses = []
+    for batch in (tight, wide):
+        runtime.load(np.zeros(program.manifest.size, np.float32))
+        losses.append(runtime.step(batch, seeds, LR, EPS)[0])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+
 def test_scores_are_log_probabilities_and_depend_on_b(runtime, program, examples):
     batch = next(iter(pack_score(examples, program.manifest.recipe)))
     before = runtime.score(batch.inputs)
@@ -133,6 +180,8 @@ def test_files_that_are_no_program_are_named(program, tmp_path):
 
 def test_inputs_of_another_shape_are_an_error(runtime, program, examples):
     recipe = program.manifest.recipe
-    tokens, *rest = pack_step(examples[:1], recipe)
-    with pytest.raises(RuntimeFailed, match="method 'step'"):
-        runtime.step((tokens[:, :-1], *rest), query_seeds(0, 0, recipe.queries), LR, EPS)
+    tokens, positions, *rest = pack_step(examples[:1], recipe)
+    longer = np.pad(tokens, ((0, 0), (0, 1)))
+    for batch in ((longer, positions, *rest), (tokens[:-1], positions, *rest), (tokens, positions[:, :-1], *rest)):
+        with pytest.raises(RuntimeFailed, match="method 'step'"):
+            runtime.step(batch, query_seeds(0, 0, recipe.queries), LR, EPS)

@@ -1,0 +1,121 @@
+"""A program run by PyTorch, on a GPU where there is one: a `.pt2` archive's graphs over a safetensors file.
+
+Every tensor is moved to the device once, as it is loaded, and every graph makes its own there. Knows no data set and no
+journal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from device_agent.errors import RuntimeFailed
+from device_agent.runtimes.graph import DTYPES, JSON, Graph
+from device_agent.runtimes.methods import CallingRuntime
+from shared.program import ProgramManifest
+
+FOLDERS = ("weights", "constants")  # of the archive; what they hold differs to torch.export alone
+
+
+def best_device() -> torch.device:
+    """The first GPU, or the CPU where there is none."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class TorchRuntime(CallingRuntime):
+    """The methods of one `.pt2`, which share every tensor that has one name, so B too."""
+
+    def __init__(
+        self, manifest: ProgramManifest, program: Path, weights: Path, device: torch.device | None = None
+    ) -> None:
+        """Loads the program onto `device`, or the best there is; B is zero. Raises RuntimeFailed."""
+        super().__init__(manifest)
+        self.device = device or best_device()
+        self._graphs: dict[str, Graph] = {}
+        if manifest.recipe.noise == "randn":
+            torch.seed()  # else every run would draw the same
+        try:
+            with _Archive(program) as archive, safe_open(weights, framework="pt") as base:
+                tensors = _Tensors(archive, base, self.device)
+                for method in manifest.methods:
+                    held = partial(tensors.named, archive.entries(method))
+                    self._graphs[method] = Graph(archive.json(f"models/{method}.json"), held, self.device)
+        except (OSError, zipfile.BadZipFile, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise RuntimeFailed(
+                f"the program of recipe {manifest.recipe_id[:12]} does not load ({type(error).__name__}: {error})"
+            ) from error
+
+    def _call(self, method: str, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in inputs]
+        try:
+            with torch.inference_mode():
+                # A copy: an output may be a view of B, which the next step moves.
+                return [output.to("cpu", copy=True).numpy() for output in self._graphs[method](tensors)]
+        except (RuntimeError, ValueError) as error:
+            raise RuntimeFailed(f"method {method!r} of the program stopped ({error})") from error
+
+    def close(self) -> None:
+        """Frees the program's memory."""
+        self._graphs = {}
+
+
+class _Archive(zipfile.ZipFile):
+    """A `.pt2` file's records, which lie in one folder."""
+
+    def record(self, name: str) -> bytes:
+        """A record's bytes. Raises KeyError if there is none of that name."""
+        folder = self.namelist()[0].split("/")[0]
+        return self.read(f"{folder}/{name}")
+
+    def json(self, name: str) -> Any:
+        """A record of JSON, parsed."""
+        return json.loads(self.record(name))
+
+    def entries(self, method: str) -> dict[str, tuple[str, JSON]]:
+        """The record and the description of every tensor that a method holds, by the tensor's name."""
+        return {
+            name: (f"data/{folder}/{entry['path_name']}", entry["tensor_meta"])
+            for folder in FOLDERS
+            for name, entry in self.json(f"data/{folder}/{method}_{folder}_config.json")["config"].items()
+        }
+
+
+class _Tensors:
+    """What graphs hold, each tensor once. A record of no bytes is a tensor of the weights file, or B's, then zeros."""
+
+    def __init__(self, archive: _Archive, base: Any, device: torch.device) -> None:
+        self._archive, self._base, self._device = archive, base, device
+        self._state = set(archive.json("extra/state.json"))
+        self._loaded: dict[str, Tensor] = {}
+
+    def named(self, entries: dict[str, tuple[str, JSON]], name: str) -> Tensor:
+        """The tensor of that name on the device, which `entries` describe. Raises KeyError or ValueError."""
+        record, meta = entries[name]
+        if record not in self._loaded:
+            self._loaded[record] = self._read(name, record, meta).to(self._device)
+        return self._loaded[record]
+
+    def _read(self, name: str, record: str, meta: JSON) -> Tensor:
+        shape, dtype = [size["as_int"] for size in meta["sizes"]], DTYPES[meta["dtype"]]
+        data = self._archive.record(record)
+        if data:
+            if len(data) != math.prod(shape) * dtype.itemsize:
+                raise ValueError(f"{name} has {len(data)} bytes")
+            return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+        if name in self._state:
+            return torch.zeros(shape, dtype=dtype)
+        tensor: Tensor = self._base.get_tensor(name)
+        if list(tensor.shape) != shape or tensor.dtype != dtype:
+            raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)} in the weights file")
+        return tensor
