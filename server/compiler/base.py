@@ -26,6 +26,7 @@ PINNED_PATTERNS = (
     "tokenizer_config.json",
     "special_tokens_map.json",
 )
+VOCABULARY_FILES = ("vocab.json", "merges.txt")  # decide only where there is no tokenizer.json
 
 
 class Rope(BaseModel):
@@ -34,8 +35,9 @@ class Rope(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     theta: float = 10000.0
-    kind: Literal["default", "linear", "llama3"] = "default"
+    kind: Literal["default", "linear", "llama3", "factors"] = "default"
     factor: float = 1.0
+    factors: tuple[float, ...] = Field((), description="of kind factors: what divides each pair's frequency")
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
@@ -108,7 +110,8 @@ def locate_base(source: str) -> BaseFiles:
     if path.is_file():
         return BaseFiles("gguf", path, (path,))
     directory = path if path.is_dir() else _download(source)
-    pinned = tuple(sorted({file for pattern in PINNED_PATTERNS for file in directory.glob(pattern)}))
+    patterns = PINNED_PATTERNS if (directory / "tokenizer.json").is_file() else (*PINNED_PATTERNS, *VOCABULARY_FILES)
+    pinned = tuple(sorted({file for pattern in patterns for file in directory.glob(pattern)}))
     names = [file.name for file in pinned]
     if "config.json" not in names:
         raise UnreadableCheckpoint(f"{source} has no config.json; give a Hugging Face model directory or a .gguf file")
@@ -122,6 +125,6 @@ def _download(source: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(source, allow_patterns=list(PINNED_PATTERNS)))
+        return Path(snapshot_download(source, allow_patterns=[*PINNED_PATTERNS, *VOCABULARY_FILES]))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise UnknownBase(f"{source} is no local directory or file and no model that can be downloaded") from error

@@ -13,7 +13,7 @@ from torch import Tensor
 from server.compiler.base import BaseFacts, locate_base
 from server.compiler.gguf_form import gguf_checkpoint, gguf_facts
 from server.compiler.hf_form import hf_checkpoint, hf_facts
-from shared.errors import UnreadableCheckpoint
+from shared.errors import UnreadableCheckpoint, UnsupportedModel
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ def tensor_shapes(facts: BaseFacts) -> dict[str, tuple[int, ...]]:
         shapes["lm_head"] = (facts.vocabulary, facts.hidden)
     if facts.rope is None:
         shapes["positions"] = (facts.context_length, facts.hidden)
-    shapes.update({name: (facts.hidden,) for name in facts.final_norms})
-    layer = {name: (facts.hidden,) for name in facts.layer_norms}
-    layer.update({name: (facts.head_dim,) for name in facts.head_norms})
+    shapes.update(dict.fromkeys(facts.final_norms, (facts.hidden,)))
+    layer = dict.fromkeys(facts.layer_norms, (facts.hidden,))
+    layer.update(dict.fromkeys(facts.head_norms, (facts.head_dim,)))
     for index in range(facts.layers):
         shapes.update({f"layers.{index}.{name}": shape for name, shape in {**layer, **linear_shapes(facts)}.items()})
     return shapes
@@ -86,6 +86,8 @@ def _check_shapes(facts: BaseFacts, tensors: dict[str, Tensor]) -> None:
     expected = tensor_shapes(facts)
     if missing := sorted(expected.keys() - tensors.keys()):
         raise UnreadableCheckpoint(f"the checkpoint lacks {len(missing)} tensors, the first is {missing[0]}")
+    if unknown := sorted(tensors.keys() - expected.keys()):
+        raise UnsupportedModel(f"the configuration has no place for {len(unknown)} tensors, the first is {unknown[0]}")
     for name, shape in expected.items():
         if tuple(tensors[name].shape) != shape:
             raise UnreadableCheckpoint(f"{name} has shape {tuple(tensors[name].shape)}; the configuration says {shape}")

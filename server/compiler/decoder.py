@@ -94,6 +94,8 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
         return frequencies
     if rope.kind == "linear":
         return frequencies / rope.factor
+    if rope.kind == "factors":
+        return frequencies / torch.tensor(rope.factors)
     # Llama 3: long waves are stretched by the factor, short ones kept, those between blended.
     turns = rope.original_context * frequencies / (2 * math.pi)  # of each wave within the original context
     kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)

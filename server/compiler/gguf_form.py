@@ -29,6 +29,7 @@ LAYER_NAMES = {
     "ffn_up": "up_proj",
     "ffn_down": "down_proj",
 }
+ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling, worked out by llama.cpp's converter
 LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(.+)\.weight")
 
 
@@ -47,7 +48,7 @@ def _facts(files: BaseFiles, reader: gguf.GGUFReader) -> BaseFacts:
     architecture = str(_field(reader, "general.architecture"))
     if architecture not in SUPPORTED:
         raise UnsupportedModel(f"architecture {architecture!r} is not supported; supported: {', '.join(SUPPORTED)}")
-    names = [_canonical(tensor.name) for tensor in reader.tensors]
+    names = [_canonical(tensor.name) for tensor in _weights(reader)]
     _refuse_features(reader)
     heads = int(_field(reader, "llama.attention.head_count"))
     hidden = int(_field(reader, "llama.embedding_length"))
@@ -72,11 +73,33 @@ def _facts(files: BaseFiles, reader: gguf.GGUFReader) -> BaseFacts:
         sha256=files.sha256,
         form="gguf",
         tied="lm_head" not in names,
-        rope=Rope(theta=float(_field(reader, "llama.rope.freq_base", 10000.0))),
+        rope=_rope(reader, head_dim),
         attention_scale=head_dim**-0.5,
         norm_eps=float(_field(reader, "llama.attention.layer_norm_rms_epsilon")),
-        parameters=sum(int(tensor.n_elements) for tensor in reader.tensors),
+        parameters=sum(int(tensor.n_elements) for tensor in _weights(reader)),
     )
+
+
+def _weights(reader: gguf.GGUFReader) -> list[gguf.ReaderTensor]:
+    return [tensor for tensor in reader.tensors if tensor.name != ROPE_FACTORS]
+
+
+def _rope(reader: gguf.GGUFReader, head_dim: int) -> Rope:
+    """The rotary embedding. llama.cpp takes a factor without a type for linear, and a factor of 0 for none."""
+    theta = float(_field(reader, "llama.rope.freq_base", 10000.0))
+    factor = float(_field(reader, "llama.rope.scaling.factor", _field(reader, "llama.rope.scale_linear", 0.0)))
+    linear = factor not in (0.0, 1.0) and _scaling(reader) == "linear"
+    tensor = next((tensor for tensor in reader.tensors if tensor.name == ROPE_FACTORS), None)
+    if tensor is None:
+        return Rope(theta=theta, kind="linear", factor=factor) if linear else Rope(theta=theta)
+    factors = tuple(float(value) for value in tensor.data.reshape(-1))
+    if linear or tensor.tensor_type != gguf.GGMLQuantizationType.F32 or len(factors) != head_dim // 2:
+        raise UnsupportedModel(f"{ROPE_FACTORS} is not {head_dim // 2} float32 factors of an otherwise unscaled RoPE")
+    return Rope(theta=theta, kind="factors", factors=factors)
+
+
+def _scaling(reader: gguf.GGUFReader) -> str:
+    return str(_field(reader, "llama.rope.scaling.type", "linear"))
 
 
 def _tensors(reader: gguf.GGUFReader) -> dict[str, torch.Tensor]:
@@ -84,7 +107,7 @@ def _tensors(reader: gguf.GGUFReader) -> dict[str, torch.Tensor]:
     heads = int(_field(reader, "llama.attention.head_count"))
     kv_heads = int(_field(reader, "llama.attention.head_count_kv", heads))
     tensors: dict[str, torch.Tensor] = {}
-    for tensor in reader.tensors:
+    for tensor in _weights(reader):
         name = _canonical(tensor.name)
         try:
             values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
@@ -130,9 +153,11 @@ def _canonical(name: str) -> str:
 
 
 def _refuse_features(reader: gguf.GGUFReader) -> None:
-    scaling = str(_field(reader, "llama.rope.scaling.type", "none"))
+    scaling = _scaling(reader)
+    attention = float(_field(reader, "llama.rope.scaling.attn_factor", 1.0))
     found = {
-        f"RoPE scaling {scaling!r}": scaling != "none",
+        f"RoPE scaling {scaling!r}": scaling not in ("none", "linear"),
+        f"RoPE attention factor {attention}": attention != 1.0,
         "sliding-window attention": bool(_field(reader, "llama.attention.sliding_window", 0)),
         "experts": bool(_field(reader, "llama.expert_count", 0)),
     }

@@ -13,12 +13,13 @@ import numpy as np
 import safetensors.numpy
 
 from shared.errors import InvalidUpload
-from shared.lora import F32, BaseShape, flat_size, init_a, lora_modules
+from shared.lora import F32, BaseShape, flat_size, hf_module_name, init_a, lora_modules
 from shared.recipe import Recipe
 
 CONFIG_NAME = "adapter_config.json"
 TENSORS_NAME = "adapter_model.safetensors"
 PREFIX = "base_model.model."  # where PEFT's wrapper holds the model
+LAYERS_PATTERN = "layers"  # what every architecture calls its list of decoder layers
 
 
 def write_peft(recipe: Recipe, shape: BaseShape, flat: F32, directory: Path) -> None:
@@ -36,21 +37,25 @@ def write_peft(recipe: Recipe, shape: BaseShape, flat: F32, directory: Path) -> 
         tensors[f"{name}.lora_B.weight"] = np.ascontiguousarray(module.b(flat).T)  # (out, r)
     directory.mkdir(parents=True, exist_ok=True)
     safetensors.numpy.save_file(tensors, directory / TENSORS_NAME, metadata={"format": "pt"})
-    config = json.dumps(peft_config(recipe), indent=2, sort_keys=True)
+    config = json.dumps(peft_config(recipe, shape), indent=2, sort_keys=True)
     (directory / CONFIG_NAME).write_text(config + "\n", encoding="utf-8")
 
 
-def peft_config(recipe: Recipe) -> dict[str, object]:
+def peft_config(recipe: Recipe, shape: BaseShape) -> dict[str, object]:
     """What adapter_config.json says; everything it leaves out is PEFT's default."""
-    return {
+    config: dict[str, object] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": recipe.base.name,
         "r": recipe.rank,
         "lora_alpha": recipe.alpha,
         "lora_dropout": 0.0,
-        "target_modules": list(recipe.targets),
+        "target_modules": [hf_module_name(shape.architecture, target).split(".")[-1] for target in recipe.targets],
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
+    if recipe.layers != "all":
+        config["layers_to_transform"] = list(recipe.adapted_layers(shape.layers))
+        config["layers_pattern"] = LAYERS_PATTERN
+    return config

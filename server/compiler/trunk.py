@@ -86,7 +86,7 @@ class Trunk(nn.Module):
         sliding = self.sliding_tables(length) if self.facts.sliding_layers else ()
         at = 0
         for index, (layer, shape) in enumerate(zip(layers, shapes, strict=True), first):
-            slab = ()
+            slab: tuple[Tensor, ...] = ()
             if b is not None and shape.targets:
                 slab = (b[:, at : at + shape.slab],)
                 at += shape.slab

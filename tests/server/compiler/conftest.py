@@ -1,4 +1,4 @@
-"""Tiny random Llama checkpoints, the real SmolLM2 file, and a handle that runs compiled programs."""
+"""Tiny random checkpoints of every architecture, the real SmolLM2 file, and a handle that runs compiled programs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,35 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+from transformers.masking_utils import eager_mask
+from transformers.models.gemma3.modeling_gemma3 import eager_attention_forward
 
-from shared.program import METHODS, TOKEN_DTYPE, ProgramManifest
+from shared.program import TOKEN_DTYPE, ProgramManifest
 from shared.recipe import TARGETS, BaseRef, Recipe
+from tests.server.compiler import reference
 
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
     warnings.simplefilter("ignore")
     from executorch.extension.pybindings.portable_lib import _load_program
 
     from server.compiler import compile_program, inspect_base
+    from server.compiler.checkpoint import Checkpoint
+    from server.compiler.decoder import DecoderLayer, layer_shapes
+    from server.compiler.network import QuantizedBase
+    from server.compiler.trunk import Trunk
 
 VOCABULARY = 96
 
@@ -33,10 +52,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @dataclass(frozen=True)
 class TinyBase:
-    """A random Llama: its directory, and the stock model that wrote it."""
+    """A random model: its directory, and the stock model that wrote it."""
 
     directory: Path
-    model: LlamaForCausalLM
+    model: PreTrainedModel
 
     def recipe(self, **settings: Any) -> Recipe:
         """A recipe of tiny shapes for this base."""
@@ -53,11 +72,18 @@ class Program:
         self._program = _load_program(
             str(directory / manifest.file("program").name), data_path=str(directory / manifest.file("weights").name)
         )
-        self._methods = {name: self._program.load_method(name) for name in METHODS}
+        self._methods = {name: self._program.load_method(name) for name in manifest.methods}
 
     def __call__(self, method: str, *inputs: np.ndarray) -> list[np.ndarray]:
         tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in inputs]
         return [output.numpy() for output in self._methods[method].call(tensors)]
+
+    def step(self, batch: reference.Batch, seeds: np.ndarray, lr: float, eps: float) -> list[np.ndarray]:
+        """The method `step`: losses and coefficients."""
+        full = self.manifest.recipe.loss == "full"
+        labels = (batch.choices[..., 0],) if full else (batch.choices, batch.choice_mask)
+        scalars = np.array([lr], np.float32), np.array([eps], np.float32)
+        return self("step", batch.tokens, batch.positions, *labels, batch.mask, seeds, *scalars)
 
     def reload(self, method: str) -> None:
         """Loads one method anew from the same program."""
@@ -86,14 +112,111 @@ def make_tiny(directory: Path, seed: int = 0, **overrides: Any) -> TinyBase:
         }
         | overrides
     )
-    model = LlamaForCausalLM(config).eval()
+    return write_base(directory, LlamaForCausalLM(config))
+
+
+def write_base(directory: Path, model: PreTrainedModel) -> TinyBase:
+    """Writes `model` in the Hugging Face form, its norm weights and biases made random."""
+    model.eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.uniform_(0.5, 1.5)
+            if name.endswith("bias"):
+                parameter.normal_(std=0.2)
+            elif "norm" in name:
+                parameter.add_(torch.empty_like(parameter).uniform_(-0.5, 0.5))
     model.save_pretrained(directory)
     Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, "w0")).save(str(directory / "tokenizer.json"))
     return TinyBase(directory, model)
+
+
+SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+GROUPED = {**SMALL, "intermediate_size": 48, "num_key_value_heads": 2, "initializer_range": 0.2}
+WINDOW = 5  # tokens, fewer than any test's sequence
+# The waves of 4 pairs at base 100 are 6, 20, 63 and 199 tokens long: kept, blended and stretched.
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0}
+
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(
+        **GROUPED, tie_word_embeddings=True, attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3_ROPE
+    ),
+    "qwen2": Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
+    "qwen3": Qwen3Config(**GROUPED, head_dim=16, rope_parameters=LINEAR_ROPE),
+    "opt": OPTConfig(**SMALL, ffn_dim=48, init_std=0.2),
+    "gemma3_text": Gemma3TextConfig(
+        **GROUPED,
+        head_dim=16,
+        query_pre_attn_scalar=5,
+        sliding_window=WINDOW,
+        sliding_window_pattern=3,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+        rope_parameters={
+            "full_attention": LINEAR_ROPE,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+    ),
+}
+# What each one's compiled program adapts: all linear layers, odd subsets, ranks that are no multiple of 8.
+ADAPTED: dict[str, dict[str, Any]] = {
+    "llama": {"targets": TARGETS},
+    "qwen2": {"targets": ("k_proj", "down_proj"), "rank": 5, "layers": "last:1"},
+    "qwen3": {"targets": ("q_proj", "o_proj"), "rank": 3, "layers": (0, 2)},
+    "opt": {"targets": tuple(target for target in TARGETS if target != "gate_proj"), "rank": 3},
+    "gemma3_text": {"targets": ("v_proj", "gate_proj"), "rank": 8},
+}
+
+
+def softcapped(module: torch.nn.Module, *inputs: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """transformers' own eager attention with the soft cap that Gemma 3's layer holds but does not pass on."""
+    return eager_attention_forward(module, *inputs, **options, softcap=module.attn_logit_softcapping)
+
+
+AttentionInterface.register("softcapped", softcapped)
+AttentionMaskInterface.register("softcapped", eager_mask)
+
+
+def make_architecture(directory: Path, name: str, **overrides: Any) -> TinyBase:
+    """Writes a random model of one of CONFIGS."""
+    torch.manual_seed(5)
+    config = CONFIGS[name].__class__.from_dict(CONFIGS[name].to_dict() | overrides)
+    model = AutoModelForCausalLM.from_config(config)
+    if name == "gemma3_text":
+        model.set_attn_implementation("softcapped")
+    return write_base(directory, model)
+
+
+@torch.no_grad()
+def eager_logits(checkpoint: Checkpoint, tokens: torch.Tensor) -> torch.Tensor:
+    """The decoder's logits (rows, S, V) in eager PyTorch, B zero; tokens (rows, S)."""
+    rows, length = tokens.shape
+    recipe = Recipe(
+        base=BaseRef(name="base", sha256=checkpoint.facts.sha256),
+        sequence_length=length,
+        answer_length=1,
+        choices=1,
+    )
+    trunk = Trunk(checkpoint.facts, QuantizedBase.of(checkpoint, "fp32").trunk, length)
+    shapes = layer_shapes(recipe, checkpoint.facts, rows, 1, adapted=False)
+    layers = [DecoderLayer(shape, weights, {}) for shape, weights in zip(shapes, checkpoint.layers, strict=True)]
+    hidden = trunk.walk(layers, shapes, 0, trunk.embed(tokens), None)
+    return trunk.cap(trunk.logits(trunk.pick(hidden, torch.arange(length).repeat(rows, 1))))
 
 
 @pytest.fixture(scope="session")
@@ -130,6 +253,36 @@ class Programs:
 @pytest.fixture(scope="session")
 def programs(tiny: TinyBase, tiny_tied: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Programs:
     return Programs(tiny_tied, tiny, tmp_path_factory.mktemp("programs"))
+
+
+class Architectures:
+    """Tiny bases of CONFIGS and their programs (q = 1, E = 2, full loss), each made once a session."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._bases: dict[str, TinyBase] = {}
+        self._programs: dict[str, Program] = {}
+
+    def base(self, name: str) -> TinyBase:
+        """A random model of CONFIGS."""
+        if name not in self._bases:
+            self._bases[name] = make_architecture(self._directory / name, name)
+        return self._bases[name]
+
+    def program(self, name: str) -> Program:
+        """Its program as ADAPTED says, B zero."""
+        base = self.base(name)
+        if name not in self._programs:
+            recipe = base.recipe(queries=1, **ADAPTED[name])
+            self._programs[name] = compile_to(self._directory / f"{name}-program", recipe, str(base.directory))
+        program = self._programs[name]
+        program("load", np.zeros(program.manifest.size, np.float32))
+        return program
+
+
+@pytest.fixture(scope="session")
+def architectures(tmp_path_factory: pytest.TempPathFactory) -> Architectures:
+    return Architectures(tmp_path_factory.mktemp("architectures"))
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from torch import nn
 
 from shared.lora import BaseShape, init_a, lora_modules
 from shared.noise import direction
+from shared.program import TOKEN_DTYPE
 from shared.recipe import Recipe
 
 
@@ -27,6 +28,18 @@ class Batch:
     choices: np.ndarray  # (E, T, C)
     choice_mask: np.ndarray  # (E, T, C)
     mask: np.ndarray  # (E, T)
+
+
+def random_batch(rng: np.random.Generator, recipe: Recipe, vocabulary: int) -> Batch:
+    """Random examples; the first has a padded candidate, the second a shorter answer. E is at least 2."""
+    e, s, t, c = recipe.effective_batch, recipe.sequence_length, recipe.answer_length, recipe.choices
+    choice_mask, mask = np.ones((e, t, c), np.float32), np.ones((e, t), np.float32)
+    choice_mask[0, :, -1] = 0
+    mask[1, 1:] = 0
+    positions = np.sort(np.stack([rng.choice(s - 1, t, replace=False) for _ in range(e)]), axis=1)
+    tokens, choices = rng.integers(0, vocabulary, (e, s)), rng.integers(0, vocabulary, (e, t, c))
+    integers = [array.astype(TOKEN_DTYPE) for array in (tokens, positions, choices)]
+    return Batch(*integers, choice_mask, mask)
 
 
 @contextmanager

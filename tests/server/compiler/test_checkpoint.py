@@ -11,10 +11,14 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
-from server.compiler.checkpoint import inspect_base, load_checkpoint
+from server.compiler.base import Rope, locate_base
+from server.compiler.checkpoint import Checkpoint, inspect_base, load_checkpoint
+from server.compiler.decoder import inverse_frequencies
+from server.compiler.tokenizer import write_tokenizer
 from shared.errors import UnknownBase, UnreadableCheckpoint, UnsupportedModel
-from tests.server.compiler.conftest import VOCABULARY, TinyBase
+from tests.server.compiler.conftest import LLAMA3_ROPE, VOCABULARY, Architectures, TinyBase, make_tiny
 
 
 @pytest.fixture
@@ -28,7 +32,7 @@ def edit_config(directory: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def write_gguf(base: TinyBase, path: Path, **metadata: Any) -> None:
+def write_gguf(base: TinyBase, path: Path, rope_factors: np.ndarray | None = None, **metadata: Any) -> None:
     """The tiny base as llama.cpp's converter writes it: query and key rows of a head interleaved."""
     config = base.model.config
     writer = gguf.GGUFWriter(str(path), metadata.pop("architecture", "llama"))
@@ -41,7 +45,10 @@ def write_gguf(base: TinyBase, path: Path, **metadata: Any) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
     for name, value in metadata.items():
-        writer.add_string(name.replace("__", "."), value)
+        add = writer.add_string if isinstance(value, str) else writer.add_float32
+        add(name.replace("__", "."), value)
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, tensor in base.model.state_dict().items():
         values = tensor.numpy()
@@ -60,7 +67,8 @@ def test_facts_of_a_directory(tiny: TinyBase, tiny_tied: TinyBase) -> None:
     facts = inspect_base(str(tiny.directory))
     assert (facts.architecture, facts.layers, facts.hidden, facts.intermediate) == ("llama", 2, 32, 48)
     assert (facts.heads, facts.kv_heads, facts.head_dim, facts.vocabulary) == (4, 2, 8, VOCABULARY)
-    assert (facts.context_length, facts.tied, facts.norm_eps, facts.rope_theta) == (64, False, 1e-6, 10000.0)
+    assert (facts.context_length, facts.tied, facts.norm_eps) == (64, False, 1e-6)
+    assert facts.rope == Rope(theta=10000.0)
     assert facts.parameters == sum(p.numel() for p in tiny.model.parameters())
     tied = inspect_base(str(tiny_tied.directory))
     assert tied.tied
@@ -75,41 +83,60 @@ def test_the_digest_follows_names_and_bytes(editable: Path) -> None:
     assert inspect_base(str(editable)).sha256 != before
 
 
+def assert_same_weights(ours: Checkpoint, expected: Checkpoint) -> None:
+    assert torch.equal(ours.norms, expected.norms)
+    for mine, theirs in zip((ours.tables, *ours.layers), (expected.tables, *expected.layers), strict=True):
+        assert mine.keys() == theirs.keys()
+        for name, tensor in theirs.items():
+            assert torch.equal(mine[name], tensor), name
+
+
 def test_gguf_gives_the_same_weights(tiny: TinyBase, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_gguf(tiny, path)
     ours, expected = load_checkpoint(str(path)), load_checkpoint(str(tiny.directory))
-    tensors = ours.tensors()
-    assert tensors.keys() == expected.tensors().keys()
-    for name, tensor in expected.tensors().items():
-        assert torch.equal(tensors[name], tensor), name
+    assert_same_weights(ours, expected)
     kept = {"sha256", "form", "norm_eps"}
     assert ours.facts.model_dump(exclude=kept) == expected.facts.model_dump(exclude=kept)
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"model_type": "gpt2"}, "'gpt2' is not supported; supported: llama"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0}}, "RoPE scaling 'llama3'"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "RoPE scaling 'linear'"),
-        ({"sliding_window": 128}, "sliding-window"),
-        ({"attention_bias": True}, "attention biases"),
-        ({"mlp_bias": True}, "MLP biases"),
-        ({"hidden_act": "gelu"}, "activation 'gelu'"),
-        ({"quantization_config": {"bits": 4}}, "quantized weights"),
-    ],
-)
-def test_what_the_decoder_does_not_compute_is_refused_by_name(editable: Path, changes: dict, named: str) -> None:
-    edit_config(editable, **changes)
-    with pytest.raises(UnsupportedModel, match=named):
-        inspect_base(str(editable))
+def stock_frequencies(base: TinyBase) -> np.ndarray:
+    """Radians per token of each pair of a head's features, as transformers turns them."""
+    return base.model.model.rotary_emb.inv_freq.numpy()
+
+
+def test_gguf_keeps_linear_rope_scaling(tiny: TinyBase, tmp_path: Path) -> None:
+    scaled = make_tiny(tmp_path / "scaled", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0})
+    for name, metadata in {
+        "newer": {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 4.0},
+        "older": {"llama__rope__scale_linear": 4.0},
+    }.items():
+        write_gguf(tiny, tmp_path / name, **metadata)
+        assert inspect_base(str(tmp_path / name)).rope == inspect_base(str(scaled.directory)).rope
+    write_gguf(tiny, tmp_path / "none", llama__rope__scaling__type="none", llama__rope__scaling__factor=4.0)
+    assert inspect_base(str(tmp_path / "none")).rope == Rope(theta=10000.0)
+
+
+def test_gguf_keeps_llama3_rope_scaling(tiny: TinyBase, tmp_path: Path) -> None:
+    scaled = make_tiny(tmp_path / "scaled", rope_parameters={**LLAMA3_ROPE, "rope_theta": 10000.0})
+    frequencies = stock_frequencies(scaled)
+    write_gguf(tiny, tmp_path / "llama3.gguf", (stock_frequencies(tiny) / frequencies).astype(np.float32))
+    facts = inspect_base(str(tmp_path / "llama3.gguf"))
+    assert facts.rope is not None
+    np.testing.assert_allclose(inverse_frequencies(facts.rope, facts.head_dim), frequencies, rtol=1e-6)
+    assert facts.parameters == inspect_base(str(tiny.directory)).parameters
 
 
 def test_gguf_refusals(tiny: TinyBase, tmp_path: Path) -> None:
     write_gguf(tiny, tmp_path / "scaled.gguf", llama__rope__scaling__type="yarn")
     with pytest.raises(UnsupportedModel, match="RoPE scaling 'yarn'"):
         inspect_base(str(tmp_path / "scaled.gguf"))
+    write_gguf(tiny, tmp_path / "loud.gguf", llama__rope__scaling__attn_factor=1.5)
+    with pytest.raises(UnsupportedModel, match=r"RoPE attention factor 1\.5"):
+        inspect_base(str(tmp_path / "loud.gguf"))
+    write_gguf(tiny, tmp_path / "short.gguf", np.ones(3, np.float32))
+    with pytest.raises(UnsupportedModel, match=r"rope_freqs\.weight is not 4 float32 factors"):
+        inspect_base(str(tmp_path / "short.gguf"))
     write_gguf(tiny, tmp_path / "phi.gguf", architecture="phi3")
     with pytest.raises(UnsupportedModel, match="phi3"):
         inspect_base(str(tmp_path / "phi.gguf"))
@@ -139,3 +166,18 @@ def test_damaged_directories_are_refused(editable: Path) -> None:
 def test_an_unknown_source_is_named() -> None:
     with pytest.raises(UnknownBase, match="no such//model"):
         inspect_base("no such//model")
+
+
+def test_a_tokenizer_of_two_files_is_pinned_and_converted(architectures: Architectures, tmp_path: Path) -> None:
+    """OPT comes with vocab.json and merges.txt alone."""
+    directory = Path(shutil.copytree(architectures.base("opt").directory, tmp_path / "opt"))
+    own = inspect_base(str(directory)).sha256
+    words = ["<s>", "<pad>", "</s>", "<unk>", "t", "h", "e", "th", "the"]
+    (directory / "vocab.json").write_text(json.dumps({word: at for at, word in enumerate(words)}))
+    (directory / "merges.txt").write_text("#version: 0.2\nt h\nth e\n")
+    assert inspect_base(str(directory)).sha256 == own  # beside a tokenizer.json they decide nothing
+    (directory / "tokenizer.json").unlink()
+    assert inspect_base(str(directory)).sha256 != own
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    write_tokenizer(locate_base(str(directory)), tmp_path / "tokenizer.json")
+    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("thet", add_special_tokens=False).ids == [8, 4]

@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from server.compiler import inspect_base, write_peft
 from shared.errors import InvalidUpload
+from shared.lora import lora_modules
 from shared.program import TOKEN_DTYPE
 from shared.recipe import TARGETS, BaseRef, Recipe
-from tests.server.compiler.conftest import Program, Programs, compile_to, token_batch
+from tests.server.compiler.conftest import Architectures, Program, Programs, compile_to, token_batch
 
 
 def largest_difference(program: Program, stock: nn.Module, directory: Path) -> float:
@@ -32,6 +33,7 @@ def largest_difference(program: Program, stock: nn.Module, directory: Path) -> f
     (ours,) = program("score", tokens, positions, choices)
     write_peft(recipe, shape, flat, directory)
     model = peft.PeftModel.from_pretrained(stock, directory).eval()
+    assert sum(name.endswith("lora_B.default") for name, _ in model.named_modules()) == len(lora_modules(recipe, shape))
     theirs = log_probabilities(model, tokens, positions, choices)
     with model.disable_adapter():
         plain = log_probabilities(model, tokens, positions, choices)
@@ -50,6 +52,15 @@ def log_probabilities(model: nn.Module, tokens: np.ndarray, positions: np.ndarra
 def test_stock_peft_gives_the_programs_answers(programs: Programs, tmp_path: Path, queries: int) -> None:
     program, base = programs(queries, "rademacher", "full", "xnnpack")
     stock = LlamaForCausalLM.from_pretrained(base.directory)
+    assert largest_difference(program, stock, tmp_path) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["opt", "qwen2", "qwen3"])  # other names of modules; the last layer; layers 0 and 2
+def test_stock_peft_gives_the_answers_of_other_architectures(
+    architectures: Architectures, tmp_path: Path, name: str
+) -> None:
+    program = architectures.program(name)
+    stock = AutoModelForCausalLM.from_pretrained(architectures.base(name).directory)
     assert largest_difference(program, stock, tmp_path) < 1e-4
 
 

@@ -1,0 +1,222 @@
+"""Every architecture against transformers: the decoder's logits, and training steps of the compiled program."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from server.compiler.base import Rope
+from server.compiler.checkpoint import Checkpoint, inspect_base, load_checkpoint
+from shared.errors import UnreadableCheckpoint, UnsupportedModel
+from shared.noise import query_seeds
+from tests.server.compiler import reference
+from tests.server.compiler.conftest import CONFIGS, LINEAR_ROPE, VOCABULARY, WINDOW, Architectures, eager_logits
+
+SEQUENCE = 33
+LR, EPS, STEPS = 0.05, 0.02, 3
+
+
+def logits(architectures: Architectures, name: str) -> tuple[Checkpoint, torch.Tensor, torch.Tensor]:
+    """The base read from its files, random tokens (2, S), and transformers' logits for them."""
+    base = architectures.base(name)
+    tokens = torch.randint(0, VOCABULARY, (2, SEQUENCE), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        return load_checkpoint(str(base.directory)), tokens, base.model(tokens).logits
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_those_of_transformers(architectures: Architectures, name: str) -> None:
+    checkpoint, tokens, expected = logits(architectures, name)
+    assert float((eager_logits(checkpoint, tokens) - expected).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("llama", {"rope": Rope(theta=100.0)}),
+        ("qwen2", {"sliding_layers": (), "window": None}),
+        ("qwen2", {"sliding_layers": (2,)}),
+        ("qwen2", {"window": WINDOW + 1}),
+        ("qwen3", {"rope": Rope(theta=1000.0)}),
+        ("gemma3_text", {"rope": Rope(theta=1000.0)}),
+        ("gemma3_text", {"sliding_rope": None}),
+        ("gemma3_text", {"window": WINDOW - 1}),
+        ("gemma3_text", {"attention_scale": 0.25}),
+        ("gemma3_text", {"attention_softcap": None}),
+        ("gemma3_text", {"final_softcap": None}),
+        ("gemma3_text", {"embedding_scale": 1.0}),
+    ],
+)
+def test_the_tiny_models_tell_every_option_apart(
+    architectures: Architectures, name: str, changes: dict[str, Any]
+) -> None:
+    checkpoint, tokens, expected = logits(architectures, name)
+    spoiled = dataclasses.replace(checkpoint, facts=checkpoint.facts.model_copy(update=changes))
+    assert float((eager_logits(spoiled, tokens) - expected).abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_steps_of_the_compiled_program_follow_the_algorithm(architectures: Architectures, name: str) -> None:
+    program, model = architectures.program(name), architectures.base(name).model
+    manifest, rng = program.manifest, np.random.default_rng(7)
+    flat = np.zeros(manifest.size, np.float32)
+    for number in range(STEPS):
+        batch, seeds = reference.random_batch(rng, manifest.recipe, VOCABULARY), query_seeds(123, number, 1)
+        losses, _ = program.step(batch, seeds, LR, EPS)
+        expected, _, flat = reference.step(model, manifest.recipe, manifest.shape, flat, batch, seeds, LR, EPS)
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+        (trained,) = program("adapter")
+        np.testing.assert_allclose(trained, flat, atol=1e-3 * np.abs(flat).max())
+
+
+def test_a_checkpoint_of_the_model_without_its_head_is_read(architectures: Architectures, tmp_path: Path) -> None:
+    base = architectures.base("opt")
+    base.model.model.save_pretrained(tmp_path)
+    ours, expected = load_checkpoint(str(tmp_path)), load_checkpoint(str(base.directory))
+    assert torch.equal(ours.norms, expected.norms)
+    assert torch.equal(ours.tables["positions"], expected.tables["positions"])
+
+
+def copy_with(base: Path, directory: Path, changes: dict[str, Any], removed: tuple[str, ...] = ()) -> str:
+    """A copy of a base whose config.json says something else."""
+    shutil.copytree(base, directory)
+    path = directory / "config.json"
+    config = {name: value for name, value in json.loads(path.read_text()).items() if name not in removed}
+    path.write_text(json.dumps(config | changes))
+    return str(directory)
+
+
+NEWER = ("rope_parameters", "layer_types", "_sliding_window_pattern")
+LLAMA3_SCALING = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_type": "llama3",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "older"),
+    [
+        ("llama", {"rope_theta": 100.0, "rope_scaling": LLAMA3_SCALING}),
+        ("qwen2", {"rope_theta": 10000.0, "rope_scaling": None}),
+        ("qwen3", {"rope_theta": 1000.0, "rope_scaling": {"type": "linear", "factor": 4.0}}),
+        (
+            "gemma3_text",
+            {
+                "rope_theta": 1000.0,
+                "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+                "rope_local_base_freq": 50.0,
+                "sliding_window_pattern": 3,
+            },
+        ),
+    ],
+)
+def test_the_older_spelling_means_the_same(
+    architectures: Architectures, tmp_path: Path, name: str, older: dict[str, Any]
+) -> None:
+    base = architectures.base(name).directory
+    facts = inspect_base(copy_with(base, tmp_path / "older", older, NEWER))
+    assert facts.model_dump(exclude={"sha256"}) == inspect_base(str(base)).model_dump(exclude={"sha256"})
+
+
+@pytest.mark.parametrize(
+    ("name", "removed", "field", "value"),
+    [
+        ("gemma3_text", ("tie_word_embeddings",), "tied", True),
+        ("gemma3_text", ("query_pre_attn_scalar",), "attention_scale", 1 / 16),
+        ("opt", ("tie_word_embeddings",), "tied", True),
+        ("qwen3", ("rope_parameters",), "rope", Rope(theta=10000.0)),
+        ("qwen2", ("layer_types", "use_sliding_window"), "sliding_layers", ()),
+    ],
+)
+def test_what_config_json_leaves_out_is_what_transformers_takes(
+    architectures: Architectures, tmp_path: Path, name: str, removed: tuple[str, ...], field: str, value: Any
+) -> None:
+    source = copy_with(architectures.base(name).directory, tmp_path / "base", {}, removed)
+    assert getattr(inspect_base(source), field) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("llama", {"model_type": "gemma3"}, "'gemma3' is not supported; supported: llama, qwen2, qwen3, opt, gemma3"),
+        ("qwen3", {"model_type": "qwen3_moe"}, "'qwen3_moe' is not supported"),
+        ("llama", {"hidden_act": "gelu"}, "activation 'gelu'"),
+        ("llama", {"sliding_window": 128}, "sliding_window 128"),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial rotary embedding 0.5"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 8.0}}, "RoPE scaling 'yarn'"),
+        ("qwen2", {"rope_parameters": {"rope_type": "dynamic", "factor": 8.0}}, "RoPE scaling 'dynamic'"),
+        ("qwen3", {"rope_parameters": {"rope_type": "longrope"}}, "RoPE scaling 'longrope'"),
+        ("qwen3", {"layer_types": ["full_attention"] * 2 + ["chunked_attention"]}, "chunked_attention"),
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before False"),
+        ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim 16"),
+        ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine False"),
+        ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm True"),
+        ("opt", {"activation_function": "gelu"}, "activation 'gelu'"),
+        ("gemma3_text", {"hidden_activation": "gelu"}, "activation 'gelu'"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"sliding_attention": {"rope_type": "yarn", "factor": 2.0}}},
+            "RoPE scaling 'yarn'",
+        ),
+    ],
+)
+def test_what_the_decoder_does_not_compute_is_refused_by_name(
+    architectures: Architectures, tmp_path: Path, name: str, changes: dict[str, Any], named: str
+) -> None:
+    source = copy_with(architectures.base(name).directory, tmp_path / "base", changes)
+    with pytest.raises(UnsupportedModel, match=named):
+        inspect_base(source)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_parameters are not those of a llama"),
+        ("llama", {"rope_parameters": {"full_attention": LINEAR_ROPE}}, "rope_parameters are not those of a llama"),
+        ("gemma3_text", {"rope_parameters": LINEAR_ROPE}, "rope_parameters are not those of a gemma3_text"),
+        ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor"),
+        ("qwen2", {"use_sliding_window": False}, "set sliding_window"),
+        ("gemma3_text", {"sliding_window": None}, "set sliding_window"),
+        ("llama", {"hidden_size": None}, "usable value"),
+    ],
+)
+def test_a_configuration_that_contradicts_itself_is_refused(
+    architectures: Architectures, tmp_path: Path, name: str, changes: dict[str, Any], named: str
+) -> None:
+    source = copy_with(architectures.base(name).directory, tmp_path / "base", changes)
+    with pytest.raises(UnreadableCheckpoint, match=named):
+        inspect_base(source)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("llama", {"attention_bias": False}, r"no place for 12 tensors, the first is layers\.0\.k_proj_bias"),
+        ("opt", {"enable_bias": False}, r"no place for 18 tensors, the first is layers\.0\.down_proj_bias"),
+        ("qwen2", {"num_hidden_layers": 2, "layer_types": None}, r"no place for 12 tensors, .* layers\.2\.down_proj"),
+    ],
+)
+def test_tensors_that_the_configuration_does_not_speak_of_are_refused(
+    architectures: Architectures, tmp_path: Path, name: str, changes: dict[str, Any], named: str
+) -> None:
+    source = copy_with(architectures.base(name).directory, tmp_path / "base", changes)
+    with pytest.raises(UnsupportedModel, match=named):
+        load_checkpoint(source)
+
+
+def test_a_tensor_without_a_name_of_ours_is_refused(architectures: Architectures, tmp_path: Path) -> None:
+    source = copy_with(architectures.base("qwen3").directory, tmp_path / "base", {"model_type": "qwen2"})
+    with pytest.raises(UnsupportedModel, match=r"tensor model\.layers\.0\.self_attn\.k_norm\.weight has no place"):
+        inspect_base(source)
