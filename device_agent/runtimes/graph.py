@@ -25,7 +25,7 @@ LAYOUTS = {7: torch.strided}
 FORMATS = {1: torch.contiguous_format, 4: torch.preserve_format}
 KEYWORD = 2  # kind of an argument
 
-_OPERATOR = re.compile(r"torch\.ops\.aten\.([a-z]\w*)\.([A-Za-z]\w*)")
+_OPERATOR = re.compile(r"torch\.ops\.aten\.(_?[a-z]\w*)\.([A-Za-z]\w*)")
 _SYMBOL = re.compile(r"Symbol\('(\w+)'")
 _HELD = {"buffer": "buffer_name", "parameter": "parameter_name", "tensor_constant": "tensor_constant_name"}
 
@@ -111,12 +111,7 @@ class Graph:
             arguments = [(item, self._argument(item["arg"])) for item in node["inputs"]]
             args = [argument for item, argument in arguments if item["kind"] != KEYWORD]
             kwargs = {item["name"]: argument for item, argument in arguments if item["kind"] == KEYWORD}
-            if len(node["outputs"]) != 1:
-                raise ValueError(f"{node['target']} has several outputs")
-            kind, body = _only(node["outputs"][0])
-            if kind not in ("as_tensor", "as_sym_int"):
-                raise ValueError(f"{node['target']} has an output {kind}")
-            output = body["name"] if kind == "as_tensor" else body["as_name"]
+            output = _made(node)
             read = {name for _, argument in arguments for name in _names(argument)}
             spent = read | {output}
             planned.append(Node(_operator(node["target"]), args, kwargs, output, tuple(spent - needed)))
@@ -183,6 +178,17 @@ def _output(spec: JSON) -> str:
         raise ValueError(f"an output is a {kind}")
     name: str = body["arg"]["as_tensor"]["name"]
     return name
+
+
+def _made(node: JSON) -> str:
+    """The name of what a node makes, or its own if it makes nothing, as checks do."""
+    if not node["outputs"]:
+        return str(node["name"])
+    (output,) = node["outputs"]
+    kind, body = _only(output)
+    if kind not in ("as_tensor", "as_sym_int"):
+        raise ValueError(f"{node['target']} makes {kind}")
+    return str(body["name" if kind == "as_tensor" else "as_name"])
 
 
 def _numbers(body: Any) -> Any:

@@ -15,6 +15,7 @@ import copy
 from collections.abc import Mapping, Sequence
 
 import torch
+from executorch.backends.xnnpack.utils.quant_utils import is_dequant, is_dynamic_qdq, tag_as_implicit_q_dq
 from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
 from executorch.exir import EdgeCompileConfig, to_edge
 from executorch.exir._serialize._named_data_store import NamedDataStore
@@ -25,6 +26,7 @@ from torch.export import ExportedProgram, export
 from server.compiler.backends.portable import Portable
 from server.compiler.quantization import SCHEMES, Scheme, stored_bytes, stored_key
 from shared.errors import CompileFailed
+from shared.program import Role
 from shared.recipe import Precision
 
 Example = tuple[Tensor, ...]
@@ -34,6 +36,7 @@ class Xnnpack(Portable):
     """Layers as XNNPACK delegates, in every precision."""
 
     precisions: frozenset[Precision] = frozenset({"fp32", *SCHEMES})
+    files: Mapping[Role, str] = {**Portable.files, "inference": "inference.pte"}
 
     def lower(
         self, layers: Sequence[nn.Module], example: Example, scheme: Scheme | None, stored: set[str]
@@ -67,7 +70,9 @@ def lower_layers(
     """
     template = _template(layers[0], scheme)
     width = layers[0](*example).shape[-1]
-    result = XnnpackBackend.preprocess(_edge_program(template, example), [])
+    program = _edge_program(template, example)
+    _mark_quantized_activations(program)
+    result = XnnpackBackend.preprocess(program, [])
     keys = _keys(template, scheme)
     _check_named(keys, result.processed_bytes)
     constants = {
@@ -101,6 +106,13 @@ def _edge_program(module: nn.Module, example: Example) -> ExportedProgram:
     # Linear layers stay whole: as matrix products they would be reshaped to a fixed number of tokens.
     config = EdgeCompileConfig(_check_ir_validity=False, preserve_ops=[torch.ops.aten.linear.default])
     return to_edge(exported, compile_config=config).exported_program()
+
+
+def _mark_quantized_activations(program: ExportedProgram) -> None:
+    """Says what XNNPACK's partitioner would: a linear layer takes these as they are. Without it, none may have a bias."""
+    for node in program.graph.nodes:
+        if is_dequant(node) and is_dynamic_qdq(node):
+            tag_as_implicit_q_dq(node)
 
 
 def _check_named(keys: Mapping[str, str], payload: bytes) -> None:
