@@ -10,6 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.errors import Conflict
+
 U32 = NDArray[np.uint32]
 F32 = NDArray[np.float32]
 Seed = tuple[int, int]  # two 32-bit words, each given as a signed int32 the way programs take them
@@ -68,7 +70,14 @@ def gaussian(seed: Seed, size: int) -> F32:
 
 
 def direction(noise: str, seed: Seed, size: int) -> F32:
-    """One query's direction z, float32 (size,); `noise` is a recipe's noise."""
+    """One query's direction z, float32 (size,); `noise` is a recipe's noise.
+
+    Raises Conflict for `randn`, the runtime's own: it is drawn from no seed, so nobody can draw it again.
+    """
+    if noise == "randn":
+        raise Conflict(
+            "noise 'randn' cannot be drawn again, so this run has no replay; train with 'gaussian' to have one"
+        )
     return {"rademacher": rademacher, "gaussian": gaussian}[noise](seed, size)
 
 

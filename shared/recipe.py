@@ -122,23 +122,25 @@ class Recipe(RecipeSettings):
         return self.paths * self.effective_batch
 
     def adapted_layers(self, count: int) -> tuple[int, ...]:
-        """Indices of the adapted ones of `count` decoder layers, ascending. Raises InvalidRecipe if one is not there."""
-        if self.layers == "all":
-            return tuple(range(count))
-        if isinstance(self.layers, str):
-            last = last_layers(self.layers, count)
-            return tuple(range(count - last, count))
-        if self.layers[-1] >= count:
-            raise InvalidRecipe(f"layers names layer {self.layers[-1]}; the base's last one is {count - 1}")
-        return self.layers
+        """Indices of the adapted ones of `count` decoder layers, ascending. Raises InvalidRecipe if one is absent."""
+        return layer_indices(self.layers, count)
 
     def frozen_layers(self, count: int) -> int:
         """Decoder layers below the first adapted one: no path has met its B yet, so they run once for all."""
         return self.adapted_layers(count)[0]
 
 
-def last_layers(layers: str, count: int) -> int:
-    """K of `last:K` or `last:P%` (rounded up) for a base of `count` layers. Raises InvalidRecipe if there are fewer."""
+def layer_indices(layers: Layers, count: int) -> tuple[int, ...]:
+    """The layers that `layers` names of a base of `count`, ascending; last:P% is rounded up to a whole layer.
+
+    Raises InvalidRecipe if the base has fewer.
+    """
+    if isinstance(layers, tuple):
+        if layers[-1] >= count:
+            raise InvalidRecipe(f"layers names layer {layers[-1]}; the base's last one is {count - 1}")
+        return layers
+    if layers == "all":
+        return tuple(range(count))
     match = re.fullmatch(r"last:(\d+)(%?)", layers)
     if match is None:
         raise InvalidRecipe(f"layers is {layers!r}; say all, last:K, last:P% or a list")
@@ -146,7 +148,7 @@ def last_layers(layers: str, count: int) -> int:
     last = math.ceil(count * number / 100) if match[2] else number
     if last > count:
         raise InvalidRecipe(f"layers is {layers!r}; the base has {count} layers")
-    return last
+    return tuple(range(count - last, count))
 
 
 def resolve_layers(layers: Layers, count: int) -> Layers:
@@ -154,12 +156,7 @@ def resolve_layers(layers: Layers, count: int) -> Layers:
 
     Raises InvalidRecipe if the base has fewer.
     """
-    if isinstance(layers, str):
-        if layers == "all":
-            return layers
-        indices = tuple(range(count - last_layers(layers, count), count))
-    else:
-        indices = layers
+    indices = layer_indices(layers, count)
     if indices == tuple(range(count)):
         return "all"
     if indices == tuple(range(count - len(indices), count)):

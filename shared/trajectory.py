@@ -79,7 +79,10 @@ class Trajectory:
     def replay(self, start: F32, steps: int | None = None) -> F32:
         """B after `steps` steps (all by default) from `start` (D,): B -= c_i z_i, for i in order, in float32.
 
-        Exact for Rademacher on every machine, since z = +-1 makes each product exact.
+        Exact for estimator `replay` with Rademacher noise, on every machine, since z = +-1 makes each product exact.
+        Else close: Gaussian z come from this machine's logarithm and cosine, and `stored` recovers eps z from two
+        rounded copies of B. The program's own `replay` is exact on the machine that trained. The header names no
+        estimator, as the recipe id pins it. Raises Conflict for noise `randn`, which nobody can draw again.
         """
         flat = start.astype(np.float32, copy=True)
         header = self.header

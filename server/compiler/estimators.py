@@ -78,11 +78,8 @@ class StoredPairs(nn.Module):
         """The copies (2q, D) after the pending update and with new noise: Algorithm 2's lines 4 to 6."""
         halves, total = self._differences()
         queries, size = halves.shape
-        if self.recipe.noise == "randn":
-            z = torch.randn((queries, size))
-        else:
-            z = directions(self.recipe.noise, seeds, size)
-        z = z * eps
+        noise = self.recipe.noise
+        z = (torch.randn((queries, size)) if noise == "randn" else directions(noise, seeds, size)) * eps
         plus = self.pairs[0] - halves - total + z
         minus = self.pairs[1] + halves - total - z
         self.pairs.copy_(torch.stack((plus, minus)))

@@ -143,6 +143,8 @@ class BaseNetwork:
             hidden = torch.zeros(e, s, self.facts.hidden)
             methods["prefix"] = Signature(Prefix(recipe, size, trunk, head, *once), (_tokens(e, s),), length)
             methods["suffix"] = Signature(Suffix(recipe, size, trunk, head, adapted), (hidden, *rest), length)
+        if recipe.noise == "randn":
+            del methods["replay"]  # it would follow other directions than the step did
         if recipe.estimator == "stored":
             methods["flush"] = Signature(Flush(recipe, size), ())
         return methods

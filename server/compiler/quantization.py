@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers torch.ops.quantized_decomposed
 from torch.nn import functional
 
+from shared.errors import InvalidRecipe
+from shared.lora import BaseShape
 from shared.recipe import Precision
 
 GROUP = 32  # input features that share a scale in 8da4w; XNNPACK takes multiples of 32
@@ -31,6 +33,11 @@ class Scheme:
     bits: int
     group: int | None
     dynamic: bool  # activations are quantized too
+
+    @property
+    def multiple(self) -> int:
+        """Input features come in multiples of it: whole groups, whole bytes."""
+        return self.group or (2 if self.bits == 4 else 1)
 
     @property
     def largest(self) -> int:
@@ -50,6 +57,20 @@ SCHEMES: dict[Precision, Scheme] = {
     "int4-weight": Scheme(4, None, False),
 }
 ROWS = Scheme(8, None, False)  # embedding tables and lm_head in every quantized precision
+
+
+def check_precision(precision: Precision, shape: BaseShape) -> None:
+    """Raises InvalidRecipe, naming the layer and the remedy, when a linear layer cannot be held in `precision`."""
+    scheme = SCHEMES.get(precision)
+    if scheme is None:
+        return
+    for target in shape.linears:
+        features, _ = shape.features(target)
+        if features % scheme.multiple:
+            raise InvalidRecipe(
+                f"precision {precision} takes multiples of {scheme.multiple} input features; {target} has {features}: "
+                f"use {'int8' if scheme.dynamic else 'int8-weight'}"
+            )
 
 
 def quantize(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared import noise
+from shared.errors import Conflict
 
 # Random123 (Salmon et al., SC'11), kat_vectors, rows "threefry2x32 20": counter, key, result.
 KNOWN_ANSWERS = [
@@ -76,6 +77,13 @@ def test_gaussian_is_box_muller_of_the_two_words():
         radius = math.sqrt(-2 * math.log(u1))
         assert z[2 * call] == pytest.approx(radius * math.cos(2 * math.pi * u2), abs=2e-6)
         assert z[2 * call + 1] == pytest.approx(radius * math.sin(2 * math.pi * u2), abs=2e-6)
+
+
+def test_a_direction_is_named_by_its_noise_and_randn_has_none_to_name():
+    assert np.array_equal(noise.direction("rademacher", (1, 2), 70), noise.rademacher((1, 2), 70))
+    assert np.array_equal(noise.direction("gaussian", (1, 2), 70), noise.gaussian((1, 2), 70))
+    with pytest.raises(Conflict, match="'randn' cannot be drawn again"):
+        noise.direction("randn", (1, 2), 70)
 
 
 def test_moments():

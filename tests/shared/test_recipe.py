@@ -84,6 +84,19 @@ def test_layers_that_five_do_not_have(recipe, layers):
     changed = Recipe.model_validate(recipe.model_dump() | {"layers": layers})
     with pytest.raises(InvalidRecipe, match="layers"):
         changed.adapted_layers(5)
+    with pytest.raises(InvalidRecipe, match="layers"):
+        resolve_layers(changed.layers, 5)
+
+
+def test_the_runtimes_own_noise_is_for_the_stored_estimator_alone():
+    assert RecipeSettings(noise="randn", estimator="stored").noise == "randn"
+    with pytest.raises(ValidationError, match="it needs estimator 'stored'"):
+        RecipeSettings(noise="randn", estimator="replay")
+
+
+@pytest.mark.parametrize("change", [{"estimator": "stored"}, {"precision": "int8"}, {"layers": "last:1"}])
+def test_what_shapes_a_program_is_in_its_id(recipe, change):
+    assert Recipe.model_validate(recipe.model_dump() | change).id != recipe.id
 
 
 def test_documents_from_before_a_setting_existed_are_read(recipe):

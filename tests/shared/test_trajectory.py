@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from shared.errors import Conflict
 from shared.noise import query_seeds, rademacher
-from shared.trajectory import MAGIC, Evaluation, TrajectoryFile, TrajectoryHeader, parse_trajectory
+from shared.trajectory import MAGIC, Evaluation, Trajectory, TrajectoryFile, TrajectoryHeader, parse_trajectory
 
 HEADER = TrajectoryHeader(job_id="j", job_seed=9, recipe_id="0" * 64, noise="rademacher", queries=3, size=200)
 
@@ -41,6 +41,13 @@ def test_replay_is_algorithm_1s_update_in_float32(tmp_path):
                 expected[j] = np.float32(expected[j] - c) if sign > 0 else np.float32(expected[j] + c)
     assert trajectory.replay(start).tobytes() == expected.tobytes()
     assert np.array_equal(trajectory.replay(start, 0), start)
+
+
+def test_a_run_on_the_runtimes_own_noise_is_recorded_but_not_replayed():
+    start = np.zeros(200, np.float32)
+    trajectory = Trajectory(HEADER.model_copy(update={"noise": "randn"}), [np.ones(3, np.float32)])
+    with pytest.raises(Conflict, match="cannot be drawn again"):
+        trajectory.replay(start)
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,150 @@
+"""Layer subsets: steps against Algorithm 1, the frozen prefix that may be cached, and what a step then costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from server.compiler.checkpoint import load_checkpoint
+from server.compiler.cost import step_flops
+from server.compiler.network import BaseNetwork, QuantizedBase
+from shared.noise import query_seeds
+from shared.program import METHODS, PREFIX_METHODS
+from tests.server.compiler import reference
+from tests.server.compiler.conftest import VOCABULARY, Program, TinyBase, compile_to, make_tiny, token_batch
+
+LR, EPS, STEPS = 0.05, 0.02, 4
+SETTINGS: dict[str, dict[str, Any]] = {
+    "gap": {"layers": (1, 3), "queries": 2, "effective_batch": 3},  # a frozen layer between adapted ones
+    "last": {"layers": "last:50%", "queries": 1, "effective_batch": 4, "loss": "candidates", "noise": "gaussian"},
+}
+FROZEN = {"gap": 1, "last": 2}  # of 4 layers, below the first adapted one
+
+
+@pytest.fixture(scope="session")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
+    return make_tiny(tmp_path_factory.mktemp("deep"), seed=2, num_hidden_layers=4)
+
+
+@pytest.fixture(scope="session", params=["gap", "last"])
+def subset(request: pytest.FixtureRequest, deep: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Program:
+    recipe = deep.recipe(**SETTINGS[request.param])
+    return compile_to(tmp_path_factory.mktemp(request.param), recipe, str(deep.directory))
+
+
+def some_b(program: Program) -> np.ndarray:
+    return (0.1 * np.random.default_rng(9).standard_normal(program.manifest.size)).astype(np.float32)
+
+
+def call_suffix(program: Program, hidden: np.ndarray, batch: reference.Batch, seeds: np.ndarray) -> list[np.ndarray]:
+    full = program.manifest.recipe.loss == "full"
+    labels = (batch.choices[..., 0],) if full else (batch.choices, batch.choice_mask)
+    scalars = np.array([LR], np.float32), np.array([EPS], np.float32)
+    return program("suffix", hidden, batch.positions, *labels, batch.mask, seeds, *scalars)
+
+
+def test_steps_follow_the_algorithm(subset: Program, deep: TinyBase) -> None:
+    manifest, rng = subset.manifest, np.random.default_rng(7)
+    flat = some_b(subset)
+    subset("load", flat)
+    for number in range(STEPS):
+        batch = reference.random_batch(rng, manifest.recipe, VOCABULARY)
+        seeds = query_seeds(123, number, manifest.recipe.queries)
+        losses, _ = subset.step(batch, seeds, LR, EPS)
+        before = flat
+        expected, _, flat = reference.step(deep.model, manifest.recipe, manifest.shape, flat, batch, seeds, LR, EPS)
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+        moved = np.abs(flat - before).max()
+        flat, ours = subset("adapter")[0], flat
+        np.testing.assert_allclose(flat, ours, rtol=0, atol=2e-3 * moved)
+
+
+def test_prefix_and_suffix_are_step_to_the_bit_with_states_cached_from_other_batches(subset: Program) -> None:
+    recipe, rng = subset.manifest.recipe, np.random.default_rng(8)
+    e, s = recipe.effective_batch, recipe.sequence_length
+    batches = [reference.random_batch(rng, recipe, VOCABULARY) for _ in range(STEPS)]
+    # Every example once, in an order and in company that no step has.
+    tokens = np.concatenate([batch.tokens for batch in batches])
+    order = rng.permutation(len(tokens))
+    cached = np.empty((len(tokens), s, subset.manifest.shape.hidden), np.float32)
+    for at in range(0, len(tokens), e):
+        cached[order[at : at + e]] = subset("prefix", tokens[order[at : at + e]])[0]
+
+    def run(split: bool) -> list[np.ndarray]:
+        subset("load", some_b(subset))
+        found = []
+        for number, batch in enumerate(batches):
+            seeds = query_seeds(5, number, recipe.queries)
+            hidden = cached[number * e : (number + 1) * e]
+            found += call_suffix(subset, hidden, batch, seeds) if split else subset.step(batch, seeds, LR, EPS)
+            found += subset("adapter")
+        return found
+
+    for whole, split in zip(run(split=False), run(split=True), strict=True):
+        np.testing.assert_array_equal(split, whole)
+
+
+def test_an_examples_state_depends_on_nothing_but_its_tokens(subset: Program) -> None:
+    recipe, rng = subset.manifest.recipe, np.random.default_rng(3)
+    e, s = recipe.effective_batch, recipe.sequence_length
+    example = token_batch(rng, s)
+    subset("load", np.zeros(subset.manifest.size, np.float32))
+    states = []
+    for row in range(e):
+        tokens = token_batch(rng, e, s)
+        tokens[row] = example
+        states.append(subset("prefix", tokens)[0][row])
+        subset("load", rng.standard_normal(subset.manifest.size).astype(np.float32))
+    for state in states[1:]:
+        np.testing.assert_array_equal(state, states[0])
+    longer = np.tile(example, (e, 1))
+    for length in (2, 7):
+        (shorter,) = subset("prefix", longer[:, :length])
+        np.testing.assert_allclose(shorter, np.tile(states[0][:length], (e, 1, 1)), rtol=0, atol=1e-6)
+
+
+def test_the_prefix_is_the_stock_models_state(subset: Program, deep: TinyBase, request: pytest.FixtureRequest) -> None:
+    recipe = subset.manifest.recipe
+    tokens = token_batch(np.random.default_rng(4), recipe.effective_batch, recipe.sequence_length)
+    with torch.no_grad():
+        states = deep.model(torch.from_numpy(tokens), output_hidden_states=True).hidden_states
+    frozen = FROZEN[request.node.callspec.params["subset"]]
+    np.testing.assert_allclose(subset("prefix", tokens)[0], states[frozen].numpy(), rtol=0, atol=1e-5)
+
+
+def test_the_manifest_counts_what_each_method_runs(subset: Program, request: pytest.FixtureRequest) -> None:
+    frozen = FROZEN[request.node.callspec.params["subset"]]
+    assert subset.manifest.methods == (*METHODS, *PREFIX_METHODS)
+    assert subset.manifest.delegates == 4 + 4 + frozen + (4 - frozen)  # step, score, prefix, suffix
+    assert subset.manifest.flops_per_step == step_flops(subset.manifest.recipe, subset.manifest.shape)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"layers": "all"},
+        {"layers": "last:1"},
+        {"layers": (1, 3), "targets": ("q_proj", "gate_proj", "down_proj")},
+        {"layers": (0, 2), "loss": "candidates"},
+        {"layers": "last:75%", "loss": "candidates", "queries": 1},
+    ],
+)
+def test_flops_are_what_torch_counts_in_the_step(deep: TinyBase, settings: dict[str, Any]) -> None:
+    recipe = deep.recipe(**({"queries": 2, "effective_batch": 3} | settings))
+    base = QuantizedBase.of(load_checkpoint(str(deep.directory)), "fp32")
+    step = BaseNetwork(recipe, base, lambda layers, example, scheme: list(layers)).methods()["step"]
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        step.module(*step.example)
+    # Norms take their means by a matrix product, which is no part of the count.
+    norms = sum(
+        sum(counts.values())
+        for name, counts in counter.get_flop_counts().items()
+        if name.rsplit(".", 1)[-1] in ("norm", "final_norm")
+    )
+    assert norms > 0
+    assert step_flops(recipe, base.facts) == counter.get_total_flops() - norms
