@@ -73,9 +73,7 @@ class Inference:
         first = log_softmax(self._read(prompt))
         return [float(first[candidate[0]]) + self._follow(len(prompt), candidate) for candidate in candidates]
 
-    def generate(
-        self, tokens: Sequence[int], most: int, *, temperature: float = 0.0, seed: int = 0
-    ) -> Iterator[int]:
+    def generate(self, tokens: Sequence[int], most: int, *, temperature: float = 0.0, seed: int = 0) -> Iterator[int]:
         """Up to `most` tokens that follow `tokens`, as they are found; whoever has enough stops asking.
 
         temperature: divides the logits before a token is drawn, by `seed`; 0 takes the likeliest. Raises BadRequest if
@@ -100,14 +98,15 @@ class Inference:
             if text != self._text:
                 raise BadRequest("another text was begun, so this one's cache is gone; generate one text at a time")
             if place < len(tokens) + most - 1:
-                logits = self._runtime.extend([token], place, [0])[0]
+                (logits,) = self._runtime.extend([token], place, [0])
 
     def _read(self, tokens: Sequence[int]) -> F32:
         """The logits (V,) after a text's first tokens, all of which go into the cache."""
         for start in range(0, len(tokens), self._length):
             part = tokens[start : start + self._length]
-            logits = self._runtime.extend(part, start, [len(part) - 1])
-        return logits[0]
+            rows = self._runtime.extend(part, start, [len(part) - 1])
+        last: F32 = rows[0]
+        return last
 
     def _follow(self, start: int, candidate: Sequence[int]) -> float:
         """log P of a candidate's tokens after its first, which lies at place `start`."""
@@ -124,7 +123,7 @@ class Inference:
             raise BadRequest(f"a text is at least one token, each from 0 to {self._vocabulary - 1}")
         if len(tokens) + more - 1 > self._context:
             raise BadRequest(
-                f"{len(tokens)} tokens and {more} more do not fit this program's context of {self._context}; shorten them"
+                f"{len(tokens)} tokens and {more} more do not fit the program's context, {self._context}; ask for less"
             )
 
 

@@ -23,11 +23,13 @@ it applied; `replay` takes eps after its coefficients, since the stored copies d
 
     flush    -> first element of B (1,); applies the update that the last step left
 
-The inference file (role `inference`) holds one sequence's key-value cache of the recipe's S tokens, and its own B:
+The inference file (role `inference`, where the backend has one) holds one sequence's key-value cache of the manifest's
+`inference_context` C tokens, and its own B (D,), whatever the estimator. `load` comes before the first `extend`:
 
     extend   tokens (1,L), start [1], picks (P,) -> logits (P,V) at rows `picks` of these L tokens, which take the
-             cache's places from `start` on; L and P are any from 1 to S and to T
-    adapter, load   as above
+             cache's places from `start` on and see what lies before; L and P are any from 1 to S and to T
+    adapter  -> B (D,)
+    load     B (D,) -> first element of B (1,); empties the cache, which another B may have made
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ SEED_DTYPE = np.int32
 
 MIN_LENGTH = 2  # tokens of the shortest sequence that a program of dynamic length takes
 
-METHODS = ("step", "replay", "score", "adapter", "load")  # of every program
+METHODS = ("step", "replay", "score", "adapter", "load")  # of every program; `randn` noise has no replay
 PREFIX_METHODS = ("prefix", "suffix")
 STORED_METHODS = ("flush",)
 
@@ -78,6 +80,7 @@ class ProgramManifest(BaseModel):
     score_rows: int = Field(ge=1, description="R")
     methods: tuple[str, ...] = METHODS
     dynamic_length: bool = Field(False, description="sequences shorter than the recipe's cost less")
+    inference_context: int | None = Field(None, ge=1, description="C: tokens the inference file holds; null: no file")
     files: tuple[ProgramFile, ...]
     planned_bytes: int = Field(ge=0, description="activation memory the runtime plans, all methods, bytes")
     flops_per_step: int = Field(ge=0)
@@ -99,6 +102,11 @@ class ProgramManifest(BaseModel):
     def file(self, role: Role) -> ProgramFile:
         """The file of one role."""
         return next(file for file in self.files if file.role == role)
+
+    @property
+    def training_files(self) -> tuple[ProgramFile, ...]:
+        """The files that training needs."""
+        return tuple(file for file in self.files if file.role != "inference")
 
     def canonical(self) -> bytes:
         """The bytes that are signed."""

@@ -3,6 +3,8 @@
 Knows ExecuTorch's passes; knows nothing of recipes, layers or files' meaning.
 """
 
+# mypy: disallow-subclassing-any=False
+
 from __future__ import annotations
 
 import inspect
@@ -12,9 +14,14 @@ from pathlib import Path
 
 import torch
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchBackendConfig, to_edge
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.exir.passes import MemoryPlanningPass
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
+from torch.export.graph_signature import ExportGraphSignature
+from torch.fx import GraphModule
+from torch.fx.passes.infra.pass_base import PassResult
+from torch.utils._pytree import tree_map
 
 from server.compiler.estimators import STATE
 from shared.errors import CompileFailed
@@ -66,6 +73,19 @@ class Emitted:
     nodes: int
 
 
+class InPlacePlanning(MemoryPlanningPass):
+    """Memory planning that knows a buffer written in place when a method returns it, and gives it no second place."""
+
+    def run(self, graph_module: GraphModule, graph_signature: ExportGraphSignature | None = None) -> PassResult:
+        """As the parent's."""
+        for node in graph_module.graph.nodes:
+            if isinstance(node.target, EdgeOpOverload) and node.target._schema.name == "aten::index_put_":
+                node.meta["spec"] = node.args[0].meta["spec"]
+        output = graph_module.graph.output_node()
+        output.meta["spec"] = tree_map(lambda result: getattr(result, "meta", {}).get("spec"), output.args[0])
+        return super().run(graph_module, graph_signature)
+
+
 def emit(methods: Mapping[str, Signature], stored: set[str], path: Path) -> Emitted:
     """Exports every method with its example inputs and writes the `.pte`. stored: buffers that the `.ptd` holds."""
     edge = to_edge(
@@ -76,7 +96,7 @@ def emit(methods: Mapping[str, Signature], stored: set[str], path: Path) -> Emit
     placeholders = {"b_" + name.replace(".", "_") for name in stored}
     program = edge.to_executorch(
         ExecutorchBackendConfig(
-            memory_planning_pass=MemoryPlanningPass(share_mutable_buffers=True),
+            memory_planning_pass=InPlacePlanning(share_mutable_buffers=True),
             emit_mutable_buffer_names=True,
             run_reinplace_pass=True,  # a cache is written in place, not copied
             external_constants=lambda node: EXTERNAL if node.name in placeholders else None,

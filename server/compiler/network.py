@@ -123,17 +123,17 @@ class BaseNetwork:
         adapted = self.stack(r, recipe.paths, above)
         once = [self.stack(e, 1, below, adapted=False)] if frozen else []  # on E sequences
         every = [self.stack(r, 1, below, adapted=False)] if frozen else []  # on R sequences
-        labels: Example = (_tokens(e, t),) if recipe.loss == "full" else (_tokens(e, t, c), torch.ones(e, t, c))
+        labels: Example = (zero_tokens(e, t),) if recipe.loss == "full" else (zero_tokens(e, t, c), torch.ones(e, t, c))
         seeds = torch.from_numpy(np.zeros((q, 2), SEED_DTYPE))
-        rest = (_tokens(e, t), *labels, torch.ones(e, t), seeds, torch.ones(1), torch.ones(1))
+        rest = (zero_tokens(e, t), *labels, torch.ones(e, t), seeds, torch.ones(1), torch.ones(1))
         replayed: Example = (seeds, torch.zeros(q), *([torch.ones(1)] if recipe.estimator == "stored" else []))
         length = {0: {1: Dim("S", min=MIN_LENGTH, max=s)}} if self.dynamic_length else {}
         methods = {
-            "step": Signature(Step(recipe, size, trunk, head, *once, adapted), (_tokens(e, s), *rest), length),
+            "step": Signature(Step(recipe, size, trunk, head, *once, adapted), (zero_tokens(e, s), *rest), length),
             "replay": Signature(Replay(recipe, size), replayed),
             "score": Signature(
                 Score(recipe, size, trunk, head, *every, adapted),
-                (_tokens(r, s), _tokens(r, t), _tokens(r, t, c)),
+                (zero_tokens(r, s), zero_tokens(r, t), zero_tokens(r, t, c)),
                 length,
             ),
             "adapter": Signature(Adapter(recipe, size), ()),
@@ -141,7 +141,7 @@ class BaseNetwork:
         }
         if frozen:
             hidden = torch.zeros(e, s, self.facts.hidden)
-            methods["prefix"] = Signature(Prefix(recipe, size, trunk, head, *once), (_tokens(e, s),), length)
+            methods["prefix"] = Signature(Prefix(recipe, size, trunk, head, *once), (zero_tokens(e, s),), length)
             methods["suffix"] = Signature(Suffix(recipe, size, trunk, head, adapted), (hidden, *rest), length)
         if recipe.noise == "randn":
             del methods["replay"]  # it would follow other directions than the step did
@@ -172,5 +172,6 @@ def layer_example(shape: LayerShape, length: int) -> Example:
     return (torch.zeros(shape.rows, length, facts.hidden), *slab, *vectors, *heads, *tables)
 
 
-def _tokens(*shape: int) -> Tensor:
+def zero_tokens(*shape: int) -> Tensor:
+    """Inputs of tokens' type."""
     return torch.from_numpy(np.zeros(shape, TOKEN_DTYPE))

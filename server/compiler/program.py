@@ -1,4 +1,4 @@
-"""One recipe compiled: `program.pte`, `weights.ptd`, `tokenizer.json`, and the manifest that describes them.
+"""One recipe compiled: training and inference programs, weights, tokenizer, and the manifest that describes them.
 
 Knows the order of the work and what must be refused; knows no HTTP, no database, no signature.
 """
@@ -14,6 +14,7 @@ from server.compiler.backends import backend
 from server.compiler.base import BaseFacts, locate_base
 from server.compiler.checkpoint import load_checkpoint
 from server.compiler.cost import step_flops
+from server.compiler.inference import InferenceNetwork
 from server.compiler.network import BaseNetwork, QuantizedBase
 from server.compiler.tokenizer import write_tokenizer
 from shared.canonical import file_sha256
@@ -47,6 +48,11 @@ def compile_program(recipe: Recipe, source: str, out_dir: Path, progress: Progre
     report("emit", 0.0)
     methods = network.methods()
     emitted = target.emit(methods, stored, out_dir / target.files["program"])
+    context = None
+    if "inference" in target.files:
+        serving = InferenceNetwork(recipe, base, partial(target.lower, stored=stored))
+        target.emit(serving.methods(), stored, out_dir / target.files["inference"])
+        context = serving.context
     report("emit", 1.0)
     return ProgramManifest(
         recipe=recipe,
@@ -57,6 +63,7 @@ def compile_program(recipe: Recipe, source: str, out_dir: Path, progress: Progre
         score_rows=recipe.score_rows,
         methods=tuple(methods),
         dynamic_length=network.dynamic_length,
+        inference_context=context,
         files=tuple(_file(role, out_dir / name) for role, name in target.files.items()),
         planned_bytes=emitted.planned_bytes,
         flops_per_step=step_flops(recipe, facts),

@@ -18,6 +18,7 @@ from server.compiler.base import BaseFacts
 from server.compiler.decoder import LayerShape, LayerTables, norm_of
 from server.compiler.quantization import ROWS, SCALE, linear
 
+
 @dataclass(frozen=True)
 class TrunkTensors:
     """What every method's graph reads, by name. Tables of rows are float32, or int8 with one scale a row."""
@@ -50,13 +51,14 @@ class Trunk(nn.Module):
             self.sliding_tables = LayerTables(facts, bound, sliding=True)
         self.final_norm = norm_of(facts)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Hidden states (E, S, hidden) of tokens (E, S) before the first layer."""
+    def embed(self, tokens: Tensor, places: Tensor | None = None) -> Tensor:
+        """Hidden states (E, S, hidden) of tokens (E, S) before the first layer, at `places` (S,); None: 0 to S."""
         hidden = self.rows("embedding", tokens)
         if self.facts.embedding_scale != 1.0:
             hidden = hidden * self.facts.embedding_scale
         if self.facts.rope is None:
-            hidden = hidden + self.positions[: tokens.shape[1]]
+            learned = self.positions[: tokens.shape[1]] if places is None else self.rows("positions", places)
+            hidden = hidden + learned
         return hidden
 
     def rows(self, table: str, indices: Tensor) -> Tensor:
