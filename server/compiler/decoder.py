@@ -209,11 +209,17 @@ class DecoderLayer(nn.Module):
         count = 1 if facts.norm == "rms" else 2  # vectors a norm
         norms = [vectors[at : at + count] for at in range(0, len(vectors), count)]
         mixed = self._attention(self.norm(hidden, *norms[0]), b, head_norms, tables)
-        if facts.sandwich:
-            hidden = hidden + self.norm(mixed, *norms[1])
-            return hidden + self.norm(self._mlp(self.norm(hidden, *norms[2]), b), *norms[3])
+        return self.finish(hidden, mixed, b, norms[1:])
+
+    def finish(
+        self, hidden: Tensor, mixed: Tensor, b: Mapping[str, Tensor], norms: Sequence[tuple[Tensor, ...]]
+    ) -> Tensor:
+        """The layer after attention's output `mixed`, both (R, S, hidden). norms: those after the input's."""
+        if self.shape.facts.sandwich:
+            hidden = hidden + self.norm(mixed, *norms[0])
+            return hidden + self.norm(self._mlp(self.norm(hidden, *norms[1]), b), *norms[2])
         hidden = hidden + mixed
-        return hidden + self._mlp(self.norm(hidden, *norms[1]), b)
+        return hidden + self._mlp(self.norm(hidden, *norms[0]), b)
 
     def _factors(self, slab: Tensor) -> dict[str, Tensor]:
         """Each target's B of every path, (n, r, out)."""

@@ -19,6 +19,7 @@ from executorch.backends.xnnpack.utils.quant_utils import is_dequant, is_dynamic
 from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
 from executorch.exir import EdgeCompileConfig, to_edge
 from executorch.exir._serialize._named_data_store import NamedDataStore
+from executorch.exir.backend.backend_details import BackendDetails
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from torch import Tensor, nn
 from torch.export import ExportedProgram, export
@@ -61,27 +62,32 @@ class StandIn(nn.Module):
 
 
 def lower_layers(
-    layers: Sequence[nn.Module], example: Example, scheme: Scheme | None, stored: set[str]
+    layers: Sequence[nn.Module],
+    example: Example,
+    scheme: Scheme | None,
+    stored: set[str],
+    kind: type[BackendDetails] = XnnpackBackend,
 ) -> list[nn.Module]:
-    """One XNNPACK delegate per layer.
+    """One delegate per layer.
 
     layers: equal but for their persistent buffers, whose integers `scheme` says how to store. stored: keys that the
-    `.ptd` holds.
+    `.ptd` holds. kind: who runs them; it must name constants as XNNPACK does.
     """
     template = _template(layers[0], scheme)
     width = layers[0](*example).shape[-1]
-    program = _edge_program(template, example)
+    program = edge_program(template, example)
     _mark_quantized_activations(program)
-    result = XnnpackBackend.preprocess(program, [])
+    result = kind.preprocess(program, [])
     keys = _keys(template, scheme)
-    _check_named(keys, result.processed_bytes)
+    _check_named(keys, result.processed_bytes, kind)
     constants = {
         key: result.data_store_output.buffers[entry.buffer_index]
         for key, entry in result.data_store_output.pte_data.items()
         if key not in keys.values()
     }
-    stand_in = _edge_program(StandIn(width), example)
-    return [_delegate(stand_in, result.processed_bytes, keys, constants, layer, scheme, stored) for layer in layers]
+    stand_in = edge_program(StandIn(width), example)
+    payload = result.processed_bytes
+    return [_delegate(kind, stand_in, payload, keys, constants, layer, scheme, stored) for layer in layers]
 
 
 def _keys(layer: nn.Module, scheme: Scheme | None) -> dict[str, str]:
@@ -101,7 +107,8 @@ def _template(layer: nn.Module, scheme: Scheme | None) -> nn.Module:
     return template
 
 
-def _edge_program(module: nn.Module, example: Example) -> ExportedProgram:
+def edge_program(module: nn.Module, example: Example) -> ExportedProgram:
+    """A layer's graph as backends take it."""
     exported = export(module, example, strict=False)
     # Linear layers stay whole: as matrix products they would be reshaped to a fixed number of tokens.
     config = EdgeCompileConfig(_check_ir_validity=False, preserve_ops=[torch.ops.aten.linear.default])
@@ -109,18 +116,21 @@ def _edge_program(module: nn.Module, example: Example) -> ExportedProgram:
 
 
 def _mark_quantized_activations(program: ExportedProgram) -> None:
-    """Says what XNNPACK's partitioner would: a linear layer takes these as they are. Without it, none may have a bias."""
+    """As XNNPACK's partitioner does: a linear layer takes them as they are. Unmarked, it could have no bias."""
     for node in program.graph.nodes:
         if is_dequant(node) and is_dynamic_qdq(node):
             tag_as_implicit_q_dq(node)
 
 
-def _check_named(keys: Mapping[str, str], payload: bytes) -> None:
+def _check_named(keys: Mapping[str, str], payload: bytes, kind: type[BackendDetails]) -> None:
     if absent := [name for name, key in keys.items() if payload.count(key.encode()) != 1]:
-        raise CompileFailed(f"XNNPACK did not store {', '.join(absent)} as given; this ExecuTorch is not supported")
+        raise CompileFailed(
+            f"{kind.__name__} did not store {', '.join(absent)} as given; this ExecuTorch is not supported"
+        )
 
 
 def _delegate(
+    kind: type[BackendDetails],
     stand_in: ExportedProgram,
     payload: bytes,
     keys: Mapping[str, str],
@@ -140,7 +150,7 @@ def _delegate(
             data.add_named_data(own, stored_bytes(name, tensor, scheme), alignment=16)
     module = LoweredBackendModule(
         edge_program=stand_in,
-        backend_id=XnnpackBackend.__name__,
+        backend_id=kind.__name__,
         processed_bytes=payload,
         compile_specs=[],
         named_data_store_output=data.get_named_data_store_output(),
