@@ -154,13 +154,20 @@ class FrozenLinears(nn.Module):
         self.scheme = shape.scheme
         for name, tensor in weights.items():
             self.register_buffer(name, tensor)
+            if self.scheme is not None and not self.scheme.dynamic and name.endswith("_bias"):
+                self.register_buffer(f"{name}_zeros", torch.zeros(len(tensor), 1), persistent=False)
 
     def forward(self, target: Target, x: Tensor) -> Tensor:
         """x (..., in) -> (..., out)."""
         weight, bias = getattr(self, target), getattr(self, f"{target}_bias", None)
         if self.scheme is None:
             return functional.linear(x, weight, bias)
-        return linear(x, weight, getattr(self, target + SCALE), bias, self.scheme)
+        scale = getattr(self, target + SCALE)
+        if self.scheme.dynamic or bias is None:
+            return linear(x, weight, scale, bias, self.scheme)
+        # XNNPACK's weight-only kernels take no bias: it is a linear layer of its own, whose weights are zero.
+        zeros = getattr(self, f"{target}_bias_zeros")
+        return linear(x, weight, scale, None, self.scheme) + functional.linear(x[..., :1], zeros, bias)
 
 
 def quantized_layer(weights: Mapping[str, Tensor], precision: Precision) -> dict[str, Tensor]:

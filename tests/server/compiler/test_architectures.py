@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import shutil
@@ -17,7 +18,15 @@ from server.compiler.checkpoint import Checkpoint, inspect_base, load_checkpoint
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 from shared.noise import query_seeds
 from tests.server.compiler import reference
-from tests.server.compiler.conftest import CONFIGS, LINEAR_ROPE, VOCABULARY, WINDOW, Architectures, eager_logits
+from tests.server.compiler.conftest import (
+    CONFIGS,
+    LINEAR_ROPE,
+    VOCABULARY,
+    WINDOW,
+    Architectures,
+    compile_to,
+    eager_logits,
+)
 
 SEQUENCE = 33
 LR, EPS, STEPS = 0.05, 0.02, 3
@@ -74,6 +83,33 @@ def test_steps_of_the_compiled_program_follow_the_algorithm(architectures: Archi
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
         (trained,) = program("adapter")
         np.testing.assert_allclose(trained, flat, atol=1e-3 * np.abs(flat).max())
+
+
+@torch.no_grad()
+def rounded(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy whose tables and linear weights are rounded to 8 bits, one scale a row."""
+    model = copy.deepcopy(model)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 and "positions" not in name:
+            scale = parameter.abs().amax(dim=1, keepdim=True) / 127
+            parameter.copy_(torch.round(parameter / scale) * scale)
+    return model
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("int8", 0.1), ("int8-weight", 1e-4)])  # int8 rounds activations
+def test_quantized_layers_keep_their_biases(
+    architectures: Architectures, tmp_path: Path, precision: str, tolerance: float
+) -> None:
+    base, rng = architectures.base("opt"), np.random.default_rng(2)
+    program = compile_to(tmp_path, base.recipe(queries=1, precision=precision), str(base.directory))
+    recipe, shape = program.manifest.recipe, program.manifest.shape
+    batch = reference.random_batch(rng, recipe.model_copy(update={"effective_batch": recipe.score_rows}), VOCABULARY)
+    flat = 0.1 * rng.standard_normal(program.manifest.size).astype(np.float32)
+    program("load", flat)
+    (scores,) = program("score", batch.tokens, batch.positions, batch.choices)
+    logits = reference.answer_logits(rounded(base.model), recipe, shape, flat, batch)
+    expected = torch.log_softmax(logits, -1).gather(2, torch.from_numpy(batch.choices.astype(np.int64)))
+    np.testing.assert_allclose(scores, expected.numpy(), atol=tolerance)
 
 
 def test_a_checkpoint_of_the_model_without_its_head_is_read(architectures: Architectures, tmp_path: Path) -> None:
