@@ -19,6 +19,7 @@ from server.auth.repository import TokenRepository
 from server.auth.service import DEFAULT_TENANT, TokenService
 from server.bases.repository import BaseRepository
 from server.bases.service import BaseService, inspect
+from server.compile_cli import compile_program, inspect_file
 from server.db.database import Database
 from server.db.schema import upgrade
 from server.devices.service import DeviceService
@@ -35,6 +36,8 @@ tokens = typer.Typer(help="Tokens of operators, apps and devices.", no_args_is_h
 bases = typer.Typer(help="Base models that jobs may name.", no_args_is_help=True)
 app.add_typer(tokens, name="tokens")
 app.add_typer(bases, name="bases")
+app.command("compile")(compile_program)
+app.command("inspect")(inspect_file)
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Tenant = Annotated[str, typer.Option(help="whose it is")]

@@ -38,14 +38,23 @@ class Stopped:
     """The compilation was ended because it was not wanted any more."""
 
 
+def _log_stage(said: dict[str, Any]) -> None:
+    _log.info("compiling", said=said)
+
+
 @dataclass
 class CompilerProcess:
-    """One compilation. `keep` is asked every `interval` seconds whether to go on."""
+    """One compilation. `keep` is asked every `interval` seconds whether to go on; `hear` is told the stages.
+
+    log: takes what the compiler and its libraries print besides; None: this process's standard error.
+    """
 
     command: list[str]
     interval: float
     memory_limit: int | None
     keep: Callable[[], bool]
+    hear: Callable[[dict[str, Any]], None] = _log_stage
+    log: IO[bytes] | None = None
     peak_rss_bytes: int = 0
 
     def run(self, recipe: Recipe, source: str, workspace: Path) -> ProgramManifest | Stopped:
@@ -61,9 +70,10 @@ class CompilerProcess:
             tethered([*self.command, *arguments]),
             stdout=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
+            stderr=self.log,
             start_new_session=True,
         )
-        said = _Listener(process.stdout)
+        said = _Listener(process.stdout, self.hear)
         try:
             if not self._watch(process):
                 return Stopped()
@@ -93,9 +103,9 @@ class CompilerProcess:
 class _Listener(threading.Thread):
     """Reads what the compiler says to the end; `last` is the latest manifest or error."""
 
-    def __init__(self, lines: IO[bytes] | None) -> None:
+    def __init__(self, lines: IO[bytes] | None, hear: Callable[[dict[str, Any]], None]) -> None:
         super().__init__(daemon=True)
-        self._lines = lines
+        self._lines, self._hear = lines, hear
         self.last: dict[str, Any] = {}
         self.start()
 
@@ -114,7 +124,7 @@ class _Listener(threading.Thread):
                 if "manifest" in message or "error" in message:
                     self.last = message
                 else:
-                    _log.info("compiling", said=message)
+                    self._hear(message)
 
 
 def _resident(pid: int) -> int:

@@ -42,6 +42,16 @@ def test_submit_list_cancel(call, request_file):
     assert call("watch", job["id"]).exit_code == 0
 
 
+def test_a_job_chooses_its_whole_recipe(call, tmp_path):
+    recipe = {"precision": "int8", "layers": [1], "estimator": "stored", "noise": "gaussian", "targets": ["down_proj"]}
+    (tmp_path / "job.json").write_text(json.dumps(job_request(recipe=recipe, training={"eps": 0.02})))
+    job = json.loads(call("submit", tmp_path / "job.json", "--json").stdout)
+    assert {name: job["recipe"][name] for name in recipe} == recipe | {"layers": "last:1"}
+    assert job["request"]["recipe"]["layers"] == [1]
+    assert job["request"]["training"]["eps"] == 0.02
+    assert json.loads(call("jobs", "--json").stdout) == [job]
+
+
 def test_a_finished_job_is_watched_listed_and_pulled(call, fleet, app, device, tmp_path):
     job = fleet.ready_job(app)
     lease = device.lease()
@@ -97,6 +107,8 @@ def test_an_operator_makes_a_one_time_token(call, fleet, operator):
     [
         ({"base": "unknown"}, "unknown"),
         ({"recipe": {"sequence_length": 4096}}, "4096"),
+        ({"recipe": {"layers": "last:9"}}, "2 layers"),
+        ({"recipe": {"noise": "randn", "estimator": "stored"}}, "gaussian"),
         ({"task": "sst-3"}, "sst2"),
     ],
 )

@@ -96,6 +96,23 @@ def test_a_peft_directory(fleet, app, device, lease):
     assert lease["job"]["recipe_id"] in card
 
 
+@pytest.mark.parametrize(
+    ("changes", "eps"),
+    [
+        ({}, "0.01"),
+        ({"recipe": {"precision": "int8", "layers": [1]}}, "0.05"),
+        ({"recipe": {"precision": "int8"}, "training": {"eps": 0.02}}, "0.02"),
+    ],
+)
+def test_the_card_says_which_eps_was_used(fleet, app, device, changes, eps):
+    fleet.ready_job(app, **changes)
+    device.finish(device.lease())
+    card = app.get(f"{URL}/versions/1/peft/README.md").text
+    assert f"eps {eps} |" in card
+    assert f"frozen weights in {changes.get('recipe', {}).get('precision', 'fp32')}" in card
+    assert ("| adapted layers | last:1 |" in card) == ("layers" in changes.get("recipe", {}))
+
+
 def test_the_directory_is_made_once(fleet, home, app, version):
     first = app.get(f"{URL}/versions/1/peft").json()
     stored = home.stored_files()

@@ -61,6 +61,9 @@ def test_equal_requests_are_one_recipe(resolve):
     ("changes", "word"),
     [
         ({"recipe": {"sequence_length": 65}}, "context"),
+        ({"recipe": {"layers": "last:3"}}, "2 layers"),
+        ({"recipe": {"layers": [0, 2]}}, "layer 2"),
+        ({"recipe": {"noise": "randn", "estimator": "stored"}}, "neither resumed nor audited"),
         ({"recipe": {"sequence_length": 8, "answer_length": 8}}, "no"),
         ({"recipe": {"answer_length": 2}, "task": LONG.model_dump(mode="json")}, "answer_length"),
         ({"recipe": {"choices": 1}}, "choices"),
@@ -71,6 +74,36 @@ def test_equal_requests_are_one_recipe(resolve):
 def test_recipes_that_cannot_work(resolve, changes, word):
     with pytest.raises(InvalidRecipe, match=word):
         resolve(**changes)
+
+
+@pytest.mark.parametrize(
+    ("layers", "resolved"),
+    [("all", "all"), ("last:2", "all"), ([0, 1], "all"), ("last:1", "last:1"), ("last:50%", "last:1"), ([1], "last:1")],
+)
+def test_one_set_of_layers_is_one_recipe(resolve, layers, resolved):
+    recipe = resolve(recipe={"layers": layers})
+    assert recipe.layers == resolved
+    assert recipe.id == resolve(recipe={"layers": resolved}).id
+
+
+def test_layers_that_are_not_the_last(resolve):
+    assert resolve(recipe={"layers": [0]}).layers == (0,)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"precision": "int8"},
+        {"precision": "int4-weight"},
+        {"estimator": "stored"},
+        {"estimator": "stored", "noise": "gaussian"},
+        {"backend": "torch"},
+    ],
+)
+def test_settings_are_kept(resolve, settings):
+    recipe = resolve(recipe=settings)
+    assert {name: getattr(recipe, name) for name in settings} == settings
+    assert recipe.id != resolve().id
 
 
 def test_the_longest_sequence_that_fits(resolve):

@@ -1,0 +1,158 @@
+"""`mobizo-server compile` and `inspect`: programs without a home. Knows options and how to print, nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from shared.program import ProgramManifest
+from shared.recipe import RecipeSettings
+
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+output = Console(highlight=False, soft_wrap=True)
+complaints = Console(stderr=True, highlight=False, soft_wrap=True)
+
+# What `compile` calls a setting, where the recipe has another name.
+OPTIONS = {"queries": "q", "sequence_length": "seq-len"}
+
+
+def compile_program(
+    base: Annotated[str, typer.Option(help="base model: Hugging Face directory or id, or a .gguf file")],
+    out: Annotated[Path, typer.Option(help="directory for the program, its weights and manifest.json")],
+    precision: Annotated[str, typer.Option(help="fp32, int8, int4, int8-weight or int4-weight")] = "fp32",
+    rank: Annotated[int, typer.Option(help="LoRA rank")] = 16,
+    alpha: Annotated[float, typer.Option(help="LoRA alpha")] = 32,
+    targets: Annotated[str, typer.Option(help="adapted linear layers, with commas")] = "q_proj,v_proj",
+    layers: Annotated[str, typer.Option(help="adapted decoder layers: all, last:K, last:P%, or 0,1,...")] = "all",
+    queries: Annotated[int, typer.Option("--q", help="random directions per step")] = 4,
+    effective_batch: Annotated[int, typer.Option("--effective-batch", help="examples per path")] = 4,
+    sequence_length: Annotated[int, typer.Option("--seq-len", help="most tokens per example")] = 64,
+    answer_length: Annotated[int, typer.Option("--answer-length", help="most tokens per answer")] = 1,
+    choices: Annotated[int, typer.Option(help="most answers of an example")] = 2,
+    loss: Annotated[str, typer.Option(help="full or candidates")] = "full",
+    estimator: Annotated[str, typer.Option(help="replay, or stored: the paper's Algorithm 2")] = "replay",
+    noise: Annotated[str, typer.Option(help="rademacher, gaussian, or randn with estimator stored")] = "rademacher",
+    backend: Annotated[str, typer.Option(help="xnnpack, portable, torch, qnn or vulkan")] = "xnnpack",
+    as_json: Json = False,
+) -> None:
+    """Compile a program into a directory; one that lies there whole is not compiled again."""
+    from server.local_compilation import compile_into
+
+    began = time.monotonic()
+    settings = _settings(
+        {
+            "precision": precision,
+            "rank": rank,
+            "alpha": alpha,
+            "targets": tuple(target.strip() for target in targets.split(",")),
+            "layers": _layers(layers),
+            "queries": queries,
+            "effective_batch": effective_batch,
+            "sequence_length": sequence_length,
+            "answer_length": answer_length,
+            "choices": choices,
+            "loss": loss,
+            "estimator": estimator,
+            "noise": noise,
+            "backend": backend,
+        }
+    )
+    with complaints.status("looking") as status:
+        compiled = compile_into(settings, base, out, lambda said: status.update(str(said.get("stage", "compiling"))))
+    figures = _figures(compiled.manifest, time.monotonic() - began, compiled.cached)
+    if as_json:
+        output.print(json.dumps(figures), markup=False)
+        return
+    table = Table(show_header=False, box=None)
+    for name, value in figures.items():
+        table.add_row(name, f"{value:,}" if type(value) is int else str(value))
+    output.print(table)
+
+
+def inspect_file(file: Annotated[Path, typer.Argument(help="a .pte")], as_json: Json = False) -> None:
+    """Show what a program file holds: methods, operators, delegates, memory, constants."""
+    with _quiet_libraries():
+        from server.compiler.inspection import inspect_program
+    found = inspect_program(file)
+    if as_json:
+        output.print(json.dumps(dataclasses.asdict(found)), markup=False)
+        return
+    for method in found.methods:
+        delegates = [f"{each.count} {name} ({each.bytes:,} bytes)" for name, each in method.delegates.items()]
+        operators = [f"{count} {name}" for name, count in method.operators.items()]
+        _tell(f"{method.name}: {method.nodes} instructions, {method.planned_bytes:,} bytes planned")
+        _tell_list("  inputs", method.inputs)
+        _tell_list("  outputs", method.outputs)
+        _tell_list("  delegates", delegates)
+        _tell_list("  operators", operators)
+    _tell_list("shared buffers", [f"{name} {tensor}" for name, tensor in found.buffers.items()])
+    _tell(f"constants for operators: {found.constants} ({found.constant_bytes:,} bytes)")
+    _tell(f"constants for delegates: {found.delegate_constants} ({found.delegate_constant_bytes:,} bytes)")
+    _tell_list("asked of a .ptd by operators", found.external)
+    _tell(f"asked of a .ptd by delegates: {found.external_delegate_keys} tensors")
+
+
+def _tell(line: str) -> None:
+    output.print(line, markup=False)
+
+
+def _tell_list(name: str, values: Iterable[object]) -> None:
+    _tell(f"{name}: {', '.join(map(str, values)) or 'none'}")
+
+
+@contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Keeps to themselves what ExecuTorch's libraries say as they are imported."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _layers(text: str) -> str | tuple[int, ...]:
+    """`all` and `last:...` as they are; indices as numbers."""
+    parts = text.split(",")
+    return tuple(int(part) for part in parts) if all(part.strip().isdecimal() for part in parts) else text
+
+
+def _settings(values: dict[str, Any]) -> RecipeSettings:
+    try:
+        return RecipeSettings.model_validate(values)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else ""
+        option = f"--{OPTIONS.get(name, name.replace('_', '-'))}: " if name else ""
+        said = first["msg"].removeprefix("Value error, ")
+        complaints.print(f"error: {option}{said}", style="red", markup=False)
+        raise typer.Exit(2) from error
+
+
+def _figures(manifest: ProgramManifest, seconds: float, cached: bool) -> dict[str, Any]:
+    sizes = {file.role: file.size for file in manifest.files}
+    return {
+        "recipe_id": manifest.recipe_id,
+        "seconds": round(seconds, 3),
+        "cached": cached,
+        "pte_bytes": sizes["program"],
+        "ptd_bytes": sizes["weights"],
+        **({"inference_bytes": sizes["inference"]} if "inference" in sizes else {}),
+        "planned_bytes": manifest.planned_bytes,
+        "delegates": manifest.delegates,
+        "nodes": manifest.nodes,
+        "flops_per_step": manifest.flops_per_step,
+    }

@@ -1,0 +1,133 @@
+"""A program compiled into a directory of one's own: what lies there whole is not compiled again.
+
+The manifest is written last and removed first, so a directory that has one has the files it names. Knows no database,
+no signature and no terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from server.compiler.base import BaseFiles, locate_base
+from server.programs.compiler_process import CompilerCrashed, CompilerProcess, Stopped
+from shared.canonical import file_sha256
+from shared.errors import BadRequest, CompileFailed
+from shared.program import ProgramFile, ProgramManifest
+from shared.recipe import BaseRef, Recipe, RecipeSettings, resolve_layers
+
+MANIFEST = "manifest.json"
+LOG = "compile.log"  # what the compiler and its libraries print
+
+COMPILER = [sys.executable, "-W", "ignore", "-m", "server.compiler"]
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A whole program in a directory. cached: it was there before."""
+
+    manifest: ProgramManifest
+    cached: bool
+
+
+def compile_into(
+    settings: RecipeSettings, source: str, out: Path, hear: Callable[[dict[str, Any]], None] = lambda said: None
+) -> Compiled:
+    """The program of `settings` on the base at `source`, in directory `out`. The base is named after its file.
+
+    settings: answer_length and choices must be given. hear: told the compiler's stages. Raises what the compiler
+    reports, or CompileFailed.
+    """
+    files = locate_base(source)
+    # Hashing leaves the interpreter free, so base and program are read at once.
+    with ThreadPoolExecutor() as pool:
+        identity = pool.submit(lambda: files.sha256)
+        found = _whole(out, pool)
+        sha256 = identity.result()
+    recipe = _recipe(settings, source, files, sha256, found)
+    if found is not None and found.recipe == recipe and found.executorch == version("executorch"):
+        return Compiled(found, cached=True)
+    return Compiled(_compile(recipe, source, out, hear), cached=False)
+
+
+def _whole(out: Path, pool: ThreadPoolExecutor) -> ProgramManifest | None:
+    """The manifest in `out` if every file that it names is there as it says."""
+    try:
+        manifest = ProgramManifest.model_validate_json((out / MANIFEST).read_bytes())
+    except (OSError, pydantic.ValidationError):
+        return None
+    return manifest if all(pool.map(lambda file: _holds(out / file.name, file), manifest.files)) else None
+
+
+def _holds(path: Path, file: ProgramFile) -> bool:
+    try:
+        return path.stat().st_size == file.size and file_sha256(path) == file.sha256
+    except OSError:
+        return False
+
+
+def _recipe(
+    settings: RecipeSettings, source: str, files: BaseFiles, sha256: str, found: ProgramManifest | None
+) -> Recipe:
+    layers = settings.layers
+    if layers != "all":
+        layers = resolve_layers(layers, _layer_count(source, sha256, found))
+    base = BaseRef(name=_name(source, files), sha256=sha256)
+    return Recipe.model_validate(settings.model_dump() | {"base": base, "layers": layers})
+
+
+def _name(source: str, files: BaseFiles) -> str:
+    """What people call the base: its file's or directory's name, or the last part of its id."""
+    path = Path(source)
+    if files.form == "gguf":
+        return path.stem
+    return path.resolve().name if path.is_dir() else path.name
+
+
+def _layer_count(source: str, sha256: str, found: ProgramManifest | None) -> int:
+    if found is not None and found.recipe.base.sha256 == sha256:
+        return found.shape.layers
+    from server.compiler import inspect_base
+
+    return inspect_base(source).layers
+
+
+def _compile(recipe: Recipe, source: str, out: Path, hear: Callable[[dict[str, Any]], None]) -> ProgramManifest:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadRequest(f"{out} cannot be a directory to write ({error.strerror})") from error
+    log = out / LOG
+    with tempfile.TemporaryDirectory(prefix=".compiling-", dir=out) as name, log.open("wb") as said:
+        workspace = Path(name)
+        process = CompilerProcess(COMPILER, POLL_SECONDS, None, lambda: True, hear=hear, log=said)
+        try:
+            manifest = process.run(recipe, str(Path(source).resolve()) if Path(source).exists() else source, workspace)
+        except CompilerCrashed as error:
+            raise CompilerCrashed(f"the compiler died without saying why; {log} has its output") from error
+        if isinstance(manifest, Stopped):
+            raise CompileFailed("the compilation was stopped")
+        (out / MANIFEST).unlink(missing_ok=True)
+        for file in manifest.files:
+            (workspace / "program" / file.name).replace(out / file.name)
+        _write(out / MANIFEST, manifest.model_dump_json(indent=1).encode())
+    return manifest
+
+
+def _write(path: Path, data: bytes) -> None:
+    aside = path.with_name(path.name + ".new")
+    with aside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
