@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from device_agent.errors import RuntimeFailed
 from device_agent.memory import drop_idle_code
-from device_agent.runtimes import F32, Arrays
+from device_agent.runtimes.methods import CallingRuntime
 from shared.program import ProgramManifest
 from shared.recipe import Estimator
 
@@ -43,14 +43,15 @@ def _give_freed_weights_back() -> None:
         mallopt(_MMAP_THRESHOLD, _LARGE)
 
 
-class InProcessRuntime:
+class InProcessRuntime(CallingRuntime):
     """The methods of one `.pte`, loaded from one program so that they share B."""
 
     def __init__(self, manifest: ProgramManifest, program: Path, weights: Path) -> None:
         """Loads the program; B is zero. Raises RuntimeFailed."""
+        super().__init__(manifest)
         _give_freed_weights_back()
         drop_idle_code()
-        self._manifest, self._files = manifest, (str(program), str(weights))
+        self._files = (str(program), str(weights))
         self._methods: dict[str, Any] = {}
         self._open(LIGHT)
 
@@ -84,6 +85,8 @@ class InProcessRuntime:
             buffer.copy_(value)
 
     def _call(self, method: str, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        if method not in self._manifest.methods:
+            raise RuntimeFailed(f"the program of recipe {self._manifest.recipe_id[:12]} has no method {method!r}")
         if method not in self._methods:
             self._switch(method)
         tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in inputs]
@@ -93,43 +96,6 @@ class InProcessRuntime:
             raise RuntimeFailed(f"method {method!r} of the program stopped ({error})") from error
         return [output.numpy() for output in outputs]
 
-    def step(self, batch: Arrays, seeds: NDArray[np.int32], lr: float, eps: float) -> tuple[F32, F32]:
-        """One MobiZO step; see `Runtime.step`."""
-        losses, coefficients = self._call("step", (*batch, seeds, _scalar(lr), _scalar(eps)))
-        return losses, coefficients
-
-    def prefix(self, tokens: NDArray[np.int64]) -> F32:
-        """The frozen lower layers; see `Runtime.prefix`."""
-        return self._call("prefix", (tokens,))[0]
-
-    def suffix(self, hidden: F32, batch: Arrays, seeds: NDArray[np.int32], lr: float, eps: float) -> tuple[F32, F32]:
-        """One MobiZO step from the prefix's hidden states; see `Runtime.suffix`."""
-        losses, coefficients = self._call("suffix", (hidden, *batch, seeds, _scalar(lr), _scalar(eps)))
-        return losses, coefficients
-
-    def replay(self, seeds: NDArray[np.int32], coefficients: F32, eps: float) -> None:
-        """The update of one recorded step; see `Runtime.replay`."""
-        scale = (_scalar(eps),) if self._manifest.recipe.estimator == "stored" else ()
-        self._call("replay", (seeds, coefficients, *scale))
-
-    def score(self, batch: Arrays) -> F32:
-        """Log-probabilities (R, T, C)."""
-        return self._call("score", batch)[0]
-
-    def adapter(self) -> F32:
-        """A copy of B, (D,)."""
-        return self._call("adapter", ())[0]
-
-    def load(self, flat: F32) -> None:
-        """Makes B a copy of `flat` (D,). Raises ValueError for another shape."""
-        if flat.shape != (self._manifest.size,):
-            raise ValueError(f"B of shape {flat.shape} for a program of size {self._manifest.size}")
-        self._call("load", (flat.astype(np.float32, copy=False),))
-
     def close(self) -> None:
         """Frees the program's memory."""
         self._methods = {}
-
-
-def _scalar(value: float) -> F32:
-    return np.array([value], np.float32)

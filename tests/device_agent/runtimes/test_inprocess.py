@@ -185,3 +185,10 @@ def test_inputs_of_another_shape_are_an_error(runtime, program, examples):
     for batch in ((longer, positions, *rest), (tokens[:-1], positions, *rest), (tokens, positions[:, :-1], *rest)):
         with pytest.raises(RuntimeFailed, match="method 'step'"):
             runtime.step(batch, query_seeds(0, 0, recipe.queries), LR, EPS)
+
+
+def test_a_method_that_the_program_lacks_is_named(rademacher):
+    opened = open_runtime(rademacher.manifest, rademacher.path("program"), rademacher.path("weights"))
+    with pytest.raises(RuntimeFailed, match="no method 'prefix'"):
+        opened.prefix(np.zeros((4, 8), np.int64))
+    opened.close()
