@@ -60,7 +60,7 @@ class QuantizedBase:
             if table is not None and precision != "fp32":
                 values, scales = quantize(table, ROWS)
                 tables[name], tables[name + SCALE] = values, scales.unsqueeze(1)
-        trunk = TrunkTensors(norms=checkpoint.norms, head_norms=checkpoint.head_norms, **tables)  # type: ignore[arg-type]
+        trunk = TrunkTensors(norms=checkpoint.norms, head_norms=checkpoint.head_norms, **tables)
         layers = tuple(quantized_layer(layer, precision) for layer in checkpoint.layers)
         return cls(checkpoint.facts, precision, trunk, layers)
 
