@@ -34,7 +34,8 @@ def projected_gradients(program: Compiled, scale: float, directions: int) -> np.
     found = []
     for number in range(directions // QUERIES):
         at = number * recipe.effective_batch
-        batch = pack_step(examples[at : at + recipe.effective_batch], recipe)
+        chosen = examples[at : at + recipe.effective_batch]
+        batch = pack_step(chosen, recipe, dynamic=program.manifest.dynamic_length)
         # A learning rate of zero leaves B where it is.
         losses, _ = runtime.step(batch, query_seeds(7, number, QUERIES), 0.0, scale)
         pairs = losses.astype(np.float64).reshape(2, QUERIES)

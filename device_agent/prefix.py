@@ -17,14 +17,23 @@ from device_agent.runtimes import F32, Runtime
 from shared.encoding import Example
 
 MOST_BYTES = 256 << 20
+STRIDE = 16  # tokens: an example's state is computed at its own length rounded up to a multiple
 
 
 class PrefixCache:
-    """Hidden states before the first adapted layer, by example; those without room are computed at every visit."""
+    """Hidden states before the first adapted layer, by example; those without room are computed at every visit.
 
-    def __init__(self, runtime: Runtime, width: int, budget: int | None = None) -> None:
-        """width: the base's hidden size. budget: bytes kept at most; None: MOST_BYTES, or a quarter of what is free."""
-        self._runtime, self._width, self._budget = runtime, width, budget
+    An example's state is computed at a length that depends on the example alone: a kernel may sum a longer row in
+    another order, and a run must not depend on the batches in which its examples first met.
+    """
+
+    def __init__(self, runtime: Runtime, width: int, bound: int, *, dynamic: bool, budget: int | None = None) -> None:
+        """width: the base's hidden size. bound: the recipe's S. dynamic: the manifest's `dynamic_length`.
+
+        budget: bytes kept at most; None: MOST_BYTES, or a quarter of what is free.
+        """
+        self._runtime, self._width, self._bound, self._dynamic = runtime, width, bound, dynamic
+        self._budget = budget
         self._kept: dict[int, F32] = {}
         self._bytes = 0
 
@@ -33,17 +42,28 @@ class PrefixCache:
 
         indices: of the examples in the training split. tokens: (E, S), the examples packed.
         """
-        missing = any(index not in self._kept for index in indices)
-        fresh = self._runtime.prefix(tokens) if missing else np.empty(0, np.float32)
+        states = {index: self._kept[index] for index in indices if index in self._kept}
+        missing: dict[int, dict[int, Example]] = {}
+        for index, example in zip(indices, examples, strict=True):
+            if index not in states:
+                missing.setdefault(self._length(example), {})[index] = example
+        for length, group in missing.items():
+            packed = np.zeros((len(tokens), length), tokens.dtype)
+            for row, example in enumerate(group.values()):
+                packed[row, : len(example.right.tokens)] = example.right.tokens
+            fresh = self._runtime.prefix(packed)
+            for row, (index, example) in enumerate(group.items()):
+                states[index] = fresh[row, : len(example.right.tokens)]
+                self._keep(index, states[index])
         hidden = np.zeros((*tokens.shape, self._width), np.float32)
-        for row, (index, example) in enumerate(zip(indices, examples, strict=True)):
-            length = len(example.right.tokens)
-            state = self._kept.get(index)
-            if state is None:
-                state = fresh[row, :length]
-                self._keep(index, state)
-            hidden[row, :length] = state
+        for row, index in enumerate(indices):
+            hidden[row, : len(states[index])] = states[index]
         return hidden
+
+    def _length(self, example: Example) -> int:
+        """The length at which the example's state is computed."""
+        own = -(-len(example.right.tokens) // STRIDE) * STRIDE
+        return min(own, self._bound) if self._dynamic else self._bound
 
     def _keep(self, index: int, state: F32) -> None:
         """Lets one example's (length, hidden) in if there is room."""

@@ -50,8 +50,10 @@ class Trainer:
         self._settings, self._recipe = plan.training, plan.manifest.recipe
         self._dynamic = plan.manifest.dynamic_length
         self._eps = plan.training.eps_for(plan.manifest.recipe)
-        has_prefix = "suffix" in plan.manifest.methods
-        self._prefix = PrefixCache(runtime, plan.manifest.shape.hidden) if has_prefix else None
+        self._prefix: PrefixCache | None = None
+        if "suffix" in plan.manifest.methods:
+            width, bound = plan.manifest.shape.hidden, self._recipe.sequence_length
+            self._prefix = PrefixCache(runtime, width, bound, dynamic=self._dynamic)
         answers = tuple(example.correct for example in splits.train)
         self._order = ExampleOrder(plan.training.seed, answers, self._recipe.effective_batch)
         self._start = np.zeros(plan.manifest.size, np.float32)

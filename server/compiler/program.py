@@ -16,6 +16,7 @@ from server.compiler.checkpoint import load_checkpoint
 from server.compiler.cost import step_flops
 from server.compiler.inference import InferenceNetwork
 from server.compiler.network import BaseNetwork, QuantizedBase
+from server.compiler.quantization import check_precision
 from server.compiler.tokenizer import write_tokenizer
 from shared.canonical import file_sha256
 from shared.errors import InvalidRecipe
@@ -80,7 +81,8 @@ def check_recipe(recipe: Recipe, facts: BaseFacts) -> None:
             f"base.sha256 is {recipe.base.sha256[:12]}..., but {recipe.base.name}'s files here are "
             f"{facts.sha256[:12]}...; they changed or are another model's"
         )
-    lora_modules(recipe, facts)
+    lora_modules(recipe, facts)  # raises for a layer or a target that the base lacks
+    check_precision(recipe.precision, facts)
     if recipe.precision not in (known := backend(recipe.backend).precisions):
         raise InvalidRecipe(
             f"precision {recipe.precision} is not one that backend {recipe.backend} has ({', '.join(sorted(known))}); "

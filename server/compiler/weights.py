@@ -2,7 +2,7 @@
 
 The file is made from the base alone, so it is byte-identical for every recipe of that base and precision. A tensor
 that both kinds of reader share lies in one segment under two keys: its sha256 (what XNNPACK asks for: it names data by
-content) and its name in the graph (what a portable kernel asks for). A tied lm_head is the embedding and is stored once.
+content) and its name in the graph (what a portable kernel asks for). A tied lm_head is the embedding, stored once.
 Knows nothing of recipes or graphs.
 """
 
