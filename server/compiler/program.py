@@ -27,10 +27,13 @@ from shared.recipe import Recipe
 Progress = Callable[[str, float], None]
 
 
-def compile_program(recipe: Recipe, source: str, out_dir: Path, progress: Progress | None = None) -> ProgramManifest:
+def compile_program(
+    recipe: Recipe, source: str, out_dir: Path, progress: Progress | None = None, *, inference: bool = True
+) -> ProgramManifest:
     """Compiles `recipe` for the base at `source` into `out_dir` and returns the manifest, not yet signed.
 
-    progress: called with a stage's name and its fraction done, 0 to 1.
+    progress: called with a stage's name and its fraction done, 0 to 1. inference: also the inference file, where the
+    backend has one.
     Raises InvalidRecipe, UnknownBase, UnreadableCheckpoint, UnsupportedModel, ToolchainMissing or CompileFailed.
     """
     report = progress or (lambda stage, fraction: None)
@@ -41,18 +44,19 @@ def compile_program(recipe: Recipe, source: str, out_dir: Path, progress: Progre
     facts = checkpoint.facts
     check_recipe(recipe, facts)
     base = QuantizedBase.of(checkpoint, recipe.precision)
+    files = {role: name for role, name in target.files.items() if inference or role != "inference"}
     out_dir.mkdir(parents=True, exist_ok=True)
-    write_tokenizer(locate_base(source), out_dir / target.files["tokenizer"])
-    stored = target.write_weights(base.stored(), out_dir / target.files["weights"])
+    write_tokenizer(locate_base(source), out_dir / files["tokenizer"])
+    stored = target.write_weights(base.stored(), out_dir / files["weights"])
     report("lower", 0.0)
     network = BaseNetwork(recipe, base, partial(target.lower, stored=stored), target.dynamic_length)
     report("emit", 0.0)
     methods = network.methods()
-    emitted = target.emit(methods, stored, out_dir / target.files["program"])
+    emitted = target.emit(methods, stored, out_dir / files["program"])
     context = None
-    if "inference" in target.files:
+    if "inference" in files:
         serving = InferenceNetwork(recipe, base, partial(target.lower, stored=stored))
-        target.emit(serving.methods(), stored, out_dir / target.files["inference"])
+        target.emit(serving.methods(), stored, out_dir / files["inference"])
         context = serving.context
     report("emit", 1.0)
     return ProgramManifest(
@@ -65,7 +69,7 @@ def compile_program(recipe: Recipe, source: str, out_dir: Path, progress: Progre
         methods=tuple(methods),
         dynamic_length=network.dynamic_length,
         inference_context=context,
-        files=tuple(_file(role, out_dir / name) for role, name in target.files.items()),
+        files=tuple(_file(role, out_dir / name) for role, name in files.items()),
         planned_bytes=emitted.planned_bytes,
         flops_per_step=step_flops(recipe, facts),
         delegates=emitted.delegates,

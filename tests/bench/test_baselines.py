@@ -40,7 +40,7 @@ def program(base: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Compile
         rank=4,
     )
     directory = tmp_path_factory.mktemp("program")
-    return Compiled(compile_program(recipe, str(base.directory), directory), directory, 0.0)
+    return Compiled(compile_program(recipe, str(base.directory), directory, inference=False), directory, 0.0)
 
 
 def test_sequential_mezo_is_mobizo_one_path_at_a_time(base: TinyBase, program: Compiled, tmp_path: Path) -> None:

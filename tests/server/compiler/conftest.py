@@ -91,8 +91,9 @@ class Program:
         self._methods[method] = self._program.load_method(method)
 
 
-def compile_to(directory: Path, recipe: Recipe, source: str) -> Program:
-    return Program(directory, compile_program(recipe, source, directory, None))
+def compile_to(directory: Path, recipe: Recipe, source: str, inference: bool = False) -> Program:
+    """Compiled and loaded; the inference file, which takes as long again, only if it is asked for."""
+    return Program(directory, compile_program(recipe, source, directory, inference=inference))
 
 
 def make_tiny(directory: Path, seed: int = 0, **overrides: Any) -> TinyBase:
@@ -274,7 +275,9 @@ class Architectures:
         base = self.base(name)
         if name not in self._programs:
             recipe = base.recipe(queries=1, **ADAPTED[name])
-            self._programs[name] = compile_to(self._directory / f"{name}-program", recipe, str(base.directory))
+            self._programs[name] = compile_to(
+                self._directory / f"{name}-program", recipe, str(base.directory), inference=True
+            )
         program = self._programs[name]
         program("load", np.zeros(program.manifest.size, np.float32))
         return program

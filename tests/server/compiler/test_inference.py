@@ -169,7 +169,7 @@ def stock_text(ours: Served, model: PreTrainedModel, prompt: np.ndarray, count: 
 def int8(tiny: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> tuple[Served, Program]:
     """An int8 program of estimator `stored`, whose B the inference file holds plainly; and its training program."""
     recipe = tiny.recipe(precision="int8", estimator="stored", queries=1, targets=("q_proj", "up_proj"))
-    program = compile_to(tmp_path_factory.mktemp("int8") / "program", recipe, str(tiny.directory))
+    program = compile_to(tmp_path_factory.mktemp("int8") / "program", recipe, str(tiny.directory), inference=True)
     return Served(program.directory, program.manifest), program
 
 
@@ -215,7 +215,7 @@ def test_smollm2_goes_on_with_a_text_from_its_training_weights(smollm2_gguf: Pat
     source = str(smollm2_gguf)
     base = BaseRef(name="SmolLM2", sha256=inspect_base(source).sha256)
     recipe = Recipe(base=base, queries=1, effective_batch=1, sequence_length=32, answer_length=1, choices=2)
-    program = compile_to(tmp_path, recipe, source)
+    program = compile_to(tmp_path, recipe, source, inference=True)
     manifest = program.manifest
     assert manifest.file("inference").size < 12e6
     assert manifest.file("weights").size > 500e6

@@ -27,14 +27,14 @@ def test_weights_are_identical_for_every_recipe(programs: Programs, tmp_path: Pa
     other = base.recipe(
         queries=2, effective_batch=3, sequence_length=9, targets=("down_proj",), loss=other_loss, backend=other_backend
     )
-    manifest = compile_program(other, str(base.directory), tmp_path, None)
+    manifest = compile_program(other, str(base.directory), tmp_path, inference=False)
     assert manifest.file("weights").sha256 == program.manifest.file("weights").sha256
     assert file_sha256(tmp_path / "weights.ptd") == file_sha256(program.directory / "weights.ptd")
 
 
 def test_compiling_twice_gives_the_same_program(programs: Programs, tmp_path: Path) -> None:
     program, base = programs(1, "rademacher", "candidates", "portable")
-    manifest = compile_program(program.manifest.recipe, str(base.directory), tmp_path, None)
+    manifest = compile_program(program.manifest.recipe, str(base.directory), tmp_path, inference=False)
     assert manifest == program.manifest
 
 
