@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from server.compiler.base import BaseFacts, Rope
-from server.compiler.quantization import SCALE, SCHEMES, Scheme, linear, quantize
+from server.compiler.quantization import SCALE, SCHEMES, Scheme, linear, quantize, target_scheme
 from shared.recipe import Precision, Recipe, Target
 
 MASKED = -1e9  # added to a score that causality forbids; its softmax is exactly 0 in float32
@@ -151,23 +151,26 @@ class FrozenLinears(nn.Module):
     def __init__(self, shape: LayerShape, weights: Mapping[str, Tensor]) -> None:
         """weights: buffers as `quantized_layer` gives them."""
         super().__init__()
-        self.scheme = shape.scheme
+        self.schemes = {target: target_scheme(shape.precision, target) for target in shape.facts.linears}
         for name, tensor in weights.items():
             self.register_buffer(name, tensor)
-            if self.scheme is not None and not self.scheme.dynamic and name.endswith("_bias"):
-                self.register_buffer(f"{name}_zeros", torch.zeros(len(tensor), 1), persistent=False)
+        for target in shape.facts.biases:
+            if (scheme := self.schemes[target]) is not None and not scheme.dynamic:
+                zeros = torch.zeros(len(getattr(self, f"{target}_bias")), 1)
+                self.register_buffer(f"{target}_bias_zeros", zeros, persistent=False)
 
     def forward(self, target: Target, x: Tensor) -> Tensor:
         """x (..., in) -> (..., out)."""
         weight, bias = getattr(self, target), getattr(self, f"{target}_bias", None)
-        if self.scheme is None:
+        scheme = self.schemes[target]
+        if scheme is None:
             return functional.linear(x, weight, bias)
         scale = getattr(self, target + SCALE)
-        if self.scheme.dynamic or bias is None:
-            return linear(x, weight, scale, bias, self.scheme)
+        if scheme.dynamic or bias is None:
+            return linear(x, weight, scale, bias, scheme)
         # XNNPACK's weight-only kernels take no bias: it is a linear layer of its own, whose weights are zero.
         zeros = getattr(self, f"{target}_bias_zeros")
-        return linear(x, weight, scale, None, self.scheme) + functional.linear(x[..., :1], zeros, bias)
+        return linear(x, weight, scale, None, scheme) + functional.linear(x[..., :1], zeros, bias)
 
 
 def quantized_layer(weights: Mapping[str, Tensor], precision: Precision) -> dict[str, Tensor]:

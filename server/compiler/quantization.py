@@ -1,14 +1,16 @@
 """Frozen linear weights in fewer bits: how they are rounded, multiplied, and named in files.
 
 int8 and int4 quantize activations too, per token and on the fly (8da8w; 8da4w in groups of 32); the weight-only forms
-keep activations in float32 (paper, Section "MobiZO with weight-only quantization"). XNNPACK has a kernel for each.
+keep activations in float32 (paper, Section "MobiZO with weight-only quantization"). XNNPACK has a kernel for each. In
+int8, down_proj's activations stay float32: what a gate lets through has outliers that one scale a token cannot hold
+(ADR 7). XNNPACK has no such kernel for groups of 4 bits.
 Knows no decoder, no recipe and no file.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from torch.nn import functional
 
 from shared.errors import InvalidRecipe
 from shared.lora import BaseShape
-from shared.recipe import Precision
+from shared.recipe import Precision, Target
 
 GROUP = 32  # input features that share a scale in 8da4w; XNNPACK takes multiples of 32
 SCALE = "_scale"  # ending of a scale's name
@@ -56,7 +58,16 @@ SCHEMES: dict[Precision, Scheme] = {
     "int8-weight": Scheme(8, None, False),
     "int4-weight": Scheme(4, None, False),
 }
+FLOAT_INPUTS: dict[Precision, frozenset[Target]] = {"int8": frozenset({"down_proj"})}
 ROWS = Scheme(8, None, False)  # embedding tables and lm_head in every quantized precision
+
+
+def target_scheme(precision: Precision, target: Target) -> Scheme | None:
+    """How one linear layer is held and multiplied; None: float32. Values and scales are the precision's either way."""
+    scheme = SCHEMES.get(precision)
+    if scheme is not None and target in FLOAT_INPUTS.get(precision, ()):
+        return replace(scheme, dynamic=False)
+    return scheme
 
 
 def check_precision(precision: Precision, shape: BaseShape) -> None:

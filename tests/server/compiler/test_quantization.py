@@ -67,11 +67,11 @@ def rounded_tokens(x: np.ndarray) -> np.ndarray:
 class RoundedLinear(nn.Module):
     """A linear layer on rounded weights, and on rounded activations if it is dynamic."""
 
-    def __init__(self, layer: nn.Linear, precision: str) -> None:
+    def __init__(self, layer: nn.Linear, name: str, precision: str) -> None:
         super().__init__()
         integers, scales = rounded_weight(layer.weight.detach().numpy(), precision)
         self.weight = torch.from_numpy((integers * scales).astype(np.float32))
-        self.dynamic = precision in DYNAMIC
+        self.dynamic = precision in DYNAMIC and not (precision == "int8" and name.endswith("down_proj"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.from_numpy(rounded_tokens(x.numpy())) if self.dynamic else x
@@ -83,7 +83,7 @@ def rounded_model(base: TinyBase, precision: str) -> nn.Module:
     model = copy.deepcopy(base.model)
     for name, module in base.model.model.layers.named_modules():
         if isinstance(module, nn.Linear):
-            model.model.layers.set_submodule(name, RoundedLinear(module, precision))
+            model.model.layers.set_submodule(name, RoundedLinear(module, name, precision))
     integers, scales = rounded_weight(model.model.embed_tokens.weight.detach().numpy(), "int8-weight")
     with torch.no_grad():
         model.model.embed_tokens.weight.copy_(torch.from_numpy(integers * scales))
