@@ -57,10 +57,9 @@ class Signature:
         ]
         for at, dims in self.dynamic.items():
             for axis, dim in dims.items():
-                if isinstance(inputs[at].shape[axis], int):
-                    raise CompileFailed(
-                        f"dimension {dim.__name__} of {type(self.module).__name__} is written down in it"
-                    )
+                size = inputs[at].shape[axis]
+                if not (isinstance(size, torch.SymInt) and size.node.expr in exported.range_constraints):
+                    raise CompileFailed(f"{type(self.module).__name__} holds for one value of {dim.__name__} alone")
         return exported
 
 
