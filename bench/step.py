@@ -27,10 +27,9 @@ from bench.report import write
 from shared.encoding import pack_score, pack_step
 from shared.noise import query_seeds
 from shared.program import ProgramManifest
-from shared.recipe import TARGETS, Recipe
+from shared.recipe import DEFAULT_EPS, TARGETS
 
 LR = 1e-3
-EPS = {"fp32": 1e-2, "int8": 5e-2}
 Batch = tuple[np.ndarray, ...]
 notes = Console(stderr=True, highlight=False)
 
@@ -69,7 +68,7 @@ class Stepper:
     def __init__(self, program: Compiled, length: int) -> None:
         self.manifest, self.recipe, self.length = program.manifest, program.manifest.recipe, length
         self._methods = program.methods("step")
-        self._scalars = (np.array([LR], np.float32), np.array([EPS[self.recipe.precision]], np.float32))
+        self._scalars = (np.array([LR], np.float32), np.array([DEFAULT_EPS[self.recipe.precision]], np.float32))
 
     def __call__(self, number: int) -> np.ndarray:
         seeds = query_seeds(0, number, self.recipe.queries)
@@ -131,7 +130,7 @@ def against_eager(root: Path, programs: Programs, rounds: int, record: Record, c
 
     def eager_step(number: int) -> np.ndarray:
         batch = random_batch(programs["fp32"].manifest, recipe.sequence_length, number)
-        losses, _ = eager.step(batch, query_seeds(0, number, recipe.queries), LR, EPS["fp32"])
+        losses, _ = eager.step(batch, query_seeds(0, number, recipe.queries), LR, DEFAULT_EPS["fp32"])
         return losses.numpy()
 
     fp32, int8 = (Stepper(programs[precision], recipe.sequence_length) for precision in ("fp32", "int8"))
@@ -179,7 +178,7 @@ def against_sequential(root: Path, programs: Programs, rounds: int, record: Reco
 
         def one_by_one(number: int, length: int = length) -> np.ndarray:
             seeds = query_seeds(0, number, recipe.queries)
-            return sequential.step(random_batch(program.manifest, length, number), seeds, LR, EPS["fp32"])[0]
+            return sequential.step(random_batch(program.manifest, length, number), seeds, LR, DEFAULT_EPS["fp32"])[0]
 
         np.testing.assert_allclose(parallel(0), one_by_one(0), rtol=1e-3)
         seconds = by_turns(rounds, {"parallel": parallel, "sequential": one_by_one})
@@ -203,7 +202,7 @@ def frozen_layers(root: Path, programs: Programs, rounds: int, record: Record, c
     methods = program.methods("prefix", "suffix")
     batches = [random_batch(program.manifest, recipe.sequence_length, number) for number in range(rounds + 1)]
     hidden = [methods("prefix", batch[0])[0] for batch in batches]
-    scalars = (np.array([LR], np.float32), np.array([EPS["fp32"]], np.float32))
+    scalars = (np.array([LR], np.float32), np.array([DEFAULT_EPS["fp32"]], np.float32))
 
     def cached(number: int) -> np.ndarray:
         seeds = query_seeds(0, number, recipe.queries)
@@ -231,7 +230,7 @@ def agreement(root: Path, programs: Programs, rounds: int, record: Record, claim
     """Correlation of int8's projected gradients with fp32's over 64 directions, each at its own scale."""
     from bench.precision import projected_gradients
 
-    found = [projected_gradients(programs[precision], EPS[precision], 64) for precision in ("fp32", "int8")]
+    found = [projected_gradients(programs[precision], DEFAULT_EPS[precision], 64) for precision in ("fp32", "int8")]
     claims["gradient_correlation_int8"] = float(np.corrcoef(*found)[0, 1])
 
 
@@ -300,7 +299,7 @@ def footprint(directory: Path) -> int:
     runtime = program.open()
     for number in range(2):
         batch = pack_step(examples[: recipe.effective_batch], recipe)
-        runtime.step(batch, query_seeds(0, number, recipe.queries), LR, EPS[recipe.precision])
+        runtime.step(batch, query_seeds(0, number, recipe.queries), LR, DEFAULT_EPS[recipe.precision])
         runtime.score(next(iter(pack_score(examples, recipe))).inputs)
     runtime.close()
     return peak_rss_bytes()

@@ -23,7 +23,7 @@ from server.programs.compiler_process import CompilerCrashed, CompilerProcess, S
 from shared.canonical import file_sha256
 from shared.errors import BadRequest, CompileFailed
 from shared.program import ProgramFile, ProgramManifest
-from shared.recipe import BaseRef, Recipe, RecipeSettings, resolve_layers
+from shared.recipe import BaseRef, Recipe, RecipeSettings, check_trainable, resolve_layers
 
 MANIFEST = "manifest.json"
 LOG = "compile.log"  # what the compiler and its libraries print
@@ -45,9 +45,10 @@ def compile_into(
 ) -> Compiled:
     """The program of `settings` on the base at `source`, in directory `out`. The base is named after its file.
 
-    settings: answer_length and choices must be given. hear: told the compiler's stages. Raises what the compiler
-    reports, or CompileFailed.
+    settings: answer_length and choices must be given. hear: told the compiler's stages. Raises InvalidRecipe
+    for a precision that cannot be trained in, what the compiler reports, or CompileFailed.
     """
+    check_trainable(settings.precision)
     files = locate_base(source)
     # Hashing leaves the interpreter free, so base and program are read at once.
     with ThreadPoolExecutor() as pool:

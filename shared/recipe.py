@@ -32,6 +32,17 @@ DEFAULT_EPS: dict[Precision, float] = {
     "int4-weight": 1e-2,
 }
 
+# Correlation of projected gradients with fp32's at that scale: 64 directions, movie reviews, SmolLM2-135M
+# (`python -m bench precision`, ADR 7). Below the least, training would follow rounding more than the data.
+GRADIENT_CORRELATION: dict[Precision, float] = {
+    "fp32": 1.0,
+    "int8": 0.94,
+    "int4": 0.75,
+    "int8-weight": 0.99,
+    "int4-weight": 0.57,
+}
+LEAST_CORRELATION = 0.9
+
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MAX_SEED = 2**53 - 1  # the largest integer that JSON carries exactly
 
@@ -162,3 +173,12 @@ def resolve_layers(layers: Layers, count: int) -> Layers:
     if indices == tuple(range(count - len(indices), count)):
         return f"last:{len(indices)}"
     return indices
+
+
+def check_trainable(precision: Precision) -> None:
+    """Raises InvalidRecipe if the precision's projected gradients were measured to agree too little with fp32's."""
+    if (correlation := GRADIENT_CORRELATION[precision]) < LEAST_CORRELATION:
+        raise InvalidRecipe(
+            f"precision {precision}: its projected gradients correlate with fp32's by {correlation:.2f} (SmolLM2-135M), "
+            f"under {LEAST_CORRELATION}; training would follow rounding, not the data: use int8-weight or int8"
+        )

@@ -8,7 +8,7 @@ from shared.encoding import answer_sizes
 from shared.errors import InvalidRecipe, InvalidTask
 from shared.job import JobRequest
 from shared.lora import BaseShape, lora_modules
-from shared.recipe import BaseRef, Recipe, resolve_layers
+from shared.recipe import BaseRef, Recipe, check_trainable, resolve_layers
 from shared.task import Task
 from shared.tasks import named_task
 
@@ -59,10 +59,11 @@ def _answer_sizes(request: JobRequest, task: Task, tokenizer: Tokenizer) -> tupl
 
 def _check(recipe: Recipe, task: Task, shape: BaseShape) -> None:
     lora_modules(recipe, shape)  # raises InvalidRecipe for a layer or a target that the base lacks
+    check_trainable(recipe.precision)
     if recipe.noise == "randn":
         raise InvalidRecipe(
-            "recipe.noise: a run on the runtime's own noise can be neither resumed nor audited; use gaussian, which has "
-            "the same distribution"
+            "recipe.noise: a run on the runtime's own noise can be neither resumed nor audited; use gaussian, which "
+            "has the same distribution"
         )
     if recipe.sequence_length > shape.context_length:
         raise InvalidRecipe(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shared.noise import query_seeds
-from shared.recipe import BaseRef, Recipe
+from shared.recipe import DEFAULT_EPS, BaseRef, Recipe
 from tests.server.compiler.conftest import TinyBase, make_tiny
 
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
@@ -15,7 +15,7 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from bench.baselines.eager import EagerMobizo
     from bench.baselines.mezo import SequentialMezo
     from bench.programs import Compiled
-    from bench.step import EPS, LR, Stepper, random_batch
+    from bench.step import LR, Stepper, random_batch
     from server.compiler import compile_program, inspect_base
 
 pytestmark = pytest.mark.filterwarnings("ignore:::executorch", "ignore:::torch", "ignore:::copyreg")
@@ -49,7 +49,7 @@ def test_sequential_mezo_is_mobizo_one_path_at_a_time(base: TinyBase, program: C
     parallel = Stepper(program, 12)
     for number in range(3):
         losses, _ = sequential.step(
-            random_batch(program.manifest, 12, number), query_seeds(0, number, recipe.queries), LR, EPS["fp32"]
+            random_batch(program.manifest, 12, number), query_seeds(0, number, recipe.queries), LR, DEFAULT_EPS["fp32"]
         )
         np.testing.assert_allclose(losses, parallel(number), rtol=1e-5)
 
@@ -60,6 +60,6 @@ def test_eager_mobizo_gives_the_programs_losses(base: TinyBase, program: Compile
     stepper = Stepper(program, 12)
     for number in range(3):
         losses, _ = eager.step(
-            random_batch(program.manifest, 12, number), query_seeds(0, number, recipe.queries), LR, EPS["fp32"]
+            random_batch(program.manifest, 12, number), query_seeds(0, number, recipe.queries), LR, DEFAULT_EPS["fp32"]
         )
         np.testing.assert_allclose(stepper(number), losses.numpy(), rtol=1e-5)

@@ -64,6 +64,8 @@ def test_equal_requests_are_one_recipe(resolve):
         ({"recipe": {"layers": "last:3"}}, "2 layers"),
         ({"recipe": {"layers": [0, 2]}}, "layer 2"),
         ({"recipe": {"noise": "randn", "estimator": "stored"}}, "neither resumed nor audited"),
+        ({"recipe": {"precision": "int4"}}, "int4: its projected gradients"),
+        ({"recipe": {"precision": "int4-weight"}}, "use int8-weight"),
         ({"recipe": {"sequence_length": 8, "answer_length": 8}}, "no"),
         ({"recipe": {"answer_length": 2}, "task": LONG.model_dump(mode="json")}, "answer_length"),
         ({"recipe": {"choices": 1}}, "choices"),
@@ -94,7 +96,7 @@ def test_layers_that_are_not_the_last(resolve):
     "settings",
     [
         {"precision": "int8"},
-        {"precision": "int4-weight"},
+        {"precision": "int8-weight"},
         {"estimator": "stored"},
         {"estimator": "stored", "noise": "gaussian"},
         {"backend": "torch"},
