@@ -1,10 +1,9 @@
-"""`mobizo-server`: set up, run and look after a server. Knows no rules of its own; errors become one line."""
+"""`mobizo-server`'s commands that need a home: set up, run and look after a server. Knows no rules of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,25 +18,18 @@ from server.auth.repository import TokenRepository
 from server.auth.service import DEFAULT_TENANT, TokenService
 from server.bases.repository import BaseRepository
 from server.bases.service import BaseService, inspect
-from server.compile_cli import compile_program, inspect_file
 from server.db.database import Database
 from server.db.schema import upgrade
 from server.devices.service import DeviceService
 from server.logs import configure_logs
 from server.settings import Settings
-from shared.errors import BadRequest, Conflict, MobizoError
+from shared.errors import BadRequest, Conflict
 
-app = typer.Typer(
-    help="A server that personalizes language models on the devices that hold the data.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer()
 tokens = typer.Typer(help="Tokens of operators, apps and devices.", no_args_is_help=True)
 bases = typer.Typer(help="Base models that jobs may name.", no_args_is_help=True)
 app.add_typer(tokens, name="tokens")
 app.add_typer(bases, name="bases")
-app.command("compile")(compile_program)
-app.command("inspect")(inspect_file)
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Tenant = Annotated[str, typer.Option(help="whose it is")]
@@ -112,7 +104,7 @@ def run(
     try:
         check_safe(settings.host, tls, insecure_dev)
     except Unsafe as error:
-        _complain(error)
+        complaints.print(f"error: {error.detail}", style="red", markup=False)
         raise typer.Exit(2) from error
     asyncio.run(serve(settings, tls, workers, lambda url: output.print(f"mobizo-server answers on {url}")))
 
@@ -201,20 +193,3 @@ def list_bases(as_json: Json = False) -> None:
     with database.reading() as session:
         rows = [{column: getattr(base, column) for column in columns} for base in BaseRepository(session).all()]
     _tell_rows(as_json, rows, columns)
-
-
-def _complain(error: MobizoError) -> None:
-    complaints.print(f"error: {error.detail}", style="red", markup=False)
-
-
-def main() -> None:
-    """The command; errors become one line and exit code 1."""
-    try:
-        app()
-    except MobizoError as error:
-        _complain(error)
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

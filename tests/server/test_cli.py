@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from server import cli
+from server import cli, home_cli
 from server.bases import service as bases
 from server.bases.models import BaseModelEntry
 from server.clock import utc_now
@@ -109,7 +109,7 @@ def inspected(monkeypatch):
             created_at=utc_now(),
         )
 
-    monkeypatch.setattr(cli, "inspect", inspect)
+    monkeypatch.setattr(home_cli, "inspect", inspect)
 
 
 def test_bases(command, home, inspected):
@@ -146,6 +146,13 @@ def test_one_red_line_and_exit_code_one(home, monkeypatch, capsys):
     assert said.out == ""
     assert said.err.startswith("error: ")
     assert said.err.count("\n") == 1
+
+
+def test_every_command_is_in_the_help(command):
+    text = command("--help")
+    for name in ("init", "run", "worker", "enrol-token", "tokens", "bases", "compile", "inspect"):
+        assert f" {name} " in text
+    command("nonsense", code=2)
 
 
 def test_a_relative_source_is_kept_absolute(home, tmp_path, monkeypatch):

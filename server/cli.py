@@ -1,0 +1,60 @@
+"""`mobizo-server`: set up, run and look after a server; compile and inspect programs. Errors become one line."""
+
+# mypy: disallow-subclassing-any=False
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from server.compile_cli import compile_program, inspect_file
+from shared.errors import MobizoError
+
+complaints = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class Commands(TyperGroup):
+    """Commands that need a home bring a database along, which takes half a second: it comes when one is asked for."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name."""
+        if cmd_name not in self.commands:
+            self._load()
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """All names: the home's first."""
+        self._load()
+        return super().list_commands(ctx)
+
+    def _load(self) -> None:
+        from server.home_cli import app as home
+
+        self.commands = {**typer.main.get_group(home).commands, **self.commands}
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="A server that personalizes language models on the devices that hold the data.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("compile")(compile_program)
+app.command("inspect")(inspect_file)
+
+
+def main() -> None:
+    """The command; errors become one line and exit code 1."""
+    try:
+        app()
+    except MobizoError as error:
+        complaints.print(f"error: {error.detail}", style="red", markup=False)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
