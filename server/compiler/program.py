@@ -86,12 +86,12 @@ def check_recipe(recipe: Recipe, facts: BaseFacts) -> None:
             f"{facts.sha256[:12]}...; they changed or are another model's"
         )
     lora_modules(recipe, facts)  # raises for a layer or a target that the base lacks
-    check_precision(recipe.precision, facts)
     if recipe.precision not in (known := backend(recipe.backend).precisions):
         raise InvalidRecipe(
             f"precision {recipe.precision} is not one that backend {recipe.backend} has ({', '.join(sorted(known))}); "
             "xnnpack has every one"
         )
+    check_precision(recipe.precision, facts)
     if recipe.sequence_length > facts.context_length:
         raise InvalidRecipe(
             f"sequence_length {recipe.sequence_length} is over the model's context of {facts.context_length} tokens"
