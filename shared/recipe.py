@@ -179,6 +179,6 @@ def check_trainable(precision: Precision) -> None:
     """Raises InvalidRecipe if the precision's projected gradients were measured to agree too little with fp32's."""
     if (correlation := GRADIENT_CORRELATION[precision]) < LEAST_CORRELATION:
         raise InvalidRecipe(
-            f"precision {precision}: its projected gradients correlate with fp32's by {correlation:.2f} (SmolLM2-135M), "
-            f"under {LEAST_CORRELATION}; training would follow rounding, not the data: use int8-weight or int8"
+            f"precision {precision}: its projected gradients correlate with fp32's by {correlation:.2f} on "
+            f"SmolLM2-135M, under {LEAST_CORRELATION}; training would follow rounding: use int8-weight or int8"
         )
