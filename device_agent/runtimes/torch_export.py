@@ -57,6 +57,8 @@ class TorchRuntime(CallingRuntime):
             ) from error
 
     def _call(self, method: str, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        if method not in self._manifest.methods:
+            raise RuntimeFailed(f"the program of recipe {self._manifest.recipe_id[:12]} has no method {method!r}")
         tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in inputs]
         try:
             with torch.inference_mode():

@@ -242,6 +242,11 @@ def test_inputs_of_another_shape_are_an_error(plain, dataset, wrong):
         opened(plain).step(batch, query_seeds(0, 0, recipe.queries), LR, EPS)
 
 
+def test_a_method_that_the_program_lacks_is_named(plain):
+    with pytest.raises(RuntimeFailed, match="no method 'prefix'"):
+        opened(plain).prefix(np.zeros((4, 40), np.int64))
+
+
 def rewritten(source, target, changes):
     """A copy of an archive. changes: by a record's ending, what its bytes become."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
