@@ -79,9 +79,17 @@ class Processes:
 
     def start(self, name: str, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
         """Starts a process whose output goes to a log file of its name."""
-        with (self._logs / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
-        self._running.append((name, process))
+        # Ctrl-C between the start and the note would leave a process that nobody stops: it waits.
+        pressed: list[bool] = []
+        before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+        try:
+            with (self._logs / f"{name}.log").open("wb") as log:
+                process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+            self._running.append((name, process))
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if pressed:
+            raise KeyboardInterrupt
         return process
 
     def check(self) -> None:

@@ -40,6 +40,9 @@ class JobService:
         task = resolve_task(request)
         reference = BaseRef(name=base.name, sha256=base.sha256)
         recipe = resolve_recipe(request, task, reference, base.shape, self._bases.tokenizer(base))
+        # A later release may have another default; this job keeps what it was given.
+        training = request.training.model_copy(update={"eps": request.training.eps_for(recipe)})
+        request = request.model_copy(update={"training": training})
         self._check_device(tenant, request.device)
         self._check_user(tenant, request)
         state = ProgramService(self._session).want(recipe, base.number)

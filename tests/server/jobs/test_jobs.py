@@ -20,6 +20,18 @@ def test_a_job_is_accepted(app):
 
 
 @pytest.mark.parametrize(
+    ("changes", "eps"),
+    [({}, 1e-2), ({"recipe": {"precision": "int8"}}, 5e-2), ({"training": {"eps": 0.125}}, 0.125)],
+)
+def test_a_job_keeps_the_eps_that_its_precision_has_today(app, changes, eps):
+    training = job_request()["training"] | changes.get("training", {})
+    if "training" not in changes:
+        training.pop("eps", None)
+    job = app.post("/v1/jobs", json=job_request(**(changes | {"training": training}))).json()
+    assert job["request"]["training"]["eps"] == eps
+
+
+@pytest.mark.parametrize(
     ("changes", "status", "code"),
     [
         ({"base": "nothing"}, 404, "unknown-base"),
