@@ -175,6 +175,7 @@ def against_sequential(root: Path, programs: Programs, rounds: int, record: Reco
     claims |= {"gemm_flops_per_second": flops_per_second, "read_bytes_per_second": bandwidth}
     for length in (64, 16):
         parallel = Stepper(program, length)
+        sequential.reset()
 
         def one_by_one(number: int, length: int = length) -> np.ndarray:
             seeds = query_seeds(0, number, recipe.queries)

@@ -20,7 +20,7 @@ from bench.runtime import Methods
 from server.compiler.backends.xnnpack import lower_layers
 from server.compiler.checkpoint import load_checkpoint
 from server.compiler.emission import Signature, emit
-from server.compiler.methods import Adapter, Network, Replay
+from server.compiler.methods import Adapter, Load, Network, Replay
 from server.compiler.network import BaseNetwork, QuantizedBase
 from server.compiler.noise import directions
 from shared.program import MIN_LENGTH
@@ -70,6 +70,7 @@ class SequentialMezo:
         seeds = torch.zeros((recipe.queries, 2), dtype=torch.int32)
         methods = {
             "adapter": Signature(Adapter(recipe, network.size), ()),
+            "load": Signature(Load(recipe, network.size), (torch.zeros(network.size),)),
             "replay": Signature(Replay(recipe, network.size), (seeds, torch.zeros(recipe.queries))),
             "loss": Signature(
                 module,
@@ -78,8 +79,12 @@ class SequentialMezo:
             ),
         }
         emit(methods, stored, path)
-        self.recipe = recipe
+        self.recipe, self._size = recipe, network.size
         self._methods = Methods(path, weights, methods)
+
+    def reset(self) -> None:
+        """B = 0."""
+        self._methods("load", np.zeros(self._size, np.float32))
 
     def step(
         self, batch: tuple[np.ndarray, ...], seeds: np.ndarray, lr: float, eps: float
