@@ -21,7 +21,6 @@ from tests.server.compiler.conftest import (
     VOCABULARY,
     Architectures,
     Program,
-    Programs,
     TinyBase,
     compile_to,
     token_batch,
@@ -175,13 +174,9 @@ def int8(tiny: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> tuple[Serv
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_scores_are_those_of_the_training_program(
-    precision: str, programs: Programs, int8: tuple[Served, Program]
+    precision: str, served: Callable[[str], Served], architectures: Architectures, int8: tuple[Served, Program]
 ) -> None:
-    if precision == "int8":
-        ours, program = int8
-    else:
-        program, _ = programs(4, "rademacher", "full", "xnnpack")
-        ours = Served(program.directory, program.manifest)
+    ours, program = int8 if precision == "int8" else (served("llama"), architectures.program("llama"))
     recipe, rng = program.manifest.recipe, np.random.default_rng(5)
     rows, t = recipe.score_rows, recipe.answer_length
     tokens, choices = token_batch(rng, rows, recipe.sequence_length), token_batch(rng, rows, t, recipe.choices)
