@@ -21,7 +21,7 @@ Noise = Literal["rademacher", "gaussian", "randn"]
 Estimator = Literal["replay", "stored"]
 Precision = Literal["fp32", "int8", "int4", "int8-weight", "int4-weight"]
 Backend = Literal["xnnpack", "portable", "torch", "qnn", "vulkan"]
-Layers = Literal["all"] | Annotated[str, Field(pattern=r"^last:[1-9][0-9]*%?$")] | tuple[int, ...]
+Layers = str | tuple[int, ...]
 
 # The perturbation scale that keeps a precision's finite difference above its rounding noise (ADR 7).
 DEFAULT_EPS: dict[Precision, float] = {
@@ -92,6 +92,8 @@ class RecipeSettings(BaseModel):
     @classmethod
     def _sorted_layers(cls, layers: Layers) -> Layers:
         if isinstance(layers, str):
+            if not re.fullmatch(r"all|last:[1-9][0-9]*%?", layers):
+                raise ValueError("say all, last:K, last:P%, or the layers' indices from 0")
             return layers
         if not layers or len(set(layers)) != len(layers) or min(layers) < 0:
             raise ValueError("name at least one layer, each once, counted from 0")

@@ -167,7 +167,10 @@ def _input(name: str, graph: JSON, ranges: JSON) -> Input:
         if kind == "as_int":
             bounds.append((body, body))
         else:
-            allowed = ranges[_SYMBOL.search(body["expr_str"])[1]]  # type: ignore[index]
+            symbol = _SYMBOL.search(body["expr_str"])
+            if symbol is None:
+                raise ValueError(f"input {name} has a size that is no symbol")
+            allowed = ranges[symbol[1]]
             bounds.append((allowed["min_val"], allowed["max_val"]))
     return Input(name, DTYPES[meta["dtype"]], tuple(bounds))
 

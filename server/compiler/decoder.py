@@ -73,15 +73,24 @@ class RmsNorm(nn.Module):
         return x * torch.rsqrt(functional.linear(x * x, self.mean, self.eps)) * weight
 
 
-class LayerNorm(RmsNorm):
-    """Layer norm by the same means."""
+class LayerNorm(nn.Module):
+    """Layer norm: the root-mean-square norm of what is left when the mean is taken away."""
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:  # type: ignore[override]
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.rms = RmsNorm(size, eps)
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """x (..., size) centred and scaled to unit variance, times weight, plus bias, both (size,)."""
-        return super().forward(x - functional.linear(x, self.mean), weight) + bias
+        return self.rms(x - functional.linear(x, self.rms.mean), weight) + bias
 
 
-def norm_of(facts: BaseFacts) -> RmsNorm:
+def norm_size(facts: BaseFacts) -> int:
+    """Vectors that one norm over hidden states takes."""
+    return 1 if facts.norm == "rms" else 2
+
+
+def norm_of(facts: BaseFacts) -> RmsNorm | LayerNorm:
     """The norm over hidden states that the base uses."""
     return (LayerNorm if facts.norm == "layer" else RmsNorm)(facts.hidden, facts.norm_eps)
 
@@ -216,7 +225,7 @@ class DecoderLayer(nn.Module):
         vectors, rest = rest[: len(facts.layer_norms)], rest[len(facts.layer_norms) :]
         head_norms, tables = rest[: len(facts.head_norms)], rest[len(facts.head_norms) :]
         b = self._factors(*slab) if slab else {}
-        count = 1 if facts.norm == "rms" else 2  # vectors a norm
+        count = norm_size(facts)
         norms = [vectors[at : at + count] for at in range(0, len(vectors), count)]
         mixed = self._attention(self.norm(hidden, *norms[0]), b, head_norms, tables)
         return self.finish(hidden, mixed, b, norms[1:])

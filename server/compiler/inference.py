@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from server.compiler.base import BaseFacts
-from server.compiler.decoder import MASKED, DecoderLayer, LayerShape, LayerTables, layer_shapes
+from server.compiler.decoder import MASKED, DecoderLayer, LayerShape, LayerTables, layer_shapes, norm_size
 from server.compiler.emission import Signature
 from server.compiler.methods import Adapter, Load, Method
 from server.compiler.network import BaseNetwork, Example, Lower, QuantizedBase, lower_by_shape, zero_tokens
@@ -128,11 +128,6 @@ class MixLayer(HeadsLayer):
         q = heads[..., : facts.heads * facts.head_dim].view(1, -1, facts.heads, facts.head_dim)
         k, v = (cached.view(1, -1, facts.kv_heads, facts.head_dim) for cached in (keys, values))
         return self.finish(hidden, self._linear("o_proj", self.mix(q, k, v, mask, others[held:]), b), b, norms)
-
-
-def norm_size(facts: BaseFacts) -> int:
-    """Vectors that one norm takes."""
-    return 1 if facts.norm == "rms" else 2
 
 
 class Extend(Method):
