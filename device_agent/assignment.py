@@ -15,12 +15,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from device_agent.cache import FileCache
 from device_agent.client import DeviceClient
+from device_agent.engines import Engine
 from device_agent.errors import DoesNotFit
 from device_agent.journal import RunDirectory, RunPlan
 from device_agent.lease import LeaseKeeper
 from device_agent.memory import spare_bytes
-from device_agent.supervisor import supervise
-from device_agent.trainer_process import Message, describe
+from device_agent.messages import Message, describe
 from shared.canonical import sha256_hex
 from shared.errors import Gone, MobizoError, NotFound, Unavailable, Untrusted
 from shared.job import JobError, Progress, Result
@@ -71,6 +71,7 @@ class Assignment:
     cache: FileCache
     run: RunDirectory
     dataset: Path
+    engine: Engine
     show: Callable[[Progress], None]
     wait: Callable[[float], bool]
 
@@ -101,7 +102,7 @@ class Assignment:
         result = self.run.result()
         if result is None:
             self.run.begin(self._prepare(manifest))
-            message = supervise(self.run, self._tell, self._over)
+            message = self.engine.train(self.run, self._tell, self._over)
             if message.error is not None:
                 return self._fail(message)
             if message.result is None:

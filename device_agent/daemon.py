@@ -12,6 +12,7 @@ from device_agent.assignment import Assignment, Ended, Outcome
 from device_agent.cache import FileCache
 from device_agent.client import DeviceClient
 from device_agent.display import Display
+from device_agent.engines.python import PythonEngine
 from device_agent.journal import prune_runs
 from device_agent.lease import LeaseKeeper
 from device_agent.state import Home
@@ -102,6 +103,7 @@ class Daemon:
                 cache=self._cache,
                 run=run,
                 dataset=dataset,
+                engine=PythonEngine(),
                 show=self._display.progress,
                 wait=self._stopping.wait,
             ).work()

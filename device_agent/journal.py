@@ -5,6 +5,9 @@
     figures.json        seconds and memory of the processes that worked on it so far
     best.safetensors    B at the best validation; the file that is uploaded
     last.safetensors    B after the last step, kept beside it
+    limits              how the run is to hold back from its next step on; the daemon writes it, the training reads it
+    plan.bin            the plan and the data as the native runner takes them (`device_agent.plan`)
+    best.f32, last.f32  the same B's from the native runner, D little-endian float32 each
     result.json         what is reported; once it exists, only the upload is missing
     trainer.log         standard error of the training process
 
@@ -29,7 +32,7 @@ from shared.job import Result, TrainingSettings
 from shared.lora import F32, dump_adapter
 from shared.program import ProgramManifest
 from shared.task import Task
-from shared.trajectory import TrajectoryFile, TrajectoryHeader
+from shared.trajectory import Limits, TrajectoryFile, TrajectoryHeader
 
 KEPT_RUNS = 10  # directories; the newest
 
@@ -94,6 +97,31 @@ class RunDirectory:
         """Standard error of the training process."""
         return self.path / "trainer.log"
 
+    @property
+    def native_plan(self) -> Path:
+        """What the native runner trains by."""
+        return self.path / "plan.bin"
+
+    @property
+    def ledger(self) -> Path:
+        """The trajectory."""
+        return self.path / "trajectory.bin"
+
+    def limit(self, limits: Limits) -> None:
+        """Has the training hold back from its next step on: two lines of a word and a number, which are 0 for none."""
+        text = f"rest {limits.rest:g}\nlength {limits.max_length or 0}\n"
+        aside = self.path / "limits.new"
+        aside.write_text(text)
+        aside.replace(self.path / "limits")
+
+    def limits(self) -> Limits:
+        """What `limit` said last; no limits in a new run."""
+        try:
+            words = dict(line.split() for line in (self.path / "limits").read_text().splitlines())
+        except FileNotFoundError:
+            return Limits()
+        return Limits(rest=float(words["rest"]), max_length=int(words["length"]) or None)
+
     def begin(self, plan: RunPlan) -> None:
         """Makes the directory, or finds it, and notes the plan (paths may have changed since a kill)."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -121,7 +149,7 @@ class RunDirectory:
 
     def open_trajectory(self, plan: RunPlan) -> TrajectoryFile:
         """The ledger, continued or begun. Raises Conflict if it is another run's."""
-        return TrajectoryFile(self.path / "trajectory.bin", plan.header)
+        return TrajectoryFile(self.ledger, plan.header)
 
     def write_adapter(self, path: Path, flat: F32, plan: RunPlan, step: int) -> None:
         """B (D,) after `step` steps as an adapter file; equal runs write equal bytes."""

@@ -1,18 +1,17 @@
-"""The daemon's end of a training process: starts it, hears it, stops it, and says how it ended. Knows no HTTP."""
+"""The daemon's end of a process that trains: starts it, hears it, stops it, and says how it ended. Knows no HTTP."""
 
 from __future__ import annotations
 
+import os
 import selectors
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO
 
 from device_agent.errors import DoesNotFit, RuntimeFailed
 from device_agent.journal import RunDirectory
-from device_agent.trainer_process import Message
+from device_agent.messages import Message
 from shared.job import Progress
 
 POLL_SECONDS = 0.2
@@ -20,22 +19,26 @@ GRACE_SECONDS = 10.0  # then it is killed, which costs at most the step in progr
 EXIT_SECONDS = 1.0  # from its last word to its end
 LOG_TAIL = 300  # characters
 
-PACKAGES = Path(__file__).resolve().parent.parent
 
+def supervise(
+    command: Sequence[str],
+    run: RunDirectory,
+    report: Callable[[Progress], None],
+    stop: Callable[[], bool],
+    environment: Mapping[str, str] | None = None,
+) -> Message:
+    """Runs a command that speaks `Message`s until it ends or `stop` says so; returns its last message.
 
-def supervise(run: RunDirectory, report: Callable[[Progress], None], stop: Callable[[], bool]) -> Message:
-    """Trains a run in a process of its own until it ends or `stop` says so; returns its last message.
-
-    report: called with each progress. Raises DoesNotFit if the process was killed from outside, RuntimeFailed if it
-    died by itself without a last word.
+    The command's standard input stays open as long as this process lives. report: called with each progress. Raises
+    DoesNotFit if the process was killed from outside, RuntimeFailed if it died by itself without a last word.
     """
     with run.log.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "device_agent.trainer_process", str(run.path)],
+            list(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            cwd=PACKAGES,
+            env=None if environment is None else {**os.environ, **environment},
         )
     last: Message | None = None
     try:

@@ -15,41 +15,17 @@ import threading
 from pathlib import Path
 from typing import BinaryIO
 
-from pydantic import BaseModel, ConfigDict
 from tokenizers import Tokenizer
 
 from device_agent.data import read_splits
-from device_agent.errors import UnusableRecord
 from device_agent.journal import RunDirectory
+from device_agent.messages import Message, describe
 from device_agent.runtimes import open_runtime
 from device_agent.trainer import Stopped, Trainer
-from shared.errors import InvalidDataset, MobizoError
-from shared.job import JobError, Progress, Result
+from shared.errors import MobizoError
+from shared.job import Progress
 
 ORPHANED = 3  # exit status
-
-
-class Message(BaseModel):
-    """One line to the daemon: exactly one field is set. `detail` may quote the data and stays on the device."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    progress: Progress | None = None
-    result: Result | None = None
-    error: JobError | None = None
-    stopped: bool = False
-    detail: str | None = None
-
-
-def describe(error: MobizoError) -> Message:
-    """The message that tells of an error: whole for the device, without a word of the data for the server."""
-    if isinstance(error, UnusableRecord):
-        told = error.public
-    elif isinstance(error, InvalidDataset):
-        told = "the data set cannot be used; the device's own log says why"
-    else:
-        told = error.detail
-    return Message(error=JobError(code=error.code, detail=told[:4000]), detail=error.detail)
 
 
 def train(directory: Path, channel: BinaryIO) -> None:

@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.recipe import DEFAULT_EPS, MAX_SEED, Recipe, RecipeSettings
+from shared.rules import Rules
 from shared.task import Task
 from shared.trajectory import Evaluation
 
@@ -95,6 +96,8 @@ class JobRequest(BaseModel):
     recipe: RecipeSettings = Field(default_factory=RecipeSettings)
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     device: str | None = Field(None, description="id of the only device that may train it; null: any with the data set")
+    rules: Rules = Field(default_factory=Rules, description="when it may be trained, beside the device's own rules")
+    shrink: bool = Field(False, description="a smaller recipe may take its place where a device has too little memory")
 
 
 class Result(BaseModel):
@@ -119,7 +122,7 @@ class Progress(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    phase: Literal["downloading", "loading", "evaluating", "training", "uploading"]
+    phase: Literal["downloading", "loading", "evaluating", "training", "waiting", "uploading"]
     step: int = Field(0, ge=0)
     steps: int = Field(0, ge=0)
     loss: float | None = Field(None, description="mean over the step's paths, nats")
@@ -129,6 +132,7 @@ class Progress(BaseModel):
     rss_bytes: int | None = Field(None, ge=0)
     accuracy: float | None = Field(None, ge=0, le=1, description="latest validation accuracy")
     best_accuracy: float | None = Field(None, ge=0, le=1)
+    why: str | None = Field(None, max_length=500, description="why the device waits or goes slowly, in words")
 
     def line(self) -> str:
         """All of it for people, on one line."""
@@ -148,6 +152,8 @@ class Progress(BaseModel):
             words.append(f"validation {self.accuracy:.1%}")
         if self.best_accuracy is not None:
             words.append(f"best {self.best_accuracy:.1%}")
+        if self.why is not None:
+            words.append(self.why)
         return "  ".join(words)
 
 

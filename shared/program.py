@@ -72,6 +72,7 @@ class ProgramManifest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal[1] = 1
+    version: int = Field(1, ge=1, description="rises with the recipe's programs; devices refuse a lower one")
     recipe: Recipe
     recipe_id: Sha256
     shape: BaseShape

@@ -14,10 +14,13 @@
     POST /v1/leases/{id}/heartbeat Progress                -> LeaseState           device
     POST /v1/leases/{id}/fail      JobError                -> LeaseState           device
     POST /v1/leases/{id}/release                           -> LeaseState           device (gives the job back)
+    POST /v1/leases/{id}/decline   Decline                 -> LeaseState           device (its memory is too small)
     PUT  /v1/leases/{id}/adapter   safetensors             -> UploadReceipt        device
     POST /v1/leases/{id}/complete  Completion              -> AdapterVersion       device
     GET  /v1/programs/{recipe_id}                          -> SignedManifest       app
     GET  /v1/files/{sha256}        Range, strong ETag      -> bytes                device, app
+    GET  /v1/runners/{platform}                            -> SignedRunner         device
+    GET  /v1/runners/{platform}/{sha256}  Range, ETag      -> bytes                device
     GET  /v1/adapters                                      -> Page of AdapterView  app
     GET  /v1/adapters/{name}                               -> AdapterView          app
     GET  /v1/adapters/{name}/versions/{version}            -> AdapterVersion       app
@@ -32,7 +35,7 @@ Knows no HTTP library.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -135,6 +138,32 @@ class LeaseState(_Wire):
     job_state: JobState
     expires_at: datetime
     stop: bool = Field(description="the job was cancelled: stop training and forget it")
+
+
+class Decline(_Wire):
+    """Why a device cannot hold a job's program, with which the server may offer a smaller one."""
+
+    needed_bytes: int = Field(ge=0, description="weights and planned memory")
+    available_bytes: int = Field(ge=0, description="what the device can spare")
+
+
+class RunnerBuild(_Wire):
+    """The native runner built for one platform: a .tar.gz of `mobizo-runner` and the libraries beside it."""
+
+    format: Literal[1] = 1
+    platform: str = Field(pattern=r"^[a-z0-9]+-[a-z0-9_]+$", description="system and machine, such as linux-aarch64")
+    version: str = Field(max_length=50, description="of mobizo; the runner serves agents of the same")
+    executorch: str = Field(max_length=50)
+    size: int = Field(ge=1)
+    sha256: Sha256
+
+
+class SignedRunner(_Wire):
+    """A runner build and the server's Ed25519 signature over its canonical JSON."""
+
+    build: RunnerBuild
+    key_id: str
+    signature: str = Field(description="Ed25519, base64")
 
 
 class UploadReceipt(_Wire):

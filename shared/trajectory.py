@@ -2,7 +2,8 @@
 
 File: b"MOBIZO-TRAJECTORY 1\n", then frames. A frame is kind (1 byte), step (uint32), payload length (uint32),
 payload, CRC-32 of all that (uint32); integers little-endian. Kinds: `H` header (JSON, first, once), `S` one step's
-coefficients (q float32), `E` one evaluation (JSON). A torn last frame is what a kill leaves; it is cut off.
+coefficients (q float32), `E` one evaluation (JSON), `L` limits that hold from the next step on (JSON). A torn last
+frame is what a kill leaves; it is cut off.
 Knows no runtime.
 """
 
@@ -63,6 +64,20 @@ class Evaluation(BaseModel):
         return self.correct / self.total
 
 
+class Limits(BaseModel):
+    """How a device holds itself back, from step `step` on. Replay needs none of it; whoever repeats the steps does."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: int = Field(0, ge=0)
+    rest: float = Field(0, ge=0, le=100, description="seconds of pause for each second of a step")
+    max_length: int | None = Field(None, ge=1, description="tokens; longer examples lose the front of their prompt")
+
+    def same(self, other: Limits) -> bool:
+        """Whether both hold back alike, whenever they began."""
+        return (self.rest, self.max_length) == (other.rest, other.max_length)
+
+
 @dataclass
 class Trajectory:
     """A ledger in memory: coefficients[t] are step t's, float32 (q,)."""
@@ -70,6 +85,7 @@ class Trajectory:
     header: TrajectoryHeader
     coefficients: list[F32] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
+    limits: list[Limits] = field(default_factory=list)
 
     @property
     def steps(self) -> int:
@@ -92,7 +108,8 @@ class Trajectory:
         return flat
 
 
-def _frame(kind: bytes, step: int, payload: bytes) -> bytes:
+def frame(kind: bytes, step: int, payload: bytes) -> bytes:
+    """One frame's bytes."""
     body = _FRAME.pack(kind, step, len(payload)) + payload
     return body + _CRC.pack(zlib.crc32(body))
 
@@ -122,6 +139,8 @@ def parse_trajectory(data: bytes) -> tuple[Trajectory | None, int]:
             trajectory.coefficients.append(np.frombuffer(payload, "<f4").astype(np.float32))
         elif kind == b"E":
             trajectory.evaluations.append(Evaluation.model_validate_json(payload))
+        elif kind == b"L":
+            trajectory.limits.append(Limits.model_validate_json(payload))
         at = end + _CRC.size
     return trajectory, at if trajectory is not None else 0
 
@@ -143,7 +162,7 @@ class TrajectoryFile:
         self._file.truncate(whole)
         self._file.seek(whole)
         if found is None:
-            self._write(MAGIC + _frame(b"H", 0, header.model_dump_json().encode()))
+            self._write(MAGIC + frame(b"H", 0, header.model_dump_json().encode()))
             directory = os.open(path.parent, os.O_RDONLY)
             os.fsync(directory)
             os.close(directory)
@@ -166,14 +185,20 @@ class TrajectoryFile:
         payload = np.ascontiguousarray(coefficients, "<f4")
         if payload.shape != (self.trajectory.header.queries,):
             raise ValueError(f"{payload.shape} coefficients for {self.trajectory.header.queries} queries")
-        self._write(_frame(b"S", self.trajectory.steps, payload.tobytes()))
+        self._write(frame(b"S", self.trajectory.steps, payload.tobytes()))
         self.trajectory.coefficients.append(payload.astype(np.float32))
 
     def append_evaluation(self, evaluation: Evaluation) -> None:
         """Adds an evaluation of B as it is after the steps so far (or of the best, as it says)."""
         payload = json.dumps(evaluation.model_dump(mode="json")).encode()
-        self._write(_frame(b"E", self.trajectory.steps, payload))
+        self._write(frame(b"E", self.trajectory.steps, payload))
         self.trajectory.evaluations.append(evaluation)
+
+    def append_limits(self, limits: Limits) -> None:
+        """Adds the limits that hold from the next step on."""
+        payload = json.dumps(limits.model_dump(mode="json")).encode()
+        self._write(frame(b"L", self.trajectory.steps, payload))
+        self.trajectory.limits.append(limits)
 
     def close(self) -> None:
         """Closes the file; the ledger stays readable in memory."""

@@ -6,7 +6,7 @@ import pytest
 
 from device_agent.data import check_directory, read_splits
 from device_agent.errors import UnusableRecord
-from device_agent.trainer_process import describe
+from device_agent.messages import describe
 from shared.errors import InvalidDataset
 from shared.job import TrainingSettings
 from shared.task import Answer, Task

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from device_agent.journal import RunDirectory
-from device_agent.trainer_process import ORPHANED, Message
+from device_agent.messages import Message
+from device_agent.trainer_process import ORPHANED
 from shared.canonical import file_sha256
 from tests.device_agent.conftest import ROOT
 

@@ -1,0 +1,66 @@
+"""Rules about when a device may train: a job states some, the device's owner others, and the strictest of both hold.
+
+Knows no sensor; `device_agent.policy` holds them against readings.
+"""
+
+from __future__ import annotations
+
+from datetime import time
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Number = TypeVar("Number", int, float)
+
+
+class QuietHours(BaseModel):
+    """A daily span of the device's local time; it may cross midnight."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    start: time
+    end: time
+
+    def holds(self, now: time) -> bool:
+        """Whether `now` lies in [start, end)."""
+        if self.start <= self.end:
+            return self.start <= now < self.end
+        return now >= self.start or now < self.end
+
+
+class Rules(BaseModel):
+    """When training is allowed. A field left out allows everything; a rule no sensor can answer is not held."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    charging: bool = Field(False, description="only on external power")
+    battery_floor: float | None = Field(None, ge=0, le=100, description="percent; below it only on external power")
+    temperature_ceiling: float | None = Field(None, gt=0, le=150, description="degrees Celsius of the hottest sensor")
+    memory_floor_bytes: int | None = Field(None, ge=0, description="memory that must stay free beside the training")
+    idle: bool = Field(False, description="only while nobody uses the device")
+    hours: tuple[QuietHours, ...] = Field((), max_length=24, description="only within each of these; none: any time")
+    metered: bool = Field(True, description="whether downloads and uploads may use a metered network")
+    daily_minutes: float | None = Field(None, ge=0, le=1440, description="of training in a local day, over all jobs")
+
+    def strictest(self, other: Rules) -> Rules:
+        """The rules that hold where both do."""
+        return Rules(
+            charging=self.charging or other.charging,
+            battery_floor=_most(self.battery_floor, other.battery_floor),
+            temperature_ceiling=_least(self.temperature_ceiling, other.temperature_ceiling),
+            memory_floor_bytes=_most(self.memory_floor_bytes, other.memory_floor_bytes),
+            idle=self.idle or other.idle,
+            hours=self.hours + tuple(span for span in other.hours if span not in self.hours),
+            metered=self.metered and other.metered,
+            daily_minutes=_least(self.daily_minutes, other.daily_minutes),
+        )
+
+
+def _most(first: Number | None, second: Number | None) -> Number | None:
+    given = [value for value in (first, second) if value is not None]
+    return max(given) if given else None
+
+
+def _least(first: Number | None, second: Number | None) -> Number | None:
+    given = [value for value in (first, second) if value is not None]
+    return min(given) if given else None
