@@ -1,4 +1,4 @@
-"""Ed25519 signatures over manifests. Knows nothing of where keys are kept or sent."""
+"""Ed25519 signatures over manifests and runner builds. Knows nothing of where keys are kept or sent."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from shared.canonical import sha256_hex
+from shared.canonical import canonical_json, sha256_hex
 from shared.errors import Untrusted
 from shared.program import ProgramManifest, SignedManifest
+from shared.protocol import RunnerBuild, SignedRunner
 
 
 def new_private_key() -> Ed25519PrivateKey:
@@ -45,19 +46,47 @@ def key_id(key: Ed25519PublicKey) -> str:
 
 def sign_manifest(manifest: ProgramManifest, key: Ed25519PrivateKey) -> SignedManifest:
     """The manifest with the server's signature."""
-    signature = base64.b64encode(key.sign(manifest.canonical())).decode()
-    return SignedManifest(manifest=manifest, key_id=key_id(key.public_key()), signature=signature)
+    return SignedManifest(
+        manifest=manifest, key_id=key_id(key.public_key()), signature=_sign(manifest.canonical(), key)
+    )
 
 
 def verify_manifest(signed: SignedManifest, key: Ed25519PublicKey) -> ProgramManifest:
     """The manifest, once its signature and its recipe id hold. Raises Untrusted otherwise."""
-    try:
-        key.verify(base64.b64decode(signed.signature, validate=True), signed.manifest.canonical())
-    except (InvalidSignature, ValueError, binascii.Error) as error:
-        raise Untrusted(
-            "the program's signature is not by the server this device was enrolled with; "
-            "if the server's key was changed on purpose, enrol this device again"
-        ) from error
+    _verify("program", signed.signature, signed.manifest.canonical(), key)
     if signed.manifest.recipe.id != signed.manifest.recipe_id:
         raise Untrusted("the program's recipe does not have the id that its manifest states")
     return signed.manifest
+
+
+def sign_runner(build: RunnerBuild, key: Ed25519PrivateKey) -> SignedRunner:
+    """The runner build with the server's signature."""
+    return SignedRunner(build=build, key_id=key_id(key.public_key()), signature=_sign(_runner_bytes(build), key))
+
+
+def verify_runner(signed: SignedRunner, key: Ed25519PublicKey) -> RunnerBuild:
+    """The runner build, once its signature holds. Raises Untrusted otherwise.
+
+    The caller compares platform and version with its own, and the archive with `size` and `sha256`.
+    """
+    _verify("runner", signed.signature, _runner_bytes(signed.build), key)
+    return signed.build
+
+
+def _runner_bytes(build: RunnerBuild) -> bytes:
+    # A manifest has other fields, so that no signature over one passes for the other.
+    return canonical_json(build.model_dump(mode="json"))
+
+
+def _sign(content: bytes, key: Ed25519PrivateKey) -> str:
+    return base64.b64encode(key.sign(content)).decode()
+
+
+def _verify(what: str, signature: str, content: bytes, key: Ed25519PublicKey) -> None:
+    try:
+        key.verify(base64.b64decode(signature, validate=True), content)
+    except (InvalidSignature, ValueError, binascii.Error) as error:
+        raise Untrusted(
+            f"the {what}'s signature is not by the server this device was enrolled with; "
+            "if the server's key was changed on purpose, enrol this device again"
+        ) from error

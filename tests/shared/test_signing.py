@@ -4,7 +4,17 @@ import pytest
 
 from shared.errors import Untrusted
 from shared.program import ProgramFile, ProgramManifest
-from shared.signing import key_id, new_private_key, parse_public, public_text, sign_manifest, verify_manifest
+from shared.protocol import RunnerBuild
+from shared.signing import (
+    key_id,
+    new_private_key,
+    parse_public,
+    public_text,
+    sign_manifest,
+    sign_runner,
+    verify_manifest,
+    verify_runner,
+)
 
 
 @pytest.fixture
@@ -67,3 +77,36 @@ def test_a_manifest_cannot_name_a_path(name):
 def test_parse_public_refuses_what_is_no_key():
     with pytest.raises(Untrusted):
         parse_public("AAAA")
+
+
+@pytest.fixture
+def build():
+    return RunnerBuild(platform="linux-aarch64", version="0.4.0", executorch="1.5.1", size=3, sha256="3" * 64)
+
+
+def test_a_signed_runner_verifies_after_its_journey_as_json(build):
+    key = new_private_key()
+    signed = sign_runner(build, key)
+    arrived = type(signed).model_validate_json(signed.model_dump_json())
+    assert verify_runner(arrived, key.public_key()) == build
+    assert signed.key_id == key_id(key.public_key())
+
+
+def test_a_changed_runner_and_another_servers_are_refused(build):
+    key = new_private_key()
+    signed = sign_runner(build, key)
+    for change in ({"sha256": "4" * 64}, {"platform": "linux-x86_64"}, {"version": "0.3.0"}, {"size": 4}):
+        changed = signed.model_copy(update={"build": build.model_copy(update=change)})
+        with pytest.raises(Untrusted, match="the runner's signature"):
+            verify_runner(changed, key.public_key())
+    with pytest.raises(Untrusted, match="the runner's signature"):
+        verify_runner(signed, new_private_key().public_key())
+
+
+def test_the_signature_is_ed25519_over_the_canonical_json(build):
+    key = new_private_key()
+    text = (
+        '{"executorch":"1.5.1","format":1,"platform":"linux-aarch64",'
+        '"sha256":"' + "3" * 64 + '","size":3,"version":"0.4.0"}'
+    )
+    key.public_key().verify(base64.b64decode(sign_runner(build, key).signature), text.encode())
