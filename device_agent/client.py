@@ -20,6 +20,8 @@ from shared.protocol import (
     Lease,
     LeaseRequest,
     LeaseState,
+    RunnerBuild,
+    SignedRunner,
     UploadReceipt,
 )
 from shared.transport import ByteProgress, Transport
@@ -94,6 +96,15 @@ class DeviceClient:
         self._transport.download(
             f"/v1/files/{file.sha256}", target, size=file.size, sha256=file.sha256, progress=progress
         )
+
+    def runner(self, system: str) -> SignedRunner:
+        """The native runner that the server has for a platform such as linux-aarch64. Raises NotFound."""
+        return _read(SignedRunner, self._transport.request("GET", f"/v1/runners/{system}").content)
+
+    def download_runner(self, build: RunnerBuild, target: Path, progress: ByteProgress | None = None) -> None:
+        """Fetches a runner's archive to `target`. Raises Untrusted if something else arrived."""
+        path = f"/v1/runners/{build.platform}/{build.sha256}"
+        self._transport.download(path, target, size=build.size, sha256=build.sha256, progress=progress)
 
 
 def _json(body: BaseModel) -> object:
