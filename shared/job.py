@@ -42,7 +42,10 @@ MOVES: dict[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.COMPILING, JobState.READY, JobState.FAILED, JobState.CANCELLED}),
     JobState.COMPILING: frozenset({JobState.QUEUED, JobState.READY, JobState.FAILED, JobState.CANCELLED}),
     JobState.READY: frozenset({JobState.TRAINING, JobState.FAILED, JobState.CANCELLED}),
-    JobState.TRAINING: frozenset({JobState.READY, JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}),
+    JobState.TRAINING: frozenset(
+        # QUEUED: its device has too little memory, and a smaller recipe takes the place of its own.
+        {JobState.QUEUED, JobState.READY, JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
+    ),
     JobState.SUCCEEDED: frozenset(),
     JobState.FAILED: frozenset(),
     JobState.CANCELLED: frozenset(),

@@ -112,6 +112,7 @@ class DeviceView(_Wire):
     platform: str
     created_at: datetime
     last_seen_at: datetime | None
+    revoked_at: datetime | None = None
 
 
 class LeaseRequest(_Wire):
@@ -120,6 +121,12 @@ class LeaseRequest(_Wire):
     datasets: list[str] = Field(max_length=1000, description="names of the data sets it holds")
     wait_seconds: float = Field(
         0, ge=0, le=30, allow_inf_nan=False, description="how long the server may hold the request"
+    )
+    memory_bytes: int | None = Field(
+        None,
+        ge=0,
+        lt=2**63,
+        description="what it can spare: jobs it declined for want of more are left out; null: unsaid",
     )
 
 
@@ -143,8 +150,8 @@ class LeaseState(_Wire):
 class Decline(_Wire):
     """Why a device cannot hold a job's program, with which the server may offer a smaller one."""
 
-    needed_bytes: int = Field(ge=0, description="weights and planned memory")
-    available_bytes: int = Field(ge=0, description="what the device can spare")
+    needed_bytes: int = Field(ge=0, lt=2**63, description="weights and planned memory")
+    available_bytes: int = Field(ge=0, lt=2**63, description="what the device can spare")
 
 
 class RunnerBuild(_Wire):
