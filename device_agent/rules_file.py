@@ -1,0 +1,43 @@
+"""The owner's rules of one device: `rules.toml` in the agent's home. Knows no sensor."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from shared.errors import BadRequest
+from shared.rules import Rules
+
+# What may be said of each key, for whoever said something else.
+ALLOWED = {
+    "charging": "true or false",
+    "battery_floor": "a percentage from 0 to 100",
+    "temperature_ceiling": "degrees Celsius above 0 and up to 150",
+    "memory_floor_bytes": "a number of bytes, such as 1_000_000_000",
+    "idle": "true or false",
+    "hours": 'up to 24 spans such as { start = "22:00", end = "06:00" }, local time without a zone',
+    "metered": "true or false",
+    "daily_minutes": "minutes from 0 to 1440",
+}
+
+
+def load_rules(path: Path) -> Rules:
+    """The rules in the file; none if there is no file. Raises BadRequest naming the key and what may be said."""
+    try:
+        found = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return Rules()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{path} cannot be read ({error})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise BadRequest(f"{path} is not TOML: {error}") from error
+    for key in found:
+        if key not in ALLOWED:
+            raise BadRequest(f"{path}: {key!r} is no rule; the rules are {', '.join(ALLOWED)}")
+    try:
+        return Rules.model_validate(found)
+    except ValidationError as error:
+        key = str(error.errors()[0]["loc"][0])
+        raise BadRequest(f"{path}: {key} must be {ALLOWED[key]}") from error
