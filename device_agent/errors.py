@@ -8,6 +8,7 @@ MobizoError
 |- AlreadyRunning            another agent works in the same home
 |- Unavailable
 |  `- DoesNotFit             too little disk or memory right now: the job is given back, not failed
+|- NoRunner                  the native runner can be neither built nor downloaded here
 |- Diverged                  a loss or an update is no longer a number
 `- RuntimeFailed             the program could not be loaded or run, or the process that trains died
 """
@@ -42,6 +43,12 @@ class DoesNotFit(Unavailable):
     """The device has too little free disk or memory for this program right now."""
 
     code, title = "does-not-fit", "Does not fit"
+
+
+class NoRunner(MobizoError):
+    """There is no native runner for this device; `mobizo-agent build-runner` says what a build needs."""
+
+    code, title = "no-runner", "No native runner"
 
 
 class Diverged(MobizoError):
