@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import time
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Number = TypeVar("Number", int, float)
 
@@ -20,6 +20,14 @@ class QuietHours(BaseModel):
 
     start: time
     end: time
+
+    @model_validator(mode="after")
+    def _is_a_local_span(self) -> QuietHours:
+        if self.start.tzinfo is not None or self.end.tzinfo is not None:
+            raise ValueError("hours are the device's local time: write 22:00, without a zone")
+        if self.start == self.end:
+            raise ValueError("start and end are the same moment, which allows nothing; leave hours out for any time")
+        return self
 
     def holds(self, now: time) -> bool:
         """Whether `now` lies in [start, end)."""
