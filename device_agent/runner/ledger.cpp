@@ -1,0 +1,160 @@
+#include "ledger.hpp"
+
+#include "frames.hpp"
+#include "report.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <system_error>
+#include <tuple>
+
+namespace mobizo {
+namespace {
+
+constexpr std::string_view MAGIC = "MOBIZO-TRAJECTORY 1\n";
+
+// What stands after a key in one of the ledger's own flat JSON objects.
+std::string field(std::string_view object, std::string_view key) {
+  const std::string quoted = "\"" + std::string(key) + "\":";
+  size_t at = object.find(quoted);
+  if (at == std::string_view::npos) {
+    return "";
+  }
+  at = object.find_first_not_of(' ', at + quoted.size());
+  const bool text = object[at] == '"';
+  at += text ? 1 : 0;
+  return std::string(object.substr(at, object.find_first_of(text ? "\"" : ",}", at) - at));
+}
+
+Evaluation read_evaluation(std::string_view payload) {
+  Evaluation evaluation;
+  evaluation.step = std::atoll(field(payload, "step").c_str());
+  evaluation.split = field(payload, "split");
+  evaluation.correct = std::atoll(field(payload, "correct").c_str());
+  evaluation.total = std::atoll(field(payload, "total").c_str());
+  evaluation.loss = std::strtod(field(payload, "loss").c_str(), nullptr);
+  evaluation.adapter = field(payload, "adapter");
+  return evaluation;
+}
+
+Limits read_limits(std::string_view payload) {
+  return {std::strtod(field(payload, "rest").c_str(), nullptr), std::atoll(field(payload, "max_length").c_str())};
+}
+
+} // namespace
+
+Ledger::Ledger(const std::string &path, const std::string &header, int64_t queries) {
+  read(path, header, queries);
+  const bool begins = end_ == 0;
+  descriptor_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (descriptor_ < 0 || ftruncate(descriptor_, static_cast<off_t>(end_)) != 0) {
+    throw std::system_error(errno, std::generic_category(), path);
+  }
+  if (begins) {
+    write(std::string(MAGIC) + make_frame('H', 0, header));
+    sync_directory_of(path);
+  }
+}
+
+Ledger::~Ledger() { close(descriptor_); }
+
+void Ledger::read(const std::string &path, const std::string &header, int64_t queries) {
+  const std::string data = read_file(path);
+  if (std::string_view(data).substr(0, MAGIC.size()) != MAGIC) {
+    return;
+  }
+  FrameReader frames(data, MAGIC.size());
+  Frame frame;
+  while (frames.next(frame)) {
+    if ((frame.kind == 'H') != (end_ == 0) || (frame.kind == 'H' && frame.payload != header)) {
+      throw std::runtime_error(path + " is the trajectory of another run; move it away to start this one");
+    }
+    if (frame.kind == 'S') {
+      if (frame.number != steps() || frame.payload.size() != 4 * static_cast<size_t>(queries)) {
+        throw std::runtime_error(path + " has a step where another belongs; move it away to start the run anew");
+      }
+      coefficients_.push_back(Numbers(frame.payload).many<float>(static_cast<size_t>(queries)));
+    } else if (frame.kind == 'E') {
+      evaluations_.push_back(read_evaluation(frame.payload));
+    } else if (frame.kind == 'L') {
+      limits_ = read_limits(frame.payload);
+    }
+    end_ = frames.end();
+  }
+}
+
+const Evaluation *Ledger::find(const std::string &split, int64_t step, const std::string &adapter) const {
+  for (const Evaluation &found : evaluations_) {
+    if (found.split == split && found.step == step && found.adapter == adapter) {
+      return &found;
+    }
+  }
+  return nullptr;
+}
+
+const Evaluation *Ledger::best() const {
+  const Evaluation *best = nullptr;
+  const auto rank = [](const Evaluation &found) { return std::tuple(-found.accuracy(), found.loss, found.step); };
+  for (const Evaluation &found : evaluations_) {
+    if (found.split == "validation" && (best == nullptr || rank(found) < rank(*best))) {
+      best = &found;
+    }
+  }
+  return best;
+}
+
+void Ledger::append(const std::vector<float> &coefficients) {
+  const std::string_view payload(reinterpret_cast<const char *>(coefficients.data()), coefficients.size() * 4);
+  write(make_frame('S', static_cast<uint32_t>(steps()), payload));
+  coefficients_.push_back(coefficients);
+}
+
+void Ledger::append(const Evaluation &evaluation) {
+  // As Python's json writes it, so that equal runs have equal ledgers whatever trained them.
+  const std::string payload = "{\"step\": " + std::to_string(evaluation.step) + ", \"split\": \"" + evaluation.split +
+                              "\", \"correct\": " + std::to_string(evaluation.correct) +
+                              ", \"total\": " + std::to_string(evaluation.total) +
+                              ", \"loss\": " + number(evaluation.loss) + ", \"adapter\": \"" + evaluation.adapter +
+                              "\"}";
+  write(make_frame('E', static_cast<uint32_t>(steps()), payload));
+  evaluations_.push_back(evaluation);
+}
+
+void Ledger::append(const Limits &limits) {
+  const std::string length = limits.max_length == 0 ? "null" : std::to_string(limits.max_length);
+  const std::string payload = "{\"step\": " + std::to_string(steps()) + ", \"rest\": " + number(limits.rest) +
+                              ", \"max_length\": " + length + "}";
+  write(make_frame('L', static_cast<uint32_t>(steps()), payload));
+  limits_ = limits;
+}
+
+void Ledger::write(const std::string &bytes) {
+  size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t piece =
+        pwrite(descriptor_, bytes.data() + done, bytes.size() - done, static_cast<off_t>(end_ + done));
+    if (piece < 0 && errno == EINTR) {
+      continue;
+    }
+    if (piece <= 0) {
+      break;
+    }
+    done += static_cast<size_t>(piece);
+  }
+  if (done < bytes.size() || fsync(descriptor_) != 0) {
+    const int error = errno;
+    // A full disk must not leave half a frame in the middle of the ledger.
+    if (ftruncate(descriptor_, static_cast<off_t>(end_)) != 0) {
+      throw std::system_error(errno, std::generic_category(), "the ledger");
+    }
+    throw std::system_error(error, std::generic_category(), "the ledger");
+  }
+  end_ += bytes.size();
+}
+
+} // namespace mobizo

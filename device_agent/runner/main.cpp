@@ -1,0 +1,216 @@
+// mobizo-runner: the commands (docs/runner.md).
+#include "frames.hpp"
+#include "generate.hpp"
+#include "plan.hpp"
+#include "report.hpp"
+#include "score.hpp"
+#include "serve.hpp"
+#include "trainer.hpp"
+
+#include <executorch/runtime/platform/runtime.h>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <set>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
+
+namespace {
+
+using namespace mobizo;
+
+constexpr int FAILED = 1, USAGE = 2, ORPHANED = 3; // exit statuses
+
+constexpr const char *HELP =
+    "mobizo-runner version\n"
+    "mobizo-runner train --program P.pte --weights W.ptd --run DIR [--attached]\n"
+    "mobizo-runner score --program P.pte --weights W.ptd --run DIR --adapter B.f32 --split validation|test\n"
+    "mobizo-runner generate --program I.pte --weights W.ptd --adapter B.f32 --tokens 1,2,3 --most N --length S "
+    "--context C\n"
+    "mobizo-runner serve --program P.pte --weights W.ptd\n";
+
+struct Usage : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+volatile std::sig_atomic_t asked_to_stop = 0;
+
+void ask_to_stop(int) { asked_to_stop = 1; }
+
+class Options {
+public:
+  Options(int count, char **words) {
+    for (int at = 2; at < count; ++at) {
+      const std::string name = words[at];
+      if (name == "--attached") {
+        flags_.insert(name);
+      } else if (name.rfind("--", 0) == 0 && at + 1 < count) {
+        values_[name] = words[++at];
+      } else {
+        throw Usage("what is " + name + "?");
+      }
+    }
+  }
+
+  bool flag(const std::string &name) const { return flags_.count(name) > 0; }
+
+  const std::string &operator[](const std::string &name) const {
+    const auto found = values_.find(name);
+    if (found == values_.end()) {
+      throw Usage(name + " is missing");
+    }
+    return found->second;
+  }
+
+  int64_t count(const std::string &name) const {
+    char *end = nullptr;
+    const std::string &text = (*this)[name];
+    const int64_t value = std::strtoll(text.c_str(), &end, 10);
+    if (text.empty() || *end != '\0' || value < 1) {
+      throw Usage(name + " must be a whole number from 1");
+    }
+    return value;
+  }
+
+private:
+  std::map<std::string, std::string> values_;
+  std::set<std::string> flags_;
+};
+
+// Held until this process ends, however it ends. Waits while an orphan finishes its step.
+void lock(const std::string &directory) {
+  const int descriptor = open((directory + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (descriptor < 0 || flock(descriptor, LOCK_EX) != 0) {
+    throw std::system_error(errno, std::generic_category(), directory + "/lock");
+  }
+}
+
+void die_with_the_agent() {
+  std::thread([] {
+    char byte = 0;
+    ssize_t got = 0;
+    while ((got = read(0, &byte, 1)) > 0 || (got < 0 && errno == EINTR)) {
+    }
+    _exit(ORPHANED);
+  }).detach();
+}
+
+std::vector<float> read_adapter(const std::string &path, size_t size) {
+  const std::string data = read_file(path);
+  if (data.size() % sizeof(float) != 0 || data.empty() || (size > 0 && data.size() != size * sizeof(float))) {
+    throw std::runtime_error(path + " is no B of this program");
+  }
+  std::vector<float> flat(data.size() / sizeof(float));
+  std::memcpy(flat.data(), data.data(), data.size());
+  return flat;
+}
+
+int train(const Options &options) {
+  const std::string &directory = options["--run"];
+  std::signal(SIGTERM, ask_to_stop);
+  std::signal(SIGINT, SIG_IGN); // Ctrl-C reaches the whole group; the agent decides what it means
+  if (options.flag("--attached")) {
+    die_with_the_agent();
+  }
+  lock(directory);
+  const Plan plan = Plan::read(directory + "/plan.bin");
+  say("{\"progress\": {\"phase\": \"loading\"}}");
+  Program program(options["--program"], options["--weights"]);
+  Trainer trainer(directory, plan, program, [] { return asked_to_stop != 0; });
+  try {
+    trainer.train();
+    say("{\"trained\": true, \"spent\": " + trainer.spent() + "}");
+  } catch (const Stopped &) {
+    say("{\"stopped\": true, \"spent\": " + trainer.spent() + "}");
+  }
+  return 0;
+}
+
+int score(const Options &options) {
+  const Plan plan = Plan::read(options["--run"] + "/plan.bin");
+  const std::string &split = options["--split"];
+  if (split != "validation" && split != "test") {
+    throw Usage("--split must be validation or test");
+  }
+  const std::vector<ScoreBatch> &batches = split == "test" ? plan.test : plan.validation;
+  if (batches.empty()) {
+    throw std::runtime_error("the plan has no split '" + split + "'");
+  }
+  Program program(options["--program"], options["--weights"]);
+  program.call("load", {floats(read_adapter(options["--adapter"], static_cast<size_t>(plan.settings.size)))});
+  const Measured measured = measure(program, batches, [] {});
+  say("{\"split\": " + quoted(split) + ", \"correct\": " + std::to_string(measured.correct) +
+      ", \"total\": " + std::to_string(measured.total) + ", \"loss\": " + number(measured.loss) + "}");
+  return 0;
+}
+
+int generate_text(const Options &options) {
+  std::vector<int64_t> tokens;
+  const char *at = options["--tokens"].c_str();
+  while (*at != '\0') {
+    char *end = nullptr;
+    tokens.push_back(std::strtoll(at, &end, 10));
+    if (end == at || tokens.back() < 0) {
+      throw Usage("--tokens must be numbers with commas");
+    }
+    at = *end == ',' ? end + 1 : end;
+  }
+  Program program(options["--program"], options["--weights"]);
+  generate(program, read_adapter(options["--adapter"], 0), tokens, options.count("--most"), options.count("--length"),
+           options.count("--context"));
+  return 0;
+}
+
+int run(int count, char **words) {
+  const std::string command = count > 1 ? words[1] : "";
+  const Options options(count, words);
+  if (command == "version") {
+    say("{\"version\": " + quoted(MOBIZO_VERSION) + ", \"executorch\": " + quoted(EXECUTORCH_BUILD) + ", \"plan\": 1}");
+    return 0;
+  }
+  executorch::runtime::runtime_init();
+  if (command == "train") {
+    return train(options);
+  }
+  if (command == "score") {
+    return score(options);
+  }
+  if (command == "generate") {
+    return generate_text(options);
+  }
+  if (command == "serve") {
+    return serve(options["--program"], options["--weights"]);
+  }
+  throw Usage("a command is missing");
+}
+
+} // namespace
+
+int main(int count, char **words) {
+  std::signal(SIGPIPE, SIG_IGN);
+  try {
+    return run(count, words);
+  } catch (const Usage &error) {
+    std::fprintf(stderr, "mobizo-runner: %s\n%s", error.what(), HELP);
+    return USAGE;
+  } catch (const Diverged &error) {
+    say_error("diverged", error.what());
+  } catch (const std::system_error &error) {
+    const bool full = error.code().value() == ENOSPC || error.code().value() == EDQUOT;
+    say_error(full ? "does-not-fit" : "runtime-failed", error.what());
+  } catch (const std::bad_alloc &) {
+    say_error("does-not-fit", "memory ran out; stop something and the job is tried again");
+  } catch (const std::exception &error) {
+    say_error("runtime-failed", error.what());
+  }
+  return FAILED;
+}

@@ -1,0 +1,170 @@
+#include "plan.hpp"
+
+#include "frames.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace mobizo {
+namespace {
+
+constexpr size_t MIN_LENGTH = 2; // tokens of the shortest sequence a program of dynamic length takes
+
+Tensor integers(const std::vector<int32_t> &values, std::vector<int32_t> shape) {
+  Tensor tensor(Type::Int64, std::move(shape));
+  std::copy(values.begin(), values.end(), tensor.data<int64_t>());
+  return tensor;
+}
+
+Example read_example(std::string_view payload, const Settings &settings) {
+  Numbers numbers(payload);
+  Example example;
+  const auto count = numbers.one<uint32_t>();
+  example.opening = numbers.one<int32_t>();
+  example.tokens = numbers.many<int32_t>(count);
+  const auto answer = static_cast<size_t>(settings.answer), cells = answer * static_cast<size_t>(settings.choices);
+  example.positions = numbers.many<int32_t>(answer);
+  if (settings.candidates != 0) {
+    example.choices = numbers.many<int32_t>(cells);
+    example.choice_mask = numbers.many<float>(cells);
+  } else {
+    example.answers = numbers.many<int32_t>(answer);
+  }
+  example.mask = numbers.many<float>(answer);
+  return example;
+}
+
+ScoreBatch read_scores(std::string_view payload, const Settings &settings) {
+  Numbers numbers(payload);
+  ScoreBatch batch;
+  const auto length = numbers.one<int32_t>();
+  const auto rows = static_cast<int32_t>(settings.score_rows), answer = static_cast<int32_t>(settings.answer),
+             choices = static_cast<int32_t>(settings.choices);
+  for (const std::vector<int32_t> &shape :
+       {std::vector<int32_t>{rows, length}, {rows, answer}, {rows, answer, choices}}) {
+    size_t count = 1;
+    for (const int32_t size : shape) {
+      count *= static_cast<size_t>(size);
+    }
+    batch.inputs.push_back(integers(numbers.many<int32_t>(count), shape));
+  }
+  batch.examples.resize(numbers.one<uint32_t>());
+  for (Scored &example : batch.examples) {
+    example.index = numbers.one<int32_t>();
+    example.correct = numbers.one<int32_t>();
+    example.candidates.resize(numbers.one<uint32_t>());
+    for (std::vector<Cell> &cells : example.candidates) {
+      cells.resize(numbers.one<uint32_t>());
+      for (Cell &cell : cells) {
+        cell = numbers.one<Cell>();
+      }
+    }
+  }
+  return batch;
+}
+
+} // namespace
+
+Example Example::shortened(size_t most) const {
+  if (tokens.size() <= most) {
+    return *this;
+  }
+  // At least one token of the prompt stays, since the first answer token is predicted from it.
+  const size_t prompt = static_cast<size_t>(positions.front()) + 1, front = static_cast<size_t>(opening);
+  const size_t spare = prompt > front + 1 ? prompt - front - 1 : 0;
+  const size_t cut = std::min(tokens.size() - most, spare);
+  Example example = *this;
+  const auto from = example.tokens.begin() + static_cast<std::ptrdiff_t>(front);
+  example.tokens.erase(from, from + static_cast<std::ptrdiff_t>(cut));
+  for (size_t t = 0; t < positions.size(); ++t) {
+    example.positions[t] -= mask[t] != 0 ? static_cast<int32_t>(cut) : 0;
+  }
+  return example;
+}
+
+Plan Plan::read(const std::string &path) {
+  const std::string data = read_file(path);
+  if (std::string_view(data).substr(0, PLAN_MAGIC.size()) != PLAN_MAGIC) {
+    throw std::runtime_error(path + " is no plan of this version; have the agent write it again");
+  }
+  Plan plan;
+  FrameReader frames(data, PLAN_MAGIC.size());
+  Frame frame;
+  uint32_t seen = 0;
+  bool whole = false;
+  while (!whole && frames.next(frame)) {
+    Numbers numbers(frame.payload);
+    const Settings &s = plan.settings;
+    switch (frame.kind) {
+    case 'C':
+      plan.settings = numbers.one<Settings>();
+      break;
+    case 'H':
+      plan.header = frame.payload;
+      break;
+    case 'L':
+      plan.lr = numbers.many<float>(static_cast<size_t>(s.steps));
+      break;
+    case 'Q':
+      plan.seeds = numbers.many<int32_t>(static_cast<size_t>(s.steps * s.queries * 2));
+      break;
+    case 'O':
+      plan.order = numbers.many<int32_t>(static_cast<size_t>(s.steps * s.batch));
+      break;
+    case 'X':
+      plan.examples.push_back(read_example(frame.payload, s));
+      break;
+    case 'V':
+      plan.validation.push_back(read_scores(frame.payload, s));
+      break;
+    case 'T':
+      plan.test.push_back(read_scores(frame.payload, s));
+      break;
+    case 'Z':
+      whole = frame.number == seen;
+      break;
+    default:
+      throw std::runtime_error(path + " has a record of another version");
+    }
+    ++seen;
+  }
+  if (!whole) {
+    throw std::runtime_error(path + " is damaged; have the agent write it again");
+  }
+  return plan;
+}
+
+Tensor Plan::seeds_of(size_t step) const {
+  const auto queries = static_cast<size_t>(settings.queries);
+  Tensor tensor(Type::Int32, {static_cast<int32_t>(queries), 2});
+  std::copy_n(seeds.begin() + static_cast<std::ptrdiff_t>(step * queries * 2), queries * 2, tensor.data<int32_t>());
+  return tensor;
+}
+
+std::vector<Tensor> Plan::pack(const std::vector<const Example *> &batch) const {
+  const auto rows = static_cast<int32_t>(settings.batch), answer = static_cast<int32_t>(settings.answer),
+             choices = static_cast<int32_t>(settings.choices);
+  size_t length = settings.dynamic != 0 ? MIN_LENGTH : static_cast<size_t>(settings.length);
+  for (const Example *example : batch) {
+    length = std::max(length, example->tokens.size());
+  }
+  Tensor tokens(Type::Int64, {rows, static_cast<int32_t>(length)}), positions(Type::Int64, {rows, answer});
+  Tensor answers(Type::Int64, {rows, answer}), mask(Type::Float, {rows, answer});
+  Tensor candidates(Type::Int64, {rows, answer, choices}), candidate_mask(Type::Float, {rows, answer, choices});
+  const auto t = static_cast<size_t>(answer), c = t * static_cast<size_t>(choices);
+  for (size_t row = 0; row < batch.size(); ++row) {
+    const Example &example = *batch[row];
+    std::copy(example.tokens.begin(), example.tokens.end(), tokens.data<int64_t>() + row * length);
+    std::copy(example.positions.begin(), example.positions.end(), positions.data<int64_t>() + row * t);
+    std::copy(example.answers.begin(), example.answers.end(), answers.data<int64_t>() + row * t);
+    std::copy(example.choices.begin(), example.choices.end(), candidates.data<int64_t>() + row * c);
+    std::copy(example.choice_mask.begin(), example.choice_mask.end(), candidate_mask.data<float>() + row * c);
+    std::copy(example.mask.begin(), example.mask.end(), mask.data<float>() + row * t);
+  }
+  if (settings.candidates != 0) {
+    return {tokens, positions, candidates, candidate_mask, mask};
+  }
+  return {tokens, positions, answers, mask};
+}
+
+} // namespace mobizo

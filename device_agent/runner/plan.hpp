@@ -1,0 +1,63 @@
+// What one run trains: written by the agent (device_agent/plan.py) and described in docs/runner.md.
+// Knows no program and no ledger.
+#pragma once
+
+#include "program.hpp"
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace mobizo {
+
+constexpr std::string_view PLAN_MAGIC = "MOBIZO-PLAN 1\n";
+
+struct Settings {
+  int64_t steps, interval, queries, batch, length, answer, choices, score_rows, size, dynamic, candidates, stored, width,
+      stride, prefix_bytes;
+  double eps;
+};
+
+// A training example: the right candidate's tokens and, by answer position (T), what the loss is over.
+struct Example {
+  int32_t opening = 0; // tokens at the front that are never cut off
+  std::vector<int32_t> tokens, positions, answers, choices;
+  std::vector<float> choice_mask, mask;
+
+  // The same example in at most `most` tokens, by the front of its prompt; as it is if that cannot be.
+  Example shortened(size_t most) const;
+};
+
+using Cell = std::array<int32_t, 3>; // of score's result: row, position, candidate
+
+// An example as scored: for each candidate, the entries whose sum is its log-probability.
+struct Scored {
+  int32_t index = 0; // in the split
+  int32_t correct = 0;
+  std::vector<std::vector<Cell>> candidates;
+};
+
+struct ScoreBatch {
+  std::vector<Tensor> inputs; // of `score`
+  std::vector<Scored> examples;
+};
+
+struct Plan {
+  Settings settings{};
+  std::string header; // the ledger's, as it is written there
+  std::vector<float> lr;             // (steps,)
+  std::vector<int32_t> seeds, order; // (steps, q, 2), (steps, E)
+  std::vector<Example> examples;
+  std::vector<ScoreBatch> validation, test;
+
+  // Throws std::runtime_error for a file that is no whole plan.
+  static Plan read(const std::string &path);
+
+  Tensor seeds_of(size_t step) const;
+
+  // The data inputs of `step` for these examples; of `suffix` without the first.
+  std::vector<Tensor> pack(const std::vector<const Example *> &batch) const;
+};
+
+} // namespace mobizo

@@ -1,0 +1,133 @@
+#include "program.hpp"
+
+#include <executorch/extension/tensor/tensor.h>
+#include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/backend/options.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <stdexcept>
+
+namespace mobizo {
+
+using executorch::aten::ScalarType;
+using executorch::extension::Module;
+using executorch::extension::TensorPtr;
+using executorch::runtime::Error;
+using executorch::runtime::EValue;
+
+namespace {
+
+ScalarType scalar_type(Type type) {
+  switch (type) {
+  case Type::Int64:
+    return ScalarType::Long;
+  case Type::Int32:
+    return ScalarType::Int;
+  default:
+    return ScalarType::Float;
+  }
+}
+
+Type type_of(ScalarType type) {
+  switch (type) {
+  case ScalarType::Float:
+    return Type::Float;
+  case ScalarType::Long:
+    return Type::Int64;
+  case ScalarType::Int:
+    return Type::Int32;
+  default:
+    throw std::runtime_error("the program gives a tensor of a type that no method has");
+  }
+}
+
+std::string describe(Error error) { return "ExecuTorch error " + std::to_string(static_cast<uint32_t>(error)); }
+
+// Has the methods share one packed copy of the base's weights: else step and score would each hold their own.
+void share_packed_weights() {
+  executorch::runtime::BackendOptions<1> options;
+  if (options.set_option("weight_cache_enabled", true) == Error::Ok) {
+    // A build without XNNPACK has nothing to share.
+    (void)executorch::runtime::set_option("XnnpackBackend", options.view());
+  }
+}
+
+} // namespace
+
+size_t size_of(Type type) { return type == Type::Int64 ? 8 : 4; }
+
+Tensor::Tensor(Type type, std::vector<int32_t> shape) : type(type), shape(std::move(shape)) {
+  bytes.resize(count() * size_of(type));
+}
+
+size_t Tensor::count() const {
+  return std::accumulate(shape.begin(), shape.end(), size_t{1}, std::multiplies<size_t>());
+}
+
+Tensor scalar(float value) { return floats({value}); }
+
+Tensor floats(const std::vector<float> &values) {
+  Tensor tensor(Type::Float, {static_cast<int32_t>(values.size())});
+  std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
+  return tensor;
+}
+
+Program::Program(const std::string &program, const std::string &weights) {
+  if (std::getenv("MOBIZO_RUNNER_OWN_WEIGHTS") == nullptr) {
+    share_packed_weights();
+  }
+  module_ = std::make_unique<Module>(program, weights, Module::LoadMode::Mmap, nullptr, nullptr, nullptr,
+                                     /*share_memory_arenas=*/true);
+  auto names = module_->method_names();
+  if (!names.ok()) {
+    throw std::runtime_error("the program does not load (" + describe(names.error()) + ")");
+  }
+  names_.assign(names->begin(), names->end());
+  // First of all methods: loading it is what sets B to zero.
+  load("adapter");
+}
+
+bool Program::has(const std::string &method) const {
+  return std::find(names_.begin(), names_.end(), method) != names_.end();
+}
+
+void Program::load(const std::string &method) {
+  if (!has(method)) {
+    throw std::runtime_error("the program has no method '" + method + "'");
+  }
+  const Error error = module_->load_method(method);
+  if (error != Error::Ok) {
+    throw std::runtime_error("method '" + method + "' does not load (" + describe(error) +
+                             "); the program was compiled for another ExecuTorch, or memory ran out");
+  }
+}
+
+std::vector<Tensor> Program::call(const std::string &method, const std::vector<Tensor> &inputs) {
+  load(method);
+  std::vector<TensorPtr> held;
+  std::vector<EValue> values;
+  for (const Tensor &input : inputs) {
+    std::vector<executorch::aten::SizesType> shape(input.shape.begin(), input.shape.end());
+    void *data = const_cast<uint8_t *>(input.bytes.data());
+    held.push_back(executorch::extension::from_blob(data, std::move(shape), scalar_type(input.type)));
+    values.emplace_back(held.back());
+  }
+  auto results = module_->execute(method, values);
+  if (!results.ok()) {
+    throw std::runtime_error("method '" + method + "' of the program stopped (" + describe(results.error()) + ")");
+  }
+  std::vector<Tensor> outputs;
+  for (const EValue &result : *results) {
+    const auto &tensor = result.toTensor();
+    Tensor output(type_of(tensor.scalar_type()), {tensor.sizes().begin(), tensor.sizes().end()});
+    std::memcpy(output.bytes.data(), tensor.const_data_ptr(), output.bytes.size());
+    outputs.push_back(std::move(output));
+  }
+  return outputs;
+}
+
+} // namespace mobizo

@@ -1,0 +1,33 @@
+// What the runner says: JSON lines on standard output (device_agent/messages.py), and this process's own figures.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace mobizo {
+
+// A double as Python writes it: the fewest digits that give it back.
+std::string number(double value);
+
+// A text as a JSON string.
+std::string quoted(const std::string &text);
+
+// Resident memory now and at its most, bytes.
+int64_t rss_bytes();
+int64_t peak_rss_bytes();
+
+// What the machine could give now without swapping, bytes.
+int64_t spare_bytes();
+
+// Writes a line and flushes it.
+void say(const std::string &line);
+
+// The last line of a command that went wrong. code: one of the agent's own (shared/errors.py).
+void say_error(const std::string &code, const std::string &detail);
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point when);
+
+} // namespace mobizo

@@ -1,0 +1,249 @@
+#include "trainer.hpp"
+
+#include "frames.hpp"
+#include "score.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+namespace mobizo {
+namespace {
+
+constexpr size_t RATE_STEPS = 20; // over which examples per second are averaged
+constexpr double SLICE = 0.1;     // seconds of a pause between two looks whether to stop
+
+std::vector<float> values(const Tensor &tensor) {
+  return {tensor.data<float>(), tensor.data<float>() + tensor.count()};
+}
+
+bool finite(const std::vector<float> &numbers) {
+  return std::all_of(numbers.begin(), numbers.end(), [](float value) { return std::isfinite(value); });
+}
+
+std::string_view bytes_of(const std::vector<float> &numbers) {
+  return {reinterpret_cast<const char *>(numbers.data()), numbers.size() * sizeof(float)};
+}
+
+} // namespace
+
+Trainer::Trainer(const std::string &directory, const Plan &plan, Program &program, std::function<bool()> stop)
+    : directory_(directory), plan_(plan), program_(program), stop_(std::move(stop)),
+      ledger_(directory + "/trajectory.bin", plan.header, plan.settings.queries) {}
+
+void Trainer::train() {
+  const auto steps = static_cast<size_t>(plan_.settings.steps), interval = static_cast<size_t>(plan_.settings.interval);
+  restore(ledger_.steps());
+  if (ledger_.steps() == 0) {
+    evaluate("test", plan_.test);
+  }
+  // Evaluations that the ledger has are skipped: a kill may have come just before one or just after.
+  while (ledger_.steps() < steps) {
+    if (ledger_.steps() % interval == 0) {
+      evaluate("validation", plan_.validation);
+    }
+    step();
+  }
+  evaluate("validation", plan_.validation);
+  conclude();
+}
+
+void Trainer::restore(size_t steps) {
+  tell("loading");
+  program_.call("load", {floats(std::vector<float>(static_cast<size_t>(plan_.settings.size), 0.0F))});
+  for (size_t step = 0; step < steps; ++step) {
+    pulse();
+    std::vector<Tensor> inputs{plan_.seeds_of(step), floats(ledger_.coefficients(step))};
+    if (plan_.settings.stored != 0) {
+      inputs.push_back(scalar(static_cast<float>(plan_.settings.eps)));
+    }
+    program_.call("replay", inputs);
+  }
+}
+
+void Trainer::step() {
+  const size_t step = ledger_.steps();
+  pulse();
+  obey_limits();
+  const Clock::time_point began = Clock::now();
+  const float lr = plan_.lr[step];
+  const std::vector<Tensor> results = move(step, lr);
+  const std::vector<float> losses = values(results.at(0)), coefficients = values(results.at(1));
+  if (!finite(losses) || !finite(coefficients)) {
+    throw Diverged("training diverged at step " + std::to_string(step) + ": the loss is no number any more; lower lr");
+  }
+  ledger_.append(coefficients);
+  loss_ = std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
+  const double seconds = seconds_since(began);
+  train_seconds_ += seconds;
+  step_seconds_.push_back(seconds);
+  if (step_seconds_.size() > RATE_STEPS) {
+    step_seconds_.pop_front();
+  }
+  tell("training", lr);
+  rest(seconds * ledger_.limits().rest);
+}
+
+void Trainer::obey_limits() {
+  const std::string text = read_file(directory_ + "/limits");
+  if (text.empty()) {
+    return; // none were ever set
+  }
+  Limits limits;
+  if (const size_t at = text.find("rest "); at != std::string::npos) {
+    limits.rest = std::max(0.0, std::strtod(text.c_str() + at + 5, nullptr));
+  }
+  // A shorter example costs less only where the program takes any length and nothing of it is kept from before.
+  const bool helps = plan_.settings.dynamic != 0 && plan_.settings.width == 0;
+  if (const size_t at = text.find("length "); helps && at != std::string::npos) {
+    limits.max_length = std::max(0LL, std::atoll(text.c_str() + at + 7));
+  }
+  if (!(limits == ledger_.limits())) {
+    ledger_.append(limits);
+  }
+}
+
+std::vector<Tensor> Trainer::move(size_t step, float lr) {
+  const auto batch = static_cast<size_t>(plan_.settings.batch);
+  const auto first = plan_.order.begin() + static_cast<std::ptrdiff_t>(step * batch);
+  const std::vector<int32_t> indices(first, first + static_cast<std::ptrdiff_t>(batch));
+  const int64_t most = ledger_.limits().max_length;
+  std::vector<Example> shortened;
+  std::vector<const Example *> examples;
+  shortened.reserve(batch);
+  for (const int32_t index : indices) {
+    const Example &example = plan_.examples.at(static_cast<size_t>(index));
+    if (most > 0) {
+      shortened.push_back(example.shortened(static_cast<size_t>(most)));
+    }
+    examples.push_back(most > 0 ? &shortened.back() : &example);
+  }
+  std::vector<Tensor> inputs = plan_.pack(examples);
+  const std::string method = plan_.settings.width > 0 ? "suffix" : "step";
+  if (plan_.settings.width > 0) {
+    inputs[0] = hidden(indices, examples, inputs[0].shape.at(1));
+  }
+  inputs.push_back(plan_.seeds_of(step));
+  inputs.push_back(scalar(lr));
+  inputs.push_back(scalar(static_cast<float>(plan_.settings.eps)));
+  return program_.call(method, inputs);
+}
+
+// Hidden states before the first adapted layer, (E, S, width), zero where there is no token. Each example's is computed
+// at a length that depends on the example alone, as device_agent/prefix.py says.
+Tensor Trainer::hidden(const std::vector<int32_t> &indices, const std::vector<const Example *> &examples,
+                       int32_t length) {
+  const auto width = static_cast<size_t>(plan_.settings.width), bound = static_cast<size_t>(plan_.settings.length),
+             stride = static_cast<size_t>(plan_.settings.stride);
+  if (room_ < 0) {
+    // Not before the program has taken its own memory.
+    room_ = std::min(plan_.settings.prefix_bytes, spare_bytes() / 4);
+  }
+  std::map<int32_t, std::vector<float>> passing; // states for which there is no room
+  std::map<size_t, std::vector<size_t>> missing; // rows, by the length at which they are computed
+  for (size_t row = 0; row < indices.size(); ++row) {
+    const bool again = std::find(indices.begin(), indices.begin() + static_cast<std::ptrdiff_t>(row), indices[row]) !=
+                       indices.begin() + static_cast<std::ptrdiff_t>(row);
+    if (states_.count(indices[row]) == 0 && !again) {
+      const size_t own = (examples[row]->tokens.size() + stride - 1) / stride * stride;
+      missing[plan_.settings.dynamic != 0 ? std::min(own, bound) : bound].push_back(row);
+    }
+  }
+  for (const auto &[own, rows] : missing) {
+    Tensor tokens(Type::Int64, {static_cast<int32_t>(plan_.settings.batch), static_cast<int32_t>(own)});
+    for (size_t place = 0; place < rows.size(); ++place) {
+      const std::vector<int32_t> &source = examples[rows[place]]->tokens;
+      std::copy(source.begin(), source.end(), tokens.data<int64_t>() + place * own);
+    }
+    const Tensor fresh = program_.call("prefix", {tokens}).at(0);
+    for (size_t place = 0; place < rows.size(); ++place) {
+      const float *state = fresh.data<float>() + place * own * width;
+      const size_t count = examples[rows[place]]->tokens.size() * width;
+      const auto bytes = static_cast<int64_t>(count * sizeof(float));
+      const bool fits = bytes <= room_;
+      room_ -= fits ? bytes : 0;
+      (fits ? states_ : passing)[indices[rows[place]]].assign(state, state + count);
+    }
+  }
+  Tensor result(Type::Float, {static_cast<int32_t>(indices.size()), length, static_cast<int32_t>(width)});
+  for (size_t row = 0; row < indices.size(); ++row) {
+    const auto kept = states_.find(indices[row]);
+    const std::vector<float> &state = kept != states_.end() ? kept->second : passing.at(indices[row]);
+    std::copy(state.begin(), state.end(), result.data<float>() + row * static_cast<size_t>(length) * width);
+  }
+  return result;
+}
+
+void Trainer::evaluate(const std::string &split, const std::vector<ScoreBatch> &batches, int64_t best) {
+  const int64_t step = best < 0 ? static_cast<int64_t>(ledger_.steps()) : best;
+  const std::string adapter = best < 0 ? "current" : "best";
+  if (batches.empty() || ledger_.find(split, step, adapter) != nullptr) {
+    return;
+  }
+  tell("evaluating");
+  const Measured measured = measure(program_, batches, [this] { pulse(); });
+  ledger_.append(Evaluation{step, split, measured.correct, measured.total, measured.loss, adapter});
+  tell("evaluating");
+}
+
+void Trainer::conclude() {
+  const int64_t best = ledger_.best()->step;
+  const std::vector<float> last = values(program_.call("adapter", {}).at(0));
+  if (best != plan_.settings.steps) {
+    restore(static_cast<size_t>(best));
+  }
+  const std::vector<float> chosen = values(program_.call("adapter", {}).at(0));
+  if (!finite(chosen)) {
+    throw Diverged("training diverged: the adapter has values that are no numbers; lower lr");
+  }
+  write_durably(directory_ + "/last.f32", bytes_of(last));
+  write_durably(directory_ + "/best.f32", bytes_of(chosen));
+  evaluate("test", plan_.test, best);
+}
+
+void Trainer::rest(double seconds) {
+  const Clock::time_point began = Clock::now();
+  for (double left = seconds; left > 0 && !stop_(); left = seconds - seconds_since(began)) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(std::min(left, SLICE)));
+  }
+}
+
+void Trainer::pulse() const {
+  if (stop_()) {
+    throw Stopped{};
+  }
+}
+
+std::string Trainer::spent() const {
+  return "{\"train_seconds\": " + number(train_seconds_) + ", \"seconds\": " + number(seconds_since(began_)) +
+         ", \"peak_rss_bytes\": " + std::to_string(peak_rss_bytes()) + "}";
+}
+
+void Trainer::tell(const std::string &phase, float lr) const {
+  std::string line = "{\"progress\": {\"phase\": " + quoted(phase) + ", \"step\": " + std::to_string(ledger_.steps()) +
+                     ", \"steps\": " + std::to_string(plan_.settings.steps) +
+                     ", \"rss_bytes\": " + std::to_string(rss_bytes());
+  if (!step_seconds_.empty()) {
+    const double mean = std::accumulate(step_seconds_.begin(), step_seconds_.end(), 0.0) /
+                        static_cast<double>(step_seconds_.size());
+    const auto left = static_cast<double>(plan_.settings.steps - static_cast<int64_t>(ledger_.steps()));
+    line += ", \"loss\": " + number(loss_) +
+            ", \"examples_per_second\": " + number(static_cast<double>(plan_.settings.batch) / mean) +
+            ", \"seconds_left\": " + number(mean * (1 + ledger_.limits().rest) * left);
+  }
+  if (lr != 0) {
+    line += ", \"lr\": " + number(static_cast<double>(lr));
+  }
+  const auto latest = std::find_if(ledger_.evaluations().rbegin(), ledger_.evaluations().rend(),
+                                   [](const Evaluation &found) { return found.split == "validation"; });
+  if (latest != ledger_.evaluations().rend()) {
+    line += ", \"accuracy\": " + number(latest->accuracy()) +
+            ", \"best_accuracy\": " + number(ledger_.best()->accuracy());
+  }
+  say(line + "}, \"spent\": " + spent() + "}");
+}
+
+} // namespace mobizo
