@@ -22,6 +22,7 @@ from shared.program import ProgramManifest
 from shared.recipe import BaseRef, Recipe
 from shared.signing import key_id, new_private_key, public_text
 from shared.tasks import named_task
+from tests.device_agent.native import built_runner
 
 ROOT = Path(__file__).resolve().parents[2]
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 32, 48, 2, 4, 2, 8, 288
@@ -188,6 +189,12 @@ def dataset(tmp_path):
 @pytest.fixture
 def run(tmp_path):
     return RunDirectory(tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def runner_directory(request, tmp_path_factory):
+    """The native runner: mobizo-runner, and lib/ beside it."""
+    return built_runner(request.config.cache, tmp_path_factory.mktemp("native") / "runner")
 
 
 @pytest.fixture

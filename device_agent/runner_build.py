@@ -1,0 +1,181 @@
+"""Building the native runner from its sources with CMake, for this machine or with a cross toolchain.
+
+Built aside and put in place whole; afterwards only the runner and the libraries that it links stay. Knows no server.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import BinaryIO
+
+from device_agent.errors import NoRunner
+from device_agent.runner_place import EXECUTORCH, POLL_SECONDS, PROGRAM, RunnerPlace, check_starts, never
+from device_agent.runner_tools import (
+    CMAKE_WHEEL,
+    EXECUTORCH_WHEEL,
+    NINJA_WHEEL,
+    Report,
+    check_compiler,
+    fetch_wheel,
+    find_cmake,
+    find_generator,
+    installed_executorch,
+)
+from shared.errors import Unavailable
+
+LOG_LINES = 3  # of the build's log, in an error
+COUNTED = re.compile(rb"^\[\s*(\d+/\d+|\d+%)\]")  # how far Ninja or make says it is
+ERROR = re.compile(r"\berror\b|undefined reference", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a build differs from the usual one. executorch: an ExecuTorch to build against; toolchain: CMake's file."""
+
+    executorch: Path | None = None
+    toolchain: Path | None = None
+
+
+class Stopped(NoRunner):
+    """The build of the runner was stopped; it begins anew when a runner is needed."""
+
+
+def build_runner(
+    place: RunnerPlace, report: Report, options: Options | None = None, stop: Callable[[], bool] = never
+) -> Path:
+    """Builds the runner and puts it in its place; the directory. Another process's build is waited for, then redone.
+
+    Raises NoRunner if something is missing or the sources do not compile, Unavailable if something cannot be fetched,
+    Untrusted if what was fetched is not what it should be, Stopped if `stop` says so.
+    """
+    with place.lock(stop):
+        return build_locked(place, report, options or Options(), stop)
+
+
+def build_locked(place: RunnerPlace, report: Report, options: Options, stop: Callable[[], bool]) -> Path:
+    """As `build_runner`, by who holds the place's lock."""
+    check_options(place, options)
+    try:
+        with place.log.open("wb", buffering=0) as log, place.aside() as aside:
+            made = _Build(place, aside, log, report, stop).make(options)
+            return place.put(made)
+    except OSError as error:
+        raise Unavailable(f"the runner could not be built in {place.directory}: {error}") from error
+
+
+def check_options(place: RunnerPlace, options: Options) -> None:
+    """Raises NoRunner if a build cannot even begin; cheap."""
+    if options.executorch is None and not place.native:
+        raise NoRunner(
+            f"a runner for {place.system} is built against an ExecuTorch built for it: give its directory with "
+            "--executorch-root (docs/android.md shows how)"
+        )
+    if options.toolchain is None:
+        check_compiler()
+
+
+class _Build:
+    """One build in a directory of its own."""
+
+    def __init__(
+        self, place: RunnerPlace, aside: Path, log: BinaryIO, report: Report, stop: Callable[[], bool]
+    ) -> None:
+        self._place, self._aside, self._log, self._report, self._stop = place, aside, log, report, stop
+
+    def make(self, options: Options) -> Path:
+        """A directory with the finished runner, seen to start if it is for this machine."""
+        root = options.executorch or installed_executorch(EXECUTORCH) or self._fetched_executorch()
+        cmake = find_cmake() or self._fetched_cmake()
+        generator, program = find_generator() or self._fetched_ninja()
+        build, made = self._aside / "build", self._aside / "made"
+        self._report(f"building the runner for {self._place.system} against {root}")
+        configure: list[str | Path] = [
+            *(cmake, "-S", self._place.sources, "-B", build, "-G", generator),
+            f"-DCMAKE_MAKE_PROGRAM={program}",
+            f"-DEXECUTORCH_ROOT={root.resolve()}",
+            f"-DMOBIZO_VERSION={version('mobizo')}",
+        ]
+        if options.toolchain is not None:
+            configure.append(f"-DCMAKE_TOOLCHAIN_FILE={options.toolchain.resolve()}")
+        self._need(configure, "CMake could not configure the runner")
+        self._need([cmake, "--build", build, "--parallel", str(os.cpu_count() or 1)], "the runner does not compile")
+        self._need([cmake, "--install", build, "--prefix", made, "--strip"], "the runner could not be installed")
+        if not (made / PROGRAM).is_file():
+            raise NoRunner(f"the build made no {PROGRAM}; see {self._place.log}")
+        if self._place.native:
+            # What was built against must not be needed: the wheel goes away.
+            shutil.rmtree(self._aside / "executorch", ignore_errors=True)
+            check_starts(made)
+        return made
+
+    def _fetched_executorch(self) -> Path:
+        fetch_wheel(EXECUTORCH_WHEEL, self._aside, self._run, self._report)
+        return self._aside / "executorch"
+
+    def _fetched_cmake(self) -> Path:
+        fetch_wheel(CMAKE_WHEEL, self._aside, self._run, self._report)
+        return self._aside / "cmake" / "data" / "bin" / "cmake"
+
+    def _fetched_ninja(self) -> tuple[str, Path]:
+        fetch_wheel(NINJA_WHEEL, self._aside, self._run, self._report)
+        return "Ninja", self._aside / NINJA_WHEEL.wanted[0]
+
+    def _need(self, command: Sequence[str | Path], failure: str) -> None:
+        start = self._place.log.stat().st_size
+        if self._run(command) != 0:
+            raise NoRunner(f"{failure}; see {self._place.log}: {self._reason(start)}")
+
+    def _run(self, command: Sequence[str | Path]) -> int:
+        """Runs a command into the log, telling how far it is; its exit status. Raises Stopped."""
+        self._log.write(" ".join(("$", *map(str, command))).encode() + b"\n")
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that compilers can be ended with it
+        )
+        told = b""
+        try:
+            while True:
+                try:
+                    return process.wait(POLL_SECONDS)
+                except subprocess.TimeoutExpired:
+                    if self._stop():
+                        raise Stopped from None
+                    last = self._counted()
+                    if last and last != told:
+                        self._report(f"compiling {last.decode()}")
+                        told = last
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def _counted(self) -> bytes:
+        """How far the build program says it is, such as 3/9; empty if it does not."""
+        with self._place.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
+            counted = [found[1] for line in log.read().splitlines() if (found := COUNTED.match(line))]
+        return counted[-1] if counted else b""
+
+    def _reason(self, start: int) -> str:
+        """The first lines of the log since byte `start` that tell of an error, else its last."""
+        with self._place.log.open("rb") as log:
+            log.seek(start)
+            lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()[1:] if line.strip()]
+        errors = [line for line in lines if ERROR.search(line)]
+        return " / ".join(errors[:LOG_LINES] or lines[-LOG_LINES:])
+
+
+def directory_bytes(directory: Path) -> int:
+    """What the files of a runner take on disk."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
