@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from device_agent.errors import Diverged
 from device_agent.runtimes import Runtime
-from shared.encoding import Example, pack_score
+from shared.encoding import Example, ScoreBatch, pack_score
 from shared.recipe import Recipe
 
 
@@ -48,15 +48,24 @@ def measure(
     return Measured(correct, len(examples), loss / len(examples))
 
 
+def score_batches(
+    examples: Sequence[Example], recipe: Recipe, *, dynamic: bool
+) -> Iterator[tuple[list[int], ScoreBatch]]:
+    """The calls of `score` that a split takes, each with the places of its examples in the split."""
+    # A batch costs what its longest sequence does, so those of one length share batches.
+    order = sorted(range(len(examples)), key=lambda index: examples[index].length)
+    at = 0
+    for batch in pack_score([examples[index] for index in order], recipe, dynamic=dynamic):
+        yield order[at : at + len(batch.cells)], batch
+        at += len(batch.cells)
+
+
 def _scores(
     runtime: Runtime, examples: Sequence[Example], recipe: Recipe, pulse: Callable[[], None], dynamic: bool
 ) -> list[list[float]]:
     """The log-probability of each candidate of each example."""
-    # A batch costs what its longest sequence does, so those of one length share batches.
-    order = sorted(range(len(examples)), key=lambda index: examples[index].length)
-    found: list[list[float]] = []
-    for batch in pack_score([examples[index] for index in order], recipe, dynamic=dynamic):
+    found: dict[int, list[float]] = {}
+    for indices, batch in score_batches(examples, recipe, dynamic=dynamic):
         pulse()
-        found.extend(batch.read(runtime.score(batch.inputs)))
-    by_index = dict(zip(order, found, strict=True))
-    return [by_index[index] for index in range(len(examples))]
+        found |= zip(indices, batch.read(runtime.score(batch.inputs)), strict=True)
+    return [found[index] for index in range(len(examples))]

@@ -7,6 +7,7 @@
     last.safetensors    B after the last step, kept beside it
     limits              how the run is to hold back from its next step on; the daemon writes it, the training reads it
     plan.bin            the plan and the data as the native runner takes them (`device_agent.plan`)
+    prepared.json       what the native plan was made of; once it exists, the plan is whole
     best.f32, last.f32  the same B's from the native runner, D little-endian float32 each
     result.json         what is reported; once it exists, only the upload is missing
     trainer.log         standard error of the training process
@@ -75,6 +76,23 @@ class Figures(BaseModel):
     seconds: float = Field(0, ge=0)
     peak_rss_bytes: int = Field(0, ge=0)
 
+    def plus(self, later: Figures) -> Figures:
+        """These and those of a process that worked on the run after."""
+        return Figures(
+            train_seconds=self.train_seconds + later.train_seconds,
+            seconds=self.seconds + later.seconds,
+            peak_rss_bytes=max(self.peak_rss_bytes, later.peak_rss_bytes),
+        )
+
+
+class Prepared(BaseModel):
+    """What the native plan was made of."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    train_examples: int = Field(ge=1)
+    truncated_examples: int = Field(ge=0)
+
 
 class RunDirectory:
     """The directory of one job's run."""
@@ -130,6 +148,14 @@ class RunDirectory:
     def plan(self) -> RunPlan:
         """The plan noted by `begin`."""
         return RunPlan.model_validate_json((self.path / "run.json").read_bytes())
+
+    def prepared(self) -> Prepared | None:
+        """What the native plan was made of, if it was made."""
+        return self._read("prepared.json", Prepared)
+
+    def note_prepared(self, prepared: Prepared) -> None:
+        """Notes that the native plan is there."""
+        self._write("prepared.json", prepared)
 
     def figures(self) -> Figures:
         """What was noted last; zeros in a new run."""

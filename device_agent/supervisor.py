@@ -26,11 +26,13 @@ def supervise(
     report: Callable[[Progress], None],
     stop: Callable[[], bool],
     environment: Mapping[str, str] | None = None,
+    hear: Callable[[Message], None] = lambda _message: None,
 ) -> Message:
     """Runs a command that speaks `Message`s until it ends or `stop` says so; returns its last message.
 
-    The command's standard input stays open as long as this process lives. report: called with each progress. Raises
-    DoesNotFit if the process was killed from outside, RuntimeFailed if it died by itself without a last word.
+    The command's standard input stays open as long as this process lives. report: called with each progress; hear: with
+    each message. Raises DoesNotFit if the process was killed from outside, RuntimeFailed if it died by itself without
+    a last word.
     """
     with run.log.open("wb") as log:
         process = subprocess.Popen(
@@ -44,6 +46,7 @@ def supervise(
     try:
         for line in _lines(process, stop):
             message = Message.model_validate_json(line)
+            hear(message)
             if message.progress is not None:
                 report(message.progress)
             else:
@@ -51,6 +54,8 @@ def supervise(
     finally:
         _end(process)
     if last is not None:
+        if last.error is not None and last.error.code == DoesNotFit.code:
+            raise DoesNotFit(last.error.detail)
         return last
     if stop():
         return Message(stopped=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from device_agent.conclusion import best_validation, conclude, recorded
 from device_agent.data import Splits
 from device_agent.errors import Diverged
 from device_agent.evaluation import measure
@@ -23,9 +24,10 @@ from device_agent.runtimes import F32, Runtime
 from shared.encoding import Example, pack_step
 from shared.job import Progress, Result
 from shared.noise import query_seeds
-from shared.trajectory import Evaluation, TrajectoryFile
+from shared.trajectory import Evaluation, Limits, TrajectoryFile
 
 RATE_STEPS = 20  # over which examples per second are averaged
+SLICE_SECONDS = 0.1  # of a pause, between two looks whether to stop
 
 
 class Stopped(Exception):
@@ -104,6 +106,7 @@ class Trainer:
     def _step(self) -> None:
         step = self._steps
         self._pulse()
+        self._obey_limits()
         began = time.monotonic()
         lr = self._settings.lr_at(step)
         losses, coefficients = self._move(step, lr)
@@ -114,11 +117,35 @@ class Trainer:
         self._step_seconds.append(time.monotonic() - began)
         self._train_seconds += self._step_seconds[-1]
         self._tell("training", lr)
+        self._rest(self._step_seconds[-1] * self._limits.rest)
+
+    @property
+    def _limits(self) -> Limits:
+        """Those that hold now."""
+        noted = self._ledger.trajectory.limits
+        return noted[-1] if noted else Limits()
+
+    def _obey_limits(self) -> None:
+        """Notes in the ledger how the next step is held back, if that has changed."""
+        asked = self._run.limits()
+        # A shorter example costs less only where the program takes any length and nothing of it is kept from before.
+        if not self._dynamic or self._prefix is not None:
+            asked = asked.model_copy(update={"max_length": None})
+        if not asked.same(self._limits):
+            self._ledger.append_limits(asked.model_copy(update={"step": self._steps}))
+
+    def _rest(self, seconds: float) -> None:
+        """Pauses, unless the run is asked to stop."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self._stop():
+            time.sleep(min(left, SLICE_SECONDS))
 
     def _move(self, step: int, lr: float) -> tuple[F32, F32]:
         """Losses (2q,) and coefficients (q,) of one step; B has moved."""
         indices = self._order.indices(step)
         examples = [self._splits.train[index] for index in indices]
+        if self._limits.max_length is not None:
+            examples = [example.shortened(self._limits.max_length) for example in examples]
         batch = pack_step(examples, self._recipe, dynamic=self._dynamic)
         if self._prefix is None:
             return self._runtime.step(batch, self._seeds(step), lr, self._eps)
@@ -129,7 +156,7 @@ class Trainer:
     def _evaluate(self, split: str, examples: Sequence[Example] | None, *, best: int | None = None) -> None:
         """Measures and records B as it is, unless the ledger has it. best: the step of B, if it is the best one's."""
         at, adapter = (self._steps, "current") if best is None else (best, "best")
-        if examples is None or self._recorded(split, at, adapter) is not None:
+        if examples is None or recorded(self._ledger.trajectory, split, at, adapter) is not None:
             return
         self._tell("evaluating")
         measured = measure(self._runtime, examples, self._recipe, self._pulse, dynamic=self._dynamic)
@@ -148,45 +175,20 @@ class Trainer:
         self._note()
         self._tell("evaluating")
 
-    def _recorded(self, split: str, step: int, adapter: str) -> Evaluation | None:
-        key = (split, step, adapter)
-        evaluations = self._ledger.trajectory.evaluations
-        return next((found for found in evaluations if (found.split, found.step, found.adapter) == key), None)
-
-    def _validations(self) -> list[Evaluation]:
-        return [found for found in self._ledger.trajectory.evaluations if found.split == "validation"]
-
-    def _best(self) -> Evaluation:
-        """Highest validation accuracy, then lowest loss, then fewest steps; step 0 stands if nothing beats it."""
-        return min(self._validations(), key=lambda found: (-found.accuracy, found.loss, found.step))
-
     def _conclude(self) -> Result:
         """Writes both adapters, measures the best on the test split, and sums up."""
-        best, last_step = self._best(), self._steps
+        best, last_step = best_validation(self._ledger.trajectory), self._steps
+        best_step = last_step if best is None else best.step
         last = self._runtime.adapter()
-        if best.step != last_step:
-            self._load(best.step)
+        if best_step != last_step:
+            self._load(best_step)
         chosen = self._runtime.adapter()
         self._check(chosen)
         self._run.write_adapter(self._run.last, last, self._plan, last_step)
-        self._run.write_adapter(self._run.best, chosen, self._plan, best.step)
-        self._evaluate("test", self._splits.test, best=best.step)
-        tested = self._splits.test is not None
-        # Without a test split, validation's numbers stand in for it: the tuned one is the best of several, so kind.
-        zero = self._recorded("test" if tested else "validation", 0, "current")
-        tuned = self._recorded("test", best.step, "best") if tested else best
-        spent = self._note()
-        return Result(
-            steps=last_step,
-            best_step=best.step,
-            train_seconds=spent.train_seconds,
-            seconds=spent.seconds,
-            peak_rss_bytes=spent.peak_rss_bytes,
-            train_examples=len(self._splits.train),
-            truncated_examples=self._splits.truncated,
-            evaluations=tuple(self._ledger.trajectory.evaluations),
-            zero_shot_accuracy=zero and zero.accuracy,
-            tuned_accuracy=tuned and tuned.accuracy,
+        self._run.write_adapter(self._run.best, chosen, self._plan, best_step)
+        self._evaluate("test", self._splits.test, best=best_step)
+        return conclude(
+            self._plan, self._ledger.trajectory, self._note(), len(self._splits.train), self._splits.truncated
         )
 
     def _check(self, flat: F32) -> None:
@@ -208,7 +210,9 @@ class Trainer:
             raise Stopped
 
     def _tell(self, phase: str, lr: float | None = None) -> None:
-        validations = self._validations()
+        trajectory = self._ledger.trajectory
+        validations = [found for found in trajectory.evaluations if found.split == "validation"]
+        best = best_validation(trajectory)
         mean = sum(self._step_seconds) / len(self._step_seconds) if self._step_seconds else None
         self._report(
             Progress.model_validate(
@@ -219,10 +223,12 @@ class Trainer:
                     "loss": self._loss,
                     "lr": lr,
                     "examples_per_second": mean and self._recipe.effective_batch / mean,
-                    "seconds_left": None if mean is None else mean * (self._settings.steps - self._steps),
+                    "seconds_left": None
+                    if mean is None
+                    else mean * (1 + self._limits.rest) * (self._settings.steps - self._steps),
                     "rss_bytes": rss_bytes(),
                     "accuracy": validations[-1].accuracy if validations else None,
-                    "best_accuracy": self._best().accuracy if validations else None,
+                    "best_accuracy": best and best.accuracy,
                 }
             )
         )

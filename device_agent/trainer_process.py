@@ -8,6 +8,7 @@ Knows no HTTP.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from typing import BinaryIO
 from tokenizers import Tokenizer
 
 from device_agent.data import read_splits
+from device_agent.errors import DoesNotFit
 from device_agent.journal import RunDirectory
 from device_agent.messages import Message, describe
 from device_agent.runtimes import open_runtime
@@ -55,6 +57,10 @@ def train(directory: Path, channel: BinaryIO) -> None:
             tell(Message(stopped=True))
         except MobizoError as error:
             tell(describe(error))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            tell(describe(DoesNotFit("the disk is full; free some of it and the run goes on where it stopped")))
 
 
 def _die_with_the_daemon() -> None:

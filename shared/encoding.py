@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class Example:
     rows: tuple[Row, ...]
     correct: int
     truncated: bool
+    opening: int = 0  # tokens at the front of every prompt that are never cut off: a BOS, if any
 
     @property
     def right(self) -> Row:
@@ -58,6 +59,18 @@ class Example:
     def length(self) -> int:
         """Tokens of the longest row."""
         return max(len(row.tokens) for row in self.rows)
+
+    def shortened(self, most: int) -> Example:
+        """The same question with each row in at most `most` tokens, by the front of its prompt.
+
+        Of a prompt at least one token stays besides the opening, even if the row is then longer.
+        """
+        return replace(self, rows=tuple(_shortened(row, self.opening, most) for row in self.rows))
+
+
+def _shortened(row: Row, opening: int, most: int) -> Row:
+    cut = min(max(len(row.tokens) - most, 0), max(len(row.prompt) - opening - 1, 0))
+    return Row(row.prompt[:opening] + row.prompt[opening + cut :], row.answer)
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -122,7 +135,9 @@ def encode_question(tokenizer: Tokenizer, question: Question, recipe: Recipe, wh
         raise InvalidDataset(f"{where}: {len(question.choices)} candidates; the recipe's choices is {recipe.choices}")
     opening = tuple(tokenizer.encode("").ids)
     fitted = [_fit(encode_choice(tokenizer, choice), opening, recipe, where) for choice in question.choices]
-    return Example(tuple(row for row, _ in fitted), question.correct, any(cut for _, cut in fitted))
+    rows = tuple(row for row, _ in fitted)
+    kept = len(opening) if all(row.prompt[: len(opening)] == opening for row in rows) else 0
+    return Example(rows, question.correct, any(cut for _, cut in fitted), kept)
 
 
 def load_examples(path: Path, task: Task, tokenizer: Tokenizer, recipe: Recipe) -> list[Example]:

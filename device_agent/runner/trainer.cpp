@@ -89,10 +89,7 @@ void Trainer::step() {
 
 void Trainer::obey_limits() {
   const std::string text = read_file(directory_ + "/limits");
-  if (text.empty()) {
-    return; // none were ever set
-  }
-  Limits limits;
+  Limits limits; // none if there is no file
   if (const size_t at = text.find("rest "); at != std::string::npos) {
     limits.rest = std::max(0.0, std::strtod(text.c_str() + at + 5, nullptr));
   }
