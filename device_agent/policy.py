@@ -19,6 +19,9 @@ BATTERY_EASE = 5.0  # percent above the floor before training begins again
 HEAT_EASE = 5.0  # degrees Celsius below the ceiling before training begins again
 MEMORY_EASE = 0.1  # share of the floor, above it, before training begins again
 IDLE_SECONDS = 120.0  # without a person's touch make a device idle
+MOST_NAME = 40  # characters of a sensor's name, which is the device's own
+MOST_SPANS = 3  # hours told in words
+MOST_WORDS = 440  # characters; what a heartbeat takes, less a sign that there is more
 BUSY_LOAD, CALM_LOAD = 0.5, 0.3  # share of all processors: others work above the one until below the other
 
 Action = Literal["train", "slow", "wait"]
@@ -91,7 +94,7 @@ def decide(
         untils = [stop.until for stop in stops]
         return Decision(
             action="wait",
-            why="; ".join(stop.why for stop in stops),
+            why=_together([stop.why for stop in stops]),
             until=max(until for until in untils if until is not None) if None not in untils else None,
             held=tuple(stop.rule for stop in stops),
             stage=stage,
@@ -181,8 +184,8 @@ def _idle(rules: Rules, readings: Readings, held: bool) -> _Stop | None:
     if not rules.idle:
         return None
     if readings.idle_seconds is not None and readings.idle_seconds < IDLE_SECONDS:
-        words = f"somebody used the device {readings.idle_seconds:.0f} s ago; waits until nobody has for"
-        return _Stop("idle", f"{words} {IDLE_SECONDS:.0f} s")
+        # How long ago is nobody's business but the device's.
+        return _Stop("idle", f"somebody uses the device; waits until nobody has for {IDLE_SECONDS:.0f} s")
     if readings.load is not None and (readings.load >= BUSY_LOAD or (held and readings.load > CALM_LOAD)):
         words = f"other programs use {readings.load:.0%} of the processors"
         return _Stop("idle", f"{words}; waits until it is {CALM_LOAD:.0%} or less")
@@ -192,7 +195,9 @@ def _idle(rules: Rules, readings: Readings, held: bool) -> _Stop | None:
 def _hours(rules: Rules, readings: Readings) -> _Stop | None:
     if all(span.holds(readings.at.time()) for span in rules.hours):
         return None
-    spans = " and ".join(f"{span.start:%H:%M} to {span.end:%H:%M}" for span in rules.hours)
+    spans = " and ".join(f"{span.start:%H:%M} to {span.end:%H:%M}" for span in rules.hours[:MOST_SPANS])
+    if len(rules.hours) > MOST_SPANS:
+        spans += f" and {len(rules.hours) - MOST_SPANS} more"
     opening = _opening(rules, readings.at)
     if opening is None:
         return _Stop("hours", f"the hours {spans} have no time in common; nothing trains until a rule changes")
@@ -239,8 +244,17 @@ def _unknown(rules: Rules, readings: Readings) -> tuple[RuleName, ...]:
     return tuple(name for name, ruled, answer in asked if ruled and answer is None)
 
 
+def _together(whys: list[str]) -> str:
+    words = whys[0]
+    for told, why in enumerate(whys[1:], start=1):
+        if len(words) + len(why) > MOST_WORDS:
+            return f"{words}; and {len(whys) - told} more"
+        words += f"; {why}"
+    return words
+
+
 def _where(readings: Readings) -> str:
-    at = f" at {readings.temperature_sensor}" if readings.temperature_sensor else ""
+    at = f" at {readings.temperature_sensor[:MOST_NAME]}" if readings.temperature_sensor else ""
     return f"{_short(readings.temperature or 0.0)} °C{at}"
 
 

@@ -109,7 +109,7 @@ class OtherLoad:
         # The kernel counts a guest's time as its host's user time too.
         total = sum(spent.values()) - spent.get("guest", 0) - spent.get("guest_nice", 0)
         busy = total - spent["idle"] - spent.get("iowait", 0)
-        now = (total, busy, _own_seconds())
+        now = (total, busy, own_seconds())
         if self._last is None:
             self._last = now
         elif total - self._last[0] >= LOAD_SECONDS * psutil.cpu_count():
@@ -119,7 +119,8 @@ class OtherLoad:
         return self._share
 
 
-def _own_seconds() -> float:
+def own_seconds() -> float:
+    """Processor seconds of this process and its children, those that ended among them."""
     me = psutil.Process()
     seconds = 0.0
     for process in (me, *me.children(recursive=True)):

@@ -1,0 +1,75 @@
+"""The owner's rules.toml."""
+
+import pytest
+
+from device_agent.rules_file import ALLOWED, load_rules
+from shared.errors import BadRequest
+from shared.rules import QuietHours, Rules
+
+WHOLE = """
+charging = false
+battery_floor = 30
+temperature_ceiling = 75.5
+memory_floor_bytes = 1_000_000_000
+idle = true
+hours = [{ start = "22:00", end = "06:00" }, { start = 21:30:00, end = 23:00:00 }]
+metered = false
+daily_minutes = 90
+"""
+
+
+def test_every_rule_is_read(tmp_path):
+    (tmp_path / "rules.toml").write_text(WHOLE)
+    assert load_rules(tmp_path / "rules.toml") == Rules(
+        battery_floor=30,
+        temperature_ceiling=75.5,
+        memory_floor_bytes=1_000_000_000,
+        idle=True,
+        hours=(QuietHours(start="22:00", end="06:00"), QuietHours(start="21:30", end="23:00")),
+        metered=False,
+        daily_minutes=90,
+    )
+
+
+def test_no_file_and_an_empty_one_rule_nothing(tmp_path):
+    assert load_rules(tmp_path / "rules.toml") == Rules()
+    (tmp_path / "rules.toml").touch()
+    assert load_rules(tmp_path / "rules.toml") == Rules()
+
+
+def test_every_rule_says_what_it_allows():
+    assert set(ALLOWED) == set(Rules.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("battery_floor = 130", "battery_floor must be a percentage from 0 to 100"),
+        ("battery_floor = nan", "battery_floor must be a percentage"),
+        ("temperature_ceiling = 0", "temperature_ceiling must be degrees Celsius above 0"),
+        ("memory_floor_bytes = 1.5", "memory_floor_bytes must be a number of bytes"),
+        ('charging = "sometimes"', "charging must be true or false"),
+        ('hours = ["22:00"]', "hours must be up to 24 spans"),
+        ('hours = [{ start = "22:00" }]', "hours must be up to 24 spans"),
+        ('hours = [{ start = "22:00Z", end = "06:00" }]', "local time without a zone"),
+        ('hours = [{ start = "25:00", end = "06:00" }]', "hours must be"),
+        ("daily_minutes = -1", "daily_minutes must be minutes from 0 to 1440"),
+        ("battery = 30", "'battery' is no rule; the rules are charging, battery_floor"),
+        ("battery_floor 30", "is not TOML"),
+        ("battery_floor = 30\nbattery_floor = 40", "is not TOML"),
+    ],
+)
+def test_a_wrong_rule_is_named_with_what_may_be_said(tmp_path, text, said):
+    (tmp_path / "rules.toml").write_text(text)
+    with pytest.raises(BadRequest, match=said) as error:
+        load_rules(tmp_path / "rules.toml")
+    assert str(tmp_path / "rules.toml") in error.value.detail
+    assert "\n" not in error.value.detail
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    (tmp_path / "rules.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadRequest, match=r"rules\.toml cannot be read"):
+        load_rules(tmp_path / "rules.toml")
+    with pytest.raises(BadRequest, match="cannot be read"):
+        load_rules(tmp_path)
