@@ -70,6 +70,10 @@ class Pause:
     def __bool__(self) -> bool:
         return self._path.exists()
 
+    def why(self) -> str | None:
+        """Why training is to wait, in words; None if nobody asked for that."""
+        return PAUSED if self else None
+
     def begin(self) -> None:
         """Training is to wait from its next look at the rules on."""
         self._path.touch(0o600)

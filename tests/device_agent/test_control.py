@@ -148,9 +148,11 @@ def test_a_pause_holds_until_it_is_ended_whoever_looks(tmp_path):
     Pause(tmp_path).begin()
     Pause(tmp_path).begin()
     assert Pause(tmp_path)
+    assert "mobizo-agent resume" in Pause(tmp_path).why()
     program = (
         "import sys; from pathlib import Path; from device_agent.control import Pause; Pause(Path(sys.argv[1])).end()"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, check=True)
     assert not Pause(tmp_path)
     Pause(tmp_path).end()
+    assert Pause(tmp_path).why() is None

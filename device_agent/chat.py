@@ -1,0 +1,161 @@
+"""A conversation with a personal model: what it is asked in which form, and its answer as text, as it comes.
+
+A tokenizer's file carries no chat template. The one form known here is ChatML, which some bases were trained on; every
+other base goes on with the text as it stands. Knows no command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tokenizers import Tokenizer
+
+from device_agent.personal import PersonalModel
+from shared.errors import BadRequest
+
+Form = Literal["plain", "chatml"]
+
+OPEN, CLOSE = "<|im_start|>", "<|im_end|>"
+TRAINED = ("instruct", "chat")  # in the name of a base that was trained on conversations
+TORN = "\ufffd"  # what a decoder shows for bytes that are no whole character
+
+
+def known_form(tokenizer: Tokenizer, base: str) -> tuple[Form, str]:
+    """The form for a base by its tokenizer and name, and why, in words."""
+    if not _has_marks(tokenizer):
+        return "plain", "the tokenizer has no chat marks that are known here; your text is gone on with as it stands"
+    if any(word in base.lower() for word in TRAINED):
+        return "chatml", f"{base} has ChatML's marks: your text is a turn of a conversation"
+    return (
+        "plain",
+        f"{base} does not say that it was trained on conversations; --form chatml uses its marks all the same",
+    )
+
+
+def _has_marks(tokenizer: Tokenizer) -> bool:
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    return {OPEN, CLOSE} <= special
+
+
+class TextStream:
+    """Tokens to text, token by token: a character of several tokens appears with its last."""
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
+        """before: the tokens that the text follows, so that its first word gets its space."""
+        self._tokenizer = tokenizer
+        # Whole characters, always: some decoders give up on all bytes in a row where one lacks its fellows.
+        self._shown, self._pending = list(before), list[int]()
+
+    def push(self, token: int) -> str:
+        """The text that one more token completes; "" while a character lacks bytes."""
+        self._pending.append(token)
+        return "" if self._new().endswith(TORN) else self._take()
+
+    def flush(self) -> str:
+        """The text of what is left; bytes that are no whole character show as U+FFFD."""
+        return self._take()
+
+    def _new(self) -> str:
+        return self._decode(self._shown + self._pending)[len(self._decode(self._shown)) :]
+
+    def _take(self) -> str:
+        new = self._new()
+        if self._pending:
+            # The last piece is enough for the next one to be spelled as it is after it.
+            self._shown, self._pending = self._pending, []
+        return new
+
+    def _decode(self, tokens: list[int]) -> str:
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=False)
+        return text
+
+
+@dataclass
+class Chat:
+    """One conversation. most: tokens of an answer. temperature, seed: as in `Inference.generate`."""
+
+    model: PersonalModel
+    form: Form
+    most: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    ended: str = field(default="", init=False)  # why the last answer ended, in words
+    forgotten: int = field(default=0, init=False)  # turns that no longer fit
+    _turns: list[list[int]] = field(default_factory=list, init=False)
+    _asked: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        """Raises BadRequest if the tokenizer lacks the form's marks."""
+        if self.form == "chatml" and not _has_marks(self.model.tokenizer):
+            raise BadRequest(f"the tokenizer lacks {OPEN} and {CLOSE}, so there is no ChatML; use --form plain")
+
+    def answer(self, text: str) -> Iterator[str]:
+        """Pieces of the answer to `text` as they come; whoever has enough closes the iterator.
+
+        Raises BadRequest if the text alone does not fit the context.
+        """
+        turn = self._turn(text)
+        self._forget(turn)
+        tokens = [token for past in self._turns for token in past] + turn
+        most = min(self.most, self.model.context - len(tokens) + 1)
+        if most < 1:
+            raise BadRequest(
+                f"the text has {len(turn)} tokens; text and answer share {self.model.context}: shorten the text"
+            )
+        generated = self.model.inference.generate(
+            tokens, most, temperature=self.temperature, seed=self.seed + self._asked
+        )
+        self._asked += 1
+        return self._stream(turn, generated, "the context is full" if most < self.most else f"{most} tokens")
+
+    def _stream(self, turn: list[int], generated: Iterator[int], limit: str) -> Iterator[str]:
+        stream, said = TextStream(self.model.tokenizer, turn), list[int]()
+        special = {token for token, how in self.model.tokenizer.get_added_tokens_decoder().items() if how.special}
+        self.ended = "stopped"
+        try:
+            for token in generated:
+                # No special token is text; the first one ends the answer, whichever the base was trained on.
+                if token in special:
+                    self.ended = "the answer is complete"
+                    break
+                said.append(token)
+                if piece := stream.push(token):
+                    yield piece
+            else:
+                self.ended = limit
+            if piece := stream.flush():
+                yield piece
+        finally:
+            if self.form == "chatml":
+                self._turns.append(turn + said + self._mark(CLOSE) + self._plain("\n"))
+
+    def _turn(self, text: str) -> list[int]:
+        """A person's words as tokens, up to where the answer begins."""
+        if self.form == "plain":
+            tokens: list[int] = self.model.tokenizer.encode(text).ids
+            return tokens
+        asked, answered = self._plain(f"user\n{text}"), self._plain("assistant\n")
+        line = self._plain("\n")
+        return [*self._mark(OPEN), *asked, *self._mark(CLOSE), *line, *self._mark(OPEN), *answered]
+
+    def _forget(self, turn: list[int]) -> None:
+        """Drops the oldest turns until the new one and its longest answer fit."""
+        while self._turns and sum(map(len, self._turns)) + len(turn) + self.most - 1 > self.model.context:
+            self._turns.pop(0)
+            self.forgotten += 1
+
+    def _mark(self, mark: str) -> list[int]:
+        tokens: list[int] = self.model.tokenizer.encode(mark, add_special_tokens=False).ids
+        return tokens
+
+    def _plain(self, text: str) -> list[int]:
+        """A text's tokens; marks that a person wrote are text like any other."""
+        tokenizer = self.model.tokenizer
+        tokenizer.encode_special_tokens = True
+        try:
+            tokens: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        finally:
+            tokenizer.encode_special_tokens = False
+        return tokens

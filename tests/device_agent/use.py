@@ -1,0 +1,21 @@
+"""A home whose shelf holds an adapter of a compiled program, as a completed job leaves it."""
+
+import shutil
+
+import numpy as np
+
+from device_agent.adapters import AdapterShelf
+from shared.lora import dump_adapter
+from shared.signing import sign_manifest
+from tests.device_agent.conftest import TASK, enrol
+
+
+def keep_adapter(home, program, key, name="alice-movies", task=TASK, roles=("weights", "tokenizer", "inference")):
+    """Keeps a random adapter of `program`, signed by `key`; returns its flat B."""
+    enrol(home, "http://127.0.0.1:9", key)  # nobody is there
+    for role in roles:
+        file = program.manifest.file(role)
+        shutil.copy(program.path(role), home.cache / file.sha256)
+    flat = np.random.default_rng(1).normal(0, 0.1, program.manifest.size).astype(np.float32)
+    AdapterShelf(home).keep(name, dump_adapter(flat, {}), sign_manifest(program.manifest, key), task, "job-1")
+    return flat
