@@ -22,6 +22,7 @@ from server.jobs import endpoints as jobs
 from server.keys import load_key
 from server.leases import endpoints as leases
 from server.programs import endpoints as programs
+from server.runners import endpoints as runners
 from server.settings import Settings
 
 _PROBLEM = {"description": "a problem document (RFC 9457)", "content": {PROBLEM_JSON: {}}}
@@ -51,6 +52,6 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.place = Place(settings, database, ArtifactStore(settings.artifacts_path), key.public_key(), utc_now())
     app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes)
     add_problem_handlers(app)
-    for slice_ in (info, devices, jobs, leases, programs, adapters):
+    for slice_ in (info, devices, jobs, leases, programs, runners, adapters):
         app.include_router(slice_.router)
     return app

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from server import keys
 from server.artifacts.store import ArtifactStore
@@ -18,6 +15,7 @@ from server.auth.repository import TokenRepository
 from server.auth.service import DEFAULT_TENANT, TokenService
 from server.bases.repository import BaseRepository
 from server.bases.service import BaseService, inspect
+from server.console import Json, Tenant, complaints, open_home, output, tell, tell_rows
 from server.db.database import Database
 from server.db.schema import upgrade
 from server.devices.service import DeviceService
@@ -30,36 +28,6 @@ tokens = typer.Typer(help="Tokens of operators, apps and devices.", no_args_is_h
 bases = typer.Typer(help="Base models that jobs may name.", no_args_is_help=True)
 app.add_typer(tokens, name="tokens")
 app.add_typer(bases, name="bases")
-
-Json = Annotated[bool, typer.Option("--json", help="print JSON")]
-Tenant = Annotated[str, typer.Option(help="whose it is")]
-output = Console(highlight=False, soft_wrap=True)
-complaints = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-def _open() -> tuple[Settings, Database]:
-    """The database of a home that `init` made, up to date."""
-    settings = Settings()
-    keys.load_key(settings.key_path)
-    database = Database(settings.url)
-    upgrade(database.engine)
-    return settings, database
-
-
-def _tell(as_json: bool, value: Any, text: str) -> None:
-    output.print(json.dumps(value) if as_json else text, markup=False)
-
-
-def _tell_rows(as_json: bool, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
-    if as_json:
-        output.print(json.dumps(rows), markup=False)
-        return
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*("" if row[column] is None else str(row[column]) for column in columns))
-    output.print(table)
 
 
 @app.command()
@@ -76,7 +44,7 @@ def init(as_json: Json = False) -> None:
     with database.writing() as session:
         _, text = TokenService(session).issue(Role.OPERATOR, DEFAULT_TENANT, "init")
     value = {"home": str(settings.home), "tenant": DEFAULT_TENANT, "role": Role.OPERATOR, "token": text}
-    _tell(as_json, value, f"{settings.home} is set up. The operator's token, shown this once:\n{text}")
+    tell(as_json, value, f"{settings.home} is set up. The operator's token, shown this once:\n{text}")
 
 
 @app.command()
@@ -124,10 +92,10 @@ def enrol_token(
     as_json: Json = False,
 ) -> None:
     """Make a one-time token with which one device may enrol."""
-    _, database = _open()
+    _, database = open_home()
     with database.writing() as session:
         enrolment = DeviceService(session).invite(tenant, expires_in_seconds)
-    _tell(as_json, enrolment.model_dump(mode="json"), enrolment.token)
+    tell(as_json, enrolment.model_dump(mode="json"), enrolment.token)
 
 
 @tokens.command("create")
@@ -140,30 +108,30 @@ def create_token(
     """Make a token; it is shown this once."""
     if role is Role.DEVICE:
         raise BadRequest("devices get their tokens by enrolling; `mobizo-server enrol-token` lets one in")
-    _, database = _open()
+    _, database = open_home()
     with database.writing() as session:
         token, text = TokenService(session).issue(role, tenant, name)
-    _tell(as_json, {"id": token.id, "role": role, "tenant": tenant, "token": text}, text)
+    tell(as_json, {"id": token.id, "role": role, "tenant": tenant, "token": text}, text)
 
 
 @tokens.command("list")
 def list_tokens(as_json: Json = False) -> None:
     """List tokens; what they are is not kept."""
     columns = ("id", "role", "tenant", "name", "device_id", "created_at", "revoked_at")
-    _, database = _open()
+    _, database = open_home()
     with database.reading() as session:
         found = [{column: getattr(token, column) for column in columns} for token in TokenRepository(session).all()]
     rows = [
         {name: value.isoformat() if name.endswith("_at") and value else value for name, value in row.items()}
         for row in found
     ]
-    _tell_rows(as_json, rows, columns)
+    tell_rows(as_json, rows, columns)
 
 
 @tokens.command("revoke")
 def revoke_token(token_id: str) -> None:
     """End a token at once."""
-    _, database = _open()
+    _, database = open_home()
     with database.writing() as session:
         TokenService(session).revoke(token_id)
     output.print(f"{token_id} is revoked")
@@ -176,20 +144,20 @@ def add_base(
     as_json: Json = False,
 ) -> None:
     """Read a base model's configuration and tokenizer, and let jobs name it."""
-    settings, database = _open()
+    settings, database = open_home()
     artifacts = ArtifactStore(settings.artifacts_path)
     found = inspect(name, source, artifacts)
     with database.writing() as session:
         base = BaseService(session, artifacts).register(found)
     value = {"name": base.name, "source": base.source, "sha256": base.sha256, "parameters": base.parameters}
-    _tell(as_json, value, f"{base.name}: {base.shape.architecture}, {base.parameters:,} parameters, {base.sha256}")
+    tell(as_json, value, f"{base.name}: {base.shape.architecture}, {base.parameters:,} parameters, {base.sha256}")
 
 
 @bases.command("list")
 def list_bases(as_json: Json = False) -> None:
     """List base models."""
     columns = ("name", "parameters", "sha256", "source")
-    _, database = _open()
+    _, database = open_home()
     with database.reading() as session:
         rows = [{column: getattr(base, column) for column in columns} for base in BaseRepository(session).all()]
-    _tell_rows(as_json, rows, columns)
+    tell_rows(as_json, rows, columns)

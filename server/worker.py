@@ -96,7 +96,7 @@ class CompileWorker:
                 else:
                     for file in outcome.files:
                         self._artifacts.adopt(workspace / "program" / file.name, file.sha256)
-                    self._finish(outcome, log)
+                    self._finish(outcome.model_copy(update={"version": assignment.version}), log)
             except CompilerCrashed as error:
                 with self._database.writing() as session:
                     self._queue_in(session).retry(recipe.id, error)

@@ -23,12 +23,17 @@ class TokenRepository:
         self._session.flush()
 
     def by_digest(self, digest: str) -> Token | None:
-        """The token of that digest, unless it was revoked."""
-        return self._session.scalar(select(Token).where(Token.digest == digest, Token.revoked_at.is_(None)))
+        """The token of that digest, live or revoked."""
+        return self._session.scalar(select(Token).where(Token.digest == digest))
 
     def all(self) -> Sequence[Token]:
         """Every token, oldest first."""
         return self._session.scalars(select(Token).order_by(Token.number)).all()
+
+    def revoke_device(self, device_id: str, now: datetime) -> None:
+        """Ends every token of a device."""
+        live = update(Token).where(Token.device_id == device_id, Token.revoked_at.is_(None))
+        self._session.execute(live.values(revoked_at=now))
 
     def revoke(self, token_id: str, now: datetime) -> bool:
         """Ends a token; False if there is no live one of that id."""

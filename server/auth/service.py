@@ -15,6 +15,7 @@ from shared.errors import BadRequest, NotFound, Unauthorized
 from shared.job import NAME
 
 DEFAULT_TENANT = "default"
+REVOKED = "this device was revoked; ask the operator for a one-time token and enrol it again"
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,15 @@ class TokenService:
     def principal(self, text: str) -> Principal:
         """Whose token this is. Raises Unauthorized if nobody's."""
         token = self._tokens.by_digest(token_digest(text))
-        if token is None:
+        if token is not None and token.revoked_at is not None and token.role is Role.DEVICE:
+            raise Unauthorized(REVOKED)
+        if token is None or token.revoked_at is not None:
             raise Unauthorized("the token is not known here or was revoked; ask the operator for a new one")
         return Principal(token.tenant, token.role, token.id, token.device_id)
+
+    def revoke_device(self, device_id: str) -> None:
+        """Ends every token of a device at once."""
+        self._tokens.revoke_device(device_id, utc_now())
 
     def revoke(self, token_id: str) -> None:
         """Ends a token at once. Raises NotFound."""

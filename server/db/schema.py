@@ -16,8 +16,9 @@ from server.devices import models as devices
 from server.jobs import models as jobs
 from server.leases import models as leases
 from server.programs import models as programs
+from server.runners import models as runners
 
-__all__ = ["METADATA", "adapters", "auth", "bases", "devices", "jobs", "leases", "programs", "upgrade"]
+__all__ = ["METADATA", "adapters", "auth", "bases", "devices", "jobs", "leases", "programs", "runners", "upgrade"]
 
 METADATA = Table.metadata
 

@@ -23,6 +23,7 @@ class Device(Numbered, Table):
     platform: Mapped[str] = mapped_column(String(200))
     created_at: Mapped[datetime] = mapped_column(Moment)
     last_seen_at: Mapped[datetime | None] = mapped_column(Moment)
+    revoked_at: Mapped[datetime | None] = mapped_column(Moment)
 
     def view(self) -> DeviceView:
         """As the API shows it."""
@@ -32,6 +33,7 @@ class Device(Numbered, Table):
             platform=self.platform,
             created_at=self.created_at,
             last_seen_at=self.last_seen_at,
+            revoked_at=self.revoked_at,
         )
 
 

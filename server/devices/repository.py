@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy import select, update
@@ -25,6 +26,19 @@ class DeviceRepository:
     def get(self, tenant: str, device_id: str) -> Device | None:
         """A device of a tenant."""
         return self._session.scalar(select(Device).where(Device.tenant == tenant, Device.id == device_id))
+
+    def revoked(self, device_id: str) -> bool:
+        """Whether a device was revoked."""
+        return self._session.scalar(select(Device.revoked_at).where(Device.id == device_id)) is not None
+
+    def named(self, tenant: str, name: str) -> Sequence[Device]:
+        """Devices of a tenant that go by a name and were not revoked."""
+        statement = select(Device).where(Device.tenant == tenant, Device.name == name, Device.revoked_at.is_(None))
+        return self._session.scalars(statement).all()
+
+    def all(self, tenant: str) -> Sequence[Device]:
+        """Every device of a tenant, oldest first."""
+        return self._session.scalars(select(Device).where(Device.tenant == tenant).order_by(Device.number)).all()
 
     def page(self, tenant: str, request: PageRequest) -> PageRows[Device]:
         """Some of a tenant's devices, newest first."""

@@ -14,7 +14,7 @@ from server.clock import utc_now
 from server.devices.models import Device, EnrolmentToken
 from server.devices.repository import DeviceRepository, EnrolmentRepository
 from server.identity import new_id, new_token, token_digest
-from shared.errors import BadRequest, Unauthorized
+from shared.errors import BadRequest, Conflict, NotFound, Unauthorized
 from shared.protocol import DeviceEnrol, Enrolment
 
 KEY_BYTES = 32
@@ -46,6 +46,25 @@ class DeviceService:
             EnrolmentToken(digest=token_digest(text), tenant=tenant, created_at=now, expires_at=expires)
         )
         return Enrolment(token=text, expires_at=expires)
+
+    def revoke(self, tenant: str, name_or_id: str) -> Device:
+        """Ends a device's tokens at once; it is never let in again but as another device.
+
+        Its leases are `LeaseService`'s to take back. Raises NotFound, or Conflict for a name that several have.
+        """
+        device = self._devices.get(tenant, name_or_id)
+        if device is None:
+            named = self._devices.named(tenant, name_or_id)
+            if len(named) > 1:
+                ids = ", ".join(found.id for found in named)
+                raise Conflict(f"{len(named)} devices are named {name_or_id!r}; give the id of one: {ids}")
+            if not named:
+                raise NotFound(f"no device is named {name_or_id!r}; `mobizo-server devices list` shows them")
+            device = named[0]
+        if device.revoked_at is None:
+            device.revoked_at = utc_now()
+            self._tokens.revoke_device(device.id)
+        return device
 
     def enrol(self, one_time_token: str, request: DeviceEnrol) -> tuple[Device, str]:
         """A new device and its token, for a one-time token that is used up by this.

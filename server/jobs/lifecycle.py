@@ -37,7 +37,9 @@ class JobLifecycle:
         self._jobs.add_event(job, JOB_EVENT, job.view().model_dump_json())
 
     def progress(self, job: Job, progress: Progress) -> None:
-        """Notes how training goes."""
-        job.progress = progress
+        """Notes how training goes; the same again, as from a device that waits for hours, is no event."""
         job.updated_at = utc_now()
+        if progress == job.progress:
+            return
+        job.progress = progress
         self._jobs.add_event(job, PROGRESS_EVENT, progress.model_dump_json())

@@ -57,6 +57,11 @@ def _answer_sizes(request: JobRequest, task: Task, tokenizer: Tokenizer) -> tupl
     return given_length or length, given_choices or choices
 
 
+def scored_rows(recipe: Recipe, task: Task) -> int:
+    """Sequences that one example's candidates take when they are scored."""
+    return 1 if recipe.answer_length == 1 and task.shares_prompt else recipe.choices
+
+
 def _check(recipe: Recipe, task: Task, shape: BaseShape) -> None:
     lora_modules(recipe, shape)  # raises InvalidRecipe for a layer or a target that the base lacks
     check_trainable(recipe.precision)
@@ -77,8 +82,7 @@ def _check(recipe: Recipe, task: Task, shape: BaseShape) -> None:
         )
     if recipe.loss == "candidates" and not task.shares_prompt:
         raise InvalidRecipe(f"recipe.loss: task {task.name!r} gives candidates prompts of their own; use loss 'full'")
-    rows = 1 if recipe.answer_length == 1 and task.shares_prompt else recipe.choices
-    if rows > recipe.score_rows:
+    if scored_rows(recipe, task) > recipe.score_rows:
         raise InvalidRecipe(
             f"recipe.choices is {recipe.choices}; scoring that many takes 2 x queries x effective_batch of at least as "
             f"many, here {recipe.score_rows}"

@@ -43,6 +43,10 @@ class JobRepository:
         statement = select(Job).where(Job.recipe_id == recipe_id, Job.state.in_(WANTING)).order_by(Job.number)
         return self._session.scalars(statement).all()
 
+    def pinned(self, device_id: str) -> Sequence[Job]:
+        """Open jobs that only this device may train."""
+        return self._session.scalars(select(Job).where(Job.only_device_id == device_id, Job.state.in_(OPEN))).all()
+
     def other_user(self, tenant: str, adapter: str, user: str) -> str | None:
         """A user, not `user`, for whom an open job trains that adapter."""
         statement = select(Job.user).where(

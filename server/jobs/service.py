@@ -68,7 +68,10 @@ class JobService:
         return job
 
     def _check_device(self, tenant: str, device_id: str | None) -> None:
-        if device_id is not None and DeviceRepository(self._session).get(tenant, device_id) is None:
+        if device_id is None:
+            return
+        device = DeviceRepository(self._session).get(tenant, device_id)
+        if device is None or device.revoked_at is not None:
             raise NotFound(f"device: no device {device_id!r} is enrolled here")
 
     def _check_user(self, tenant: str, request: JobRequest) -> None:

@@ -14,42 +14,44 @@ from server.clock import utc_now
 from server.http.bodies import read_limited
 from server.http.place import Here, Place, Writing
 from server.leases import uploads
+from server.leases.declines import DeclineService
 from server.leases.repository import LeaseRepository
 from server.leases.service import LeaseService
 from server.leases.uploads import UploadService
 from shared.job import JobError, Progress
-from shared.protocol import AdapterVersion, Completion, Lease, LeaseRequest, LeaseState, UploadReceipt
+from shared.protocol import AdapterVersion, Completion, Decline, Lease, LeaseRequest, LeaseState, UploadReceipt
 
 router = APIRouter(prefix="/v1/leases", tags=["leases"])
 
 
-def _acquire(place: Place, principal: Principal, datasets: list[str]) -> Lease | None:
+def _acquire(place: Place, principal: Principal, asked: LeaseRequest) -> Lease | None:
     with place.database.writing() as session:
         service = LeaseService(session, place.settings.lease_seconds)
-        return service.acquire(principal.tenant, principal.device_id or "", datasets)
+        return service.acquire(principal.tenant, principal.device_id or "", asked.datasets, asked.memory_bytes)
 
 
-def _may_be_work(place: Place, principal: Principal, datasets: list[str]) -> bool:
+def _may_be_work(place: Place, principal: Principal, asked: LeaseRequest) -> bool:
     with place.database.reading() as session:
-        leases = LeaseRepository(session)
-        return leases.may_be_work(principal.tenant, principal.device_id or "", datasets, utc_now())
+        return LeaseRepository(session).may_be_work(
+            principal.tenant, principal.device_id or "", asked.datasets, asked.memory_bytes, utc_now()
+        )
 
 
 @router.post("", response_model=Lease, responses={204: {"description": "no job for this device now"}})
 async def acquire(lease_request: LeaseRequest, request: Request, here: Here, principal: Device) -> Lease | Response:
-    """A job for this device: first the one it has, then one it had, then the oldest that waits.
+    """A job for this device: first the one it has, then one it had, then the oldest that waits and that it can hold.
 
     Holds the request up to `wait_seconds` until there is one; no thread waits meanwhile.
     """
     deadline = time.monotonic() + lease_request.wait_seconds
-    lease = await run_in_threadpool(_acquire, here, principal, lease_request.datasets)
+    lease = await run_in_threadpool(_acquire, here, principal, lease_request)
     while lease is None:
         left = deadline - time.monotonic()
         if left <= 0 or await request.is_disconnected():
             return Response(status_code=204)
         await asyncio.sleep(min(left, here.settings.poll_seconds))
-        if await run_in_threadpool(_may_be_work, here, principal, lease_request.datasets):
-            lease = await run_in_threadpool(_acquire, here, principal, lease_request.datasets)
+        if await run_in_threadpool(_may_be_work, here, principal, lease_request):
+            lease = await run_in_threadpool(_acquire, here, principal, lease_request)
     return lease
 
 
@@ -70,6 +72,16 @@ def fail(lease_id: str, error: JobError, here: Here, session: Writing, principal
 def release(lease_id: str, here: Here, session: Writing, principal: Device) -> LeaseState:
     """Gives the job back; it waits for a device again."""
     return LeaseService(session, here.settings.lease_seconds).release(principal.device_id or "", lease_id)
+
+
+@router.post("/{lease_id}/decline")
+def decline(lease_id: str, declined: Decline, here: Here, session: Writing, principal: Device) -> LeaseState:
+    """The device has too little memory for the program.
+
+    A job that allows it (`shrink`) gets a smaller recipe; else it waits for another device, or fails if no other may
+    train it. Saying it twice is fine.
+    """
+    return DeclineService(session, here.settings.lease_seconds).decline(principal.device_id or "", lease_id, declined)
 
 
 @router.put(

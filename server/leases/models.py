@@ -1,4 +1,4 @@
-"""The table of leases."""
+"""The tables of leases, and of what devices declined."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ class Ending(StrEnum):
     RELEASED = "released"
     EXPIRED = "expired"
     CANCELLED = "cancelled"
+    DECLINED = "declined"  # the device has too little memory
+    REVOKED = "revoked"  # the device was
 
 
 _LIVE = text("ending IS NULL")
@@ -42,3 +44,16 @@ class JobLease(Numbered, Table):
     ending: Mapped[Ending | None] = mapped_column(word(Ending))
     upload_sha256: Mapped[str | None] = mapped_column(String(64))
     upload_size: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class MemoryDecline(Table):
+    """That a device could not hold a recipe's program, when it last said so; bytes."""
+
+    __tablename__ = "declines"
+
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.id"), primary_key=True)
+    recipe_id: Mapped[str] = mapped_column(ForeignKey("programs.recipe_id"), primary_key=True)
+    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"))
+    needed_bytes: Mapped[int] = mapped_column(BigInteger)
+    available_bytes: Mapped[int] = mapped_column(BigInteger)
+    declined_at: Mapped[datetime] = mapped_column(Moment)

@@ -11,6 +11,7 @@ from datetime import timedelta
 
 from sqlalchemy.orm import Session
 
+from server.auth.service import REVOKED
 from server.clock import utc_now
 from server.devices.repository import DeviceRepository
 from server.identity import new_id
@@ -20,7 +21,7 @@ from server.jobs.repository import JobRepository
 from server.leases.models import Ending, JobLease
 from server.leases.repository import LeaseRepository
 from server.programs.repository import ProgramRepository
-from shared.errors import Gone, NotFound
+from shared.errors import Gone, NotFound, Unauthorized
 from shared.job import JobError, JobState, Progress
 from shared.program import SignedManifest
 from shared.protocol import Lease, LeaseState
@@ -45,9 +46,18 @@ class LeaseService:
             lease.ending, lease.ended_at = Ending.EXPIRED, now
             self._lifecycle.move(job, JobState.READY, attempts=job.attempts + 1)
 
-    def acquire(self, tenant: str, device_id: str, datasets: Sequence[str]) -> Lease | None:
-        """A job for a device: the one it has, the one it had, or the oldest that it may train."""
-        self._devices.seen(device_id, utc_now())
+    def acquire(
+        self, tenant: str, device_id: str, datasets: Sequence[str], memory_bytes: int | None = None
+    ) -> Lease | None:
+        """A job for a device: the one it has, the one it had, or the oldest that it may train.
+
+        memory_bytes: what the device says it can spare.
+        """
+        now = utc_now()
+        self._devices.seen(device_id, now)
+        if self._devices.revoked(device_id):
+            # Its request waited for work while the operator revoked it.
+            raise Unauthorized(REVOKED)
         lease = self._leases.live(device_id, datasets)
         if lease is None:
             self.take_back_overdue()
@@ -55,7 +65,7 @@ class LeaseService:
             if lease is not None:
                 self._revive(lease)
         if lease is None:
-            job = self._leases.waiting_job(tenant, device_id, datasets)
+            job = self._leases.waiting_job(tenant, device_id, datasets, memory_bytes, now)
             if job is None:
                 return None
             lease = self._give(job, device_id)
@@ -68,7 +78,7 @@ class LeaseService:
         if lease.ending is not Ending.CANCELLED:
             self.hold(lease)
             self._lifecycle.progress(self._jobs.by_number(lease.job_number), progress)
-        return self._state(lease)
+        return self.state(lease)
 
     def fail(self, device_id: str, lease_id: str, error: JobError) -> LeaseState:
         """Ends job and lease with a reason. Raises NotFound or Gone."""
@@ -78,11 +88,10 @@ class LeaseService:
         """Gives the job back for any device to take. Raises NotFound or Gone."""
         return self._end(device_id, lease_id, Ending.RELEASED, JobState.READY, None)
 
-    def find(self, device_id: str, lease_id: str) -> tuple[JobLease, Job, SignedManifest]:
-        """A lease of the device with its job and program. Raises NotFound."""
+    def find(self, device_id: str, lease_id: str) -> tuple[JobLease, Job]:
+        """A lease of the device with its job. Raises NotFound."""
         lease = self._find(device_id, lease_id)
-        job = self._jobs.by_number(lease.job_number)
-        return lease, job, self._manifest(job)
+        return lease, self._jobs.by_number(lease.job_number)
 
     def hold(self, lease: JobLease) -> None:
         """Extends a lease that is live, or lapsed but still to be had. Raises Gone otherwise."""
@@ -94,9 +103,31 @@ class LeaseService:
             raise Gone(f"the lease has ended ({lease.ending}); ask for a new one")
         self._extend(lease)
 
-    def complete(self, lease: JobLease) -> None:
-        """Ends a lease whose job succeeded."""
-        lease.ending, lease.ended_at = Ending.COMPLETED, utc_now()
+    def end(self, lease: JobLease, ending: Ending) -> None:
+        """Ends a lease; what becomes of its job is the caller's."""
+        lease.ending, lease.ended_at = ending, utc_now()
+
+    def state(self, lease: JobLease) -> LeaseState:
+        """How it stands, as the device is told."""
+        job = self._jobs.by_number(lease.job_number)
+        return LeaseState(job_state=job.state, expires_at=lease.expires_at, stop=job.state is JobState.CANCELLED)
+
+    def manifest(self, job: Job) -> SignedManifest:
+        """The program of a job. Raises NotFound while there is none."""
+        signed = self._programs.signed(job.recipe_id)
+        if signed is None:
+            raise NotFound(f"the program of job {job.id} is not compiled")
+        return signed
+
+    def take_back_revoked(self, device_id: str) -> None:
+        """Jobs of a revoked device wait for another; those that no other may train fail."""
+        for lease in self._leases.live_of_device(device_id):
+            job = self._jobs.by_number(lease.job_number)
+            self.end(lease, Ending.REVOKED)
+            self._lifecycle.move(job, JobState.READY, attempts=job.attempts + 1)
+        for job in self._jobs.pinned(device_id):
+            detail = f"device {device_id}, the only one that may train it, was revoked"
+            self._lifecycle.move(job, JobState.FAILED, error=JobError(code="device-revoked", detail=detail))
 
     def _find(self, device_id: str, lease_id: str) -> JobLease:
         lease = self._leases.of_device(device_id, lease_id)
@@ -126,20 +157,10 @@ class LeaseService:
         # Said twice, or about a job that was cancelled meanwhile: the answer is how it stands.
         if lease.ending not in (ending, Ending.CANCELLED):
             self.hold(lease)
-            lease.ending, lease.ended_at = ending, utc_now()
+            self.end(lease, ending)
             self._lifecycle.move(self._jobs.by_number(lease.job_number), state, error=error)
-        return self._state(lease)
-
-    def _state(self, lease: JobLease) -> LeaseState:
-        job = self._jobs.by_number(lease.job_number)
-        return LeaseState(job_state=job.state, expires_at=lease.expires_at, stop=job.state is JobState.CANCELLED)
+        return self.state(lease)
 
     def _shown(self, lease: JobLease) -> Lease:
         job = self._jobs.by_number(lease.job_number)
-        return Lease(id=lease.id, job=job.view(), manifest=self._manifest(job), expires_at=lease.expires_at)
-
-    def _manifest(self, job: Job) -> SignedManifest:
-        signed = self._programs.signed(job.recipe_id)
-        if signed is None:
-            raise NotFound(f"the program of job {job.id} is not compiled")
-        return signed
+        return Lease(id=lease.id, job=job.view(), manifest=self.manifest(job), expires_at=lease.expires_at)

@@ -34,10 +34,11 @@ class UploadService:
         """(D, most bytes) of the file that a lease's program makes. Raises NotFound, or Gone if it cannot be sent."""
         with self.database.writing() as session:
             leases = LeaseService(session, self.lease_seconds)
-            lease, _, signed = leases.find(device_id, lease_id)
+            lease, job = leases.find(device_id, lease_id)
             if lease.ending is not Ending.COMPLETED:
                 leases.hold(lease)
-            return signed.manifest.size, 4 * signed.manifest.size + HEADER_BYTES
+            size = leases.manifest(job).manifest.size
+            return size, 4 * size + HEADER_BYTES
 
     def upload(self, device_id: str, lease_id: str, size: int, data: bytes) -> UploadReceipt:
         """Stores an adapter file of `size` elements under a lease; the same again is the same receipt.
@@ -48,7 +49,7 @@ class UploadService:
         receipt = UploadReceipt(sha256=sha256_hex(data), size=len(data))
         with self.database.writing() as session:
             leases = LeaseService(session, self.lease_seconds)
-            lease, _, _ = leases.find(device_id, lease_id)
+            lease, _ = leases.find(device_id, lease_id)
             if lease.ending is Ending.COMPLETED:
                 if lease.upload_sha256 != receipt.sha256:
                     raise Gone("the job was completed with another adapter file")
@@ -67,7 +68,7 @@ def complete(
     Raises NotFound, Gone, or Conflict if that file was not uploaded.
     """
     leases, adapters = LeaseService(session, lease_seconds), AdapterService(session)
-    lease, job, signed = leases.find(device_id, lease_id)
+    lease, job = leases.find(device_id, lease_id)
     if lease.ending is Ending.COMPLETED:
         if lease.upload_sha256 != completion.adapter_sha256:
             raise Conflict("the job was completed with another adapter file")
@@ -75,8 +76,9 @@ def complete(
     leases.hold(lease)
     if lease.upload_sha256 != completion.adapter_sha256:
         raise Conflict(f"the file {completion.adapter_sha256} was not uploaded under this lease; upload it first")
-    stored = adapters.add_version(job, signed.manifest, completion, lease.upload_size or 0, device_id)
-    leases.complete(lease)
+    manifest = leases.manifest(job).manifest
+    stored = adapters.add_version(job, manifest, completion, lease.upload_size or 0, device_id)
+    leases.end(lease, Ending.COMPLETED)
     JobLifecycle(session).move(
         job, JobState.SUCCEEDED, result=completion.result, adapter_version=stored.version, error=None
     )

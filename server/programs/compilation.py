@@ -32,6 +32,7 @@ class Assignment:
 
     recipe: Recipe
     source: str
+    version: int  # what the program's manifest will state: devices refuse one under what they have seen
 
 
 class CompileQueue:
@@ -60,7 +61,9 @@ class CompileQueue:
             for job in self._jobs.wanting(program.recipe_id):
                 if job.state is JobState.QUEUED:
                     self._lifecycle.move(job, JobState.COMPILING)
-            return Assignment(program.recipe, self._programs.source(program))
+            # Also a worker that lost its claim may have had this number; what it made is never published.
+            version = 1 if program.signed is None else program.signed.manifest.version + 1
+            return Assignment(program.recipe, self._programs.source(program), version)
         return None
 
     def keep(self, recipe_id: str) -> bool:
@@ -84,10 +87,13 @@ class CompileQueue:
         program.lease_expires_at = None
         program.signed = signed
         program.ready_at = utc_now()
-        for file in signed.manifest.files:
-            self._programs.add_file(
+        self._programs.set_files(
+            recipe_id,
+            [
                 ProgramBlob(recipe_id=recipe_id, role=file.role, name=file.name, sha256=file.sha256)
-            )
+                for file in signed.manifest.files
+            ],
+        )
         for job in self._jobs.wanting(recipe_id):
             self._lifecycle.move(job, JobState.READY)
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import delete, func, or_, select
 from sqlalchemy.orm import Session
 
 from server.bases.models import BaseModelEntry
@@ -30,6 +30,10 @@ class ProgramRepository:
     def get(self, recipe_id: str) -> Program | None:
         """The program of a recipe."""
         return self._session.scalar(select(Program).where(Program.recipe_id == recipe_id))
+
+    def named(self, recipe_id: str) -> Program:
+        """The program of a recipe, known to exist."""
+        return self._session.scalars(select(Program).where(Program.recipe_id == recipe_id)).one()
 
     def signed(self, recipe_id: str) -> SignedManifest | None:
         """The signed manifest of a recipe's program, once it is compiled."""
@@ -71,9 +75,10 @@ class ProgramRepository:
             )
         )
 
-    def add_file(self, file: ProgramBlob) -> None:
-        """Stores that a program has a file."""
-        self._session.add(file)
+    def set_files(self, recipe_id: str, files: Sequence[ProgramBlob]) -> None:
+        """Stores that a program has these files, and none of those it had."""
+        self._session.execute(delete(ProgramBlob).where(ProgramBlob.recipe_id == recipe_id))
+        self._session.add_all(files)
 
     def file_of_tenant(self, tenant: str, sha256: str) -> ProgramBlob | None:
         """A file of a program that one of the tenant's jobs asked for."""

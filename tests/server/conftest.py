@@ -147,6 +147,7 @@ class Home:
                 manifest = fake_compiler.build(assignment.recipe, Path(assignment.source), workspace / "program")
                 for file in manifest.files:
                     self.artifacts.adopt(workspace / "program" / file.name, file.sha256)
+            manifest = manifest.model_copy(update={"version": assignment.version})
             signed = sign_manifest(manifest, keys.load_key(self.settings.key_path))
             with self.database.writing() as session:
                 assert CompileQueue(session, self.settings, worker_id).finish(manifest.recipe_id, signed)

@@ -40,7 +40,7 @@ def build(recipe: Recipe, source: Path, out_dir: Path) -> ProgramManifest:
         a_sha256=a_fingerprint(recipe, shape),
         score_rows=recipe.score_rows,
         files=tuple(files),
-        planned_bytes=1000,
+        planned_bytes=32 * recipe.score_rows * recipe.sequence_length * shape.hidden,
         flops_per_step=1000,
         delegates=1,
         nodes=10,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.server.conftest import job_request
+from tests.server.conftest import job_request, result
 
 
 @pytest.fixture
@@ -45,6 +45,8 @@ DEVICE_ROUTES = [
     ("POST", "/v1/leases/{lease}/heartbeat", {"phase": "training"}),
     ("POST", "/v1/leases/{lease}/fail", {"code": "x", "detail": "y"}),
     ("POST", "/v1/leases/{lease}/release", None),
+    ("POST", "/v1/leases/{lease}/decline", {"needed_bytes": 2, "available_bytes": 1}),
+    ("POST", "/v1/leases/{lease}/complete", {"adapter_sha256": "0" * 64, "result": result()}),
     ("PUT", "/v1/leases/{lease}/adapter", {}),
     ("GET", "/v1/files/{file}", None),
 ]

@@ -47,8 +47,11 @@ DEVICE_ROUTES = [
     ("POST", "/v1/leases/x/heartbeat"),
     ("POST", "/v1/leases/x/fail"),
     ("POST", "/v1/leases/x/release"),
+    ("POST", "/v1/leases/x/decline"),
     ("PUT", "/v1/leases/x/adapter"),
     ("POST", "/v1/leases/x/complete"),
+    ("GET", "/v1/runners/linux-x86_64"),
+    ("GET", f"/v1/runners/linux-x86_64/{'0' * 64}"),
 ]
 
 
@@ -79,6 +82,8 @@ def test_every_route_is_in_these_lists(app):
             path.replace("{job_id}", "x").replace("{lease_id}", "x").replace("{name}", "x").replace("{version}", "1")
         )
         concrete = concrete.replace("{file}", "README.md").replace("{recipe_id}", "0" * 64)
+        if concrete.startswith("/v1/runners"):
+            concrete = concrete.replace("{platform}", "linux-x86_64").replace("{sha256}", "0" * 64)
         public = concrete in ("/v1/server", "/healthz", "/readyz", "/v1/devices", "/v1/files/{sha256}")
         assert public or concrete in listed, path
 

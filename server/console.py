@@ -1,0 +1,47 @@
+"""What the commands of a home share: opening it, and printing for people or for machines."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from server import keys
+from server.db.database import Database
+from server.db.schema import upgrade
+from server.settings import Settings
+
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+Tenant = Annotated[str, typer.Option(help="whose it is")]
+output = Console(highlight=False, soft_wrap=True)
+complaints = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def open_home() -> tuple[Settings, Database]:
+    """The database of a home that `init` made, up to date."""
+    settings = Settings()
+    keys.load_key(settings.key_path)
+    database = Database(settings.url)
+    upgrade(database.engine)
+    return settings, database
+
+
+def tell(as_json: bool, value: Any, text: str) -> None:
+    """Prints `value` as JSON, or `text`."""
+    output.print(json.dumps(value) if as_json else text, markup=False)
+
+
+def tell_rows(as_json: bool, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
+    """Prints rows as JSON, or as a table."""
+    if as_json:
+        output.print(json.dumps(rows), markup=False)
+        return
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*("" if row[column] is None else str(row[column]) for column in columns))
+    output.print(table)

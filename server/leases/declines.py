@@ -1,0 +1,93 @@
+"""A device has too little memory for its job: a smaller recipe, another device, or the end. Knows no HTTP."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from server.clock import utc_now
+from server.devices.repository import DeviceRepository
+from server.jobs.lifecycle import JobLifecycle
+from server.jobs.models import Job
+from server.jobs.recipes import scored_rows
+from server.jobs.shrink import described, estimated_need, smaller
+from server.leases.models import Ending, JobLease, MemoryDecline
+from server.leases.repository import LeaseRepository
+from server.leases.service import LeaseService
+from server.programs.repository import ProgramRepository
+from server.programs.service import ProgramService
+from shared.job import JobError, JobState, Progress
+from shared.protocol import Decline, LeaseState
+from shared.recipe import Recipe
+
+DOES_NOT_FIT = "does-not-fit"
+
+
+class DeclineService:
+    """Declined leases in one writing transaction."""
+
+    def __init__(self, session: Session, lease_seconds: float) -> None:
+        self._session = session
+        self._leases = LeaseService(session, lease_seconds)
+        self._lifecycle = JobLifecycle(session)
+
+    def decline(self, device_id: str, lease_id: str, declined: Decline) -> LeaseState:
+        """Ends a lease whose program the device cannot hold; said twice, it counts once. Raises NotFound or Gone."""
+        lease, job = self._leases.find(device_id, lease_id)
+        if lease.ending not in (Ending.DECLINED, Ending.CANCELLED):
+            self._leases.hold(lease)
+            self._leases.end(lease, Ending.DECLINED)
+            self._note(lease, job, declined)
+            self._go_on(job, self._complaint(job, device_id, declined), declined)
+        return self._leases.state(lease)
+
+    def _note(self, lease: JobLease, job: Job, declined: Decline) -> None:
+        LeaseRepository(self._session).note_decline(
+            MemoryDecline(
+                device_id=lease.device_id,
+                recipe_id=job.recipe_id,
+                job_number=job.number,
+                needed_bytes=declined.needed_bytes,
+                available_bytes=declined.available_bytes,
+                declined_at=utc_now(),
+            )
+        )
+
+    def _complaint(self, job: Job, device_id: str, declined: Decline) -> str:
+        device = DeviceRepository(self._session).get(job.tenant, device_id)
+        name = device.name if device is not None else device_id
+        return (
+            f"device {name} can spare {declined.available_bytes:,} bytes, and the program needs "
+            f"{declined.needed_bytes:,}"
+        )
+
+    def _go_on(self, job: Job, complaint: str, declined: Decline) -> None:
+        manifest = self._leases.manifest(job).manifest
+        needed, available = declined.needed_bytes, declined.available_bytes
+        recipe = None
+        if job.request.shrink:
+            recipe = smaller(manifest, needed, available, scored_rows(manifest.recipe, job.task))
+        if recipe is not None:
+            estimate = estimated_need(manifest, recipe, needed)
+            self._shrink(job, recipe)
+            change = described(manifest.recipe, recipe)
+            self._tell(job, f"{complaint}; a smaller recipe takes about {estimate:,}: {change}")
+        elif job.only_device_id is not None:
+            remedy = (
+                "no smaller recipe would fit" if job.request.shrink else "let it shrink, or ask for a smaller recipe"
+            )
+            error = JobError(code=DOES_NOT_FIT, detail=f"{complaint}; no other device may train it: {remedy}")
+            self._lifecycle.move(job, JobState.FAILED, error=error)
+        else:
+            self._lifecycle.move(job, JobState.READY)
+            self._tell(job, f"{complaint}; the job waits for another device")
+
+    def _shrink(self, job: Job, recipe: Recipe) -> None:
+        """The job waits for the smaller program; what was asked for stays in its request."""
+        program = ProgramRepository(self._session).named(job.recipe_id)
+        state = ProgramService(self._session).want(recipe, program.base_number)
+        self._lifecycle.move(job, JobState.QUEUED, recipe=recipe, recipe_id=recipe.id)
+        if state is not JobState.QUEUED:
+            self._lifecycle.move(job, state)
+
+    def _tell(self, job: Job, why: str) -> None:
+        self._lifecycle.progress(job, Progress(phase="waiting", steps=job.request.training.steps, why=why))

@@ -1,0 +1,1 @@
+"""Builds of the native runner that the operator offers to devices."""

@@ -1,0 +1,62 @@
+"""Whether an archive may be offered as a runner: a .tar.gz that every device can unpack without fear.
+
+Reads it; writes nothing. Knows no database.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import tarfile
+import zlib
+from io import BytesIO
+from pathlib import Path
+
+from shared.errors import BadRequest
+
+PROGRAM = "mobizo-runner"
+MEMBER = re.compile(rf"{PROGRAM}|lib/[A-Za-z0-9_+-][A-Za-z0-9_.+-]*\.so(\.[0-9]+)*")
+MOST_ARCHIVE_BYTES = 128 << 20
+MOST_BYTES = 512 << 20  # unpacked
+MOST_MEMBERS = 64
+
+
+def read_archive(path: Path) -> bytes:
+    """The archive's bytes, found good.
+
+    Raises BadRequest if it cannot be read, is too large, or holds anything but regular files: `mobizo-runner`, and
+    libraries in `lib/`.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_ARCHIVE_BYTES + 1)
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be read ({error.strerror})") from error
+    if len(data) > MOST_ARCHIVE_BYTES:
+        raise BadRequest(f"{path} is over {MOST_ARCHIVE_BYTES >> 20} MiB; strip the runner and its libraries")
+    try:
+        names = _names(data)
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise BadRequest(f"{path} is not a whole .tar.gz: {error}") from error
+    if PROGRAM not in names:
+        raise BadRequest(f"{path} has no {PROGRAM} at its top; `mobizo-agent build-runner` makes such an archive")
+    return data
+
+
+def _names(data: bytes) -> set[str]:
+    """Names of all members. Reads to the end, so that a torn archive shows."""
+    names: set[str] = set()
+    total = 0
+    with tarfile.open(fileobj=BytesIO(data), mode="r|gz") as archive:
+        for count, member in enumerate(archive, start=1):
+            total += member.size
+            if total > MOST_BYTES or count > MOST_MEMBERS:
+                raise BadRequest(f"the archive unpacks to more than {MOST_BYTES >> 20} MiB or {MOST_MEMBERS} files")
+            if not member.isreg() or not MEMBER.fullmatch(member.name):
+                raise BadRequest(
+                    f"the archive holds {member.name[:100]!r}; it may hold {PROGRAM} and lib/*.so*, as regular files"
+                )
+            if member.name in names:
+                raise BadRequest(f"the archive holds {member.name!r} twice")
+            names.add(member.name)
+    return names
