@@ -31,6 +31,7 @@ from device_agent.runner_tools import (
 )
 from shared.errors import Unavailable
 
+GRACE_SECONDS = 5.0
 LOG_LINES = 3  # of the build's log, in an error
 COUNTED = re.compile(rb"^\[\s*(\d+/\d+|\d+%)\]")  # how far Ninja or make says it is
 ERROR = re.compile(r"\berror\b|undefined reference", re.IGNORECASE)
@@ -157,8 +158,7 @@ class _Build:
                         told = last
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                _end(process)
 
     def _counted(self) -> bytes:
         """How far the build program says it is, such as 3/9; empty if it does not."""
@@ -174,6 +174,16 @@ class _Build:
             lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()[1:] if line.strip()]
         errors = [line for line in lines if ERROR.search(line)]
         return " / ".join(errors[:LOG_LINES] or lines[-LOG_LINES:])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and all that it started: Ninja has compilers in groups of their own, and ends them if asked."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def directory_bytes(directory: Path) -> int:
