@@ -5,6 +5,7 @@ Every way a job can go wrong ends here, told to the server as far as no data is 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,24 +13,32 @@ from pathlib import Path
 
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from pydantic import ValidationError
 
+from device_agent.adapters import AdapterShelf
+from device_agent.admission import admit, check_memory
+from device_agent.backoff import Backoff
 from device_agent.cache import FileCache
 from device_agent.client import DeviceClient
+from device_agent.conduct import Conduct, Halted
 from device_agent.engines import Engine
-from device_agent.errors import DoesNotFit
+from device_agent.errors import DoesNotFit, NotNow, TooLittleMemory
+from device_agent.guard import Guard
 from device_agent.journal import RunDirectory, RunPlan
 from device_agent.lease import LeaseKeeper
-from device_agent.memory import spare_bytes
-from device_agent.messages import Message, describe
+from device_agent.messages import describe
+from device_agent.seen import SeenVersions
 from shared.canonical import sha256_hex
-from shared.errors import Gone, MobizoError, NotFound, Unavailable, Untrusted
+from shared.errors import Gone, MobizoError, NotFound, Unauthorized, Unavailable
 from shared.job import JobError, Progress, Result
-from shared.program import ProgramManifest, Role
-from shared.protocol import Lease
-from shared.signing import verify_manifest
+from shared.program import ProgramFile, ProgramManifest
+from shared.protocol import Decline, Lease
+from shared.transport import ByteProgress
 
 UPLOAD_PAUSE_SECONDS = 2.0
 LONGEST_UPLOAD_PAUSE_SECONDS = 120.0
+RULES_PAUSE_SECONDS = 300.0  # after a job that the rules did not allow: the server may hand it right back
+PASSING = frozenset({Unavailable.code, DoesNotFit.code})  # errors of a training process that another time may not have
 
 _log = structlog.get_logger()
 
@@ -39,6 +48,7 @@ class Outcome(StrEnum):
 
     COMPLETED = "completed"
     FAILED = "failed"  # reported; no device will do better
+    DECLINED = "declined"  # given back with numbers: it needs more memory than there is
     RELEASED = "released"  # given back; later, or another device, may do better
     LOST = "lost"  # the lease ended; the journal stays
     CANCELLED = "cancelled"
@@ -47,14 +57,32 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended and why, as this device may know it."""
+    """How a job ended and why, as this device may know it. rest: seconds before the next job is worth asking for."""
 
     outcome: Outcome
     detail: str | None = None
+    rest: float = 0.0
 
 
-class _Halted(Exception):
-    """The daemon is asked to stop, or there is no lease to work for any more."""
+class _Failed(Exception):
+    """The training process said why the run cannot be trained."""
+
+    def __init__(self, reason: JobError, detail: str) -> None:
+        """reason: for the server. detail: for this device."""
+        super().__init__(detail)
+        self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What every assignment of a device works with."""
+
+    key: Ed25519PublicKey
+    cache: FileCache
+    seen: SeenVersions
+    shelf: AdapterShelf
+    guard: Guard
+    engines: Callable[[ProgramManifest], Engine]
 
 
 @dataclass(frozen=True)
@@ -67,11 +95,9 @@ class Assignment:
     client: DeviceClient
     lease: Lease
     keeper: LeaseKeeper
-    key: Ed25519PublicKey
-    cache: FileCache
+    tools: Tools
     run: RunDirectory
     dataset: Path
-    engine: Engine
     show: Callable[[Progress], None]
     wait: Callable[[float], bool]
 
@@ -79,45 +105,71 @@ class Assignment:
         """Does the job. Raises nothing: whatever happens is an end."""
         try:
             return self._attempt()
-        except _Halted:
+        except Halted:
             return self._halted()
+        except Unauthorized as error:
+            return self._refused(error.detail)
         except (Gone, NotFound) as error:
-            return Ended(Outcome.LOST, error.detail)
+            return self._lost(error.detail)
+        except TooLittleMemory as error:
+            return self._decline(error)
+        except NotNow as error:
+            return self._release(error.detail, RULES_PAUSE_SECONDS)
         except Unavailable as error:
             return self._release(error.detail)
         except MobizoError as error:
-            return self._fail(describe(error))
+            told = describe(error)
+            return self._fail(told.error or JobError(code=error.code, detail=error.detail), error.detail)
+        except _Failed as error:
+            if error.reason.code in PASSING:
+                return self._release(error.detail)
+            return self._fail(error.reason, error.detail)
         except OSError as error:
-            return self._release(f"{type(error).__name__}: {error}")
+            return self._release(os_words(error))
         except Exception as error:
             _log.exception("a job broke the agent")
             # Only the kind of error leaves the device: its text could quote data.
             reason = JobError(code=MobizoError.code, detail=f"the agent failed with {type(error).__name__}")
-            return self._fail(Message(error=reason, detail=str(error)))
+            return self._fail(reason, str(error))
 
     def _attempt(self) -> Ended:
-        manifest = verify_manifest(self.lease.manifest, self.key)
-        if manifest.recipe != self.lease.job.recipe:
-            raise Untrusted("the program that came with the job is not of the job's recipe")
+        manifest = admit(self.lease, self.tools.key, self.tools.seen)
+        conduct = Conduct(self.tools.guard, self.lease.job.request.rules, self._tell, self._over, self.wait)
+        self._forget_another(manifest)
         result = self.run.result()
         if result is None:
-            self.run.begin(self._prepare(manifest))
-            message = self.engine.train(self.run, self._tell, self._over)
-            if message.error is not None:
-                return self._fail(message)
-            if message.result is None:
-                raise _Halted
-            result = message.result
-        return self._upload(result)
+            with self.tools.cache.hold(manifest.training_files):
+                result = self._train(conduct, manifest)
+        return self._upload(conduct, result)
 
-    def _prepare(self, manifest: ProgramManifest) -> RunPlan:
-        """Everything the training process needs, on this disk, and room for it."""
-        self._tell(Progress(phase="downloading", steps=self.lease.job.request.training.steps))
-        self.cache.reserve(manifest.training_files)
-        check_memory(manifest)
-        paths: dict[Role, Path] = {}
-        for file in manifest.training_files:
-            paths[file.role] = self.cache.fetch(self.client, file, lambda _arrived, _size: self._check())
+    def _forget_another(self, manifest: ProgramManifest) -> None:
+        """Clears away a run of this job by another recipe: the server has put a smaller one in its place meanwhile."""
+        try:
+            plan = self.run.plan()
+        except (FileNotFoundError, ValidationError):
+            return
+        training = self.lease.job.request.training
+        if (plan.manifest.recipe_id, plan.training) != (manifest.recipe_id, training):
+            _log.warning("the job has another recipe than its run on this device; it begins anew", job=plan.job_id)
+            self.run.remove()
+
+    def _train(self, conduct: Conduct, manifest: ProgramManifest) -> Result:
+        conduct.tell(Progress(phase="downloading", steps=self.lease.job.request.training.steps))
+        floor = conduct.rules.memory_floor_bytes or 0
+        check_memory(manifest, self.tools.guard.available_bytes(conduct.rules), floor)
+        self.run.begin(self._prepare(conduct, manifest))
+        message = conduct.train(self.tools.engines(manifest), self.run, manifest)
+        if message.error is not None:
+            raise _Failed(message.error, message.detail or message.error.detail)
+        if message.result is None:
+            raise Halted
+        return message.result
+
+    def _prepare(self, conduct: Conduct, manifest: ProgramManifest) -> RunPlan:
+        """Everything the training process needs, on this disk."""
+        cache = self.tools.cache
+        cache.reserve(manifest.training_files)
+        paths = {file.role: self._fetch(conduct, file) for file in manifest.training_files}
         self._check()
         return RunPlan(
             job_id=self.lease.job.id,
@@ -130,23 +182,53 @@ class Assignment:
             tokenizer=paths["tokenizer"],
         )
 
-    def _upload(self, result: Result) -> Ended:
+    def _fetch(self, conduct: Conduct, file: ProgramFile) -> Path:
+        def move(progress: ByteProgress | None) -> Path:
+            return self.tools.cache.fetch(self.client, file, progress)
+
+        # What is here already needs no network, whatever the rules say of it.
+        return move(None) if self.tools.cache.holds(file) else conduct.transfer(move)
+
+    def _upload(self, conduct: Conduct, result: Result) -> Ended:
         """Hands the best B in, however long the server takes to be there again. Raises Gone when it refuses."""
-        self._tell(Progress(phase="uploading", step=result.steps, steps=result.steps))
+        conduct.tell(Progress(phase="uploading", step=result.steps, steps=result.steps))
         data = self.run.best.read_bytes()
-        pause = UPLOAD_PAUSE_SECONDS
+        pauses = Backoff(UPLOAD_PAUSE_SECONDS, LONGEST_UPLOAD_PAUSE_SECONDS)
         while True:
             self._check()
             try:
-                self.client.upload(self.lease.id, data)
-                version = self.client.complete(self.lease.id, sha256_hex(data), result)
+                conduct.transfer(lambda _progress: self._hand_in(data, result))
+            except NotNow:
+                raise
+            except (Gone, NotFound) as error:
+                return Ended(
+                    Outcome.LOST,
+                    f"the job is trained, but the server takes it from this device no more ({error.detail}): most "
+                    f"likely another device has it by now; the result stays in {self.run.path} until newer runs "
+                    f"need the room",
+                )
             except Unavailable as error:
-                _log.warning("upload failed; tried again", detail=error.detail, next_try_seconds=pause)
+                pause = pauses.pause()
+                _log.warning("upload failed; tried again", detail=error.detail, next_try_seconds=round(pause, 1))
                 self.wait(pause)
-                pause = min(pause * 2, LONGEST_UPLOAD_PAUSE_SECONDS)
             else:
-                _log.info("adapter stored", adapter=version.adapter, version=version.version, bytes=len(data))
                 return Ended(Outcome.COMPLETED)
+
+    def _hand_in(self, data: bytes, result: Result) -> None:
+        self.client.upload(self.lease.id, data)
+        # Before the job ends, so that no kill can come between: nobody would hand the job out again.
+        self._keep(data)
+        version = self.client.complete(self.lease.id, sha256_hex(data), result)
+        _log.info("adapter stored", adapter=version.adapter, version=version.version, bytes=len(data))
+
+    def _keep(self, data: bytes) -> None:
+        """Puts the adapter on this device's own shelf; the job does not depend on it."""
+        job = self.lease.job
+        try:
+            self.tools.shelf.keep(job.request.adapter, data, self.lease.manifest, job.task, job.id)
+        except (MobizoError, OSError) as error:
+            words = os_words(error) if isinstance(error, OSError) else error.detail
+            _log.warning("the adapter is not kept for use on this device", adapter=job.request.adapter, detail=words)
 
     def _tell(self, progress: Progress) -> None:
         self.keeper.tell(progress)
@@ -157,26 +239,39 @@ class Assignment:
 
     def _check(self) -> None:
         if self._over():
-            raise _Halted
+            raise Halted
 
     def _halted(self) -> Ended:
         if self.keeper.cancelled.is_set():
             self.run.remove()
             return Ended(Outcome.CANCELLED)
+        if self.keeper.refused.is_set():
+            return self._refused("its token is not valid any more")
         if self.keeper.lost.is_set():
-            return Ended(Outcome.LOST, "the lease has ended; the run goes on if the job comes back")
+            return self._lost("the lease has ended")
         return Ended(Outcome.INTERRUPTED)
 
-    def _fail(self, message: Message) -> Ended:
-        """Reports a job that cannot be trained."""
-        reason = message.error or JobError(code=MobizoError.code, detail="no reason given")
-        self._say(lambda: self.client.fail(self.lease.id, reason))
-        return Ended(Outcome.FAILED, message.detail or reason.detail)
+    def _lost(self, detail: str) -> Ended:
+        return Ended(Outcome.LOST, f"{detail}; the run goes on if the job comes back")
 
-    def _release(self, detail: str) -> Ended:
+    def _refused(self, detail: str) -> Ended:
+        return Ended(Outcome.LOST, f"the server refuses this device ({detail}); the run is kept")
+
+    def _fail(self, reason: JobError, detail: str) -> Ended:
+        """Reports a job that cannot be trained."""
+        self._say(lambda: self.client.fail(self.lease.id, reason))
+        return Ended(Outcome.FAILED, detail)
+
+    def _decline(self, error: TooLittleMemory) -> Ended:
+        """Gives a job back that needs more memory than there is; the server may have a smaller program for it."""
+        numbers = Decline(needed_bytes=error.needed, available_bytes=error.available)
+        self._say(lambda: self.client.decline(self.lease.id, numbers))
+        return Ended(Outcome.DECLINED, error.detail)
+
+    def _release(self, detail: str, rest: float = 0.0) -> Ended:
         """Gives a job back that cannot be trained now."""
         self._say(lambda: self.client.release(self.lease.id))
-        return Ended(Outcome.RELEASED, detail)
+        return Ended(Outcome.RELEASED, detail, rest)
 
     def _say(self, call: Callable[[], object]) -> None:
         try:
@@ -186,12 +281,9 @@ class Assignment:
             _log.warning("the server was not told", detail=error.detail)
 
 
-def check_memory(manifest: ProgramManifest) -> None:
-    """Raises DoesNotFit unless weights and planned memory fit what is available now."""
-    needed = manifest.file("weights").size + manifest.planned_bytes
-    available = spare_bytes()
-    if needed > available:
-        raise DoesNotFit(
-            f"the program needs {needed / 1e6:.0f} MB of memory for weights and activations, "
-            f"but {available / 1e6:.0f} MB are available; stop something and the job is tried again"
-        )
+def os_words(error: OSError) -> str:
+    """What the system refused, in one line with a way out."""
+    where = f" ({error.filename})" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full{where}; free some and the job is tried again, nothing trained so far is lost"
+    return f"{type(error).__name__}: {error}"

@@ -16,7 +16,7 @@ from rich.console import Console
 from device_agent.assignment import Ended, Outcome
 from device_agent.client import DeviceClient
 from device_agent.daemon import Daemon
-from device_agent.data import check_directory
+from device_agent.datasets import check_directory
 from device_agent.display import Display, configure_logs
 from device_agent.errors import AlreadyRunning, NotEnrolled
 from device_agent.state import DeviceConfig, Home

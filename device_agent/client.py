@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from device_agent.clock import ServerClock
+from device_agent.errors import UnsafeManifest
 from shared.errors import MobizoError
 from shared.job import JobError, Progress, Result
 from shared.program import ProgramFile
 from shared.protocol import (
     AdapterVersion,
     Completion,
+    Decline,
     DeviceEnrol,
     DeviceGrant,
     Lease,
@@ -32,11 +36,15 @@ Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class DeviceClient:
-    """One device's conversation with its server; its methods may be called from several threads."""
+    """One device's conversation with its server; its methods may be called from several threads.
+
+    clock: the server's, as its answers tell it.
+    """
 
     def __init__(self, server: str, token: str) -> None:
         """server: base URL. token: the device's, or the one-time token of an enrolment."""
         self._transport = Transport(server, token)
+        self.clock = ServerClock()
 
     def __enter__(self) -> DeviceClient:
         return self
@@ -50,46 +58,46 @@ class DeviceClient:
         """Trades a one-time token for a device's own. Raises Unauthorized if the token is spent or unknown."""
         body = DeviceEnrol(name=name, public_key=public_key, platform=platform.platform()[:200])
         # Once: a lost answer has spent the token, and a second try would only hide that.
-        response = self._transport.request("POST", "/v1/devices", json=_json(body), retry=False)
-        return _read(DeviceGrant, response.content)
+        return _read(DeviceGrant, self._ask("POST", "/v1/devices", json=_json(body), retry=False))
 
-    def lease(self, datasets: list[str], wait_seconds: float = 0) -> Lease | None:
-        """A job that this device can train, or None; the same job again while its lease lives."""
-        body = LeaseRequest(datasets=datasets, wait_seconds=wait_seconds)
-        response = self._transport.request("POST", "/v1/leases", json=_json(body))
-        return _read(Lease, response.content) if response.content else None
+    def lease(self, datasets: list[str], wait_seconds: float = 0, memory_bytes: int | None = None) -> Lease | None:
+        """A job that this device can train, or None; the same job again while its lease lives.
+
+        memory_bytes: what can be spared; jobs that this device declined for want of more are left out. Raises
+        UnsafeManifest for a lease whose program names a file that would lie outside its directory.
+        """
+        body = LeaseRequest(datasets=datasets, wait_seconds=wait_seconds, memory_bytes=memory_bytes)
+        content = self._ask("POST", "/v1/leases", json=_json(body))
+        return _read_lease(content) if content else None
 
     def heartbeat(self, lease_id: str, progress: Progress) -> LeaseState:
         """Keeps the lease and tells how far the run is; tried once. Raises Gone if the lease has ended."""
         path = f"/v1/leases/{lease_id}/heartbeat"
-        response = self._transport.request("POST", path, json=_json(progress), retry=False, timeout=HEARTBEAT_TIMEOUT)
-        return _read(LeaseState, response.content)
+        answer = self._ask("POST", path, json=_json(progress), retry=False, timeout=HEARTBEAT_TIMEOUT)
+        return _read(LeaseState, answer)
 
     def fail(self, lease_id: str, error: JobError) -> LeaseState:
         """Ends the job with a reason."""
-        response = self._transport.request("POST", f"/v1/leases/{lease_id}/fail", json=_json(error))
-        return _read(LeaseState, response.content)
+        return _read(LeaseState, self._ask("POST", f"/v1/leases/{lease_id}/fail", json=_json(error)))
 
     def release(self, lease_id: str) -> LeaseState:
         """Gives the job back."""
-        response = self._transport.request("POST", f"/v1/leases/{lease_id}/release")
-        return _read(LeaseState, response.content)
+        return _read(LeaseState, self._ask("POST", f"/v1/leases/{lease_id}/release"))
+
+    def decline(self, lease_id: str, reason: Decline) -> LeaseState:
+        """Gives a job back that needs more memory than this device has."""
+        return _read(LeaseState, self._ask("POST", f"/v1/leases/{lease_id}/decline", json=_json(reason)))
 
     def upload(self, lease_id: str, adapter: bytes) -> UploadReceipt:
         """Sends an adapter file."""
-        response = self._transport.request(
-            "PUT",
-            f"/v1/leases/{lease_id}/adapter",
-            content=adapter,
-            headers={"Content-Type": "application/octet-stream"},
-        )
-        return _read(UploadReceipt, response.content)
+        headers = {"Content-Type": "application/octet-stream"}
+        answer = self._ask("PUT", f"/v1/leases/{lease_id}/adapter", content=adapter, headers=headers)
+        return _read(UploadReceipt, answer)
 
     def complete(self, lease_id: str, adapter_sha256: str, result: Result) -> AdapterVersion:
         """Ends the lease with the adapter uploaded before."""
         body = Completion(adapter_sha256=adapter_sha256, result=result)
-        response = self._transport.request("POST", f"/v1/leases/{lease_id}/complete", json=_json(body))
-        return _read(AdapterVersion, response.content)
+        return _read(AdapterVersion, self._ask("POST", f"/v1/leases/{lease_id}/complete", json=_json(body)))
 
     def download(self, file: ProgramFile, target: Path, progress: ByteProgress | None = None) -> None:
         """Fetches a program file to `target`. Raises Untrusted if something else arrived."""
@@ -99,12 +107,29 @@ class DeviceClient:
 
     def runner(self, system: str) -> SignedRunner:
         """The native runner that the server has for a platform such as linux-aarch64. Raises NotFound."""
-        return _read(SignedRunner, self._transport.request("GET", f"/v1/runners/{system}").content)
+        return _read(SignedRunner, self._ask("GET", f"/v1/runners/{system}"))
 
     def download_runner(self, build: RunnerBuild, target: Path, progress: ByteProgress | None = None) -> None:
         """Fetches a runner's archive to `target`. Raises Untrusted if something else arrived."""
         path = f"/v1/runners/{build.platform}/{build.sha256}"
         self._transport.download(path, target, size=build.size, sha256=build.sha256, progress=progress)
+
+    def _ask(self, method: str, path: str, **how: Any) -> bytes:
+        response = self._transport.request(method, path, **how)
+        self.clock.hear(response.headers.get("Date"))
+        return response.content
+
+
+def _read_lease(content: bytes) -> Lease:
+    """A lease. Raises UnsafeManifest, so that the server can be told, if its program names files that are paths."""
+    try:
+        return Lease.model_validate_json(content)
+    except ValidationError as error:
+        # For example ("manifest", "manifest", "files", 0, "name").
+        bad = [found["input"] for found in error.errors() if found["loc"][2:3] + found["loc"][4:] == ("files", "name")]
+        if bad:
+            raise UnsafeManifest(str(json.loads(content).get("id")), str(bad[0])) from error
+        return _read(Lease, content)
 
 
 def _json(body: BaseModel) -> object:

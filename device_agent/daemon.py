@@ -2,29 +2,55 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import structlog
 
-from device_agent.assignment import Assignment, Ended, Outcome
+from device_agent.adapters import AdapterShelf
+from device_agent.assignment import Assignment, Ended, Outcome, Tools, os_words
+from device_agent.backoff import Backoff, jittered
+from device_agent.budget import DailyBudget
 from device_agent.cache import FileCache
 from device_agent.client import DeviceClient
+from device_agent.control import PAUSED, Pause
 from device_agent.display import Display
+from device_agent.engines import Engine
 from device_agent.engines.python import PythonEngine
+from device_agent.errors import NotNow, UnsafeManifest
+from device_agent.guard import Guard
 from device_agent.journal import prune_runs
 from device_agent.lease import LeaseKeeper
+from device_agent.memory import drop_idle_code
+from device_agent.rules_file import load_rules
+from device_agent.seen import SeenVersions
+from device_agent.sensors import Sensors
+from device_agent.sensors_linux import LinuxSensors
 from device_agent.state import Home
-from shared.errors import BadRequest, MobizoError
+from device_agent.watchdog import Watchdog
+from shared.errors import BadRequest, MobizoError, Unauthorized
+from shared.job import JobError, Progress
+from shared.program import ProgramManifest
 from shared.protocol import Lease
 from shared.signing import parse_public
 
 WAIT_SECONDS = 20.0  # the server may hold a request for a job this long
 PAUSE_SECONDS = 30.0  # after a job given back, or a server that does not answer
 LONGEST_PAUSE_SECONDS = 300.0
+LOOK_SECONDS = 15.0  # between looks at the sensors while no job is asked for
+REFUSED_SECONDS = 600.0  # between words with a server that does not know this device any more
+ENROLLED_SECONDS = 5.0  # between looks whether this device was enrolled again meanwhile
+SKEW_SECONDS = 60.0  # between two clocks is worth telling a person
 
 _log = structlog.get_logger()
+
+
+def python_engine(_manifest: ProgramManifest) -> Engine:
+    """The engine that every program can be trained with."""
+    return PythonEngine()
 
 
 class _Interrupted(Exception):
@@ -35,14 +61,35 @@ class Daemon:
     """One device at work for one server."""
 
     def __init__(
-        self, home: Home, datasets: Mapping[str, Path], display: Display, pause_seconds: float = PAUSE_SECONDS
+        self,
+        home: Home,
+        datasets: Mapping[str, Path],
+        display: Display,
+        pause_seconds: float = PAUSE_SECONDS,
+        *,
+        engines: Callable[[ProgramManifest], Engine] = python_engine,
+        sensors: Sensors | None = None,
+        watchdog: Watchdog | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
-        """datasets: directory of each data set by name. pause_seconds: the shortest pause. Raises NotEnrolled."""
+        """datasets: directory of each data set by name. pause_seconds: the shortest pause.
+
+        engines: what trains a program. sensors: this machine's by default. cache_bytes: of program files at most.
+        Raises NotEnrolled, or BadRequest for rules that cannot be read.
+        """
         self._home, self._datasets, self._display = home, dict(datasets), display
         self._config = home.config()
-        self._key = parse_public(self._config.public_key)
-        self._cache = FileCache(home.cache)
-        self._pause_seconds = pause_seconds
+        self._engines, self._watchdog = engines, watchdog or Watchdog()
+        self._seen, self._shelf = SeenVersions(home.seen), AdapterShelf(home)
+        self._cache = FileCache(home.cache, cache_bytes, self._shelf.pins)
+        pause = Pause(home.path)
+        self._guard = Guard(
+            load_rules(home.rules),
+            LinuxSensors() if sensors is None else sensors,
+            DailyBudget(home.budget),
+            lambda: PAUSED if pause else None,
+        )
+        self._pauses = Backoff(pause_seconds, LONGEST_PAUSE_SECONDS)
         self._stopping = threading.Event()
         self._waiting = False
 
@@ -56,37 +103,75 @@ class Daemon:
     def run(self, once: bool = False) -> Ended | None:
         """Works until stopped. once: ends after one job, or when none is waiting (None is returned then).
 
-        Raises MobizoError only with `once`, if the server does not answer or refuses this device.
+        Raises MobizoError only with `once`: if the server does not answer or refuses this device, or the rules do not
+        allow training now.
         """
-        pause = self._pause_seconds
-        with DeviceClient(self._config.server, self._config.token) as client:
-            while not self._stopping.is_set():
-                try:
-                    lease = self._next(client, 0 if once else WAIT_SECONDS)
-                    ended = None if lease is None else self._work(client, lease)
-                except _Interrupted:
-                    break
-                except MobizoError as error:
+        while not self._stopping.is_set():
+            try:
+                with DeviceClient(self._config.server, self._config.token) as client:
+                    self._restock(client)
                     if once:
-                        raise
-                    _log.warning("no job from the server", detail=error.detail, next_try_seconds=pause)
-                    self._stopping.wait(pause)
-                    pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
-                    continue
-                pause = self._pause_seconds
+                        return self._turn(client, 0)
+                    while not self._stopping.is_set():
+                        self._serve(client)
+            except _Interrupted:
+                break
+            except Unauthorized as error:
                 if once:
-                    return ended
-                if ended is not None and ended.outcome is Outcome.RELEASED:
-                    # The server may hand the same job right back; give whatever was short time to change.
-                    self._stopping.wait(pause)
+                    raise
+                self._await_enrolment(error)
         return Ended(Outcome.INTERRUPTED)
 
-    def _next(self, client: DeviceClient, wait_seconds: float) -> Lease | None:
+    def _serve(self, client: DeviceClient) -> None:
+        """A job, a wait for one, or a pause. Raises Unauthorized if the server refuses this device."""
+        try:
+            ended = self._turn(client, WAIT_SECONDS)
+        except Unauthorized:
+            raise
+        except NotNow as error:
+            self._display.waiting(error.detail)
+            self._rest(LOOK_SECONDS)
+            return
+        except MobizoError as error:
+            pause = self._pauses.pause()
+            _log.warning("no job from the server", detail=error.detail, next_try_seconds=round(pause, 1))
+            self._rest(pause)
+            return
+        if ended is not None and ended.outcome in (Outcome.RELEASED, Outcome.DECLINED):
+            # The server may hand the same job right back; give whatever was short time to change.
+            self._rest(max(self._pauses.pause(), jittered(ended.rest)))
+        else:
+            self._pauses.reset()
+
+    def _turn(self, client: DeviceClient, wait_seconds: float) -> Ended | None:
+        """Asks for a job and works on it; None if there is none. Raises NotNow if this device's rules forbid it."""
+        self._watchdog.turn()
+        self._look()
+        self._display.idle()
         self._waiting = True
         try:
-            return client.lease(sorted(self._datasets), wait_seconds)
+            memory = self._guard.available_bytes(self._guard.rules)
+            lease = client.lease(sorted(self._datasets), wait_seconds, memory)
+        except UnsafeManifest as error:
+            _log.error("a job is refused", detail=error.detail)
+            client.fail(error.lease_id, JobError(code=error.code, detail=error.detail))
+            return Ended(Outcome.FAILED, error.detail)
         finally:
             self._waiting = False
+        skew = client.clock.skew
+        if skew is not None and abs(skew) >= SKEW_SECONDS:
+            self._display.skew(round(skew))
+        return None if lease is None else self._work(client, lease)
+
+    def _look(self) -> None:
+        """Raises NotNow unless the owner's rules allow training and its downloads."""
+        rules = self._guard.rules
+        decision = self._guard.training(rules)
+        self._display.unknown(decision.unknown)
+        if decision.action != "wait":
+            decision = self._guard.transfer(rules)
+        if decision.action == "wait":
+            raise NotNow(decision.why or "the rules do not allow it now")
 
     def _work(self, client: DeviceClient, lease: Lease) -> Ended:
         job = lease.job
@@ -94,19 +179,60 @@ class Daemon:
         if dataset is None:
             raise BadRequest(f"the server sent a job on {job.request.dataset!r}, a data set that this device lacks")
         self._display.begin(job.id, job.request.adapter)
+        self._watchdog.expect(lease.manifest.manifest.flops_per_step)
+        key = parse_public(self._config.public_key)
         with LeaseKeeper(client, lease) as keeper:
             ended = Assignment(
                 client=client,
                 lease=lease,
                 keeper=keeper,
-                key=self._key,
-                cache=self._cache,
+                tools=Tools(key, self._cache, self._seen, self._shelf, self._guard, self._engines),
                 run=run,
                 dataset=dataset,
-                engine=PythonEngine(),
-                show=self._display.progress,
+                show=self._show,
                 wait=self._stopping.wait,
             ).work()
+        if ended.outcome is Outcome.COMPLETED:
+            self._restock(client)
         prune_runs(self._home.runs)
         self._display.end(ended.outcome, ended.detail)
         return ended
+
+    def _show(self, progress: Progress) -> None:
+        self._display.progress(progress)
+        self._watchdog.show(progress)
+
+    def _restock(self, client: DeviceClient) -> None:
+        """Fetches what kept adapters lack for use on this device; a job does not depend on it. Gives back memory."""
+        if self._guard.transfer(self._guard.rules).action == "train":
+            for about in self._shelf.kept():
+                try:
+                    missing = [file for file in about.files if not self._cache.path(file).exists()]
+                    self._cache.reserve(missing)
+                    for file in missing:
+                        self._cache.fetch(client, file)
+                except (MobizoError, OSError) as error:
+                    words = os_words(error) if isinstance(error, OSError) else error.detail
+                    _log.warning("an adapter cannot be used on this device yet", adapter=about.name, detail=words)
+        # What a job, or the start of this process, took once is not needed to wait for the next one.
+        gc.collect()
+        drop_idle_code()
+
+    def _await_enrolment(self, error: Unauthorized) -> None:
+        """Waits until this device was enrolled again, or long enough to ask whether the server has changed its mind."""
+        self._display.refused(
+            f"the server refuses this device: it was revoked, or its token has expired ({error.detail}); all runs are "
+            f"kept; to go on, enrol it again: `mobizo-agent enroll --server {self._config.server} ...`"
+        )
+        deadline = time.monotonic() + jittered(REFUSED_SECONDS)
+        while not self._stopping.is_set() and time.monotonic() < deadline:
+            config = self._home.config()
+            if config != self._config:
+                _log.info("this device was enrolled again", server=config.server, name=config.name)
+                self._config = config
+                return
+            self._rest(min(ENROLLED_SECONDS, max(deadline - time.monotonic(), 0)))
+
+    def _rest(self, seconds: float) -> None:
+        self._stopping.wait(seconds)
+        self._watchdog.turn()

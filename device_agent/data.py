@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from device_agent.datasets import check_directory
 from device_agent.errors import UnusableRecord
 from shared.encoding import Example, load_examples
 from shared.errors import InvalidDataset
@@ -41,14 +42,6 @@ class Splits:
     def truncated(self) -> int:
         """Training examples whose prompt was cut to the recipe's sequence length."""
         return sum(example.truncated for example in self.train)
-
-
-def check_directory(directory: Path) -> None:
-    """Raises InvalidDataset unless `directory` can be a data set."""
-    if not directory.is_dir():
-        raise InvalidDataset(f"{directory} is no directory; a data set is a directory with a train.jsonl")
-    if not (directory / "train.jsonl").is_file():
-        raise InvalidDataset(f"{directory} has no train.jsonl, which every data set needs")
 
 
 def read_splits(

@@ -48,12 +48,15 @@ class Display:
         """live: whether standard error is a terminal to draw one changing line on."""
         self._home = home
         self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True) if live else None
-        self._status = home.status() or Status()
+        # How the last job ended is worth knowing after a restart; what was known of the device is found out again.
+        before = home.status() or Status()
+        self._status = before.model_copy(update={"unknown": (), "clock_skew_seconds": None})
         self._phase: str | None = None
         self._logged = self._written = 0.0
+        self._full = False
 
     def __enter__(self) -> Display:
-        self._rest("idle")
+        self._write(self._rested("idle"))
         if self._live is not None:
             self._live.start()
         return self
@@ -63,13 +66,41 @@ class Display:
     ) -> None:
         if self._live is not None:
             self._live.stop()
-        self._rest("stopped")
+        self._write(self._rested("stopped"))
+
+    def idle(self) -> None:
+        """A job is asked for."""
+        if self._status.state != "idle":
+            self._write(self._rested("idle"))
+
+    def waiting(self, why: str) -> None:
+        """The rules allow no training now, so no job is asked for."""
+        self._hold("waiting", why)
+
+    def refused(self, why: str) -> None:
+        """The server does not know this device any more."""
+        self._hold("refused", why)
+
+    def unknown(self, rules: tuple[str, ...]) -> None:
+        """Rules that no sensor of this device can answer."""
+        if rules == self._status.unknown:
+            return
+        if rules:
+            _log.warning("rules that no sensor of this device can answer are not held", rules=", ".join(rules))
+        self._write(self._status.model_copy(update={"unknown": rules}))
+
+    def skew(self, seconds: float) -> None:
+        """This device's clock is that far ahead of the server's."""
+        if self._status.clock_skew_seconds is None:
+            _log.warning("this device's clock and the server's disagree; leases go by the server's", seconds=seconds)
+            self._write(self._status.model_copy(update={"clock_skew_seconds": seconds}))
 
     def begin(self, job_id: str, adapter: str) -> None:
         """A job was leased."""
         self._phase = None
         _log.info("job", job=job_id, adapter=adapter)
-        self._write(self._status.model_copy(update={"state": "busy", "job_id": job_id, "adapter": adapter}))
+        busy = {"state": "busy", "job_id": job_id, "adapter": adapter, "why": None}
+        self._write(self._status.model_copy(update=busy))
 
     def progress(self, progress: Progress) -> None:
         """How far the job is."""
@@ -92,21 +123,31 @@ class Display:
             _log.info("job ended", job=job_id, outcome=outcome)
         else:
             _log.warning("job ended", job=job_id, outcome=outcome, detail=detail)
-        self._write(Status(last_job_id=job_id, last_outcome=outcome, last_detail=detail))
+        last = {"last_job_id": job_id, "last_outcome": outcome, "last_detail": detail}
+        self._write(self._rested("idle").model_copy(update=last))
 
-    def _rest(self, state: str) -> None:
-        """Shows that no job is in hand; how the last one ended stays."""
-        last = self._status
-        self._write(
-            Status(
-                state=state,
-                last_job_id=last.last_job_id,
-                last_outcome=last.last_outcome,
-                last_detail=last.last_detail,
-            )
-        )
+    def _hold(self, state: str, why: str) -> None:
+        if (self._status.state, self._status.why) == (state, why):
+            return
+        # Words with a reading in them change with it: one line a change of state is enough.
+        if self._status.state != state:
+            _log.warning(state, why=why)
+        self._write(self._rested(state).model_copy(update={"why": why}))
+
+    def _rested(self, state: str) -> Status:
+        """No job is in hand; how the last one ended stays, and what is known of this device."""
+        nothing = {"state": state, "job_id": None, "adapter": None, "progress": None, "why": None}
+        return self._status.model_copy(update=nothing)
 
     def _write(self, status: Status) -> None:
         self._status = Status.model_validate(status.model_dump(exclude={"pid", "updated_at"}))
-        self._home.write_status(self._status)
         self._written = time.monotonic()
+        try:
+            self._home.write_status(self._status)
+        except OSError as error:
+            # A full disk must not end a job for a file that only shows it.
+            if not self._full:
+                _log.warning("status.json cannot be written", detail=str(error))
+            self._full = True
+        else:
+            self._full = False

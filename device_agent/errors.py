@@ -7,7 +7,11 @@ MobizoError
 |- NotEnrolled               no server has been joined yet
 |- AlreadyRunning            another agent works in the same home
 |- Unavailable
-|  `- DoesNotFit             too little disk or memory right now: the job is given back, not failed
+|  |- DoesNotFit             too little disk or memory right now: the job is given back, not failed
+|  |  `- TooLittleMemory     before training: the job is declined, with numbers
+|  `- NotNow                 the rules of the job or of this device's owner do not allow it for now
+|- Untrusted
+|  `- UnsafeManifest         a program's manifest names a file that would lie outside its directory
 |- NoRunner                  the native runner can be neither built nor downloaded here
 |- Diverged                  a loss or an update is no longer a number
 `- RuntimeFailed             the program could not be loaded or run, or the process that trains died
@@ -15,7 +19,7 @@ MobizoError
 
 from __future__ import annotations
 
-from shared.errors import InvalidDataset, MobizoError, Unavailable
+from shared.errors import InvalidDataset, MobizoError, Unavailable, Untrusted
 
 
 class UnusableRecord(InvalidDataset):
@@ -43,6 +47,41 @@ class DoesNotFit(Unavailable):
     """The device has too little free disk or memory for this program right now."""
 
     code, title = "does-not-fit", "Does not fit"
+
+
+class TooLittleMemory(DoesNotFit):
+    """The program needs more memory than is available."""
+
+    code, title = "too-little-memory", "Too little memory"
+
+    def __init__(self, needed: int, available: int, floor: int) -> None:
+        """Bytes: what weights and planned memory need, what training may take, what the rules keep free beside it."""
+        kept = f" beside the {floor / 1e6:.0f} MB that must stay free" if floor else ""
+        super().__init__(
+            f"the program needs {needed / 1e6:.0f} MB of memory for weights and activations, "
+            f"but {available / 1e6:.0f} MB are available{kept}; stop something and the job is tried again"
+        )
+        self.needed, self.available = needed, available
+
+
+class NotNow(Unavailable):
+    """The rules do not allow training now; `mobizo-agent status` says why."""
+
+    code, title = "not-now", "Not now"
+
+
+class UnsafeManifest(Untrusted):
+    """The program's manifest names a file that is no plain file name."""
+
+    code, title = "unsafe-manifest", "Unsafe manifest"
+
+    def __init__(self, lease_id: str, name: str) -> None:
+        """lease_id: of the lease that the program came with. name: what is no plain file name."""
+        super().__init__(
+            f"the program's manifest names a file {name!r}, which is no plain file name and could lie outside the "
+            f"program's directory; nothing of it was fetched; look at who can write to the server"
+        )
+        self.lease_id = lease_id
 
 
 class NoRunner(MobizoError):

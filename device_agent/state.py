@@ -2,8 +2,12 @@
 
     config.json   server, device id, token, and the server's public key, pinned when this device enrolled (0600)
     device.key    the device's own Ed25519 key (0600)
+    rules.toml    when its owner lets it train (device_agent.rules_file)
     cache/        program files by sha256
     runs/         one directory per job
+    adapters/     what it keeps for its own use (device_agent.adapters)
+    seen.json     the highest version of each recipe's program it has seen
+    budget.json   minutes trained on each day
     status.json   what the daemon is doing
     lock          held by the running daemon
 
@@ -56,6 +60,9 @@ class Status(BaseModel):
     job_id: str | None = None
     adapter: str | None = None
     progress: Progress | None = None
+    why: str | None = Field(None, description="why no job is asked for, in words")
+    unknown: tuple[str, ...] = Field((), description="rules that no sensor of this device can answer; not held")
+    clock_skew_seconds: float | None = Field(None, description="this clock ahead of the server's, if it is off")
     last_job_id: str | None = None
     last_outcome: str | None = None
     last_detail: str | None = None
@@ -92,6 +99,21 @@ class Home:
         """Run directories."""
         return self.path / "runs"
 
+    @property
+    def rules(self) -> Path:
+        """The owner's rules."""
+        return self.path / "rules.toml"
+
+    @property
+    def seen(self) -> Path:
+        """Versions of programs."""
+        return self.path / "seen.json"
+
+    @property
+    def budget(self) -> Path:
+        """Minutes trained."""
+        return self.path / "budget.json"
+
     def run(self, job_id: str) -> RunDirectory:
         """The run directory of one job. Raises BadRequest for an id that is no plain name."""
         if not job_id or job_id != Path(job_id).name or job_id.startswith("."):
@@ -109,8 +131,9 @@ class Home:
             raise BadRequest(f"{path} cannot be read; enrol this device again") from error
 
     def enrol(self, config: DeviceConfig) -> None:
-        """Keeps what enrolment gave, readable by this user alone."""
+        """Keeps what enrolment gave, readable by this user alone. The server is trusted anew: no program is too old."""
         write_durably(self.path / "config.json", config.model_dump_json(indent=1).encode())
+        self.seen.unlink(missing_ok=True)
 
     def device_key(self) -> Ed25519PrivateKey:
         """The device's own key, made on first use."""

@@ -5,15 +5,28 @@ Can be told to misbehave. Knows no job states beyond what a device sees.
 
 import io
 import json
+import re
 import threading
 from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from shared.canonical import sha256_hex
 from shared.errors import Gone, NotFound, Unauthorized, Unavailable
 from shared.job import JobError, JobRequest, JobState, JobView, Progress, TrainingSettings
 from shared.program import SignedManifest
-from shared.protocol import AdapterVersion, Completion, DeviceGrant, Lease, LeaseState, ServerInfo, UploadReceipt
+from shared.protocol import (
+    AdapterVersion,
+    Completion,
+    Decline,
+    DeviceGrant,
+    Lease,
+    LeaseRequest,
+    LeaseState,
+    ServerInfo,
+    UploadReceipt,
+)
+from shared.rules import Rules
 from shared.signing import key_id, public_text, sign_manifest
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -35,11 +48,19 @@ class _Tee(io.RawIOBase):
         return len(piece)
 
 
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        """A client that was killed is no news."""
+
+
 class ServerDouble:
     """A server that holds jobs in a list and gives the first."""
 
-    def __init__(self, key, lease_seconds=2.0):
-        self.key, self.lease_seconds = key, lease_seconds
+    def __init__(self, key, lease_seconds=2.0, port=0, ahead=timedelta()):
+        """ahead: of its clock, compared with this machine's."""
+        self.key, self.lease_seconds, self.ahead = key, lease_seconds, ahead
         self.jobs: list[tuple[JobView, SignedManifest]] = []
         self.files: dict[str, bytes] = {}
         self.received: list[bytes] = []
@@ -48,6 +69,10 @@ class ServerDouble:
         self.failures: list[JobError] = []
         self.uploads: list[bytes] = []
         self.completions: list[Completion] = []
+        self.declines: list[Decline] = []
+        self.asked: list[LeaseRequest] = []
+        self.ranges: list[str | None] = []  # of each download
+        self.drop_after: int | None = None  # bytes of a download, after which the connection is cut
         self.broken: dict[str, list[Exception]] = {}  # action -> errors to answer with, one a call
         self.stop = threading.Event()
         self.changed = threading.Condition()
@@ -67,15 +92,21 @@ class ServerDouble:
             def _handle(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 status, content = double.answer(self.command, self.path, body)
+                whole = len(content)
+                if status == 200 and self.path.startswith("/v1/files/"):
+                    status, content, whole = double.part_of(content, self.headers.get("Range"))
                 self.send_response(status)
-                self.send_header("Content-Length", str(len(content)))
+                self.send_header("Content-Length", str(whole))
                 self.end_headers()
                 self.wfile.write(content)
+                self.close_connection = len(content) < whole
+
+            def date_time_string(self, timestamp=None):
+                return format_datetime(datetime.now(UTC) + double.ahead, usegmt=True)
 
             do_GET = do_POST = do_PUT = _handle  # noqa: N815  # http.server's names
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
+        self._http = _Listener(("127.0.0.1", port), Handler)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
 
     def __enter__(self):
@@ -83,6 +114,10 @@ class ServerDouble:
         return self
 
     def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        """Answers nobody any more; done twice, it is done."""
         self._http.shutdown()
         self._http.server_close()
 
@@ -95,8 +130,10 @@ class ServerDouble:
         """Every byte that devices sent."""
         return b"".join(self.received)
 
-    def add_job(self, program, dataset="movies", job_id="job-1", key=None, task=None, **training):
-        """Queues a job on a compiled program; `key` signs instead of the server's own."""
+    def add_job(
+        self, program, dataset="movies", job_id="job-1", key=None, task=None, rules=None, manifest=None, **training
+    ):
+        """Queues a job on a compiled program; `key` signs instead of the server's own, `manifest` takes its place."""
         from tests.device_agent.conftest import TASK
 
         task = task or TASK
@@ -109,6 +146,7 @@ class ServerDouble:
             task=task,
             dataset=dataset,
             training=TrainingSettings(**training),
+            rules=rules or Rules(),
         )
         job = JobView(
             id=job_id,
@@ -126,7 +164,7 @@ class ServerDouble:
             created_at=NOW,
             updated_at=NOW,
         )
-        self.jobs.append((job, sign_manifest(program.manifest, key or self.key)))
+        self.jobs.append((job, sign_manifest(manifest or program.manifest, key or self.key)))
 
     def wait_for(self, condition, timeout=60):
         """Blocks until `condition()` holds, looked at after every call that arrives."""
@@ -156,7 +194,8 @@ class ServerDouble:
         return DeviceGrant(device_id="device-1", token="device-token", server=info)
 
     def _leases(self, body, parts):
-        wanted = json.loads(body)["datasets"]
+        self.asked.append(LeaseRequest.model_validate_json(body))
+        wanted = self.asked[-1].datasets
         found = next(((job, signed) for job, signed in self.jobs if job.request.dataset in wanted), None)
         if found is None:
             return None
@@ -172,6 +211,11 @@ class ServerDouble:
         return self._state()
 
     def _release(self, body, parts):
+        return self._state()
+
+    def _decline(self, body, parts):
+        self.declines.append(Decline.model_validate_json(body))
+        self.jobs.pop(0)
         return self._state()
 
     def _adapter(self, body, parts):
@@ -205,6 +249,13 @@ class ServerDouble:
             raise NotFound
         return self.files[parts[1]]
 
+    def part_of(self, content, wanted):
+        """(status, what is sent, length that is announced) of a download."""
+        self.ranges.append(wanted)
+        start = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1]) if wanted else 0
+        rest = content[start:]
+        return (206 if wanted else 200), rest[: self.drop_after], len(rest)
+
     def _state(self):
         stop = self.stop.is_set()
         return LeaseState(
@@ -212,4 +263,4 @@ class ServerDouble:
         )
 
     def _expiry(self):
-        return datetime.now(UTC) + timedelta(seconds=self.lease_seconds)
+        return datetime.now(UTC) + self.ahead + timedelta(seconds=self.lease_seconds)

@@ -69,14 +69,18 @@ def test_a_second_job_of_the_recipe_downloads_nothing(daemon, server, rademacher
     for number in range(2):
         server.add_job(rademacher, job_id=f"job-{number}", steps=1)
         assert daemon.run(once=True).outcome is Outcome.COMPLETED
-    assert server.served["downloads"] == 3
+    # Three files to train with, and the one to use the adapter with on this device.
+    assert server.served["downloads"] == 4
 
 
 def test_nothing_to_do(daemon, server):
     assert daemon.run(once=True) is None
 
 
-def test_a_refused_device_is_an_error_once_and_a_pause_in_the_daemon(daemon, server, rademacher, in_background):
+def test_a_refused_device_is_an_error_once_and_a_pause_in_the_daemon(
+    daemon, server, rademacher, in_background, monkeypatch
+):
+    monkeypatch.setattr("device_agent.daemon.REFUSED_SECONDS", 0.1)
     server.broken["leases"] = [Unauthorized()]
     with pytest.raises(Unauthorized):
         daemon.run(once=True)
@@ -129,14 +133,20 @@ def test_a_corrupted_download_fails_the_job(daemon, server, rademacher):
     assert server.failures[0].code == "untrusted"
 
 
-def test_too_little_memory_gives_the_job_back_with_numbers(daemon, server, rademacher, monkeypatch):
+def test_too_little_memory_declines_the_job_with_numbers(daemon, server, rademacher, monkeypatch, home):
     memory = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=1000))
     server.add_job(rademacher, steps=1)
     ended = daemon.run(once=True)
-    assert ended.outcome is Outcome.RELEASED
-    assert "MB are available" in ended.detail
-    assert ("POST", "release") in server.calls
+    assert ended.outcome is Outcome.DECLINED
+    assert "but 0 MB are available" in ended.detail
+    assert home.status().last_detail == ended.detail
+    (decline,) = server.declines
+    manifest = rademacher.manifest
+    assert decline.needed_bytes == manifest.planned_bytes + rademacher.path("weights").stat().st_size
+    assert decline.available_bytes == 1000
+    assert server.asked[0].memory_bytes == 1000
+    assert server.served["downloads"] == 0
     assert not server.failures
 
 
@@ -200,7 +210,8 @@ def test_a_refused_upload_keeps_the_result_for_when_the_job_comes_back(daemon, s
     best = home.run("job-1").best.read_bytes()
     assert daemon.run(once=True).outcome is Outcome.COMPLETED
     assert server.uploads == [best]
-    assert "files" not in [action for _, action in server.calls[calls:]]
+    # The inference file comes after; the training files were not asked for again.
+    assert [action for _, action in server.calls[calls:]].count("files") == 1
 
 
 def test_a_training_process_that_dies_fails_the_job_and_not_the_daemon(daemon, server, rademacher, home, monkeypatch):

@@ -1,12 +1,14 @@
 """A lease kept alive beside a run."""
 
+from datetime import timedelta
+
 import pytest
 
 from device_agent.client import DeviceClient
-from device_agent.lease import LONGEST, SHORTEST, LeaseKeeper, _interval
-from shared.errors import Gone, NotFound, Unavailable
+from device_agent.lease import LONGEST, SHORTEST, LeaseKeeper, interval
+from shared.errors import Gone, NotFound, Unauthorized, Unavailable
 from shared.job import Progress
-from tests.device_agent.double import NOW, ServerDouble
+from tests.device_agent.double import ServerDouble
 
 
 @pytest.fixture
@@ -53,6 +55,26 @@ def test_a_cancelled_job_ends_it(server, client):
     assert keeper.ended
 
 
-def test_clocks_that_disagree_make_no_flood_and_no_silence():
-    assert _interval(NOW.replace(year=2000)) == SHORTEST
-    assert _interval(NOW.replace(year=2200)) == LONGEST
+def test_a_device_that_was_revoked_hears_of_it(server, client):
+    server.broken["heartbeat"] = [Unauthorized()]
+    with LeaseKeeper(client, client.lease(["movies"])) as keeper:
+        assert keeper.refused.wait(10)
+    assert keeper.ended
+    assert not keeper.lost.is_set()
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_a_lease_goes_by_the_servers_clock(server_key, rademacher, hours):
+    with ServerDouble(server_key, lease_seconds=12, ahead=timedelta(hours=hours)) as server:
+        server.add_job(rademacher)
+        with DeviceClient(server.url, "token") as client:
+            left = client.clock.left(client.lease(["movies"]).expires_at)
+            assert client.clock.skew == pytest.approx(-3600 * hours, abs=2)
+    # A Date has whole seconds. By its own clock the device would find hours, or none at all.
+    assert left == pytest.approx(12, abs=2)
+    assert SHORTEST < interval(left) < LONGEST
+
+
+@pytest.mark.parametrize(("left", "seconds"), [(-1e6, SHORTEST), (0, SHORTEST), (8, 2), (120, LONGEST)])
+def test_heartbeats_come_four_times_in_a_lease_within_bounds(left, seconds):
+    assert interval(left) == seconds
