@@ -69,7 +69,7 @@ class AdbSensors:
 def sections(text: str) -> dict[str, str]:
     """What each command said, by its name."""
     said: dict[str, str] = {}
-    for part in text.replace("\r", "").split(MARK)[1:]:
+    for part in text.split(MARK)[1:]:
         name, _, answer = part.partition("\n")
         said[name.strip()] = answer
     return said

@@ -1,7 +1,11 @@
 """The owner's rules.toml."""
 
+from pathlib import Path
+
 import pytest
 
+from device_agent import policy
+from device_agent.heat import SHORTEST, STAGES
 from device_agent.rules_file import ALLOWED, load_rules
 from shared.errors import BadRequest
 from shared.rules import QuietHours, Rules
@@ -73,3 +77,23 @@ def test_a_file_that_cannot_be_read(tmp_path):
         load_rules(tmp_path / "rules.toml")
     with pytest.raises(BadRequest, match="cannot be read"):
         load_rules(tmp_path)
+
+
+def test_the_example_in_the_documentation_is_one(tmp_path):
+    text = (Path(__file__).resolve().parents[2] / "docs/policy.md").read_text()
+    (tmp_path / "rules.toml").write_text(text.split("```toml\n")[1].split("```")[0])
+    assert load_rules(tmp_path / "rules.toml").model_fields_set == set(Rules.model_fields)
+
+
+def test_the_documentation_has_every_stage_and_threshold():
+    text = (Path(__file__).resolve().parents[2] / "docs/policy.md").read_text()
+    shares = {1.0: "the recipe's length", 0.5: "half of it", 0.25: "a quarter of it"}
+    for stage in STAGES:
+        row = f"| {stage.below:g} °C | {stage.rest:g} | {shares[stage.share]} | {stage.fixed_rest:g} |"
+        assert row in text
+    assert f"the floor + {policy.BATTERY_EASE:g} %" in text
+    assert f"the ceiling - {policy.HEAT_EASE:g} °C" in text
+    assert f"the floor + {policy.MEMORY_EASE:.0%}".replace("%", " %") in text
+    assert f"in the last {policy.IDLE_SECONDS:g} s" in text
+    assert (policy.BUSY_LOAD, policy.CALM_LOAD) == (0.5, 0.3)
+    assert f"below {SHORTEST} tokens" in text

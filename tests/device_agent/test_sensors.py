@@ -117,6 +117,14 @@ def test_a_phone_that_tells_little(phone):
     assert before <= readings.at <= datetime.now(UTC)  # its own clock is unreadable: ours
 
 
+def test_a_shell_without_androids_services_still_tells_time_and_memory():
+    """This machine's own shell, as an adbd on plain Linux gives it."""
+    readings = AdbSensors(lambda line: subprocess.check_output(["sh", "-c", line], text=True)).read()
+    assert set(readings.model_dump(exclude_none=True)) == {"at", "available_bytes"}
+    assert 0 < readings.available_bytes <= psutil.virtual_memory().total
+    assert abs(readings.at - datetime.now(UTC)) < timedelta(minutes=1)
+
+
 def test_long_answers_are_asked_for_rules_only(phone):
     shell, asked = phone("android_idle")
     readings = AdbSensors(shell).read(Rules())
@@ -172,9 +180,12 @@ def test_a_jetson_orin(tmp_path):
 
 
 def test_a_jetson_nano(tmp_path):
-    readings = linux(tmp_path, "jetson_nano.txt").read()
+    sensors = linux(tmp_path, "jetson_nano.txt")
+    readings = sensors.read()
     assert (readings.temperature, readings.temperature_sensor) == (41.5, "AO-therm")
-    assert readings.throttled is False
+    assert readings.throttled is False  # the fan turns; that is no sign
+    (tmp_path / "sys/class/thermal/cooling_device1/cur_state").write_text("2\n")
+    assert sensors.read().throttled is True
 
 
 def test_a_laptop(tmp_path):
