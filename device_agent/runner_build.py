@@ -31,6 +31,9 @@ from device_agent.runner_tools import (
 )
 from shared.errors import Unavailable
 
+# The NDK's toolchain file builds for 32 bits unless told; ExecuTorch's own Android builds are for this API level.
+ANDROID_ABIS = {"android-arm64": "arm64-v8a", "android-x86_64": "x86_64"}
+ANDROID_PLATFORM = "android-26"
 GRACE_SECONDS = 5.0
 LOG_LINES = 3  # of the build's log, in an error
 COUNTED = re.compile(rb"^\[\s*(\d+/\d+|\d+%)\]")  # how far Ninja or make says it is
@@ -106,6 +109,8 @@ class _Build:
         ]
         if options.toolchain is not None:
             configure.append(f"-DCMAKE_TOOLCHAIN_FILE={options.toolchain.resolve()}")
+        if abi := ANDROID_ABIS.get(self._place.system):
+            configure += [f"-DANDROID_ABI={abi}", f"-DANDROID_PLATFORM={ANDROID_PLATFORM}"]
         self._need(configure, "CMake could not configure the runner")
         self._need([cmake, "--build", build, "--parallel", str(os.cpu_count() or 1)], "the runner does not compile")
         self._need([cmake, "--install", build, "--prefix", made, "--strip"], "the runner could not be installed")

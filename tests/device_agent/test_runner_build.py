@@ -42,7 +42,7 @@ find_package(executorch {package} CONFIG PATHS ${{EXECUTORCH_ROOT}} NO_DEFAULT_P
 add_custom_target(made ALL COMMAND sh {notes}/work.sh)
 file(WRITE ${{CMAKE_BINARY_DIR}}/mobizo-runner
   "#!/bin/sh\\necho '{{\\"version\\": \\"${{MOBIZO_VERSION}}\\", \\"executorch\\": \\"{executorch}\\"}}'\\n")
-file(WRITE ${{CMAKE_BINARY_DIR}}/libseen.so "${{EXECUTORCH_ROOT}} ${{SEEN_TOOLCHAIN}}")
+file(WRITE ${{CMAKE_BINARY_DIR}}/libseen.so "${{EXECUTORCH_ROOT}} ${{SEEN_TOOLCHAIN}}${{ANDROID_ABI}}")
 install(PROGRAMS ${{CMAKE_BINARY_DIR}}/mobizo-runner DESTINATION .)
 install(FILES ${{CMAKE_BINARY_DIR}}/libseen.so DESTINATION lib)
 """
@@ -229,14 +229,14 @@ def test_a_build_for_another_platform_needs_its_executorch(tmp_path):
 
 def test_a_cross_build_uses_the_toolchain_and_the_given_executorch(tmp_path, monkeypatch):
     toolchain = tmp_path / "toolchain.cmake"
-    toolchain.write_text("set(SEEN_TOOLCHAIN yes)\n")
+    toolchain.write_text("set(SEEN_TOOLCHAIN ndk-)\n")
     root = tmp_path / "ndk-executorch"
     root.mkdir()
     place = RunnerPlace(
         tmp_path / "runners", "android-arm64", write_sources(tmp_path / "sources", "of the phone", package="")
     )
     built = build_runner(place, quiet, Options(root, toolchain))
-    assert (built / "lib" / "libseen.so").read_text() == f"{root} yes"
+    assert (built / "lib" / "libseen.so").read_text() == f"{root} ndk-arm64-v8a"
     assert RunnerPlace(tmp_path / "runners", "android-arm64", place.sources).find() == built
 
 
