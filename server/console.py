@@ -41,7 +41,11 @@ def tell_rows(as_json: bool, rows: list[dict[str, Any]], columns: tuple[str, ...
         return
     table = Table()
     for column in columns:
-        table.add_column(column, overflow="fold")
+        if column == "id":
+            # Never broken: it is copied into other commands.
+            table.add_column(column, no_wrap=True, overflow="ignore")
+        else:
+            table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*("" if row[column] is None else str(row[column]) for column in columns))
     output.print(table)

@@ -35,7 +35,7 @@ def list_devices(tenant: Tenant = DEFAULT_TENANT, as_json: Json = False) -> None
     _, database = open_home()
     with database.reading() as session:
         rows = [device.view().model_dump(mode="json") for device in DeviceRepository(session).all(tenant)]
-    tell_rows(as_json, rows, ("id", "name", "platform", "created_at", "last_seen_at", "revoked_at"))
+    tell_rows(as_json, rows, ("id", "name", "platform", "last_seen_at", "revoked_at"))
 
 
 @devices.command("revoke")

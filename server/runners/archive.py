@@ -12,6 +12,7 @@ import zlib
 from io import BytesIO
 from pathlib import Path
 
+from shared.canonical import CHUNK_BYTES
 from shared.errors import BadRequest
 
 PROGRAM = "mobizo-runner"
@@ -43,15 +44,20 @@ def read_archive(path: Path) -> bytes:
     return data
 
 
+def _too_much() -> BadRequest:
+    return BadRequest(f"the archive unpacks to more than {MOST_BYTES >> 20} MiB or {MOST_MEMBERS} files")
+
+
 def _names(data: bytes) -> set[str]:
-    """Names of all members. Reads to the end, so that a torn archive shows."""
+    """Names of all members. Reads to the end, whose checksum tells a torn archive."""
     names: set[str] = set()
-    total = 0
-    with tarfile.open(fileobj=BytesIO(data), mode="r|gz") as archive:
-        for count, member in enumerate(archive, start=1):
-            total += member.size
-            if total > MOST_BYTES or count > MOST_MEMBERS:
-                raise BadRequest(f"the archive unpacks to more than {MOST_BYTES >> 20} MiB or {MOST_MEMBERS} files")
+    with (
+        gzip.GzipFile(fileobj=BytesIO(data)) as unpacked,
+        tarfile.open(fileobj=unpacked, mode="r|") as archive,
+    ):
+        for member in archive:
+            if unpacked.tell() + member.size > MOST_BYTES or len(names) == MOST_MEMBERS:
+                raise _too_much()
             if not member.isreg() or not MEMBER.fullmatch(member.name):
                 raise BadRequest(
                     f"the archive holds {member.name[:100]!r}; it may hold {PROGRAM} and lib/*.so*, as regular files"
@@ -59,4 +65,7 @@ def _names(data: bytes) -> set[str]:
             if member.name in names:
                 raise BadRequest(f"the archive holds {member.name!r} twice")
             names.add(member.name)
+        while unpacked.read(CHUNK_BYTES):
+            if unpacked.tell() > MOST_BYTES:
+                raise _too_much()
     return names

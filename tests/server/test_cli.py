@@ -55,7 +55,15 @@ def test_init_twice_changes_nothing(command, home):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["tokens", "list"], ["tokens", "create", "--role", "app"], ["enrol-token"], ["bases", "list"], ["run"]],
+    [
+        ["tokens", "list"],
+        ["tokens", "create", "--role", "app"],
+        ["enrol-token"],
+        ["bases", "list"],
+        ["run"],
+        ["devices", "list"],
+        ["runners", "list"],
+    ],
 )
 def test_before_init(command, arguments):
     with pytest.raises(MobizoError, match="mobizo-server init"):
@@ -150,7 +158,7 @@ def test_one_red_line_and_exit_code_one(home, monkeypatch, capsys):
 
 def test_every_command_is_in_the_help(command):
     text = command("--help")
-    for name in ("init", "run", "worker", "enrol-token", "tokens", "bases", "compile", "inspect"):
+    for name in ("init", "run", "worker", "enrol-token", "tokens", "bases", "devices", "runners", "compile", "inspect"):
         assert f" {name} " in text
     command("nonsense", code=2)
 

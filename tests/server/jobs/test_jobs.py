@@ -126,3 +126,55 @@ def test_numbers_that_json_lacks_become_null(fleet, app, device, lease):
     url = f"/v1/leases/{lease['id']}/heartbeat"
     assert device.post(url, content=body, headers={"Content-Type": "application/json"}).status_code == 200
     assert app.get(f"/v1/jobs/{lease['job']['id']}").json()["progress"]["loss"] is None
+
+
+def test_a_job_keeps_its_rules_for_the_device_that_gets_it(fleet, app, device):
+    rules = {
+        "charging": True,
+        "battery_floor": 40.0,
+        "temperature_ceiling": 42.5,
+        "memory_floor_bytes": 1_000_000,
+        "idle": True,
+        "hours": [{"start": "22:00:00", "end": "06:00:00"}],
+        "metered": False,
+        "daily_minutes": 90.0,
+    }
+    job = fleet.ready_job(app, rules=rules, shrink=True)
+    assert job["request"]["rules"] == rules
+    assert job["request"]["shrink"] is True
+    lease = device.lease()
+    assert lease["job"]["request"] == job["request"]
+    plain = app.submit(adapter="plain")["request"]
+    assert plain["shrink"] is False
+    assert plain["rules"]["metered"] is True
+    assert not any(value for name, value in plain["rules"].items() if name != "metered")
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"battery_floor": 101},
+        {"battery_floor": -1},
+        {"temperature_ceiling": 0},
+        {"hours": [{"start": "25:00", "end": "06:00"}]},
+        {"hours": [{"start": "22:00"}]},
+        {"hours": [{"start": "22:00", "end": "06:00"}] * 25},
+        {"daily_minutes": 1441},
+        {"surprise": True},
+    ],
+)
+def test_rules_that_cannot_be(app, problem, rules):
+    problem(app.post("/v1/jobs", json=job_request(rules=rules)), 422, "invalid-request")
+
+
+def test_the_api_describes_rules_declines_and_runners(app):
+    described = app.get("/openapi.json").json()
+    schemas = described["components"]["schemas"]
+    request = schemas["JobRequest"]["properties"]
+    assert request["rules"]["description"]
+    assert request["shrink"]["description"]
+    rules = schemas["Rules"]["properties"]
+    assert {name for name, field in rules.items() if not field.get("description")} == set()
+    assert schemas["LeaseRequest"]["properties"]["memory_bytes"]["description"]
+    assert described["paths"]["/v1/leases/{lease_id}/decline"]["post"]["description"]
+    assert described["paths"]["/v1/runners/{platform}"]["get"]["description"]

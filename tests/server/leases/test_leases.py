@@ -248,3 +248,24 @@ def test_files_are_for_devices_that_had_the_job(fleet, app, device, lease, probl
     assert device.get(url).status_code == 200
     problem(device.get(f"/v1/files/{'0' * 64}"), 404, "not-found")
     problem(device.get("/v1/files/passwd"), 422, "invalid-request")
+
+
+def test_a_device_that_waits_keeps_its_lease(home, app, device, lease):
+    """Hours on battery are no reason to lose the job: heartbeats go on, and one event tells why."""
+    waiting = {"phase": "waiting", "step": 1, "steps": 3, "why": "battery at 20 %, the floor is 40 %"}
+    for _ in range(3):
+        home.let_run_out(lease)
+        told = device.post(f"/v1/leases/{lease['id']}/heartbeat", json=waiting).json()
+        assert told["job_state"] == "training"
+        assert told["expires_at"] > lease["expires_at"]
+    with home.database.writing() as session:
+        LeaseService(session, home.settings.lease_seconds).take_back_overdue()
+    job = app.get(f"/v1/jobs/{lease['job']['id']}").json()
+    assert (job["state"], job["progress"]["phase"]) == ("training", "waiting")
+    assert job["progress"]["why"] == waiting["why"]
+    device.post(f"/v1/leases/{lease['id']}/heartbeat", json=BEAT)
+    device.post(f"/v1/leases/{lease['id']}/heartbeat", json=waiting)
+    app.post(f"/v1/jobs/{job['id']}/cancel")
+    events = app.get(f"/v1/jobs/{job['id']}/events").text.splitlines()
+    phases = [json.loads(line[6:])["phase"] for line in events if line.startswith('data: {"phase"')]
+    assert phases == ["waiting", "training", "waiting"]

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import threading
 
 import numpy as np
 import safetensors.numpy
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from shared.canonical import sha256_hex
 from shared.lora import HEADER_BYTES
-from tests.server.conftest import adapter_bytes
+from tests.server.conftest import adapter_bytes, result
 
 SIZE = 2 * 2 * (8 + 4)  # D: two layers, rank 2, q_proj 8 out and v_proj 4 out
 
@@ -130,3 +131,48 @@ def test_random_bytes(home, device, lease, data):
     assert response.status_code == 422
     assert response.json()["code"] == "invalid-upload"
     assert home.stored_files() == before
+
+
+def at_once(count, act):
+    """What `act(number)` answered to `count` callers that began together."""
+    barrier, answers = threading.Barrier(count), []
+
+    def call(number):
+        barrier.wait()
+        answers.append(act(number))
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def test_sent_many_times_at_once_it_is_stored_once(home, fleet, app, device, lease):
+    """A device that lost the answer sends again, while the first request may still be under way."""
+    data = adapter_bytes(SIZE)
+    before = home.stored_files()
+    devices = [fleet.actor(device.token) for _ in range(6)]
+    receipts = at_once(6, lambda number: devices[number].upload(lease, data))
+    assert [answer.status_code for answer in receipts] == [200] * 6
+    assert all(answer.json() == {"sha256": sha256_hex(data), "size": len(data)} for answer in receipts)
+    assert sorted(set(home.stored_files()) - set(before)) == [sha256_hex(data)]
+    url, body = f"/v1/leases/{lease['id']}/complete", {"adapter_sha256": sha256_hex(data), "result": result()}
+    versions = at_once(6, lambda number: devices[number].post(url, json=body))
+    assert [answer.status_code for answer in versions] == [200] * 6
+    assert all(answer.json() == versions[0].json() for answer in versions)
+    assert app.get("/v1/adapters/alice-movies").json()["versions"] == 1
+    assert app.get(f"/v1/jobs/{lease['job']['id']}").json()["state"] == "succeeded"
+
+
+def test_two_files_at_once_and_the_one_that_is_named_counts(home, fleet, app, device, lease, problem):
+    files = [adapter_bytes(SIZE, value) for value in (1, 2, 3)]
+    devices = [fleet.actor(device.token) for _ in files]
+    assert [answer.status_code for answer in at_once(3, lambda n: devices[n].upload(lease, files[n]))] == [200] * 3
+    url = f"/v1/leases/{lease['id']}/complete"
+    answers = at_once(
+        3, lambda n: devices[n].post(url, json={"adapter_sha256": sha256_hex(files[n]), "result": result()})
+    )
+    assert sorted(answer.status_code for answer in answers) == [200, 409, 409]
+    assert app.get("/v1/adapters/alice-movies").json()["versions"] == 1

@@ -34,6 +34,11 @@ class Workers:
             session.expunge_all()
             return found
 
+    def recompile(self):
+        """Wants the program anew, as after a restored backup or a compiler that was mended."""
+        with self.home.database.writing() as session:
+            session.execute(update(Program).values(state=ProgramState.PENDING))
+
     def expire(self):
         with self.home.database.writing() as session:
             session.execute(update(Program).values(lease_expires_at=datetime.now(UTC) - timedelta(seconds=1)))
@@ -44,13 +49,14 @@ def workers(home):
     return Workers(home)
 
 
-def signed(job):
+def signed(job, version=1):
     recipe = Recipe.model_validate(job["recipe"])
     files = tuple(
         ProgramFile(role=role, name=role, size=1, sha256=letter * 64)
         for role, letter in (("program", "a"), ("weights", "b"), ("tokenizer", "c"))
     )
     manifest = ProgramManifest(
+        version=version,
         recipe=recipe,
         recipe_id=recipe.id,
         shape=SHAPE,
@@ -193,3 +199,28 @@ def test_jobs_of_all_tenants_share_a_program(fleet, app, workers, state):
     workers.do("one", "finish", job["recipe_id"], signed(job))
     assert state(job) == "ready"
     assert stranger.get(f"/v1/jobs/{theirs['id']}").json()["state"] == "ready"
+
+
+def test_versions_rise_with_the_programs_that_were_published(app, workers):
+    """A device refuses an older program than it has seen, so no published one may have a number twice."""
+    job = app.submit()
+    recipe_id = job["recipe_id"]
+    assert workers.do("one", "claim").version == 1
+    workers.do("one", "retry", recipe_id, CompileFailed("died"))
+    assert workers.do("one", "claim").version == 1
+    workers.do("one", "fail", recipe_id, InvalidRecipe("no"))
+    again = app.submit()
+    assert workers.do("two", "claim").version == 1
+    assert workers.do("two", "finish", recipe_id, signed(again, 1)) is True
+    for version in (2, 3):
+        workers.recompile()
+        waiting = app.submit()
+        assert waiting["state"] == "queued"
+        assert workers.do("one", "claim").version == version
+        workers.do("one", "fail", recipe_id, InvalidRecipe("a bad day"))
+        app.submit()
+        assert workers.do("two", "claim").version == version
+        assert workers.do("two", "finish", recipe_id, signed(waiting, version)) is True
+    assert app.get(f"/v1/programs/{recipe_id}").json()["manifest"]["version"] == 3
+    with workers.home.database.reading() as session:
+        assert len(session.scalars(select(ProgramBlob)).all()) == 3
