@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import typer
@@ -19,7 +20,7 @@ from device_agent.client import DeviceClient
 from device_agent.runner_archive import pack_runner
 from device_agent.runner_build import Options, Stopped, build_locked, build_runner, check_options, directory_bytes
 from device_agent.runner_download import download_locked
-from device_agent.runner_place import RunnerPlace, never
+from device_agent.runner_place import EXECUTORCH, RunnerPlace, never
 from device_agent.runner_tools import Report
 from shared.errors import BadRequest, MobizoError, Unavailable
 
@@ -130,4 +131,5 @@ def build_runner_command(
         return
     typer.echo(f"built for {place.system} in {seconds:.0f} s: {directory} ({size / 1e6:.1f} MB)")
     if archive is not None:
-        typer.echo(f"archive for `mobizo-server runners add`: {archive}")
+        stated = f"--platform {place.system} --version {version('mobizo')} --executorch {EXECUTORCH}"
+        typer.echo(f"offer it to devices with: mobizo-server runners add {archive} {stated}")

@@ -24,7 +24,7 @@ from device_agent.runner_tools import (
     find_cmake,
     installed_executorch,
 )
-from shared.errors import BadRequest, Unavailable, Untrusted
+from shared.errors import BadRequest, Untrusted
 from tests.device_agent.conftest import ROOT
 from tests.device_agent.native import tools_on_path
 
@@ -258,11 +258,9 @@ def test_the_commands_options_are_checked(tmp_path, options, said):
 
 @pytest.mark.parametrize(("said", "usable"), [("3.25.1", False), ("3.27.9", False), ("3.28.0", True), ("4.0.1", True)])
 def test_a_cmake_that_is_too_old_is_not_used(tmp_path, monkeypatch, said, usable):
-    program = tmp_path / "cmake"
-    program.write_text(f"#!/bin/sh\necho 'cmake version {said}'\n")
-    program.chmod(0o755)
+    program = write_cmake(tmp_path, said)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert (find_cmake() == program) is usable
+    assert find_cmake() == (program if usable else None)
 
 
 def test_a_build_killed_midway_leaves_nothing_that_is_found(place, tmp_path, start_ensuring):
@@ -338,10 +336,27 @@ def test_a_wheel_that_is_not_the_pinned_one_is_refused(wheel, index, tmp_path):
     assert not list(target.rglob("evil"))
 
 
-def test_a_wheel_that_cannot_be_reached_is_tried_again_later(index, tmp_path):
+def write_cmake(directory, said):
+    directory.mkdir(exist_ok=True)
+    program = directory / "cmake"
+    program.write_text(f"#!/bin/sh\necho 'cmake version {said}'\n")
+    program.chmod(0o755)
+    return program
+
+
+def test_what_cannot_be_fetched_now_is_tried_again_in_an_hour(place, index, tmp_path, monkeypatch):
     index.mkdir()
-    with pytest.raises(Unavailable, match="reachable"):
-        fetch_wheel(EXECUTORCH_WHEEL, tmp_path, run, quiet)
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", os.pathsep.join((str(write_cmake(tmp_path / "old", "3.25.1").parent), path)))
+    assert "could not fetch cmake" in ensure(place).reason
+    monkeypatch.setenv("PATH", path)
+    assert "the last build failed" in ensure(place).reason
+    notes = place.directory / "failed.json"
+    noted = json.loads(notes.read_text())
+    noted[place.path.name]["at"] -= 3601
+    notes.write_text(json.dumps(noted))
+    assert ensure(place).directory == place.path
+    assert not notes.exists()
 
 
 def test_a_failure_counts_for_its_time_only_and_never_longer_for_a_clock_set_back(place, monkeypatch):
