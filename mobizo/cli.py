@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Column, Table
 
 from mobizo.client import Client
+from mobizo.job_file import parse_hours, read_request
 from mobizo.live import show_live
-from shared.errors import MobizoError
-from shared.job import JobRequest, JobState
+from shared.errors import BadRequest, MobizoError
+from shared.job import JobState, JobView
 
 app = typer.Typer(help="Submit personalization jobs, watch them, pull adapters.", no_args_is_help=True)
 out = Console(highlight=False)
@@ -40,7 +41,7 @@ def _client(server: str, token: str) -> Iterator[Client]:
 
 
 def _stop(message: str, status: int) -> typer.Exit:
-    err.print(f"[red]{message}[/red]", soft_wrap=True)
+    err.print(message, style="red", markup=False, soft_wrap=True)
     return typer.Exit(status)
 
 
@@ -61,19 +62,40 @@ def _print_json(value: BaseModel | list[BaseModel] | dict[str, Any]) -> None:
 
 @app.command()
 def submit(
-    file: Annotated[Path, typer.Argument(help="JSON file with the job, as POST /v1/jobs takes it", exists=True)],
+    file: Annotated[
+        Path, typer.Argument(help="JSON file with the job, as POST /v1/jobs takes it", exists=True, dir_okay=False)
+    ],
     server: Server = DEFAULT_SERVER,
     token: Token = "",
+    charging: Annotated[bool, typer.Option("--charging", help="train only on external power")] = False,
+    battery_floor: Annotated[float | None, typer.Option(help="percent; under it only on external power")] = None,
+    temperature_ceiling: Annotated[float | None, typer.Option(help="degrees Celsius of the hottest sensor")] = None,
+    daily_minutes: Annotated[float | None, typer.Option(help="most training in a day")] = None,
+    hours: Annotated[
+        list[str] | None, typer.Option(help="a daily span of the device's time, such as 22:00-06:00; repeatable")
+    ] = None,
+    unmetered: Annotated[bool, typer.Option("--unmetered", help="no downloads and uploads at a price")] = False,
+    shrink: Annotated[
+        bool, typer.Option("--shrink", help="take a smaller recipe where a device has too little memory")
+    ] = False,
     watch: Annotated[bool, typer.Option(help="stay and show progress")] = False,
     as_json: Json = False,
 ) -> None:
-    """Submit a job."""
+    """Submit a job. Rules given here take the place of the file's."""
+    given = {
+        "charging": charging or None,
+        "battery_floor": battery_floor,
+        "temperature_ceiling": temperature_ceiling,
+        "daily_minutes": daily_minutes,
+        "metered": False if unmetered else None,
+    }
     try:
-        request = JobRequest.model_validate_json(file.read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise _stop(f"{file}: {where}: {first['msg']}", 2) from error
+        rules: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if hours:
+            rules["hours"] = [parse_hours(text) for text in hours]
+        request = read_request(file, rules, shrink)
+    except BadRequest as error:
+        raise _stop(error.detail, 2) from error
     with _client(server, token) as client:
         job = client.submit(request)
         if watch:
@@ -81,6 +103,32 @@ def submit(
         _print_json(job) if as_json else out.print(f"{job.id}  {job.state}")
         if job.state is JobState.FAILED and job.error:
             raise _stop(job.error.detail, 1)
+
+
+@app.command(name="show")
+def show_job(job_id: str, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+    """Show a job as it stands, and why it does not go on if it does not."""
+    with _client(server, token) as client:
+        job = client.job(job_id)
+    if as_json:
+        _print_json(job)
+        return
+    lines = [f"{job.id}  {job.state}", *_changed(job)]
+    if job.progress is not None and not job.state.final:
+        lines.append(job.progress.line())
+    if job.error is not None:
+        lines.append(f"{job.error.code}: {job.error.detail}")
+    out.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _changed(job: JobView) -> list[str]:
+    """What of the recipe is not as it was asked for."""
+    asked = job.request.recipe
+    return [
+        f"{name} {getattr(job.recipe, name)} (asked for: {getattr(asked, name)})"
+        for name in ("precision", "effective_batch", "queries", "sequence_length")
+        if getattr(job.recipe, name) != getattr(asked, name)
+    ]
 
 
 @app.command(name="watch")

@@ -12,7 +12,7 @@ from shared.job import JobView
 
 def show_live(client: Client, job_id: str, console: Console) -> JobView:
     """Shows the job until it ends and returns its last view."""
-    bar = Progress(BarColumn(24), TextColumn("{task.description}"), TimeElapsedColumn(), console=console)
+    bar = Progress(BarColumn(24), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=console)
     job: JobView | None = None
     printed = ""
     with bar:
@@ -27,7 +27,7 @@ def show_live(client: Client, job_id: str, console: Console) -> JobView:
             text = event.line()
             bar.update(line, description=text, total=event.steps or None, completed=event.step)
             if not console.is_terminal and text != printed:
-                console.print(text, soft_wrap=True)
+                console.print(text, soft_wrap=True, markup=False)
                 printed = text
     if job is None:
         raise MobizoError(f"the server sent no event of job {job_id}")

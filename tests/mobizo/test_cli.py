@@ -135,3 +135,85 @@ def test_without_a_token_or_a_server_the_way_out_is_named(call, monkeypatch):
     missing = call("jobs")
     assert missing.exit_code == 2
     assert "MOBIZO_TOKEN" in missing.stderr
+
+
+def test_rules_are_options_that_replace_the_file_s(call, tmp_path):
+    rules = {"battery_floor": 20, "idle": True, "hours": [{"start": "01:00", "end": "02:00"}]}
+    (tmp_path / "job.json").write_text(json.dumps(job_request(rules=rules)))
+    options = ["--charging", "--battery-floor", "40", "--temperature-ceiling", "42.5", "--daily-minutes", "90"]
+    options += ["--hours", "22:00-06:00", "--hours", "12:30 - 13:00", "--unmetered", "--shrink"]
+    request = json.loads(call("submit", tmp_path / "job.json", *options, "--json").stdout)["request"]
+    assert request["shrink"] is True
+    assert request["rules"] == {
+        "charging": True,
+        "battery_floor": 40,
+        "temperature_ceiling": 42.5,
+        "memory_floor_bytes": None,
+        "idle": True,
+        "hours": [{"start": "22:00:00", "end": "06:00:00"}, {"start": "12:30:00", "end": "13:00:00"}],
+        "metered": False,
+        "daily_minutes": 90,
+    }
+    kept = json.loads(call("submit", tmp_path / "job.json", "--json").stdout)["request"]
+    assert kept["shrink"] is False
+    assert {name: kept["rules"][name] for name in rules} == rules | {
+        "hours": [{"start": "01:00:00", "end": "02:00:00"}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--hours", "22:00"], "22:00-06:00"),
+        (["--hours", "late-early"], "22:00-06:00"),
+        (["--hours", "22:00-22:00"], "22:00-06:00"),
+        (["--battery-floor", "101"], "rules.battery_floor"),
+        (["--daily-minutes", "-1"], "rules.daily_minutes"),
+    ],
+)
+def test_rules_that_cannot_be_name_the_option(call, request_file, options, says):
+    refused = call("submit", request_file, *options)
+    assert refused.exit_code == 2
+    assert says in refused.stderr
+    assert "Traceback" not in refused.output
+
+
+@pytest.mark.parametrize("text", ["", "[]", "nonsense", '{"rules": 1}'])
+def test_a_file_that_is_no_job(call, tmp_path, text):
+    (tmp_path / "job.json").write_text(text)
+    refused = call("submit", tmp_path / "job.json", "--charging")
+    assert refused.exit_code == 2
+    assert "job.json" in refused.stderr
+    assert "Traceback" not in refused.output
+
+
+def test_why_a_device_waits_is_shown(call, fleet, app, device):
+    job = fleet.ready_job(app)
+    lease = device.lease()
+    why = "battery at 20 %, the floor is 40 % [rules of the job]"
+    beat = {"phase": "waiting", "step": 1, "steps": 3, "why": why}
+    device.post(f"/v1/leases/{lease['id']}/heartbeat", json=beat)
+    shown = call("show", job["id"]).stdout
+    assert "training" in shown
+    assert f"waiting  step 1/3  {why}" in shown
+    assert json.loads(call("show", job["id"], "--json").stdout)["progress"]["why"] == why
+    device.finish(lease)
+    assert f"waiting  step 1/3  {why}" in call("watch", job["id"]).stderr
+    assert why not in call("show", job["id"]).stdout
+
+
+def test_a_recipe_that_shrank_is_shown_beside_what_was_asked(call, fleet, app, device):
+    job = fleet.ready_job(app, shrink=True)
+    body = {"needed_bytes": 275_000, "available_bytes": 90_000}
+    device.post(f"/v1/leases/{device.lease()['id']}/decline", json=body)
+    shown = call("show", job["id"]).stdout
+    assert "precision int8-weight (asked for: fp32)" in shown
+    assert "can spare 90,000 bytes" in shown
+
+
+def test_why_a_job_failed_is_shown(call, fleet, app, device):
+    job = fleet.ready_job(app, device=device.device_id)
+    body = {"needed_bytes": 275_000, "available_bytes": 10_000}
+    device.post(f"/v1/leases/{device.lease()['id']}/decline", json=body)
+    assert "does-not-fit: device phone can spare 10,000 bytes" in call("show", job["id"]).stdout
+    assert call("show", "job_none").exit_code == 1

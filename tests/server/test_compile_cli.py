@@ -80,6 +80,7 @@ def test_a_program_and_its_figures(real):
         "compile.log",
         *(file.name for file in manifest.files),
     }
+    assert manifest.version == 1
     recipe = manifest.recipe
     assert (recipe.base.name, recipe.layers, recipe.answer_length, recipe.choices) == ("llama", "last:1", 1, 2)
     assert manifest.size == flat_size(recipe, manifest.shape)

@@ -9,9 +9,11 @@ import time
 
 import psutil
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
-from server.programs.models import Program
+from server.programs.models import Program, ProgramState
+from shared.program import SignedManifest
+from shared.signing import parse_public, verify_manifest
 from tests.server.conftest import job_request
 
 PATIENCE = 60
@@ -80,6 +82,7 @@ def test_asked_for_many_times_at_once_compiled_once(fleet, home, app, start, sta
     assert len(home.starts()) == 1
     with home.database.reading() as session:
         assert session.scalar(select(func.count()).select_from(Program)) == 1
+        assert session.scalars(select(Program)).one().signed.manifest.version == 1
     # Another recipe of the same base adds its program only: weights and tokenizer are shared.
     before = home.stored_files()
     other = app.submit(adapter="other", recipe={"rank": 3})
@@ -172,3 +175,15 @@ def test_memory_is_reported(home, app, operator, start, state):
     assert usage["worker_peak_rss_bytes"] > 1 << 20
     assert usage["server_peak_rss_bytes"] > 1 << 20
     app.post(f"/v1/jobs/{job['id']}/cancel")
+
+
+def test_a_program_made_anew_is_signed_with_the_next_version(fleet, home, app, device, start, state):
+    start()
+    job = app.submit()
+    eventually(lambda: state(job) == "ready")
+    with home.database.writing() as session:
+        session.execute(update(Program).values(state=ProgramState.PENDING))
+    eventually(lambda: state(app.submit()) == "ready")
+    key = parse_public(fleet.actor().get("/v1/server").json()["public_key"])
+    signed = SignedManifest.model_validate(device.lease()["manifest"])
+    assert verify_manifest(signed, key).version == 2
