@@ -20,6 +20,7 @@ from shared.protocol import Decline, LeaseState
 from shared.recipe import Recipe
 
 DOES_NOT_FIT = "does-not-fit"
+MOST_BYTES = 2**63 - 1  # that the database holds
 
 
 class DeclineService:
@@ -48,6 +49,7 @@ class DeclineService:
                 job_number=job.number,
                 needed_bytes=declined.needed_bytes,
                 available_bytes=declined.available_bytes,
+                enough_bytes=_enough(lease, declined),
                 declined_at=utc_now(),
             )
         )
@@ -91,3 +93,13 @@ class DeclineService:
 
     def _tell(self, job: Job, why: str) -> None:
         self._lifecycle.progress(job, Progress(phase="waiting", steps=job.request.training.steps, why=why))
+
+
+def _enough(lease: JobLease, declined: Decline) -> int:
+    """What the device must say it can spare before it is offered the recipe again.
+
+    As much more than it said for this lease as it was short of. What it says and what it declines with need not agree,
+    as a job's rules may keep memory free: compared as they are, it would get the job at once and decline it again.
+    """
+    said = declined.available_bytes if lease.memory_bytes is None else lease.memory_bytes
+    return min(said + max(declined.needed_bytes - declined.available_bytes, 1), MOST_BYTES)

@@ -44,10 +44,14 @@ class JobLease(Numbered, Table):
     ending: Mapped[Ending | None] = mapped_column(word(Ending))
     upload_sha256: Mapped[str | None] = mapped_column(String(64))
     upload_size: Mapped[int | None] = mapped_column(BigInteger)
+    memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # what the device said it can spare
 
 
 class MemoryDecline(Table):
-    """That a device could not hold a recipe's program, when it last said so; bytes."""
+    """That a device could not hold a recipe's program, when it last said so; bytes.
+
+    enough_bytes: what it must say it can spare before it is offered that recipe again.
+    """
 
     __tablename__ = "declines"
 
@@ -56,4 +60,5 @@ class MemoryDecline(Table):
     job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"))
     needed_bytes: Mapped[int] = mapped_column(BigInteger)
     available_bytes: Mapped[int] = mapped_column(BigInteger)
+    enough_bytes: Mapped[int] = mapped_column(BigInteger)
     declined_at: Mapped[datetime] = mapped_column(Moment)

@@ -88,8 +88,7 @@ class LeaseRepository:
         if memory_bytes is None:
             holds = MemoryDecline.declined_at > now - DECLINE_LASTS
         else:
-            # It declined with `available_bytes` to spare: with no more than that it would again, whatever it needs.
-            holds = or_(MemoryDecline.needed_bytes > memory_bytes, MemoryDecline.available_bytes >= memory_bytes)
+            holds = MemoryDecline.enough_bytes > memory_bytes
         declined = select(MemoryDecline.recipe_id).where(
             MemoryDecline.device_id == device_id, MemoryDecline.recipe_id == Job.recipe_id, holds
         )

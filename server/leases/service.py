@@ -69,6 +69,7 @@ class LeaseService:
             if job is None:
                 return None
             lease = self._give(job, device_id)
+        lease.memory_bytes = memory_bytes
         self._extend(lease)
         return self._shown(lease)
 

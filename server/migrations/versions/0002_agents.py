@@ -16,6 +16,7 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("devices", sa.Column("revoked_at", sa.DateTime(), nullable=True))
+    op.add_column("leases", sa.Column("memory_bytes", sa.BigInteger(), nullable=True))
     op.create_table(
         "declines",
         sa.Column("device_id", sa.String(length=64), nullable=False),
@@ -23,6 +24,7 @@ def upgrade() -> None:
         sa.Column("job_number", sa.Integer(), nullable=False),
         sa.Column("needed_bytes", sa.BigInteger(), nullable=False),
         sa.Column("available_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("enough_bytes", sa.BigInteger(), nullable=False),
         sa.Column("declined_at", sa.DateTime(), nullable=False),
         sa.ForeignKeyConstraint(["device_id"], ["devices.id"], name="fk_declines_device_id"),
         sa.ForeignKeyConstraint(["job_number"], ["jobs.number"], name="fk_declines_job_number"),
@@ -43,4 +45,5 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_table("runners")
     op.drop_table("declines")
+    op.drop_column("leases", "memory_bytes")
     op.drop_column("devices", "revoked_at")

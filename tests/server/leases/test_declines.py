@@ -135,6 +135,24 @@ def test_a_device_whose_figures_contradict_must_have_more_than_it_had(device, le
     assert device.lease(memory_bytes=21) is not None
 
 
+def test_a_device_that_says_more_than_it_declines_with_is_not_asked_in_a_circle(fleet, app, device):
+    """A job's rules keep 100,000 bytes free, of which a request for any job knows nothing."""
+    fleet.ready_job(app, rules={"memory_floor_bytes": 100_000})
+    lease = device.lease(memory_bytes=300_000)
+    decline(device, lease, {"needed_bytes": 275_000, "available_bytes": 200_000})
+    for memory in (200_000, 275_000, 300_000, 374_999):
+        assert device.lease(memory_bytes=memory) is None
+    assert device.lease(memory_bytes=375_000)["job"]["id"] == lease["job"]["id"]
+
+
+def test_figures_at_the_end_of_what_is_allowed(device, lease):
+    most = 2**63 - 1
+    assert decline(device, lease, {"needed_bytes": most, "available_bytes": 1}).status_code == 200
+    assert device.lease(memory_bytes=most - 1) is None
+    again = device.lease(memory_bytes=most)
+    assert decline(device, again, {"needed_bytes": most, "available_bytes": 0}).status_code == 200
+
+
 def test_a_device_that_says_nothing_of_memory_is_asked_again_later(home, device, lease):
     decline(device, lease)
     assert device.lease() is None

@@ -6,6 +6,7 @@ import tarfile
 
 import pytest
 
+from device_agent.runner_archive import pack_runner, unpack_runner
 from server.runners import archive
 from server.runners.archive import read_archive
 from shared.errors import BadRequest
@@ -102,3 +103,15 @@ def test_size_is_bounded_before_and_after_unpacking(path, monkeypatch):
     monkeypatch.setattr(archive, "MOST_ARCHIVE_BYTES", path.stat().st_size - 1)
     with pytest.raises(BadRequest, match="is over"):
         read_archive(path)
+
+
+def test_what_the_agent_packs_is_taken_and_what_is_taken_it_unpacks(path, tmp_path):
+    built = tmp_path / "built"
+    (built / "lib").mkdir(parents=True)
+    (built / "mobizo-runner").write_bytes(b"\x7fELF")
+    (built / "lib" / "libexecutorch.so.1").write_bytes(b"library")
+    (built / "CMakeCache.txt").write_text("left out")
+    pack_runner(built, path)
+    assert read_archive(path) == path.read_bytes()
+    unpack_runner(path, tmp_path / "again")
+    assert (tmp_path / "again" / "lib" / "libexecutorch.so.1").read_bytes() == b"library"
