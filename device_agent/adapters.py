@@ -128,6 +128,13 @@ class AdapterShelf:
             sync_directory(self._directory / name)
         return before
 
+    def remove(self, name: str) -> None:
+        """Forgets every adapter of a name. Raises NotFound if none is kept."""
+        with self._lock():
+            if not self._versions(name):
+                raise NotFound(f"no adapter {name!r} is kept on this device")
+            shutil.rmtree(self._directory / name)
+
     def pins(self) -> frozenset[str]:
         """The sha256 of every cache file that a kept adapter needs, so that the cache keeps them."""
         versions = (self._read(version) for name in self._names() for version in self._versions(name))

@@ -6,7 +6,7 @@ other base goes on with the text as it stands. Knows no command line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -91,7 +91,7 @@ class Chat:
         if self.form == "chatml" and not _has_marks(self.model.tokenizer):
             raise BadRequest(f"the tokenizer lacks {OPEN} and {CLOSE}, so there is no ChatML; use --form plain")
 
-    def answer(self, text: str) -> Iterator[str]:
+    def answer(self, text: str) -> Generator[str, None, None]:
         """Pieces of the answer to `text` as they come; whoever has enough closes the iterator.
 
         Raises BadRequest if the text alone does not fit the context.
@@ -110,7 +110,7 @@ class Chat:
         self._asked += 1
         return self._stream(turn, generated, "the context is full" if most < self.most else f"{most} tokens")
 
-    def _stream(self, turn: list[int], generated: Iterator[int], limit: str) -> Iterator[str]:
+    def _stream(self, turn: list[int], generated: Iterator[int], limit: str) -> Generator[str, None, None]:
         stream, said = TextStream(self.model.tokenizer, turn), list[int]()
         special = {token for token, how in self.model.tokenizer.get_added_tokens_decoder().items() if how.special}
         self.ended = "stopped"

@@ -146,5 +146,6 @@ class Conduct:
             raise Halted
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             self._looked = time.monotonic()
+            self._tell_on(self._progress)  # bytes came, which is progress
             if self._guard.transfer(self.rules).action == "wait":
                 raise _LinkClosed

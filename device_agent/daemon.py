@@ -16,7 +16,8 @@ from device_agent.backoff import Backoff, jittered
 from device_agent.budget import DailyBudget
 from device_agent.cache import FileCache
 from device_agent.client import DeviceClient
-from device_agent.control import PAUSED, Pause
+from device_agent.control import Pause
+from device_agent.datasets import most_lines
 from device_agent.display import Display
 from device_agent.engines import Engine
 from device_agent.engines.python import PythonEngine
@@ -53,6 +54,13 @@ def python_engine(_manifest: ProgramManifest) -> Engine:
     return PythonEngine()
 
 
+def longest_silence(manifest: ProgramManifest, dataset: Path) -> float:
+    """Operations of the longest work of a run that nothing is heard of: a step, or measuring on the longest file."""
+    recipe = manifest.recipe
+    steps = most_lines(dataset) * recipe.choices / (2 * recipe.queries * recipe.effective_batch)
+    return manifest.flops_per_step * max(1.0, steps)
+
+
 class _Interrupted(Exception):
     """The daemon was asked to stop while it waited for a job."""
 
@@ -71,10 +79,12 @@ class Daemon:
         sensors: Sensors | None = None,
         watchdog: Watchdog | None = None,
         cache_bytes: int | None = None,
+        rules: Path | None = None,
     ) -> None:
         """datasets: directory of each data set by name. pause_seconds: the shortest pause.
 
         engines: what trains a program. sensors: this machine's by default. cache_bytes: of program files at most.
+        rules: the owner's; the home's rules.toml by default.
         Raises NotEnrolled, or BadRequest for rules that cannot be read.
         """
         self._home, self._datasets, self._display = home, dict(datasets), display
@@ -84,10 +94,10 @@ class Daemon:
         self._cache = FileCache(home.cache, cache_bytes, self._shelf.pins)
         pause = Pause(home.path)
         self._guard = Guard(
-            load_rules(home.rules),
+            load_rules(rules or home.rules),
             LinuxSensors() if sensors is None else sensors,
             DailyBudget(home.budget),
-            lambda: PAUSED if pause else None,
+            pause.why,
         )
         self._pauses = Backoff(pause_seconds, LONGEST_PAUSE_SECONDS)
         self._stopping = threading.Event()
@@ -179,7 +189,7 @@ class Daemon:
         if dataset is None:
             raise BadRequest(f"the server sent a job on {job.request.dataset!r}, a data set that this device lacks")
         self._display.begin(job.id, job.request.adapter)
-        self._watchdog.expect(lease.manifest.manifest.flops_per_step)
+        self._watchdog.expect(longest_silence(lease.manifest.manifest, dataset))
         key = parse_public(self._config.public_key)
         with LeaseKeeper(client, lease) as keeper:
             ended = Assignment(
@@ -210,7 +220,7 @@ class Daemon:
                     missing = [file for file in about.files if not self._cache.path(file).exists()]
                     self._cache.reserve(missing)
                     for file in missing:
-                        self._cache.fetch(client, file)
+                        self._cache.fetch(client, file, lambda _arrived, _size: self._watchdog.turn())
                 except (MobizoError, OSError) as error:
                     words = os_words(error) if isinstance(error, OSError) else error.detail
                     _log.warning("an adapter cannot be used on this device yet", adapter=about.name, detail=words)

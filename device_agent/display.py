@@ -23,8 +23,11 @@ STATUS_SECONDS = 0.5
 _log = structlog.get_logger()
 
 
-def configure_logs(json_lines: bool) -> None:
-    """Log lines go to standard error for people, or as JSON lines to standard output for machines."""
+def configure_logs(json_lines: bool, *files: structlog.typing.Processor) -> None:
+    """Log lines go to standard error for people, or as JSON lines to standard output for machines.
+
+    files: processors that keep what they are given, such as `LogFile`.
+    """
     rendered: list[structlog.typing.Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if json_lines
@@ -34,6 +37,7 @@ def configure_logs(json_lines: bool) -> None:
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *files,
             *rendered,
         ],
         # Looked up at each line: while the live line is drawn, rich stands in for standard error.

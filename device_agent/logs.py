@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
@@ -73,6 +74,10 @@ def follow(path: Path, wait: Callable[[float], object] = time.sleep) -> Iterator
     file = path.open(errors="replace") if path.exists() else None
     if file is not None:
         file.seek(0, os.SEEK_END)
+    return _follow(path, file, wait)
+
+
+def _follow(path: Path, file: TextIO | None, wait: Callable[[float], object]) -> Iterator[str]:
     rest = ""
     try:
         while True:

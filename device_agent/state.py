@@ -9,6 +9,9 @@
     seen.json     the highest version of each recipe's program it has seen
     budget.json   minutes trained on each day
     status.json   what the daemon is doing
+    logs/         its log (device_agent.logs)
+    control.sock  where the running daemon answers (device_agent.control)
+    paused        there while a person wants no training
     lock          held by the running daemon
 
 Knows no HTTP.
@@ -113,6 +116,11 @@ class Home:
     def budget(self) -> Path:
         """Minutes trained."""
         return self.path / "budget.json"
+
+    @property
+    def control(self) -> Path:
+        """The running daemon's socket."""
+        return self.path / "control.sock"
 
     def run(self, job_id: str) -> RunDirectory:
         """The run directory of one job. Raises BadRequest for an id that is no plain name."""

@@ -14,6 +14,7 @@ from shared.job import Progress
 
 MARGIN = 10  # times the longest silence seen so far
 SLOWEST_FLOPS = 5e8  # a second: slower than any device that finishes a job within its life
+REPEATED = ("waiting", "downloading")  # phases without a count of steps
 FEED_SECONDS = 5.0  # at most so often; far below any patience worth having
 
 
@@ -56,9 +57,9 @@ class Watchdog:
     def show(self, progress: Progress) -> None:
         """Tells what the daemon does; progress that is not the last one over again feeds the watchdog.
 
-        A wait for the rules is shown again after each look at the sensors, and each look counts.
+        A wait for the rules is shown again after each look at the sensors, a download as bytes come; each time counts.
         """
-        if progress != self._last or progress.phase == "waiting":
+        if progress != self._last or progress.phase in REPEATED:
             self._feed(progress.line())
         self._last = progress
 

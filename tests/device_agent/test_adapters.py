@@ -107,6 +107,15 @@ def test_the_version_before_keeps_its_files_pinned_too(shelf, signed, server_key
     assert shelf.pins() == {"b" * 64, "c" * 64, "d" * 64, "e" * 64}
 
 
+def test_a_removed_adapter_is_forgotten_and_pins_nothing(shelf, signed):
+    keep(shelf, signed, 1, "job-1")
+    shelf.remove("alice-movies")
+    assert shelf.kept() == []
+    assert shelf.pins() == frozenset()
+    with pytest.raises(NotFound):
+        shelf.remove("alice-movies")
+
+
 def test_a_program_without_an_inference_file_pins_nothing(shelf, signed, server_key):
     files = tuple(file for file in signed.manifest.files if file.role != "inference")
     bare = signed.manifest.model_copy(update={"files": files, "inference_context": None})

@@ -72,11 +72,11 @@ def test_progress_feeds_and_the_same_progress_over_again_does_not(watchdog, hear
     assert "WATCHDOG=1" in heard()
 
 
-def test_each_look_at_the_sensors_feeds_though_it_says_the_same(watchdog, heard, clock):
-    waiting = Progress(phase="waiting", why="on battery; waits for external power")
+@pytest.mark.parametrize("phase", ["waiting", "downloading"])
+def test_each_look_at_the_sensors_and_arrival_of_bytes_feeds_though_it_says_the_same(watchdog, heard, clock, phase):
     for _ in range(2):
-        watchdog.show(waiting)
-        assert heard() == ["WATCHDOG=1", "STATUS=waiting  on battery; waits for external power"]
+        watchdog.show(Progress(phase=phase, why="on battery"))
+        assert heard() == ["WATCHDOG=1", f"STATUS={phase}  on battery"]
         clock.now += FEED_SECONDS
 
 
