@@ -11,6 +11,7 @@ from device_agent.seen import SeenVersions
 from shared.errors import Untrusted
 from shared.program import ProgramManifest
 from shared.protocol import Lease
+from shared.rules import Rules
 from shared.signing import verify_manifest
 
 
@@ -30,8 +31,8 @@ def needed_bytes(manifest: ProgramManifest) -> int:
     return manifest.file("weights").size + manifest.planned_bytes
 
 
-def check_memory(manifest: ProgramManifest, available: int, floor: int) -> None:
-    """Raises TooLittleMemory unless training fits `available` bytes and leaves `floor` of them."""
+def check_memory(manifest: ProgramManifest, spare: int, rules: Rules) -> None:
+    """Raises TooLittleMemory unless training fits the bytes that it can have under the rules."""
     needed = needed_bytes(manifest)
-    if needed > available - floor:
-        raise TooLittleMemory(needed, max(available - floor, 0), floor)
+    if needed > spare:
+        raise TooLittleMemory(needed, spare, rules.memory_floor_bytes or 0)

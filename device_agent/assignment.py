@@ -155,8 +155,7 @@ class Assignment:
 
     def _train(self, conduct: Conduct, manifest: ProgramManifest) -> Result:
         conduct.tell(Progress(phase="downloading", steps=self.lease.job.request.training.steps))
-        floor = conduct.rules.memory_floor_bytes or 0
-        check_memory(manifest, self.tools.guard.available_bytes(conduct.rules), floor)
+        check_memory(manifest, self.tools.guard.spare_bytes(conduct.rules), conduct.rules)
         self.run.begin(self._prepare(conduct, manifest))
         message = conduct.train(self.tools.engines(manifest), self.run, manifest)
         if message.error is not None:

@@ -160,7 +160,7 @@ class Daemon:
         self._display.idle()
         self._waiting = True
         try:
-            memory = self._guard.available_bytes(self._guard.rules)
+            memory = self._guard.spare_bytes(self._guard.rules)
             lease = client.lease(sorted(self._datasets), wait_seconds, memory)
         except UnsafeManifest as error:
             _log.error("a job is refused", detail=error.detail)

@@ -68,7 +68,7 @@ class Guard:
         except OSError as error:
             _log.warning("the minutes trained are not on disk; they count until a restart", detail=str(error))
 
-    def available_bytes(self, rules: Rules) -> int:
-        """Memory that training could have."""
-        readings = self._sensors.read(rules)
-        return spare_bytes() if readings.available_bytes is None else readings.available_bytes
+    def spare_bytes(self, rules: Rules) -> int:
+        """Memory that training could have beside what the rules keep free."""
+        available = self._sensors.read(rules).available_bytes
+        return max((spare_bytes() if available is None else available) - (rules.memory_floor_bytes or 0), 0)

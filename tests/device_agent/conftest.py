@@ -167,6 +167,28 @@ def program(request):
     return request.getfixturevalue(request.param)
 
 
+@pytest.fixture(scope="session")
+def torch_programs(base, tmp_path_factory):
+    """The same recipe for backend torch, compiled when first asked for."""
+    made = {}
+
+    def twin(program):
+        recipe = program.manifest.recipe
+        if recipe.id not in made:
+            settings = {
+                "noise": recipe.noise,
+                "loss": recipe.loss,
+                "layers": recipe.layers,
+                "estimator": recipe.estimator,
+            }
+            made[recipe.id] = compile_tiny(
+                base, tmp_path_factory.mktemp("programs") / f"torch-{len(made)}", backend="torch", **settings
+            )
+        return made[recipe.id]
+
+    return twin
+
+
 def write_records(path, count, seed, marker=""):
     """Random sentences with balanced labels."""
     rng = random.Random(seed)
@@ -210,7 +232,7 @@ def home(tmp_path):
     return place
 
 
-def enrol(home, url, server_key):
+def enrol(home, url, server_key, token="device-token"):
     """Puts a home in the state that enrolment leaves it in."""
     public = server_key.public_key()
     home.enrol(
@@ -218,7 +240,7 @@ def enrol(home, url, server_key):
             server=url,
             name="device",
             device_id="device-1",
-            token="device-token",
+            token=token,
             public_key=public_text(public),
             key_id=key_id(public),
         )

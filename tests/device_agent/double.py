@@ -3,9 +3,11 @@
 Can be told to misbehave. Knows no job states beyond what a device sees.
 """
 
+import contextlib
 import io
 import json
 import re
+import socket
 import threading
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -51,8 +53,26 @@ class _Tee(io.RawIOBase):
 class _Listener(ThreadingHTTPServer):
     daemon_threads = True
 
+    def __init__(self, address, handler):
+        super().__init__(address, handler)
+        self._connections = set()
+
+    def process_request(self, request, client_address):
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request):
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
     def handle_error(self, request, client_address):
         """A client that was killed is no news."""
+
+    def hang_up(self):
+        """Cuts every connection, as the end of a process does."""
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 class ServerDouble:
@@ -74,6 +94,7 @@ class ServerDouble:
         self.ranges: list[str | None] = []  # of each download
         self.drop_after: int | None = None  # bytes of a download, after which the connection is cut
         self.broken: dict[str, list[Exception]] = {}  # action -> errors to answer with, one a call
+        self.revoked = False
         self.stop = threading.Event()
         self.changed = threading.Condition()
         self.served = {"downloads": 0}
@@ -120,6 +141,7 @@ class ServerDouble:
         """Answers nobody any more; done twice, it is done."""
         self._http.shutdown()
         self._http.server_close()
+        self._http.hang_up()
 
     @property
     def url(self):
@@ -177,6 +199,8 @@ class ServerDouble:
         with self.changed:
             self.calls.append((method, action))
             try:
+                if self.revoked:
+                    raise Unauthorized
                 if self.broken.get(action):
                     raise self.broken[action].pop(0)
                 result = getattr(self, f"_{action}")(body, parts)

@@ -151,7 +151,7 @@ def test_too_little_memory_declines_the_job_with_numbers(daemon, server, rademac
 
 
 def test_a_lost_lease_keeps_the_journal_and_the_run_goes_on_when_the_job_comes_back(daemon, server, rademacher, home):
-    server.add_job(rademacher, steps=600, evaluation_interval=200)
+    server.add_job(rademacher, steps=6000, evaluation_interval=2000)
     result = []
     thread = threading.Thread(target=lambda: result.append(daemon.run(once=True)))
     thread.start()
@@ -160,9 +160,9 @@ def test_a_lost_lease_keeps_the_journal_and_the_run_goes_on_when_the_job_comes_b
     thread.join(60)
     assert result[0].outcome is Outcome.LOST
     done = parse_trajectory((home.run("job-1").path / "trajectory.bin").read_bytes())[0].steps
-    assert 0 < done < 600
+    assert 0 < done < 6000
     assert daemon.run(once=True).outcome is Outcome.COMPLETED
-    assert server.completions[0].result.steps == 600
+    assert server.completions[0].result.steps == 6000
 
 
 def test_a_cancelled_job_is_forgotten(daemon, server, rademacher, home):
