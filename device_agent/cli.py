@@ -66,7 +66,7 @@ app.add_typer(adapter_cli.app)
 def spell_out(arguments: list[str]) -> list[str]:
     """Command-line words in which `--adb` without a serial says so: the option may stand alone."""
     words = []
-    for word, following in zip(arguments, [*arguments[1:], "-"], strict=True):
+    for word, following in zip(arguments, [*arguments[1:], "-"], strict=False):
         words.append("--adb=" if word == "--adb" and following.startswith("-") else word)
     return words
 
