@@ -132,6 +132,10 @@ class Adb:
         self._command = command
         self._device: str | None = None
 
+    def apart(self) -> Adb:
+        """The same phone for another part of the agent: what one is told to stop does not interrupt the other."""
+        return Adb(self.serial, self._command)
+
     def program(self) -> Path:
         """The adb that is used. Raises AdbMissing."""
         if self._command is not None:

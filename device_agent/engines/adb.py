@@ -17,8 +17,8 @@ from device_agent.engines.native import finish, prepare
 from device_agent.journal import RunDirectory
 from device_agent.messages import Message
 from device_agent.phone import ROOT, RUNNER, Phone
+from shared.canonical import file_sha256
 from shared.job import Progress
-from shared.program import ProgramManifest
 
 LONGEST_BACKOFF = 30.0  # seconds between two tries to reach a phone that is away
 
@@ -33,7 +33,7 @@ class AdbEngine:
 
         poll_seconds: between two looks at the phone.
         """
-        self.phone = Phone(adb, root)
+        self.phone = Phone(adb.apart(), root)
         self._runner, self._poll_seconds = runner, poll_seconds
 
     def train(self, run: RunDirectory, report: Callable[[Progress], None], stop: Callable[[], bool]) -> Message:
@@ -82,17 +82,14 @@ class AdbEngine:
         return message
 
 
-def serve_command(
-    phone: Phone, runner: Path, manifest: ProgramManifest, program: Path, weights: Path
-) -> tuple[str, ...]:
+def serve_command(phone: Phone, runner: Path, program: Path, weights: Path) -> tuple[str, ...]:
     """The command of a runner that serves a program's methods on the phone, which then has what it takes.
 
     Raises as `Phone.keep_runner` does.
     """
     phone.open()
     place = phone.keep_runner(runner)
-    remote_program = phone.keep(program, manifest.file("program").sha256)
-    remote_weights = phone.keep(weights, manifest.file("weights").sha256)
+    remote_program, remote_weights = (phone.keep(path, file_sha256(path)) for path in (program, weights))
     return phone.adb.shell_command(
         f"LD_LIBRARY_PATH={place}/lib exec {place}/{RUNNER} serve --program {remote_program} --weights {remote_weights}"
     )

@@ -352,7 +352,7 @@ def test_methods_are_served_over_adb(adb, phone, engine, rademacher, runner_dire
     program, weights = rademacher.path("program"), rademacher.path("weights")
     adapters = []
     for command in (
-        serve_command(engine.phone, runner_directory, manifest, program, weights),
+        serve_command(engine.phone, runner_directory, program, weights),
         local_command(runner_directory, program, weights),
     ):
         runtime = RunnerRuntime(manifest, command)
