@@ -76,6 +76,7 @@ def test_a_systems_unit_writes_nowhere_but_home(tmp_path):
     assert service["ProtectSystem"] == "strict"
     assert service["ReadWritePaths"] == str(tmp_path)
     assert service["NoNewPrivileges"] == "yes"
+    assert service["MemoryDenyWriteExecute"] == "yes"
     assert service["RestrictAddressFamilies"].split() == ["AF_UNIX", "AF_INET", "AF_INET6"]
     assert (service["Type"], service["Restart"], service["User"]) == ("notify", "on-failure", "mobizo")
     assert service["ExecStart"].split() == COMMAND
