@@ -5,7 +5,6 @@ Every way a job can go wrong ends here, told to the server as far as no data is 
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,26 +16,23 @@ from pydantic import ValidationError
 
 from device_agent.adapters import AdapterShelf
 from device_agent.admission import admit, check_memory
-from device_agent.backoff import Backoff
 from device_agent.cache import FileCache
 from device_agent.client import DeviceClient
 from device_agent.conduct import Conduct, Halted
 from device_agent.engines import Engine
-from device_agent.errors import DoesNotFit, NotNow, TooLittleMemory
+from device_agent.errors import DoesNotFit, NotNow, TooLittleMemory, os_words
 from device_agent.guard import Guard
+from device_agent.handover import HandOver
 from device_agent.journal import RunDirectory, RunPlan
 from device_agent.lease import LeaseKeeper
 from device_agent.messages import describe
 from device_agent.seen import SeenVersions
-from shared.canonical import sha256_hex
 from shared.errors import Gone, MobizoError, NotFound, Unauthorized, Unavailable
 from shared.job import JobError, Progress, Result
 from shared.program import ProgramFile, ProgramManifest
 from shared.protocol import Decline, Lease
 from shared.transport import ByteProgress
 
-UPLOAD_PAUSE_SECONDS = 2.0
-LONGEST_UPLOAD_PAUSE_SECONDS = 120.0
 RULES_PAUSE_SECONDS = 300.0  # after a job that the rules did not allow: the server may hand it right back
 PASSING = frozenset({Unavailable.code, DoesNotFit.code})  # errors of a training process that another time may not have
 
@@ -140,7 +136,12 @@ class Assignment:
         if result is None:
             with self.tools.cache.hold(manifest.training_files):
                 result = self._train(conduct, manifest)
-        return self._upload(conduct, result)
+        handover = HandOver(self.client, self.lease, self.run, self.tools.shelf, self._check, self.wait)
+        try:
+            handover.send(conduct, result)
+        except Gone as error:
+            return Ended(Outcome.LOST, error.detail)
+        return Ended(Outcome.COMPLETED)
 
     def _forget_another(self, manifest: ProgramManifest) -> None:
         """Clears away a run of this job by another recipe: the server has put a smaller one in its place meanwhile."""
@@ -187,47 +188,6 @@ class Assignment:
 
         # What is here already needs no network, whatever the rules say of it.
         return move(None) if self.tools.cache.holds(file) else conduct.transfer(move)
-
-    def _upload(self, conduct: Conduct, result: Result) -> Ended:
-        """Hands the best B in, however long the server takes to be there again. Raises Gone when it refuses."""
-        conduct.tell(Progress(phase="uploading", step=result.steps, steps=result.steps))
-        data = self.run.best.read_bytes()
-        pauses = Backoff(UPLOAD_PAUSE_SECONDS, LONGEST_UPLOAD_PAUSE_SECONDS)
-        while True:
-            self._check()
-            try:
-                conduct.transfer(lambda _progress: self._hand_in(data, result))
-            except NotNow:
-                raise
-            except (Gone, NotFound) as error:
-                return Ended(
-                    Outcome.LOST,
-                    f"the job is trained, but the server takes it from this device no more ({error.detail}): most "
-                    f"likely another device has it by now; the result stays in {self.run.path} until newer runs "
-                    f"need the room",
-                )
-            except Unavailable as error:
-                pause = pauses.pause()
-                _log.warning("upload failed; tried again", detail=error.detail, next_try_seconds=round(pause, 1))
-                self.wait(pause)
-            else:
-                return Ended(Outcome.COMPLETED)
-
-    def _hand_in(self, data: bytes, result: Result) -> None:
-        self.client.upload(self.lease.id, data)
-        # Before the job ends, so that no kill can come between: nobody would hand the job out again.
-        self._keep(data)
-        version = self.client.complete(self.lease.id, sha256_hex(data), result)
-        _log.info("adapter stored", adapter=version.adapter, version=version.version, bytes=len(data))
-
-    def _keep(self, data: bytes) -> None:
-        """Puts the adapter on this device's own shelf; the job does not depend on it."""
-        job = self.lease.job
-        try:
-            self.tools.shelf.keep(job.request.adapter, data, self.lease.manifest, job.task, job.id)
-        except (MobizoError, OSError) as error:
-            words = os_words(error) if isinstance(error, OSError) else error.detail
-            _log.warning("the adapter is not kept for use on this device", adapter=job.request.adapter, detail=words)
 
     def _tell(self, progress: Progress) -> None:
         self.keeper.tell(progress)
@@ -278,11 +238,3 @@ class Assignment:
         except MobizoError as error:
             # The lease runs out by itself; there is nothing better to do.
             _log.warning("the server was not told", detail=error.detail)
-
-
-def os_words(error: OSError) -> str:
-    """What the system refused, in one line with a way out."""
-    where = f" ({error.filename})" if error.filename else ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk is full{where}; free some and the job is tried again, nothing trained so far is lost"
-    return f"{type(error).__name__}: {error}"

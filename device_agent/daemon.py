@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from device_agent.adapters import AdapterShelf
-from device_agent.assignment import Assignment, Ended, Outcome, Tools, os_words
+from device_agent.assignment import Assignment, Ended, Outcome, Tools
 from device_agent.backoff import Backoff, jittered
 from device_agent.budget import DailyBudget
 from device_agent.cache import FileCache
@@ -21,7 +21,7 @@ from device_agent.datasets import most_lines
 from device_agent.display import Display
 from device_agent.engines import Engine
 from device_agent.engines.python import PythonEngine
-from device_agent.errors import NotNow, UnsafeManifest
+from device_agent.errors import NotNow, UnsafeManifest, os_words
 from device_agent.guard import Guard
 from device_agent.journal import prune_runs
 from device_agent.lease import LeaseKeeper
@@ -41,6 +41,7 @@ from shared.signing import parse_public
 WAIT_SECONDS = 20.0  # the server may hold a request for a job this long
 PAUSE_SECONDS = 30.0  # after a job given back, or a server that does not answer
 LONGEST_PAUSE_SECONDS = 300.0
+EARLY_SECONDS = 5.0  # at least between requests for a job, where the server, or what is before it, holds none
 LOOK_SECONDS = 15.0  # between looks at the sensors while no job is asked for
 REFUSED_SECONDS = 600.0  # between words with a server that does not know this device any more
 ENROLLED_SECONDS = 5.0  # between looks whether this device was enrolled again meanwhile
@@ -100,6 +101,7 @@ class Daemon:
             pause.why,
         )
         self._pauses = Backoff(pause_seconds, LONGEST_PAUSE_SECONDS)
+        self._early_seconds = min(pause_seconds, EARLY_SECONDS)
         self._stopping = threading.Event()
         self._waiting = False
 
@@ -134,6 +136,7 @@ class Daemon:
 
     def _serve(self, client: DeviceClient) -> None:
         """A job, a wait for one, or a pause. Raises Unauthorized if the server refuses this device."""
+        began = time.monotonic()
         try:
             ended = self._turn(client, WAIT_SECONDS)
         except Unauthorized:
@@ -150,8 +153,10 @@ class Daemon:
         if ended is not None and ended.outcome in (Outcome.RELEASED, Outcome.DECLINED):
             # The server may hand the same job right back; give whatever was short time to change.
             self._rest(max(self._pauses.pause(), jittered(ended.rest)))
-        else:
-            self._pauses.reset()
+            return
+        self._pauses.reset()
+        if ended is None and time.monotonic() - began < self._early_seconds:
+            self._rest(jittered(self._early_seconds))
 
     def _turn(self, client: DeviceClient, wait_seconds: float) -> Ended | None:
         """Asks for a job and works on it; None if there is none. Raises NotNow if this device's rules forbid it."""

@@ -19,6 +19,8 @@ MobizoError
 
 from __future__ import annotations
 
+import errno
+
 from shared.errors import InvalidDataset, MobizoError, Unavailable, Untrusted
 
 
@@ -100,3 +102,11 @@ class RuntimeFailed(MobizoError):
     """The program could not be run on this device; the run's trainer.log has the runtime's own words."""
 
     code, title = "runtime-failed", "Runtime failed"
+
+
+def os_words(error: OSError) -> str:
+    """What the system refused, in one line with a way out."""
+    where = f" ({error.filename})" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full{where}; free some and the job is tried again, nothing trained so far is lost"
+    return f"{type(error).__name__}: {error}"

@@ -77,6 +77,16 @@ def test_nothing_to_do(daemon, server):
     assert daemon.run(once=True) is None
 
 
+def test_a_server_that_holds_no_request_is_not_asked_without_end(daemon, server, in_background, monkeypatch):
+    rested = []
+    rest = daemon._rest
+    monkeypatch.setattr(daemon, "_rest", lambda seconds: rested.append(seconds) or rest(seconds))
+    in_background()
+    server.wait_for(lambda: len(server.calls) == 4)
+    assert len(rested) >= 3
+    assert all(0.05 <= seconds <= 0.1 for seconds in rested)
+
+
 def test_a_refused_device_is_an_error_once_and_a_pause_in_the_daemon(
     daemon, server, rademacher, in_background, monkeypatch
 ):
@@ -192,7 +202,7 @@ def test_stopping_the_daemon_keeps_lease_and_journal(daemon, server, rademacher,
 def test_training_goes_on_while_the_server_is_away_and_the_upload_is_tried_again(
     daemon, server, rademacher, monkeypatch
 ):
-    monkeypatch.setattr("device_agent.assignment.UPLOAD_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr("device_agent.handover.PAUSE_SECONDS", 0.05)
     server.broken["heartbeat"] = [Unavailable() for _ in range(5)]
     # The transport tries four times itself before the agent hears of it.
     server.broken["adapter"] = [Unavailable() for _ in range(5)]

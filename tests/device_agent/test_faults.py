@@ -234,8 +234,8 @@ def test_a_revoked_device_asks_rarely(daemon, server, in_background, monkeypatch
 @pytest.fixture
 def short_pauses(monkeypatch):
     """Days pass in moments."""
-    monkeypatch.setattr("device_agent.assignment.UPLOAD_PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr("device_agent.assignment.LONGEST_UPLOAD_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr("device_agent.handover.PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr("device_agent.handover.LONGEST_PAUSE_SECONDS", 0.02)
     monkeypatch.setattr("device_agent.lease.LONGEST_AWAY", 0.02)
     monkeypatch.setattr("shared.transport.time.sleep", lambda _seconds, sleep=time.sleep: sleep(0.001))
 

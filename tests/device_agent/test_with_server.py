@@ -7,9 +7,11 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from device_agent.state import Home
 from shared.errors import MobizoError
 from shared.lora import load_adapter
 from shared.transport import Transport
@@ -18,7 +20,6 @@ from tests.device_agent.conftest import ROOT
 JOB = {
     "base": "tiny",
     "user": "alice",
-    "adapter": "alice-movies",
     "task": "sst2",
     "dataset": "movies",
     "recipe": {"rank": 2, "queries": 2, "effective_batch": 4, "sequence_length": 40},
@@ -26,13 +27,19 @@ JOB = {
 }
 
 
-@pytest.fixture
-def environment(tmp_path):
-    homes = {"MOBIZO_HOME": str(tmp_path / "server"), "MOBIZO_AGENT_HOME": str(tmp_path / "agent")}
-    return os.environ | homes | {"PYTHONWARNINGS": "ignore"}
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("service")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def environment(place):
+    return (
+        os.environ | {"MOBIZO_HOME": str(place / "server")} | {"PYTHONWARNINGS": "ignore", "MOBIZO_LEASE_SECONDS": "2"}
+    )
+
+
+@pytest.fixture(scope="module")
 def call(environment):
     def call(module, *arguments):
         command = [sys.executable, "-c", f"from {module}.cli import main; main()", *arguments]
@@ -43,26 +50,82 @@ def call(environment):
     return call
 
 
-@pytest.fixture
-def server(call, environment, base, tmp_path):
-    """(URL, operator's token) of a running server that has the tiny base."""
+class Server:
+    """A real server that can be stopped and started again at its address."""
+
+    def __init__(self, environment, token, log):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        self._environment, self._log = environment, log
+        self.url, self.token = f"http://127.0.0.1:{self._port}", token
+        self._process = None
+
+    def start(self):
+        command = [sys.executable, "-c", "from server.cli import main; main()", "run", "--port", str(self._port)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, env=self._environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def stop(self):
+        if self._process is None:
+            return
+        os.killpg(self._process.pid, signal.SIGTERM)
+        try:
+            self._process.wait(20)
+        finally:
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+        self._process = None
+
+
+@pytest.fixture(scope="module")
+def server(call, environment, base, place):
+    """A running server that has the tiny base."""
     token = json.loads(call("server", "init", "--json"))["token"]
     call("server", "bases", "add", "tiny", str(base), "--json")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-c", "from server.cli import main; main()", "run", "--port", str(port)]
-    with (tmp_path / "server.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
-    url = f"http://127.0.0.1:{port}"
-    yield url, token
-    os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(20)
-    finally:
+    made = Server(environment, token, place / "server.log")
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def ask(server):
+    """Asks the server as an app and an operator."""
+    with Transport(server.url, server.token) as transport:
+        yield lambda method, path, **body: transport.request(method, path, **body)
+
+
+@pytest.fixture
+def agent(call, server, ask, environment, dataset, tmp_path):
+    """Enrols an agent by name, and starts it for one job."""
+    processes = []
+
+    def agent(name):
+        home = str(tmp_path / name)
+        once = ask("POST", "/v1/enrolments", json={}).json()["token"]
+        call("device_agent", "enroll", "--server", server.url, "--token", once, "--name", name, "--home", home)
+        command = [sys.executable, "-m", "device_agent", "train", "--once", "--data", f"movies={dataset}"]
+        process = subprocess.Popen(
+            [*command, "--home", home, "--json"],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        processes.append(process)
+        return process, Home(Path(home))
+
+    yield agent
+    for process in processes:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.communicate()
 
 
 def wait_until(condition, seconds=240):
@@ -77,23 +140,65 @@ def wait_until(condition, seconds=240):
         time.sleep(0.2)
 
 
-def test_the_life_of_a_job(server, call, dataset):
-    url, token = server
-    with Transport(url, token) as transport:
+def submit(ask, adapter, **training):
+    """A job whose program is compiled."""
+    wait_until(lambda: ask("GET", "/v1/server"))
+    body = JOB | {"adapter": adapter, "training": JOB["training"] | training}
+    job = ask("POST", "/v1/jobs", json=body).json()
+    wait_until(lambda: state(ask, job) not in ("queued", "compiling"))
+    return job
 
-        def ask(method, path, **body):
-            return transport.request(method, path, **body).json()
 
-        wait_until(lambda: ask("GET", "/v1/server"))
-        once = ask("POST", "/v1/enrolments", json={})["token"]
-        call("device_agent", "enroll", "--server", url, "--token", once, "--name", "device-1")
-        job = ask("POST", "/v1/jobs", json=JOB)
-        wait_until(lambda: ask("GET", f"/v1/jobs/{job['id']}")["state"] not in ("queued", "compiling"))
-        call("device_agent", "train", "--once", "--data", f"movies={dataset}")
-        job = ask("GET", f"/v1/jobs/{job['id']}")
-        assert job["state"] == "succeeded", job
-        assert job["result"]["steps"] == 12
-        version = ask("GET", "/v1/adapters/alice-movies/versions/1")
-        stored = transport.request("GET", "/v1/adapters/alice-movies/versions/1/lora_B.safetensors").content
-        assert len(stored) == version["size"] <= 4 * version["size_d"] + 4096
-        load_adapter(stored, version["size_d"])
+def state(ask, job):
+    return ask("GET", f"/v1/jobs/{job['id']}").json()["state"]
+
+
+def training(ask, job):
+    return (ask("GET", f"/v1/jobs/{job['id']}").json()["progress"] or {}).get("phase") == "training"
+
+
+def test_the_life_of_a_job(ask, agent, server):
+    job = submit(ask, "plain")
+    process, _ = agent("plain-1")
+    assert process.wait() == 0, process.stdout.read()
+    job = ask("GET", f"/v1/jobs/{job['id']}").json()
+    assert job["state"] == "succeeded", job
+    assert job["result"]["steps"] == 12
+    version = ask("GET", "/v1/adapters/plain/versions/1").json()
+    stored = ask("GET", "/v1/adapters/plain/versions/1/lora_B.safetensors").content
+    assert len(stored) == version["size"] <= 4 * version["size_d"] + 4096
+    load_adapter(stored, version["size_d"])
+
+
+def test_a_lease_that_lapsed_while_the_server_was_away_is_still_this_devices_if_nobody_has_the_job(ask, agent, server):
+    job = submit(ask, "lapsed", steps=3000, evaluation_interval=1000)
+    process, home = agent("lapsed-1")
+    wait_until(lambda: training(ask, job))
+    server.stop()
+    wait_until(lambda: home.run(job["id"]).result() is not None)
+    time.sleep(2)  # the lease's length: it has lapsed
+    server.start()
+    wait_until(lambda: ask("GET", "/v1/server"))
+    assert process.wait(120) == 0
+    assert state(ask, job) == "succeeded"
+    stored = ask("GET", "/v1/adapters/lapsed/versions/1/lora_B.safetensors").content
+    assert stored == home.run(job["id"]).best.read_bytes()
+    assert ask("GET", "/v1/adapters/lapsed").json()["versions"] == 1
+
+
+def test_a_job_that_another_device_trained_meanwhile_is_lost_and_stored_once(ask, agent, server):
+    job = submit(ask, "contested", steps=3000, evaluation_interval=1000)
+    sleeper, home = agent("contested-1")
+    wait_until(lambda: training(ask, job))
+    os.killpg(sleeper.pid, signal.SIGSTOP)  # a laptop's lid is closed
+    second, _ = agent("contested-2")
+    while second.wait() == 0 and state(ask, job) != "succeeded":
+        second, _ = agent(f"contested-{os.urandom(4).hex()}")  # it came while the lease still lived
+    os.killpg(sleeper.pid, signal.SIGCONT)
+    said, _ = sleeper.communicate(timeout=120)
+    assert sleeper.returncode == 1
+    assert "lease has ended" in said.splitlines()[-1]
+    assert home.status().last_outcome == "lost"
+    assert home.run(job["id"]).ledger.exists()
+    assert ask("GET", "/v1/adapters/contested").json()["versions"] == 1
+    assert ask("GET", "/v1/adapters/contested/versions/1").json()["device_id"] != home.config().device_id
