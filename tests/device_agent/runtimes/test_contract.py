@@ -1,11 +1,12 @@
 """The runtime contract, over every runtime there is, against NumPy."""
 
 import numpy as np
+import psutil
 import pytest
 
 from device_agent.errors import RuntimeFailed
-from device_agent.memory import rss_bytes
 from device_agent.runtimes import open_runtime
+from device_agent.runtimes.runner import RunnerRuntime, serve_command
 from shared.encoding import pack_score, pack_step
 from shared.noise import query_seeds
 from shared.trajectory import Trajectory, TrajectoryHeader
@@ -13,11 +14,42 @@ from shared.trajectory import Trajectory, TrajectoryHeader
 LR, EPS = 0.05, 0.01
 
 
+@pytest.fixture(params=["inprocess", "runner", "torch"])
+def opened(request):
+    """Opens a program by one kind of runtime; whatever was opened is closed at the end."""
+    kind, runtimes = request.param, []
+
+    def open_(program, path=None):
+        path, weights = path or program.path("program"), program.path("weights")
+        if kind == "runner":
+            directory = request.getfixturevalue("runner_directory")
+            runtime = RunnerRuntime(program.manifest, serve_command(directory, path, weights))
+        else:
+            runtime = open_runtime(program.manifest, path, weights)
+        runtimes.append(runtime)
+        return runtime
+
+    open_.kind = kind
+    yield open_
+    for runtime in runtimes:
+        runtime.close()
+
+
 @pytest.fixture
-def runtime(program):
-    opened = open_runtime(program.manifest, program.path("program"), program.path("weights"))
-    yield opened
-    opened.close()
+def program(program, opened, request):
+    """The program that the runtime runs: torch takes one of another backend."""
+    return request.getfixturevalue("torch_programs")(program) if opened.kind == "torch" else program
+
+
+@pytest.fixture
+def runtime(program, opened):
+    return opened(program)
+
+
+def memory():
+    """Resident bytes of this process and of those it started."""
+    here = psutil.Process()
+    return sum(process.memory_info().rss for process in (here, *here.children(recursive=True)))
 
 
 @pytest.fixture
@@ -116,17 +148,17 @@ def test_alternating_steps_and_scores_gathers_no_memory(runtime, program, exampl
             runtime.step(step, query_seeds(5, number, recipe.queries), LR, EPS)
 
     alternate(20)
-    before = rss_bytes()
+    before = memory()
     alternate(150)
     # Methods loaded and unloaded within one program would leave 60 KB each behind, 18 MB in all.
-    assert rss_bytes() - before < 4 << 20
+    assert memory() - before < 4 << 20
 
 
-def test_prefix_and_suffix_are_a_step(last, dataset):
+@pytest.mark.parametrize("program", ["last"], indirect=True)
+def test_prefix_and_suffix_are_a_step(program, opened, dataset):
     """To the bit, and whatever stands where no token is."""
-    recipe = last.manifest.recipe
-    files = (last.path("program"), last.path("weights"))
-    whole, halves = open_runtime(last.manifest, *files), open_runtime(last.manifest, *files)
+    last, recipe = program, program.manifest.recipe
+    whole, halves = opened(last), opened(last)
     examples = last.splits(dataset, last.plan(dataset).training).train
     for step in range(3):
         seeds = query_seeds(5, step, recipe.queries)
@@ -141,8 +173,6 @@ def test_prefix_and_suffix_are_a_step(last, dataset):
         ):
             np.testing.assert_array_equal(ours, theirs)
     np.testing.assert_array_equal(halves.adapter(), whole.adapter())
-    whole.close()
-    halves.close()
 
 
 def test_an_example_costs_its_length_and_answers_alike(runtime, program, examples):
@@ -174,11 +204,11 @@ def test_a_b_of_another_size_is_refused(runtime, program):
         runtime.load(np.zeros(program.manifest.size + 1, np.float32))
 
 
-def test_files_that_are_no_program_are_named(program, tmp_path):
+def test_files_that_are_no_program_are_named(program, opened, tmp_path):
     bad = tmp_path / "bad.pte"
     bad.write_bytes(b"not a program" * 100)
     with pytest.raises(RuntimeFailed, match="does not load"):
-        open_runtime(program.manifest, bad, program.path("weights"))
+        opened(program, bad)
 
 
 def test_inputs_of_another_shape_are_an_error(runtime, program, examples):
@@ -190,8 +220,7 @@ def test_inputs_of_another_shape_are_an_error(runtime, program, examples):
             runtime.step(batch, query_seeds(0, 0, recipe.queries), LR, EPS)
 
 
-def test_a_method_that_the_program_lacks_is_named(rademacher):
-    opened = open_runtime(rademacher.manifest, rademacher.path("program"), rademacher.path("weights"))
+@pytest.mark.parametrize("program", ["rademacher"], indirect=True)
+def test_a_method_that_the_program_lacks_is_named(runtime):
     with pytest.raises(RuntimeFailed, match="no method 'prefix'"):
-        opened.prefix(np.zeros((4, 8), np.int64))
-    opened.close()
+        runtime.prefix(np.zeros((4, 8), np.int64))
