@@ -12,6 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from device_agent.errors import RuntimeFailed
+from device_agent.runtimes.runner import RunnerInference, serve_command
 from shared.errors import BadRequest
 from shared.program import ProgramManifest
 
@@ -35,11 +37,20 @@ class Extending(Protocol):
         """Frees the program's memory."""
 
 
-def open_inference(manifest: ProgramManifest, inference: Path, weights: Path) -> Inference:
-    """The inference file at `inference` with the base weights at `weights`, B = 0. Raises RuntimeFailed."""
-    # ExecuTorch and torch weigh hundreds of megabytes: only a process that runs a program pays for them.
-    from device_agent.runtimes.inference import InferenceRuntime
+def open_inference(manifest: ProgramManifest, inference: Path, weights: Path, runner: Path | None = None) -> Inference:
+    """The inference file at `inference` with the base weights at `weights`, B = 0. Raises RuntimeFailed.
 
+    runner: the directory of the native runner, which then runs it; None: ExecuTorch's Python runtime.
+    """
+    if runner is not None:
+        return Inference(manifest, RunnerInference(manifest, serve_command(runner, inference, weights)))
+    # ExecuTorch and torch weigh hundreds of megabytes: only a process that runs a program pays for them.
+    try:
+        from device_agent.runtimes.inference import InferenceRuntime
+    except ImportError as error:
+        raise RuntimeFailed(
+            "neither the native runner nor ExecuTorch for Python is here; `mobizo-agent build-runner` makes the one"
+        ) from error
     return Inference(manifest, InferenceRuntime(manifest, inference, weights))
 
 

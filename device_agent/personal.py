@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from device_agent.adapters import AdapterShelf, KeptAdapter
 from device_agent.cache import FileCache
+from device_agent.engines.choice import local_runner
 from device_agent.inference import Inference, open_inference
 from device_agent.state import Home
 from shared.errors import BadRequest, NotFound
@@ -54,7 +55,8 @@ def open_personal(home: Home, name: str, *, base: bool = False) -> PersonalModel
     cache, manifest = FileCache(home.cache), opened.manifest
     if manifest.inference_context is None:
         raise BadRequest(f"a program of backend {manifest.recipe.backend} has no inference file; use xnnpack")
-    inference = open_inference(manifest, cache.path(manifest.file("inference")), cache.path(manifest.file("weights")))
+    files = (cache.path(manifest.file("inference")), cache.path(manifest.file("weights")))
+    inference = open_inference(manifest, *files, local_runner(home))
     if not base:
         inference.load(opened.flat)
     tokenizer = Tokenizer.from_file(str(cache.path(manifest.file("tokenizer"))))

@@ -8,40 +8,33 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
 import typer
 
+from device_agent.adb import Adb
 from device_agent.assignment import Ended, Outcome
 from device_agent.control import Answer, ControlServer, Handler, Pause, Question, ask
-from device_agent.daemon import Daemon, python_engine
+from device_agent.daemon import Daemon
 from device_agent.datasets import check_directory
 from device_agent.display import Display, configure_logs
-from device_agent.engines import Engine
+from device_agent.engines.choice import EngineChoice, EngineName
 from device_agent.logs import LogFile, follow, log_path, readable, tail
 from device_agent.options import AdbOption, DataOption, HomeOption, JsonOption, RulesOption
+from device_agent.sensors import PhoneBehind, Sensors
+from device_agent.sensors_adb import AdbSensors
+from device_agent.sensors_linux import LinuxSensors
 from device_agent.state import Home, Status
 from device_agent.watchdog import Watchdog
 from shared.errors import BadRequest, MobizoError
 from shared.job import NAME
-from shared.program import ProgramManifest
 
 STOP_SECONDS = 60.0  # that `stop` waits for the step in progress
 POLL_SECONDS = 0.1
 
 app = typer.Typer(pretty_exceptions_enable=False)
-
-
-class EngineName(StrEnum):
-    """What trains programs; see `device_agent.engines`."""
-
-    NATIVE = "native"
-    PYTHON = "python"
-    ADB = "adb"
 
 
 EngineOption = Annotated[
@@ -201,11 +194,19 @@ def parse_datasets(options: list[str]) -> dict[str, Path]:
     return datasets
 
 
-def _engines(engine: EngineName | None, serial: str | None) -> Callable[[ProgramManifest], Engine]:
-    """What trains a program."""
+def _engines(home: Home, engine: EngineName | None, serial: str | None) -> EngineChoice:
+    """What trains programs: --adb alone means its engine."""
     if serial is not None and engine not in (None, EngineName.ADB):
         raise BadRequest(f"--adb trains on a phone; --engine {engine} does not")
-    return python_engine
+    on_phone = serial is not None or engine is EngineName.ADB
+    return EngineChoice(home, engine, Adb(serial or None) if on_phone else None)
+
+
+def _sensors(phone: Adb | None) -> Sensors | None:
+    """The phone's own, but for the network, which is this machine's; None for this machine's."""
+    if phone is None:
+        return None
+    return PhoneBehind(AdbSensors(phone.apart().say), LinuxSensors())
 
 
 def _work(
@@ -220,11 +221,20 @@ def _work(
     datasets = parse_datasets(data)
     home.config()
     home.create()
+    engines = _engines(home, engine, serial)
     configure_logs(json_lines, LogFile(log_path(home.path)))
     live = sys.stderr.isatty() and not json_lines
     watchdog = Watchdog()
     with home.lock(), Display(home, live) as display, ControlServer(home.control, answers(home)):
-        daemon = Daemon(home, datasets, display, engines=_engines(engine, serial), watchdog=watchdog, rules=rules)
+        daemon = Daemon(
+            home,
+            datasets,
+            display,
+            engines=engines,
+            sensors=_sensors(engines.phone),
+            watchdog=watchdog,
+            rules=rules,
+        )
 
         def end(_number: int, _frame: FrameType | None) -> None:
             watchdog.stopping()

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from shared.errors import Unavailable
 from shared.rules import Rules
 
 COLDEST, HOTTEST = -40.0, 150.0  # degrees Celsius; a sensor that says more or less is broken or a placeholder
@@ -38,6 +39,22 @@ class Sensors(Protocol):
 
     def read(self, rules: Rules | None = None) -> Readings:
         """One look. rules: leaves out what costs a process to find out and these rules do not ask; None: everything."""
+
+
+class PhoneBehind:
+    """A phone that trains behind a machine that downloads: the phone's readings, the machine's network and clock."""
+
+    def __init__(self, phone: Sensors, machine: Sensors) -> None:
+        self._phone, self._machine = phone, machine
+
+    def read(self, rules: Rules | None = None) -> Readings:
+        """One look at both; a phone that is away tells nothing, and its rules are held again when it is back."""
+        here = self._machine.read(rules)
+        try:
+            there = self._phone.read(rules)
+        except Unavailable:
+            return Readings(at=here.at, metered=here.metered)
+        return there.model_copy(update={"at": here.at, "metered": here.metered})
 
 
 def hottest(temperatures: dict[str, float]) -> tuple[float | None, str | None]:

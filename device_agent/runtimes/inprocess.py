@@ -49,6 +49,11 @@ class InProcessRuntime(CallingRuntime):
     def __init__(self, manifest: ProgramManifest, program: Path, weights: Path) -> None:
         """Loads the program; B is zero. Raises RuntimeFailed."""
         super().__init__(manifest)
+        if manifest.recipe.noise == "operator":
+            raise RuntimeFailed(
+                f"the program of recipe {manifest.recipe_id[:12]} calls the noise operator, which ExecuTorch's Python "
+                "runtime lacks; it needs the native runner: `mobizo-agent build-runner` makes it"
+            )
         _give_freed_weights_back()
         drop_idle_code()
         self._files = (str(program), str(weights))

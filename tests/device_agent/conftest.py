@@ -14,6 +14,7 @@ import safetensors.numpy
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from device_agent.data import read_splits
+from device_agent.engines.choice import RUNNER_VARIABLE
 from device_agent.journal import RunDirectory, RunPlan
 from device_agent.state import DeviceConfig, Home
 from server.compiler.base import locate_base
@@ -217,6 +218,12 @@ def run(tmp_path):
 def runner_directory(request, tmp_path_factory):
     """The native runner: mobizo-runner, and lib/ beside it."""
     return built_runner(request.config.cache, tmp_path_factory.mktemp("native") / "runner")
+
+
+@pytest.fixture
+def with_runner(monkeypatch, runner_directory):
+    """Agents that this test starts find the runner, instead of each building its own."""
+    monkeypatch.setenv(RUNNER_VARIABLE, str(runner_directory))
 
 
 @pytest.fixture

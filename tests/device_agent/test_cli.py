@@ -13,6 +13,8 @@ from shared.errors import Unauthorized
 from tests.device_agent.conftest import ROOT, enrol
 from tests.device_agent.double import ServerDouble
 
+pytestmark = pytest.mark.usefixtures("with_runner")
+
 
 @pytest.fixture
 def server(server_key):

@@ -16,6 +16,8 @@ from shared.trajectory import parse_trajectory
 from tests.device_agent.conftest import ROOT, enrol
 from tests.device_agent.double import ServerDouble
 
+pytestmark = pytest.mark.usefixtures("with_runner")
+
 STEPS = 400
 SETTINGS = {"steps": STEPS, "evaluation_interval": 50, "seed": 7}
 KILLS = 10

@@ -10,6 +10,8 @@ import pytest
 from tests.device_agent.conftest import ROOT, enrol
 from tests.device_agent.double import ServerDouble
 
+pytestmark = pytest.mark.usefixtures("with_runner")
+
 MOST_BYTES = 80_000_000
 
 

@@ -18,6 +18,8 @@ from device_agent.logs import log_path
 from tests.device_agent.conftest import ROOT, enrol
 from tests.device_agent.double import ServerDouble
 
+pytestmark = pytest.mark.usefixtures("with_runner")
+
 FORBIDDEN = ("fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "transformers", "torch", "executorch")
 
 

@@ -1,0 +1,109 @@
+"""Which engine trains a program here: the native runner where it can be had, ExecuTorch's Python runtime elsewhere.
+
+Knows no job and no lease.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+
+import structlog
+
+from device_agent.adb import Adb
+from device_agent.client import DeviceClient
+from device_agent.engines import Engine
+from device_agent.engines.adb import AdbEngine
+from device_agent.engines.native import NativeEngine
+from device_agent.engines.python import PythonEngine
+from device_agent.errors import NoRunner
+from device_agent.runner_place import PROGRAM, RunnerPlace
+from device_agent.runner_supply import Supply, ensure_runner
+from device_agent.state import Home
+from shared.errors import BadRequest
+from shared.program import ProgramManifest
+from shared.signing import parse_public
+
+RUNNER_VARIABLE = "MOBIZO_AGENT_RUNNER"  # a directory with a runner made elsewhere, such as by a package
+NATIVE_BACKENDS = ("xnnpack", "portable")  # whose kernels the runner links
+
+_log = structlog.get_logger()
+
+
+class EngineName(StrEnum):
+    """What trains programs; see `device_agent.engines`."""
+
+    NATIVE = "native"
+    PYTHON = "python"
+    ADB = "adb"
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """Chooses an engine for each program. wanted: by a person; None for the best there is. phone: behind adb."""
+
+    home: Home
+    wanted: EngineName | None = None
+    phone: Adb | None = None
+
+    def __call__(self, manifest: ProgramManifest) -> Engine:
+        """The engine for a program. Raises NoRunner if what is wanted cannot be had, BadRequest if it cannot run it."""
+        backend = manifest.recipe.backend
+        if self.phone is not None or self.wanted is EngineName.ADB:
+            _check_backend(backend)
+            adb = self.phone or Adb()
+            return AdbEngine(adb, _got(self._supply(phone_platform(adb))))
+        if self.wanted is EngineName.PYTHON or (self.wanted is None and backend not in NATIVE_BACKENDS):
+            return PythonEngine()
+        _check_backend(backend)
+        supply = self._supply(None)
+        if supply.directory is None and self.wanted is None and _has_python_runtime():
+            _log.warning("no native runner; ExecuTorch's Python runtime trains instead", why=supply.reason)
+            return PythonEngine()
+        return NativeEngine(_got(supply))
+
+    def _supply(self, platform: str | None) -> Supply:
+        given = os.environ.get(RUNNER_VARIABLE)
+        if given:
+            directory = Path(given)
+            if not (directory / PROGRAM).is_file():
+                raise NoRunner(f"${RUNNER_VARIABLE} is {given}, which holds no {PROGRAM}; correct or unset it")
+            return Supply(directory)
+        config = self.home.config()
+        with DeviceClient(config.server, config.token) as client:
+            place = RunnerPlace.within(self.home.path, platform)
+            return ensure_runner(place, client, parse_public(config.public_key), lambda line: _log.info(line))
+
+
+def local_runner(home: Home) -> Path | None:
+    """The runner that is ready on this machine, if one is; nothing is fetched or built."""
+    given = os.environ.get(RUNNER_VARIABLE)
+    return Path(given) if given else RunnerPlace.within(home.path).find()
+
+
+def phone_platform(adb: Adb) -> str:
+    """The phone, as runner builds are named: android-arm64, android-x86_64. Raises PhoneAway and its kind."""
+    system, machine = adb.say("getprop ro.build.version.release 2>/dev/null | head -c 1; echo; uname -m").split("\n")[
+        :2
+    ]
+    if not system.strip():
+        return f"linux-{machine.strip()}"  # a board with adbd and no Android
+    return f"android-{'arm64' if machine.strip() == 'aarch64' else machine.strip()}"
+
+
+def _check_backend(backend: str) -> None:
+    if backend not in NATIVE_BACKENDS:
+        raise BadRequest(f"the native runner has no backend {backend!r}; train with --engine python")
+
+
+def _got(supply: Supply) -> Path:
+    if supply.directory is None:
+        raise NoRunner(supply.reason)
+    return supply.directory
+
+
+def _has_python_runtime() -> bool:
+    return all(find_spec(name) is not None for name in ("executorch", "torch"))

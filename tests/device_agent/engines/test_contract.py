@@ -1,0 +1,285 @@
+"""The engine contract, over the native runner and Python: one run, one ledger, to the byte, whatever happens to it.
+
+The phone's engine has the same tests over a real adbd in tests/device_agent/adb.
+"""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from device_agent.engines.native import NativeEngine, finish
+from device_agent.engines.python import PythonEngine
+from device_agent.errors import DoesNotFit, RuntimeFailed
+from device_agent.journal import RunDirectory
+from device_agent.messages import Message
+from shared.canonical import file_sha256
+from shared.trajectory import Limits, parse_trajectory
+from tests.device_agent.conftest import ROOT, copy_run
+
+SETTINGS = {"steps": 24, "lr": 0.3, "schedule": "linear", "seed": 3, "evaluation_interval": 7}
+FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
+
+
+@pytest.fixture(params=["native", "python"])
+def engine(request):
+    if request.param == "native":
+        return NativeEngine(request.getfixturevalue("runner_directory"))
+    return PythonEngine()
+
+
+def train(engine, run, stop=lambda: False):
+    heard = []
+    message = engine.train(run, heard.append, stop)
+    return message, heard
+
+
+def hashes(run):
+    return [file_sha256(run.path / name) for name in FILES]
+
+
+def ledger(run):
+    return parse_trajectory(run.ledger.read_bytes())[0]
+
+
+@pytest.fixture
+def begun(rademacher, dataset, run):
+    """A run that no engine has touched."""
+    run.begin(rademacher.plan(dataset, **SETTINGS))
+    return run
+
+
+def test_both_engines_make_one_ledger_and_one_result(program, dataset, tmp_path, runner_directory):
+    """On one machine even Gaussian noise is the same to the bit: both link one ExecuTorch."""
+    results = []
+    for engine in (NativeEngine(runner_directory), PythonEngine()):
+        run = RunDirectory(tmp_path / engine.name)
+        run.begin(program.plan(dataset, **SETTINGS))
+        message, heard = train(engine, run)
+        assert [found.step for found in heard if found.phase == "training"] == list(range(1, SETTINGS["steps"] + 1))
+        assert run.result() == message.result
+        measured = {"train_seconds": 0, "seconds": 0, "peak_rss_bytes": 0}
+        results.append((hashes(run), message.result.model_copy(update=measured)))
+    assert results[0] == results[1]
+
+
+def test_a_run_goes_on_by_the_other_engine(begun, tmp_path, runner_directory):
+    """An agent that gets its runner in the middle of a run loses nothing."""
+    whole = copy_run(begun, tmp_path / "whole")
+    native, python = NativeEngine(runner_directory), PythonEngine()
+    train(native, whole)
+    for engine, until in ((python, 5), (native, 11), (python, SETTINGS["steps"])):
+        heard = []
+
+        def report(progress, heard=heard):
+            heard.append(progress)
+
+        message = engine.train(begun, report, lambda heard=heard, until=until: bool(heard) and heard[-1].step >= until)
+        assert message.stopped or message.result is not None
+    if message.result is None:
+        train(native, begun)
+    assert hashes(begun) == hashes(whole)
+
+
+def test_it_stops_after_the_call_in_progress(begun, engine):
+    heard = []
+    message = engine.train(begun, heard.append, lambda: any(found.step >= 3 for found in heard))
+    assert message.stopped
+    assert 3 <= ledger(begun).steps < SETTINGS["steps"]
+    assert begun.figures().peak_rss_bytes > 0
+
+
+def test_limits_are_obeyed_and_noted(begun, engine, tmp_path, runner_directory):
+    """Shorter examples and pauses: the ledger says so, and the other engine's run under them is the same."""
+    shorter = Limits(rest=0.5, max_length=14)
+    begun.limit(shorter)
+    twin, free = copy_run(begun, tmp_path / "twin"), copy_run(begun, tmp_path / "free")
+    (free.path / "limits").unlink()
+    train(engine, begun)
+    assert [found.model_dump() for found in ledger(begun).limits] == [{"step": 0, "rest": 0.5, "max_length": 14}]
+    train(NativeEngine(runner_directory), free)
+    assert ledger(free).limits == []
+    assert ledger(free).coefficients[0].tobytes() != ledger(begun).coefficients[0].tobytes()
+    train(PythonEngine() if engine.name == "native" else NativeEngine(runner_directory), twin)
+    assert hashes(twin) == hashes(begun)
+
+
+def test_limits_that_change_hold_from_the_next_step(begun, engine):
+    heard = []
+
+    def report(progress):
+        heard.append(progress)
+        if progress.phase == "training" and progress.step == 4:
+            begun.limit(Limits(max_length=14))
+
+    engine.train(begun, report, lambda: False)
+    (noted,) = ledger(begun).limits
+    assert noted.step >= 4
+    assert noted.max_length == 14
+    assert ledger(begun).steps == SETTINGS["steps"]
+
+
+def test_a_torn_ledger_loses_its_last_frame_only(begun, engine, tmp_path):
+    whole = copy_run(begun, tmp_path / "whole")
+    train(engine, whole)
+    engine.train(begun, lambda progress: None, lambda: begun.ledger.exists() and ledger(begun).steps >= 6)
+    data = begun.ledger.read_bytes()
+    begun.ledger.write_bytes(data[:-3])
+    train(engine, begun)
+    assert hashes(begun) == hashes(whole)
+
+
+def test_another_runs_ledger_is_refused(begun, engine, rademacher, dataset, tmp_path):
+    other = RunDirectory(tmp_path / "other")
+    other.begin(rademacher.plan(dataset, **{**SETTINGS, "seed": 4, "steps": 2}))
+    train(engine, other)
+    begun.ledger.write_bytes(other.ledger.read_bytes())
+    message, _ = train(engine, begun)
+    assert "trajectory of another run" in message.error.detail
+    assert begun.ledger.read_bytes() == other.ledger.read_bytes()
+
+
+def test_a_diverging_run_ends_with_its_reason(begun, engine, rademacher):
+    """A B beyond all numbers, which the next step finds."""
+    with contextlib.closing(begun.open_trajectory(begun.plan())) as file:
+        file.append_step(np.full(rademacher.manifest.recipe.queries, np.inf, np.float32))
+    message, _ = train(engine, begun)
+    assert message.error.code == "diverged"
+    assert "diverged at step 1" in message.error.detail
+    assert "lower lr" in message.error.detail
+    assert ledger(begun).steps == 1
+
+
+def test_bad_data_is_told_without_a_word_of_it(rademacher, dataset, run, engine):
+    (dataset / "train.jsonl").write_text('{"text": "a secret", "label": "neither"}\n')
+    run.begin(rademacher.plan(dataset, **SETTINGS))
+    message, _ = train(engine, run)
+    assert message.error.code == "invalid-dataset"
+    assert "train.jsonl, line 1" in message.error.detail
+    assert "secret" not in message.error.detail
+
+
+def test_a_program_that_does_not_load_is_one_clear_line(begun, engine, rademacher, dataset, tmp_path):
+    bad = tmp_path / "bad.pte"
+    bad.write_bytes(b"not a program" * 100)
+    plan = begun.plan().model_copy(update={"program": bad})
+    begun.begin(plan)
+    message, _ = train(engine, begun)
+    assert message.error.code == "runtime-failed"
+    assert "does not load" in message.error.detail
+    assert "\n" not in message.error.detail
+
+
+def test_killed_at_once_it_says_memory(begun, engine):
+    """What the kernel does to a process when memory runs out."""
+    here, done = psutil.Process(), threading.Event()
+
+    def kill():
+        while not done.is_set():
+            for child in here.children():
+                if "train" in " ".join(child.cmdline()):
+                    child.send_signal(signal.SIGKILL)
+                    return
+            time.sleep(0.01)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(DoesNotFit, match="killed"):
+        train(engine, begun)
+    done.set()
+    killer.join()
+    message, _ = train(engine, begun)
+    assert message.result is not None
+
+
+@pytest.fixture
+def little_disk(tmp_path):
+    """A real file system of 256 KiB."""
+    place = tmp_path / "little"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"this machine mounts nothing for tests: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_loses_nothing(begun, engine, little_disk, tmp_path):
+    whole = copy_run(begun, tmp_path / "whole")
+    train(engine, whole)
+    run = copy_run(begun, little_disk / "run")
+    heard = []
+
+    def report(progress):
+        heard.append(progress)
+        if progress.phase == "training" and progress.step == 5:
+            # Whatever is still free goes.
+            with (little_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+                while True:
+                    filler.write(b"x" * 512)
+
+    with pytest.raises(DoesNotFit):
+        engine.train(run, report, lambda: False)
+    assert run.result() is None
+    (little_disk / "filler").unlink()
+    train(engine, run)
+    assert hashes(run) == hashes(whole)
+
+
+WATCHED = """
+import sys, threading, time
+from pathlib import Path
+import psutil
+import device_agent.cli
+from device_agent.engines.native import NativeEngine, finish
+from device_agent.journal import RunDirectory
+
+seen, here, done = set(), psutil.Process(), threading.Event()
+
+def look():
+    while not done.is_set():
+        for process in (here, *here.children()):
+            try:
+                seen.update((process.name(), Path(found.path).name) for found in process.memory_maps())
+            except psutil.Error:
+                pass
+        time.sleep(0.005)
+
+watcher = threading.Thread(target=look)
+watcher.start()
+message = NativeEngine(Path(sys.argv[1])).train(RunDirectory(Path(sys.argv[2])), lambda progress: None, lambda: False)
+done.set()
+watcher.join()
+assert message.result is not None
+for line in sorted(seen):
+    print(*line)
+"""
+
+
+def test_the_native_engine_never_maps_torch(begun, runner_directory):
+    """Neither the agent's process, nor the runner, nor the helper that reads the data."""
+    training = begun.plan().training.model_copy(update={"steps": 200})
+    begun.begin(begun.plan().model_copy(update={"training": training}))
+    command = [sys.executable, "-c", WATCHED, str(runner_directory), str(begun.path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "mobizo-runner libexecutorch.so" in done.stdout
+    assert "python" in done.stdout
+    assert "torch." not in done.stdout.replace("libexecutorch.so", "")
+    assert "libtorch" not in done.stdout
+    assert "torch_" not in done.stdout.replace("executorch_", "")
+
+
+def test_what_the_runner_left_is_checked(begun, runner_directory):
+    engine = NativeEngine(runner_directory)
+    train(engine, begun)
+    (begun.path / "best.f32").write_bytes(b"\0" * 8)
+    with pytest.raises(RuntimeFailed, match="no B of this program"):
+        finish(begun, Message(trained=True))

@@ -1,0 +1,139 @@
+"""Programs that call the paper's noise operator, on the runner that has its kernel, against NumPy's directions."""
+
+import numpy as np
+import pytest
+
+from device_agent.engines.native import NativeEngine
+from device_agent.errors import RuntimeFailed
+from device_agent.journal import RunDirectory
+from device_agent.runtimes import open_runtime
+from device_agent.runtimes.runner import RunnerRuntime, serve_command
+from shared.encoding import pack_step
+from shared.lora import load_adapter
+from shared.noise import gaussian, query_seeds
+from shared.trajectory import parse_trajectory
+from tests.device_agent.conftest import compile_tiny
+
+LR, EPS = 0.05, 0.01
+
+
+@pytest.fixture(scope="module")
+def operator(base, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("programs") / "operator"
+    return compile_tiny(base, directory, estimator="stored", noise="operator")
+
+
+@pytest.fixture(scope="module")
+def twin(base, tmp_path_factory):
+    """The same recipe with the same noise drawn in the graph."""
+    directory = tmp_path_factory.mktemp("programs") / "twin"
+    return compile_tiny(base, directory, estimator="stored", noise="gaussian")
+
+
+@pytest.fixture
+def opened(runner_directory):
+    """Opens a program by the native runner."""
+    runtimes = []
+
+    def open_(program):
+        command = serve_command(runner_directory, program.path("program"), program.path("weights"))
+        runtimes.append(RunnerRuntime(program.manifest, command))
+        return runtimes[-1]
+
+    yield open_
+    for runtime in runtimes:
+        runtime.close()
+
+
+@pytest.fixture
+def batch(operator, dataset):
+    examples = operator.splits(dataset, operator.plan(dataset).training).train
+    return pack_step(examples[:4], operator.manifest.recipe)
+
+
+def some_b(program):
+    return np.random.default_rng(1).normal(0, 0.1, program.manifest.size).astype(np.float32)
+
+
+def normals(seeds, size):
+    """The reference directions (q, D)."""
+    return np.stack([gaussian((int(first), int(second)), size) for first, second in seeds])
+
+
+def steps(runtime, program, batch, count):
+    """Every step's coefficients."""
+    return [
+        runtime.step(batch, query_seeds(5, step, program.manifest.recipe.queries), LR, EPS)[1] for step in range(count)
+    ]
+
+
+def test_every_querys_direction_is_the_references(operator, opened):
+    """From B = 0 a coefficient of 1 leaves -z."""
+    runtime, manifest = opened(operator), operator.manifest
+    seeds = query_seeds(2**40, 3, manifest.recipe.queries)
+    for query, expected in enumerate(normals(seeds, manifest.size)):
+        runtime.load(np.zeros(manifest.size, np.float32))
+        runtime.replay(seeds, np.eye(manifest.recipe.queries, dtype=np.float32)[query], EPS)
+        np.testing.assert_allclose(-runtime.adapter(), expected, rtol=0, atol=1e-5)
+
+
+def test_a_step_moves_b_along_the_reference_directions(operator, opened, batch):
+    runtime, start = opened(operator), some_b(operator)
+    runtime.load(start)
+    (coefficients,) = steps(runtime, operator, batch, 1)
+    moved = coefficients @ normals(query_seeds(5, 0, len(coefficients)), start.size)
+    assert np.abs(moved).max() > 1e-2
+    np.testing.assert_allclose(runtime.adapter(), start - moved, rtol=0, atol=1e-5)
+
+
+def test_a_run_is_the_one_with_the_noise_in_the_graph(operator, twin, opened, batch):
+    found, ends = [], []
+    for program in (operator, twin):
+        runtime = opened(program)
+        runtime.load(some_b(program))
+        found.append(steps(runtime, program, batch, 4))
+        ends.append(runtime.adapter())
+    # The first step differs by how logarithm and cosine round; the next ones start from what that has made of B.
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-2, atol=1e-4)
+    np.testing.assert_allclose(*ends, rtol=0, atol=1e-3)
+    assert operator.path("program").stat().st_size < twin.path("program").stat().st_size
+
+
+def test_replay_repeats_steps_bit_for_bit(operator, opened, batch):
+    runtime, start = opened(operator), some_b(operator)
+    runtime.load(start)
+    coefficients = steps(runtime, operator, batch, 4)
+    trained = runtime.adapter()
+    runtime.load(start)
+    for step, values in enumerate(coefficients):
+        runtime.replay(query_seeds(5, step, len(values)), values, EPS)
+    np.testing.assert_array_equal(runtime.adapter(), trained)
+    assert np.abs(trained - start).max() > 1e-2
+
+
+def test_a_whole_run_replays_from_its_ledger_and_resumes_from_half_of_it(
+    operator, dataset, run, tmp_path, runner_directory
+):
+    plan, size = operator.plan(dataset, steps=6, lr=LR, seed=11, evaluation_interval=3), operator.manifest.size
+    engine = NativeEngine(runner_directory)
+    run.begin(plan)
+    assert engine.train(run, lambda _: None, lambda: False).result.steps == 6
+    trajectory, whole = parse_trajectory(run.ledger.read_bytes())
+    trained = load_adapter(run.last.read_bytes(), size)
+    assert trajectory.header.noise == "operator"
+    np.testing.assert_allclose(trained, trajectory.replay(np.zeros(size, np.float32)), rtol=0, atol=1e-5)
+    assert np.abs(trained).max() > 1e-2
+
+    resumed = RunDirectory(tmp_path / "resumed")
+    resumed.begin(plan)
+    resumed.ledger.write_bytes(run.ledger.read_bytes()[: whole // 2])
+    assert 0 < parse_trajectory(resumed.ledger.read_bytes())[0].steps < 6
+    assert engine.train(resumed, lambda _: None, lambda: False).result.steps == 6
+    np.testing.assert_array_equal(load_adapter(resumed.last.read_bytes(), size), trained)
+
+
+def test_the_python_runtime_names_what_is_needed(operator):
+    with pytest.raises(RuntimeFailed, match=r"needs the native runner: `mobizo-agent build-runner` makes it") as error:
+        open_runtime(operator.manifest, operator.path("program"), operator.path("weights"))
+    assert "\n" not in error.value.detail

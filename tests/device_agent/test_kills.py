@@ -1,0 +1,131 @@
+"""The native runner, and a process that attends one, killed with -9 at random moments: the undisturbed run's bytes."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+
+import pytest
+
+from device_agent.engines.native import NativeEngine, finish, prepare
+from device_agent.journal import RunDirectory
+from device_agent.messages import Message
+from shared.trajectory import parse_trajectory
+from tests.device_agent.conftest import ROOT
+
+TRAINING = {"steps": 400, "evaluation_interval": 80, "seed": 9}
+FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
+RUNNER_KILLS, ENGINE_KILLS = 10, 3  # of each of two programs
+MOST_STARTS = 60
+
+ENGINE = """
+import sys
+from pathlib import Path
+from device_agent.engines.native import NativeEngine
+from device_agent.journal import RunDirectory
+runner, run = map(Path, sys.argv[1:])
+message = NativeEngine(runner).train(RunDirectory(run), lambda _: None, lambda: False)
+sys.exit(0 if message.result is not None else 1)
+"""
+
+
+@pytest.fixture(params=["rademacher", "stored"])
+def plan(request, dataset):
+    return request.getfixturevalue(request.param).plan(dataset, **TRAINING)
+
+
+def begin(path, plan):
+    run = RunDirectory(path)
+    run.begin(plan)
+    return run
+
+
+@pytest.fixture
+def alone(tmp_path, plan, runner_directory):
+    """The same run, killed by nobody, and the seconds that it took."""
+    run = begin(tmp_path / "alone", plan)
+    assert prepare(run) is None
+    began = time.monotonic()
+    assert NativeEngine(runner_directory).train(run, lambda _: None, lambda: False).result is not None
+    return run, time.monotonic() - began
+
+
+def contents(run):
+    return [(run.path / name).read_bytes() for name in FILES]
+
+
+def steps_in(run):
+    found = parse_trajectory(run.ledger.read_bytes())[0] if run.ledger.exists() else None
+    return found.steps if found else 0
+
+
+def killed_after(process, seconds):
+    """Kills a process -9 unless it ends before; whether it was killed, and what it said."""
+    try:
+        said, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said, _ = process.communicate()
+    return process.returncode == -signal.SIGKILL, said
+
+
+def told_steps(said):
+    """Steps that a runner told of; its last line may be torn."""
+    told = [json.loads(line).get("progress", {}) for line in said.split(b"\n")[:-1]]
+    return [progress["step"] for progress in told if progress.get("phase") == "training"]
+
+
+def test_a_runner_killed_at_random_moments_leaves_the_same_b(tmp_path, plan, alone, runner_directory):
+    expected, seconds = alone
+    rng, kills, number = random.Random(41), 0, 0
+    while kills < RUNNER_KILLS:
+        number += 1
+        run = begin(tmp_path / f"run-{number}", plan)
+        assert prepare(run) is None
+        command = [runner_directory / "mobizo-runner", "train", "--attached", "--run", run.path]
+        command += ["--program", plan.program, "--weights", plan.weights]
+        told, ledgers = [], [b""]
+        for _ in range(MOST_STARTS):
+            pipe = subprocess.PIPE
+            with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
+                killed, said = killed_after(process, rng.uniform(0, seconds) if kills < RUNNER_KILLS else None)
+            kills += killed
+            told += told_steps(said)
+            ledgers.append(run.ledger.read_bytes() if run.ledger.exists() else b"")
+            assert max(told, default=0) <= steps_in(run)
+            if not killed:
+                break
+        assert finish(run, Message.model_validate_json(said.split(b"\n")[-2])).result is not None
+        assert contents(run) == contents(expected)
+        # Nobody did a step that another had told of, and what a ledger had it kept.
+        assert told == sorted(set(told))
+        whole = [ledger[: parse_trajectory(ledger)[1]] for ledger in ledgers]
+        assert all(later.startswith(earlier) for earlier, later in pairwise(whole))
+
+
+def test_an_engine_killed_at_random_moments_takes_its_runner_along(tmp_path, plan, alone, runner_directory):
+    expected, seconds = alone
+    rng, kills, number = random.Random(42), 0, 0
+    while kills < ENGINE_KILLS:
+        number += 1
+        run = begin(tmp_path / f"run-{number}", plan)
+        command, done = [sys.executable, "-c", ENGINE, runner_directory, run.path], False
+        for _ in range(MOST_STARTS):
+            # Python and the reading of the data take longer than all steps.
+            moment = None if kills == ENGINE_KILLS else rng.uniform(0.5, 1.5 + seconds)
+            with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+                killed, _ = killed_after(process, moment)
+            kills += killed
+            if killed:
+                # Its runner has ended when the run can be locked.
+                with run.lock():
+                    before = run.ledger.read_bytes() if run.ledger.exists() else b""
+                assert contents(expected)[0].startswith(before[: parse_trajectory(before)[1]])
+            done = done or process.returncode == 0
+            if done:
+                break
+        assert done
+        assert contents(run) == contents(expected)
