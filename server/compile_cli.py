@@ -43,7 +43,13 @@ def compile_program(
     choices: Annotated[int, typer.Option(help="most answers of an example")] = 2,
     loss: Annotated[str, typer.Option(help="full or candidates")] = "full",
     estimator: Annotated[str, typer.Option(help="replay, or stored: the paper's Algorithm 2")] = "replay",
-    noise: Annotated[str, typer.Option(help="rademacher, gaussian, or randn with estimator stored")] = "rademacher",
+    noise: Annotated[
+        str,
+        typer.Option(
+            help="rademacher or gaussian; with estimator stored also randn, or operator: gaussian's, drawn by an "
+            "operator that the native runner alone has"
+        ),
+    ] = "rademacher",
     backend: Annotated[str, typer.Option(help="xnnpack, portable, torch, qnn or vulkan")] = "xnnpack",
     as_json: Json = False,
 ) -> None:

@@ -78,7 +78,7 @@ def direction(noise: str, seed: Seed, size: int) -> F32:
         raise Conflict(
             "noise 'randn' cannot be drawn again, so this run has no replay; train with 'gaussian' to have one"
         )
-    return {"rademacher": rademacher, "gaussian": gaussian}[noise](seed, size)
+    return {"rademacher": rademacher, "gaussian": gaussian, "operator": gaussian}[noise](seed, size)
 
 
 def _words(seed: int) -> tuple[int, int]:

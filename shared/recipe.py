@@ -17,11 +17,13 @@ from shared.errors import InvalidRecipe
 Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 TARGETS: tuple[Target, ...] = get_args(Target)  # canonical order, the order of modules in flat B
 Loss = Literal["full", "candidates"]
-Noise = Literal["rademacher", "gaussian", "randn"]
+Noise = Literal["rademacher", "gaussian", "randn", "operator"]
 Estimator = Literal["replay", "stored"]
 Precision = Literal["fp32", "int8", "int4", "int8-weight", "int4-weight"]
 Backend = Literal["xnnpack", "portable", "torch", "qnn", "vulkan"]
 Layers = str | tuple[int, ...]
+
+RUNNER_BACKENDS: tuple[Backend, ...] = ("xnnpack", "portable")  # whose programs the native runner runs
 
 # The perturbation scale that keeps a precision's finite difference above its rounding noise (ADR 7).
 DEFAULT_EPS: dict[Precision, float] = {
@@ -74,7 +76,11 @@ class RecipeSettings(BaseModel):
     answer_length: int | None = Field(None, ge=1, le=512, description="T: most answer tokens; null: from the task")
     choices: int | None = Field(None, ge=1, le=64, description="C: most answer candidates; null: from the task")
     loss: Loss = "full"
-    noise: Noise = Field("rademacher", description="randn: the runtime's own, unseedable; only with stored")
+    noise: Noise = Field(
+        "rademacher",
+        description="randn: the runtime's own, unseedable; operator: gaussian's, by an operator that the native runner "
+        "alone has; both only with stored",
+    )
     estimator: Estimator = Field("replay", description="stored: the paper's Algorithm 2, two copies of B per query")
     precision: Precision = Field(
         "fp32", description="of frozen linear layers: int8 and int4 quantize activations too, on the fly (8da8w, 8da4w)"
@@ -103,6 +109,14 @@ class RecipeSettings(BaseModel):
     def _noise_of_estimator(self) -> RecipeSettings:
         if self.noise == "randn" and self.estimator != "stored":
             raise ValueError("noise 'randn' cannot be drawn again; it needs estimator 'stored'")
+        if self.noise == "operator":
+            if self.estimator != "stored":
+                raise ValueError("noise 'operator' is Algorithm 2's; it needs estimator 'stored', or take 'gaussian'")
+            if self.backend not in RUNNER_BACKENDS:
+                raise ValueError(
+                    "noise 'operator' is the native runner's, which runs backends xnnpack and portable; backend "
+                    f"{self.backend} has 'gaussian', which draws the same"
+                )
         return self
 
 

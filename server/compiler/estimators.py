@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from server.compiler.noise import directions
+from server.compiler.noise_operator import noise_call
 from shared.recipe import Recipe
 
 STATE = "state"  # under which every method holds it, so that all share one
@@ -78,8 +79,14 @@ class StoredPairs(nn.Module):
         """The copies (2q, D) after the pending update and with new noise: Algorithm 2's lines 4 to 6."""
         halves, total = self._differences()
         queries, size = halves.shape
-        noise = self.recipe.noise
-        z = (torch.randn((queries, size)) if noise == "randn" else directions(noise, seeds, size)) * eps
+        match self.recipe.noise:
+            case "randn":
+                noise = torch.randn((queries, size))
+            case "operator":
+                noise = noise_call(seeds, size)
+            case seeded:
+                noise = directions(seeded, seeds, size)
+        z = noise * eps
         plus = self.pairs[0] - halves - total + z
         minus = self.pairs[1] + halves - total - z
         self.pairs.copy_(torch.stack((plus, minus)))

@@ -19,7 +19,10 @@ _SIGNS = 1.0 - 2.0 * ((torch.arange(256).reshape(256, 1) >> torch.arange(8)) & 1
 
 
 def directions(noise: Noise, seeds: Tensor, size: int) -> Tensor:
-    """Every query's direction z. seeds: int32 (q, 2). Returns float32 (q, size); `randn`'s do not follow from seeds."""
+    """Every query's direction z. seeds: int32 (q, 2). Returns float32 (q, size).
+
+    Not `randn`'s, which do not follow from seeds, nor `operator`'s, which are no arithmetic of the graph.
+    """
     return {"rademacher": rademacher, "gaussian": gaussian}[noise](seeds, size)
 
 

@@ -266,6 +266,7 @@ def test_ctrl_c_ends_the_compiler_too(source, tmp_path):
         ("--seq-len", "1", "--seq-len: "),
         ("--answer-length", "0", "--answer-length: "),
         ("--noise", "randn", "needs estimator 'stored'"),
+        ("--noise", "operator", "needs estimator 'stored'"),
         ("--backend", "cuda", "--backend: "),
     ],
 )

@@ -81,7 +81,8 @@ def test_gaussian_is_box_muller_of_the_two_words():
 
 def test_a_direction_is_named_by_its_noise_and_randn_has_none_to_name():
     assert np.array_equal(noise.direction("rademacher", (1, 2), 70), noise.rademacher((1, 2), 70))
-    assert np.array_equal(noise.direction("gaussian", (1, 2), 70), noise.gaussian((1, 2), 70))
+    for name in ("gaussian", "operator"):
+        assert np.array_equal(noise.direction(name, (1, 2), 70), noise.gaussian((1, 2), 70))
     with pytest.raises(Conflict, match="'randn' cannot be drawn again"):
         noise.direction("randn", (1, 2), 70)
 

@@ -1,11 +1,12 @@
 import hashlib
 import json
+from typing import get_args
 
 import pytest
 from pydantic import ValidationError
 
 from shared.errors import InvalidRecipe
-from shared.recipe import Recipe, RecipeSettings, resolve_layers
+from shared.recipe import Backend, Recipe, RecipeSettings, resolve_layers
 
 
 def test_id_is_the_sha256_of_sorted_compact_json(recipe):
@@ -47,6 +48,7 @@ def test_derived_numbers(recipe):
         {"layers": (1, 1)},
         {"layers": (-1,)},
         {"noise": "randn"},
+        {"noise": "operator"},
         {"unknown": 1},
     ],
 )
@@ -92,6 +94,17 @@ def test_the_runtimes_own_noise_is_for_the_stored_estimator_alone():
     assert RecipeSettings(noise="randn", estimator="stored").noise == "randn"
     with pytest.raises(ValidationError, match="it needs estimator 'stored'"):
         RecipeSettings(noise="randn", estimator="replay")
+
+
+@pytest.mark.parametrize("backend", get_args(Backend))
+def test_the_noise_operator_is_for_the_stored_estimator_on_the_native_runner(backend):
+    with pytest.raises(ValidationError, match="it needs estimator 'stored'"):
+        RecipeSettings(noise="operator", estimator="replay", backend=backend)
+    if backend in ("xnnpack", "portable"):
+        assert RecipeSettings(noise="operator", estimator="stored", backend=backend).noise == "operator"
+    else:
+        with pytest.raises(ValidationError, match=f"backend {backend} has 'gaussian'"):
+            RecipeSettings(noise="operator", estimator="stored", backend=backend)
 
 
 @pytest.mark.parametrize("change", [{"estimator": "stored"}, {"precision": "int8"}, {"layers": "last:1"}])
