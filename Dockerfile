@@ -9,7 +9,7 @@ COPY shared shared
 COPY server server
 COPY device_agent device_agent
 COPY mobizo mobizo
-RUN pip install --no-cache-dir --constraint constraints.txt '.[server,agent]' \
+RUN pip install --no-cache-dir --constraint constraints.txt '.[server,python-runtime]' \
     && install -d -o mobizo -g mobizo /var/lib/mobizo
 
 USER mobizo

@@ -1,0 +1,86 @@
+"""Which engine an agent trains with, and what it says when what was asked for cannot be had."""
+
+import pytest
+
+from device_agent.engines.adb import AdbEngine
+from device_agent.engines.choice import RUNNER_VARIABLE, EngineChoice, EngineName, local_runner, phone_platform
+from device_agent.engines.native import NativeEngine
+from device_agent.engines.python import PythonEngine
+from device_agent.errors import NoRunner
+from device_agent.inference import open_inference
+from device_agent.runner_place import RunnerPlace, host_platform
+from shared.errors import BadRequest
+from tests.device_agent.conftest import enrol
+from tests.device_agent.double import ServerDouble
+
+
+@pytest.fixture
+def choose(home, server_key, monkeypatch):
+    """Chooses for an enrolled home whose server offers no runner, with no compiler on PATH."""
+    with ServerDouble(server_key) as server:
+        enrol(home, server.url, server_key)
+        monkeypatch.delenv(RUNNER_VARIABLE, raising=False)
+        monkeypatch.setenv("PATH", "")
+        yield lambda wanted=None: EngineChoice(home, wanted)
+
+
+def of_backend(program, backend):
+    recipe = program.manifest.recipe.model_copy(update={"backend": backend})
+    return program.manifest.model_copy(update={"recipe": recipe})
+
+
+def test_a_runner_that_is_there_is_used(choose, home, rademacher, runner_directory):
+    place = RunnerPlace.within(home.path)
+    place.path.parent.mkdir(parents=True)
+    place.path.symlink_to(runner_directory)
+    assert isinstance(choose()(rademacher.manifest), NativeEngine)
+    assert local_runner(home) == place.path
+    assert isinstance(choose(EngineName.PYTHON)(rademacher.manifest), PythonEngine)
+
+
+def test_a_runner_made_elsewhere_is_used(choose, rademacher, runner_directory, monkeypatch, tmp_path):
+    monkeypatch.setenv(RUNNER_VARIABLE, str(runner_directory))
+    assert isinstance(choose()(rademacher.manifest), NativeEngine)
+    monkeypatch.setenv(RUNNER_VARIABLE, str(tmp_path))
+    with pytest.raises(NoRunner, match="holds no mobizo-runner"):
+        choose()(rademacher.manifest)
+
+
+def test_without_a_runner_python_trains_unless_a_person_wanted_the_runner(choose, home, rademacher):
+    assert isinstance(choose()(rademacher.manifest), PythonEngine)
+    assert local_runner(home) is None
+    with pytest.raises(NoRunner, match=r"C\+\+17 compiler.*mobizo-server runners add"):
+        choose(EngineName.NATIVE)(rademacher.manifest)
+
+
+def test_a_device_without_any_runtime_says_so(choose, rademacher, monkeypatch):
+    monkeypatch.setattr("device_agent.engines.choice.find_spec", lambda _name: None)
+    with pytest.raises(NoRunner, match=r"C\+\+17 compiler"):
+        choose()(rademacher.manifest)
+
+
+def test_torchs_programs_are_pythons(choose, rademacher):
+    manifest = of_backend(rademacher, "torch")
+    assert isinstance(choose()(manifest), PythonEngine)
+    for wanted in (EngineName.NATIVE, EngineName.ADB):
+        with pytest.raises(BadRequest, match=r"no backend 'torch'.*--engine python"):
+            choose(wanted)(manifest)
+
+
+def test_a_phones_engine_takes_a_runner_for_the_phone(home, server_key, adb, rademacher, runner_directory, monkeypatch):
+    with ServerDouble(server_key) as server:
+        enrol(home, server.url, server_key)
+        monkeypatch.setenv(RUNNER_VARIABLE, str(runner_directory))
+        assert isinstance(EngineChoice(home, phone=adb)(rademacher.manifest), AdbEngine)
+    assert phone_platform(adb) == host_platform()  # the tests' phone is no Android
+
+
+def test_the_runner_predicts_as_python_does(rademacher, runner_directory):
+    files = (rademacher.path("inference"), rademacher.path("weights"))
+    native = open_inference(rademacher.manifest, *files, runner_directory)
+    python = open_inference(rademacher.manifest, *files)
+    prompt, candidates = list(range(5, 50)), [[7], [8, 9, 10]]
+    assert native.score(prompt, candidates) == python.score(prompt, candidates)
+    assert list(native.generate(prompt, 6)) == list(python.generate(prompt, 6))
+    native.close()
+    python.close()
