@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import typer
 
+from bench.agent import agent
 from bench.precision import precision
 from bench.step import step
 
 app = typer.Typer(help="Measure what README and docs claim.", no_args_is_help=True)
 app.command()(step)
 app.command()(precision)
+app.command()(agent)
 
 
 @app.callback()

@@ -69,12 +69,13 @@ class Compiled:
         return load_examples(DATA / f"{split}.jsonl", named_task("sst2"), tokenizer, self.manifest.recipe)
 
 
-def compile_cold(recipe: Recipe, directory: Path) -> Compiled:
-    """Compiles in a fresh process."""
+def compile_cold(recipe: Recipe, directory: Path, base: Path | None = None) -> Compiled:
+    """Compiles in a fresh process. base: SmolLM2-135M if None."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "recipe.json"
     path.write_text(recipe.model_dump_json())
-    command = [sys.executable, "-W", "ignore", "-m", "server.compiler", str(path), str(model_file()), str(directory)]
+    command = [sys.executable, "-W", "ignore", "-m", "server.compiler", str(path)]
+    command += [str(base or model_file()), str(directory)]
     began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     seconds = time.monotonic() - began
