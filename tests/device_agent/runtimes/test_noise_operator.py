@@ -93,10 +93,10 @@ def test_a_run_is_the_one_with_the_noise_in_the_graph(operator, twin, opened, ba
         runtime.load(some_b(program))
         found.append(steps(runtime, program, batch, 4))
         ends.append(runtime.adapter())
-    # The first step differs by how logarithm and cosine round; the next ones start from what that has made of B.
-    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-2, atol=1e-4)
-    np.testing.assert_allclose(*ends, rtol=0, atol=1e-3)
+    # Nothing may differ but how logarithm and cosine round, which is the compiler's to choose.
+    np.testing.assert_allclose(*found, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(*ends, rtol=0, atol=1e-4)
+    assert np.abs(found[0]).max() > 1e-2
     assert operator.path("program").stat().st_size < twin.path("program").stat().st_size
 
 
