@@ -4,7 +4,9 @@ import numpy as np
 import psutil
 import pytest
 
+from device_agent.engines.adb import serve_command as serve_on_phone
 from device_agent.errors import RuntimeFailed
+from device_agent.phone import Phone
 from device_agent.runtimes import open_runtime
 from device_agent.runtimes.runner import RunnerRuntime, serve_command
 from shared.encoding import pack_score, pack_step
@@ -14,7 +16,7 @@ from shared.trajectory import Trajectory, TrajectoryHeader
 LR, EPS = 0.05, 0.01
 
 
-@pytest.fixture(params=["inprocess", "runner", "torch"])
+@pytest.fixture(params=["inprocess", "runner", "torch", "adb"])
 def opened(request):
     """Opens a program by one kind of runtime; whatever was opened is closed at the end."""
     kind, runtimes = request.param, []
@@ -24,6 +26,10 @@ def opened(request):
         if kind == "runner":
             directory = request.getfixturevalue("runner_directory")
             runtime = RunnerRuntime(program.manifest, serve_command(directory, path, weights))
+        elif kind == "adb":
+            phone = Phone(request.getfixturevalue("adb"))
+            directory = request.getfixturevalue("runner_directory")
+            runtime = RunnerRuntime(program.manifest, serve_on_phone(phone, directory, path, weights))
         else:
             runtime = open_runtime(program.manifest, path, weights)
         runtimes.append(runtime)
