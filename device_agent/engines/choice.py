@@ -25,10 +25,10 @@ from device_agent.runner_supply import Supply, ensure_runner
 from device_agent.state import Home
 from shared.errors import BadRequest
 from shared.program import ProgramManifest
+from shared.recipe import RUNNER_BACKENDS
 from shared.signing import parse_public
 
 RUNNER_VARIABLE = "MOBIZO_AGENT_RUNNER"  # a directory with a runner made elsewhere, such as by a package
-NATIVE_BACKENDS = ("xnnpack", "portable")  # whose kernels the runner links
 
 _log = structlog.get_logger()
 
@@ -56,11 +56,12 @@ class EngineChoice:
             _check_backend(backend)
             adb = self.phone or Adb()
             return AdbEngine(adb, _got(self._supply(phone_platform(adb))))
-        if self.wanted is EngineName.PYTHON or (self.wanted is None and backend not in NATIVE_BACKENDS):
+        if self.wanted is EngineName.PYTHON or (self.wanted is None and backend not in RUNNER_BACKENDS):
             return PythonEngine()
         _check_backend(backend)
         supply = self._supply(None)
-        if supply.directory is None and self.wanted is None and _has_python_runtime():
+        only_native = manifest.recipe.noise == "operator"
+        if supply.directory is None and self.wanted is None and not only_native and _has_python_runtime():
             _log.warning("no native runner; ExecuTorch's Python runtime trains instead", why=supply.reason)
             return PythonEngine()
         return NativeEngine(_got(supply))
@@ -95,7 +96,7 @@ def phone_platform(adb: Adb) -> str:
 
 
 def _check_backend(backend: str) -> None:
-    if backend not in NATIVE_BACKENDS:
+    if backend not in RUNNER_BACKENDS:
         raise BadRequest(f"the native runner has no backend {backend!r}; train with --engine python")
 
 
