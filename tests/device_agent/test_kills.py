@@ -63,13 +63,12 @@ def steps_in(run):
 
 
 def killed_after(process, seconds):
-    """Kills a process -9 unless it ends before; whether it was killed, and what it said."""
+    """Kills a process -9 unless it ends before; whether it was killed. Its standard input stays open till then."""
     try:
-        said, _ = process.communicate(timeout=seconds)
+        process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.kill()
-        said, _ = process.communicate()
-    return process.returncode == -signal.SIGKILL, said
+    return process.wait() == -signal.SIGKILL
 
 
 def told_steps(said):
@@ -87,11 +86,11 @@ def test_a_runner_killed_at_random_moments_leaves_the_same_b(tmp_path, plan, alo
         assert prepare(run) is None
         command = [runner_directory / "mobizo-runner", "train", "--attached", "--run", run.path]
         command += ["--program", plan.program, "--weights", plan.weights]
-        told, ledgers = [], [b""]
+        out, told, ledgers = tmp_path / "out", [], [b""]
         for _ in range(MOST_STARTS):
-            pipe = subprocess.PIPE
-            with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
-                killed, said = killed_after(process, rng.uniform(0, seconds) if kills < RUNNER_KILLS else None)
+            with out.open("wb") as channel, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=channel) as process:
+                killed = killed_after(process, rng.uniform(0, seconds) if kills < RUNNER_KILLS else None)
+            said = out.read_bytes()
             kills += killed
             told += told_steps(said)
             ledgers.append(run.ledger.read_bytes() if run.ledger.exists() else b"")
@@ -117,7 +116,7 @@ def test_an_engine_killed_at_random_moments_takes_its_runner_along(tmp_path, pla
             # Python and the reading of the data take longer than all steps.
             moment = None if kills == ENGINE_KILLS else rng.uniform(0.5, 1.5 + seconds)
             with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
-                killed, _ = killed_after(process, moment)
+                killed = killed_after(process, moment)
             kills += killed
             if killed:
                 # Its runner has ended when the run can be locked.

@@ -95,14 +95,15 @@ def test_it_stops_after_the_call_in_progress(begun, engine):
     assert begun.figures().peak_rss_bytes > 0
 
 
-def test_limits_are_obeyed_and_noted(begun, engine, tmp_path, runner_directory):
+@pytest.mark.parametrize("rest", [0.5, 1e-5])
+def test_limits_are_obeyed_and_noted(begun, engine, tmp_path, runner_directory, rest):
     """Shorter examples and pauses: the ledger says so, and the other engine's run under them is the same."""
-    shorter = Limits(rest=0.5, max_length=14)
+    shorter = Limits(rest=rest, max_length=14)
     begun.limit(shorter)
     twin, free = copy_run(begun, tmp_path / "twin"), copy_run(begun, tmp_path / "free")
     (free.path / "limits").unlink()
     train(engine, begun)
-    assert [found.model_dump() for found in ledger(begun).limits] == [{"step": 0, "rest": 0.5, "max_length": 14}]
+    assert [found.model_dump() for found in ledger(begun).limits] == [{"step": 0, "rest": rest, "max_length": 14}]
     train(NativeEngine(runner_directory), free)
     assert ledger(free).limits == []
     assert ledger(free).coefficients[0].tobytes() != ledger(begun).coefficients[0].tobytes()
