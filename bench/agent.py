@@ -59,12 +59,12 @@ def agent(
         root = Path(name)
         notes.print("compiling")
         base, sentences = write_base(root / "base"), write_sentences(root / "sentences")
-        made = programs or root / "programs"
-        tiny = once(made / "tiny", lambda path: compile_tiny(base, path))
+        kept = programs or root / "programs"
+        tiny = once(kept / "tiny", lambda path: compile_tiny(base, path))
         notes.print("idle")
         rows.append(idle(root / "idle", sentences, QUICK_IDLE_SECONDS if quick else IDLE_SECONDS))
         claims |= {"idle_rss_bytes": rows[-1]["rss_bytes"], "idle_core_share": rows[-1]["core_share"]}
-        measure_loop(root, made, runner, base, 6 if quick else 12, rows, claims)
+        measure_loop(root, kept, runner, base, 6 if quick else 12, rows, claims)
         measure_kills(root / "kills", tiny, sentences, runner, QUICK if quick else 1, rows, claims)
     show(claims)
     write(json_file, rows, claims)
@@ -115,19 +115,19 @@ def idle(directory: Path, data: Path, seconds: float) -> Row:
 
 
 def measure_loop(
-    root: Path, made: Path, runner: Path, base: Path, steps: int, rows: list[Row], claims: dict[str, float]
+    root: Path, kept: Path, runner: Path, base: Path, steps: int, rows: list[Row], claims: dict[str, float]
 ) -> None:
     """The loop's share of a step, and what both engines weigh; int8 and fp32."""
     notes.print("compiling SmolLM2-135M")
     programs = {
-        precision: once(made / precision, partial(compile_cold, smollm2_recipe(precision=precision)))
+        precision: once(kept / precision, partial(compile_cold, smollm2_recipe(precision=precision)))
         for precision in ("int8", "fp32")
     }
     int8 = programs["int8"]
     recipe = int8.manifest.recipe
     same = {"queries": recipe.queries, "effective_batch": recipe.effective_batch, "rank": recipe.rank}
     same |= {"sequence_length": recipe.sequence_length, "answer_length": 1, "choices": 2, "loss": "candidates"}
-    small = once(made / "small", lambda path: compile_tiny(base, path, **same))
+    small = once(kept / "small", lambda path: compile_tiny(base, path, **same))
     data = overhead.reviews(root / "reviews")
     notes.print("loop")
     loop, bare = overhead.by_turns(int8, runner, data, root, steps)

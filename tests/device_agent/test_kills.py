@@ -16,7 +16,7 @@ from device_agent.messages import Message
 from shared.trajectory import parse_trajectory
 from tests.device_agent.conftest import ROOT
 
-TRAINING = {"steps": 400, "evaluation_interval": 80, "seed": 9}
+TRAINING = {"steps": 200, "evaluation_interval": 40, "seed": 9}
 FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
 RUNNER_KILLS, ENGINE_KILLS = 10, 3  # of each of two programs
 MOST_STARTS = 60
