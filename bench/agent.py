@@ -7,7 +7,6 @@ starts it, with a server that has no job and holds each request as long as it ma
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,8 @@ from bench.report import write
 from bench.step import notes, show
 from bench.tiny import compile_tiny, plan_of, write_base, write_sentences
 from device_agent.engines.choice import RUNNER_VARIABLE
+from device_agent.engines.native import NativeEngine
+from device_agent.engines.python import PythonEngine
 from device_agent.runner_build import build_runner
 from device_agent.runner_place import RunnerPlace
 from device_agent.state import HOME_VARIABLE
@@ -64,7 +65,7 @@ def agent(
         notes.print("idle")
         rows.append(idle(root / "idle", sentences, QUICK_IDLE_SECONDS if quick else IDLE_SECONDS))
         claims |= {"idle_rss_bytes": rows[-1]["rss_bytes"], "idle_core_share": rows[-1]["core_share"]}
-        measure_loop(root, kept, runner, base, 6 if quick else 12, rows, claims)
+        measure_loop(root, kept, runner, 6 if quick else 24, rows, claims)
         measure_kills(root / "kills", tiny, sentences, runner, QUICK if quick else 1, rows, claims)
     show(claims)
     write(json_file, rows, claims)
@@ -114,47 +115,27 @@ def idle(directory: Path, data: Path, seconds: float) -> Row:
     }
 
 
-def measure_loop(
-    root: Path, kept: Path, runner: Path, base: Path, steps: int, rows: list[Row], claims: dict[str, float]
-) -> None:
+def measure_loop(root: Path, kept: Path, runner: Path, steps: int, rows: list[Row], claims: dict[str, float]) -> None:
     """The loop's share of a step, and what both engines weigh; int8 and fp32."""
     notes.print("compiling SmolLM2-135M")
     programs = {
         precision: once(kept / precision, partial(compile_cold, smollm2_recipe(precision=precision)))
         for precision in ("int8", "fp32")
     }
-    int8 = programs["int8"]
-    recipe = int8.manifest.recipe
-    same = {"queries": recipe.queries, "effective_batch": recipe.effective_batch, "rank": recipe.rank}
-    same |= {"sequence_length": recipe.sequence_length, "answer_length": 1, "choices": 2, "loss": "candidates"}
-    small = once(kept / "small", lambda path: compile_tiny(base, path, **same))
     data = overhead.reviews(root / "reviews")
     notes.print("loop")
-    loop, bare = overhead.by_turns(int8, runner, data, root, steps)
-    little = overhead.runner_seconds(small, runner, data, root / "little", 40 * steps)
-    cpu, wall = overhead.agent_seconds(int8, runner, data, root / "agent", steps + overhead.WARM)
-    step = statistics.median(bare)
-    differences = [a / b - 1 for a, b in zip(loop, bare, strict=True)]
-    python = overhead.python_share(int8, data, root / "python", steps)
-    rows += [
-        {
-            "what": "loop",
-            "engine": "native",
-            "step_seconds": step,
-            "step_of_next_to_no_weights_seconds": little,
-            "agent_processor_seconds_a_step": cpu,
-            "agent_step_seconds": wall,
-            "step_in_loop_seconds": statistics.median(loop),
-            "difference_by_turns": statistics.median(differences),
-            "difference_by_turns_quartiles": statistics.quantiles(differences, n=4),
-        },
-        {"what": "loop", "engine": "python", "share_outside_the_program": python},
-    ]
+    plan = plan_of(programs["int8"], data, overhead.training(steps))
+    for engine in (NativeEngine(runner), PythonEngine()):
+        share, seconds = overhead.share_outside(engine, plan, root / f"loop-{engine.name}")
+        rows.append(
+            {"what": "loop", "engine": engine.name, "step_seconds": seconds, "share_outside_the_program": share}
+        )
+        claims[f"loop_share_outside_{engine.name}"] = share
+    cpu, wall = overhead.agent_seconds(programs["int8"], runner, data, root / "agent", steps)
+    rows.append({"what": "loop", "agent_processor_seconds_a_step": cpu, "step_seconds": wall})
     claims |= {
-        "loop_overhead_share": little / step + cpu / wall,
-        "loop_overhead_share_by_turns": statistics.median(differences),
-        "loop_overhead_share_python": python,
         "agent_processor_share_training": cpu / wall,
+        "loop_overhead_share": claims["loop_share_outside_native"] + cpu / wall,
     }
     notes.print("memory")
     for precision, program in programs.items():

@@ -72,7 +72,8 @@ class Figures(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    train_seconds: float = Field(0, ge=0)
+    train_seconds: float = Field(0, ge=0, description="of steps, with all that the loop does around the program")
+    program_seconds: float = Field(0, ge=0, description="of these, inside the program")
     seconds: float = Field(0, ge=0)
     peak_rss_bytes: int = Field(0, ge=0)
 
@@ -80,6 +81,7 @@ class Figures(BaseModel):
         """These and those of a process that worked on the run after."""
         return Figures(
             train_seconds=self.train_seconds + later.train_seconds,
+            program_seconds=self.program_seconds + later.program_seconds,
             seconds=self.seconds + later.seconds,
             peak_rss_bytes=max(self.peak_rss_bytes, later.peak_rss_bytes),
         )

@@ -62,7 +62,7 @@ class Trainer:
         self._ledger: TrajectoryFile = run.open_trajectory(plan)
         self._before = run.figures()
         self._began = time.monotonic()
-        self._train_seconds = 0.0
+        self._train_seconds = self._program_seconds = 0.0
         self._step_seconds: deque[float] = deque(maxlen=RATE_STEPS)
         self._loss: float | None = None
 
@@ -115,8 +115,8 @@ class Trainer:
         self._ledger.append_step(coefficients)
         self._loss = float(losses.mean())
         self._step_seconds.append(time.monotonic() - began)
-        self._train_seconds += self._step_seconds[-1]
         self._tell("training", lr)
+        self._train_seconds += time.monotonic() - began
         self._rest(self._step_seconds[-1] * self._limits.rest)
 
     @property
@@ -147,11 +147,16 @@ class Trainer:
         if self._limits.max_length is not None:
             examples = [example.shortened(self._limits.max_length) for example in examples]
         batch = pack_step(examples, self._recipe, dynamic=self._dynamic)
+        seeds = self._seeds(step)
+        began = time.monotonic()
         if self._prefix is None:
-            return self._runtime.step(batch, self._seeds(step), lr, self._eps)
-        tokens, *labels = batch
-        hidden = self._prefix.hidden(indices, examples, tokens)
-        return self._runtime.suffix(hidden, tuple(labels), self._seeds(step), lr, self._eps)
+            found = self._runtime.step(batch, seeds, lr, self._eps)
+        else:
+            tokens, *labels = batch
+            hidden = self._prefix.hidden(indices, examples, tokens)
+            found = self._runtime.suffix(hidden, tuple(labels), seeds, lr, self._eps)
+        self._program_seconds += time.monotonic() - began
+        return found
 
     def _evaluate(self, split: str, examples: Sequence[Example] | None, *, best: int | None = None) -> None:
         """Measures and records B as it is, unless the ledger has it. best: the step of B, if it is the best one's."""
@@ -198,10 +203,12 @@ class Trainer:
     def _note(self) -> Figures:
         """Notes time and memory spent, this process's added to those before it."""
         figures = Figures(
-            train_seconds=self._before.train_seconds + self._train_seconds,
-            seconds=self._before.seconds + time.monotonic() - self._began,
-            peak_rss_bytes=max(self._before.peak_rss_bytes, peak_rss_bytes()),
+            train_seconds=self._train_seconds,
+            program_seconds=self._program_seconds,
+            seconds=time.monotonic() - self._began,
+            peak_rss_bytes=peak_rss_bytes(),
         )
+        figures = self._before.plus(figures)
         self._run.note(figures)
         return figures
 

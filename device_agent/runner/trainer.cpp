@@ -78,12 +78,12 @@ void Trainer::step() {
   ledger_.append(coefficients);
   loss_ = std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
   const double seconds = seconds_since(began);
-  train_seconds_ += seconds;
   step_seconds_.push_back(seconds);
   if (step_seconds_.size() > RATE_STEPS) {
     step_seconds_.pop_front();
   }
   tell("training", lr);
+  train_seconds_ += seconds_since(began);
   rest(seconds * ledger_.limits().rest);
 }
 
@@ -119,6 +119,7 @@ std::vector<Tensor> Trainer::move(size_t step, float lr) {
     examples.push_back(most > 0 ? &shortened.back() : &example);
   }
   std::vector<Tensor> inputs = plan_.pack(examples);
+  const Clock::time_point began = Clock::now();
   const std::string method = plan_.settings.width > 0 ? "suffix" : "step";
   if (plan_.settings.width > 0) {
     inputs[0] = hidden(indices, examples, inputs[0].shape.at(1));
@@ -126,7 +127,9 @@ std::vector<Tensor> Trainer::move(size_t step, float lr) {
   inputs.push_back(plan_.seeds_of(step));
   inputs.push_back(scalar(lr));
   inputs.push_back(scalar(static_cast<float>(plan_.settings.eps)));
-  return program_.call(method, inputs);
+  std::vector<Tensor> outputs = program_.call(method, inputs);
+  program_seconds_ += seconds_since(began);
+  return outputs;
 }
 
 // Hidden states before the first adapted layer, (E, S, width), zero where there is no token. Each example's is computed
@@ -215,7 +218,8 @@ void Trainer::pulse() const {
 }
 
 std::string Trainer::spent() const {
-  return "{\"train_seconds\": " + number(train_seconds_) + ", \"seconds\": " + number(seconds_since(began_)) +
+  return "{\"train_seconds\": " + number(train_seconds_) +
+         ", \"program_seconds\": " + number(program_seconds_) + ", \"seconds\": " + number(seconds_since(began_)) +
          ", \"peak_rss_bytes\": " + std::to_string(peak_rss_bytes()) + "}";
 }
 

@@ -43,7 +43,8 @@ private:
   std::function<bool()> stop_;
   Ledger ledger_;
   Clock::time_point began_ = Clock::now();
-  double train_seconds_ = 0;
+  double train_seconds_ = 0;   // of steps, with all that the loop does around the program
+  double program_seconds_ = 0; // of these, inside the program
   std::deque<double> step_seconds_;
   double loss_ = 0;
   std::map<int32_t, std::vector<float>> states_; // prefix states kept, by example
