@@ -27,6 +27,7 @@ from shared.noise import query_seeds
 from shared.trajectory import Evaluation, Limits, TrajectoryFile
 
 RATE_STEPS = 20  # over which examples per second are averaged
+TELL_SECONDS = 1.0  # between two words while a split is measured
 SLICE_SECONDS = 0.1  # of a pause, between two looks whether to stop
 
 
@@ -164,7 +165,16 @@ class Trainer:
         if examples is None or recorded(self._ledger.trajectory, split, at, adapter) is not None:
             return
         self._tell("evaluating")
-        measured = measure(self._runtime, examples, self._recipe, self._pulse, dynamic=self._dynamic)
+        told = time.monotonic()
+
+        def pulse() -> None:
+            nonlocal told
+            self._pulse()
+            if time.monotonic() - told > TELL_SECONDS:  # a long split must not look like a process that hangs
+                self._tell("evaluating")
+                told = time.monotonic()
+
+        measured = measure(self._runtime, examples, self._recipe, pulse, dynamic=self._dynamic)
         self._ledger.append_evaluation(
             Evaluation.model_validate(
                 {

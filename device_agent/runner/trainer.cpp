@@ -15,6 +15,7 @@ namespace {
 
 constexpr size_t RATE_STEPS = 20; // over which examples per second are averaged
 constexpr double SLICE = 0.1;     // seconds of a pause between two looks whether to stop
+constexpr double TELL_SECONDS = 1; // between two words while a split is measured
 
 std::vector<float> values(const Tensor &tensor) {
   return {tensor.data<float>(), tensor.data<float>() + tensor.count()};
@@ -184,7 +185,14 @@ void Trainer::evaluate(const std::string &split, const std::vector<ScoreBatch> &
     return;
   }
   tell("evaluating");
-  const Measured measured = measure(program_, batches, [this] { pulse(); });
+  Clock::time_point told = Clock::now();
+  const Measured measured = measure(program_, batches, [this, &told] {
+    pulse();
+    if (seconds_since(told) > TELL_SECONDS) { // a long split must not look like a runner that hangs
+      tell("evaluating");
+      told = Clock::now();
+    }
+  });
   ledger_.append(Evaluation{step, split, measured.correct, measured.total, measured.loss, adapter});
   tell("evaluating");
 }
