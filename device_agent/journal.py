@@ -7,7 +7,7 @@
     last.safetensors    B after the last step, kept beside it
     limits              how the run is to hold back from its next step on; the daemon writes it, the training reads it
     plan.bin            the plan and the data as the native runner takes them (`device_agent.plan`)
-    prepared.json       what the native plan was made of; once it exists, the plan is whole
+    prepared.json       what the native plan was made of, and its sha256
     best.f32, last.f32  the same B's from the native runner, D little-endian float32 each
     result.json         what is reported; once it exists, only the upload is missing
     trainer.log         standard error of the training process
@@ -32,6 +32,7 @@ from shared.canonical import canonical_json
 from shared.job import Result, TrainingSettings
 from shared.lora import F32, dump_adapter
 from shared.program import ProgramManifest
+from shared.recipe import Sha256
 from shared.task import Task
 from shared.trajectory import Limits, TrajectoryFile, TrajectoryHeader
 
@@ -94,6 +95,7 @@ class Prepared(BaseModel):
 
     train_examples: int = Field(ge=1)
     truncated_examples: int = Field(ge=0)
+    plan_sha256: Sha256
 
 
 class RunDirectory:

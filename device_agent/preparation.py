@@ -18,6 +18,7 @@ from device_agent.errors import DoesNotFit
 from device_agent.journal import Prepared, RunDirectory
 from device_agent.messages import Message, describe
 from device_agent.plan import dump_plan
+from shared.canonical import file_sha256
 from shared.errors import MobizoError
 
 
@@ -27,7 +28,13 @@ def prepare(run: RunDirectory) -> None:
     tokenizer = Tokenizer.from_file(str(plan.tokenizer))
     splits = read_splits(plan.dataset, plan.task, tokenizer, plan.manifest.recipe, plan.training)
     write_pieces(run.native_plan, dump_plan(plan, splits))
-    run.note_prepared(Prepared(train_examples=len(splits.train), truncated_examples=splits.truncated))
+    run.note_prepared(
+        Prepared(
+            train_examples=len(splits.train),
+            truncated_examples=splits.truncated,
+            plan_sha256=file_sha256(run.native_plan),
+        )
+    )
 
 
 def main() -> None:

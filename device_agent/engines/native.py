@@ -21,6 +21,7 @@ from device_agent.errors import DoesNotFit, RuntimeFailed
 from device_agent.journal import RunDirectory
 from device_agent.messages import Message
 from device_agent.supervisor import supervise
+from shared.canonical import file_sha256
 from shared.job import Progress
 from shared.lora import F32
 from shared.trajectory import parse_trajectory
@@ -64,11 +65,12 @@ class NativeEngine:
 
 
 def prepare(run: RunDirectory) -> Message | None:
-    """Makes the plan of a run, unless it lies there; what is wrong with the data, if anything.
+    """Makes the plan of a run, unless it lies there whole; what is wrong with the data, if anything.
 
     Raises DoesNotFit when the disk is full, RuntimeFailed if the process died without a word.
     """
-    if run.prepared() is not None:
+    prepared = run.prepared()
+    if prepared is not None and run.native_plan.exists() and file_sha256(run.native_plan) == prepared.plan_sha256:
         return None
     path = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(

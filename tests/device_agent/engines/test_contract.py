@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from device_agent.engines.native import NativeEngine, finish
+from device_agent.engines.native import NativeEngine, finish, prepare
 from device_agent.engines.python import PythonEngine
 from device_agent.errors import DoesNotFit, RuntimeFailed
 from device_agent.journal import RunDirectory
@@ -240,7 +240,7 @@ import sys, threading, time
 from pathlib import Path
 import psutil
 import device_agent.cli
-from device_agent.engines.native import NativeEngine, finish
+from device_agent.engines.native import NativeEngine, finish, prepare
 from device_agent.journal import RunDirectory
 
 seen, here, done = set(), psutil.Process(), threading.Event()
@@ -284,3 +284,15 @@ def test_what_the_runner_left_is_checked(begun, runner_directory):
     (begun.path / "best.f32").write_bytes(b"\0" * 8)
     with pytest.raises(RuntimeFailed, match="no B of this program"):
         finish(begun, Message(trained=True))
+
+
+def test_a_damaged_plan_is_written_again(begun):
+    assert prepare(begun) is None
+    whole = begun.native_plan.read_bytes()
+    for harmed in (whole[:-30], b""):
+        begun.native_plan.write_bytes(harmed)
+        assert prepare(begun) is None
+        assert begun.native_plan.read_bytes() == whole
+    written = begun.native_plan.stat().st_mtime_ns
+    assert prepare(begun) is None
+    assert begun.native_plan.stat().st_mtime_ns == written
