@@ -103,12 +103,14 @@ class Daemon:
         self._pauses = Backoff(pause_seconds, LONGEST_PAUSE_SECONDS)
         self._early_seconds = min(pause_seconds, EARLY_SECONDS)
         self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
         self._waiting = False
 
     def stop(self) -> None:
         """Ends `run` soon: at once while it waits for a job, else after the step in progress. For signal handlers."""
         self._stopping.set()
-        if self._waiting and threading.current_thread() is threading.main_thread():
+        # Only in the thread that waits, which a signal handler's is: elsewhere it would end whoever asks.
+        if self._waiting and threading.current_thread() is self._thread:
             self._waiting = False
             raise _Interrupted
 
@@ -118,6 +120,7 @@ class Daemon:
         Raises MobizoError only with `once`: if the server does not answer or refuses this device, or the rules do not
         allow training now.
         """
+        self._thread = threading.current_thread()
         while not self._stopping.is_set():
             try:
                 with DeviceClient(self._config.server, self._config.token) as client:
