@@ -154,6 +154,8 @@ def test_an_engine_is_found_without_importing_it(home, monkeypatch):
     def without(name, path=None, target=None):
         return None if name == "executorch" else real(name, path, target)
 
+    # What another test has imported is found without a search.
+    monkeypatch.delitem(sys.modules, "executorch", raising=False)
     monkeypatch.setattr(PathFinder, "find_spec", without)
     assert check_engine(home).state == "fail"
 
