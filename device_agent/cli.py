@@ -22,7 +22,11 @@ from shared.signing import key_id, parse_public, public_text
 USAGE, FAILURE = 2, 1  # exit statuses
 
 app = typer.Typer(
-    name="mobizo-agent", help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+    name="mobizo-agent",
+    help="Trains personal adapters on this device for a server, and uses them here, offline.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
 
 
