@@ -24,9 +24,12 @@ class Settings(BaseSettings):
     database_url: str | None = Field(None, description="SQLAlchemy URL; null: SQLite in home")
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
+    # Requests
     max_body_bytes: int = Field(4 * MEBIBYTE, ge=1024, description="of a JSON request")
     poll_seconds: float = Field(0.5, gt=0, description="how often waiting requests and workers look again")
+    # Leases of jobs
     lease_seconds: float = Field(120, gt=0, description="how long a job is a device's without a heartbeat")
+    # Compilation
     compile_lease_seconds: float = Field(30, gt=0, description="how long a program is a worker's without a heartbeat")
     compile_attempts: int = Field(3, ge=1, description="tries of a compile that crashes")
     compile_memory_bytes: int | None = Field(None, ge=1, description="resident memory at which a compile is stopped")
