@@ -17,7 +17,10 @@ class Job(Numbered, Table):
     """One request to personalize for one user."""
 
     __tablename__ = "jobs"
-    __table_args__ = (Index("ix_jobs_waiting", "tenant", "state", "dataset"),)
+    __table_args__ = (
+        Index("ix_jobs_waiting", "tenant", "state", "dataset"),
+        Index("ix_jobs_lane", "lane_number", "turn", "number"),
+    )
 
     id: Mapped[str] = mapped_column(String(64), unique=True)
     tenant: Mapped[str] = mapped_column(String(96))
@@ -31,6 +34,8 @@ class Job(Numbered, Table):
     dataset: Mapped[str] = mapped_column(String(96))
     only_device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
     device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
+    turn: Mapped[int] = mapped_column(default=0, server_default="0")
+    lane_number: Mapped[int | None] = mapped_column()  # where it waits for a device, while it does
     attempts: Mapped[int] = mapped_column(default=0)
     events: Mapped[int] = mapped_column(default=0)
     progress: Mapped[Progress | None] = mapped_column(Document(Progress))
