@@ -7,7 +7,7 @@
     POST /v1/devices               DeviceEnrol             -> DeviceGrant          bearer of the one-time token
     GET  /v1/devices                                       -> Page of DeviceView   operator
     POST /v1/oauth/device_authorization  form              -> DeviceAuthorization  anyone (RFC 8628)
-    POST /v1/oauth/token           form                    -> DeviceToken          bearer of the device code, in the form
+    POST /v1/oauth/token           form                    -> DeviceToken          anyone (RFC 8628)
     GET  /device                   ?user_code=             -> HTML                 anyone
     GET  /v1/device-requests/{user_code}                   -> DeviceRequestView    operator
     POST /v1/device-requests/{user_code}/approve           -> DeviceRequestView    operator
@@ -128,7 +128,7 @@ class DeviceToken(BaseModel):
     """What a device gets once an operator let it in: an OAuth token, and what `DeviceGrant` says besides."""
 
     access_token: str = Field(description="shown once")
-    token_type: Literal["Bearer"] = "Bearer"
+    token_type: Literal["Bearer"]
     device_id: str
     server: ServerInfo
 
