@@ -127,6 +127,9 @@ def _power(needs: Needs, can: Capabilities) -> Iterator[str]:
         return
     if needs.charging:
         yield "is on external power"
-    elif needs.battery_floor is not None and can.battery_percent is not None:
-        if can.battery_percent < needs.battery_floor:
-            yield f"has its battery at {needs.battery_floor:g} % or is on external power"
+    elif (
+        needs.battery_floor is not None
+        and can.battery_percent is not None
+        and can.battery_percent < needs.battery_floor
+    ):
+        yield f"has its battery at {needs.battery_floor:g} % or is on external power"
