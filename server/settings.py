@@ -27,6 +27,10 @@ class Settings(BaseSettings):
     # Requests
     max_body_bytes: int = Field(4 * MEBIBYTE, ge=1024, description="of a JSON request")
     poll_seconds: float = Field(0.5, gt=0, description="how often waiting requests and workers look again")
+    # Tokens
+    token_days: int = Field(
+        90, ge=1, le=3650, description="how long a person's or service's token lasts unless it is said"
+    )
     # Leases of jobs
     lease_seconds: float = Field(120, gt=0, description="how long a job is a device's without a heartbeat")
     # Compilation
