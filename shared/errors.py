@@ -9,12 +9,16 @@ MobizoError
 |  |- ToolchainMissing  422     a backend whose tools this server does not have
 |  |- InvalidTask       422     a task whose template or answers cannot be used
 |  |- InvalidDataset    422     a data file with a bad line (named, with its line)
-|  `- InvalidUpload     422     an adapter file that does not fit its program
+|  |- InvalidUpload     422     an adapter file that does not fit its program
+|  `- DigestMismatch    400     a body that is not what its Content-Digest says
 |- Unauthorized         401   no valid token
+|  |- BadSignature      401     a device's request that its key did not sign as it stands
+|  `- ClockSkew         401     a signature made too long ago, or in the future, by the server's clock
 |- Forbidden            403   a valid token that may not do this
 |  `- TenantSuspended    403   a valid token of a tenant that is shut out for now
 |- NotFound             404   absent, or another tenant's
 |- Conflict             409   the thing is not in a state that allows this
+|  `- Replayed          409     a signed request that came before
 |- Gone                 410   a lease that ended
 |- TooLarge             413   a body over its limit
 |- TooManyRequests      429   more requests than this token or address may make
@@ -28,6 +32,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 PROBLEM_TYPE = "urn:mobizo:problem:"
+_STANDARD = frozenset({"type", "title", "status", "detail", "code", "instance"})
 
 
 class MobizoError(Exception):
@@ -127,6 +132,24 @@ class Unauthorized(MobizoError):
     status, code, title = 401, "unauthorized", "Unauthorized"
 
 
+class BadSignature(Unauthorized):
+    """The request is not signed by this device's key as it stands; enrol this device again if its key was lost."""
+
+    code, title = "bad-signature", "Bad signature"
+
+
+class ClockSkew(Unauthorized):
+    """The signature's time is too far from the server's; sign again by the time that is told here."""
+
+    code, title = "clock-skew", "Clock skew"
+
+
+class DigestMismatch(BadRequest):
+    """The body is not what its Content-Digest says; it was changed on the way, and nothing of it was kept."""
+
+    code, title = "digest-mismatch", "Digest mismatch"
+
+
 class Forbidden(MobizoError):
     """This token may not do that; ask the operator for one that may."""
 
@@ -149,6 +172,12 @@ class Conflict(MobizoError):
     """The thing is not in a state that allows this; read it again and decide anew."""
 
     status, code, title = 409, "conflict", "Conflict"
+
+
+class Replayed(Conflict):
+    """A request with this nonce came before; sign each try anew."""
+
+    code, title = "replayed", "Replayed request"
 
 
 class Gone(MobizoError):
@@ -199,4 +228,6 @@ def from_problem(document: dict[str, Any]) -> MobizoError:
     known = _tree(MobizoError)
     code = document.get("code", MobizoError.code)
     detail = str(document.get("detail") or document.get("title") or "the server gave no reason")
-    return known.get(code, MobizoError)(detail)
+    error = known.get(code, MobizoError)(detail)
+    error.extra = {name: value for name, value in document.items() if name not in _STANDARD}
+    return error
