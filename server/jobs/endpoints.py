@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated
 
+import structlog
 from fastapi import APIRouter, Depends, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
@@ -14,16 +15,19 @@ from server.http.place import Here, Reading, Writing
 from server.jobs.events import LastEventId, job_events
 from server.jobs.repository import JobRepository
 from server.jobs.service import JobService
-from shared.job import JobRequest, JobView
+from shared.job import JobRequest, JobState, JobView
 from shared.protocol import Page
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+_log = structlog.get_logger()
 
 
 @router.post("", status_code=202)
 def submit(request: JobRequest, response: Response, here: Here, session: Writing, principal: App) -> JobView:
     """Asks for a personalization; watch it at the Location, or at its /events."""
     job = JobService(session, here.artifacts).submit(principal.tenant, request)
+    here.meters.program_asked(ready=job.state is JobState.READY)
+    _log.info("job-submitted", job=job.id, recipe=job.recipe_id, state=job.state)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return job.view()
 
