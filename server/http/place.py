@@ -38,7 +38,8 @@ class Place:
         return Exposition(self.meters, self.database)
 
 
-def _place(request: Request) -> Place:
+# Not a thread's: it only looks.
+async def _place(request: Request) -> Place:
     place: Place = request.app.state.place
     return place
 

@@ -84,7 +84,7 @@ def _families(census: Census) -> Iterator[Metric]:
         "state",
         census.oldest_seconds.items(),
     )
-    yield _gauge("mobizo_tenants", "Tenants that have a job", census.tenants)
+    yield _gauge("mobizo_tenants", "Tenants, suspended ones too", census.tenants)
     yield _gauge("mobizo_devices_enrolled", "Devices that enrolled and were not revoked", census.devices)
     yield _by("mobizo_devices_seen", "Of these, heard from within", "within", census.devices_seen.items())
     yield _gauge("mobizo_leases_live", "Jobs in a device's hands", census.leases[LIVE])

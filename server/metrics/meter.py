@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.metrics.meters import Meters
 
 NO_ROUTE = "none"
+UNANSWERED = 499  # the client went away, or the server was stopped
 
 
 class Meter:
@@ -24,7 +25,11 @@ class Meter:
             return
         meters: Meters = scope["app"].state.place.meters
         began = time.perf_counter()
-        status, seconds, received, sent = 500, None, 0, 0
+        answered, received = False, 0
+
+        def route() -> str:
+            # The router has written into the scope what it found.
+            return getattr(scope.get("route"), "path", NO_ROUTE)
 
         async def receive_counted() -> Message:
             nonlocal received
@@ -33,17 +38,19 @@ class Meter:
             return message
 
         async def send_counted(message: Message) -> None:
-            nonlocal status, seconds, sent
+            nonlocal answered
+            # Before it is sent: who was answered finds that counted.
             if message["type"] == "http.response.start":
-                status, seconds = message["status"], time.perf_counter() - began
-            sent += len(message.get("body", b""))
+                answered = True
+                meters.answered(scope["method"], route(), message["status"], time.perf_counter() - began)
+                meters.received(route(), received)
+            meters.sent(route(), len(message.get("body", b"")))
             await send(message)
 
-        try:
-            with meters.running.track_inprogress():
+        with meters.running.track_inprogress():
+            try:
                 await self._app(scope, receive_counted, send_counted)
-        finally:
-            # The router has written into the scope what it found.
-            route = getattr(scope.get("route"), "path", NO_ROUTE)
-            meters.answered(scope["method"], route, status, time.perf_counter() - began if seconds is None else seconds)
-            meters.carried(route, received, sent)
+            finally:
+                if not answered:
+                    meters.answered(scope["method"], route(), UNANSWERED, time.perf_counter() - began)
+                    meters.received(route(), received)

@@ -51,12 +51,15 @@ class Meters:
         """A request was answered. route: its template, "none" if nothing is there."""
         self._requests.labels(method if method in _METHODS else "other", route, f"{status // 100}xx").observe(seconds)
 
-    def carried(self, route: str, received: int, sent: int) -> None:
-        """Bytes of bodies went over the wire."""
-        if received:
-            self._received.labels(route).inc(received)
-        if sent:
-            self._sent.labels(route).inc(sent)
+    def received(self, route: str, size: int) -> None:
+        """Bytes of a request's body came."""
+        if size:
+            self._received.labels(route).inc(size)
+
+    def sent(self, route: str, size: int) -> None:
+        """Bytes of an answer's body go out."""
+        if size:
+            self._sent.labels(route).inc(size)
 
     def program_asked(self, ready: bool) -> None:
         """A job was submitted; ready: its program was there."""

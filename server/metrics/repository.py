@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from server.auth.models import Tenant
 from server.devices.models import Device
 from server.jobs.models import Job
 from server.leases.models import Ending, JobLease
@@ -55,7 +56,7 @@ class CensusRepository:
         return Census(
             jobs=self._jobs(),
             oldest_seconds={state: self._oldest(state, now) for state in WAITING},
-            tenants=self._session.scalar(select(func.count(Job.tenant.distinct()))) or 0,
+            tenants=self._session.scalar(select(func.count()).select_from(Tenant)) or 0,
             devices=self._devices(),
             devices_seen={name: self._devices(now - window) for name, window in SEEN.items()},
             leases=self._leases(),
