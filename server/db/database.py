@@ -6,7 +6,7 @@ before it writes, and two writers wait for each other instead of failing half-wa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ class Database:
         if make_url(url).get_backend_name() == "sqlite":
             _tune_sqlite(self.engine)
         self._reading = sessionmaker(self.engine, autoflush=False)
+        self._listeners: list[Callable[[Session], None]] = []
         self._writing = sessionmaker(self.engine.execution_options(writes=True), expire_on_commit=False)
 
     @contextmanager
@@ -38,6 +39,12 @@ class Database:
         """A session whose work is committed at the end, or dropped whole if anything is raised."""
         with self._writing.begin() as session:
             yield session
+        for listener in self._listeners:
+            listener(session)
+
+    def after_commit(self, listener: Callable[[Session], None]) -> None:
+        """Has `listener` called after each writing transaction, in its thread, with its ended session."""
+        self._listeners.append(listener)
 
     def close(self) -> None:
         """Closes idle connections."""

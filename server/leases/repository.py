@@ -1,12 +1,12 @@
-"""All SQL about leases, and which job a device may take."""
+"""All SQL about leases, and about what devices declined."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import Row, func, select, update
+from sqlalchemy.orm import Session, load_only
 
 from server.jobs.models import Job
 from server.leases.models import Ending, JobLease, MemoryDecline
@@ -26,11 +26,26 @@ class LeaseRepository:
         self._session.add(lease)
         self._session.flush()
 
+    def with_jobs(self, lease_ids: Collection[str]) -> Sequence[Row[tuple[JobLease, Job]]]:
+        """Leases and their jobs, locked until the transaction ends; of jobs only what a heartbeat looks at.
+
+        The rest of a job is read when it is asked for: requests, tasks and recipes are most of what reading it costs.
+        """
+        statement = (
+            select(JobLease, Job)
+            .join(Job, Job.number == JobLease.job_number)
+            .where(JobLease.id.in_(lease_ids))
+            .order_by(Job.number)
+            .options(load_only(Job.state, Job.events, Job.progress, Job.updated_at, Job.lane_number))
+            .with_for_update(of=Job)
+        )
+        return self._session.execute(statement).all()
+
     def of_device(self, device_id: str, lease_id: str) -> JobLease | None:
         """A lease of that device, live or ended."""
         return self._session.scalar(select(JobLease).where(JobLease.device_id == device_id, JobLease.id == lease_id))
 
-    def live(self, device_id: str, datasets: Sequence[str]) -> JobLease | None:
+    def live(self, device_id: str, datasets: Collection[str]) -> JobLease | None:
         """The device's live lease on a job whose data set it still holds."""
         statement = (
             select(JobLease)
@@ -40,7 +55,7 @@ class LeaseRepository:
         )
         return self._session.scalar(statement.limit(1))
 
-    def lapsed(self, device_id: str, datasets: Sequence[str]) -> JobLease | None:
+    def lapsed(self, device_id: str, datasets: Collection[str]) -> JobLease | None:
         """The device's latest lease that expired and whose job waits, given to nobody since."""
         newer = JobLease.__table__.alias("newer")
         given_since = select(newer.c.number).where(
@@ -65,44 +80,24 @@ class LeaseRepository:
         statement = select(JobLease).where(JobLease.job_number == job_number).order_by(JobLease.number.desc())
         return self._session.scalar(statement.limit(1))
 
-    def waiting_job(
-        self, tenant: str, device_id: str, datasets: Sequence[str], memory_bytes: int | None, now: datetime
-    ) -> Job | None:
-        """The oldest job that this device may train and can hold; locked until the transaction ends."""
-        statement = (
-            select(Job)
-            .where(
-                Job.tenant == tenant,
-                Job.state == JobState.READY,
-                Job.dataset.in_(datasets),
-                or_(Job.only_device_id.is_(None), Job.only_device_id == device_id),
-                ~self._too_large(device_id, memory_bytes, now),
-            )
-            .order_by(Job.number)
-            .limit(1)
-        )
-        return self._session.scalar(statement.with_for_update(skip_locked=True))
-
-    def _too_large(self, device_id: str, memory_bytes: int | None, now: datetime) -> ColumnElement[bool]:
-        """Whether the device declined a job's recipe, and has not more memory since."""
+    def declined(self, device_id: str, memory_bytes: int | None, now: datetime) -> frozenset[str]:
+        """Recipes that a device declined and has not more memory for since; memory_bytes: that it can spare."""
         if memory_bytes is None:
             holds = MemoryDecline.declined_at > now - DECLINE_LASTS
         else:
             holds = MemoryDecline.enough_bytes > memory_bytes
-        declined = select(MemoryDecline.recipe_id).where(
-            MemoryDecline.device_id == device_id, MemoryDecline.recipe_id == Job.recipe_id, holds
+        return frozenset(
+            self._session.scalars(select(MemoryDecline.recipe_id).where(MemoryDecline.device_id == device_id, holds))
         )
-        return declined.exists()
 
     def note_decline(self, decline: MemoryDecline) -> None:
         """Stores what a device declined, in place of what it said of that recipe before."""
         self._session.merge(decline)
 
-    def may_be_work(
-        self, tenant: str, device_id: str, datasets: Sequence[str], memory_bytes: int | None, now: datetime
-    ) -> bool:
-        """Whether asking for a lease is worth a writing transaction: a job waits, or a lease has run out."""
-        return bool(self.waiting_job(tenant, device_id, datasets, memory_bytes, now) or self.overdue(now))
+    def expired(self, job_number: int) -> int:
+        """How many leases of a job ran out for good so far."""
+        statement = select(func.count()).where(JobLease.job_number == job_number, JobLease.ending == Ending.EXPIRED)
+        return self._session.scalars(statement).one()
 
     def overdue(self, now: datetime) -> Sequence[JobLease]:
         """Live leases whose time is over."""

@@ -19,7 +19,7 @@ from shared.canonical import canonical_json, sha256_hex
 CLOCK = ""  # the user, whom no request can name, that holds a tenant's clock
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Line:
     """A lane as devices are matched with it."""
 
@@ -109,7 +109,7 @@ class QueueRepository:
 
         One look into the index of jobs for each lane of the device's data sets: what it costs does not grow with jobs.
         """
-        statement = heads_of(asking.tenant, asking.datasets).where(
+        statement = heads_of(asking.tenant, sorted(asking.datasets)).where(
             or_(Lane.only_device_id.is_(None), Lane.only_device_id == asking.device_id)
         )
         rows = self._session.execute(statement).all()
