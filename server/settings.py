@@ -28,6 +28,10 @@ class Settings(BaseSettings):
     # Requests
     max_body_bytes: int = Field(4 * MEBIBYTE, ge=1024, description="of a JSON request")
     poll_seconds: float = Field(0.5, gt=0, description="how often waiting requests and workers look again")
+    # Tokens
+    token_days: int = Field(
+        90, ge=1, le=3650, description="how long a person's or service's token lasts unless it is said"
+    )
     # Devices: how they join, and the signatures under what they send
     public_url: str | None = Field(None, description="where people reach this server; null: as the request says")
     device_request_seconds: int = Field(900, ge=1, description="how long a device's request to join may wait")

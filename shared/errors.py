@@ -15,11 +15,13 @@ MobizoError
 |  |- BadSignature      401     a device's request that its key did not sign as it stands
 |  `- ClockSkew         401     a signature made too long ago, or in the future, by the server's clock
 |- Forbidden            403   a valid token that may not do this
+|  `- TenantSuspended    403   a valid token of a tenant that is shut out for now
 |- NotFound             404   absent, or another tenant's
 |- Conflict             409   the thing is not in a state that allows this
 |  `- Replayed          409     a signed request that came before
 |- Gone                 410   a lease that ended
 |- TooLarge             413   a body over its limit
+|- TooManyRequests      429   more requests than this token or address may make
 |- Untrusted            -     a signature or hash that does not match
 |- Unavailable          503   the server (or its disk) cannot serve right now
 `- CompileFailed        500   the compiler stopped
@@ -154,6 +156,12 @@ class Forbidden(MobizoError):
     status, code, title = 403, "forbidden", "Forbidden"
 
 
+class TenantSuspended(Forbidden):
+    """The tenant is suspended: its tokens open nothing for now; ask whoever runs the server."""
+
+    code, title = "tenant-suspended", "Tenant suspended"
+
+
 class NotFound(MobizoError):
     """There is no such thing here, or it is not yours."""
 
@@ -182,6 +190,12 @@ class TooLarge(MobizoError):
     """The body is over this route's limit."""
 
     status, code, title = 413, "too-large", "Body too large"
+
+
+class TooManyRequests(MobizoError):
+    """More requests came than are taken; wait as long as Retry-After says."""
+
+    status, code, title = 429, "too-many-requests", "Too many requests"
 
 
 class Untrusted(MobizoError):
