@@ -150,7 +150,7 @@ def test_a_missing_header_is_named(name):
         ("signature-input", f"={NOW}", f'="{NOW}"'),
         ("signature-input", f"={NOW}", f"={NOW}.5"),
         ("signature-input", f"={NOW}", "=" + "9" * 16),
-        ("signature-input", f"={NOW}", "=١٢٣"),  # noqa: RUF001  # digits elsewhere
+        ("signature-input", f"={NOW}", "=١٢٣"),  # digits elsewhere
         ("signature-input", "ed25519", "hmac-sha256"),
         ("signature-input", ';alg="ed25519"', ""),
         ("signature-input", ';alg="ed25519"', ';alg="ed25519";alg="ed25519"'),
@@ -177,7 +177,7 @@ def test_another_form_is_refused(name, old, new):
 TEXT = st.text(st.characters(max_codepoint=255), max_size=60) | st.sampled_from(list(signed().values()))
 
 
-@given(st.fixed_dictionaries({name: TEXT for name in ("signature", "signature-input", "content-digest")}))
+@given(st.fixed_dictionaries(dict.fromkeys(("signature", "signature-input", "content-digest"), TEXT)))
 def test_no_text_does_more_than_be_refused(headers):
     try:
         found = parse_signature(headers)
