@@ -17,7 +17,9 @@ from server.devices import models as devices
 from server.jobs import models as jobs
 from server.leases import models as leases
 from server.programs import models as programs
+from server.queue import models as queue
 from server.runners import models as runners
+from server.succession import models as succession
 
 __all__ = [
     "METADATA",
@@ -29,7 +31,9 @@ __all__ = [
     "jobs",
     "leases",
     "programs",
+    "queue",
     "runners",
+    "succession",
     "upgrade",
 ]
 

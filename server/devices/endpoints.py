@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from fastapi import APIRouter
 
-from server.auth.guard import Bearer, Operator
+from server.auth.guard import Enrolling, needs
+from server.auth.models import Scope
+from server.auth.service import Principal
 from server.devices.repository import DeviceRepository
 from server.devices.service import DeviceService
 from server.http.pages import Paging, write_cursor
@@ -16,20 +20,24 @@ router = APIRouter(prefix="/v1", tags=["devices"])
 
 
 @router.post("/enrolments", status_code=201)
-def invite(request: EnrolmentRequest, session: Writing, principal: Operator) -> Enrolment:
+def invite(
+    principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)], request: EnrolmentRequest, session: Writing
+) -> Enrolment:
     """A one-time token with which one device may enrol in the operator's tenant."""
     return DeviceService(session).invite(principal.tenant, request.expires_in_seconds)
 
 
 @router.post("/devices", status_code=201)
-def enrol(request: DeviceEnrol, here: Here, session: Writing, bearer: Bearer) -> DeviceGrant:
+def enrol(bearer: Enrolling, request: DeviceEnrol, here: Here, session: Writing) -> DeviceGrant:
     """Enrols a device; the one-time token is the request's bearer token."""
     device, token = DeviceService(session).enrol(bearer, request)
     return DeviceGrant(device_id=device.id, token=token, server=server_info(here.public_key))
 
 
 @router.get("/devices")
-def devices(session: Reading, principal: Operator, paging: Paging) -> Page[DeviceView]:
+def devices(
+    principal: Annotated[Principal, needs(Scope.DEVICES_READ)], session: Reading, paging: Paging
+) -> Page[DeviceView]:
     """The tenant's devices, newest first."""
     found = DeviceRepository(session).page(principal.tenant, paging)
     return Page(items=[device.view() for device in found.rows], next=write_cursor(found.before))

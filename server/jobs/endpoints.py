@@ -8,7 +8,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from server.auth.guard import App
+from server.auth.guard import needs
+from server.auth.models import Scope
+from server.auth.service import Principal
 from server.http.pages import Paging, write_cursor
 from server.http.place import Here, Reading, Writing
 from server.jobs.events import LastEventId, job_events
@@ -18,10 +20,12 @@ from shared.job import JobRequest, JobView
 from shared.protocol import Page
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+Reader = Annotated[Principal, needs(Scope.JOBS_READ)]
+Writer = Annotated[Principal, needs(Scope.JOBS_WRITE)]
 
 
 @router.post("", status_code=202)
-def submit(request: JobRequest, response: Response, here: Here, session: Writing, principal: App) -> JobView:
+def submit(principal: Writer, request: JobRequest, response: Response, here: Here, session: Writing) -> JobView:
     """Asks for a personalization; watch it at the Location, or at its /events."""
     job = JobService(session, here.artifacts).submit(principal.tenant, request)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
@@ -29,25 +33,25 @@ def submit(request: JobRequest, response: Response, here: Here, session: Writing
 
 
 @router.get("")
-def jobs(session: Reading, principal: App, paging: Paging) -> Page[JobView]:
+def jobs(principal: Reader, session: Reading, paging: Paging) -> Page[JobView]:
     """The tenant's jobs, newest first."""
     found = JobRepository(session).page(principal.tenant, paging)
     return Page(items=[job.view() for job in found.rows], next=write_cursor(found.before))
 
 
 @router.get("/{job_id}")
-def job(job_id: str, here: Here, session: Reading, principal: App) -> JobView:
+def job(principal: Reader, job_id: str, here: Here, session: Reading) -> JobView:
     """One job as it stands."""
     return JobService(session, here.artifacts).get(principal.tenant, job_id).view()
 
 
 @router.post("/{job_id}/cancel")
-def cancel(job_id: str, here: Here, session: Writing, principal: App) -> JobView:
+def cancel(principal: Writer, job_id: str, here: Here, session: Writing) -> JobView:
     """Stops a job wherever it is. Cancelling twice is fine."""
     return JobService(session, here.artifacts).cancel(principal.tenant, job_id).view()
 
 
-def _number(job_id: str, here: Here, session: Reading, principal: App) -> int:
+def _number(principal: Reader, job_id: str, here: Here, session: Reading) -> int:
     return JobService(session, here.artifacts).get(principal.tenant, job_id).number
 
 

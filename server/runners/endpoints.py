@@ -18,7 +18,7 @@ Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="sha256, hex
 
 
 @router.get("/{platform}")
-def runner(platform: Platform, session: Reading, principal: Device) -> SignedRunner:
+def runner(principal: Device, platform: Platform, session: Reading) -> SignedRunner:
     """The native runner's build for a platform, signed."""
     return RunnerService(session).signed(platform)
 
@@ -26,7 +26,7 @@ def runner(platform: Platform, session: Reading, principal: Device) -> SignedRun
 @router.head("/{platform}/{sha256}", include_in_schema=False)
 @router.get("/{platform}/{sha256}", response_class=Response)
 def archive(
-    platform: Platform, sha256: Digest, request: Request, here: Here, session: Reading, principal: Device
+    principal: Device, platform: Platform, sha256: Digest, request: Request, here: Here, session: Reading
 ) -> Response:
     """That build's .tar.gz; takes Range."""
     RunnerService(session).check(platform, sha256)
