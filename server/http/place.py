@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Annotated
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -12,6 +13,8 @@ from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 
 from server.artifacts.store import ArtifactStore
+from server.auth.limits import Limits
+from server.auth.uses import Uses
 from server.db.database import Database
 from server.settings import Settings
 
@@ -25,6 +28,16 @@ class Place:
     artifacts: ArtifactStore
     public_key: Ed25519PublicKey
     started_at: datetime
+
+    @cached_property
+    def limits(self) -> Limits:
+        """How many requests tokens and addresses have left."""
+        return Limits(self.settings)
+
+    @cached_property
+    def uses(self) -> Uses:
+        """When tokens were used, where it is not written yet."""
+        return Uses()
 
 
 # Not a thread's: it only looks.
