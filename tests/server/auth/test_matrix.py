@@ -43,6 +43,7 @@ ROWS = {
     "GET /v1/server/usage": Row("server:read"),
     "GET /healthz": Row(ANYONE),
     "GET /readyz": Row(ANYONE),
+    "GET /metrics": Row("metrics:read"),
     "POST /v1/enrolments": Row("devices:write", {}),
     "POST /v1/devices": Row(ONE_TIME, {"name": "phone", "public_key": KEY, "platform": "linux"}),
     "GET /v1/devices": Row("devices:read"),
