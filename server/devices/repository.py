@@ -1,16 +1,20 @@
-"""All SQL about devices and enrolments."""
+"""All SQL about devices, what they sign, and the ways in."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
+from sqlalchemy.dialects.postgresql import insert as insert_postgresql
+from sqlalchemy.dialects.sqlite import insert as insert_sqlite
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from server.db.paging import PageRequest, PageRows, page_of
-from server.devices.models import Device, EnrolmentToken, Told
+from server.devices.models import Device, DeviceNonce, EnrolmentToken, Told
 from shared.capabilities import Labels
 
 
@@ -34,6 +38,10 @@ class DeviceRepository:
         columns = select(Device.labels, Device.revoked_at, Device.rests_until)
         labels, revoked_at, rests_until = self._session.execute(columns.where(Device.id == device_id)).one()
         return labels.root, revoked_at, rests_until
+
+    def public_key(self, device_id: str) -> str | None:
+        """The key that a device signs with, base64."""
+        return self._session.scalar(select(Device.public_key).where(Device.id == device_id))
 
     def named(self, tenant: str, name: str) -> Sequence[Device]:
         """Devices of a tenant that go by a name and were not revoked."""
@@ -83,3 +91,47 @@ class EnrolmentRepository:
             .returning(EnrolmentToken)
         )
         return self._session.scalar(statement)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """A nonce that a device's request spends, and until when its signature is good."""
+
+    device_id: str
+    nonce: str
+    until: datetime
+
+
+class NonceRepository:
+    """Spent nonces in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def spend(self, device_id: str, nonce: str, until: datetime, now: datetime) -> bool:
+        """Stores a nonce; False if it is there, and the transaction is lost then. Of two at once, one gets it.
+
+        A device's nonces that are over go when it spends the next, so that none lies longer than the device is away.
+        """
+        mine = DeviceNonce.device_id == device_id
+        self._session.execute(delete(DeviceNonce).where(mine, DeviceNonce.expires_at < now))
+        self._session.add(DeviceNonce(device_id=device_id, nonce=nonce, expires_at=until))
+        try:
+            self._session.flush()
+        except IntegrityError:
+            return False
+        return True
+
+    def spend_all(self, spent: Collection[Spent], now: datetime) -> set[tuple[str, str]]:
+        """Stores nonces as `spend` does, and returns (device, nonce) of those that were not there."""
+        if not spent:
+            return set()
+        devices = {one.device_id for one in spent}
+        self._session.execute(
+            delete(DeviceNonce).where(DeviceNonce.device_id.in_(devices), DeviceNonce.expires_at < now)
+        )
+        insert: Any = insert_sqlite if self._session.get_bind().dialect.name == "sqlite" else insert_postgresql
+        rows = [{"device_id": one.device_id, "nonce": one.nonce, "expires_at": one.until} for one in spent]
+        stored = insert(DeviceNonce).values(rows).on_conflict_do_nothing()
+        found = self._session.execute(stored.returning(DeviceNonce.device_id, DeviceNonce.nonce))
+        return {(row.device_id, row.nonce) for row in found}

@@ -13,6 +13,8 @@ from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 
 from server.artifacts.store import ArtifactStore
+from server.auth.limits import Limits
+from server.auth.uses import Uses
 from server.clock import utc_now
 from server.closing import Closing
 from server.db.database import Database
@@ -79,6 +81,16 @@ class Place:
         """Notes that a device is there, if that was not done just before."""
         if self.attendance.due(presence):
             await self.presences.add(presence)
+
+    @cached_property
+    def limits(self) -> Limits:
+        """How many requests tokens and addresses have left."""
+        return Limits(self.settings)
+
+    @cached_property
+    def uses(self) -> Uses:
+        """When tokens were used, where it is not written yet."""
+        return Uses()
 
 
 # Not a thread's: it only looks.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import Row, func, select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session, load_only
 
 from server.jobs.models import Job
@@ -26,7 +26,7 @@ class LeaseRepository:
         self._session.add(lease)
         self._session.flush()
 
-    def with_jobs(self, lease_ids: Collection[str]) -> Sequence[Row[tuple[JobLease, Job]]]:
+    def with_jobs(self, lease_ids: Collection[str]) -> list[tuple[JobLease, Job]]:
         """Leases and their jobs, locked until the transaction ends; of jobs only what a heartbeat looks at.
 
         The rest of a job is read when it is asked for: requests, tasks and recipes are most of what reading it costs.
@@ -39,7 +39,7 @@ class LeaseRepository:
             .options(load_only(Job.state, Job.events, Job.progress, Job.updated_at, Job.lane_number))
             .with_for_update(of=Job)
         )
-        return self._session.execute(statement).all()
+        return [(lease, job) for lease, job in self._session.execute(statement)]
 
     def of_device(self, device_id: str, lease_id: str) -> JobLease | None:
         """A lease of that device, live or ended."""

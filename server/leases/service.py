@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from server.auth.service import REVOKED
 from server.clock import utc_now
-from server.devices.repository import DeviceRepository
+from server.devices.repository import DeviceRepository, NonceRepository, Spent
 from server.devices.rest import count_failure, forget_failure, forget_failures, resting
 from server.identity import new_id
 from server.jobs.lifecycle import JobLifecycle
@@ -25,7 +25,7 @@ from server.leases.repository import LeaseRepository
 from server.programs.repository import ProgramRepository
 from server.queue.matching import Asking
 from server.queue.repository import QueueRepository
-from shared.errors import Gone, MobizoError, NotFound, Unauthorized
+from shared.errors import Gone, MobizoError, NotFound, Replayed, Unauthorized
 from shared.job import JobError, JobState, Progress
 from shared.program import SignedManifest
 from shared.protocol import Lease, LeaseRequest, LeaseState
@@ -37,11 +37,12 @@ LOST = "lost-by-devices"
 
 @dataclass(frozen=True)
 class Beat:
-    """A heartbeat of a device under a lease."""
+    """A heartbeat of a device under a lease. spent: its signature's nonce, if it is signed."""
 
     device_id: str
     lease_id: str
     progress: Progress
+    spent: Spent | None = None
 
 
 class LeaseService:
@@ -54,6 +55,7 @@ class LeaseService:
         self._programs = ProgramRepository(session)
         self._devices = DeviceRepository(session)
         self._queue = QueueRepository(session)
+        self._nonces = NonceRepository(session)
         self._lifecycle = JobLifecycle(session)
         self._seconds = lease_seconds
         self._attempts = lease_attempts
@@ -135,10 +137,13 @@ class LeaseService:
         # Kept here, so that the session has them at hand below.
         rows = self._leases.with_jobs({beat.lease_id for beat in beats})
         leases = {lease.id: lease for lease, _ in rows}
+        fresh = self._nonces.spend_all({beat.spent for beat in beats if beat.spent}, utc_now())
         answers: list[LeaseState | Exception] = []
         for beat in beats:
             lease = leases.get(beat.lease_id)
             try:
+                if beat.spent is not None:
+                    _spend(fresh, beat.spent)
                 answers.append(self._beat(lease, beat))
             except MobizoError as error:
                 answers.append(error)
@@ -259,3 +264,11 @@ class LeaseService:
 
 def _no_lease(lease_id: str) -> NotFound:
     return NotFound(f"there is no lease {lease_id!r} of this device")
+
+
+def _spend(fresh: set[tuple[str, str]], spent: Spent) -> None:
+    """Raises Replayed unless the nonce is fresh, which it is for one request of a transaction."""
+    key = (spent.device_id, spent.nonce)
+    if key not in fresh:
+        raise Replayed
+    fresh.remove(key)

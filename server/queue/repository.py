@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, Select, case, exists, func, or_, select
+from sqlalchemy import Select, case, exists, func, or_, select
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import Session
@@ -153,7 +153,7 @@ class QueueRepository:
             )
             .returning(Turn.turn)
         )
-        return self._session.scalars(statement).one()
+        return int(self._session.scalars(statement).one())
 
     def advance(self, tenant: str, turn: int) -> None:
         """Moves a tenant's clock on to the turn of a job that a device takes; it never goes back."""
@@ -187,7 +187,7 @@ def heads_of(tenant: str, datasets: Sequence[str]) -> Select[Any]:
     )
 
 
-def _line(row: Row[Any]) -> Line:
+def _line(row: Any) -> Line:
     return Line(
         row.number,
         row.tenant,
