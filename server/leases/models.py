@@ -47,9 +47,7 @@ class JobLease(Numbered, Table):
     upload_sha256: Mapped[str | None] = mapped_column(String(64))
     upload_size: Mapped[int | None] = mapped_column(BigInteger)
     memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # what the device said it can spare
-    seconds: Mapped[float | None] = mapped_column(
-        Float
-    )  # that it lasts without a heartbeat; None: the server's setting
+    seconds: Mapped[float | None] = mapped_column(Float)  # how long it lasts; None: as the server is set
 
 
 class MemoryDecline(Table):

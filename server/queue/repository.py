@@ -73,10 +73,13 @@ class QueueRepository:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def lane(
-        self, tenant: str, dataset: str, device_id: str | None, recipe_id: str, priority: int, needs: Needs
-    ) -> Line:
-        """The lane of jobs that ask for exactly this, made if it is not there; of two who make it, one does."""
+    def lane(self, job: Job, needs: Needs) -> Line:
+        """The lane of jobs that ask for exactly what this one does, made if it is not there; of two, one makes it.
+
+        needs: the job's.
+        """
+        tenant, dataset, device_id = job.tenant, job.dataset, job.only_device_id
+        recipe_id, priority = job.recipe_id, job.priority
         asked = needs.model_dump_json(exclude_defaults=True)
         parts = [tenant, dataset, device_id, recipe_id, priority, needs.model_dump(mode="json", exclude_defaults=True)]
         key = sha256_hex(canonical_json(parts))
