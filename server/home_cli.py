@@ -17,7 +17,6 @@ from server.bases.repository import BaseRepository
 from server.bases.service import BaseService, inspect
 from server.console import Json, Tenant, complaints, moment, open_home, output, tell, tell_rows
 from server.db.database import Database
-from server.db.revisions import lacking, release
 from server.db.schema import upgrade
 from server.devices.service import DeviceService
 from server.logs import configure_logs
@@ -83,18 +82,6 @@ def run(
         complaints.print(f"error: {error.detail}", style="red", markup=False)
         raise typer.Exit(2) from error
     asyncio.run(serve(settings, tls, workers, lambda url: output.print(f"mobizo-server answers on {url}")))
-
-
-@app.command()
-def migrate(as_json: Json = False) -> None:
-    """Bring the database's schema up to this release; once, before its servers are started or replaced."""
-    database = Database(Settings().url)
-    with database.engine.connect() as connection:
-        applied = lacking(connection)
-    upgrade(database.engine)
-    database.close()
-    told = f"{len(applied)} migrations applied" if applied else "the database was up to date"
-    tell(as_json, {"applied": list(applied), "revision": release()[-1]}, told)
 
 
 @app.command()

@@ -5,11 +5,14 @@ A database that is ahead is served: migrations come first, then servers are repl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import OperationalError
 
 from server.db.schema import migrations, upgrade
 from shared.errors import Unavailable
@@ -45,17 +48,28 @@ def check_current(connection: Connection) -> None:
         )
 
 
+@contextmanager
+def reached(engine: Engine) -> Iterator[Connection]:
+    """A connection. Raises Unavailable if the database cannot be reached; its password is not told."""
+    try:
+        with engine.connect() as connection:
+            yield connection
+    except OperationalError as error:
+        why = str(error.orig).strip().partition("\n")[0]
+        raise Unavailable(f"the database cannot be reached ({why}); see MOBIZO_DATABASE_URL") from error
+
+
 def prepare(engine: Engine, migrate: bool | None) -> None:
     """Brings a database up, or only checks that it is. migrate: None if SQLite alone may be brought up here.
 
-    Raises SchemaBehind.
+    Raises SchemaBehind, or Unavailable if it cannot be reached.
     """
-    with engine.connect() as connection:
+    with reached(engine) as connection:
         if not lacking(connection):
             return
     if migrate is None:
         migrate = engine.dialect.name == "sqlite"
     if migrate:
         upgrade(engine)
-    with engine.connect() as connection:
+    with reached(engine) as connection:
         check_current(connection)
