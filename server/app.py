@@ -9,7 +9,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from server.adapters import endpoints as adapters
-from server.artifacts.store import ArtifactStore
+from server.artifacts.opening import open_artifacts
 from server.clock import utc_now
 from server.db.database import Database
 from server.db.revisions import prepare
@@ -51,7 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         responses={"4XX": _PROBLEM, "5XX": _PROBLEM},
     )
-    app.state.place = Place(settings, database, ArtifactStore(settings.artifacts_path), key.public_key(), utc_now())
+    app.state.place = Place(settings, database, open_artifacts(settings), key.public_key(), utc_now())
     app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(Meter)
     add_problem_handlers(app)
