@@ -19,7 +19,7 @@ import psutil  # type: ignore[import-untyped]  # the package ships no types
 from cryptography import x509
 from sqlalchemy import Connection, func, select, text
 
-from server.artifacts.store import ArtifactStore
+from server.artifacts.opening import open_artifacts
 from server.clock import utc_now
 from server.db.database import Database
 from server.db.revisions import lacking, reached
@@ -108,7 +108,7 @@ def _version(connection: Connection) -> Check:
         if mode != "wal":
             return Check("database", "fail", f"SQLite keeps a {mode} journal", "put the home on a local disk")
         return Check("database", "ok", f"SQLite {version}, write-ahead log")
-    if (connection.dialect.server_version_info or (0,))[0] < OLDEST_POSTGRESQL:
+    if int((connection.dialect.server_version_info or (0,))[0]) < OLDEST_POSTGRESQL:
         return Check("database", "fail", f"PostgreSQL {version}", f"upgrade it to {OLDEST_POSTGRESQL} or later")
     if not connection.scalar(text("SELECT pg_is_in_recovery()")):
         return Check("database", "ok", f"PostgreSQL {version}")
@@ -135,7 +135,7 @@ def _clock(connection: Connection, now: datetime) -> Check:
 def check_files(settings: Settings) -> Check:
     """A file can be stored, read and removed."""
     try:
-        artifacts = ArtifactStore(settings.artifacts_path)
+        artifacts = open_artifacts(settings)
         data = secrets.token_bytes(64)
         sha256 = artifacts.put(data)
         whole = artifacts.read(sha256) == data
