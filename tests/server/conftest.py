@@ -44,6 +44,7 @@ from server.programs.compilation import CompileQueue
 from server.settings import Settings
 from shared.canonical import sha256_hex
 from shared.lora import BaseShape, dump_adapter
+from shared.request_signature import RequestSigner
 from shared.signing import new_private_key, public_text, sign_manifest
 from tests.postgres import Postgres, remember, restore
 from tests.server import fake_compiler
@@ -310,6 +311,14 @@ class Actor(httpx.Client):
         )
         self.device_id = None
         self.token = token
+        self.signer = None  # of a device's key
+
+    def send(self, request, **how):
+        """Signs what a device sends, unless the test has signed it."""
+        if self.signer is not None and request.method not in ("GET", "HEAD") and "signature" not in request.headers:
+            path, _, query = request.url.raw_path.decode().partition("?")
+            request.headers.update(self.signer.headers(request.method, path, query, request.read()))
+        return super().send(request, **how)
 
     def submit(self, **changes):
         """A job, in the state in which it was answered."""
@@ -344,8 +353,9 @@ class Fleet:
         self.home, self.url = home, url
         self._actors = []
 
-    def actor(self, token=None):
+    def actor(self, token=None, signer=None):
         actor = Actor(self.url, token)
+        actor.signer = signer
         self._actors.append(actor)
         return actor
 
@@ -358,12 +368,14 @@ class Fleet:
     def device(self, tenant="default", name="phone"):
         operator = self.operator(tenant)
         token = operator.post("/v1/enrolments", json={}).json()["token"]
-        body = {"name": name, "public_key": public_text(new_private_key().public_key()), "platform": "linux"}
+        key = new_private_key()
+        body = {"name": name, "public_key": public_text(key.public_key()), "platform": "linux"}
         response = self.actor(token).post("/v1/devices", json=body)
         assert response.status_code == 201, response.text
         grant = response.json()
         device = self.actor(grant["token"])
         device.device_id = grant["device_id"]
+        device.signer = RequestSigner(key, time.time)
         return device
 
     def ready_job(self, app, **changes):
