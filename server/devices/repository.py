@@ -33,11 +33,14 @@ class DeviceRepository:
         """A device of a tenant."""
         return self._session.scalar(select(Device).where(Device.tenant == tenant, Device.id == device_id))
 
-    def standing(self, device_id: str) -> tuple[Labels, datetime | None, datetime | None]:
-        """(labels, when it was revoked, until when it rests) of a device that is known to exist."""
-        columns = select(Device.labels, Device.revoked_at, Device.rests_until)
-        labels, revoked_at, rests_until = self._session.execute(columns.where(Device.id == device_id)).one()
-        return labels.root, revoked_at, rests_until
+    def standing(self, device_id: str, lock: bool = False) -> tuple[Labels, datetime | None, datetime | None]:
+        """(labels, when it was revoked, until when it rests) of a device that is known to exist.
+
+        lock: its row, until the transaction ends.
+        """
+        statement = select(Device.labels, Device.revoked_at, Device.rests_until).where(Device.id == device_id)
+        row = self._session.execute(statement.with_for_update(key_share=True) if lock else statement).one()
+        return row.labels.root, row.revoked_at, row.rests_until
 
     def public_key(self, device_id: str) -> str | None:
         """The key that a device signs with, base64."""

@@ -45,7 +45,7 @@ def _acquire(place: Place, principal: Principal, asked: LeaseRequest) -> tuple[L
     seconds = None if asked.lease_seconds is None else min(asked.lease_seconds, settings.lease_seconds_most)
     with place.database.writing() as session:
         service = LeaseService(session, settings.lease_seconds, settings.lease_attempts)
-        asking = service.asking(principal.tenant, principal.device_id or "", asked)
+        asking = service.asking(principal.tenant, principal.device_id or "", asked, lock=True)
         return service.acquire(asking, seconds), asking
 
 

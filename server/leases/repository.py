@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, select, update
+from sqlalchemy import ColumnElement, Select, func, select, update
 from sqlalchemy.orm import Session, load_only
 
+from server.db.locking import locked
 from server.jobs.models import Job
 from server.leases.models import Ending, JobLease, MemoryDecline
 from shared.job import JobState
@@ -31,49 +32,46 @@ class LeaseRepository:
 
         The rest of a job is read when it is asked for: requests, tasks and recipes are most of what reading it costs.
         """
-        statement = (
-            select(JobLease, Job)
-            .join(Job, Job.number == JobLease.job_number)
-            .where(JobLease.id.in_(lease_ids))
-            .order_by(Job.number)
-            .options(load_only(Job.state, Job.events, Job.progress, Job.updated_at, Job.lane_number))
-            .with_for_update(of=Job)
-        )
-        return [(lease, job) for lease, job in self._session.execute(statement)]
+        numbers = select(JobLease.job_number).where(JobLease.id.in_(lease_ids))
+        few = load_only(Job.state, Job.events, Job.progress, Job.updated_at, Job.lane_number)
+        statement = select(Job).where(Job.number.in_(numbers)).order_by(Job.number).options(few)
+        jobs = {job.number: job for job in self._session.scalars(locked(statement))}
+        leases = self._session.scalars(select(JobLease).where(JobLease.id.in_(lease_ids)))
+        return [(lease, jobs[lease.job_number]) for lease in leases]
 
     def of_device(self, device_id: str, lease_id: str) -> JobLease | None:
-        """A lease of that device, live or ended."""
-        return self._session.scalar(select(JobLease).where(JobLease.device_id == device_id, JobLease.id == lease_id))
+        """A lease of that device, live or ended, with its job locked."""
+        chosen = JobLease.device_id == device_id, JobLease.id == lease_id
+        return self._guarded(select(JobLease.job_number).where(*chosen), *chosen)
 
     def live(self, device_id: str, datasets: Collection[str]) -> JobLease | None:
-        """The device's live lease on a job whose data set it still holds."""
-        statement = (
-            select(JobLease)
-            .join(Job, Job.number == JobLease.job_number)
-            .where(JobLease.device_id == device_id, JobLease.ending.is_(None), Job.dataset.in_(datasets))
-            .order_by(JobLease.number)
-        )
-        return self._session.scalar(statement.limit(1))
+        """The device's live lease on a job whose data set it still holds, with its job locked."""
+        return self._guarded(_of_live(device_id, datasets), *_live(device_id))
 
     def lapsed(self, device_id: str, datasets: Collection[str]) -> JobLease | None:
-        """The device's latest lease that expired and whose job waits, given to nobody since."""
-        newer = JobLease.__table__.alias("newer")
-        given_since = select(newer.c.number).where(
-            newer.c.job_number == JobLease.job_number, newer.c.number > JobLease.number
-        )
-        statement = (
-            select(JobLease)
-            .join(Job, Job.number == JobLease.job_number)
-            .where(
-                JobLease.device_id == device_id,
-                JobLease.ending == Ending.EXPIRED,
-                Job.state == JobState.READY,
-                Job.dataset.in_(datasets),
-                ~given_since.exists(),
-            )
-            .order_by(JobLease.number.desc())
-        )
-        return self._session.scalar(statement.limit(1))
+        """The device's latest lease that expired and whose job waits, given to nobody since; with its job locked."""
+        lease = self._guarded(_of_lapsed(device_id, datasets), *_lapsed(device_id))
+        return lease if lease is not None and self._state(lease) is JobState.READY else None
+
+    def may_hold(self, device_id: str, datasets: Collection[str]) -> bool:
+        """Whether the device has a lease, or had one that it may have again; locks nothing."""
+        numbers = _of_live(device_id, datasets), _of_lapsed(device_id, datasets)
+        return any(self._session.scalar(number) is not None for number in numbers)
+
+    def _guarded(self, number: Select[int], *chosen: ColumnElement[bool]) -> JobLease | None:
+        """The lease of a job that is `chosen`, once that job is locked; it may have changed until then.
+
+        number: the job's.
+        """
+        found = self._session.scalar(number)
+        if found is None:
+            return None
+        self._session.scalars(locked(select(Job).where(Job.number == found))).one()
+        statement = select(JobLease).where(JobLease.job_number == found, *chosen).order_by(JobLease.number.desc())
+        return self._session.scalar(statement.limit(1).execution_options(populate_existing=True))
+
+    def _state(self, lease: JobLease) -> JobState:
+        return self._session.get_one(Job, lease.job_number).state
 
     def latest_of_job(self, job_number: int) -> JobLease | None:
         """The lease that a job was given last."""
@@ -99,15 +97,29 @@ class LeaseRepository:
         statement = select(func.count()).where(JobLease.job_number == job_number, JobLease.ending == Ending.EXPIRED)
         return self._session.scalars(statement).one()
 
-    def overdue(self, now: datetime) -> Sequence[JobLease]:
-        """Live leases whose time is over."""
-        return self._session.scalars(select(JobLease).where(JobLease.ending.is_(None), JobLease.expires_at < now)).all()
+    def overdue(self, now: datetime) -> bool:
+        """Whether a live lease's time is over."""
+        return self._session.scalar(select(JobLease.number).where(*_over(now)).limit(1)) is not None
 
-    def live_of_device(self, device_id: str) -> Sequence[JobLease]:
-        """All live leases of a device."""
-        return self._session.scalars(
-            select(JobLease).where(JobLease.device_id == device_id, JobLease.ending.is_(None))
-        ).all()
+    def take_overdue(self, now: datetime) -> Sequence[JobLease]:
+        """Live leases whose time is over, with their jobs locked; not those that somebody else is busy with."""
+        late = select(Job).join(JobLease, JobLease.job_number == Job.number).where(*_over(now))
+        jobs = self._session.scalars(locked(late.order_by(Job.number), of=Job, skip=True)).all()
+        return self._live_of([job.number for job in jobs], *_over(now))
+
+    def take_live_of_device(self, device_id: str) -> Sequence[JobLease]:
+        """All live leases of a device, with their jobs locked."""
+        live = JobLease.device_id == device_id, JobLease.ending.is_(None)
+        held = select(Job).join(JobLease, JobLease.job_number == Job.number).where(*live)
+        jobs = self._session.scalars(locked(held.order_by(Job.number), of=Job)).all()
+        return self._live_of([job.number for job in jobs], *live)
+
+    def _live_of(self, numbers: Sequence[int], *chosen: ColumnElement[bool]) -> Sequence[JobLease]:
+        """The leases of locked jobs, read after they were locked."""
+        if not numbers:
+            return []
+        statement = select(JobLease).where(JobLease.job_number.in_(numbers), *chosen).order_by(JobLease.number)
+        return self._session.scalars(statement.execution_options(populate_existing=True)).all()
 
     def cancel(self, job_number: int, now: datetime) -> None:
         """Ends the live lease of a cancelled job, if there is one."""
@@ -116,3 +128,35 @@ class LeaseRepository:
             .where(JobLease.job_number == job_number, JobLease.ending.is_(None))
             .values(ending=Ending.CANCELLED, ended_at=now)
         )
+
+
+def _over(now: datetime) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return JobLease.ending.is_(None), JobLease.expires_at < now
+
+
+def _live(device_id: str) -> tuple[ColumnElement[bool], ...]:
+    return JobLease.device_id == device_id, JobLease.ending.is_(None)
+
+
+def _of_live(device_id: str, datasets: Collection[str]) -> Select[int]:
+    """The number of the job that a device has, if it still holds its data set."""
+    number = select(JobLease.job_number).join(Job, Job.number == JobLease.job_number)
+    return number.where(*_live(device_id), Job.dataset.in_(datasets)).order_by(JobLease.number).limit(1)
+
+
+def _lapsed(device_id: str) -> tuple[ColumnElement[bool], ...]:
+    newer = JobLease.__table__.alias("newer")
+    given_since = (
+        select(newer.c.number)
+        .where(newer.c.job_number == JobLease.job_number, newer.c.number > JobLease.number)
+        .correlate(JobLease)
+        .exists()
+    )
+    return JobLease.device_id == device_id, JobLease.ending == Ending.EXPIRED, ~given_since
+
+
+def _of_lapsed(device_id: str, datasets: Collection[str]) -> Select[int]:
+    """The number of the job that a device had last and that waits, given to nobody since."""
+    number = select(JobLease.job_number).join(Job, Job.number == JobLease.job_number)
+    chosen = *_lapsed(device_id), Job.state == JobState.READY, Job.dataset.in_(datasets)
+    return number.where(*chosen).order_by(JobLease.number.desc()).limit(1)

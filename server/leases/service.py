@@ -63,7 +63,7 @@ class LeaseService:
     def take_back_overdue(self) -> None:
         """Jobs of leases that ran out wait for a device again, unless that happened to too many of theirs."""
         now = utc_now()
-        for lease in self._leases.overdue(now):
+        for lease in self._leases.take_overdue(now):
             job = self._jobs.by_number(lease.job_number)
             lost = self._leases.expired(job.number) + 1
             lease.ending, lease.ended_at = Ending.EXPIRED, now
@@ -78,9 +78,12 @@ class LeaseService:
             error = JobError(code=LOST, detail=detail)
             self._lifecycle.move(job, JobState.FAILED, attempts=job.attempts + 1, error=error)
 
-    def asking(self, tenant: str, device_id: str, request: LeaseRequest) -> Asking:
-        """A device that asks, with all that decides which jobs it may have. Raises Unauthorized if it was revoked."""
-        labels, revoked_at, rests_until = self._devices.standing(device_id)
+    def asking(self, tenant: str, device_id: str, request: LeaseRequest, lock: bool = False) -> Asking:
+        """A device that asks, with all that decides which jobs it may have. Raises Unauthorized if it was revoked.
+
+        lock: keeps other requests of the device waiting until the transaction ends, so that it gets one job for both.
+        """
+        labels, revoked_at, rests_until = self._devices.standing(device_id, lock)
         if revoked_at is not None:
             # Its request waited for work while the operator revoked it.
             raise Unauthorized(REVOKED)
@@ -97,9 +100,7 @@ class LeaseService:
 
     def may_be_work(self, asking: Asking) -> bool:
         """Whether a device's request is worth a writing transaction."""
-        if self._leases.live(asking.device_id, asking.datasets) or self._leases.overdue(utc_now()):
-            return True
-        if self._leases.lapsed(asking.device_id, asking.datasets):
+        if self._leases.may_hold(asking.device_id, asking.datasets) or self._leases.overdue(utc_now()):
             return True
         return not resting(asking.rests_until) and bool(self._queue.heads(asking))
 
@@ -217,7 +218,7 @@ class LeaseService:
 
     def take_back_revoked(self, device_id: str) -> None:
         """Jobs of a revoked device wait for another; those that no other may train fail."""
-        for lease in self._leases.live_of_device(device_id):
+        for lease in self._leases.take_live_of_device(device_id):
             job = self._jobs.by_number(lease.job_number)
             self.end(lease, Ending.REVOKED)
             self._lifecycle.move(job, JobState.READY, attempts=job.attempts + 1)
@@ -226,6 +227,7 @@ class LeaseService:
             self._lifecycle.move(job, JobState.FAILED, error=JobError(code="device-revoked", detail=detail))
 
     def _find(self, device_id: str, lease_id: str) -> JobLease:
+        self._devices.seen(device_id, utc_now())
         lease = self._leases.of_device(device_id, lease_id)
         if lease is None:
             raise _no_lease(lease_id)
