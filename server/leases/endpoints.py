@@ -67,6 +67,8 @@ async def acquire(
     lease, asking = await run_in_threadpool(_acquire, here, principal, lease_request)
     with here.meters.polls.track_inprogress():
         while lease is None:
+            if time.monotonic() >= deadline:
+                return Response(status_code=204)
             with here.room.waiting(asking) as waiter:
                 called = await here.room.called(waiter, deadline - time.monotonic())
                 # A job given when the server stops would be one that it can hardly tell of.
