@@ -9,6 +9,7 @@ from alembic.config import Config
 from sqlalchemy import Engine
 
 from server.adapters import models as adapters
+from server.answers import models as answers
 from server.auth import models as auth
 from server.bases import models as bases
 from server.db.columns import Table
@@ -18,7 +19,7 @@ from server.leases import models as leases
 from server.programs import models as programs
 from server.runners import models as runners
 
-__all__ = ["METADATA", "adapters", "auth", "bases", "devices", "jobs", "leases", "programs", "runners", "upgrade"]
+__all__ = ["METADATA", "adapters", "answers", "auth", "bases", "devices", "jobs", "leases", "programs", "runners", "upgrade"]
 
 METADATA = Table.metadata
 

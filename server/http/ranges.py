@@ -13,8 +13,10 @@ from starlette.datastructures import Headers
 from starlette.responses import StreamingResponse
 
 from server.artifacts.store import ArtifactStore
+from server.http.openapi import FILE, raises
 from server.http.problems import RangeNotSatisfiable
 
+FILE_RESPONSES = FILE | raises(RangeNotSatisfiable)
 _ONE_RANGE = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*", re.IGNORECASE)
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from sqlalchemy import text
 
 from server.auth.guard import Operator
 from server.http.place import Here, Reading
+from server.http.routes import Routes
 from server.info.service import server_info, server_usage
 from shared.protocol import ServerInfo, ServerUsage
 
-router = APIRouter(tags=["server"])
+router = Routes(tags=["server"])
 
 
 @router.get("/v1/server")

@@ -5,23 +5,35 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import Depends, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from server.auth.guard import App
-from server.http.pages import Paging, write_cursor
+from server.http.etags import IfMatch
+from server.http.idempotency import Once
+from server.http.openapi import raises
+from server.http.pages import Paging
 from server.http.place import Here, Reading, Writing
+from server.http.routes import Routes
 from server.jobs.events import LastEventId, job_events
 from server.jobs.repository import JobRepository
 from server.jobs.service import JobService
+from shared.errors import Conflict, InvalidRecipe, InvalidTask, NotFound, UnknownBase
 from shared.job import JobRequest, JobView
 from shared.protocol import Page
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+router = Routes(prefix="/v1/jobs", tags=["jobs"])
+LOCATION = {202: {"headers": {"Location": {"description": "the job's address", "schema": {"type": "string"}}}}}
 
 
-@router.post("", status_code=202)
-def submit(request: JobRequest, response: Response, here: Here, session: Writing, principal: App) -> JobView:
+@router.post(
+    "",
+    status_code=202,
+    responses=raises(UnknownBase, InvalidTask, InvalidRecipe, NotFound, Conflict) | LOCATION,
+)
+def submit(
+    request: JobRequest, response: Response, here: Here, session: Writing, principal: App, once: Once
+) -> JobView:
     """Asks for a personalization; watch it at the Location, or at its /events."""
     job = JobService(session, here.artifacts).submit(principal.tenant, request)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
@@ -32,7 +44,7 @@ def submit(request: JobRequest, response: Response, here: Here, session: Writing
 def jobs(session: Reading, principal: App, paging: Paging) -> Page[JobView]:
     """The tenant's jobs, newest first."""
     found = JobRepository(session).page(principal.tenant, paging)
-    return Page(items=[job.view() for job in found.rows], next=write_cursor(found.before))
+    return paging.page([job.view() for job in found.rows], found.before)
 
 
 @router.get("/{job_id}")
@@ -41,10 +53,12 @@ def job(job_id: str, here: Here, session: Reading, principal: App) -> JobView:
     return JobService(session, here.artifacts).get(principal.tenant, job_id).view()
 
 
-@router.post("/{job_id}/cancel")
-def cancel(job_id: str, here: Here, session: Writing, principal: App) -> JobView:
+@router.post("/{job_id}/cancel", responses=raises(Conflict))
+def cancel(job_id: str, here: Here, session: Writing, principal: App, expected: IfMatch) -> JobView:
     """Stops a job wherever it is. Cancelling twice is fine."""
-    return JobService(session, here.artifacts).cancel(principal.tenant, job_id).view()
+    jobs = JobService(session, here.artifacts)
+    expected.check(jobs.get(principal.tenant, job_id).view())
+    return jobs.cancel(principal.tenant, job_id).view()
 
 
 def _number(job_id: str, here: Here, session: Reading, principal: App) -> int:

@@ -5,23 +5,28 @@ from __future__ import annotations
 import asyncio
 import time
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from server.auth.guard import Device
 from server.auth.service import Principal
 from server.clock import utc_now
-from server.http.bodies import read_limited
+from server.http.bodies import check_binary_type, read_limited
+from server.http.json_bodies import UnsupportedMediaType
+from server.http.openapi import raises
 from server.http.place import Here, Place, Writing
+from server.http.problems import TooSlow
+from server.http.routes import Routes
 from server.leases import uploads
 from server.leases.declines import DeclineService
 from server.leases.repository import LeaseRepository
 from server.leases.service import LeaseService
 from server.leases.uploads import UploadService
+from shared.errors import Conflict, Gone, InvalidUpload, TooLarge
 from shared.job import JobError, Progress
 from shared.protocol import AdapterVersion, Completion, Decline, Lease, LeaseRequest, LeaseState, UploadReceipt
 
-router = APIRouter(prefix="/v1/leases", tags=["leases"])
+router = Routes(prefix="/v1/leases", tags=["leases"])
 
 
 def _acquire(place: Place, principal: Principal, asked: LeaseRequest) -> Lease | None:
@@ -55,26 +60,26 @@ async def acquire(lease_request: LeaseRequest, request: Request, here: Here, pri
     return lease
 
 
-@router.post("/{lease_id}/heartbeat")
+@router.post("/{lease_id}/heartbeat", responses=raises(Gone))
 def heartbeat(lease_id: str, progress: Progress, here: Here, session: Writing, principal: Device) -> LeaseState:
     """Keeps the lease; `stop` tells that the job was cancelled. 410 once it is lost."""
     service = LeaseService(session, here.settings.lease_seconds)
     return service.heartbeat(principal.device_id or "", lease_id, progress)
 
 
-@router.post("/{lease_id}/fail")
+@router.post("/{lease_id}/fail", responses=raises(Gone))
 def fail(lease_id: str, error: JobError, here: Here, session: Writing, principal: Device) -> LeaseState:
     """The job cannot be trained here, and why; it fails."""
     return LeaseService(session, here.settings.lease_seconds).fail(principal.device_id or "", lease_id, error)
 
 
-@router.post("/{lease_id}/release")
+@router.post("/{lease_id}/release", responses=raises(Gone))
 def release(lease_id: str, here: Here, session: Writing, principal: Device) -> LeaseState:
     """Gives the job back; it waits for a device again."""
     return LeaseService(session, here.settings.lease_seconds).release(principal.device_id or "", lease_id)
 
 
-@router.post("/{lease_id}/decline")
+@router.post("/{lease_id}/decline", responses=raises(Gone))
 def decline(lease_id: str, declined: Decline, here: Here, session: Writing, principal: Device) -> LeaseState:
     """The device has too little memory for the program.
 
@@ -86,6 +91,7 @@ def decline(lease_id: str, declined: Decline, here: Here, session: Writing, prin
 
 @router.put(
     "/{lease_id}/adapter",
+    responses=raises(Gone, InvalidUpload, TooLarge, TooSlow, UnsupportedMediaType),
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -95,6 +101,7 @@ def decline(lease_id: str, declined: Decline, here: Here, session: Writing, prin
 )
 async def upload(lease_id: str, request: Request, here: Here, principal: Device) -> UploadReceipt:
     """The trained LoRA-B as a safetensors file of one float32 tensor `lora_B` of D elements, all finite."""
+    check_binary_type(request.headers)
     service = UploadService(here.database, here.artifacts, here.settings.lease_seconds)
     device_id = principal.device_id or ""
     size, limit = await run_in_threadpool(service.limit, device_id, lease_id)
@@ -102,7 +109,7 @@ async def upload(lease_id: str, request: Request, here: Here, principal: Device)
     return await run_in_threadpool(service.upload, device_id, lease_id, size, data)
 
 
-@router.post("/{lease_id}/complete")
+@router.post("/{lease_id}/complete", responses=raises(Gone, Conflict))
 def complete(lease_id: str, completion: Completion, here: Here, session: Writing, principal: Device) -> AdapterVersion:
     """Makes the uploaded file the adapter's next version; the job has succeeded. Saying it twice is fine."""
     seconds = here.settings.lease_seconds

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import Path, Request, Response
 
 from server.auth.guard import Anyone, App
 from server.auth.models import Role
+from server.http.openapi import FILE_PARAMETERS
 from server.http.place import Here, Reading
-from server.http.ranges import file_response
+from server.http.ranges import FILE_RESPONSES, file_response
+from server.http.routes import Routes
 from server.programs.repository import ProgramRepository
 from server.programs.service import ProgramService
 from shared.errors import NotFound
 from shared.program import SignedManifest
 
-router = APIRouter(prefix="/v1", tags=["programs"])
+router = Routes(prefix="/v1", tags=["programs"])
 Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="sha256, hexadecimal")]
 
 
@@ -26,7 +28,7 @@ def program(recipe_id: Digest, session: Reading, principal: App) -> SignedManife
 
 
 @router.head("/files/{sha256}", include_in_schema=False)
-@router.get("/files/{sha256}", response_class=Response)
+@router.get("/files/{sha256}", response_class=Response, responses=FILE_RESPONSES, openapi_extra=FILE_PARAMETERS)
 def file(sha256: Digest, request: Request, here: Here, session: Reading, principal: Anyone) -> Response:
     """A program's file; takes Range. For devices: of jobs leased to them, now or before; for apps: of their jobs."""
     programs = ProgramRepository(session)

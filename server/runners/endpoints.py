@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import Path, Request, Response
 
 from server.auth.guard import Device
+from server.http.openapi import FILE_PARAMETERS
 from server.http.place import Here, Reading
-from server.http.ranges import file_response
+from server.http.ranges import FILE_RESPONSES, file_response
+from server.http.routes import Routes
 from server.runners.service import RunnerService
 from shared.protocol import SignedRunner
 
-router = APIRouter(prefix="/v1/runners", tags=["runners"])
+router = Routes(prefix="/v1/runners", tags=["runners"])
 Platform = Annotated[str, Path(pattern=r"^[a-z0-9]+-[a-z0-9_]+$", max_length=100, description="such as linux-aarch64")]
 Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="sha256, hexadecimal")]
 
@@ -24,7 +26,7 @@ def runner(platform: Platform, session: Reading, principal: Device) -> SignedRun
 
 
 @router.head("/{platform}/{sha256}", include_in_schema=False)
-@router.get("/{platform}/{sha256}", response_class=Response)
+@router.get("/{platform}/{sha256}", response_class=Response, responses=FILE_RESPONSES, openapi_extra=FILE_PARAMETERS)
 def archive(
     platform: Platform, sha256: Digest, request: Request, here: Here, session: Reading, principal: Device
 ) -> Response:
