@@ -17,7 +17,7 @@ from mobizo.client import Client
 from mobizo.job_file import parse_hours, read_request
 from mobizo.live import show_live
 from shared.errors import BadRequest, MobizoError
-from shared.job import JobState, JobView
+from shared.job import MOST_PRIORITY, JobState, JobView
 
 app = typer.Typer(help="Submit personalization jobs, watch them, pull adapters.", no_args_is_help=True)
 out = Console(highlight=False)
@@ -78,10 +78,14 @@ def submit(
     shrink: Annotated[
         bool, typer.Option("--shrink", help="take a smaller recipe where a device has too little memory")
     ] = False,
+    priority: Annotated[
+        int | None,
+        typer.Option(min=-MOST_PRIORITY, max=MOST_PRIORITY, help="the higher goes first among the tenant's jobs"),
+    ] = None,
     watch: Annotated[bool, typer.Option(help="stay and show progress")] = False,
     as_json: Json = False,
 ) -> None:
-    """Submit a job. Rules given here take the place of the file's."""
+    """Submit a job. What is given here takes the place of the file's."""
     given = {
         "charging": charging or None,
         "battery_floor": battery_floor,
@@ -93,7 +97,7 @@ def submit(
         rules: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if hours:
             rules["hours"] = [parse_hours(text) for text in hours]
-        request = read_request(file, rules, shrink)
+        request = read_request(file, rules, shrink, priority)
     except BadRequest as error:
         raise _stop(error.detail, 2) from error
     with _client(server, token) as client:

@@ -14,10 +14,11 @@ from shared.job import JobRequest
 from shared.rules import QuietHours
 
 
-def read_request(file: Path, rules: dict[str, Any], shrink: bool) -> JobRequest:
+def read_request(file: Path, rules: dict[str, Any], shrink: bool, priority: int | None = None) -> JobRequest:
     """The job in `file`, with these rules in place of the file's own of the same names.
 
-    shrink: whether the job may shrink, whatever the file says. Raises BadRequest, naming the field.
+    shrink: whether the job may shrink, whatever the file says. priority: in place of the file's. Raises BadRequest,
+    naming the field.
     """
     try:
         job = json.loads(file.read_bytes())
@@ -28,6 +29,8 @@ def read_request(file: Path, rules: dict[str, Any], shrink: bool) -> JobRequest:
             job["rules"] |= rules
         if shrink:
             job["shrink"] = True
+        if priority is not None:
+            job["priority"] = priority
     try:
         return JobRequest.model_validate_json(json.dumps(job))
     except ValidationError as error:

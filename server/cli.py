@@ -32,11 +32,13 @@ class Commands(TyperGroup):
         return super().list_commands(ctx)
 
     def _load(self) -> None:
+        from server.access_cli import app as access
         from server.fleet_cli import app as fleet
         from server.home_cli import app as home
 
         self.commands = {
             **typer.main.get_group(home).commands,
+            **typer.main.get_group(access).commands,
             **typer.main.get_group(fleet).commands,
             **self.commands,
         }

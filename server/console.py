@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -27,6 +28,11 @@ def open_home() -> tuple[Settings, Database]:
     database = Database(settings.url)
     upgrade(database.engine)
     return settings, database
+
+
+def moment(value: datetime | None) -> str | None:
+    """A time as text, to the second."""
+    return None if value is None else value.isoformat(timespec="seconds")
 
 
 def tell(as_json: bool, value: Any, text: str) -> None:

@@ -9,7 +9,6 @@ import typer
 from pydantic import ValidationError
 
 from server.artifacts.store import ArtifactStore
-from server.auth.service import DEFAULT_TENANT
 from server.console import Json, Tenant, open_home, output, tell, tell_rows
 from server.devices.repository import DeviceRepository
 from server.devices.service import DeviceService
@@ -18,6 +17,7 @@ from server.leases.service import LeaseService
 from server.runners.archive import read_archive
 from server.runners.repository import RunnerRepository
 from server.runners.service import RunnerService
+from shared.access import DEFAULT_TENANT
 from shared.canonical import sha256_hex
 from shared.errors import BadRequest
 from shared.protocol import RunnerBuild

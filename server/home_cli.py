@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -11,22 +12,20 @@ import typer
 from server import keys
 from server.artifacts.store import ArtifactStore
 from server.auth.models import Role
-from server.auth.repository import TokenRepository
-from server.auth.service import DEFAULT_TENANT, TokenService
+from server.auth.service import TokenService
 from server.bases.repository import BaseRepository
 from server.bases.service import BaseService, inspect
-from server.console import Json, Tenant, complaints, open_home, output, tell, tell_rows
+from server.console import Json, Tenant, complaints, moment, open_home, output, tell, tell_rows
 from server.db.database import Database
 from server.db.schema import upgrade
 from server.devices.service import DeviceService
 from server.logs import configure_logs
 from server.settings import Settings
+from shared.access import DEFAULT_TENANT
 from shared.errors import BadRequest, Conflict
 
 app = typer.Typer()
-tokens = typer.Typer(help="Tokens of operators, apps and devices.", no_args_is_help=True)
 bases = typer.Typer(help="Base models that jobs may name.", no_args_is_help=True)
-app.add_typer(tokens, name="tokens")
 app.add_typer(bases, name="bases")
 
 
@@ -42,8 +41,16 @@ def init(as_json: Json = False) -> None:
     upgrade(database.engine)
     keys.create_key(settings.key_path)
     with database.writing() as session:
-        _, text = TokenService(session).issue(Role.OPERATOR, DEFAULT_TENANT, "init")
-    value = {"home": str(settings.home), "tenant": DEFAULT_TENANT, "role": Role.OPERATOR, "token": text}
+        token, text = TokenService(session).issue(
+            Role.OPERATOR, DEFAULT_TENANT, "init", lifetime=timedelta(days=settings.token_days)
+        )
+    value = {
+        "home": str(settings.home),
+        "tenant": DEFAULT_TENANT,
+        "role": Role.OPERATOR,
+        "token": text,
+        "expires_at": moment(token.expires_at),
+    }
     tell(as_json, value, f"{settings.home} is set up. The operator's token, shown this once:\n{text}")
 
 
@@ -96,45 +103,6 @@ def enrol_token(
     with database.writing() as session:
         enrolment = DeviceService(session).invite(tenant, expires_in_seconds)
     tell(as_json, enrolment.model_dump(mode="json"), enrolment.token)
-
-
-@tokens.command("create")
-def create_token(
-    role: Annotated[Role, typer.Option(help="operator or app; devices enrol instead")],
-    tenant: Tenant = DEFAULT_TENANT,
-    name: Annotated[str, typer.Option(help="for you to tell tokens apart")] = "",
-    as_json: Json = False,
-) -> None:
-    """Make a token; it is shown this once."""
-    if role is Role.DEVICE:
-        raise BadRequest("devices get their tokens by enrolling; `mobizo-server enrol-token` lets one in")
-    _, database = open_home()
-    with database.writing() as session:
-        token, text = TokenService(session).issue(role, tenant, name)
-    tell(as_json, {"id": token.id, "role": role, "tenant": tenant, "token": text}, text)
-
-
-@tokens.command("list")
-def list_tokens(as_json: Json = False) -> None:
-    """List tokens; what they are is not kept."""
-    columns = ("id", "role", "tenant", "name", "device_id", "created_at", "revoked_at")
-    _, database = open_home()
-    with database.reading() as session:
-        found = [{column: getattr(token, column) for column in columns} for token in TokenRepository(session).all()]
-    rows = [
-        {name: value.isoformat() if name.endswith("_at") and value else value for name, value in row.items()}
-        for row in found
-    ]
-    tell_rows(as_json, rows, columns)
-
-
-@tokens.command("revoke")
-def revoke_token(token_id: str) -> None:
-    """End a token at once."""
-    _, database = open_home()
-    with database.writing() as session:
-        TokenService(session).revoke(token_id)
-    output.print(f"{token_id} is revoked")
 
 
 @bases.command("add")

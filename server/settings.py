@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -29,8 +30,21 @@ class Settings(BaseSettings):
     body_seconds: float = Field(
         30, gt=0, description="how long a body may take to arrive, beside a second for each 4 KiB of it"
     )
-    idempotency_seconds: float = Field(24 * 3600, gt=0, description="how long an answer is kept for its Idempotency-Key")
+    idempotency_seconds: float = Field(24 * 3600, gt=0, description="how long answers are kept for an Idempotency-Key")
     poll_seconds: float = Field(0.5, gt=0, description="how often waiting requests and workers look again")
+    # Tokens
+    token_days: int = Field(
+        90, ge=1, le=3650, description="how long a person's or service's token lasts unless it is said"
+    )
+    # Devices: how they join, and the signatures under what they send
+    public_url: str | None = Field(None, description="where people reach this server; null: as the request says")
+    device_request_seconds: int = Field(900, ge=1, description="how long a device's request to join may wait")
+    device_request_interval_seconds: int = Field(5, ge=1, description="least time between its questions")
+    device_requests_per_address: int = Field(20, ge=1, description="that wait at once")
+    signed_requests: Literal["none", "results", "all"] = Field(
+        "results", description="what devices must sign: nothing, uploads and completions, or all that changes things"
+    )
+    signature_skew_seconds: int = Field(300, ge=1, description="how far a signature's time may be off")
     # Leases of jobs
     lease_seconds: float = Field(120, gt=0, description="how long a job is a device's without a heartbeat")
     # Compilation

@@ -9,13 +9,19 @@ MobizoError
 |  |- ToolchainMissing  422     a backend whose tools this server does not have
 |  |- InvalidTask       422     a task whose template or answers cannot be used
 |  |- InvalidDataset    422     a data file with a bad line (named, with its line)
-|  `- InvalidUpload     422     an adapter file that does not fit its program
+|  |- InvalidUpload     422     an adapter file that does not fit its program
+|  `- DigestMismatch    400     a body that is not what its Content-Digest says
 |- Unauthorized         401   no valid token
+|  |- BadSignature      401     a device's request that its key did not sign as it stands
+|  `- ClockSkew         401     a signature made too long ago, or in the future, by the server's clock
 |- Forbidden            403   a valid token that may not do this
+|  `- TenantSuspended    403   a valid token of a tenant that is shut out for now
 |- NotFound             404   absent, or another tenant's
 |- Conflict             409   the thing is not in a state that allows this
+|  `- Replayed          409     a signed request that came before
 |- Gone                 410   a lease that ended
 |- TooLarge             413   a body over its limit
+|- TooManyRequests      429   more requests than this token or address may make
 |- Untrusted            -     a signature or hash that does not match
 |- Unavailable          503   the server (or its disk) cannot serve right now
 `- CompileFailed        500   the compiler stopped
@@ -26,6 +32,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 PROBLEM_TYPE = "urn:mobizo:problem:"
+_STANDARD = frozenset({"type", "title", "status", "detail", "code", "instance"})
 
 
 class MobizoError(Exception):
@@ -125,10 +132,34 @@ class Unauthorized(MobizoError):
     status, code, title = 401, "unauthorized", "Unauthorized"
 
 
+class BadSignature(Unauthorized):
+    """The request is not signed by this device's key as it stands; enrol this device again if its key was lost."""
+
+    code, title = "bad-signature", "Bad signature"
+
+
+class ClockSkew(Unauthorized):
+    """The signature's time is too far from the server's; sign again by the time that is told here."""
+
+    code, title = "clock-skew", "Clock skew"
+
+
+class DigestMismatch(BadRequest):
+    """The body is not what its Content-Digest says; it was changed on the way, and nothing of it was kept."""
+
+    code, title = "digest-mismatch", "Digest mismatch"
+
+
 class Forbidden(MobizoError):
     """This token may not do that; ask the operator for one that may."""
 
     status, code, title = 403, "forbidden", "Forbidden"
+
+
+class TenantSuspended(Forbidden):
+    """The tenant is suspended: its tokens open nothing for now; ask whoever runs the server."""
+
+    code, title = "tenant-suspended", "Tenant suspended"
 
 
 class NotFound(MobizoError):
@@ -143,6 +174,12 @@ class Conflict(MobizoError):
     status, code, title = 409, "conflict", "Conflict"
 
 
+class Replayed(Conflict):
+    """A request with this nonce came before; sign each try anew."""
+
+    code, title = "replayed", "Replayed request"
+
+
 class Gone(MobizoError):
     """The lease has ended and the job may be another device's by now; ask for a new lease."""
 
@@ -153,6 +190,12 @@ class TooLarge(MobizoError):
     """The body is over this route's limit."""
 
     status, code, title = 413, "too-large", "Body too large"
+
+
+class TooManyRequests(MobizoError):
+    """More requests came than are taken; wait as long as Retry-After says."""
+
+    status, code, title = 429, "too-many-requests", "Too many requests"
 
 
 class Untrusted(MobizoError):
@@ -185,4 +228,6 @@ def from_problem(document: dict[str, Any]) -> MobizoError:
     known = _tree(MobizoError)
     code = document.get("code", MobizoError.code)
     detail = str(document.get("detail") or document.get("title") or "the server gave no reason")
-    return known.get(code, MobizoError)(detail)
+    error = known.get(code, MobizoError)(detail)
+    error.extra = {name: value for name, value in document.items() if name not in _STANDARD}
+    return error

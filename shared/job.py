@@ -17,6 +17,7 @@ from shared.rules import Rules
 from shared.task import Task
 from shared.trajectory import Evaluation
 
+MOST_PRIORITY = 10
 NAME = r"^[a-z0-9][a-z0-9._-]{0,95}$"  # of adapters, users, data sets and devices: safe in URLs and paths
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -101,6 +102,12 @@ class JobRequest(BaseModel):
     device: str | None = Field(None, description="id of the only device that may train it; null: any with the data set")
     rules: Rules = Field(default_factory=Rules, description="when it may be trained, beside the device's own rules")
     shrink: bool = Field(False, description="a smaller recipe may take its place where a device has too little memory")
+    priority: int = Field(
+        0,
+        ge=-MOST_PRIORITY,
+        le=MOST_PRIORITY,
+        description="among the tenant's own jobs: the higher is compiled and trained first",
+    )
 
 
 class Result(BaseModel):

@@ -1,10 +1,17 @@
 """What server, device and client say to each other besides jobs and programs. Bodies are JSON unless said otherwise.
 
     GET  /v1/server                                        -> ServerInfo           anyone
+    GET  /v1/server/keys                                   -> ServerKeys           anyone (shared.succession)
     GET  /v1/server/usage                                  -> ServerUsage          operator
     POST /v1/enrolments            EnrolmentRequest        -> Enrolment            operator
     POST /v1/devices               DeviceEnrol             -> DeviceGrant          bearer of the one-time token
     GET  /v1/devices                                       -> Page of DeviceView   operator
+    POST /v1/oauth/device_authorization  form              -> DeviceAuthorization  anyone (RFC 8628)
+    POST /v1/oauth/token           form                    -> DeviceToken          anyone (RFC 8628)
+    GET  /device                   ?user_code=             -> HTML                 anyone
+    GET  /v1/device-requests/{user_code}                   -> DeviceRequestView    operator
+    POST /v1/device-requests/{user_code}/approve           -> DeviceRequestView    operator
+    POST /v1/device-requests/{user_code}/deny              -> DeviceRequestView    operator
     POST /v1/jobs                  JobRequest              -> 202 JobView          app
     GET  /v1/jobs                                          -> Page of JobView      app
     GET  /v1/jobs/{id}                                     -> JobView              app
@@ -28,6 +35,8 @@
     GET  /v1/adapters/{name}/versions/{version}/peft       -> PeftListing          app
     GET  /v1/adapters/{name}/versions/{version}/peft/{file} -> bytes               app
     GET  /healthz, /readyz                                                         anyone
+
+What a device sends is signed, besides, by the key that it enrolled with (shared.request_signature).
 
 Knows no HTTP library.
 """
@@ -102,6 +111,40 @@ class DeviceGrant(_Wire):
     device_id: str
     token: str
     server: ServerInfo
+
+
+class DeviceAuthorization(BaseModel):
+    """A request to join that waits for an operator (RFC 8628); what else a server says is passed over."""
+
+    device_code: str = Field(description="the device's secret, with which it asks for its token")
+    user_code: str = Field(description="what a person reads to an operator")
+    verification_uri: str
+    verification_uri_complete: str | None = None
+    expires_in: int = Field(ge=1, description="seconds")
+    interval: int = Field(5, ge=0, description="least seconds between two questions")
+
+
+class DeviceToken(BaseModel):
+    """What a device gets once an operator let it in: an OAuth token, and what `DeviceGrant` says besides."""
+
+    access_token: str = Field(description="shown once")
+    token_type: Literal["Bearer"]
+    device_id: str
+    server: ServerInfo
+
+
+class DeviceRequestView(_Wire):
+    """A device that asks to join, as the operator sees it who was told its code."""
+
+    user_code: str
+    name: str
+    platform: str
+    fingerprint: str = Field(description="of the device's public key; the device shows the same")
+    address: str = Field(description="that it asked from, as the server sees it")
+    state: Literal["pending", "approved", "denied", "used"]
+    created_at: datetime
+    expires_at: datetime
+    device_id: str | None = Field(None, description="once it has joined")
 
 
 class DeviceView(_Wire):

@@ -44,6 +44,12 @@ def key_id(key: Ed25519PublicKey) -> str:
     return sha256_hex(public_text(key).encode())[:16]
 
 
+def fingerprint(public: str) -> str:
+    """What people compare of a key (base64): 128 bits of its sha256, in eight groups of four hexadecimal digits."""
+    digits = sha256_hex(public.encode())[:32]
+    return " ".join(digits[at : at + 4] for at in range(0, 32, 4))
+
+
 def sign_manifest(manifest: ProgramManifest, key: Ed25519PrivateKey) -> SignedManifest:
     """The manifest with the server's signature."""
     return SignedManifest(

@@ -1,45 +1,92 @@
-"""Who makes a request, and whether their role may: FastAPI dependencies."""
+"""The rule of every route: who may call it. FastAPI dependencies; a route has exactly one, as its first parameter.
+
+    principal: Annotated[Principal, needs(Scope.JOBS_READ)]    a person or service whose token has the scope
+    principal: Annotated[Principal, needs(Scope.JOBS_READ, or_device=True)]    or any device
+    principal: Annotated[Principal, needs()]                   a person or service, whatever its scopes
+    principal: Device                                          a device
+    bearer: Enrolling                                          the bearer of a one-time token, which the route checks
+    dependencies=[PUBLIC]                                      anyone; in the route's decorator
+
+First, because a route's transaction must not begin for somebody who may not make it: FastAPI resolves parameters in
+their order. tests/server/auth/test_matrix.py finds routes without a rule, and rules that come late.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from fastapi import Depends
+from fastapi import Depends, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from server.auth.models import Role
+from server.auth.models import Role, Scope
 from server.auth.service import Principal, TokenService
-from server.http.place import Here
+from server.http.place import Here, Place
 from shared.errors import Forbidden, Unauthorized
 
 _scheme = HTTPBearer(auto_error=False, description="a token issued by `mobizo-server`, or by enrolment")
+_Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_scheme)]
 
 
-def _bearer(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_scheme)]) -> str:
+class Rule:
+    """What a route asks of its caller; every dependency that lets callers in is one."""
+
+
+def _lookup(place: Place, bearer: str) -> Principal:
+    with place.database.reading() as session:
+        return TokenService(session).principal(bearer)
+
+
+def _text(credentials: HTTPAuthorizationCredentials | None) -> str:
     if credentials is None or not credentials.credentials:
         raise Unauthorized
     return credentials.credentials
 
 
-Bearer = Annotated[str, Depends(_bearer)]
+@dataclass(frozen=True)
+class Holder(Rule):
+    """A live token: of a person or service with all of `scopes`, or of a device."""
 
+    scopes: frozenset[Scope]
+    people: bool
+    devices: bool
 
-def _principal(here: Here, bearer: Bearer) -> Principal:
-    with here.database.reading() as session:
-        return TokenService(session).principal(bearer)
-
-
-def _allow(*roles: Role) -> Callable[[Principal], Principal]:
-    def allowed(principal: Annotated[Principal, Depends(_principal)]) -> Principal:
-        if principal.role not in roles:
-            raise Forbidden(f"a {principal.role} token may not do that; it takes one of: {', '.join(roles)}")
+    async def __call__(self, request: Request, here: Here, credentials: _Credentials) -> Principal:
+        """Who calls. Raises Unauthorized, TenantSuspended or Forbidden."""
+        principal = await run_in_threadpool(_lookup, here, _text(credentials))
+        if principal.role is Role.DEVICE:
+            if not self.devices:
+                raise Forbidden("a device's token may not do that; it takes an operator's or an app's")
+        elif not self.people:
+            raise Forbidden(f"a token of role {principal.role} may not do that; it takes a device's")
+        elif missing := self.scopes - principal.scopes:
+            raise Forbidden(f"the token lacks: {', '.join(sorted(missing))}", missing=sorted(missing))
         return principal
 
-    return allowed
+
+@dataclass(frozen=True)
+class OneTime(Rule):
+    """Some token; the route uses it up or refuses it."""
+
+    async def __call__(self, request: Request, here: Here, credentials: _Credentials) -> str:
+        """The token's text. Raises Unauthorized if there is none."""
+        return _text(credentials)
 
 
-Operator = Annotated[Principal, Depends(_allow(Role.OPERATOR))]
-App = Annotated[Principal, Depends(_allow(Role.APP, Role.OPERATOR))]
-Device = Annotated[Principal, Depends(_allow(Role.DEVICE))]
-Anyone = Annotated[Principal, Depends(_allow(Role.DEVICE, Role.APP, Role.OPERATOR))]
+@dataclass(frozen=True)
+class Open(Rule):
+    """Anyone, with or without a token."""
+
+    async def __call__(self, request: Request, here: Here) -> None:
+        """Lets the caller in."""
+
+
+def needs(*scopes: Scope, or_device: bool = False) -> Any:
+    """The rule of a route for people and services whose token has all `scopes`; `or_device`: and for any device."""
+    return Depends(Holder(frozenset(scopes), people=True, devices=or_device))
+
+
+Device = Annotated[Principal, Depends(Holder(frozenset(), people=False, devices=True))]
+Enrolling = Annotated[str, Depends(OneTime())]
+PUBLIC = Depends(Open())

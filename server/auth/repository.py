@@ -1,14 +1,84 @@
-"""All SQL about tokens."""
+"""All SQL about tenants, users and tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import Row, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
-from server.auth.models import Token
+from server.auth.models import Role, Tenant, Token, User
+from server.db.paging import PageRequest, PageRows, page_of
+
+
+class TenantRepository:
+    """Tenants in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, tenant: Tenant) -> None:
+        """Stores a new tenant."""
+        self._session.add(tenant)
+        self._session.flush()
+
+    def by_name(self, name: str) -> Tenant | None:
+        """The tenant of that name."""
+        return self._session.scalar(select(Tenant).where(Tenant.name == name))
+
+    def all(self) -> Sequence[Tenant]:
+        """Every tenant, oldest first."""
+        return self._session.scalars(select(Tenant).order_by(Tenant.number)).all()
+
+
+class UserRepository:
+    """Users in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, user: User) -> None:
+        """Stores a new user."""
+        self._session.add(user)
+        self._session.flush()
+
+    def by_name(self, tenant: str, name: str) -> User | None:
+        """A tenant's user of that name."""
+        return self._session.scalar(select(User).where(User.tenant == tenant, User.name == name))
+
+    def all(self, tenant: str) -> Sequence[User]:
+        """Every user of a tenant, oldest first."""
+        return self._session.scalars(select(User).where(User.tenant == tenant).order_by(User.number)).all()
+
+    def names(self, ids: set[str]) -> dict[str, str]:
+        """Names by id."""
+        rows = self._session.execute(select(User.id, User.name).where(User.id.in_(ids)))
+        return {row.id: row.name for row in rows}
+
+
+# What a request's check needs of its token, in one read by an index; columns alone, since it happens at every request.
+_HOLDER = (
+    select(
+        Token.number,
+        Token.id,
+        Token.name,
+        Token.role,
+        Token.tenant,
+        Token.scopes,
+        Token.device_id,
+        Token.user_id,
+        Token.expires_at,
+        Token.revoked_at,
+        User.name.label("user"),
+        User.disabled_at,
+        Tenant.suspended_at,
+    )
+    .join(Tenant, Tenant.name == Token.tenant)
+    .join(User, User.id == Token.user_id, isouter=True)
+    .where(Token.digest == bindparam("digest"))
+)
 
 
 class TokenRepository:
@@ -22,13 +92,37 @@ class TokenRepository:
         self._session.add(token)
         self._session.flush()
 
-    def by_digest(self, digest: str) -> Token | None:
-        """The token of that digest, live or revoked."""
-        return self._session.scalar(select(Token).where(Token.digest == digest))
+    def holder(self, digest: str) -> Row[*tuple[Any, ...]] | None:
+        """The token of that digest, live or not, with what its user and tenant say about it."""
+        return self._session.execute(_HOLDER, {"digest": digest}).one_or_none()
 
     def all(self) -> Sequence[Token]:
         """Every token, oldest first."""
         return self._session.scalars(select(Token).order_by(Token.number)).all()
+
+    def page(self, tenant: str, request: PageRequest) -> PageRows[Token]:
+        """Some of the tokens of a tenant's people and services, newest first."""
+        statement = select(Token).where(Token.tenant == tenant, Token.role != Role.DEVICE)
+        return page_of(self._session, statement, Token, request)
+
+    def of_tenant(self, tenant: str, token_id: str) -> Token | None:
+        """A token of a tenant's people and services, live or not."""
+        return self._session.scalar(
+            select(Token).where(Token.id == token_id, Token.tenant == tenant, Token.role != Role.DEVICE)
+        )
+
+    def used(self, moments: Mapping[int, datetime]) -> None:
+        """Notes when tokens (by number) were last used; never moves a moment back."""
+        statement = (
+            update(Token)
+            .where(
+                Token.number == bindparam("token"),
+                or_(Token.last_used_at.is_(None), Token.last_used_at < bindparam("moment")),
+            )
+            .values(last_used_at=bindparam("moment"))
+        )
+        connection = self._session.connection()
+        connection.execute(statement, [{"token": number, "moment": moment} for number, moment in moments.items()])
 
     def revoke_device(self, device_id: str, now: datetime) -> None:
         """Ends every token of a device."""

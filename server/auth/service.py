@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from server.auth.models import Role, Token
+from server.auth.models import Role, Scope, Token, User
 from server.auth.repository import TokenRepository
+from server.auth.tenants import TenantService, UserService
 from server.clock import utc_now
 from server.identity import new_id, new_token, token_digest
-from shared.errors import BadRequest, NotFound, Unauthorized
-from shared.job import NAME
+from shared.access import DEFAULT_TENANT, allowed_scopes, default_scopes
+from shared.errors import BadRequest, Conflict, NotFound, TenantSuspended, Unauthorized
 
-DEFAULT_TENANT = "default"
+__all__ = ["DEFAULT_TENANT", "Principal", "TokenService"]
+
 REVOKED = "this device was revoked; ask the operator for a one-time token and enrol it again"
+_OURS = re.compile(r"mobizo-(operator|app|device)-[A-Za-z0-9_-]{43}")
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Who makes a request."""
+    """Who makes a request, and what the token may do."""
 
     tenant: str
     role: Role
     token_id: str
     device_id: str | None
+    scopes: frozenset[Scope] = frozenset()
+    token_number: int = 0
+    name: str = ""
+    user: str | None = None
+    expires_at: datetime | None = None
 
 
 class TokenService:
@@ -33,11 +43,34 @@ class TokenService:
 
     def __init__(self, session: Session) -> None:
         self._tokens = TokenRepository(session)
+        self._tenants = TenantService(session)
+        self._users = UserService(session)
 
-    def issue(self, role: Role, tenant: str, name: str, device_id: str | None = None) -> tuple[Token, str]:
-        """A new token: its record, and the text that is shown once. Raises BadRequest for a bad tenant name."""
-        if not re.fullmatch(NAME, tenant):
-            raise BadRequest(f"tenant {tenant!r} must match {NAME}")
+    def issue(
+        self,
+        role: Role,
+        tenant: str,
+        name: str,
+        device_id: str | None = None,
+        *,
+        scopes: Iterable[Scope] | None = None,
+        lifetime: timedelta | None = None,
+        user: User | None = None,
+    ) -> tuple[Token, str]:
+        """A new token: its record, and the text that is shown once.
+
+        scopes: what it may do; None: what its role does in its tenant. lifetime: None: it never expires.
+        Raises NotFound for an unknown tenant, BadRequest for scopes that the role cannot have, Conflict for a
+        disabled user.
+        """
+        role = Role(role)
+        self._tenants.get(tenant)
+        given = default_scopes(role, tenant) if scopes is None else frozenset(scopes)
+        if excess := given - allowed_scopes(role):
+            raise BadRequest(f"a token of role {role} cannot have: {', '.join(sorted(excess))}")
+        if user is not None and user.disabled_at is not None:
+            raise Conflict(f"user {user.name!r} is disabled and can have no tokens")
+        now = utc_now()
         text = new_token(role)
         token = Token(
             id=new_id("token"),
@@ -45,20 +78,65 @@ class TokenService:
             role=role,
             tenant=tenant,
             name=name,
+            scopes=given,
             device_id=device_id,
-            created_at=utc_now(),
+            user_id=None if user is None else user.id,
+            created_at=now,
+            expires_at=None if lifetime is None else now + lifetime,
         )
         self._tokens.add(token)
         return token, text
 
+    def make(
+        self,
+        tenant: str,
+        role: Role | None,
+        name: str,
+        *,
+        scopes: Iterable[Scope] | None,
+        lifetime: timedelta | None,
+        user: str | None,
+    ) -> tuple[Token, str]:
+        """A new token for a service, or for a user (by name), whose role it has unless it is given a lesser one.
+
+        Raises BadRequest for no role, a device's, or one beyond the user's; else as `issue`, and NotFound for an
+        unknown user.
+        """
+        owner = None if user is None else self._users.get(tenant, user)
+        role = role or (owner.role if owner else None)
+        if role is None:
+            raise BadRequest("give a role (operator or app), or a user")
+        if role is Role.DEVICE:
+            raise BadRequest("devices get their tokens by enrolling; `mobizo-server enrol-token` lets one in")
+        if owner is not None and not allowed_scopes(role) <= allowed_scopes(owner.role):
+            raise BadRequest(f"user {user!r} is an {owner.role} and can have no token of role {role}")
+        return self.issue(role, tenant, name, scopes=scopes, lifetime=lifetime, user=owner)
+
     def principal(self, text: str) -> Principal:
-        """Whose token this is. Raises Unauthorized if nobody's."""
-        token = self._tokens.by_digest(token_digest(text))
-        if token is not None and token.revoked_at is not None and token.role is Role.DEVICE:
+        """Whose token this is. Raises Unauthorized if nobody's or no more, TenantSuspended."""
+        # What cannot be a token of ours is not worth a look into the database.
+        found = self._tokens.holder(token_digest(text)) if _OURS.fullmatch(text) else None
+        if found is not None and found.revoked_at is not None and found.role is Role.DEVICE:
             raise Unauthorized(REVOKED)
-        if token is None or token.revoked_at is not None:
+        if found is None or found.revoked_at is not None:
             raise Unauthorized("the token is not known here or was revoked; ask the operator for a new one")
-        return Principal(token.tenant, token.role, token.id, token.device_id)
+        if found.disabled_at is not None:
+            raise Unauthorized("the token's user was disabled; ask the operator")
+        if found.expires_at is not None and found.expires_at <= utc_now():
+            raise Unauthorized("the token has expired; ask the operator for a new one")
+        if found.suspended_at is not None:
+            raise TenantSuspended
+        return Principal(
+            tenant=found.tenant,
+            role=found.role,
+            token_id=found.id,
+            device_id=found.device_id,
+            scopes=found.scopes,
+            token_number=found.number,
+            name=found.name,
+            user=found.user,
+            expires_at=found.expires_at,
+        )
 
     def revoke_device(self, device_id: str) -> None:
         """Ends every token of a device at once."""

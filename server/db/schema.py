@@ -18,8 +18,22 @@ from server.jobs import models as jobs
 from server.leases import models as leases
 from server.programs import models as programs
 from server.runners import models as runners
+from server.succession import models as succession
 
-__all__ = ["METADATA", "adapters", "answers", "auth", "bases", "devices", "jobs", "leases", "programs", "runners", "upgrade"]
+__all__ = [
+    "METADATA",
+    "adapters",
+    "answers",
+    "auth",
+    "bases",
+    "devices",
+    "jobs",
+    "leases",
+    "programs",
+    "runners",
+    "succession",
+    "upgrade",
+]
 
 METADATA = Table.metadata
 

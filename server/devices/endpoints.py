@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from server.auth.guard import Bearer, Operator
+from typing import Annotated
+
+from server.auth.guard import Enrolling, needs
+from server.auth.models import Scope
+from server.auth.service import Principal
 from server.devices.repository import DeviceRepository
 from server.devices.service import DeviceService
 from server.http.idempotency import Once
@@ -16,20 +20,24 @@ router = Routes(prefix="/v1", tags=["devices"])
 
 
 @router.post("/enrolments", status_code=201)
-def invite(request: EnrolmentRequest, session: Writing, principal: Operator, once: Once) -> Enrolment:
+def invite(
+    principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)], request: EnrolmentRequest, session: Writing, once: Once
+) -> Enrolment:
     """A one-time token with which one device may enrol in the operator's tenant."""
     return DeviceService(session).invite(principal.tenant, request.expires_in_seconds)
 
 
 @router.post("/devices", status_code=201)
-def enrol(request: DeviceEnrol, here: Here, session: Writing, bearer: Bearer, once: Once) -> DeviceGrant:
+def enrol(bearer: Enrolling, request: DeviceEnrol, here: Here, session: Writing, once: Once) -> DeviceGrant:
     """Enrols a device; the one-time token is the request's bearer token."""
     device, token = DeviceService(session).enrol(bearer, request)
     return DeviceGrant(device_id=device.id, token=token, server=server_info(here.public_key))
 
 
 @router.get("/devices")
-def devices(session: Reading, principal: Operator, paging: Paging) -> Page[DeviceView]:
+def devices(
+    principal: Annotated[Principal, needs(Scope.DEVICES_READ)], session: Reading, paging: Paging
+) -> Page[DeviceView]:
     """The tenant's devices, newest first."""
     found = DeviceRepository(session).page(principal.tenant, paging)
     return paging.page([device.view() for device in found.rows], found.before)

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from server.auth.models import Role
 from server.auth.service import TokenService
+from server.auth.tenants import TenantService
 from server.clock import utc_now
 from server.devices.models import Device, EnrolmentToken
 from server.devices.repository import DeviceRepository, EnrolmentRepository
@@ -36,9 +37,11 @@ class DeviceService:
         self._devices = DeviceRepository(session)
         self._enrolments = EnrolmentRepository(session)
         self._tokens = TokenService(session)
+        self._tenants = TenantService(session)
 
     def invite(self, tenant: str, seconds: int) -> Enrolment:
-        """A one-time token that lasts `seconds`."""
+        """A one-time token that lasts `seconds`. Raises NotFound for an unknown tenant."""
+        self._tenants.get(tenant)
         now = utc_now()
         text = new_token("enrol")
         expires = now + timedelta(seconds=seconds)

@@ -16,7 +16,7 @@ def check_binary_type(headers: Headers) -> None:
     """Raises UnsupportedMediaType for a body that says it is something else than bytes."""
     kind, _ = media_type(headers)
     if kind not in _BINARY:
-        raise UnsupportedMediaType(f"send the file's bytes with Content-Type: application/octet-stream, not {kind[:100]}")
+        raise UnsupportedMediaType(f"send the bytes with Content-Type: application/octet-stream, not {kind[:100]}")
 
 
 async def read_limited(request: Request, limit: int) -> bytes:

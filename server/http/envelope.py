@@ -9,6 +9,7 @@ import asyncio
 import re
 import time
 import uuid
+from http import HTTPStatus
 
 import structlog
 from fastapi import Request
@@ -30,9 +31,10 @@ def _finish(message: Message, method: str, request_id: str) -> None:
     """Adds what every answer carries."""
     headers = MutableHeaders(scope=message)
     headers[REQUEST_ID] = request_id
+    reads = method in ("GET", "HEAD") and message["status"] < HTTPStatus.BAD_REQUEST
     headers["X-Content-Type-Options"] = "nosniff"
     # An answer to a POST may show a token; what a GET shows is its caller's, and its ETag tells whether it still holds.
-    headers.setdefault("Cache-Control", "private, no-cache" if method in ("GET", "HEAD") else "no-store")
+    headers.setdefault("Cache-Control", "private, no-cache" if reads else "no-store")
 
 
 class _Body:

@@ -67,7 +67,8 @@ class Precondition:
 def _precondition(
     request: Request,
     if_match: Annotated[
-        str | None, Header(alias="If-Match", description="the ETag that it had when you read it: if it has another by now, 412")
+        str | None,
+        Header(alias="If-Match", description="the ETag that it had when you read it: if it has another by now, 412"),
     ] = None,
 ) -> Precondition:
     return Precondition(None if if_match is None else tuple(_listed(request.headers.getlist("if-match"))))

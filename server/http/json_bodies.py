@@ -1,7 +1,7 @@
-"""JSON as requests may bring it: I-JSON (RFC 7493), so that no two readers can understand it differently. Knows no route.
+"""JSON as requests may bring it: I-JSON (RFC 7493), so that no two readers can understand it differently.
 
 UTF-8 without exception, each name once in its object, finite numbers, no lone surrogates; and no NUL, which PostgreSQL
-cannot store.
+cannot store. Knows no route.
 """
 
 from __future__ import annotations

@@ -98,9 +98,10 @@ FILE_PARAMETERS = {
     ]
 }
 _FILE_HEADERS = {"ETag": _TAG, "Accept-Ranges": {"schema": {"const": "bytes"}}}
+_PART_HEADERS = {**_FILE_HEADERS, "Content-Range": {"schema": {"type": "string"}}}
 FILE: Responses = {
     200: {"description": "the whole file", "headers": _FILE_HEADERS, **_BYTES},
-    206: {"description": "the range", "headers": {**_FILE_HEADERS, "Content-Range": {"schema": {"type": "string"}}}, **_BYTES},
+    206: {"description": "the range", "headers": _PART_HEADERS, **_BYTES},
     304: {"description": "the client has it", "headers": {"ETag": _TAG}},
 }
 

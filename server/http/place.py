@@ -27,7 +27,8 @@ class Place:
     started_at: datetime
 
 
-def _place(request: Request) -> Place:
+# Not a thread's: it only looks.
+async def _place(request: Request) -> Place:
     place: Place = request.app.state.place
     return place
 

@@ -17,6 +17,7 @@ from fastapi.security.base import SecurityBase
 from starlette.requests import ClientDisconnect
 
 from server.answers.service import KeyReused
+from server.auth.guard import Holder, OneTime
 from server.http.etags import PreconditionFailed, _precondition, add_tag, has_tag
 from server.http.idempotency import Replayed, keep_once
 from server.http.json_bodies import UnsupportedMediaType, check_json_type, parse_json
@@ -29,6 +30,7 @@ from shared.errors import (
     InvalidRequest,
     MobizoError,
     NotFound,
+    TenantSuspended,
     TooLarge,
     Unauthorized,
     Unavailable,
@@ -63,6 +65,8 @@ class Route(APIRoute):
         if keep_once in calls and first[-1] is not keep_once:
             # An answer is given again only to whom the dependencies before let through.
             raise TypeError(f"{path}: `once` must be the endpoint's last parameter")
+        if keep_once in calls and not any(isinstance(call, Holder | OneTime) for call in calls):
+            raise TypeError(f"{path}: what anyone may do has no token that its answers could be kept for")
         self.needs_token = any(isinstance(call, SecurityBase) for call in calls)
         self.takes_json = self.body_field is not None and not isinstance(self.body_field.field_info, Form)
         self.responses = documented(self.responses, self._errors(calls))
@@ -71,7 +75,9 @@ class Route(APIRoute):
         """What any route of this kind may answer."""
         errors: list[type[MobizoError]] = [MobizoError, Unavailable, BadRequest]
         if self.needs_token:
-            errors += [Unauthorized, Forbidden]
+            errors.append(Unauthorized)
+        if any(isinstance(call, Holder) for call in calls):
+            errors += [Forbidden, TenantSuspended]
         if self.param_convertors:
             errors.append(NotFound)
         parts = [self.dependant, *self.dependant.dependencies]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from sqlalchemy import text
 
-from server.auth.guard import Operator
+from server.auth.guard import PUBLIC, needs
+from server.auth.models import Scope
+from server.auth.service import Principal
 from server.http.place import Here, Reading
 from server.http.routes import Routes
 from server.info.service import server_info, server_usage
@@ -13,25 +17,25 @@ from shared.protocol import ServerInfo, ServerUsage
 router = Routes(tags=["server"])
 
 
-@router.get("/v1/server")
+@router.get("/v1/server", dependencies=[PUBLIC])
 def info(here: Here) -> ServerInfo:
     """Version and signing key. Needs no token."""
     return server_info(here.public_key)
 
 
 @router.get("/v1/server/usage")
-def usage(here: Here, session: Reading, principal: Operator) -> ServerUsage:
+def usage(principal: Annotated[Principal, needs(Scope.SERVER_READ)], here: Here, session: Reading) -> ServerUsage:
     """Peak memory of the server, its workers and its compilers since it started."""
     return server_usage(session, here.started_at)
 
 
-@router.get("/healthz")
+@router.get("/healthz", dependencies=[PUBLIC])
 async def alive() -> dict[str, str]:
     """Whether the process answers."""
     return {"status": "ok"}
 
 
-@router.get("/readyz")
+@router.get("/readyz", dependencies=[PUBLIC])
 def ready(here: Here, session: Reading) -> dict[str, str]:
     """Whether database and files can serve; 503 if not."""
     session.execute(text("SELECT 1"))

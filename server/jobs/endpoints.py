@@ -8,10 +8,12 @@ from typing import Annotated
 from fastapi import Depends, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from server.auth.guard import App
+from server.auth.guard import needs
+from server.auth.models import Scope
+from server.auth.service import Principal
 from server.http.etags import IfMatch
 from server.http.idempotency import Once
-from server.http.openapi import raises
+from server.http.openapi import Responses, raises
 from server.http.pages import Paging
 from server.http.place import Here, Reading, Writing
 from server.http.routes import Routes
@@ -23,16 +25,20 @@ from shared.job import JobRequest, JobView
 from shared.protocol import Page
 
 router = Routes(prefix="/v1/jobs", tags=["jobs"])
-LOCATION = {202: {"headers": {"Location": {"description": "the job's address", "schema": {"type": "string"}}}}}
+Reader = Annotated[Principal, needs(Scope.JOBS_READ)]
+Writer = Annotated[Principal, needs(Scope.JOBS_WRITE)]
+LOCATION: Responses = {
+    202: {"headers": {"Location": {"description": "the job's address", "schema": {"type": "string"}}}}
+}
 
 
 @router.post(
     "",
     status_code=202,
-    responses=raises(UnknownBase, InvalidTask, InvalidRecipe, NotFound, Conflict) | LOCATION,
+    responses=LOCATION | raises(UnknownBase, InvalidTask, InvalidRecipe, NotFound, Conflict),
 )
 def submit(
-    request: JobRequest, response: Response, here: Here, session: Writing, principal: App, once: Once
+    principal: Writer, request: JobRequest, response: Response, here: Here, session: Writing, once: Once
 ) -> JobView:
     """Asks for a personalization; watch it at the Location, or at its /events."""
     job = JobService(session, here.artifacts).submit(principal.tenant, request)
@@ -41,27 +47,27 @@ def submit(
 
 
 @router.get("")
-def jobs(session: Reading, principal: App, paging: Paging) -> Page[JobView]:
+def jobs(principal: Reader, session: Reading, paging: Paging) -> Page[JobView]:
     """The tenant's jobs, newest first."""
     found = JobRepository(session).page(principal.tenant, paging)
     return paging.page([job.view() for job in found.rows], found.before)
 
 
 @router.get("/{job_id}")
-def job(job_id: str, here: Here, session: Reading, principal: App) -> JobView:
+def job(principal: Reader, job_id: str, here: Here, session: Reading) -> JobView:
     """One job as it stands."""
     return JobService(session, here.artifacts).get(principal.tenant, job_id).view()
 
 
 @router.post("/{job_id}/cancel", responses=raises(Conflict))
-def cancel(job_id: str, here: Here, session: Writing, principal: App, expected: IfMatch) -> JobView:
+def cancel(principal: Writer, job_id: str, here: Here, session: Writing, expected: IfMatch) -> JobView:
     """Stops a job wherever it is. Cancelling twice is fine."""
     jobs = JobService(session, here.artifacts)
     expected.check(jobs.get(principal.tenant, job_id).view())
     return jobs.cancel(principal.tenant, job_id).view()
 
 
-def _number(job_id: str, here: Here, session: Reading, principal: App) -> int:
+def _number(principal: Reader, job_id: str, here: Here, session: Reading) -> int:
     return JobService(session, here.artifacts).get(principal.tenant, job_id).number
 
 

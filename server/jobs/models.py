@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import ForeignKey, Index, String, Text
+from sqlalchemy import ForeignKey, Index, String, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from server.db.columns import Document, Moment, Numbered, Table, word
@@ -12,12 +12,17 @@ from shared.job import JobError, JobRequest, JobState, JobView, Progress, Result
 from shared.recipe import Recipe
 from shared.task import Task
 
+_QUEUED = text("state = 'queued'")
+
 
 class Job(Numbered, Table):
     """One request to personalize for one user."""
 
     __tablename__ = "jobs"
-    __table_args__ = (Index("ix_jobs_waiting", "tenant", "state", "dataset"),)
+    __table_args__ = (
+        Index("ix_jobs_waiting", "tenant", "state", "dataset"),
+        Index("ix_jobs_queued", "tenant", "priority", "number", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
+    )
 
     id: Mapped[str] = mapped_column(String(64), unique=True)
     tenant: Mapped[str] = mapped_column(String(96))
@@ -29,6 +34,7 @@ class Job(Numbered, Table):
     adapter: Mapped[str] = mapped_column(String(96))
     user: Mapped[str] = mapped_column(String(96))
     dataset: Mapped[str] = mapped_column(String(96))
+    priority: Mapped[int] = mapped_column(default=0, server_default="0")
     only_device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
     device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
     attempts: Mapped[int] = mapped_column(default=0)

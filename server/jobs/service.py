@@ -58,6 +58,7 @@ class JobService:
             adapter=request.adapter,
             user=request.user,
             dataset=request.dataset,
+            priority=request.priority,
             only_device_id=request.device,
             attempts=0,
             events=0,

@@ -43,7 +43,7 @@ def _may_be_work(place: Place, principal: Principal, asked: LeaseRequest) -> boo
 
 
 @router.post("", response_model=Lease, responses={204: {"description": "no job for this device now"}})
-async def acquire(lease_request: LeaseRequest, request: Request, here: Here, principal: Device) -> Lease | Response:
+async def acquire(principal: Device, lease_request: LeaseRequest, request: Request, here: Here) -> Lease | Response:
     """A job for this device: first the one it has, then one it had, then the oldest that waits and that it can hold.
 
     Holds the request up to `wait_seconds` until there is one; no thread waits meanwhile.
@@ -61,26 +61,26 @@ async def acquire(lease_request: LeaseRequest, request: Request, here: Here, pri
 
 
 @router.post("/{lease_id}/heartbeat", responses=raises(Gone))
-def heartbeat(lease_id: str, progress: Progress, here: Here, session: Writing, principal: Device) -> LeaseState:
+def heartbeat(principal: Device, lease_id: str, progress: Progress, here: Here, session: Writing) -> LeaseState:
     """Keeps the lease; `stop` tells that the job was cancelled. 410 once it is lost."""
     service = LeaseService(session, here.settings.lease_seconds)
     return service.heartbeat(principal.device_id or "", lease_id, progress)
 
 
 @router.post("/{lease_id}/fail", responses=raises(Gone))
-def fail(lease_id: str, error: JobError, here: Here, session: Writing, principal: Device) -> LeaseState:
+def fail(principal: Device, lease_id: str, error: JobError, here: Here, session: Writing) -> LeaseState:
     """The job cannot be trained here, and why; it fails."""
     return LeaseService(session, here.settings.lease_seconds).fail(principal.device_id or "", lease_id, error)
 
 
 @router.post("/{lease_id}/release", responses=raises(Gone))
-def release(lease_id: str, here: Here, session: Writing, principal: Device) -> LeaseState:
+def release(principal: Device, lease_id: str, here: Here, session: Writing) -> LeaseState:
     """Gives the job back; it waits for a device again."""
     return LeaseService(session, here.settings.lease_seconds).release(principal.device_id or "", lease_id)
 
 
 @router.post("/{lease_id}/decline", responses=raises(Gone))
-def decline(lease_id: str, declined: Decline, here: Here, session: Writing, principal: Device) -> LeaseState:
+def decline(principal: Device, lease_id: str, declined: Decline, here: Here, session: Writing) -> LeaseState:
     """The device has too little memory for the program.
 
     A job that allows it (`shrink`) gets a smaller recipe; else it waits for another device, or fails if no other may
@@ -99,7 +99,7 @@ def decline(lease_id: str, declined: Decline, here: Here, session: Writing, prin
         }
     },
 )
-async def upload(lease_id: str, request: Request, here: Here, principal: Device) -> UploadReceipt:
+async def upload(principal: Device, lease_id: str, request: Request, here: Here) -> UploadReceipt:
     """The trained LoRA-B as a safetensors file of one float32 tensor `lora_B` of D elements, all finite."""
     check_binary_type(request.headers)
     service = UploadService(here.database, here.artifacts, here.settings.lease_seconds)
@@ -110,7 +110,7 @@ async def upload(lease_id: str, request: Request, here: Here, principal: Device)
 
 
 @router.post("/{lease_id}/complete", responses=raises(Gone, Conflict))
-def complete(lease_id: str, completion: Completion, here: Here, session: Writing, principal: Device) -> AdapterVersion:
+def complete(principal: Device, lease_id: str, completion: Completion, here: Here, session: Writing) -> AdapterVersion:
     """Makes the uploaded file the adapter's next version; the job has succeeded. Saying it twice is fine."""
     seconds = here.settings.lease_seconds
     return uploads.complete(session, seconds, principal.device_id or "", lease_id, completion)

@@ -87,10 +87,12 @@ class CompileQueue:
         program.lease_expires_at = None
         program.signed = signed
         program.ready_at = utc_now()
+        version = signed.manifest.version
         self._programs.set_files(
             recipe_id,
+            version,
             [
-                ProgramBlob(recipe_id=recipe_id, role=file.role, name=file.name, sha256=file.sha256)
+                ProgramBlob(recipe_id=recipe_id, version=version, role=file.role, name=file.name, sha256=file.sha256)
                 for file in signed.manifest.files
             ],
         )

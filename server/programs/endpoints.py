@@ -6,11 +6,11 @@ from typing import Annotated
 
 from fastapi import Path, Request, Response
 
-from server.auth.guard import Anyone, App
-from server.auth.models import Role
-from server.http.openapi import FILE_PARAMETERS
+from server.auth.guard import needs
+from server.auth.models import Role, Scope
+from server.auth.service import Principal
 from server.http.place import Here, Reading
-from server.http.ranges import FILE_RESPONSES, file_response
+from server.http.ranges import FILE_ROUTE, file_response
 from server.http.routes import Routes
 from server.programs.repository import ProgramRepository
 from server.programs.service import ProgramService
@@ -22,14 +22,22 @@ Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="sha256, hex
 
 
 @router.get("/programs/{recipe_id}")
-def program(recipe_id: Digest, session: Reading, principal: App) -> SignedManifest:
+def program(
+    principal: Annotated[Principal, needs(Scope.JOBS_READ)], recipe_id: Digest, session: Reading
+) -> SignedManifest:
     """The signed manifest of a compiled program that one of the tenant's jobs asked for."""
     return ProgramService(session).manifest(principal.tenant, recipe_id)
 
 
 @router.head("/files/{sha256}", include_in_schema=False)
-@router.get("/files/{sha256}", response_class=Response, responses=FILE_RESPONSES, openapi_extra=FILE_PARAMETERS)
-def file(sha256: Digest, request: Request, here: Here, session: Reading, principal: Anyone) -> Response:
+@router.get("/files/{sha256}", **FILE_ROUTE)
+def file(
+    principal: Annotated[Principal, needs(Scope.JOBS_READ, or_device=True)],
+    sha256: Digest,
+    request: Request,
+    here: Here,
+    session: Reading,
+) -> Response:
     """A program's file; takes Range. For devices: of jobs leased to them, now or before; for apps: of their jobs."""
     programs = ProgramRepository(session)
     if principal.role is Role.DEVICE:

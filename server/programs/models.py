@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import BigInteger, ForeignKey, String
+from sqlalchemy import BigInteger, ForeignKey, String, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from server.db.columns import Document, Moment, Numbered, Table, word
-from shared.job import JobError
+from shared.job import JobError, Progress
 from shared.program import SignedManifest
 from shared.recipe import Recipe
 
@@ -38,15 +38,24 @@ class Program(Numbered, Table):
     signed: Mapped[SignedManifest | None] = mapped_column(Document(SignedManifest))
     error: Mapped[JobError | None] = mapped_column(Document(JobError))
     created_at: Mapped[datetime] = mapped_column(Moment)
+    started_at: Mapped[datetime | None] = mapped_column(Moment)  # the latest try
     ready_at: Mapped[datetime | None] = mapped_column(Moment)
+    next_attempt_at: Mapped[datetime | None] = mapped_column(Moment)  # not before; None: at once
+    memory_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")  # that a compile may take
+    progress: Mapped[Progress | None] = mapped_column(Document(Progress))  # of the compile under way
+    anew: Mapped[bool] = mapped_column(default=False, server_default=false())  # an operator wants it compiled again
 
 
 class ProgramBlob(Table):
-    """A file of a ready program; weights and tokenizer are shared by many."""
+    """A file of a compiled program; weights and tokenizer are shared by many.
+
+    Of a program that was compiled anew the version before keeps its files: devices train with it.
+    """
 
     __tablename__ = "program_files"
 
     recipe_id: Mapped[str] = mapped_column(ForeignKey("programs.recipe_id"), primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True)
     role: Mapped[str] = mapped_column(String(16), primary_key=True)
     name: Mapped[str] = mapped_column(String(100))
     sha256: Mapped[str] = mapped_column(String(64), index=True)
@@ -59,7 +68,28 @@ class Worker(Table):
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     pid: Mapped[int] = mapped_column()
+    host: Mapped[str] = mapped_column(String(255), default="", server_default="")
+    pid_space: Mapped[str] = mapped_column(String(255), default="", server_default="")  # where `pid` means something
     started_at: Mapped[datetime] = mapped_column(Moment)
     seen_at: Mapped[datetime] = mapped_column(Moment)
     peak_rss_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     compiler_peak_rss_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+
+
+class WorkerHost(Table):
+    """A machine that compiles, and how much memory its compiles may take together, bytes."""
+
+    __tablename__ = "worker_hosts"
+
+    name: Mapped[str] = mapped_column(String(255), primary_key=True)
+    memory_bytes: Mapped[int] = mapped_column(BigInteger)
+    seen_at: Mapped[datetime] = mapped_column(Moment)
+
+
+class CompileTurn(Table):
+    """When a tenant's turn to have a program compiled came last: the number of the turn, counted over all tenants."""
+
+    __tablename__ = "compile_turns"
+
+    tenant: Mapped[str] = mapped_column(String(96), primary_key=True)
+    turn: Mapped[int] = mapped_column(BigInteger, index=True)

@@ -75,9 +75,11 @@ class ProgramRepository:
             )
         )
 
-    def set_files(self, recipe_id: str, files: Sequence[ProgramBlob]) -> None:
-        """Stores that a program has these files, and none of those it had."""
-        self._session.execute(delete(ProgramBlob).where(ProgramBlob.recipe_id == recipe_id))
+    def set_files(self, recipe_id: str, version: int, files: Sequence[ProgramBlob]) -> None:
+        """Stores that a version of a program has these files, and forgets those of all but the version before."""
+        self._session.execute(
+            delete(ProgramBlob).where(ProgramBlob.recipe_id == recipe_id, ProgramBlob.version != version - 1)
+        )
         self._session.add_all(files)
 
     def file_of_tenant(self, tenant: str, sha256: str) -> ProgramBlob | None:

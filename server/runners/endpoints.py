@@ -7,9 +7,8 @@ from typing import Annotated
 from fastapi import Path, Request, Response
 
 from server.auth.guard import Device
-from server.http.openapi import FILE_PARAMETERS
 from server.http.place import Here, Reading
-from server.http.ranges import FILE_RESPONSES, file_response
+from server.http.ranges import FILE_ROUTE, file_response
 from server.http.routes import Routes
 from server.runners.service import RunnerService
 from shared.protocol import SignedRunner
@@ -20,15 +19,15 @@ Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="sha256, hex
 
 
 @router.get("/{platform}")
-def runner(platform: Platform, session: Reading, principal: Device) -> SignedRunner:
+def runner(principal: Device, platform: Platform, session: Reading) -> SignedRunner:
     """The native runner's build for a platform, signed."""
     return RunnerService(session).signed(platform)
 
 
 @router.head("/{platform}/{sha256}", include_in_schema=False)
-@router.get("/{platform}/{sha256}", response_class=Response, responses=FILE_RESPONSES, openapi_extra=FILE_PARAMETERS)
+@router.get("/{platform}/{sha256}", **FILE_ROUTE)
 def archive(
-    platform: Platform, sha256: Digest, request: Request, here: Here, session: Reading, principal: Device
+    principal: Device, platform: Platform, sha256: Digest, request: Request, here: Here, session: Reading
 ) -> Response:
     """That build's .tar.gz; takes Range."""
     RunnerService(session).check(platform, sha256)

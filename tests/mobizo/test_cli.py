@@ -141,9 +141,10 @@ def test_rules_are_options_that_replace_the_file_s(call, tmp_path):
     rules = {"battery_floor": 20, "idle": True, "hours": [{"start": "01:00", "end": "02:00"}]}
     (tmp_path / "job.json").write_text(json.dumps(job_request(rules=rules)))
     options = ["--charging", "--battery-floor", "40", "--temperature-ceiling", "42.5", "--daily-minutes", "90"]
-    options += ["--hours", "22:00-06:00", "--hours", "12:30 - 13:00", "--unmetered", "--shrink"]
+    options += ["--hours", "22:00-06:00", "--hours", "12:30 - 13:00", "--unmetered", "--shrink", "--priority", "-3"]
     request = json.loads(call("submit", tmp_path / "job.json", *options, "--json").stdout)["request"]
     assert request["shrink"] is True
+    assert request["priority"] == -3
     assert request["rules"] == {
         "charging": True,
         "battery_floor": 40,
@@ -156,6 +157,7 @@ def test_rules_are_options_that_replace_the_file_s(call, tmp_path):
     }
     kept = json.loads(call("submit", tmp_path / "job.json", "--json").stdout)["request"]
     assert kept["shrink"] is False
+    assert kept["priority"] == 0
     assert {name: kept["rules"][name] for name in rules} == rules | {
         "hours": [{"start": "01:00:00", "end": "02:00:00"}],
     }

@@ -71,6 +71,7 @@ def test_before_init(command, arguments):
 
 
 def test_tokens(command, home):
+    command("tenants", "create", "acme")
     made = json.loads(command("tokens", "create", "--role", "app", "--tenant", "acme", "--name", "shop", "--json"))
     assert made["token"].startswith("mobizo-app-")
     listed = json.loads(command("tokens", "list", "--json"))
@@ -96,6 +97,7 @@ def test_tokens_that_cannot_be(command, home):
 
 def test_enrolment(command, home):
     assert command("enrol-token").startswith("mobizo-enrol-")
+    command("tenants", "create", "acme")
     value = json.loads(command("enrol-token", "--tenant", "acme", "--expires-in-seconds", "60", "--json"))
     assert set(value) == {"token", "expires_at"}
 
@@ -158,7 +160,20 @@ def test_one_red_line_and_exit_code_one(home, monkeypatch, capsys):
 
 def test_every_command_is_in_the_help(command):
     text = command("--help")
-    for name in ("init", "run", "worker", "enrol-token", "tokens", "bases", "devices", "runners", "compile", "inspect"):
+    for name in (
+        "init",
+        "run",
+        "worker",
+        "enrol-token",
+        "tenants",
+        "users",
+        "tokens",
+        "bases",
+        "devices",
+        "runners",
+        "compile",
+        "inspect",
+    ):
         assert f" {name} " in text
     command("nonsense", code=2)
 

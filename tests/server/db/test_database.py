@@ -21,7 +21,7 @@ def database(tmp_path):
 
 
 def token(number, **changes):
-    values = {"id": f"t{number}", "digest": str(number), "role": "app", "tenant": "t", "name": ""}
+    values = {"id": f"t{number}", "digest": str(number), "role": "app", "tenant": "default", "name": ""}
     return Token(**(values | {"created_at": datetime.now(UTC)} | changes))
 
 

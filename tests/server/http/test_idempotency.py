@@ -8,6 +8,7 @@ from sqlalchemy import func, select, update
 
 from server.answers.models import KeptAnswer
 from server.app import SLICES
+from server.auth.service import TokenService
 from server.clock import utc_now
 from server.db.schema import devices
 from server.http.idempotency import keep_once
@@ -64,7 +65,7 @@ def test_what_was_refused_may_be_tried_again(app, home, problem):
     assert app.post("/v1/jobs", json=job_request(), headers=KEY).status_code == 202
 
 
-@pytest.mark.parametrize("key", ["", "a b", "x" * 129, "\t", "é".encode("latin-1")])
+@pytest.mark.parametrize("key", ["", "a b", "x" * 129, "é".encode("latin-1")])
 def test_keys_that_are_none(app, problem, key):
     answer = app.post("/v1/jobs", json=job_request(), headers={"Idempotency-Key": key})
     document = problem(answer, 422, "invalid-request")
@@ -124,9 +125,11 @@ def test_no_token_is_kept_in_clear(home, operator):
         assert secret.encode() not in stored
 
 
-def test_a_revoked_token_gets_nothing_again(app, fleet, home, problem):
+def test_a_revoked_token_gets_nothing_again(app, home, problem):
     assert app.post("/v1/jobs", json=job_request(), headers=KEY).status_code == 202
-    home.revoke(app.token)
+    with home.database.writing() as session:
+        tokens = TokenService(session)
+        tokens.revoke(tokens.principal(app.token).token_id)
     problem(app.post("/v1/jobs", json=job_request(), headers=KEY), 401, "unauthorized")
 
 

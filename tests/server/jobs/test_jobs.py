@@ -1,7 +1,9 @@
 """Submitting, reading and cancelling jobs over HTTP."""
 
 import pytest
+from sqlalchemy import select
 
+from server.jobs.models import Job
 from tests.server.conftest import job_request
 
 
@@ -180,3 +182,13 @@ def test_the_api_describes_rules_declines_and_runners(app):
     assert schemas["LeaseRequest"]["properties"]["memory_bytes"]["description"]
     assert described["paths"]["/v1/leases/{lease_id}/decline"]["post"]["description"]
     assert described["paths"]["/v1/runners/{platform}"]["get"]["description"]
+
+
+def test_priority(home, app, problem):
+    job = app.submit(priority=7)
+    assert job["request"]["priority"] == 7
+    with home.database.reading() as session:
+        assert session.scalars(select(Job)).one().priority == 7
+    assert app.submit(adapter="plain")["request"]["priority"] == 0
+    for wrong in (11, -11, 1.5, "high"):
+        problem(app.post("/v1/jobs", json=job_request(priority=wrong)), 422, "invalid-request")
