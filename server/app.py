@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.types import Lifespan
 
 from server.adapters import endpoints as adapters
-from server.artifacts.store import ArtifactStore
+from server.artifacts.opening import open_artifacts
 from server.clock import utc_now
 from server.db.database import Database
 from server.db.schema import upgrade
@@ -23,12 +23,14 @@ from server.info import endpoints as info
 from server.jobs import endpoints as jobs
 from server.keys import load_key
 from server.leases import endpoints as leases
+from server.metrics import endpoints as metrics
+from server.metrics.meter import Meter
 from server.programs import endpoints as programs
 from server.runners import endpoints as runners
 from server.settings import Settings
 
 API_VERSION = "1"  # of the routes under /v1; the release is what GET /v1/server says
-SLICES = (info, devices, jobs, leases, programs, runners, adapters)
+SLICES = (info, metrics, devices, jobs, leases, programs, runners, adapters)
 
 
 def create_api(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
@@ -63,6 +65,7 @@ def create_app(settings: Settings) -> FastAPI:
         database.close()
 
     app = create_api(lifespan)
-    app.state.place = Place(settings, database, ArtifactStore(settings.artifacts_path), key.public_key(), utc_now())
+    app.state.place = Place(settings, database, open_artifacts(settings), key.public_key(), utc_now())
     app.add_middleware(Envelope, settings=settings)
+    app.add_middleware(Meter)
     return app

@@ -10,6 +10,7 @@ from sqlalchemy import Engine
 
 from server.adapters import models as adapters
 from server.answers import models as answers
+from server.artifacts import models as artifacts
 from server.auth import models as auth
 from server.bases import models as bases
 from server.db.columns import Table
@@ -17,6 +18,7 @@ from server.devices import models as devices
 from server.jobs import models as jobs
 from server.leases import models as leases
 from server.programs import models as programs
+from server.queue import models as queue
 from server.runners import models as runners
 from server.succession import models as succession
 
@@ -24,12 +26,14 @@ __all__ = [
     "METADATA",
     "adapters",
     "answers",
+    "artifacts",
     "auth",
     "bases",
     "devices",
     "jobs",
     "leases",
     "programs",
+    "queue",
     "runners",
     "succession",
     "upgrade",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated
 
+import structlog
 from fastapi import Depends, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
@@ -21,10 +22,11 @@ from server.jobs.events import LastEventId, job_events
 from server.jobs.repository import JobRepository
 from server.jobs.service import JobService
 from shared.errors import Conflict, InvalidRecipe, InvalidTask, NotFound, UnknownBase
-from shared.job import JobRequest, JobView
+from shared.job import JobRequest, JobState, JobView
 from shared.protocol import Page
 
 router = Routes(prefix="/v1/jobs", tags=["jobs"])
+_log = structlog.get_logger()
 Reader = Annotated[Principal, needs(Scope.JOBS_READ)]
 Writer = Annotated[Principal, needs(Scope.JOBS_WRITE)]
 LOCATION: Responses = {
@@ -42,6 +44,8 @@ def submit(
 ) -> JobView:
     """Asks for a personalization; watch it at the Location, or at its /events."""
     job = JobService(session, here.artifacts).submit(principal.tenant, request)
+    here.meters.program_asked(ready=job.state is JobState.READY)
+    _log.info("job-submitted", job=job.id, recipe=job.recipe_id, state=job.state)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return job.view()
 

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from server import keys
 from server.app import create_app
-from server.artifacts.store import ArtifactStore
+from server.artifacts.opening import open_artifacts
 from server.auth.models import Role
 from server.auth.repository import TenantRepository
 from server.auth.service import TokenService
@@ -115,7 +115,7 @@ class Home:
 
     def __post_init__(self):
         self.database = Database(self.settings.url)
-        self.artifacts = ArtifactStore(self.settings.artifacts_path)
+        self.artifacts = open_artifacts(self.settings)
 
     def close(self):
         self.database.close()
@@ -187,7 +187,7 @@ def home_template(tmp_path_factory):
                 sha256="b" * 64,
                 shape=SHAPE,
                 parameters=1000,
-                tokenizer_sha256=ArtifactStore(settings.artifacts_path).put(tokenizer),
+                tokenizer_sha256=open_artifacts(settings).put(tokenizer),
                 created_at=utc_now(),
             )
         )
