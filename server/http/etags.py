@@ -64,14 +64,15 @@ class Precondition:
             raise PreconditionFailed
 
 
-def _precondition(
+def precondition(
     request: Request,
     if_match: Annotated[
         str | None,
         Header(alias="If-Match", description="the ETag that it had when you read it: if it has another by now, 412"),
     ] = None,
 ) -> Precondition:
+    """What If-Match says."""
     return Precondition(None if if_match is None else tuple(_listed(request.headers.getlist("if-match"))))
 
 
-IfMatch = Annotated[Precondition, Depends(_precondition)]
+IfMatch = Annotated[Precondition, Depends(precondition)]

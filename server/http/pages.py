@@ -61,13 +61,14 @@ def _binding(request: Request) -> bytes:
     return sha256(repr((request.url.path, filters)).encode()).digest()[:_BINDING_BYTES]
 
 
-def _pages(
+def pages(
     request: Request,
     cursor: Annotated[str | None, Query(max_length=100, description="`next` of the page before")] = None,
     limit: Annotated[int, Query(ge=1, le=200, description="most items")] = 50,
 ) -> Pages:
+    """The page that is asked for. Raises InvalidCursor."""
     binding = _binding(request)
     return Pages(None if cursor is None else read_cursor(cursor, binding), limit, binding)
 
 
-Paging = Annotated[Pages, Depends(_pages)]
+Paging = Annotated[Pages, Depends(pages)]

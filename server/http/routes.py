@@ -17,12 +17,12 @@ from fastapi.security.base import SecurityBase
 from starlette.requests import ClientDisconnect
 
 from server.answers.service import KeyReused
-from server.auth.guard import Holder, OneTime
-from server.http.etags import PreconditionFailed, _precondition, add_tag, has_tag
+from server.auth.guard import PROBE, Holder, OneTime, Rule, refuse_stranger
+from server.http.etags import PreconditionFailed, add_tag, has_tag, precondition
 from server.http.idempotency import Replayed, keep_once
 from server.http.json_bodies import UnsupportedMediaType, check_json_type, parse_json
 from server.http.openapi import documented
-from server.http.pages import InvalidCursor, _pages
+from server.http.pages import InvalidCursor, pages
 from server.http.problems import TooSlow
 from shared.errors import (
     BadRequest,
@@ -32,6 +32,7 @@ from shared.errors import (
     NotFound,
     TenantSuspended,
     TooLarge,
+    TooManyRequests,
     Unauthorized,
     Unavailable,
 )
@@ -78,6 +79,8 @@ class Route(APIRoute):
             errors.append(Unauthorized)
         if any(isinstance(call, Holder) for call in calls):
             errors += [Forbidden, TenantSuspended]
+        if any(isinstance(call, Rule) and call != PROBE.dependency for call in calls):
+            errors.append(TooManyRequests)
         if self.param_convertors:
             errors.append(NotFound)
         parts = [self.dependant, *self.dependant.dependencies]
@@ -87,11 +90,11 @@ class Route(APIRoute):
             errors += [TooLarge]
         if self.body_field is not None:
             errors += [TooSlow, UnsupportedMediaType]
-        if _pages in calls:
+        if pages in calls:
             errors.append(InvalidCursor)
         if keep_once in calls:
             errors += [KeyReused, InvalidRequest]
-        if _precondition in calls:
+        if precondition in calls:
             errors.append(PreconditionFailed)
         return errors
 
@@ -114,11 +117,10 @@ class Route(APIRoute):
 
     async def _read(self, request: Request) -> Request:
         """The request with its JSON, if it is of a route that takes JSON. Raises what is wrong with it."""
-        if self.needs_token and "authorization" not in request.headers:
-            # Before a stranger's body costs anything.
-            raise Unauthorized
         if not self.takes_json:
             return request
+        if self.needs_token:
+            refuse_stranger(request)
         read = JsonRequest(request.scope, request.receive)
         try:
             body = await read.body()

@@ -202,6 +202,10 @@ def home(home_template, tmp_path):
     settings = Settings(
         home=root / "home",
         poll_seconds=0.05,
+        # Tests ask faster than anyone, and are refused more often; those of the limits set their own.
+        token_rate=1e6,
+        address_rate=1e6,
+        refusal_rate=1e6,
         compile_lease_seconds=2,
         compiler_command=[sys.executable, fake_compiler.__file__],
     )
