@@ -12,11 +12,10 @@ from typing import Annotated
 from fastapi import Depends, Header, Request, Response
 from pydantic import BaseModel
 
+from server.http.openapi import TAGGED_METHODS, TAGGED_PATHS, may_raise
 from shared.canonical import sha256_hex
 from shared.errors import MobizoError
 
-TAGGED_METHODS = ("GET", "PATCH")
-TAGGED_PATHS = "/v1/"  # not what asks whether the server is well
 TAG_DIGITS = 32  # 128 bits
 
 
@@ -64,6 +63,7 @@ class Precondition:
             raise PreconditionFailed
 
 
+@may_raise(PreconditionFailed)
 def precondition(
     request: Request,
     if_match: Annotated[

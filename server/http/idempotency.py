@@ -12,9 +12,11 @@ from typing import Annotated
 from fastapi import Depends, Header, Request, Response
 
 from server.answers.models import KeptAnswer
-from server.answers.service import Answer, AnswerService, Sender
+from server.answers.service import Answer, AnswerService, KeyReused, Sender
+from server.http.openapi import may_raise
 from server.http.place import Here, Writing
 from shared.canonical import sha256_hex
+from shared.errors import InvalidRequest
 
 REPLAYED = "Idempotency-Replayed"
 _NOT_KEPT = ("content-length",)
@@ -29,7 +31,7 @@ Key = Annotated[
 ]
 
 
-class Replayed(Exception):
+class AnsweredBefore(Exception):
     """The request was answered before: no error, but the way out of a dependency."""
 
     def __init__(self, answer: Answer) -> None:
@@ -55,6 +57,7 @@ async def _fingerprint(request: Request) -> str:
     return sha256_hex(head.encode() + await request.body())
 
 
+@may_raise(KeyReused, InvalidRequest)
 def keep_once(
     request: Request,
     here: Here,
@@ -62,14 +65,14 @@ def keep_once(
     fingerprint: Annotated[str, Depends(_fingerprint)],
     key: Key = None,
 ) -> None:
-    """Claims the key for this request. Raises Replayed with the answer that it got before, or KeyReused."""
+    """Claims the key for this request. Raises AnsweredBefore with the answer that it got before, or KeyReused."""
     if key is None:
         return
     # The route's rule, which comes first, let it in.
     sender = Sender(request.headers["authorization"].partition(" ")[2], key)
     place, answer = AnswerService(session, here.settings.idempotency_seconds).begin(sender, fingerprint)
     if answer is not None:
-        raise Replayed(answer)
+        raise AnsweredBefore(answer)
     request.state.keeper = Keeper(place, sender)
 
 

@@ -1,26 +1,30 @@
 """The API's description: problems, tags, ranges and names of operations, beside what FastAPI finds by itself.
 
-Knows no slice. What a route may answer beyond what all do, it says by `responses=raises(...)`.
+Knows no slice. What a route may answer beyond what all do, it says by `responses=raises(...)`; what a dependency may, by
+`@may_raise(...)`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
-from server.http.etags import TAGGED_METHODS, TAGGED_PATHS
 from shared.errors import PROBLEM_TYPE, MobizoError
 
 PROBLEM_JSON = "application/problem+json"
 BINARY = "application/octet-stream"
+TAGGED_METHODS = ("GET", "PATCH")  # whose JSON answers carry an ETag
+TAGGED_PATHS = "/v1/"  # not what asks whether the server is well
+Call = TypeVar("Call")
 Responses = dict[int | str, dict[str, Any]]
 _RAISED = "x-raised"
+_MARK = "may_raise"
 _TAG = {"description": "strong entity tag", "schema": {"type": "string"}}
 _BYTES = {"content": {BINARY: {"schema": {"type": "string", "format": "binary"}}}}
 _PROBLEM = {
@@ -53,6 +57,22 @@ def raises(*errors: type[MobizoError]) -> Responses:
     found: Responses = {}
     for error in errors:
         found.setdefault(error.status, {_RAISED: []})[_RAISED].append(error)
+    return found
+
+
+def may_raise(*errors: type[MobizoError]) -> Callable[[Call], Call]:
+    """Marks a dependency: a route that has it may answer these."""
+
+    def mark(call: Call) -> Call:
+        setattr(call, _MARK, errors)
+        return call
+
+    return mark
+
+
+def raised_by(call: object) -> tuple[type[MobizoError], ...]:
+    """What a dependency was marked with."""
+    found: tuple[type[MobizoError], ...] = getattr(call, _MARK, ())
     return found
 
 

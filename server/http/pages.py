@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Query, Request
 
 from server.db.paging import PageRequest
+from server.http.openapi import may_raise
 from shared.errors import BadRequest
 from shared.protocol import Page
 
@@ -61,6 +62,7 @@ def _binding(request: Request) -> bytes:
     return sha256(repr((request.url.path, filters)).encode()).digest()[:_BINDING_BYTES]
 
 
+@may_raise(InvalidCursor)
 def pages(
     request: Request,
     cursor: Annotated[str | None, Query(max_length=100, description="`next` of the page before")] = None,

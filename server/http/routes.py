@@ -16,24 +16,18 @@ from fastapi.routing import APIRoute
 from fastapi.security.base import SecurityBase
 from starlette.requests import ClientDisconnect
 
-from server.answers.service import KeyReused
-from server.auth.guard import PROBE, Holder, OneTime, Rule, refuse_stranger
-from server.http.etags import PreconditionFailed, add_tag, has_tag, precondition
-from server.http.idempotency import Replayed, keep_once
+from server.auth.guard import Holder, OneTime, refuse_stranger
+from server.http.etags import add_tag, has_tag
+from server.http.idempotency import AnsweredBefore, keep_once
 from server.http.json_bodies import UnsupportedMediaType, check_json_type, parse_json
-from server.http.openapi import documented
-from server.http.pages import InvalidCursor, pages
+from server.http.openapi import documented, raised_by
 from server.http.problems import TooSlow
 from shared.errors import (
     BadRequest,
-    Forbidden,
     InvalidRequest,
     MobizoError,
     NotFound,
-    TenantSuspended,
     TooLarge,
-    TooManyRequests,
-    Unauthorized,
     Unavailable,
 )
 
@@ -75,12 +69,8 @@ class Route(APIRoute):
     def _errors(self, calls: list[Any]) -> list[type[MobizoError]]:
         """What any route of this kind may answer."""
         errors: list[type[MobizoError]] = [MobizoError, Unavailable, BadRequest]
-        if self.needs_token:
-            errors.append(Unauthorized)
-        if any(isinstance(call, Holder) for call in calls):
-            errors += [Forbidden, TenantSuspended]
-        if any(isinstance(call, Rule) and call != PROBE.dependency for call in calls):
-            errors.append(TooManyRequests)
+        for call in calls:
+            errors += raised_by(call)
         if self.param_convertors:
             errors.append(NotFound)
         parts = [self.dependant, *self.dependant.dependencies]
@@ -90,12 +80,6 @@ class Route(APIRoute):
             errors += [TooLarge]
         if self.body_field is not None:
             errors += [TooSlow, UnsupportedMediaType]
-        if pages in calls:
-            errors.append(InvalidCursor)
-        if keep_once in calls:
-            errors += [KeyReused, InvalidRequest]
-        if precondition in calls:
-            errors.append(PreconditionFailed)
         return errors
 
     def get_route_handler(self) -> Handler:
@@ -106,8 +90,8 @@ class Route(APIRoute):
             request = await self._read(plain)
             try:
                 response = await handle(request)
-            except Replayed as replayed:
-                return replayed.response
+            except AnsweredBefore as before:
+                return before.response
             keeper = getattr(request.state, "keeper", None)
             if keeper is not None:
                 await run_in_threadpool(keeper.keep, response)
