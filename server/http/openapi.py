@@ -1,6 +1,6 @@
 """The API's description: problems, tags, ranges and names of operations, beside what FastAPI finds by itself.
 
-Knows no slice. What a route may answer beyond what all do, it says by `responses=raises(...)`; what a dependency may, by
+Knows no slice. What a route may answer beyond all others, it says by `responses=raises(...)`; what a dependency may, by
 `@may_raise(...)`.
 """
 
