@@ -13,6 +13,7 @@ from starlette.types import Lifespan
 
 from server.adapters import endpoints as adapters
 from server.artifacts.opening import open_artifacts
+from server.auth import endpoints as access
 from server.clock import utc_now
 from server.db.database import Database
 from server.db.revisions import prepare
@@ -32,7 +33,7 @@ from server.runners import endpoints as runners
 from server.settings import Settings
 
 API_VERSION = "1"  # of the routes under /v1; the release is what GET /v1/server says
-SLICES = (info, metrics, devices, jobs, leases, programs, runners, adapters)
+SLICES = (info, metrics, access, devices, jobs, leases, programs, runners, adapters)
 
 
 def create_api(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
