@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from server.auth.guard import Device
@@ -21,17 +21,22 @@ from server.devices.signatures import (
     spend_ahead,
     spent_by,
 )
-from server.http.bodies import read_limited
+from server.http.bodies import check_binary_type, read_limited
+from server.http.json_bodies import UnsupportedMediaType
+from server.http.openapi import raises
 from server.http.place import Here, Place
+from server.http.problems import TooSlow
+from server.http.routes import Routes
 from server.leases import uploads
 from server.leases.declines import DeclineService
 from server.leases.service import Beat, LeaseService
 from server.leases.uploads import UploadService
 from server.queue.matching import Asking
+from shared.errors import Conflict, Gone, InvalidUpload, Replayed, TooLarge
 from shared.job import JobError, Progress
 from shared.protocol import AdapterVersion, Completion, Decline, Lease, LeaseRequest, LeaseState, UploadReceipt
 
-router = APIRouter(prefix="/v1/leases", tags=["leases"])
+router = Routes(prefix="/v1/leases", tags=["leases"])
 
 
 def _acquire(place: Place, principal: Principal, asked: LeaseRequest) -> tuple[Lease | None, Asking]:
@@ -78,7 +83,7 @@ async def acquire(
     return lease
 
 
-@router.post("/{lease_id}/heartbeat")
+@router.post("/{lease_id}/heartbeat", responses=raises(Gone, Replayed))
 async def heartbeat(
     principal: Device, lease_id: str, progress: Progress, here: Here, signature: Signature
 ) -> LeaseState:
@@ -89,25 +94,25 @@ async def heartbeat(
     return await here.beats.add(Beat(device_id, lease_id, progress, spent))
 
 
-@router.post("/{lease_id}/leave")
+@router.post("/{lease_id}/leave", responses=raises(Gone))
 def leave(principal: Device, lease_id: str, here: Here, session: SignedWriting) -> LeaseState:
     """The device stops: unless it is back within seconds, the job is another's."""
     return LeaseService(session, here.settings.lease_seconds).leave(principal.device_id or "", lease_id)
 
 
-@router.post("/{lease_id}/fail")
+@router.post("/{lease_id}/fail", responses=raises(Gone))
 def fail(principal: Device, lease_id: str, error: JobError, here: Here, session: SignedWriting) -> LeaseState:
     """The job cannot be trained here, and why; it fails."""
     return LeaseService(session, here.settings.lease_seconds).fail(principal.device_id or "", lease_id, error)
 
 
-@router.post("/{lease_id}/release")
+@router.post("/{lease_id}/release", responses=raises(Gone))
 def release(principal: Device, lease_id: str, here: Here, session: SignedWriting) -> LeaseState:
     """Gives the job back; it waits for a device again."""
     return LeaseService(session, here.settings.lease_seconds).release(principal.device_id or "", lease_id)
 
 
-@router.post("/{lease_id}/decline")
+@router.post("/{lease_id}/decline", responses=raises(Gone))
 def decline(principal: Device, lease_id: str, declined: Decline, here: Here, session: SignedWriting) -> LeaseState:
     """The device has too little memory for the program.
 
@@ -119,6 +124,7 @@ def decline(principal: Device, lease_id: str, declined: Decline, here: Here, ses
 
 @router.put(
     "/{lease_id}/adapter",
+    responses=raises(Gone, InvalidUpload, Replayed, TooLarge, TooSlow, UnsupportedMediaType),
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -130,6 +136,7 @@ async def upload(
     principal: Device, lease_id: str, request: Request, here: Here, signature: ResultSignature
 ) -> UploadReceipt:
     """The trained LoRA-B as a safetensors file of one float32 tensor `lora_B` of D elements, all finite."""
+    check_binary_type(request.headers)
     service = UploadService(here.database, here.artifacts, here.settings.lease_seconds)
     device_id = principal.device_id or ""
     size, limit = await run_in_threadpool(service.limit, device_id, lease_id)
@@ -140,7 +147,7 @@ async def upload(
     return await run_in_threadpool(service.upload, device_id, lease_id, size, data)
 
 
-@router.post("/{lease_id}/complete")
+@router.post("/{lease_id}/complete", responses=raises(Gone, Conflict))
 def complete(
     principal: Device, lease_id: str, completion: Completion, here: Here, session: SignedResult
 ) -> AdapterVersion:
