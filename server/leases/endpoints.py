@@ -74,7 +74,7 @@ async def acquire(
         while lease is None:
             if time.monotonic() >= deadline:
                 return Response(status_code=204)
-            with here.room.waiting(asking) as waiter:
+            async with here.room.waiting(asking) as waiter:
                 called = await here.room.called(waiter, deadline - time.monotonic())
                 # A job given when the server stops would be one that it can hardly tell of.
                 if not called or await request.is_disconnected():

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 import structlog
 from fastapi.concurrency import run_in_threadpool
@@ -48,19 +48,20 @@ class WaitingRoom:
         self._waiters: dict[tuple[str, str], dict[Waiter, None]] = {}
         self._busy: Counter[int] = Counter()  # called for a lane, and not yet back
         self._task: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[Found] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __len__(self) -> int:
         return len({waiter for waiters in self._waiters.values() for waiter in waiters})
 
-    @contextmanager
-    def waiting(self, asking: Asking) -> Iterator[Waiter]:
+    @asynccontextmanager
+    async def waiting(self, asking: Asking) -> AsyncIterator[Waiter]:
         """Lets a device wait, until the block ends."""
         self._listen()
         waiter = Waiter(asking)
         for key in _keys(asking):
             self._waiters.setdefault(key, {})[waiter] = None
-        if self._task is None and asking.datasets:
+        if asking.datasets and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._look())
         try:
             yield waiter
@@ -70,6 +71,7 @@ class WaitingRoom:
                 self._busy[line.number] -= 1
                 if not self._busy[line.number]:
                     del self._busy[line.number]
+            await self._rest()
 
     async def called(self, waiter: Waiter, seconds: float) -> bool:
         """Waits until a device is called: True; False if the time is over or the server stops."""
@@ -84,7 +86,7 @@ class WaitingRoom:
         for waiter in list(self._waiters.get((line.tenant, line.dataset), ())):
             if jobs <= 0:
                 return
-            if line.admits(waiter.asking):
+            if not waiter.called.done() and line.admits(waiter.asking):
                 self._leave(waiter)
                 self._busy[line.number] += 1
                 waiter.called.set_result(line)
@@ -111,28 +113,32 @@ class WaitingRoom:
         for line in lines:
             self.call(line, 1)
 
+    async def _rest(self) -> None:
+        """Once nobody waits no look is under way, so that the database may be closed."""
+        if not self._waiters and self._looking is not None:
+            await asyncio.wait([self._looking])
+
     async def _look(self) -> None:
         """Looks until nobody waits, or the server stops."""
-        try:
-            while self._waiters:
-                if await self._closing.pause(self._look_seconds):
-                    break
-                try:
-                    found = await run_in_threadpool(self._ready, self._wanted())
-                except Exception:
-                    # Whoever waits may as well wait until the database is back.
-                    _log.exception("look-failed")
-                    continue
-                for line, jobs in found:
-                    # Those who were called before are after some of these jobs.
-                    self.call(line, jobs - self._busy[line.number])
-        finally:
-            self._task = None
-        if self._closing.begun:
-            for waiters in list(self._waiters.values()):
-                for waiter in list(waiters):
-                    self._leave(waiter)
-                    waiter.called.set_result(None)
+        while not await self._closing.pause(self._look_seconds):
+            if not self._waiters:
+                return
+            self._looking = asyncio.create_task(run_in_threadpool(self._ready, self._wanted()))
+            try:
+                found = await self._looking
+            except Exception:
+                # Whoever waits may as well wait until the database is back.
+                _log.exception("look-failed")
+                continue
+            finally:
+                self._looking = None
+            for line, jobs in found:
+                # Those who were called before are after some of these jobs.
+                self.call(line, jobs - self._busy[line.number])
+        for waiter in {waiter for waiters in self._waiters.values() for waiter in waiters}:
+            self._leave(waiter)
+            if not waiter.called.done():
+                waiter.called.set_result(None)
 
     def _wanted(self) -> dict[str, list[str]]:
         """Data sets that somebody waits for, by tenant."""
