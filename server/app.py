@@ -59,7 +59,7 @@ def create_app(settings: Settings) -> FastAPI:
     Raises Unavailable if the home has no signing key, SchemaBehind if its database is for others to bring up.
     """
     key = load_key(settings.key_path)
-    database = Database(settings.url)
+    database = Database(settings.url, settings.tuning)
     prepare(database.engine, settings.migrate_at_start)
 
     @asynccontextmanager

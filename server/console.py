@@ -25,7 +25,7 @@ def open_home() -> tuple[Settings, Database]:
     """The database of a home that `init` made, up to date."""
     settings = Settings()
     keys.load_key(settings.key_path)
-    database = Database(settings.url)
+    database = Database(settings.url, settings.tuning)
     prepare(database.engine, settings.migrate_at_start)
     return settings, database
 

@@ -41,7 +41,7 @@ class CompileWorker:
     def __init__(self, settings: Settings) -> None:
         self.id = new_id("worker")
         self._settings = settings
-        self._database = Database(settings.url)
+        self._database = Database(settings.url, settings.tuning)
         self._artifacts = open_artifacts(settings)
         self._key = load_key(settings.key_path)
         self._stopping = threading.Event()
