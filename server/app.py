@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI
+from fastapi.concurrency import run_in_threadpool
 
 from server.adapters import endpoints as adapters
 from server.artifacts.opening import open_artifacts
@@ -41,7 +43,11 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        place: Place = app.state.place
+        noting = asyncio.create_task(place.uses.keep_writing(place.database))
         yield
+        noting.cancel()
+        await run_in_threadpool(place.uses.write, place.database)
         database.close()
 
     app = FastAPI(

@@ -69,6 +69,13 @@ class Settings(BaseSettings):
     token_days: int = Field(
         90, ge=1, le=3650, description="how long a person's or service's token lasts unless it is said"
     )
+    # Requests a second in the long run, and how many at once after a pause; each server process counts for itself
+    token_rate: float = Field(100, gt=0, description="of one token")
+    token_burst: int = Field(1000, ge=1)
+    address_rate: float = Field(20, gt=0, description="of one address, of requests without a token")
+    address_burst: int = Field(200, ge=1)
+    refusal_rate: float = Field(0.5, gt=0, description="of one address, of requests with tokens that are not good")
+    refusal_burst: int = Field(30, ge=1)
     # Devices: how they join, and the signatures under what they send
     public_url: str | None = Field(None, description="where people reach this server; null: as the request says")
     device_request_seconds: int = Field(900, ge=1, description="how long a device's request to join may wait")
