@@ -6,12 +6,14 @@ import typer
 
 from bench.agent import agent
 from bench.precision import precision
+from bench.server import server
 from bench.step import step
 
 app = typer.Typer(help="Measure what README and docs claim.", no_args_is_help=True)
 app.command()(step)
 app.command()(precision)
 app.command()(agent)
+app.command()(server)
 
 
 @app.callback()

@@ -21,6 +21,8 @@ from server.info import endpoints as info
 from server.jobs import endpoints as jobs
 from server.keys import load_key
 from server.leases import endpoints as leases
+from server.metrics import endpoints as metrics
+from server.metrics.meter import Meter
 from server.programs import endpoints as programs
 from server.runners import endpoints as runners
 from server.settings import Settings
@@ -51,7 +53,8 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.place = Place(settings, database, ArtifactStore(settings.artifacts_path), key.public_key(), utc_now())
     app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(Meter)
     add_problem_handlers(app)
-    for slice_ in (info, devices, jobs, leases, programs, runners, adapters):
+    for slice_ in (info, metrics, devices, jobs, leases, programs, runners, adapters):
         app.include_router(slice_.router)
     return app

@@ -50,15 +50,34 @@ async def _keep_running(settings: Settings) -> None:
             await _stop(process)
 
 
-@asynccontextmanager
-async def worker_fleet(settings: Settings, count: int) -> AsyncIterator[None]:
-    """`count` workers while the context lasts."""
-    tasks = [asyncio.create_task(_keep_running(settings)) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
+class WorkerFleet:
+    """Workers that run until they are stopped."""
+
+    def __init__(self, settings: Settings, count: int) -> None:
+        self._tasks = [asyncio.create_task(_keep_running(settings)) for _ in range(count)]
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Asks every worker to give its work back and end; `gone` waits for that. Once: asking twice is fine."""
+        # A second cancellation would end the wait for a worker that is just giving back.
+        if not self._stopping:
+            self._stopping = True
+            for task in self._tasks:
+                task.cancel()
+
+    async def gone(self) -> None:
+        """Returns when no worker is left."""
+        for task in self._tasks:
             with suppress(asyncio.CancelledError):
                 await task
+
+
+@asynccontextmanager
+async def worker_fleet(settings: Settings, count: int) -> AsyncIterator[WorkerFleet]:
+    """`count` workers while the context lasts, or until they are stopped in it."""
+    fleet = WorkerFleet(settings, count)
+    try:
+        yield fleet
+    finally:
+        fleet.stop()
+        await fleet.gone()

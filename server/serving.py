@@ -1,12 +1,16 @@
 """Running the application: a listening socket, uvicorn, the workers beside it, and an orderly stop.
 
 Refuses to speak in clear to other machines. Knows no routes.
+
+The stop: no connection is accepted any more, who waits is answered at once, requests under way have the grace to end,
+and meanwhile the workers give back what they compile. A second signal ends the process where it stands.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -14,14 +18,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 import uvicorn
 
 from server.app import create_app
 from server.fleet import worker_fleet
+from server.http.place import Place
+from server.metrics.listener import metrics_listener
 from server.settings import Settings
 from shared.errors import BadRequest, Unavailable
 
-GRACE_SECONDS = 3  # what open event streams are given when the server stops
+_log = structlog.get_logger()
 
 
 class Unsafe(BadRequest):
@@ -80,7 +87,10 @@ class _Uvicorn(uvicorn.Server):
 
 
 async def serve(settings: Settings, tls: Tls | None, workers: int, announce: Callable[[str], None]) -> None:
-    """Serves until SIGINT or SIGTERM. announce: called with the URL once requests are answered."""
+    """Serves until SIGINT or SIGTERM; a second one exits at once.
+
+    announce: called with the URL once requests are answered.
+    """
     app = create_app(settings)
     listening = listen(settings.host, settings.port)
     server = _Uvicorn(
@@ -91,7 +101,7 @@ async def serve(settings: Settings, tls: Tls | None, workers: int, announce: Cal
             server_header=False,
             ssl_certfile=tls.certificate if tls else None,
             ssl_keyfile=tls.key if tls else None,
-            timeout_graceful_shutdown=GRACE_SECONDS,
+            timeout_graceful_shutdown=settings.grace_seconds,
         )
     )
 
@@ -99,11 +109,21 @@ async def serve(settings: Settings, tls: Tls | None, workers: int, announce: Cal
     url = f"{'https' if tls else 'http'}://{host}:{listening.getsockname()[1]}"
     server.announce = lambda: announce(url)
 
-    def stop() -> None:
-        server.should_exit = True
+    place: Place = app.state.place
+    async with worker_fleet(settings, workers) as fleet:
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
-    async with worker_fleet(settings, workers):
-        await server.serve([listening])
+        def stop(number: int) -> None:
+            if place.closing.begun:
+                # The workers die with this process, and what they compile is another's when its time is over.
+                os._exit(128 + number)
+            _log.info("stopping", signal=signal.Signals(number).name)
+            place.closing.begin()
+            server.should_exit = True
+            fleet.stop()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop, number)
+        with metrics_listener(place.exposition, settings.metrics_port):
+            await server.serve([listening])
+    _log.info("stopped")

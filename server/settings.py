@@ -25,6 +25,20 @@ class Settings(BaseSettings):
     database_url: str | None = Field(None, description="SQLAlchemy URL; null: SQLite in home")
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
+    # Operation
+    grace_seconds: int = Field(10, ge=1, description="what requests under way are given to end when the server stops")
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="tells metrics to this machine without a token; 0: a free port",
+    )
+    disk_floor_bytes: int = Field(
+        512 * MEBIBYTE, ge=0, description="free disk space under which the server is not ready"
+    )
+    migrate_at_start: bool | None = Field(
+        None, description="bring the database's schema up to date at every start; null: SQLite only"
+    )
     # Requests
     max_body_bytes: int = Field(4 * MEBIBYTE, ge=1024, description="of a JSON request")
     poll_seconds: float = Field(0.5, gt=0, description="how often waiting requests and workers look again")

@@ -12,6 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shared.capabilities import Requirements
 from shared.recipe import DEFAULT_EPS, MAX_SEED, Recipe, RecipeSettings
 from shared.rules import Rules
 from shared.task import Task
@@ -101,6 +102,7 @@ class JobRequest(BaseModel):
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     device: str | None = Field(None, description="id of the only device that may train it; null: any with the data set")
     rules: Rules = Field(default_factory=Rules, description="when it may be trained, beside the device's own rules")
+    requires: Requirements = Field(default_factory=Requirements, description="what the device must have")
     shrink: bool = Field(False, description="a smaller recipe may take its place where a device has too little memory")
     priority: int = Field(
         0,

@@ -6,6 +6,8 @@
     POST /v1/enrolments            EnrolmentRequest        -> Enrolment            operator
     POST /v1/devices               DeviceEnrol             -> DeviceGrant          bearer of the one-time token
     GET  /v1/devices                                       -> Page of DeviceView   operator
+    GET  /v1/devices/{id}                                  -> DeviceView           operator
+    PATCH /v1/devices/{id}         DeviceChange            -> DeviceView           operator
     POST /v1/oauth/device_authorization  form              -> DeviceAuthorization  anyone (RFC 8628)
     POST /v1/oauth/token           form                    -> DeviceToken          anyone (RFC 8628)
     GET  /device                   ?user_code=             -> HTML                 anyone
@@ -15,12 +17,14 @@
     POST /v1/jobs                  JobRequest              -> 202 JobView          app
     GET  /v1/jobs                                          -> Page of JobView      app
     GET  /v1/jobs/{id}                                     -> JobView              app
+    GET  /v1/jobs/{id}/waiting                             -> JobWaiting           app
     POST /v1/jobs/{id}/cancel                              -> JobView              app
     GET  /v1/jobs/{id}/events                              -> text/event-stream of JobView and Progress    app
     POST /v1/leases                LeaseRequest            -> 200 Lease | 204      device
     POST /v1/leases/{id}/heartbeat Progress                -> LeaseState           device
     POST /v1/leases/{id}/fail      JobError                -> LeaseState           device
     POST /v1/leases/{id}/release                           -> LeaseState           device (gives the job back)
+    POST /v1/leases/{id}/leave                             -> LeaseState           device (stops; may be back soon)
     POST /v1/leases/{id}/decline   Decline                 -> LeaseState           device (its memory is too small)
     PUT  /v1/leases/{id}/adapter   safetensors             -> UploadReceipt        device
     POST /v1/leases/{id}/complete  Completion              -> AdapterVersion       device
@@ -48,6 +52,7 @@ from typing import Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shared.capabilities import Capabilities, LabelName, Labels, LabelValue
 from shared.job import NAME, JobState, JobView, Result
 from shared.program import SignedManifest
 from shared.recipe import Recipe, Sha256
@@ -154,8 +159,22 @@ class DeviceView(_Wire):
     name: str
     platform: str
     created_at: datetime
-    last_seen_at: datetime | None
+    last_seen_at: datetime | None = Field(description="to about a minute")
     revoked_at: datetime | None = None
+    labels: Labels = Field(default_factory=dict, description="that an operator gave it")
+    datasets: list[str] = Field(default_factory=list, description="that it said it holds")
+    memory_bytes: int | None = Field(None, description="what it said it can spare")
+    capabilities: Capabilities | None = Field(None, description="what it said it can do; null: an agent that does not")
+    failures: int = Field(0, description="jobs in a row that it did not finish")
+    rests_until: datetime | None = Field(None, description="gets no new job before, for too many of these")
+
+
+class DeviceChange(_Wire):
+    """What an operator changes of a device."""
+
+    labels: dict[LabelName, LabelValue | None] = Field(
+        max_length=32, description="set to these values, and removed where null; others stay"
+    )
 
 
 class LeaseRequest(_Wire):
@@ -170,6 +189,13 @@ class LeaseRequest(_Wire):
         ge=0,
         lt=2**63,
         description="what it can spare: jobs it declined for want of more are left out; null: unsaid",
+    )
+    capabilities: Capabilities | None = Field(None, description="what it can do; null: unsaid, as by old agents")
+    lease_seconds: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="how long it would keep the job without a heartbeat; the server gives no more than its own most",
     )
 
 
@@ -188,6 +214,16 @@ class LeaseState(_Wire):
     job_state: JobState
     expires_at: datetime
     stop: bool = Field(description="the job was cancelled: stop training and forget it")
+
+
+class JobWaiting(_Wire):
+    """Why a job does not go on, for people."""
+
+    state: JobState
+    why: str
+    ahead: int | None = Field(None, description="ready jobs before it that ask for the same of a device")
+    devices: int | None = Field(None, description="devices enrolled in the tenant that were looked at")
+    able: int | None = Field(None, description="of these, the ones that may take it")
 
 
 class Decline(_Wire):

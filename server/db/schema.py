@@ -16,6 +16,7 @@ from server.devices import models as devices
 from server.jobs import models as jobs
 from server.leases import models as leases
 from server.programs import models as programs
+from server.queue import models as queue
 from server.runners import models as runners
 from server.succession import models as succession
 
@@ -28,6 +29,7 @@ __all__ = [
     "jobs",
     "leases",
     "programs",
+    "queue",
     "runners",
     "succession",
     "upgrade",

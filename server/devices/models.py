@@ -5,11 +5,27 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 
+from pydantic import BaseModel, ConfigDict, RootModel
 from sqlalchemy import ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from server.db.columns import Moment, Numbered, Table, word
+from server.db.columns import Document, Moment, Numbered, Table, word
+from shared.capabilities import Capabilities, Labels
 from shared.protocol import DeviceView
+
+
+class LabelSet(RootModel[Labels]):
+    """What an operator says of a device: names and values."""
+
+
+class Told(BaseModel):
+    """What a device said of itself when it last asked for a job."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    datasets: tuple[str, ...]
+    memory_bytes: int | None = None
+    capabilities: Capabilities | None = None
 
 
 class Device(Numbered, Table):
@@ -25,9 +41,14 @@ class Device(Numbered, Table):
     created_at: Mapped[datetime] = mapped_column(Moment)
     last_seen_at: Mapped[datetime | None] = mapped_column(Moment)
     revoked_at: Mapped[datetime | None] = mapped_column(Moment)
+    labels: Mapped[LabelSet] = mapped_column(Document(LabelSet), default=lambda: LabelSet({}), server_default="{}")
+    told: Mapped[Told | None] = mapped_column(Document(Told))
+    failures: Mapped[int] = mapped_column(default=0, server_default="0")  # jobs in a row that it did not finish
+    rests_until: Mapped[datetime | None] = mapped_column(Moment)  # gets no new job before
 
     def view(self) -> DeviceView:
         """As the API shows it."""
+        told = self.told or Told(datasets=())
         return DeviceView(
             id=self.id,
             name=self.name,
@@ -35,6 +56,12 @@ class Device(Numbered, Table):
             created_at=self.created_at,
             last_seen_at=self.last_seen_at,
             revoked_at=self.revoked_at,
+            labels=self.labels.root,
+            datasets=list(told.datasets),
+            memory_bytes=told.memory_bytes,
+            capabilities=told.capabilities,
+            failures=self.failures,
+            rests_until=self.rests_until,
         )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Annotated
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -12,7 +13,10 @@ from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 
 from server.artifacts.store import ArtifactStore
+from server.closing import Closing
 from server.db.database import Database
+from server.metrics.exposition import Exposition
+from server.metrics.meters import Meters
 from server.settings import Settings
 
 
@@ -25,6 +29,13 @@ class Place:
     artifacts: ArtifactStore
     public_key: Ed25519PublicKey
     started_at: datetime
+    meters: Meters = field(default_factory=Meters)
+    closing: Closing = field(default_factory=Closing)
+
+    @cached_property
+    def exposition(self) -> Exposition:
+        """What it tells of all this."""
+        return Exposition(self.meters, self.database)
 
 
 # Not a thread's: it only looks.

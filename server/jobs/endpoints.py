@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated
 
+import structlog
 from fastapi import APIRouter, Depends, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
@@ -16,10 +17,11 @@ from server.http.place import Here, Reading, Writing
 from server.jobs.events import LastEventId, job_events
 from server.jobs.repository import JobRepository
 from server.jobs.service import JobService
-from shared.job import JobRequest, JobView
+from shared.job import JobRequest, JobState, JobView
 from shared.protocol import Page
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+_log = structlog.get_logger()
 Reader = Annotated[Principal, needs(Scope.JOBS_READ)]
 Writer = Annotated[Principal, needs(Scope.JOBS_WRITE)]
 
@@ -28,6 +30,8 @@ Writer = Annotated[Principal, needs(Scope.JOBS_WRITE)]
 def submit(principal: Writer, request: JobRequest, response: Response, here: Here, session: Writing) -> JobView:
     """Asks for a personalization; watch it at the Location, or at its /events."""
     job = JobService(session, here.artifacts).submit(principal.tenant, request)
+    here.meters.program_asked(ready=job.state is JobState.READY)
+    _log.info("job-submitted", job=job.id, recipe=job.recipe_id, state=job.state)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return job.view()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated
 
@@ -39,13 +38,14 @@ def _read(place: Place, number: int, after: int) -> tuple[Sequence[JobEvent], bo
 
 
 async def job_events(place: Place, number: int, after: int) -> AsyncIterator[ServerSentEvent]:
-    """Events of one job after a position, until it has ended and all were told."""
-    while True:
-        events, done = await run_in_threadpool(_read, place, number, after)
-        for event in events:
-            after = event.position
-            yield ServerSentEvent(raw_data=event.data, event=event.kind, id=str(event.position))
-        if done:
-            return
-        if not events:
-            await asyncio.sleep(place.settings.poll_seconds)
+    """Events of one job after a position, until it has ended and all were told, or the server stops."""
+    with place.meters.streams.track_inprogress():
+        while True:
+            events, done = await run_in_threadpool(_read, place, number, after)
+            for event in events:
+                after = event.position
+                yield ServerSentEvent(raw_data=event.data, event=event.kind, id=str(event.position))
+            if done or place.closing.begun:
+                return
+            if not events and await place.closing.pause(place.settings.poll_seconds):
+                return

@@ -1,4 +1,7 @@
-"""The one way a job changes: along the state machine, with an event for those who watch. Knows no HTTP."""
+"""The one way a job changes: along the state machine, with an event for those who watch. Knows no HTTP.
+
+A job that becomes ready gets in line for a device here, and leaves the line with that state.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,13 @@ from sqlalchemy.orm import Session
 from server.clock import utc_now
 from server.jobs.models import Job
 from server.jobs.repository import JobRepository
+from server.programs.repository import ProgramRepository
+from server.queue.matching import needs_of
+from server.queue.readiness import note_ready
+from server.queue.repository import QueueRepository
 from shared.errors import Conflict
 from shared.job import MOVES, JobState, Progress
+from shared.program import SignedManifest
 
 JOB_EVENT, PROGRESS_EVENT = "job", "progress"
 
@@ -19,10 +27,16 @@ class JobLifecycle:
     """Changes to jobs in one transaction."""
 
     def __init__(self, session: Session) -> None:
+        self._session = session
         self._jobs = JobRepository(session)
+        self._queue = QueueRepository(session)
+        self._programs = ProgramRepository(session)
+        self._signed: dict[str, SignedManifest | None] = {}  # by recipe: a program may have made many jobs ready
 
     def begin(self, job: Job) -> None:
-        """Stores a new job; its first event shows it as it begins."""
+        """Stores a new job and gives it its turn; its first event shows it as it begins."""
+        job.turn = self._queue.next_turn(job.tenant, job.user)
+        self._line_up(job)
         self._jobs.add(job)
         self._jobs.add_event(job, JOB_EVENT, job.view().model_dump_json())
 
@@ -33,6 +47,7 @@ class JobLifecycle:
         job.state = state
         for name, value in changes.items():
             setattr(job, name, value)
+        self._line_up(job)
         job.updated_at = utc_now()
         self._jobs.add_event(job, JOB_EVENT, job.view().model_dump_json())
 
@@ -43,3 +58,16 @@ class JobLifecycle:
             return
         job.progress = progress
         self._jobs.add_event(job, PROGRESS_EVENT, progress.model_dump_json())
+
+    def _line_up(self, job: Job) -> None:
+        """Puts a ready job in its lane, and takes any other out of line."""
+        if job.state is not JobState.READY:
+            job.lane_number = None
+            return
+        if job.recipe_id not in self._signed:
+            self._signed[job.recipe_id] = self._programs.signed(job.recipe_id)
+        signed = self._signed[job.recipe_id]
+        needs = needs_of(job.request, job.recipe, None if signed is None else signed.manifest)
+        line = self._queue.lane(job, needs)
+        job.lane_number = line.number
+        note_ready(self._session, line)

@@ -21,6 +21,7 @@ class Job(Numbered, Table):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_waiting", "tenant", "state", "dataset"),
+        Index("ix_jobs_lane", "lane_number", "turn", "number"),
         Index("ix_jobs_queued", "tenant", "priority", "number", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
     )
 
@@ -37,6 +38,8 @@ class Job(Numbered, Table):
     priority: Mapped[int] = mapped_column(default=0, server_default="0")
     only_device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
     device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
+    turn: Mapped[int] = mapped_column(default=0, server_default="0")
+    lane_number: Mapped[int | None] = mapped_column()  # where it waits for a device, while it does
     attempts: Mapped[int] = mapped_column(default=0)
     events: Mapped[int] = mapped_column(default=0)
     progress: Mapped[Progress | None] = mapped_column(Document(Progress))

@@ -70,11 +70,6 @@ def _check(recipe: Recipe, task: Task, shape: BaseShape) -> None:
             "recipe.noise: a run on the runtime's own noise can be neither resumed nor audited; use gaussian, which "
             "has the same distribution"
         )
-    if recipe.noise == "operator":
-        raise InvalidRecipe(
-            "recipe.noise: only the native runner has the noise operator, and a job may go to a device without one; "
-            "use gaussian, which draws the same, or compile it locally with `mobizo-server compile`"
-        )
     if recipe.sequence_length > shape.context_length:
         raise InvalidRecipe(
             f"recipe.sequence_length is {recipe.sequence_length}; the context of {recipe.base.name!r} has "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from fastapi import APIRouter, Request, Response
@@ -45,13 +44,16 @@ async def acquire(principal: Device, lease_request: LeaseRequest, request: Reque
     """
     deadline = time.monotonic() + lease_request.wait_seconds
     lease = await run_in_threadpool(_acquire, here, principal, lease_request)
-    while lease is None:
-        left = deadline - time.monotonic()
-        if left <= 0 or await request.is_disconnected():
-            return Response(status_code=204)
-        await asyncio.sleep(min(left, here.settings.poll_seconds))
-        if await run_in_threadpool(_may_be_work, here, principal, lease_request):
-            lease = await run_in_threadpool(_acquire, here, principal, lease_request)
+    with here.meters.polls.track_inprogress():
+        while lease is None:
+            left = deadline - time.monotonic()
+            if left <= 0 or await request.is_disconnected():
+                return Response(status_code=204)
+            if await here.closing.pause(min(left, here.settings.poll_seconds)):
+                # A job given now would be one that this server can hardly tell of.
+                return Response(status_code=204)
+            if await run_in_threadpool(_may_be_work, here, principal, lease_request):
+                lease = await run_in_threadpool(_acquire, here, principal, lease_request)
     return lease
 
 

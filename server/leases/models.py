@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import BigInteger, ForeignKey, Index, String, text
+from sqlalchemy import BigInteger, Float, ForeignKey, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from server.db.columns import Moment, Numbered, Table, word
@@ -33,6 +33,8 @@ class JobLease(Numbered, Table):
     __table_args__ = (
         Index("ix_leases_live", "job_number", unique=True, sqlite_where=_LIVE, postgresql_where=_LIVE),
         Index("ix_leases_device", "device_id", "ending"),
+        Index("ix_leases_job", "job_number", "number"),
+        Index("ix_leases_expiry", "expires_at", sqlite_where=_LIVE, postgresql_where=_LIVE),
     )
 
     id: Mapped[str] = mapped_column(String(64), unique=True)
@@ -45,6 +47,7 @@ class JobLease(Numbered, Table):
     upload_sha256: Mapped[str | None] = mapped_column(String(64))
     upload_size: Mapped[int | None] = mapped_column(BigInteger)
     memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # what the device said it can spare
+    seconds: Mapped[float | None] = mapped_column(Float)  # how long it lasts; None: as the server is set
 
 
 class MemoryDecline(Table):

@@ -64,7 +64,6 @@ def test_equal_requests_are_one_recipe(resolve):
         ({"recipe": {"layers": "last:3"}}, "2 layers"),
         ({"recipe": {"layers": [0, 2]}}, "layer 2"),
         ({"recipe": {"noise": "randn", "estimator": "stored"}}, "neither resumed nor audited"),
-        ({"recipe": {"noise": "operator", "estimator": "stored"}}, "compile it locally with `mobizo-server compile`"),
         ({"recipe": {"precision": "int4"}}, "int4: its projected gradients"),
         ({"recipe": {"precision": "int4-weight"}}, "use int8-weight"),
         ({"recipe": {"sequence_length": 8, "answer_length": 8}}, "no"),

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 
 import psutil
 import pytest
@@ -115,6 +116,13 @@ def test_memory_has_a_limit(compile_, source):
     assert not any(psutil.pid_exists(pid) for pid in started(source))
 
 
+def alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_grandchildren_die_too(compile_, source, tmp_path):
     script = (
         "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
@@ -122,5 +130,8 @@ def test_grandchildren_die_too(compile_, source, tmp_path):
     )
     found = tmp_path / "pid"
     compile_(lambda: not (found.exists() and found.read_text()), command=[sys.executable, "-c", script])
-    pid = int(found.read_text())
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    # It was sent SIGKILL before its parent was waited for; a busy machine takes a moment to carry that out.
+    deadline = time.monotonic() + 30
+    while alive(int(found.read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,105 @@
+"""All SQL of the metrics: counts over the whole server, each by an index where there is one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from server.auth.models import Tenant
+from server.devices.models import Device
+from server.jobs.models import Job
+from server.leases.models import Ending, JobLease
+from server.programs.models import Program, ProgramState, Worker
+from shared.job import JobState
+
+WAITING = (JobState.QUEUED, JobState.COMPILING, JobState.READY)
+SEEN = {"5m": timedelta(minutes=5), "1h": timedelta(hours=1), "1d": timedelta(days=1)}
+WORKER_ALIVE = timedelta(seconds=60)
+LIVE = "live"
+
+
+@dataclass(frozen=True)
+class WorkerCensus:
+    """Workers heard from lately, and the most memory that one and one of its compilers took, bytes."""
+
+    alive: int
+    peak_rss_bytes: int
+    compiler_peak_rss_bytes: int
+
+
+@dataclass(frozen=True)
+class Census:
+    """What the database holds at one moment."""
+
+    jobs: dict[JobState, int]
+    oldest_seconds: dict[JobState, float]  # since the job that waits longest in that state came into it
+    tenants: int
+    devices: int
+    devices_seen: dict[str, int]
+    leases: dict[str, int]  # by ending, or "live"
+    reassigned: int
+    programs: dict[ProgramState, int]
+    workers: WorkerCensus
+
+
+class CensusRepository:
+    """Counts in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def take(self, now: datetime) -> Census:
+        """Everything at once."""
+        return Census(
+            jobs=self._jobs(),
+            oldest_seconds={state: self._oldest(state, now) for state in WAITING},
+            tenants=self._session.scalar(select(func.count()).select_from(Tenant)) or 0,
+            devices=self._devices(),
+            devices_seen={name: self._devices(now - window) for name, window in SEEN.items()},
+            leases=self._leases(),
+            reassigned=self._reassigned(),
+            programs=self._programs(),
+            workers=self._workers(now - WORKER_ALIVE),
+        )
+
+    def _jobs(self) -> dict[JobState, int]:
+        counts = dict.fromkeys(JobState, 0)
+        for state, count in self._session.execute(select(Job.state, func.count()).group_by(Job.state)):
+            counts[state] = count
+        return counts
+
+    def _oldest(self, state: JobState, now: datetime) -> float:
+        # A waiting job changes only when it comes and goes.
+        since = self._session.scalar(select(func.min(Job.updated_at)).where(Job.state == state))
+        return 0.0 if since is None else max(0.0, (now - since).total_seconds())
+
+    def _devices(self, seen_after: datetime | None = None) -> int:
+        statement = select(func.count()).select_from(Device).where(Device.revoked_at.is_(None))
+        if seen_after is not None:
+            statement = statement.where(Device.last_seen_at >= seen_after)
+        return self._session.scalar(statement) or 0
+
+    def _leases(self) -> dict[str, int]:
+        counts = dict.fromkeys((LIVE, *Ending), 0)
+        for ending, count in self._session.execute(select(JobLease.ending, func.count()).group_by(JobLease.ending)):
+            counts[LIVE if ending is None else ending] = count
+        return counts
+
+    def _reassigned(self) -> int:
+        """Leases on jobs that had one before."""
+        given, jobs = self._session.execute(select(func.count(), func.count(JobLease.job_number.distinct()))).one()
+        return given - jobs
+
+    def _programs(self) -> dict[ProgramState, int]:
+        counts = dict.fromkeys(ProgramState, 0)
+        for state, count in self._session.execute(select(Program.state, func.count()).group_by(Program.state)):
+            counts[state] = count
+        return counts
+
+    def _workers(self, seen_after: datetime) -> WorkerCensus:
+        columns = func.count(), func.max(Worker.peak_rss_bytes), func.max(Worker.compiler_peak_rss_bytes)
+        alive, own, compiler = self._session.execute(select(*columns).where(Worker.seen_at >= seen_after)).one()
+        return WorkerCensus(alive, own or 0, compiler or 0)
