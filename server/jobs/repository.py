@@ -30,6 +30,11 @@ class JobRepository:
         """A job of a tenant."""
         return self._session.scalar(select(Job).where(Job.tenant == tenant, Job.id == job_id))
 
+    def locked(self, tenant: str, job_id: str) -> Job | None:
+        """A job of a tenant, which nobody else changes until the transaction ends."""
+        statement = select(Job).where(Job.tenant == tenant, Job.id == job_id).with_for_update()
+        return self._session.scalar(statement.execution_options(populate_existing=True))
+
     def by_number(self, number: int) -> Job:
         """A job that is known to exist."""
         return self._session.get_one(Job, number)
@@ -39,9 +44,15 @@ class JobRepository:
         return page_of(self._session, select(Job).where(Job.tenant == tenant), Job, request)
 
     def wanting(self, recipe_id: str) -> Sequence[Job]:
-        """Jobs that wait for the program of a recipe, oldest first."""
+        """Jobs that wait for the program of a recipe, oldest first; locked until the transaction ends."""
         statement = select(Job).where(Job.recipe_id == recipe_id, Job.state.in_(WANTING)).order_by(Job.number)
-        return self._session.scalars(statement).all()
+        locked = statement.with_for_update().execution_options(populate_existing=True)
+        return self._session.scalars(locked).all()
+
+    def is_wanted(self, recipe_id: str) -> bool:
+        """Whether a job waits for the program of a recipe."""
+        statement = select(Job.number).where(Job.recipe_id == recipe_id, Job.state.in_(WANTING))
+        return self._session.scalar(statement.limit(1)) is not None
 
     def pinned(self, device_id: str) -> Sequence[Job]:
         """Open jobs that only this device may train."""

@@ -45,7 +45,7 @@ class JobService:
         request = request.model_copy(update={"training": training})
         self._check_device(tenant, request.device)
         self._check_user(tenant, request)
-        state = ProgramService(self._session).want(recipe, base.number)
+        state = ProgramService(self._session).want(recipe, base, tenant)
         now = utc_now()
         job = Job(
             id=new_id("job"),
@@ -96,7 +96,7 @@ class JobService:
 
         Raises NotFound, or Conflict if the job has succeeded or failed.
         """
-        job = self.get(tenant, job_id)
+        job = self._jobs.locked(tenant, job_id) or self.get(tenant, job_id)
         if job.state is not JobState.CANCELLED:
             self._lifecycle.move(job, JobState.CANCELLED)
             LeaseRepository(self._session).cancel(job.number, utc_now())
