@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import platform
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ValidationError
 
 from device_agent.clock import ServerClock
 from device_agent.errors import UnsafeManifest
-from shared.errors import MobizoError
+from shared.errors import ClockSkew, MobizoError, Replayed
 from shared.job import JobError, Progress, Result
 from shared.program import ProgramFile
 from shared.protocol import (
@@ -28,6 +30,8 @@ from shared.protocol import (
     SignedRunner,
     UploadReceipt,
 )
+from shared.request_signature import RequestSigner
+from shared.succession import ServerKeys
 from shared.transport import ByteProgress, Transport
 
 HEARTBEAT_TIMEOUT = 10.0  # seconds
@@ -38,13 +42,17 @@ Answer = TypeVar("Answer", bound=BaseModel)
 class DeviceClient:
     """One device's conversation with its server; its methods may be called from several threads.
 
-    clock: the server's, as its answers tell it.
+    clock: the server's, as its answers tell it; signatures go by it, so that a device whose own is off is heard.
     """
 
-    def __init__(self, server: str, token: str) -> None:
-        """server: base URL. token: the device's, or the one-time token of an enrolment."""
-        self._transport = Transport(server, token)
+    def __init__(self, server: str, token: str, key: Ed25519PrivateKey | None = None) -> None:
+        """server: base URL. token: the device's, or the one-time token of an enrolment.
+
+        key: the device's; signs what changes things at the server.
+        """
         self.clock = ServerClock()
+        signer = None if key is None else RequestSigner(key, lambda: self.clock.now().timestamp())
+        self._transport = Transport(server, token, signer=signer)
 
     def __enter__(self) -> DeviceClient:
         return self
@@ -114,10 +122,33 @@ class DeviceClient:
         path = f"/v1/runners/{build.platform}/{build.sha256}"
         self._transport.download(path, target, size=build.size, sha256=build.sha256, progress=progress)
 
+    def server_keys(self) -> ServerKeys:
+        """The key that the server signs with now, and how the ones before handed over to it."""
+        return _read(ServerKeys, self._ask("GET", "/v1/server/keys"))
+
     def _ask(self, method: str, path: str, **how: Any) -> bytes:
-        response = self._transport.request(method, path, **how)
+        try:
+            response = self._transport.request(method, path, **how)
+        except ClockSkew as error:
+            # Nothing was done, so that even what is tried once may be sent again, by the server's time.
+            self._correct(error)
+            response = self._transport.request(method, path, **how)
+        except Replayed:
+            # Something on the way sent it twice, and the answer to the first is lost.
+            if not how.get("retry", True):
+                raise
+            response = self._transport.request(method, path, **how)
         self.clock.hear(response.headers.get("Date"))
         return response.content
+
+    def _correct(self, error: ClockSkew) -> None:
+        try:
+            moment = datetime.fromisoformat(str(error.extra.get("server_time")))
+        except ValueError:
+            raise error from None
+        if moment.tzinfo is None:
+            raise error
+        self.clock.set(moment)
 
 
 def _read_lease(content: bytes) -> Lease:

@@ -30,6 +30,10 @@ class ServerClock:
         # A Date without a zone means UTC as well (RFC 9110 wants "GMT" there).
         self._heard = (heard if heard.tzinfo else heard.replace(tzinfo=UTC), self._monotonic())
 
+    def set(self, moment: datetime) -> None:
+        """Takes the time that the server named just now."""
+        self._heard = (moment, self._monotonic())
+
     def now(self) -> datetime:
         """The time at the server, to the second; this device's own before any answer."""
         if self._heard is None:

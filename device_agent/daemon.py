@@ -123,7 +123,7 @@ class Daemon:
         self._thread = threading.current_thread()
         while not self._stopping.is_set():
             try:
-                with DeviceClient(self._config.server, self._config.token) as client:
+                with DeviceClient(self._config.server, self._config.token, self._home.device_key()) as client:
                     self._restock(client)
                     if once:
                         return self._turn(client, 0)

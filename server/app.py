@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI
+from fastapi.concurrency import run_in_threadpool
 
 from server.adapters import endpoints as adapters
-from server.artifacts.store import ArtifactStore
+from server.artifacts.opening import open_artifacts
 from server.clock import utc_now
 from server.db.database import Database
 from server.db.schema import upgrade
@@ -41,7 +43,11 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        place: Place = app.state.place
+        noting = asyncio.create_task(place.uses.keep_writing(place.database))
         yield
+        noting.cancel()
+        await run_in_threadpool(place.uses.write, place.database)
         database.close()
 
     app = FastAPI(
@@ -51,7 +57,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         responses={"4XX": _PROBLEM, "5XX": _PROBLEM},
     )
-    app.state.place = Place(settings, database, ArtifactStore(settings.artifacts_path), key.public_key(), utc_now())
+    app.state.place = Place(settings, database, open_artifacts(settings), key.public_key(), utc_now())
     app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(Meter)
     add_problem_handlers(app)

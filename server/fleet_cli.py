@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from server.artifacts.store import ArtifactStore
+from server.artifacts.opening import open_artifacts
 from server.console import Json, Tenant, open_home, output, tell, tell_rows
 from server.devices.repository import DeviceRepository
 from server.devices.service import DeviceService
@@ -69,7 +69,7 @@ def add_runner(
     except ValidationError as error:
         first = error.errors()[0]
         raise BadRequest(f"--{first['loc'][0]}: {first['msg']}") from error
-    ArtifactStore(settings.artifacts_path).put(data)
+    open_artifacts(settings).put(data)
     with database.writing() as session:
         RunnerService(session).offer(build, load_key(settings.key_path))
     text = f"{platform}: mobizo {version}, ExecuTorch {executorch}, {build.size:,} bytes, {build.sha256}"

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from server import keys
-from server.artifacts.store import ArtifactStore
+from server.artifacts.opening import open_artifacts
 from server.auth.models import Role
 from server.auth.service import TokenService
 from server.bases.repository import BaseRepository
@@ -36,7 +36,7 @@ def init(as_json: Json = False) -> None:
     if settings.key_path.exists():
         raise Conflict(f"{settings.home} is set up already; `mobizo-server tokens create` makes more tokens")
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ArtifactStore(settings.artifacts_path)
+    open_artifacts(settings)
     database = Database(settings.url)
     upgrade(database.engine)
     keys.create_key(settings.key_path)
@@ -113,7 +113,7 @@ def add_base(
 ) -> None:
     """Read a base model's configuration and tokenizer, and let jobs name it."""
     settings, database = open_home()
-    artifacts = ArtifactStore(settings.artifacts_path)
+    artifacts = open_artifacts(settings)
     found = inspect(name, source, artifacts)
     with database.writing() as session:
         base = BaseService(session, artifacts).register(found)

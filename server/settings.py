@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MEBIBYTE = 1 << 20
+
+
+class Delivery(StrEnum):
+    """How a file's bytes reach who may have them."""
+
+    STREAM = "stream"  # through this server
+    ACCEL = "accel"  # by the nginx in front of it, which reads the same directory
+    REDIRECT = "redirect"  # large ones from the bucket, by a signed address
 
 
 class Settings(BaseSettings):
@@ -23,6 +32,20 @@ class Settings(BaseSettings):
         description="directory of the database, the files and the signing key",
     )
     database_url: str | None = Field(None, description="SQLAlchemy URL; null: SQLite in home")
+    # Files
+    storage_url: str | None = Field(None, description="s3://BUCKET/PREFIX; null: a directory in home")
+    storage_endpoint: str | None = Field(None, description="URL of an S3-compatible service; null: AWS's")
+    storage_public_endpoint: str | None = Field(None, description="the same, as devices reach it; null: no other")
+    storage_region: str = "us-east-1"
+    storage_access_key_id: SecretStr | None = Field(None, description="null: AWS's own variables and services")
+    storage_secret_access_key: SecretStr | None = None
+    storage_allow_http: bool = Field(False, description="reach the service in clear beyond this machine")
+    delivery: Delivery = Field(Delivery.STREAM, description="stream, accel (by nginx) or redirect (to the bucket)")
+    accel_prefix: str = Field("/mobizo-files/", pattern=r"^/([A-Za-z0-9._-]+/)+$", description="nginx's location")
+    redirect_bytes: int = Field(8 * MEBIBYTE, ge=0, description="smaller files are streamed also by `redirect`")
+    redirect_seconds: int = Field(300, ge=10, le=86_400, description="how long a signed address works")
+    collect_hours: float = Field(24, ge=0, description="between two collections of unnamed files; 0: none by itself")
+    collect_grace_hours: float = Field(24, ge=0, description="how long a file may be unnamed before it is removed")
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     # Operation
@@ -46,6 +69,13 @@ class Settings(BaseSettings):
     token_days: int = Field(
         90, ge=1, le=3650, description="how long a person's or service's token lasts unless it is said"
     )
+    # Requests a second in the long run, and how many at once after a pause; each server process counts for itself
+    token_rate: float = Field(100, gt=0, description="of one token")
+    token_burst: int = Field(1000, ge=1)
+    address_rate: float = Field(20, gt=0, description="of one address, of requests without a token")
+    address_burst: int = Field(200, ge=1)
+    refusal_rate: float = Field(0.5, gt=0, description="of one address, of requests with tokens that are not good")
+    refusal_burst: int = Field(30, ge=1)
     # Devices: how they join, and the signatures under what they send
     public_url: str | None = Field(None, description="where people reach this server; null: as the request says")
     device_request_seconds: int = Field(900, ge=1, description="how long a device's request to join may wait")
@@ -101,6 +131,9 @@ class Settings(BaseSettings):
     def environment(self) -> dict[str, str]:
         """These settings as environment variables, for a child process."""
         fields = self.model_dump(mode="json", exclude_none=True)
+        for name, value in self:
+            if isinstance(value, SecretStr):
+                fields[name] = value.get_secret_value()
         return {
             f"MOBIZO_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
             for name, value in fields.items()

@@ -15,7 +15,7 @@ from types import FrameType
 import structlog
 from sqlalchemy.orm import Session
 
-from server.artifacts.store import ArtifactStore
+from server.artifacts.opening import open_artifacts
 from server.clock import utc_now
 from server.db.database import Database
 from server.db.schema import programs
@@ -42,7 +42,7 @@ class CompileWorker:
         self.id = new_id("worker")
         self._settings = settings
         self._database = Database(settings.url)
-        self._artifacts = ArtifactStore(settings.artifacts_path)
+        self._artifacts = open_artifacts(settings)
         self._key = load_key(settings.key_path)
         self._stopping = threading.Event()
         self._interval = min(1.0, settings.compile_lease_seconds / 4)

@@ -16,7 +16,9 @@ import httpx
 
 from shared.canonical import file_sha256
 from shared.errors import MobizoError, Unavailable, Untrusted, from_problem
+from shared.request_signature import RequestSigner
 
+_SAFE = frozenset({"GET", "HEAD"})
 RETRIED_STATUS = frozenset({429, 502, 503, 504})
 ByteProgress = Callable[[int, int], None]  # bytes so far, bytes in all
 
@@ -30,13 +32,24 @@ class Unreachable(Unavailable):
 class Transport:
     """A connection to one mobizo server. Safe to keep for a process's life; close it at the end."""
 
-    def __init__(self, server: str, token: str | None = None, *, timeout: float = 60.0, attempts: int = 4) -> None:
-        """server: base URL. token: bearer token. timeout: seconds of silence. attempts: tries of a request."""
+    def __init__(
+        self,
+        server: str,
+        token: str | None = None,
+        *,
+        timeout: float = 60.0,
+        attempts: int = 4,
+        signer: RequestSigner | None = None,
+    ) -> None:
+        """server: base URL. token: bearer token. timeout: seconds of silence. attempts: tries of a request.
+
+        signer: signs every request that may change something; each try anew, since a nonce counts once.
+        """
         headers = {"User-Agent": "mobizo"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
         self._http = httpx.Client(base_url=server.rstrip("/"), headers=headers, timeout=timeout)
-        self._attempts = attempts
+        self._attempts, self._signer = attempts, signer
         self.server = server
 
     def __enter__(self) -> Transport:
@@ -74,7 +87,7 @@ class Transport:
                 time.sleep(random.uniform(0.5, 1) * 2 ** (attempt - 1) * 0.5)
             last = attempt == attempts - 1
             try:
-                response = self._http.request(
+                request = self._http.build_request(
                     method,
                     path,
                     json=json,
@@ -83,6 +96,7 @@ class Transport:
                     headers=headers,
                     timeout=httpx.USE_CLIENT_DEFAULT if timeout is None else timeout,
                 )
+                response = self._http.send(self._signed(request))
             except httpx.HTTPError as error:
                 if last:
                     raise Unreachable(f"{self.server} cannot be reached ({error})") from error
@@ -94,6 +108,32 @@ class Transport:
             raise_problem(response)
             return response
         raise AssertionError("unreachable")
+
+    def form(self, path: str, fields: dict[str, str]) -> tuple[int, dict[str, Any]]:
+        """A form-encoded POST, tried once: the answer's status and JSON object, as OAuth has them for errors, too.
+
+        Raises the error that a problem document names, Unreachable when no answer came, or MobizoError for another.
+        """
+        try:
+            response = self._http.post(path, data=fields, headers={"Accept": "application/json"})
+        except httpx.HTTPError as error:
+            raise Unreachable(f"{self.server} cannot be reached ({error})") from error
+        except httpx.InvalidURL as error:
+            raise Unreachable(f"{self.server!r} is not a URL such as http://127.0.0.1:8000") from error
+        try:
+            document = response.json()
+        except ValueError:
+            document = None
+        if not isinstance(document, dict) or (response.is_error and "error" not in document):
+            raise_problem(response)
+            raise MobizoError(f"{self.server} does not answer as a mobizo server")
+        return response.status_code, document
+
+    def _signed(self, request: httpx.Request) -> httpx.Request:
+        if self._signer is not None and request.method not in _SAFE:
+            path, query = request.url.raw_path.partition(b"?")[::2]
+            request.headers.update(self._signer.headers(request.method, path.decode(), query.decode(), request.read()))
+        return request
 
     def events(self, path: str, *, last_event_id: str | None = None) -> Iterator[tuple[str, str, str]]:
         """(event, id, data) of a text/event-stream, until the server ends it."""

@@ -1,126 +1,108 @@
-"""Files addressed by their sha256, in a local directory. Knows neither who may read them nor what they mean.
+"""The port to stored files, addressed by their sha256. Knows neither where they lie, nor who may read them.
 
-A file is whole or absent: it is written and synced under `staging`, then linked to its name, which never changes
-its content again. Reads go through obstore, which an S3 bucket would answer just as well.
+What every store does:
+
+- A file is whole or absent, and never changes its content under its name.
+- Writes are checked: `adopt` hashes what it is given, and what is stored is named by its own hash.
+- Whole reads are checked: `read` raises, and a `stream` of a whole file breaks off before its last piece, if the bytes
+  do not have that hash. A part of a file cannot be checked by itself: who joins parts checks the whole, as the
+  agent's and the client's downloads do.
+- Storing what is stored already makes it young again, so that the collector (`server.artifacts.collection`) leaves it.
+
+A workspace is scratch on this machine's own disk, whatever the store.
 """
 
 from __future__ import annotations
 
-import errno
-import os
+import hashlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
-import obstore
-from obstore.store import LocalStore
-
 from shared.canonical import file_sha256, sha256_hex
-from shared.errors import NotFound, Unavailable, Untrusted
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+from shared.errors import Unavailable, Untrusted
 
 
-@contextmanager
-def _disk() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise Unavailable("the server's disk is full; nothing was stored, try again later") from error
-        raise
+class Damaged(Unavailable):
+    """A stored file is damaged; restore it from a backup."""
+
+    code, title = "damaged-file", "Damaged file"
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+class StorageFull(Unavailable):
+    """The server's disk is full; nothing was stored, try again later."""
+
+    code, title = "storage-full", "Storage full"
 
 
-class ArtifactStore:
-    """The files of one server."""
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of a store: bytes, and when it was last stored, also if it lay there already."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root / "objects"
-        self._staging = root / "staging"
-        for directory in (self._root, self._staging):
-            directory.mkdir(parents=True, exist_ok=True)
-        self._objects = LocalStore(prefix=self._root)
+    sha256: str
+    size: int
+    stored_at: datetime
 
-    @staticmethod
-    def _name(sha256: str) -> str:
-        return f"{sha256[:2]}/{sha256}"
+
+class ArtifactStore(ABC):
+    """The files of one server. Every method may raise Unavailable where the store does not answer."""
+
+    def __init__(self, scratch: Path) -> None:
+        """scratch: directory of the workspaces, made here."""
+        self._scratch = scratch
+        scratch.mkdir(parents=True, exist_ok=True)
 
     def put(self, data: bytes) -> str:
-        """Stores bytes and returns their sha256. Raises Unavailable if the disk is full."""
-        with _disk():
-            descriptor, name = tempfile.mkstemp(dir=self._staging)
-            staged = Path(name)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(data)
-                digest = sha256_hex(data)
-                self._link(staged, digest)
-            finally:
-                staged.unlink(missing_ok=True)
-        return digest
+        """Stores bytes and returns their sha256. Raises StorageFull, with nothing stored."""
+        sha256 = sha256_hex(data)
+        self._write(data, sha256)
+        return sha256
 
     def adopt(self, path: Path, sha256: str) -> None:
-        """Takes over a file of this file system without copying it; `path` is gone afterwards.
+        """Takes over a file of a workspace, never whole in memory; `path` is gone afterwards.
 
-        Raises Untrusted if its content does not have that sha256, Unavailable if the disk is full.
+        Raises Untrusted if its content does not have that sha256, StorageFull with nothing stored.
         """
         if file_sha256(path) != sha256:
             raise Untrusted(f"{path.name} does not have the sha256 that was stated for it")
-        with _disk():
-            self._link(path, sha256)
-        path.unlink()
-
-    def _link(self, staged: Path, sha256: str) -> None:
-        target = self._root / self._name(sha256)
-        target.parent.mkdir(exist_ok=True)
-        _sync(staged)
-        try:
-            os.link(staged, target)
-        except FileExistsError:
-            return
-        target.chmod(0o440)
-        _sync(target.parent)
-        _sync(self._root)
-
-    def size(self, sha256: str) -> int:
-        """Bytes of a file. Raises NotFound."""
-        try:
-            return obstore.head(self._objects, self._name(sha256))["size"]
-        except FileNotFoundError as error:
-            raise NotFound from error
+        self._take(path, sha256)
+        path.unlink(missing_ok=True)
 
     def read(self, sha256: str) -> bytes:
-        """A whole file, its hash checked. Raises NotFound, or Unavailable if it was damaged on disk."""
-        try:
-            data = bytes(obstore.get(self._objects, self._name(sha256)).bytes())
-        except FileNotFoundError as error:
-            raise NotFound from error
+        """A whole file, its hash checked. Raises NotFound, or Damaged."""
+        data = self._whole(sha256)
         if sha256_hex(data) != sha256:
-            raise Unavailable(f"the stored file {sha256} is damaged; restore it from a backup")
+            raise _damaged(sha256)
         return data
 
     async def stream(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
-        """Bytes `start` to `end` (exclusive) of a file, in pieces."""
+        """Bytes `start` to `end` (exclusive) of a file of at least `end` bytes, in pieces.
+
+        Raises Damaged before the last piece if `start` is 0, these are all bytes there are, and their hash is another.
+        """
         if start == end:
             return
-        result = await obstore.get_async(self._objects, self._name(sha256), options={"range": (start, end)})
-        async for piece in result.stream():
-            yield bytes(piece)
+        whole = start == 0 and end == self.size(sha256)
+        digest, at = hashlib.sha256(), start
+        async for piece in self._pieces(sha256, start, end):
+            at += len(piece)
+            if whole:
+                digest.update(piece)
+                if at >= end and digest.hexdigest() != sha256:
+                    raise _damaged(sha256)
+            yield piece
+        if at != end:
+            raise _damaged(sha256)
 
     @contextmanager
     def workspace(self, name: str) -> Iterator[Path]:
         """A fresh directory whose files can be adopted; removed at the end, with what was not."""
-        path = self._staging / name
+        path = self._scratch / name
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
         try:
@@ -130,16 +112,60 @@ class ArtifactStore:
 
     def workspaces(self) -> list[str]:
         """Names of the workspaces there are, also those that a killed process left."""
-        return sorted(path.name for path in self._staging.iterdir() if path.is_dir())
+        return sorted(path.name for path in self._scratch.iterdir() if path.is_dir())
 
     def remove_workspace(self, name: str) -> None:
         """Removes a workspace that a killed process left."""
-        shutil.rmtree(self._staging / name, ignore_errors=True)
+        shutil.rmtree(self._scratch / name, ignore_errors=True)
 
     def check_writable(self) -> None:
-        """Raises Unavailable unless a file can be written."""
+        """Raises Unavailable unless a file can be written, in the store and in the workspaces' directory."""
         try:
-            with tempfile.TemporaryFile(dir=self._staging) as file:
+            with tempfile.TemporaryFile(dir=self._scratch) as file:
                 file.write(b"\0")
         except OSError as error:
             raise Unavailable(f"the files' directory cannot be written ({error.strerror})") from error
+
+    @abstractmethod
+    def size(self, sha256: str) -> int:
+        """Bytes of a file. Raises NotFound."""
+
+    @abstractmethod
+    def stored_at(self, sha256: str) -> datetime | None:
+        """When a file was last stored; None if it is absent."""
+
+    @abstractmethod
+    def listing(self) -> Iterator[StoredFile]:
+        """Every file, in any order; one that comes or goes meanwhile may be missing."""
+
+    @abstractmethod
+    def delete(self, sha256s: Sequence[str]) -> None:
+        """Removes files; one that is absent is no error."""
+
+    @abstractmethod
+    def leftovers(self, before: datetime) -> list[str]:
+        """What writers that were killed left half-written before that time, under names for `discard` alone."""
+
+    @abstractmethod
+    def discard(self, leftover: str) -> None:
+        """Removes a leftover."""
+
+    @abstractmethod
+    def _write(self, data: bytes, sha256: str) -> None:
+        """Stores bytes under their hash, or makes what is there young again."""
+
+    @abstractmethod
+    def _take(self, path: Path, sha256: str) -> None:
+        """Stores a file under its hash, or makes what is there young again; `path` may be gone afterwards."""
+
+    @abstractmethod
+    def _whole(self, sha256: str) -> bytes:
+        """The bytes under a name. Raises NotFound."""
+
+    @abstractmethod
+    def _pieces(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
+        """Bytes `start` to `end` under a name, as they lie there. Raises NotFound."""
+
+
+def _damaged(sha256: str) -> Damaged:
+    return Damaged(f"the stored file {sha256} is damaged; restore it from a backup")

@@ -6,6 +6,7 @@
     principal: Device                                          a device
     bearer: Enrolling                                          the bearer of a one-time token, which the route checks
     dependencies=[PUBLIC]                                      anyone; in the route's decorator
+    dependencies=[PROBE]                                       anyone, as often as they like: for health checks
 
 First, because a route's transaction must not begin for somebody who may not make it: FastAPI resolves parameters in
 their order. tests/server/auth/test_matrix.py finds routes without a rule, and rules that come late.
@@ -13,6 +14,7 @@ their order. tests/server/auth/test_matrix.py finds routes without a rule, and r
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -22,7 +24,9 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from server.auth.models import Role, Scope
 from server.auth.service import Principal, TokenService
+from server.clock import utc_now
 from server.http.place import Here, Place
+from server.identity import token_digest
 from shared.errors import Forbidden, Unauthorized
 
 _scheme = HTTPBearer(auto_error=False, description="a token issued by `mobizo-server`, or by enrolment")
@@ -38,8 +42,13 @@ def _lookup(place: Place, bearer: str) -> Principal:
         return TokenService(session).principal(bearer)
 
 
-def _text(credentials: HTTPAuthorizationCredentials | None) -> str:
+def _address(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+def _text(request: Request, here: Place, credentials: HTTPAuthorizationCredentials | None) -> str:
     if credentials is None or not credentials.credentials:
+        here.limits.anonymous(_address(request))
         raise Unauthorized
     return credentials.credentials
 
@@ -53,8 +62,17 @@ class Holder(Rule):
     devices: bool
 
     async def __call__(self, request: Request, here: Here, credentials: _Credentials) -> Principal:
-        """Who calls. Raises Unauthorized, TenantSuspended or Forbidden."""
-        principal = await run_in_threadpool(_lookup, here, _text(credentials))
+        """Who calls. Raises Unauthorized, TenantSuspended, Forbidden or TooManyRequests."""
+        text = _text(request, here, credentials)
+        digest, address = token_digest(text), _address(request)
+        here.limits.before(digest, address)
+        try:
+            principal = await run_in_threadpool(_lookup, here, text)
+        except Unauthorized:
+            here.limits.refused(digest, address)
+            raise
+        here.limits.good(digest)
+        here.uses.note(principal.token_number, utc_now())
         if principal.role is Role.DEVICE:
             if not self.devices:
                 raise Forbidden("a device's token may not do that; it takes an operator's or an app's")
@@ -69,17 +87,28 @@ class Holder(Rule):
 class OneTime(Rule):
     """Some token; the route uses it up or refuses it."""
 
-    async def __call__(self, request: Request, here: Here, credentials: _Credentials) -> str:
-        """The token's text. Raises Unauthorized if there is none."""
-        return _text(credentials)
+    async def __call__(self, request: Request, here: Here, credentials: _Credentials) -> AsyncIterator[str]:
+        """The token's text. Raises Unauthorized if there is none, TooManyRequests."""
+        text = _text(request, here, credentials)
+        digest, address = token_digest(text), _address(request)
+        here.limits.before(digest, address)
+        try:
+            yield text
+        except Unauthorized:
+            here.limits.refused(digest, address)
+            raise
 
 
 @dataclass(frozen=True)
 class Open(Rule):
     """Anyone, with or without a token."""
 
+    limited: bool
+
     async def __call__(self, request: Request, here: Here) -> None:
-        """Lets the caller in."""
+        """Lets the caller in. Raises TooManyRequests."""
+        if self.limited:
+            here.limits.anonymous(_address(request))
 
 
 def needs(*scopes: Scope, or_device: bool = False) -> Any:
@@ -89,4 +118,5 @@ def needs(*scopes: Scope, or_device: bool = False) -> Any:
 
 Device = Annotated[Principal, Depends(Holder(frozenset(), people=False, devices=True))]
 Enrolling = Annotated[str, Depends(OneTime())]
-PUBLIC = Depends(Open())
+PUBLIC = Depends(Open(limited=True))
+PROBE = Depends(Open(limited=False))

@@ -9,6 +9,7 @@ from alembic.config import Config
 from sqlalchemy import Engine
 
 from server.adapters import models as adapters
+from server.artifacts import models as artifacts
 from server.auth import models as auth
 from server.bases import models as bases
 from server.db.columns import Table
@@ -23,6 +24,7 @@ from server.succession import models as succession
 __all__ = [
     "METADATA",
     "adapters",
+    "artifacts",
     "auth",
     "bases",
     "devices",

@@ -1,15 +1,16 @@
-"""All SQL about devices and enrolments."""
+"""All SQL about devices, what they sign, and the ways in."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from server.db.paging import PageRequest, PageRows, page_of
-from server.devices.models import Device, EnrolmentToken
+from server.devices.models import Device, DeviceNonce, EnrolmentToken
 
 
 class DeviceRepository:
@@ -26,6 +27,10 @@ class DeviceRepository:
     def get(self, tenant: str, device_id: str) -> Device | None:
         """A device of a tenant."""
         return self._session.scalar(select(Device).where(Device.tenant == tenant, Device.id == device_id))
+
+    def public_key(self, device_id: str) -> str | None:
+        """The key that a device signs with, base64."""
+        return self._session.scalar(select(Device.public_key).where(Device.id == device_id))
 
     def revoked(self, device_id: str) -> bool:
         """Whether a device was revoked."""
@@ -69,3 +74,24 @@ class EnrolmentRepository:
             .returning(EnrolmentToken)
         )
         return self._session.scalar(statement)
+
+
+class NonceRepository:
+    """Spent nonces in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def spend(self, device_id: str, nonce: str, until: datetime, now: datetime) -> bool:
+        """Stores a nonce; False if it is there, and the transaction is lost then. Of two at once, one gets it.
+
+        A device's nonces that are over go when it spends the next, so that none lies longer than the device is away.
+        """
+        mine = DeviceNonce.device_id == device_id
+        self._session.execute(delete(DeviceNonce).where(mine, DeviceNonce.expires_at < now))
+        self._session.add(DeviceNonce(device_id=device_id, nonce=nonce, expires_at=until))
+        try:
+            self._session.flush()
+        except IntegrityError:
+            return False
+        return True

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from shared.errors import BadRequest, TooLarge
 
 
-async def read_limited(request: Request, limit: int) -> bytes:
-    """The whole body, at most `limit` bytes of it ever in memory.
+async def read_limited(request: Request, limit: int, note: Callable[[bytes], None] = lambda piece: None) -> bytes:
+    """The whole body, at most `limit` bytes of it ever in memory. note: given each piece as it arrives.
 
     Raises TooLarge as soon as it is longer or says that it will be, BadRequest if it breaks off.
     """
@@ -22,6 +24,7 @@ async def read_limited(request: Request, limit: int) -> bytes:
         async for piece in request.stream():
             if len(data) + len(piece) > limit:
                 raise too_large
+            note(piece)
             data += piece
     except ClientDisconnect as error:
         raise BadRequest("the body broke off; send it again") from error

@@ -13,6 +13,8 @@ from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 
 from server.artifacts.store import ArtifactStore
+from server.auth.limits import Limits
+from server.auth.uses import Uses
 from server.closing import Closing
 from server.db.database import Database
 from server.metrics.exposition import Exposition
@@ -36,6 +38,16 @@ class Place:
     def exposition(self) -> Exposition:
         """What it tells of all this."""
         return Exposition(self.meters, self.database)
+
+    @cached_property
+    def limits(self) -> Limits:
+        """How many requests tokens and addresses have left."""
+        return Limits(self.settings)
+
+    @cached_property
+    def uses(self) -> Uses:
+        """When tokens were used, where it is not written yet."""
+        return Uses()
 
 
 # Not a thread's: it only looks.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from http import HTTPStatus
 
 import structlog
@@ -11,7 +12,16 @@ from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 
-from shared.errors import BadRequest, InvalidRequest, MobizoError, NotFound, TooLarge, Unauthorized, Unavailable
+from shared.errors import (
+    BadRequest,
+    InvalidRequest,
+    MobizoError,
+    NotFound,
+    TooLarge,
+    TooManyRequests,
+    Unauthorized,
+    Unavailable,
+)
 
 PROBLEM_JSON = "application/problem+json"
 _log = structlog.get_logger()
@@ -45,6 +55,10 @@ def problem_response(error: MobizoError, request: Request) -> Response:
         headers["Content-Range"] = f"bytes */{error.size}"
     if isinstance(error, Unavailable):
         headers["Retry-After"] = "5"
+    if isinstance(error, TooManyRequests):
+        seconds = math.ceil(error.extra.get("retry_after_seconds", 1))
+        headers["Retry-After"] = str(seconds)
+        headers["RateLimit"] = f'"{error.extra.get("limit", "default")}";r=0;t={seconds}'
     # ASCII, since a detail may quote text that UTF-8 cannot carry (lone surrogates).
     body = json.dumps(error.problem(instance=request.url.path)).encode("ascii")
     return Response(body, error.status, headers, PROBLEM_JSON)

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter
 from sqlalchemy import text
 
-from server.auth.guard import PUBLIC, needs
+from server.auth.guard import PROBE, PUBLIC, needs
 from server.auth.models import Scope
 from server.auth.service import Principal
 from server.http.place import Here, Reading
@@ -29,13 +29,13 @@ def usage(principal: Annotated[Principal, needs(Scope.SERVER_READ)], here: Here,
     return server_usage(session, here.started_at)
 
 
-@router.get("/healthz", dependencies=[PUBLIC])
+@router.get("/healthz", dependencies=[PROBE])
 async def alive() -> dict[str, str]:
     """Whether the process answers."""
     return {"status": "ok"}
 
 
-@router.get("/readyz", dependencies=[PUBLIC])
+@router.get("/readyz", dependencies=[PROBE])
 def ready(here: Here, session: Reading) -> dict[str, str]:
     """Whether database and files can serve; 503 if not."""
     session.execute(text("SELECT 1"))

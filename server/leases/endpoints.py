@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 
 from fastapi import APIRouter, Request, Response
@@ -10,8 +11,16 @@ from fastapi.concurrency import run_in_threadpool
 from server.auth.guard import Device
 from server.auth.service import Principal
 from server.clock import utc_now
+from server.devices.signatures import (
+    ResultSignature,
+    Signature,
+    SignedResult,
+    SignedWriting,
+    check_digest,
+    spend_ahead,
+)
 from server.http.bodies import read_limited
-from server.http.place import Here, Place, Writing
+from server.http.place import Here, Place
 from server.leases import uploads
 from server.leases.declines import DeclineService
 from server.leases.repository import LeaseRepository
@@ -37,7 +46,9 @@ def _may_be_work(place: Place, principal: Principal, asked: LeaseRequest) -> boo
 
 
 @router.post("", response_model=Lease, responses={204: {"description": "no job for this device now"}})
-async def acquire(principal: Device, lease_request: LeaseRequest, request: Request, here: Here) -> Lease | Response:
+async def acquire(
+    principal: Device, lease_request: LeaseRequest, request: Request, here: Here, signature: Signature
+) -> Lease | Response:
     """A job for this device: first the one it has, then one it had, then the oldest that waits and that it can hold.
 
     Holds the request up to `wait_seconds` until there is one; no thread waits meanwhile.
@@ -58,26 +69,26 @@ async def acquire(principal: Device, lease_request: LeaseRequest, request: Reque
 
 
 @router.post("/{lease_id}/heartbeat")
-def heartbeat(principal: Device, lease_id: str, progress: Progress, here: Here, session: Writing) -> LeaseState:
+def heartbeat(principal: Device, lease_id: str, progress: Progress, here: Here, session: SignedWriting) -> LeaseState:
     """Keeps the lease; `stop` tells that the job was cancelled. 410 once it is lost."""
     service = LeaseService(session, here.settings.lease_seconds)
     return service.heartbeat(principal.device_id or "", lease_id, progress)
 
 
 @router.post("/{lease_id}/fail")
-def fail(principal: Device, lease_id: str, error: JobError, here: Here, session: Writing) -> LeaseState:
+def fail(principal: Device, lease_id: str, error: JobError, here: Here, session: SignedWriting) -> LeaseState:
     """The job cannot be trained here, and why; it fails."""
     return LeaseService(session, here.settings.lease_seconds).fail(principal.device_id or "", lease_id, error)
 
 
 @router.post("/{lease_id}/release")
-def release(principal: Device, lease_id: str, here: Here, session: Writing) -> LeaseState:
+def release(principal: Device, lease_id: str, here: Here, session: SignedWriting) -> LeaseState:
     """Gives the job back; it waits for a device again."""
     return LeaseService(session, here.settings.lease_seconds).release(principal.device_id or "", lease_id)
 
 
 @router.post("/{lease_id}/decline")
-def decline(principal: Device, lease_id: str, declined: Decline, here: Here, session: Writing) -> LeaseState:
+def decline(principal: Device, lease_id: str, declined: Decline, here: Here, session: SignedWriting) -> LeaseState:
     """The device has too little memory for the program.
 
     A job that allows it (`shrink`) gets a smaller recipe; else it waits for another device, or fails if no other may
@@ -95,17 +106,24 @@ def decline(principal: Device, lease_id: str, declined: Decline, here: Here, ses
         }
     },
 )
-async def upload(principal: Device, lease_id: str, request: Request, here: Here) -> UploadReceipt:
+async def upload(
+    principal: Device, lease_id: str, request: Request, here: Here, signature: ResultSignature
+) -> UploadReceipt:
     """The trained LoRA-B as a safetensors file of one float32 tensor `lora_B` of D elements, all finite."""
     service = UploadService(here.database, here.artifacts, here.settings.lease_seconds)
     device_id = principal.device_id or ""
     size, limit = await run_in_threadpool(service.limit, device_id, lease_id)
-    data = await read_limited(request, limit)
+    await run_in_threadpool(spend_ahead, here, device_id, signature)
+    digest = hashlib.sha256()
+    data = await read_limited(request, limit, digest.update)
+    check_digest(signature, digest.digest())
     return await run_in_threadpool(service.upload, device_id, lease_id, size, data)
 
 
 @router.post("/{lease_id}/complete")
-def complete(principal: Device, lease_id: str, completion: Completion, here: Here, session: Writing) -> AdapterVersion:
+def complete(
+    principal: Device, lease_id: str, completion: Completion, here: Here, session: SignedResult
+) -> AdapterVersion:
     """Makes the uploaded file the adapter's next version; the job has succeeded. Saying it twice is fine."""
     seconds = here.settings.lease_seconds
     return uploads.complete(session, seconds, principal.device_id or "", lease_id, completion)

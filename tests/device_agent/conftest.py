@@ -23,6 +23,7 @@ from shared.program import ProgramManifest
 from shared.recipe import BaseRef, Recipe
 from shared.signing import key_id, new_private_key, public_text
 from shared.tasks import named_task
+from tests.device_agent.double import DEVICE_KEYS
 from tests.device_agent.native import built_runner
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -241,7 +242,8 @@ def home(tmp_path):
 
 def enrol(home, url, server_key, token="device-token"):
     """Puts a home in the state that enrolment leaves it in."""
-    public = server_key.public_key()
+    public, own = server_key.public_key(), home.device_key().public_key()
+    DEVICE_KEYS.setdefault(url, {})[key_id(own)] = own
     home.enrol(
         DeviceConfig(
             server=url,

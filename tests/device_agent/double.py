@@ -1,9 +1,11 @@
 """The device's half of the protocol, served from memory over real HTTP, with every byte that arrives kept.
 
-Can be told to misbehave. Knows no job states beyond what a device sees.
+Can be told to misbehave. Knows no job states beyond what a device sees. Holds devices whose key it was told of to their
+signatures.
 """
 
 import contextlib
+import hashlib
 import io
 import json
 import re
@@ -14,7 +16,17 @@ from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from shared.canonical import sha256_hex
-from shared.errors import Gone, NotFound, Unauthorized, Unavailable
+from shared.errors import (
+    BadSignature,
+    ClockSkew,
+    DigestMismatch,
+    Gone,
+    MobizoError,
+    NotFound,
+    Replayed,
+    Unauthorized,
+    Unavailable,
+)
 from shared.job import JobError, JobRequest, JobState, JobView, Progress, TrainingSettings
 from shared.program import SignedManifest
 from shared.protocol import (
@@ -28,10 +40,13 @@ from shared.protocol import (
     ServerInfo,
     UploadReceipt,
 )
+from shared.request_signature import parse_signature
 from shared.rules import Rules
 from shared.signing import key_id, public_text, sign_manifest
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SKEW_SECONDS = 300
+DEVICE_KEYS = {}  # by the URL that a device was enrolled at, and the key's id
 
 
 class _Tee(io.RawIOBase):
@@ -94,6 +109,8 @@ class ServerDouble:
         self.ranges: list[str | None] = []  # of each download
         self.drop_after: int | None = None  # bytes of a download, after which the connection is cut
         self.broken: dict[str, list[Exception]] = {}  # action -> errors to answer with, one a call
+        self.nonces: set[str] = set()
+        self.refusals: list[MobizoError] = []  # of signatures
         self.revoked = False
         self.stop = threading.Event()
         self.changed = threading.Condition()
@@ -112,7 +129,8 @@ class ServerDouble:
 
             def _handle(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                status, content = double.answer(self.command, self.path, body)
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                status, content = double.answer(self.command, self.path, body, headers)
                 whole = len(content)
                 if status == 200 and self.path.startswith("/v1/files/"):
                     status, content, whole = double.part_of(content, self.headers.get("Range"))
@@ -193,10 +211,31 @@ class ServerDouble:
         with self.changed:
             assert self.changed.wait_for(condition, timeout), f"{timeout} s passed; calls so far: {self.calls[-10:]}"
 
-    def answer(self, method, path, body):
+    def check_signature(self, method, path, body, headers):
+        """Raises unless a device that this double knows the key of signed just this, now, and for the first time."""
+        keys = DEVICE_KEYS.get(self.url)
+        if method == "GET" or not keys:
+            return
+        signature = parse_signature(headers)
+        signature.verify(keys[signature.keyid], method, *path.partition("?")[::2])
+        now = datetime.now(UTC) + self.ahead
+        if abs(signature.created - now.timestamp()) > SKEW_SECONDS:
+            raise ClockSkew(server_time=now.isoformat(timespec="seconds"))
+        if hashlib.sha256(body).digest() != signature.digest:
+            raise DigestMismatch
+        if signature.nonce in self.nonces:
+            raise Replayed
+        self.nonces.add(signature.nonce)
+
+    def answer(self, method, path, body, headers):
         parts = path.strip("/").split("/")[1:]
         action = parts[2] if len(parts) > 2 else parts[0]
         with self.changed:
+            try:
+                self.check_signature(method, path, body, headers)
+            except (BadSignature, ClockSkew, DigestMismatch, Replayed) as error:
+                self.refusals.append(error)
+                return error.status, json.dumps(error.problem()).encode()
             self.calls.append((method, action))
             try:
                 if self.revoked:

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from server import cli
-from server.artifacts.store import ArtifactStore
+from server.artifacts.opening import open_artifacts
 from server.keys import load_key
 from server.runners.service import RunnerService
 from shared.canonical import file_sha256
@@ -58,7 +58,7 @@ def test_adding_and_listing_runners(command, home, archive):
         "size": archive.stat().st_size,
         "sha256": sha256,
     }
-    assert ArtifactStore(home.settings.artifacts_path).read(sha256) == archive.read_bytes()
+    assert open_artifacts(home.settings).read(sha256) == archive.read_bytes()
     with home.database.reading() as session:
         signed = RunnerService(session).signed("linux-aarch64")
     verify_runner(signed, load_key(home.settings.key_path).public_key())

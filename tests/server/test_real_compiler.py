@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 import httpx
 import numpy as np
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from mobizo.client import Client
 from shared.canonical import sha256_hex
 from shared.program import SignedManifest
+from shared.request_signature import RequestSigner
 from shared.signing import new_private_key, parse_public, public_text, verify_manifest
 from tests.server.conftest import WORDS, Actor
 
@@ -103,9 +105,11 @@ def test_from_init_to_a_peft_directory(installed, tmp_path):
                 if '"state":"ready"' in line:
                     break
         invitation = operator.post("/v1/enrolments", json={}).json()["token"]
-        body = {"name": "phone", "public_key": public_text(new_private_key().public_key()), "platform": "linux"}
+        key = new_private_key()
+        body = {"name": "phone", "public_key": public_text(key.public_key()), "platform": "linux"}
         grant = httpx.post(f"{url}/v1/devices", json=body, headers={"Authorization": f"Bearer {invitation}"}).json()
         with Actor(url, grant["token"]) as device:
+            device.signer = RequestSigner(key, time.time)
             lease = device.lease()
             signed = SignedManifest.model_validate(lease["manifest"])
             manifest = verify_manifest(signed, parse_public(grant["server"]["public_key"]))

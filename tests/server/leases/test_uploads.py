@@ -153,7 +153,7 @@ def test_sent_many_times_at_once_it_is_stored_once(home, fleet, app, device, lea
     """A device that lost the answer sends again, while the first request may still be under way."""
     data = adapter_bytes(SIZE)
     before = home.stored_files()
-    devices = [fleet.actor(device.token) for _ in range(6)]
+    devices = [fleet.actor(device.token, device.signer) for _ in range(6)]
     receipts = at_once(6, lambda number: devices[number].upload(lease, data))
     assert [answer.status_code for answer in receipts] == [200] * 6
     assert all(answer.json() == {"sha256": sha256_hex(data), "size": len(data)} for answer in receipts)
@@ -168,7 +168,7 @@ def test_sent_many_times_at_once_it_is_stored_once(home, fleet, app, device, lea
 
 def test_two_files_at_once_and_the_one_that_is_named_counts(home, fleet, app, device, lease, problem):
     files = [adapter_bytes(SIZE, value) for value in (1, 2, 3)]
-    devices = [fleet.actor(device.token) for _ in files]
+    devices = [fleet.actor(device.token, device.signer) for _ in files]
     assert [answer.status_code for answer in at_once(3, lambda n: devices[n].upload(lease, files[n]))] == [200] * 3
     url = f"/v1/leases/{lease['id']}/complete"
     answers = at_once(

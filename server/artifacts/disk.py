@@ -1,0 +1,181 @@
+"""Files in a directory of this machine: `objects/ab/abcd...`, and `staging` for what is not whole yet.
+
+A file is written and synced under `staging`, then linked to its name. Its modification time is when it was last
+stored. Knows no other machine, and no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from server.artifacts.store import ArtifactStore, StorageFull, StoredFile
+from shared.errors import NotFound
+
+PIECE_BYTES = 128 << 10
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def _disk() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StorageFull from error
+        raise
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+class DiskArtifacts(ArtifactStore):
+    """A local directory."""
+
+    def __init__(self, root: Path) -> None:
+        """root: of `objects` and `staging`, made here."""
+        self._objects = root / "objects"
+        self._staging = root / "staging"
+        super().__init__(self._staging)
+        self._objects.mkdir(exist_ok=True)
+
+    @staticmethod
+    def name(sha256: str) -> str:
+        """Where a file lies under `objects`."""
+        return f"{sha256[:2]}/{sha256}"
+
+    def _path(self, sha256: str) -> Path:
+        return self._objects / self.name(sha256)
+
+    def size(self, sha256: str) -> int:
+        """Bytes of a file. Raises NotFound."""
+        try:
+            return self._path(sha256).stat().st_size
+        except FileNotFoundError as error:
+            raise NotFound from error
+
+    def stored_at(self, sha256: str) -> datetime | None:
+        """Its modification time."""
+        try:
+            return _moment(self._path(sha256).stat().st_mtime)
+        except FileNotFoundError:
+            return None
+
+    def listing(self) -> Iterator[StoredFile]:
+        """Every file."""
+        for directory in sorted(self._objects.iterdir()):
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    try:
+                        found = entry.stat()
+                    except FileNotFoundError:
+                        continue
+                    yield StoredFile(entry.name, found.st_size, _moment(found.st_mtime))
+
+    def delete(self, sha256s: Sequence[str]) -> None:
+        """Removes files."""
+        for sha256 in sha256s:
+            self._path(sha256).unlink(missing_ok=True)
+
+    def leftovers(self, before: datetime) -> list[str]:
+        """Files in `staging`; its directories are workspaces."""
+        found = [path for path in self._staging.iterdir() if path.is_file()]
+        return [path.name for path in found if _moment(path.stat().st_mtime) < before]
+
+    def discard(self, leftover: str) -> None:
+        """Removes a file of `staging`."""
+        (self._staging / leftover).unlink(missing_ok=True)
+
+    def _write(self, data: bytes, sha256: str) -> None:
+        with _disk():
+            descriptor, name = tempfile.mkstemp(dir=self._staging)
+            staged = Path(name)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(data)
+                self._link(staged, sha256)
+            finally:
+                staged.unlink(missing_ok=True)
+
+    def _take(self, path: Path, sha256: str) -> None:
+        with _disk():
+            self._link(path, sha256)
+
+    def _link(self, staged: Path, sha256: str) -> None:
+        target = self._path(sha256)
+        target.parent.mkdir(exist_ok=True)
+        _sync(staged)
+        os.utime(staged)
+        staged.chmod(0o440)
+        while True:
+            try:
+                os.link(staged, target)
+                break
+            except FileExistsError:
+                if self._renew(target, staged.stat().st_size):
+                    return
+        _sync(target.parent)
+        _sync(self._objects)
+
+    @staticmethod
+    def _renew(target: Path, size: int) -> bool:
+        """Makes a file young again. False if it has to be stored anew: it was collected, or has another size."""
+        try:
+            if target.stat().st_size == size:
+                os.utime(target)
+                return True
+            target.unlink()
+        except FileNotFoundError:
+            pass
+        return False
+
+    def _whole(self, sha256: str) -> bytes:
+        try:
+            return self._path(sha256).read_bytes()
+        except FileNotFoundError as error:
+            raise NotFound from error
+
+    async def _pieces(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
+        try:
+            descriptor = os.open(self._path(sha256), os.O_RDONLY)
+        except FileNotFoundError as error:
+            raise NotFound from error
+        try:
+            buffer = memoryview(bytearray(min(PIECE_BYTES, end - start)))
+            while start < end:
+                piece = _cached(descriptor, buffer[: end - start], start)
+                if piece is None:
+                    piece = await asyncio.to_thread(os.pread, descriptor, min(PIECE_BYTES, end - start), start)
+                if not piece:
+                    return
+                start += len(piece)
+                yield piece
+        finally:
+            os.close(descriptor)
+
+
+def _cached(descriptor: int, buffer: memoryview, offset: int) -> bytes | None:
+    """What the system holds there in memory, at least a byte; None if that means waiting for the disk, or is unknown.
+
+    Most downloads are of the few files that everyone wants: those need no thread.
+    """
+    try:
+        count = os.preadv(descriptor, [buffer], offset, os.RWF_NOWAIT)
+    except OSError:
+        return None
+    return bytes(buffer[:count]) if count else None

@@ -1,0 +1,161 @@
+"""Whether a device signed what it sends, and that it counts once: FastAPI dependencies of what only devices may call.
+
+    session: SignedWriting          writes, and spends the signature's nonce in the same transaction
+    session: SignedResult           the same, where the default settings require a signature
+    signature: Signature            no nonce is spent: asking for a job twice does nothing more than asking once
+
+The body of these is whole in memory by then and is held against its digest. One that is read in pieces is the route's
+to hold against it (`ResultSignature`, `spend_ahead`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Literal
+
+from fastapi import Depends, Request
+from fastapi.concurrency import run_in_threadpool
+from sqlalchemy.orm import Session
+
+from server.auth.guard import Device
+from server.auth.service import Principal
+from server.clock import utc_now
+from server.devices.repository import DeviceRepository, NonceRepository
+from server.http.place import Here, Place
+from shared.errors import BadSignature, ClockSkew, DigestMismatch, MobizoError, Replayed, Untrusted
+from shared.request_signature import RequestSignature, is_signed, parse_signature
+from shared.signing import parse_public
+
+Kind = Literal["results", "all"]  # the setting from which on such a request must be signed
+MISMATCH = "the body is not what its Content-Digest says; it was changed on the way, and nothing of it was kept"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a signature covers beside the body, as it was sent."""
+
+    method: str
+    path: str
+    query: str
+
+    @classmethod
+    def of(cls, request: Request) -> Target:
+        """The request's."""
+        path = request.scope.get("raw_path") or request.url.path.encode()
+        return cls(request.method, path.decode("latin-1"), request.scope["query_string"].decode("latin-1"))
+
+
+def check_signature(
+    place: Place, device_id: str, target: Target, headers: Mapping[str, str], kind: Kind
+) -> RequestSignature | None:
+    """The signature of a device's request, found good but for its body and nonce; None if it needs none and has none.
+
+    Raises BadSignature or ClockSkew.
+    """
+    if not is_signed(headers) and place.settings.signed_requests not in ("all", kind):
+        return None
+    signature = parse_signature(headers)
+    with place.database.reading() as session:
+        public = DeviceRepository(session).public_key(device_id)
+    try:
+        key = parse_public(public or "")
+    except Untrusted as error:
+        raise BadSignature("this device enrolled without a key; enrol it again") from error
+    signature.verify(key, target.method, target.path, target.query)
+    _check_time(signature, utc_now(), place.settings.signature_skew_seconds)
+    return signature
+
+
+def _check_time(signature: RequestSignature, now: datetime, allowed: int) -> None:
+    off = signature.created - now.timestamp()
+    if abs(off) > allowed:
+        told = now.isoformat(timespec="seconds")
+        side = "ahead of" if off > 0 else "behind"
+        raise ClockSkew(
+            f"the signature's time is {abs(off):.0f} s {side} the server's, {told}; at most {allowed} s are allowed",
+            server_time=told,
+            allowed_seconds=allowed,
+        )
+
+
+def spend(session: Session, place: Place, device_id: str, signature: RequestSignature) -> None:
+    """Notes the nonce as long as its signature is good. Raises Replayed if it is spent."""
+    until = datetime.fromtimestamp(signature.created, UTC) + timedelta(
+        seconds=place.settings.signature_skew_seconds + 1
+    )
+    if not NonceRepository(session).spend(device_id, signature.nonce, until, utc_now()):
+        raise Replayed
+
+
+def spend_ahead(place: Place, device_id: str, signature: RequestSignature | None) -> None:
+    """Spends a nonce by itself, before a body is read. Raises Replayed."""
+    if signature is not None:
+        with place.database.writing() as session:
+            spend(session, place, device_id, signature)
+
+
+def check_digest(signature: RequestSignature | None, digest: bytes) -> None:
+    """Raises DigestMismatch unless the body that arrived, by its sha256, is the one that was signed."""
+    if signature is not None and digest != signature.digest:
+        raise DigestMismatch(MISMATCH)
+
+
+@dataclass(frozen=True)
+class _Check:
+    """A dependency: the request's signature. whole: its body is small, and is held against its digest here."""
+
+    kind: Kind
+    whole: bool
+
+    async def __call__(self, principal: Device, request: Request, here: Here) -> RequestSignature | None:
+        """Raises BadSignature, ClockSkew or DigestMismatch."""
+        body = await request.body() if self.whole else None
+        return await run_in_threadpool(self._look, principal, request, here, body)
+
+    def _look(
+        self, principal: Principal, request: Request, place: Place, body: bytes | None
+    ) -> RequestSignature | None:
+        device_id = principal.device_id or ""
+        signature = check_signature(place, device_id, Target.of(request), request.headers, self.kind)
+        if signature is not None and body is not None:
+            check_digest(signature, hashlib.sha256(body).digest())
+        return signature
+
+
+Signature = Annotated[RequestSignature | None, Depends(_Check("all", whole=True))]
+ResultSignature = Annotated[RequestSignature | None, Depends(_Check("results", whole=False))]
+_WholeResult = Annotated[RequestSignature | None, Depends(_Check("results", whole=True))]
+
+
+@contextmanager
+def _spending(place: Place, principal: Principal, signature: RequestSignature | None) -> Iterator[Session]:
+    device_id = principal.device_id or ""
+    try:
+        with place.database.writing() as session:
+            if signature is not None:
+                spend(session, place, device_id, signature)
+            yield session
+    except Replayed:
+        raise
+    except MobizoError:
+        # What it asked for was refused, and its nonce was given back with the rest; it is spent all the same.
+        spend_ahead(place, device_id, signature)
+        raise
+
+
+def _writing(principal: Device, here: Here, signature: Signature) -> Iterator[Session]:
+    with _spending(here, principal, signature) as session:
+        yield session
+
+
+def _writing_result(principal: Device, here: Here, signature: _WholeResult) -> Iterator[Session]:
+    with _spending(here, principal, signature) as session:
+        yield session
+
+
+SignedWriting = Annotated[Session, Depends(_writing, scope="function")]
+SignedResult = Annotated[Session, Depends(_writing_result, scope="function")]

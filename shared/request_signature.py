@@ -1,0 +1,183 @@
+"""Signatures over HTTP requests: RFC 9421 with Content-Digest of RFC 9530, in one profile.
+
+A device signs method, path, query and the body's digest, with the time and a nonce, by Ed25519:
+
+    Content-Digest: sha-256=:...:
+    Signature-Input: mobizo=("@method" "@path" "@query" "content-digest")
+                     ;created=...;nonce="...";keyid="...";alg="ed25519"   (one line)
+    Signature: mobizo=:...:
+
+A request has exactly one signature; it may have any label, and its components and parameters any order. Knows no HTTP
+library, keeps no nonces and reads no clock.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from shared.errors import BadSignature
+from shared.signing import key_id
+
+COMPONENTS = ("@method", "@path", "@query", "content-digest")
+ALGORITHM = "ed25519"
+LABEL = "mobizo"
+MOST_TEXT = 2000  # characters of a header
+NONCE = re.compile(r"[A-Za-z0-9_.~+/=-]{16,64}")
+
+# Of structured fields (RFC 9651) what this profile needs: a dictionary with one member, as it is to be serialized.
+_KEY = r"[a-z*][a-z0-9_.*-]*"
+_STRING = r'"(?:[ !#-\[\]-~]|\\["\\])*"'
+_PARAMETER = rf";({_KEY})=([0-9]{{1,15}}|{_STRING})"
+_INPUT = re.compile(rf"({_KEY})=(\(({_STRING}(?: {_STRING})*)\)((?:{_PARAMETER})*))")
+_BYTES = re.compile(rf"({_KEY})=:([A-Za-z0-9+/]*={{0,2}}):")
+_DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
+
+
+@dataclass(frozen=True)
+class RequestSignature:
+    """What a request's headers say of its signature. digest: sha256 of the body, 32 bytes. created: Unix seconds."""
+
+    covered: tuple[str, ...]
+    parameters: str
+    signature: bytes
+    digest: bytes
+    content_digest: str
+    created: int
+    nonce: str
+    keyid: str
+
+    def verify(self, key: Ed25519PublicKey, method: str, path: str, query: str) -> None:
+        """path, query: as they were sent, still percent-encoded; query without its question mark.
+
+        Raises BadSignature unless `key` signed just this request. The body is the caller's to compare with `digest`.
+        """
+        if self.keyid != key_id(key):
+            raise BadSignature("the request is signed by another key than this device's; enrol this device again")
+        values = _values(method, path, query, self.content_digest)
+        base = signature_base([(name, values[name]) for name in self.covered], self.parameters)
+        try:
+            key.verify(self.signature, base)
+        except InvalidSignature as error:
+            raise BadSignature(
+                "the signature is not over this request; something on the way changes method, path, query or body"
+            ) from error
+
+
+class RequestSigner:
+    """Signs one device's requests, each anew. Safe to use from several threads."""
+
+    def __init__(self, key: Ed25519PrivateKey, now: Callable[[], float]) -> None:
+        """now: Unix seconds by the server's clock."""
+        self._key, self._now, self._keyid = key, now, key_id(key.public_key())
+
+    def headers(self, method: str, path: str, query: str, body: bytes) -> dict[str, str]:
+        """The three headers. path, query: as they will be sent, percent-encoded; query without its question mark."""
+        digest = content_digest(hashlib.sha256(body).digest())
+        covered = " ".join(f'"{name}"' for name in COMPONENTS)
+        parameters = (
+            f'({covered});created={int(self._now())};nonce="{secrets.token_urlsafe(24)}";keyid="{self._keyid}"'
+            f';alg="{ALGORITHM}"'
+        )
+        signature = self._key.sign(signature_base(_values(method, path, query, digest).items(), parameters))
+        return {
+            "Content-Digest": digest,
+            "Signature-Input": f"{LABEL}={parameters}",
+            "Signature": f"{LABEL}=:{base64.b64encode(signature).decode()}:",
+        }
+
+
+def is_signed(headers: Mapping[str, str]) -> bool:
+    """Whether a request says that it is signed; headers: without regard to case."""
+    return "signature-input" in headers or "signature" in headers
+
+
+def parse_signature(headers: Mapping[str, str]) -> RequestSignature:
+    """What the headers say; they may be read without regard to case. Raises BadSignature for any other form."""
+    given = _whole(headers, "signature-input")
+    signed, digest = _whole(headers, "signature"), _whole(headers, "content-digest")
+    described = _INPUT.fullmatch(given)
+    if described is None:
+        raise BadSignature("Signature-Input must be one signature's, as RFC 9421 serializes it")
+    label, parameters, names, rest = described.group(1, 2, 3, 4)
+    covered = tuple(_unquoted(name) for name in re.findall(_STRING, names))
+    if sorted(covered) != sorted(COMPONENTS):
+        raise BadSignature(f"the signature must cover {', '.join(COMPONENTS)}, each once, and nothing else")
+    found = re.findall(_PARAMETER, rest)
+    values = dict(found)
+    if len(values) != len(found) or set(values) != {"created", "nonce", "keyid", "alg"}:
+        raise BadSignature("the signature must have created, nonce, keyid and alg, each once, and nothing else")
+    if values["alg"] != f'"{ALGORITHM}"':
+        raise BadSignature(f"the signature's algorithm must be {ALGORITHM}")
+    nonce = _unquoted(values["nonce"])
+    if values["created"].startswith('"') or NONCE.fullmatch(nonce) is None:
+        raise BadSignature("created must be Unix seconds; nonce, 16 to 64 letters, digits or -._~+/=")
+    return RequestSignature(
+        covered=covered,
+        parameters=parameters,
+        signature=_signature_bytes(signed, label),
+        digest=parse_digest(digest),
+        content_digest=digest,
+        created=int(values["created"]),
+        nonce=nonce,
+        keyid=_unquoted(values["keyid"]),
+    )
+
+
+def content_digest(digest: bytes) -> str:
+    """A sha256 as the Content-Digest field says it (RFC 9530)."""
+    return f"sha-256=:{base64.b64encode(digest).decode()}:"
+
+
+def parse_digest(text: str) -> bytes:
+    """The sha256 of a Content-Digest field. Raises BadSignature for any other."""
+    match = _DIGEST.fullmatch(text)
+    if match is None:
+        raise BadSignature("Content-Digest must be one sha-256")
+    return base64.b64decode(match[1])
+
+
+def signature_base(components: Iterable[tuple[str, str]], parameters: str) -> bytes:
+    """What is signed (RFC 9421, 2.5): each component on its line, then the parameters as they were sent."""
+    lines = [f'"{name}": {value}' for name, value in components]
+    return "\n".join([*lines, f'"@signature-params": {parameters}']).encode("ascii", "backslashreplace")
+
+
+def _values(method: str, path: str, query: str, digest: str) -> dict[str, str]:
+    return dict(zip(COMPONENTS, (method, path or "/", f"?{query}", digest), strict=True))
+
+
+def _whole(headers: Mapping[str, str], name: str) -> str:
+    value = headers.get(name, "")
+    if not value or len(value) > MOST_TEXT:
+        raise BadSignature(
+            f"a device's request must be signed, and this one has no {name}; is the agent older than the server?"
+            if not value
+            else f"{name} is over {MOST_TEXT} characters"
+        )
+    return value
+
+
+def _signature_bytes(text: str, label: str) -> bytes:
+    match = _BYTES.fullmatch(text)
+    if match is None or match[1] != label:
+        raise BadSignature("Signature must be one byte sequence, by the label that Signature-Input has")
+    try:
+        raw = base64.b64decode(match[2], validate=True)
+    except binascii.Error as error:
+        raise BadSignature("Signature is not base64") from error
+    if base64.b64encode(raw).decode() != match[2]:
+        raise BadSignature("Signature is not base64 as it is to be written")
+    return raw
+
+
+def _unquoted(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text[1:-1]) if text.startswith('"') else text

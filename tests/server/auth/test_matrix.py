@@ -1,0 +1,310 @@
+"""Every route and every kind of caller, over HTTP: who is let in, who is refused and how, and that no tenant sees
+another's things.
+
+The routes are the application's own; ROWS says what each may be asked by whom. A route without a row fails here.
+"""
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import pytest
+from fastapi import APIRouter, FastAPI
+
+from server.auth.guard import Device as DeviceCaller
+from server.auth.guard import Holder, OneTime, Open
+from server.auth.models import Role
+from server.auth.service import TokenService
+from server.auth.tenants import TenantService, UserService
+from server.devices.service import DeviceService
+from server.http.place import Reading
+from shared.access import Scope
+from shared.signing import new_private_key, public_text
+from tests.server.auth.rules import found_routes
+from tests.server.conftest import job_request, result
+
+ANYONE, ONE_TIME, DEVICE = "anyone", "the bearer of a one-time token", "a device"
+EITHER = "either "  # and a scope: or a device
+PERSON = "a person or a service, with any scopes"
+KEY = public_text(new_private_key().public_key())
+
+
+@dataclass
+class Row:
+    """Who may ask a route (one of the words above, or a scope), with which body."""
+
+    who: str
+    body: object = None
+    shared: bool = False  # what its path names is the same for every tenant
+
+
+# One row for each route: "METHOD /path" -> who may ask it. HEAD is as GET.
+ROWS = {
+    "GET /v1/server": Row(ANYONE),
+    "GET /v1/server/usage": Row("server:read"),
+    "GET /healthz": Row(ANYONE),
+    "GET /readyz": Row(ANYONE),
+    "GET /metrics": Row("metrics:read"),
+    "POST /v1/enrolments": Row("devices:write", {}),
+    "POST /v1/devices": Row(ONE_TIME, {"name": "phone", "public_key": KEY, "platform": "linux"}),
+    "GET /v1/devices": Row("devices:read"),
+    "POST /v1/jobs": Row("jobs:write", job_request()),
+    "GET /v1/jobs": Row("jobs:read"),
+    "GET /v1/jobs/{job_id}": Row("jobs:read"),
+    "POST /v1/jobs/{job_id}/cancel": Row("jobs:write"),
+    "GET /v1/jobs/{job_id}/events": Row("jobs:read"),
+    "POST /v1/leases": Row(DEVICE, {"datasets": []}),
+    "POST /v1/leases/{lease_id}/heartbeat": Row(DEVICE, {"phase": "training"}),
+    "POST /v1/leases/{lease_id}/fail": Row(DEVICE, {"code": "x", "detail": "y"}),
+    "POST /v1/leases/{lease_id}/release": Row(DEVICE),
+    "POST /v1/leases/{lease_id}/decline": Row(DEVICE, {"needed_bytes": 2, "available_bytes": 1}),
+    "PUT /v1/leases/{lease_id}/adapter": Row(DEVICE, b"bytes"),
+    "POST /v1/leases/{lease_id}/complete": Row(DEVICE, {"adapter_sha256": "0" * 64, "result": result()}),
+    "GET /v1/programs/{recipe_id}": Row("jobs:read"),
+    "GET /v1/files/{sha256}": Row(EITHER + "jobs:read"),
+    "GET /v1/runners/{platform}": Row(DEVICE, shared=True),
+    "GET /v1/runners/{platform}/{sha256}": Row(DEVICE, shared=True),
+    "GET /v1/adapters": Row("adapters:read"),
+    "GET /v1/adapters/{name}": Row("adapters:read"),
+    "GET /v1/adapters/{name}/versions/{version}": Row("adapters:read"),
+    "GET /v1/adapters/{name}/versions/{version}/lora_B.safetensors": Row("adapters:read"),
+    "GET /v1/adapters/{name}/versions/{version}/peft": Row("adapters:read"),
+    "GET /v1/adapters/{name}/versions/{version}/peft/{file}": Row("adapters:read"),
+}
+# The pages that describe the API: plain routes of FastAPI's, open to all, about no tenant.
+PAGES = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+HERE = "add it to ROWS in tests/server/auth/test_matrix.py, with who may ask it"
+
+# What a path may name: nothing of the sort here, and (in `theirs`) a thing of tenant `default`.
+ABSENT = {
+    "job_id": "job_none",
+    "lease_id": "lease_none",
+    "recipe_id": "0" * 64,
+    "sha256": "0" * 64,
+    "name": "nothing",
+    "version": "1",
+    "file": "README.md",
+    "platform": "linux-x86_64",
+}
+
+
+def rule(who):
+    """The rule that a route must have for `who` to be what ROWS says."""
+    if who == ANYONE:
+        return Open
+    if who == ONE_TIME:
+        return OneTime()
+    scopes = frozenset() if who in (DEVICE, PERSON) else frozenset({Scope(who.removeprefix(EITHER))})
+    return Holder(scopes, people=who != DEVICE, devices=who == DEVICE or who.startswith(EITHER))
+
+
+def complaints(app):
+    """What is wrong with the rules of an application's routes."""
+    for route in found_routes(app):
+        if route.path in PAGES:
+            continue
+        if len(route.rules) != 1:
+            yield f"{route.name} has {len(route.rules)} rules; server/auth/guard.py says how it gets its one"
+            continue
+        if route.late:
+            yield f"{route.name} begins a transaction before its rule: make the rule its first parameter"
+        row = ROWS.get(route.name.replace("HEAD ", "GET "))
+        if row is None:
+            yield f"{route.name} has no row: {HERE}"
+        elif rule(row.who) not in (route.rules[0], type(route.rules[0])):
+            yield f"{route.name} has the rule {route.rules[0]}, and its row says: {row.who}"
+
+
+@pytest.fixture
+def routes(standing):
+    """Every route but the pages."""
+    return [route for route in found_routes(standing[0]) if route.path not in PAGES]
+
+
+def test_every_route_has_one_rule_and_a_row(standing, routes):
+    assert list(complaints(standing[0])) == []
+    found = {route.name for route in routes}
+    assert set(ROWS) <= found, "rows of routes that are no more"
+    described = {f"{method.upper()} {path}" for path, item in standing[0].openapi()["paths"].items() for method in item}
+    assert described <= found, "the walk over the routes missed some"
+
+
+def test_a_route_without_a_rule_is_found():
+    app = FastAPI()
+    router, inner = APIRouter(prefix="/v1"), APIRouter()
+    router.get("/forgotten")(lambda: None)
+    inner.get("/nested")(lambda: None)
+    router.include_router(inner)
+    app.include_router(router)
+    app.mount("/mounted", FastAPI(openapi_url=None))
+    late = APIRouter()
+
+    @late.get("/late")
+    def lately(session: Reading, principal: DeviceCaller) -> None: ...
+
+    app.include_router(late)
+    text = "\n".join(complaints(app))
+    for path in ("/v1/forgotten has 0", "/v1/nested has 0", "/mounted has 0", "/late begins", "/late has no row"):
+        assert path in text
+
+
+@dataclass
+class Caller:
+    """One kind of caller: what answers it when it may not at all, and else what it is and may."""
+
+    actor: object
+    refused: tuple[int, str] | None = None
+    device: bool = False
+    scopes: frozenset[str] = field(default_factory=frozenset)
+
+    def expected(self, who):
+        """(status, code) of a refusal, or None: let in."""
+        if who == ANYONE or (who == ONE_TIME and self.refused == (401, "one-time")):
+            return None
+        if who == ONE_TIME:
+            return 401, "unauthorized"
+        if self.refused is not None:
+            return self.refused[0], self.refused[1].replace("one-time", "unauthorized")
+        if self.device:
+            allowed = who == DEVICE or who.startswith(EITHER)
+        else:
+            allowed = who == PERSON or who.removeprefix(EITHER) in self.scopes
+        return None if allowed else (403, "forbidden")
+
+
+ALL = frozenset(
+    {
+        "jobs:read",
+        "jobs:write",
+        "adapters:read",
+        "devices:read",
+        "devices:write",
+        "tokens:write",
+        "server:read",
+        "metrics:read",
+    }
+)
+OF_APP = frozenset({"jobs:read", "jobs:write", "adapters:read"})
+
+
+@pytest.fixture
+def callers(fleet, home):
+    """Every kind of caller, by a name."""
+    unauthorized = (401, "unauthorized")
+    suspended = (403, "tenant-suspended")
+
+    def issued(role, tenant="default", **options):
+        with home.database.writing() as session:
+            token, text = TokenService(session).issue(role, tenant, "", **options)
+        return token, text
+
+    _, expired = issued(Role.OPERATOR, lifetime=timedelta(seconds=-1))
+    revoked, revoked_text = issued(Role.OPERATOR)
+    _, unknown = issued(Role.OPERATOR)
+    lost = fleet.device(name="lost")
+    shut = [fleet.operator("shut"), fleet.app("shut"), fleet.device("shut")]
+    with home.database.writing() as session:
+        TokenService(session).revoke(revoked.id)
+        bob = UserService(session).create("default", "bob", Role.OPERATOR)
+        _, bobs = TokenService(session).issue(Role.OPERATOR, "default", "", user=bob)
+        UserService(session).disable("default", "bob")
+        DeviceService(session).revoke("default", lost.device_id)
+        TenantService(session).suspend("shut")
+    found = {
+        "nobody": Caller(fleet.actor(), unauthorized),
+        "nonsense": Caller(fleet.actor("nonsense"), unauthorized),
+        "a token never issued": Caller(fleet.actor(unknown[:-4] + "AAAA"), unauthorized),
+        "an expired token": Caller(fleet.actor(expired), unauthorized),
+        "a revoked token": Caller(fleet.actor(revoked_text), unauthorized),
+        "a disabled user": Caller(fleet.actor(bobs), unauthorized),
+        "a revoked device": Caller(lost, unauthorized),
+        "a suspended operator": Caller(shut[0], suspended),
+        "a suspended app": Caller(shut[1], suspended),
+        "a suspended device": Caller(shut[2], suspended),
+        "a one-time token": Caller(
+            fleet.actor(fleet.operator().post("/v1/enrolments", json={}).json()["token"]), (401, "one-time")
+        ),
+        "operator": Caller(fleet.operator(), scopes=ALL),
+        "app": Caller(fleet.app(), scopes=OF_APP),
+        "device": Caller(fleet.device(), device=True),
+        "foreign operator": Caller(fleet.operator("other"), scopes=ALL - {"server:read", "metrics:read"}),
+        "foreign app": Caller(fleet.app("other"), scopes=OF_APP),
+        "foreign device": Caller(fleet.device("other"), device=True),
+    }
+    for scope in ALL:
+        for name, scopes in ((f"all but {scope}", ALL - {scope}), (f"only {scope}", {scope})):
+            _, text = issued(Role.OPERATOR, scopes=[Scope(word) for word in scopes])
+            found[name] = Caller(fleet.actor(text), scopes=frozenset(scopes))
+    return found
+
+
+def ask(actor, route, row, names):
+    """One request; HEAD's as GET's, its answer without a body."""
+    options = {"content": row.body} if isinstance(row.body, bytes) else {"json": row.body}
+    if row.body is None:
+        options = {}
+    return actor.request(route.method, route.path.format_map(names), **options)
+
+
+def test_every_route_with_every_kind_of_caller(routes, callers):
+    assert {str(scope) for scope in Scope} == ALL, "a new scope: add it to ALL, so that the matrix knows it"
+    wrong = []
+    for route in routes:
+        row = ROWS[route.name.replace("HEAD ", "GET ")]
+        for name, caller in callers.items():
+            expected = caller.expected(row.who)
+            answer = ask(caller.actor, route, row, ABSENT)
+            if expected is None:
+                good = answer.status_code not in (401, 403) and answer.status_code < 500
+            elif route.method == "HEAD":
+                good = answer.status_code == expected[0]
+            else:
+                good = (answer.status_code, answer.json().get("code")) == expected
+            if not good:
+                wrong.append(f"{route.name}, {name}: {answer.status_code} {answer.text[:200]}; expected {expected}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.fixture
+def theirs(fleet, app, device, lease):
+    """What tenant `default` owns, by what paths call it."""
+    device.finish(lease)
+    return ABSENT | {
+        "job_id": lease["job"]["id"],
+        "lease_id": lease["id"],
+        "recipe_id": lease["job"]["recipe_id"],
+        "sha256": lease["manifest"]["manifest"]["files"][0]["sha256"],
+        "name": "alice-movies",
+        "device_id": device.device_id,
+    }
+
+
+def told(answer, names):
+    """What an answer tells, without the names that the question held."""
+    if not answer.content:
+        return {"status": answer.status_code}
+    document = answer.json()
+    text = document.pop("instance") + document["detail"]
+    for name in names.values():
+        text = text.replace(name, "?")
+    return document | {"detail": text}
+
+
+def test_another_tenant_s_things_are_as_if_they_were_not_there(fleet, routes, theirs, app, device):
+    people, devices = (fleet.app("other"), fleet.operator("other")), (fleet.device("other"),)
+    for route in routes:
+        row = ROWS[route.name.replace("HEAD ", "GET ")]
+        if row.who in (ANYONE, ONE_TIME) or ("{" not in route.path and route.method != "GET"):
+            continue
+        strangers = devices if row.who == DEVICE else people + devices if row.who.startswith(EITHER) else people
+        for stranger in strangers:
+            answer = ask(stranger, route, row, theirs)
+            if "{" in route.path and not row.shared:
+                assert answer.status_code == 404, (route.name, answer.text)
+                assert told(answer, theirs) == told(ask(stranger, route, row, ABSENT), ABSENT), route.name
+            else:
+                for thing in ("job_id", "lease_id", "device_id"):
+                    assert theirs[thing] not in answer.text, route.name
+        if route.method in ("GET", "HEAD") and "{" in route.path and not row.shared:
+            owner = device if row.who == DEVICE else app
+            if row.who.removeprefix(EITHER) in OF_APP or row.who == DEVICE:
+                assert ask(owner, route, row, theirs).status_code == 200, route.name

@@ -1,0 +1,217 @@
+"""Request signatures: the RFCs' own examples, an independent verifier, and what is refused."""
+
+import base64
+import hashlib
+import re
+
+import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.serialization import load_der_private_key
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import BadSignature
+from shared.request_signature import (
+    RequestSigner,
+    content_digest,
+    is_signed,
+    parse_digest,
+    parse_signature,
+    signature_base,
+)
+from shared.signing import key_id, new_private_key
+
+KEY = new_private_key()
+NOW = 1_700_000_000
+BODY = b'{"phase":"training"}'
+REQUEST = ("POST", "/v1/leases/lease_1/heartbeat", "")
+
+
+def signed(method="POST", path="/v1/leases/lease_1/heartbeat", query="", body=BODY, key=KEY):
+    """Headers by lower-case name, as a server hands them on."""
+    headers = RequestSigner(key, lambda: NOW + 0.9).headers(method, path, query, body)
+    return {name.lower(): value for name, value in headers.items()}
+
+
+def test_the_example_of_rfc_9421_appendix_b_2_6():
+    key = load_der_private_key(
+        base64.b64decode("MC4CAQAwBQYDK2VwBCIEIJ+DYvh6SEqVTm50DFtMDoQikTmiCqirVv9mWG9qfSnF"), None
+    )
+    components = [
+        ("date", "Tue, 20 Apr 2021 02:07:55 GMT"),
+        ("@method", "POST"),
+        ("@path", "/foo"),
+        ("@authority", "example.com"),
+        ("content-type", "application/json"),
+        ("content-length", "18"),
+    ]
+    names = " ".join(f'"{name}"' for name, _ in components)
+    base = signature_base(components, f'({names});created=1618884473;keyid="test-key-ed25519"')
+    expected = "wqcAqbmYJ2ji2glfAMaRy4gruYYnx2nEFN2HN6jrnDnQCK1u02Gb04v9EDgwUPiu4A0w6vuQv5lIp5WPpBKRCw=="
+    assert base64.b64encode(key.sign(base)).decode() == expected
+
+
+def test_the_example_of_rfc_9530():
+    digest = hashlib.sha256(b'{"hello": "world"}').digest()
+    assert content_digest(digest) == "sha-256=:X48E9qOokqqrvdts8nOJRJN3OWDUoyWxBf7kbu9DBPE=:"
+    assert parse_digest(content_digest(digest)) == digest
+
+
+def by_the_rfc(headers, method, path, query):
+    """The base text and the signature, put together from the RFC's text alone."""
+    label, _, parameters = headers["signature-input"].partition("=")
+    values = {
+        "@method": method.upper(),
+        "@path": path,
+        "@query": f"?{query}" if query else "?",
+        "content-digest": headers["content-digest"],
+    }
+    lines = [f'"{name}": {values[name]}' for name in re.findall(r'"([^"]*)"', parameters.partition(")")[0])]
+    signature = headers["signature"].removeprefix(f"{label}=:").removesuffix(":")
+    text = "\n".join(lines) + f'\n"@signature-params": {parameters}'
+    return base64.b64decode(signature), text.encode()
+
+
+@pytest.mark.parametrize("query", ["", "a=1&b=%20"])
+def test_an_independent_verifier_agrees(query):
+    headers = signed(query=query)
+    KEY.public_key().verify(*by_the_rfc(headers, "POST", REQUEST[1], query))
+    with pytest.raises(InvalidSignature):
+        KEY.public_key().verify(*by_the_rfc(headers, "POST", REQUEST[1] + "x", query))
+
+
+def test_an_independent_signer_is_understood_whatever_its_label_and_order():
+    digest = content_digest(hashlib.sha256(BODY).digest())
+    parameters = (
+        '("content-digest" "@query" "@path" "@method")'
+        f';alg="ed25519";keyid="{key_id(KEY.public_key())}";nonce="abcdefghijklmnop";created={NOW}'
+    )
+    headers = {"content-digest": digest, "signature-input": f"sig-b26={parameters}", "signature": "sig-b26=:AA==:"}
+    _, text = by_the_rfc(headers, "PUT", "/x", "y")
+    headers["signature"] = f"sig-b26=:{base64.b64encode(KEY.sign(text)).decode()}:"
+    parse_signature(headers).verify(KEY.public_key(), "PUT", "/x", "y")
+
+
+def test_what_is_said_is_read():
+    found = parse_signature(signed())
+    assert found.created == NOW
+    assert found.digest == hashlib.sha256(BODY).digest()
+    assert found.keyid == key_id(KEY.public_key())
+    found.verify(KEY.public_key(), *REQUEST)
+    assert parse_signature(signed()).nonce != found.nonce
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ("PUT", REQUEST[1], ""),
+        ("POST", "/v1/leases/lease_2/heartbeat", ""),
+        ("POST", REQUEST[1], "a=1"),
+        ("POST", REQUEST[1] + "/", ""),
+    ],
+)
+def test_another_request_is_refused(request_):
+    with pytest.raises(BadSignature, match="not over this request"):
+        parse_signature(signed()).verify(KEY.public_key(), *request_)
+
+
+def test_another_body_and_another_key_are_refused():
+    headers = signed() | {"content-digest": signed(body=b"other")["content-digest"]}
+    with pytest.raises(BadSignature, match="not over this request"):
+        parse_signature(headers).verify(KEY.public_key(), *REQUEST)
+    with pytest.raises(BadSignature, match="another key"):
+        parse_signature(signed()).verify(new_private_key().public_key(), *REQUEST)
+    claimed = signed(key=new_private_key())
+    keyid = re.search('keyid="([^"]*)"', claimed["signature-input"])[1]
+    claimed["signature-input"] = claimed["signature-input"].replace(keyid, key_id(KEY.public_key()))
+    with pytest.raises(BadSignature, match="not over this request"):
+        parse_signature(claimed).verify(KEY.public_key(), *REQUEST)
+
+
+@pytest.mark.parametrize("name", ["signature", "signature-input", "content-digest"])
+def test_a_missing_header_is_named(name):
+    headers = signed()
+    del headers[name]
+    assert is_signed(headers)
+    with pytest.raises(BadSignature, match=name):
+        parse_signature(headers)
+    assert not is_signed({"content-digest": "x"})
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("signature-input", '"@path" ', ""),
+        ("signature-input", '"@path" ', '"@path" "@path" '),
+        ("signature-input", '"@path" ', '"@path" "host" '),
+        ("signature-input", '"@path"', '"@path";req'),
+        ("signature-input", ";created", "; created"),
+        ("signature-input", ";created=", ";created=-"),
+        ("signature-input", f"={NOW}", f'="{NOW}"'),
+        ("signature-input", f"={NOW}", f"={NOW}.5"),
+        ("signature-input", f"={NOW}", "=" + "9" * 16),
+        ("signature-input", f"={NOW}", "=١٢٣"),  # digits elsewhere
+        ("signature-input", "ed25519", "hmac-sha256"),
+        ("signature-input", ';alg="ed25519"', ""),
+        ("signature-input", ';alg="ed25519"', ';alg="ed25519";alg="ed25519"'),
+        ("signature-input", ';alg="ed25519"', ';alg="ed25519";expires=1'),
+        ("signature-input", 'nonce="', 'nonce="\\"'),
+        ("signature-input", "mobizo=", "a=(), mobizo="),
+        ("signature-input", "mobizo=", "Mobizo="),
+        ("signature", "mobizo=", "sig=="),
+        ("signature", "mobizo=", "sig="),
+        ("signature", ":", ""),
+        ("signature", "==:", "=:"),
+        ("content-digest", "sha-256", "sha-512"),
+        ("content-digest", "=:", ":"),
+    ],
+)
+def test_another_form_is_refused(name, old, new):
+    headers = signed()
+    assert old in headers[name]
+    headers[name] = headers[name].replace(old, new, 1)
+    with pytest.raises(BadSignature):
+        parse_signature(headers)
+
+
+TEXT = st.text(st.characters(max_codepoint=255), max_size=60) | st.sampled_from(list(signed().values()))
+
+
+@given(st.fixed_dictionaries(dict.fromkeys(("signature", "signature-input", "content-digest"), TEXT)))
+def test_no_text_does_more_than_be_refused(headers):
+    try:
+        found = parse_signature(headers)
+    except BadSignature:
+        return
+    with pytest.raises(BadSignature):
+        found.verify(new_private_key().public_key(), *REQUEST)
+
+
+@given(st.data())
+def test_no_change_of_a_character_passes(data):
+    headers = signed()
+    name = data.draw(st.sampled_from(sorted(headers)))
+    at = data.draw(st.integers(0, len(headers[name]) - 1))
+    new = data.draw(st.characters(max_codepoint=255).filter(lambda c: c != headers[name][at]))
+    headers[name] = headers[name][:at] + new + headers[name][at + 1 :]
+    with pytest.raises(BadSignature):
+        parse_signature(headers).verify(KEY.public_key(), *REQUEST)
+
+
+@given(
+    method=st.sampled_from(["POST", "PUT", "DELETE"]),
+    path=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=40),
+    query=st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=40),
+    body=st.binary(max_size=100),
+)
+def test_what_was_signed_verifies(method, path, query, body):
+    parse_signature(signed(method, path, query, body)).verify(KEY.public_key(), method, path, query)
+
+
+def test_bits_that_base64_passes_over_count():
+    headers = signed()
+    last = headers["signature"][-4]  # before "==:": four of its six bits are padding
+    assert last in "AQgw"
+    headers["signature"] = headers["signature"][:-4] + chr(ord(last) + 1) + "==:"
+    with pytest.raises(BadSignature, match="base64"):
+        parse_signature(headers)
