@@ -28,6 +28,7 @@ from server.metrics.meter import Meter
 from server.programs import endpoints as programs
 from server.runners import endpoints as runners
 from server.settings import Settings
+from server.work.engine import prepare
 
 _PROBLEM = {"description": "a problem document (RFC 9457)", "content": {PROBLEM_JSON: {}}}
 
@@ -40,6 +41,7 @@ def create_app(settings: Settings) -> FastAPI:
     key = load_key(settings.key_path)
     database = Database(settings.url)
     upgrade(database.engine)
+    prepare(database, settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

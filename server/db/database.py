@@ -6,7 +6,7 @@ before it writes, and two writers wait for each other instead of failing half-wa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +38,10 @@ class Database:
         """A session whose work is committed at the end, or dropped whole if anything is raised."""
         with self._writing.begin() as session:
             yield session
+
+    def before_commit(self, do: Callable[[Session], None]) -> None:
+        """From now on `do` gets every writing session before it is committed, in its transaction."""
+        event.listen(self._writing, "before_commit", do)
 
     def close(self) -> None:
         """Closes idle connections."""

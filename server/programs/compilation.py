@@ -123,7 +123,8 @@ class CompileQueue:
         if program.attempts >= self._settings.compile_attempts:
             self._fail(program, error)
             return
-        wait = min(timedelta(seconds=self._settings.compile_backoff_seconds * 2 ** (program.attempts - 1)), MOST_BACKOFF)
+        seconds = self._settings.compile_backoff_seconds * 2 ** (program.attempts - 1)
+        wait = min(timedelta(seconds=seconds), MOST_BACKOFF)
         self._give_back(program, counts=True)
         program.next_attempt_at = utc_now() + wait
         left = self._settings.compile_attempts - program.attempts
@@ -174,8 +175,8 @@ class CompileQueue:
     def _too_large(self, program: Program, now: datetime) -> CompileTooLarge:
         most = max(each.memory_bytes for each in self._waiting.hosts(now - HOST_LASTS))
         return CompileTooLarge(
-            f"compiling this takes about {program.memory_bytes:,} bytes of memory, and no machine with workers may give "
-            f"more than {most:,} (MOBIZO_COMPILE_BUDGET_BYTES); use a smaller base model, or raise it on a larger machine"
+            f"compiling this takes about {program.memory_bytes:,} bytes of memory, and no machine with workers may "
+            f"give more than {most:,} (MOBIZO_COMPILE_BUDGET_BYTES); use a smaller base model, or a larger machine"
         )
 
     def _assign(self, program: Program, now: datetime) -> Assignment:

@@ -36,7 +36,7 @@ class ProgramRepository:
         return self._session.scalars(select(Program).where(Program.recipe_id == recipe_id)).one()
 
     def locked(self, recipe_id: str) -> Program:
-        """The program of a recipe, known to exist; until the transaction ends no worker ends its compile, and nobody else asks."""
+        """The program of a recipe, known to exist; nobody else changes it until the transaction ends."""
         statement = select(Program).where(Program.recipe_id == recipe_id).with_for_update()
         return self._session.scalars(statement.execution_options(populate_existing=True)).one()
 

@@ -101,9 +101,7 @@ class WaitingRepository:
 
     def keep_host(self, name: str, memory_bytes: int, limited: bool, now: datetime) -> None:
         """Notes what a machine may give to its compiles, and that it was heard from."""
-        add_if_absent(
-            self._session, WorkerHost, name=name, memory_bytes=memory_bytes, limited=limited, seen_at=now
-        )
+        add_if_absent(self._session, WorkerHost, name=name, memory_bytes=memory_bytes, limited=limited, seen_at=now)
         host = self._session.get_one(WorkerHost, name)
         host.memory_bytes, host.limited, host.seen_at = memory_bytes, limited, now
 
@@ -140,5 +138,5 @@ def _waits() -> tuple[ColumnElement[bool], ...]:
     return Job.recipe_id == Program.recipe_id, Job.state == JobState.QUEUED
 
 
-def _queued(can: ColumnElement[bool]) -> Select[tuple[int]]:
+def _queued(can: ColumnElement[bool]) -> Select[int]:
     return select(Job.number).join(Program, Program.recipe_id == Job.recipe_id).where(Job.state == JobState.QUEUED, can)
