@@ -12,9 +12,9 @@ from rich.table import Table
 
 from server import keys
 from server.db.database import Database
-from server.db.schema import upgrade
+from server.db.revisions import prepare
 from server.settings import Settings
-from server.work.engine import prepare
+from server.work.engine import prepare_engine
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Tenant = Annotated[str, typer.Option(help="whose it is")]
@@ -27,8 +27,8 @@ def open_home() -> tuple[Settings, Database]:
     settings = Settings()
     keys.load_key(settings.key_path)
     database = Database(settings.url)
-    upgrade(database.engine)
-    prepare(database, settings)
+    prepare(database.engine, settings.migrate_at_start)
+    prepare_engine(database, settings)
     return settings, database
 
 

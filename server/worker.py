@@ -32,7 +32,7 @@ from server.programs.repository import ProgramRepository, WorkerRepository
 from server.programs.stages import Stages
 from server.programs.waiting import WaitingRepository
 from server.settings import Settings
-from server.work.engine import engine_of, prepare
+from server.work.engine import engine_of, prepare_engine
 from server.work.outage import OUTAGES, insist
 from server.work.whereabouts import host_name, is_dead, pid_space
 from shared.errors import MobizoError, Unavailable
@@ -64,7 +64,7 @@ class CompileWorker:
 
     def run(self) -> None:
         """Works until stopped."""
-        prepare(self._database, self._settings)
+        prepare_engine(self._database, self._settings)
         self._register()
         _log.info("worker-started", worker=self.id, engine=self._settings.engine)
         self._engine.run(self)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from server.db.locking import locked
 from server.db.paging import PageRequest, PageRows, page_of
 from server.jobs.models import Job, JobEvent
 from shared.job import JobState
@@ -30,10 +31,9 @@ class JobRepository:
         """A job of a tenant."""
         return self._session.scalar(select(Job).where(Job.tenant == tenant, Job.id == job_id))
 
-    def locked(self, tenant: str, job_id: str) -> Job | None:
-        """A job of a tenant, which nobody else changes until the transaction ends."""
-        statement = select(Job).where(Job.tenant == tenant, Job.id == job_id).with_for_update()
-        return self._session.scalar(statement.execution_options(populate_existing=True))
+    def get_locked(self, tenant: str, job_id: str) -> Job | None:
+        """A job of a tenant that nobody else changes until the transaction ends."""
+        return self._session.scalar(locked(select(Job).where(Job.tenant == tenant, Job.id == job_id)))
 
     def by_number(self, number: int) -> Job:
         """A job that is known to exist."""
@@ -44,10 +44,9 @@ class JobRepository:
         return page_of(self._session, select(Job).where(Job.tenant == tenant), Job, request)
 
     def wanting(self, recipe_id: str) -> Sequence[Job]:
-        """Jobs that wait for the program of a recipe, oldest first; locked until the transaction ends."""
+        """Jobs that wait for the program of a recipe, oldest first; locked."""
         statement = select(Job).where(Job.recipe_id == recipe_id, Job.state.in_(WANTING)).order_by(Job.number)
-        locked = statement.with_for_update().execution_options(populate_existing=True)
-        return self._session.scalars(locked).all()
+        return self._session.scalars(locked(statement)).all()
 
     def is_wanted(self, recipe_id: str) -> bool:
         """Whether a job waits for the program of a recipe."""
@@ -55,8 +54,9 @@ class JobRepository:
         return self._session.scalar(statement.limit(1)) is not None
 
     def pinned(self, device_id: str) -> Sequence[Job]:
-        """Open jobs that only this device may train."""
-        return self._session.scalars(select(Job).where(Job.only_device_id == device_id, Job.state.in_(OPEN))).all()
+        """Open jobs that only this device may train; locked."""
+        statement = select(Job).where(Job.only_device_id == device_id, Job.state.in_(OPEN)).order_by(Job.number)
+        return self._session.scalars(locked(statement)).all()
 
     def other_user(self, tenant: str, adapter: str, user: str) -> str | None:
         """A user, not `user`, for whom an open job trains that adapter."""

@@ -9,6 +9,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from server.bases.models import BaseModelEntry
+from server.db.locking import locked
 from server.db.paging import PageRequest, PageRows, page_of
 from server.jobs.models import Job
 from server.leases.models import JobLease
@@ -35,10 +36,9 @@ class ProgramRepository:
         """The program of a recipe, known to exist."""
         return self._session.scalars(select(Program).where(Program.recipe_id == recipe_id)).one()
 
-    def locked(self, recipe_id: str) -> Program:
+    def named_locked(self, recipe_id: str) -> Program:
         """The program of a recipe, known to exist; nobody else changes it until the transaction ends."""
-        statement = select(Program).where(Program.recipe_id == recipe_id).with_for_update()
-        return self._session.scalars(statement.execution_options(populate_existing=True)).one()
+        return self._session.scalars(locked(select(Program).where(Program.recipe_id == recipe_id))).one()
 
     def page(self, request: PageRequest) -> PageRows[Program]:
         """Some of all programs, newest first."""
@@ -69,13 +69,11 @@ class ProgramRepository:
         return [worker_id for worker_id in self._session.scalars(statement) if worker_id is not None]
 
     def held(self, recipe_id: str, worker_id: str) -> Program | None:
-        """The program, if it is still that worker's to compile; locked until the transaction ends."""
+        """The program, if it is still that worker's to compile; locked."""
         statement = select(Program).where(
-            Program.recipe_id == recipe_id,
-            Program.worker_id == worker_id,
-            Program.state == ProgramState.COMPILING,
+            Program.recipe_id == recipe_id, Program.worker_id == worker_id, Program.state == ProgramState.COMPILING
         )
-        return self._session.scalar(statement.with_for_update().execution_options(populate_existing=True))
+        return self._session.scalar(locked(statement))
 
     def set_files(self, recipe_id: str, version: int, files: Sequence[ProgramBlob]) -> None:
         """Stores that a version of a program has these files, and forgets those of all but the version before."""

@@ -49,7 +49,7 @@ class ProgramService:
             )
         if program is None or program.state is not ProgramState.READY:
             # Locked, so that a worker that ends its compile now finds the job that waits, or the job finds it ended.
-            program = self._programs.locked(recipe.id)
+            program = self._programs.named_locked(recipe.id)
         if program.state is ProgramState.FAILED:
             self._lifecycle.move(program, ProgramState.PENDING, attempts=0, error=None, memory_bytes=memory_bytes)
         if program.state is not ProgramState.READY:
@@ -64,7 +64,7 @@ class ProgramService:
         """
         if self._programs.get(recipe_id) is None:
             raise NotFound(f"there is no program of recipe {recipe_id!r}; `mobizo-server programs list` shows them")
-        program = self._programs.locked(recipe_id)
+        program = self._programs.named_locked(recipe_id)
         if program.state not in (ProgramState.READY, ProgramState.FAILED):
             raise Conflict(f"the program of recipe {recipe_id} is {program.state}; it is compiled anyway")
         self._lifecycle.move(program, ProgramState.PENDING, attempts=0, error=None, anew=True)

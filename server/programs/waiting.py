@@ -15,6 +15,7 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, Select, func, or_, select
 from sqlalchemy.orm import Session
 
+from server.db.locking import locked
 from server.db.upsert import add_if_absent
 from server.jobs.models import Job
 from server.programs.models import CompileTurn, Program, ProgramState, Worker, WorkerHost
@@ -65,8 +66,7 @@ class WaitingRepository:
                 .where(Job.tenant == tenant, Job.state == JobState.QUEUED, can)
                 .order_by(Job.priority.desc(), Job.number)
             )
-        locked = statement.limit(1).with_for_update(of=Program, skip_locked=True)
-        row = self._session.execute(locked.execution_options(populate_existing=True)).first()
+        row = self._session.execute(locked(statement.limit(1), of=Program, skip=True)).first()
         return None if row is None else Candidate(row[0], tenant, row[1])
 
     def any(self, now: datetime) -> bool:
@@ -86,8 +86,7 @@ class WaitingRepository:
     def lapsed(self, now: datetime) -> Sequence[Program]:
         """Programs whose worker has not been heard from in time; locked until the transaction ends."""
         statement = select(Program).where(_lapsed(now)).order_by(Program.number)
-        locked = statement.with_for_update(skip_locked=True).execution_options(populate_existing=True)
-        return self._session.scalars(locked).all()
+        return self._session.scalars(locked(statement, skip=True)).all()
 
     def under_way(self, pid_space: str) -> Sequence[tuple[Program, Worker]]:
         """Programs that compile where process numbers mean what they do here, and their workers."""
@@ -108,7 +107,7 @@ class WaitingRepository:
     def locked_host(self, worker_id: str) -> WorkerHost | None:
         """The worker's machine; until the transaction ends no other worker there is given anything."""
         statement = select(WorkerHost).join(Worker, Worker.host == WorkerHost.name).where(Worker.id == worker_id)
-        return self._session.scalar(statement.with_for_update(of=WorkerHost))
+        return self._session.scalar(locked(statement, of=WorkerHost))
 
     def used_bytes(self, host: str) -> int:
         """What the compiles under way on a machine take together, as estimated."""

@@ -50,7 +50,7 @@ def engine_of(settings: Settings) -> Engine:
     return ProcrastinateEngine(settings)
 
 
-def prepare(database: Database, settings: Settings) -> None:
+def prepare_engine(database: Database, settings: Settings) -> None:
     """Makes what the engine keeps in the database, if it is not there; raises as `engine_of` does.
 
     From now on what transactions of `database` ask to have compiled is told to workers as they are committed.
