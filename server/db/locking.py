@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Select
 
-Found = TypeVar("Found", bound=Select[Any])
+Found = TypeVar("Found", bound=Select[*tuple[Any, ...]])
 
 
 def locked(statement: Found, *, of: Any = None, skip: bool = False) -> Found:
