@@ -12,6 +12,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from server.adapters import endpoints as adapters
 from server.artifacts.opening import open_artifacts
+from server.auth import endpoints as access
 from server.clock import utc_now
 from server.db.database import Database
 from server.db.revisions import prepare
@@ -61,6 +62,6 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(Meter)
     add_problem_handlers(app)
-    for slice_ in (info, metrics, devices, jobs, leases, programs, runners, adapters):
+    for slice_ in (info, metrics, access, devices, jobs, leases, programs, runners, adapters):
         app.include_router(slice_.router)
     return app
