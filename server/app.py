@@ -31,6 +31,7 @@ from server.metrics.meter import Meter
 from server.programs import endpoints as programs
 from server.runners import endpoints as runners
 from server.settings import Settings
+from server.work.engine import prepare_engine
 
 API_VERSION = "1"  # of the routes under /v1; the release is what GET /v1/server says
 SLICES = (info, metrics, access, devices, jobs, leases, programs, runners, adapters)
@@ -61,6 +62,7 @@ def create_app(settings: Settings) -> FastAPI:
     key = load_key(settings.key_path)
     database = Database(settings.url, settings.tuning)
     prepare(database.engine, settings.migrate_at_start)
+    prepare_engine(database, settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -21,6 +21,7 @@ from server.db.schema import upgrade
 from server.devices.service import DeviceService
 from server.logs import configure_logs
 from server.settings import Settings
+from server.work.engine import prepare_engine
 from shared.access import DEFAULT_TENANT
 from shared.errors import BadRequest, Conflict
 
@@ -39,6 +40,7 @@ def init(as_json: Json = False) -> None:
     open_artifacts(settings)
     database = Database(settings.url, settings.tuning)
     upgrade(database.engine)
+    prepare_engine(database, settings)
     keys.create_key(settings.key_path)
     with database.writing() as session:
         token, text = TokenService(session).issue(

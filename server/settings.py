@@ -135,7 +135,19 @@ class Settings(BaseSettings):
     # Compilation
     compile_lease_seconds: float = Field(30, gt=0, description="how long a program is a worker's without a heartbeat")
     compile_attempts: int = Field(3, ge=1, description="tries of a compile that crashes")
+    compile_backoff_seconds: float = Field(
+        5, ge=0, description="wait after a compile's first crash; it doubles with each"
+    )
     compile_memory_bytes: int | None = Field(None, ge=1, description="resident memory at which a compile is stopped")
+    compile_budget_bytes: int | None = Field(
+        None, ge=1, description="memory that a machine's compiles may take together; null: 80 % of the machine's"
+    )
+    worker_host: str | None = Field(
+        None, max_length=255, description="name of the machine whose memory its workers share; null: the host's name"
+    )
+    engine: Literal["embedded", "procrastinate"] = Field(
+        "embedded", description="how workers learn of programs: they look, or PostgreSQL tells them"
+    )
     compiler_command: list[str] = Field(
         default_factory=lambda: [sys.executable, "-m", "server.compiler"],
         description="takes recipe file, base source, output directory; see server/programs/compiler_process.py",

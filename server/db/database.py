@@ -12,10 +12,10 @@ over. What locks do not order, unique constraints do: the later one meets a `Col
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import URL, Engine, create_engine
+from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session, sessionmaker
@@ -64,6 +64,10 @@ class Database:
         """A session whose work is committed at the end, or dropped whole if anything is raised."""
         with told(), self._writing.begin() as session:
             yield session
+
+    def before_commit(self, do: Callable[[Session], None]) -> None:
+        """From now on `do` gets every writing session before it is committed, in its transaction."""
+        event.listen(self._writing, "before_commit", do)
 
     def close(self) -> None:
         """Closes all connections, once those who use them are done."""

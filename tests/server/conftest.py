@@ -272,6 +272,7 @@ def home(home_template, database_url, tmp_path):
         address_rate=1e6,
         refusal_rate=1e6,
         compile_lease_seconds=2,
+        compile_backoff_seconds=0,
         compiler_command=[sys.executable, fake_compiler.__file__],
     )
     found = Home(settings, root / "source")
