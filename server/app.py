@@ -31,6 +31,7 @@ from server.metrics.meter import Meter
 from server.programs import endpoints as programs
 from server.runners import endpoints as runners
 from server.settings import Settings
+from server.work.engine import prepare_engine
 
 API_VERSION = "1"  # of the routes under /v1; the release is what GET /v1/server says
 SLICES = (info, metrics, access, devices, jobs, leases, programs, runners, adapters)
@@ -59,8 +60,9 @@ def create_app(settings: Settings) -> FastAPI:
     Raises Unavailable if the home has no signing key, SchemaBehind if its database is for others to bring up.
     """
     key = load_key(settings.key_path)
-    database = Database(settings.url)
+    database = Database(settings.url, settings.tuning)
     prepare(database.engine, settings.migrate_at_start)
+    prepare_engine(database, settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -26,7 +26,7 @@ from server.db.revisions import lacking, reached
 from server.devices.models import Device
 from server.keys import load_key
 from server.programs.models import Worker
-from server.serving import is_loopback
+from server.safety import is_loopback
 from server.settings import Settings
 from shared.checkup import Check
 from shared.errors import MobizoError
@@ -84,7 +84,7 @@ def check_database(settings: Settings) -> Iterator[Check]:
     if settings.database_url is None and not settings.home.is_dir():
         yield Check("database", "fail", "there is none without a home", "`mobizo-server init` makes it")
         return
-    database = Database(settings.url)
+    database = Database(settings.url, settings.tuning)
     try:
         with reached(database.engine) as connection:
             yield _version(connection)
