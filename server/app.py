@@ -16,6 +16,7 @@ from server.clock import utc_now
 from server.db.database import Database
 from server.db.schema import upgrade
 from server.devices import endpoints as devices
+from server.devices import joining
 from server.http.envelope import Envelope
 from server.http.place import Place
 from server.http.problems import PROBLEM_JSON, add_problem_handlers
@@ -61,6 +62,6 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(Meter)
     add_problem_handlers(app)
-    for slice_ in (info, metrics, devices, jobs, leases, programs, runners, adapters):
+    for slice_ in (info, metrics, devices, joining, jobs, leases, programs, runners, adapters):
         app.include_router(slice_.router)
     return app

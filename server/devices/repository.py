@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from server.db.paging import PageRequest, PageRows, page_of
-from server.devices.models import Device, DeviceNonce, EnrolmentToken
+from server.devices.models import Device, DeviceNonce, DeviceRequest, EnrolmentToken, RequestState
 
 
 class DeviceRepository:
@@ -95,3 +95,37 @@ class NonceRepository:
         except IntegrityError:
             return False
         return True
+
+
+class DeviceRequestRepository:
+    """Requests to join, in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, request: DeviceRequest) -> None:
+        """Stores a new request."""
+        self._session.add(request)
+        self._session.flush()
+
+    def waiting(self, address: str, now: datetime) -> int:
+        """How many requests from an address are undecided and not over."""
+        statement = select(func.count()).where(
+            DeviceRequest.address == address,
+            DeviceRequest.state == RequestState.PENDING,
+            DeviceRequest.expires_at > now,
+        )
+        return self._session.scalar(statement) or 0
+
+    def by_device_code(self, digest: str) -> DeviceRequest | None:
+        """The request of a device code; locked, so that of two who ask at once one gets the token."""
+        statement = select(DeviceRequest).where(DeviceRequest.device_code_digest == digest)
+        return self._session.scalar(statement.with_for_update())
+
+    def by_user_code(self, code: str) -> DeviceRequest | None:
+        """The request of a user code, as it is stored; locked."""
+        return self._session.scalar(select(DeviceRequest).where(DeviceRequest.user_code == code).with_for_update())
+
+    def forget(self, before: datetime) -> None:
+        """Removes requests that were over by then."""
+        self._session.execute(delete(DeviceRequest).where(DeviceRequest.expires_at < before))

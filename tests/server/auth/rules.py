@@ -45,7 +45,8 @@ def found_routes(app):
     """Every route of an application, one for each method; plain ones and mounted applications have no rules."""
     for path, route in _every(app.routes):
         calls = list(_calls(route.dependant)) if isinstance(route, APIRoute) else []
-        rules = tuple(call for call in calls if isinstance(call, Rule))
+        # What signs is asked by whom: a dependency may name its route's rule again.
+        rules = tuple(dict.fromkeys(call for call in calls if isinstance(call, Rule)))
         before = calls[: calls.index(rules[0])] if rules else []
         late = any(call in (_reading, _writing) for call in before)
         for method in sorted(getattr(route, "methods", None) or {"ANY"}):

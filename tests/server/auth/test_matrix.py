@@ -47,6 +47,12 @@ ROWS = {
     "POST /v1/enrolments": Row("devices:write", {}),
     "POST /v1/devices": Row(ONE_TIME, {"name": "phone", "public_key": KEY, "platform": "linux"}),
     "GET /v1/devices": Row("devices:read"),
+    "POST /v1/oauth/device_authorization": Row(ANYONE),
+    "POST /v1/oauth/token": Row(ANYONE),
+    "GET /device": Row(ANYONE),
+    "GET /v1/device-requests/{user_code}": Row("devices:read", shared=True),
+    "POST /v1/device-requests/{user_code}/approve": Row("devices:write", shared=True),
+    "POST /v1/device-requests/{user_code}/deny": Row("devices:write", shared=True),
     "POST /v1/jobs": Row("jobs:write", job_request()),
     "GET /v1/jobs": Row("jobs:read"),
     "GET /v1/jobs/{job_id}": Row("jobs:read"),
@@ -84,6 +90,7 @@ ABSENT = {
     "version": "1",
     "file": "README.md",
     "platform": "linux-x86_64",
+    "user_code": "AAAA-AAAA",
 }
 
 
