@@ -8,10 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 from device_agent.adb import Adb
 from device_agent.cache import MARGIN_BYTES
@@ -27,6 +25,7 @@ from device_agent.sensors import Sensors
 from device_agent.sensors_linux import LinuxSensors
 from device_agent.service import installed_units
 from device_agent.state import DeviceConfig, Home
+from shared.checkup import Check, State
 from shared.errors import Forbidden, MobizoError, NotFound, Unauthorized
 from shared.protocol import ServerInfo
 from shared.rules import Rules
@@ -35,22 +34,6 @@ from shared.transport import Transport
 ANSWER_SECONDS = 5.0  # that the server may take
 SKEW_SECONDS = 60.0
 LITTLE_DISK, LITTLE_MEMORY = 2 * 10**9, 10**9  # bytes; a small model and its run fit above
-
-State = Literal["ok", "warn", "fail"]
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing looked at. remedy: what to do if it is not ok."""
-
-    name: str
-    state: State
-    detail: str
-    remedy: str = ""
-
-    def line(self) -> str:
-        """All of it for people."""
-        return f"{self.state:4}  {self.name:9}  {self.detail}" + (f"; {self.remedy}" if self.remedy else "")
 
 
 def examine(home: Home, adb: str | None = None, sensors: Sensors | None = None) -> Iterator[Check]:

@@ -14,7 +14,7 @@ from server.adapters import endpoints as adapters
 from server.artifacts.opening import open_artifacts
 from server.clock import utc_now
 from server.db.database import Database
-from server.db.schema import upgrade
+from server.db.revisions import prepare
 from server.devices import endpoints as devices
 from server.devices import joining
 from server.http.envelope import Envelope
@@ -36,11 +36,11 @@ _PROBLEM = {"description": "a problem document (RFC 9457)", "content": {PROBLEM_
 def create_app(settings: Settings) -> FastAPI:
     """The application over a home that `mobizo-server init` made; its schema is brought up to date.
 
-    Raises Unavailable if the home has no signing key.
+    Raises Unavailable if the home has no signing key, SchemaBehind if its database is for others to bring up.
     """
     key = load_key(settings.key_path)
     database = Database(settings.url)
-    upgrade(database.engine)
+    prepare(database.engine, settings.migrate_at_start)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

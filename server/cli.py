@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from typer.core import TyperGroup
 
@@ -33,11 +34,13 @@ class Commands(TyperGroup):
 
     def _load(self) -> None:
         from server.access_cli import app as access
+        from server.care_cli import app as care
         from server.fleet_cli import app as fleet
         from server.home_cli import app as home
 
         self.commands = {
             **typer.main.get_group(home).commands,
+            **typer.main.get_group(care).commands,
             **typer.main.get_group(access).commands,
             **typer.main.get_group(fleet).commands,
             **self.commands,
@@ -60,6 +63,14 @@ def main() -> None:
         app()
     except MobizoError as error:
         complaints.print(f"error: {error.detail}", style="red", markup=False)
+        sys.exit(1)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if error.title != "Settings":
+            raise
+        # Never the value: it may be a password.
+        name = f"MOBIZO_{first['loc'][0]}".upper() if first["loc"] else "MOBIZO_*"
+        complaints.print(f"error: {name}: {first['msg']}", style="red", markup=False)
         sys.exit(1)
 
 

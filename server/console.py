@@ -12,7 +12,7 @@ from rich.table import Table
 
 from server import keys
 from server.db.database import Database
-from server.db.schema import upgrade
+from server.db.revisions import prepare
 from server.settings import Settings
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
@@ -26,7 +26,7 @@ def open_home() -> tuple[Settings, Database]:
     settings = Settings()
     keys.load_key(settings.key_path)
     database = Database(settings.url)
-    upgrade(database.engine)
+    prepare(database.engine, settings.migrate_at_start)
     return settings, database
 
 

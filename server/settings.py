@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+from urllib.parse import quote
 
 from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from shared.errors import BadRequest
 
 MEBIBYTE = 1 << 20
 
@@ -22,8 +27,27 @@ class Delivery(StrEnum):
     REDIRECT = "redirect"  # large ones from the bucket, by a signed address
 
 
+class _Files(PydanticBaseSettingsSource):
+    """`MOBIZO_NAME_FILE=PATH`: the setting NAME is what that file holds, as containers are given secrets."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """The file's text without the line's end; None if no file is named."""
+        variable = f"MOBIZO_{field_name}_FILE".upper()
+        if (path := os.environ.get(variable)) is None:
+            return None, field_name, False
+        try:
+            return Path(path).read_text(encoding="utf-8").rstrip("\r\n"), field_name, False
+        except (OSError, ValueError) as error:
+            raise BadRequest(f"{variable}: {path} cannot be read as text") from error
+
+    def __call__(self) -> dict[str, Any]:
+        """All that files say."""
+        found = {name: self.get_field_value(field, name)[0] for name, field in self.settings_cls.model_fields.items()}
+        return {name: value for name, value in found.items() if value is not None}
+
+
 class Settings(BaseSettings):
-    """One deployment's settings; sizes in bytes, times in seconds."""
+    """One deployment's settings; sizes in bytes, times in seconds. `MOBIZO_NAME_FILE` names a file that holds one."""
 
     model_config = SettingsConfigDict(env_prefix="MOBIZO_", frozen=True)
 
@@ -32,6 +56,7 @@ class Settings(BaseSettings):
         description="directory of the database, the files and the signing key",
     )
     database_url: str | None = Field(None, description="SQLAlchemy URL; null: SQLite in home")
+    database_password: SecretStr | None = Field(None, description="put into that URL")
     # Files
     storage_url: str | None = Field(None, description="s3://BUCKET/PREFIX; null: a directory in home")
     storage_endpoint: str | None = Field(None, description="URL of an S3-compatible service; null: AWS's")
@@ -96,6 +121,18 @@ class Settings(BaseSettings):
         description="takes recipe file, base source, output directory; see server/programs/compiler_process.py",
     )
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments, then the environment, then files that it names."""
+        return init_settings, env_settings, _Files(settings_cls)
+
     @field_validator("home")
     @classmethod
     def _absolute(cls, home: Path) -> Path:
@@ -103,8 +140,17 @@ class Settings(BaseSettings):
 
     @property
     def url(self) -> str:
-        """The database to use."""
-        return self.database_url or f"sqlite:///{self.home / 'mobizo.sqlite3'}"
+        """The database to use, with its password. Raises BadRequest if there is no user to whom that belongs."""
+        if self.database_url is None:
+            return f"sqlite:///{self.home / 'mobizo.sqlite3'}"
+        if self.database_password is None:
+            return self.database_url
+        scheme, _, rest = self.database_url.partition("://")
+        user, at, place = rest.rpartition("@")
+        if not at:
+            raise BadRequest("MOBIZO_DATABASE_PASSWORD needs a user in MOBIZO_DATABASE_URL: scheme://USER@HOST/NAME")
+        name = user.partition(":")[0]
+        return f"{scheme}://{name}:{quote(self.database_password.get_secret_value(), safe='')}@{place}"
 
     @property
     def artifacts_path(self) -> Path:

@@ -8,6 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from server.adapters.models import Adapter, StoredPeftFile, StoredVersion
+from server.db.locking import locked
 from server.db.paging import PageRequest, PageRows, page_of
 
 
@@ -25,6 +26,10 @@ class AdapterRepository:
     def get(self, tenant: str, name: str) -> Adapter | None:
         """An adapter of a tenant."""
         return self._session.scalar(select(Adapter).where(Adapter.tenant == tenant, Adapter.name == name))
+
+    def get_locked(self, tenant: str, name: str) -> Adapter | None:
+        """An adapter of a tenant that nobody else gives a version until the transaction ends."""
+        return self._session.scalar(locked(select(Adapter).where(Adapter.tenant == tenant, Adapter.name == name)))
 
     def page(self, tenant: str, request: PageRequest) -> PageRows[Adapter]:
         """Some of a tenant's adapters, newest first."""

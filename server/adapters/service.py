@@ -24,7 +24,7 @@ class AdapterService:
     ) -> AdapterVersion:
         """The next version of a job's adapter, `size` bytes of file. Raises Conflict if it is another user's by now."""
         now = utc_now()
-        adapter = self._adapters.get(job.tenant, job.adapter)
+        adapter = self._adapters.get_locked(job.tenant, job.adapter)
         if adapter is None:
             adapter = Adapter(tenant=job.tenant, name=job.adapter, user=job.user, versions=0, created_at=now)
             self._adapters.add(adapter)

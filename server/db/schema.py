@@ -6,7 +6,7 @@ from importlib.resources import files
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Engine
+from sqlalchemy import Engine, func, select
 
 from server.adapters import models as adapters
 from server.artifacts import models as artifacts
@@ -30,6 +30,7 @@ __all__ = [
     "devices",
     "jobs",
     "leases",
+    "migrations",
     "programs",
     "queue",
     "runners",
@@ -38,12 +39,21 @@ __all__ = [
 ]
 
 METADATA = Table.metadata
+_MIGRATION_LOCK = int.from_bytes(b"mobizo")
+
+
+def migrations() -> Config:
+    """Alembic's configuration: where the migrations are."""
+    config = Config()
+    config.set_main_option("script_location", str(files("server.migrations")))
+    return config
 
 
 def upgrade(engine: Engine) -> None:
-    """Applies every migration that `engine`'s database lacks."""
-    config = Config()
-    config.set_main_option("script_location", str(files("server.migrations")))
+    """Applies every migration that `engine`'s database lacks; of several who do, one does and the others wait."""
+    config = migrations()
     with engine.execution_options(writes=True).begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
         config.attributes["connection"] = connection
         command.upgrade(config, "head")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter
-from sqlalchemy import text
 
 from server.auth.guard import PROBE, PUBLIC, needs
 from server.auth.models import Scope
 from server.auth.service import Principal
 from server.http.place import Here, Reading
+from server.info.readiness import check_ready
 from server.info.service import server_info, server_usage
 from shared.protocol import ServerInfo, ServerUsage
 
@@ -36,8 +36,7 @@ async def alive() -> dict[str, str]:
 
 
 @router.get("/readyz", dependencies=[PROBE])
-def ready(here: Here, session: Reading) -> dict[str, str]:
-    """Whether database and files can serve; 503 if not."""
-    session.execute(text("SELECT 1"))
-    here.artifacts.check_writable()
+def ready(here: Here) -> dict[str, str]:
+    """Whether database, files, key and disk can serve; 503 with the names of those that cannot, and while it stops."""
+    check_ready(here)
     return {"status": "ok"}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from server.db.locking import locked
 from server.db.paging import PageRequest, PageRows, page_of
 from server.jobs.models import Job, JobEvent
 from shared.job import JobState
@@ -30,6 +31,10 @@ class JobRepository:
         """A job of a tenant."""
         return self._session.scalar(select(Job).where(Job.tenant == tenant, Job.id == job_id))
 
+    def get_locked(self, tenant: str, job_id: str) -> Job | None:
+        """A job of a tenant that nobody else changes until the transaction ends."""
+        return self._session.scalar(locked(select(Job).where(Job.tenant == tenant, Job.id == job_id)))
+
     def by_number(self, number: int) -> Job:
         """A job that is known to exist."""
         return self._session.get_one(Job, number)
@@ -39,13 +44,14 @@ class JobRepository:
         return page_of(self._session, select(Job).where(Job.tenant == tenant), Job, request)
 
     def wanting(self, recipe_id: str) -> Sequence[Job]:
-        """Jobs that wait for the program of a recipe, oldest first."""
+        """Jobs that wait for the program of a recipe, oldest first; locked."""
         statement = select(Job).where(Job.recipe_id == recipe_id, Job.state.in_(WANTING)).order_by(Job.number)
-        return self._session.scalars(statement).all()
+        return self._session.scalars(locked(statement)).all()
 
     def pinned(self, device_id: str) -> Sequence[Job]:
-        """Open jobs that only this device may train."""
-        return self._session.scalars(select(Job).where(Job.only_device_id == device_id, Job.state.in_(OPEN))).all()
+        """Open jobs that only this device may train; locked."""
+        statement = select(Job).where(Job.only_device_id == device_id, Job.state.in_(OPEN)).order_by(Job.number)
+        return self._session.scalars(locked(statement)).all()
 
     def other_user(self, tenant: str, adapter: str, user: str) -> str | None:
         """A user, not `user`, for whom an open job trains that adapter."""

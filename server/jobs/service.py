@@ -86,18 +86,21 @@ class JobService:
 
     def get(self, tenant: str, job_id: str) -> Job:
         """A job of the tenant. Raises NotFound."""
-        job = self._jobs.get(tenant, job_id)
-        if job is None:
-            raise NotFound(f"there is no job {job_id!r}")
-        return job
+        return _found(self._jobs.get(tenant, job_id), job_id)
 
     def cancel(self, tenant: str, job_id: str) -> Job:
         """Stops a job wherever it is; its device learns of it at the next heartbeat.
 
         Raises NotFound, or Conflict if the job has succeeded or failed.
         """
-        job = self.get(tenant, job_id)
+        job = _found(self._jobs.get_locked(tenant, job_id), job_id)
         if job.state is not JobState.CANCELLED:
             self._lifecycle.move(job, JobState.CANCELLED)
             LeaseRepository(self._session).cancel(job.number, utc_now())
         return job
+
+
+def _found(job: Job | None, job_id: str) -> Job:
+    if job is None:
+        raise NotFound(f"there is no job {job_id!r}")
+    return job

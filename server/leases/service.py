@@ -41,7 +41,7 @@ class LeaseService:
     def take_back_overdue(self) -> None:
         """Jobs of leases that ran out wait for a device again."""
         now = utc_now()
-        for lease in self._leases.overdue(now):
+        for lease in self._leases.take_overdue(now):
             job = self._jobs.by_number(lease.job_number)
             lease.ending, lease.ended_at = Ending.EXPIRED, now
             self._lifecycle.move(job, JobState.READY, attempts=job.attempts + 1)
@@ -122,7 +122,7 @@ class LeaseService:
 
     def take_back_revoked(self, device_id: str) -> None:
         """Jobs of a revoked device wait for another; those that no other may train fail."""
-        for lease in self._leases.live_of_device(device_id):
+        for lease in self._leases.take_live_of_device(device_id):
             job = self._jobs.by_number(lease.job_number)
             self.end(lease, Ending.REVOKED)
             self._lifecycle.move(job, JobState.READY, attempts=job.attempts + 1)
@@ -131,10 +131,10 @@ class LeaseService:
             self._lifecycle.move(job, JobState.FAILED, error=JobError(code="device-revoked", detail=detail))
 
     def _find(self, device_id: str, lease_id: str) -> JobLease:
+        self._devices.seen(device_id, utc_now())
         lease = self._leases.of_device(device_id, lease_id)
         if lease is None:
             raise NotFound(f"there is no lease {lease_id!r} of this device")
-        self._devices.seen(device_id, utc_now())
         return lease
 
     def _give(self, job: Job, device_id: str) -> JobLease:

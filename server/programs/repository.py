@@ -9,6 +9,7 @@ from sqlalchemy import delete, func, or_, select
 from sqlalchemy.orm import Session
 
 from server.bases.models import BaseModelEntry
+from server.db.locking import locked
 from server.jobs.models import Job
 from server.jobs.repository import WANTING
 from server.leases.models import JobLease
@@ -30,6 +31,10 @@ class ProgramRepository:
     def get(self, recipe_id: str) -> Program | None:
         """The program of a recipe."""
         return self._session.scalar(select(Program).where(Program.recipe_id == recipe_id))
+
+    def get_locked(self, recipe_id: str) -> Program | None:
+        """The program of a recipe, whose state nobody else changes until the transaction ends."""
+        return self._session.scalar(locked(select(Program).where(Program.recipe_id == recipe_id)))
 
     def named(self, recipe_id: str) -> Program:
         """The program of a recipe, known to exist."""
@@ -56,7 +61,7 @@ class ProgramRepository:
         )
         wanted = select(Job.number).where(Job.recipe_id == Program.recipe_id, Job.state.in_(WANTING)).exists()
         statement = select(Program).where(free, wanted).order_by(Program.number).limit(1)
-        return self._session.scalar(statement.with_for_update(skip_locked=True))
+        return self._session.scalar(locked(statement, skip=True))
 
     def holders(self, now: datetime) -> Sequence[str]:
         """Ids of the workers that hold a program now."""
@@ -66,14 +71,11 @@ class ProgramRepository:
         return [worker_id for worker_id in self._session.scalars(statement) if worker_id is not None]
 
     def held(self, recipe_id: str, worker_id: str) -> Program | None:
-        """The program, if it is still that worker's to compile."""
-        return self._session.scalar(
-            select(Program).where(
-                Program.recipe_id == recipe_id,
-                Program.worker_id == worker_id,
-                Program.state == ProgramState.COMPILING,
-            )
+        """The program, if it is still that worker's to compile; locked."""
+        statement = select(Program).where(
+            Program.recipe_id == recipe_id, Program.worker_id == worker_id, Program.state == ProgramState.COMPILING
         )
+        return self._session.scalar(locked(statement))
 
     def set_files(self, recipe_id: str, version: int, files: Sequence[ProgramBlob]) -> None:
         """Stores that a version of a program has these files, and forgets those of all but the version before."""

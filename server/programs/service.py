@@ -30,7 +30,8 @@ class ProgramService:
 
         Compiled at most once; one that failed before is tried anew, since its cause may be gone.
         """
-        program = self._programs.get(recipe.id)
+        # Locked: a worker that ends meanwhile would not see the job that is about to wait for it.
+        program = self._programs.get_locked(recipe.id)
         if program is None:
             program = Program(
                 recipe_id=recipe.id,

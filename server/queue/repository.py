@@ -11,6 +11,7 @@ from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import Session
 
+from server.db.locking import locked
 from server.jobs.models import Job
 from server.queue.matching import Asking, Needs, able, parse_needs
 from server.queue.models import Lane, Turn
@@ -132,10 +133,8 @@ class QueueRepository:
 
     def take(self, head: Head) -> Job | None:
         """A lane's first job that nobody else is taking, locked until the transaction ends."""
-        statement = (
-            select(Job).where(Job.lane_number == head.line.number).order_by(Job.turn, Job.number).limit(1)
-        ).with_for_update(skip_locked=True)
-        return self._session.scalar(statement)
+        statement = select(Job).where(Job.lane_number == head.line.number).order_by(Job.turn, Job.number).limit(1)
+        return self._session.scalar(locked(statement, skip=True))
 
     def next_turn(self, tenant: str, user: str) -> int:
         """The turn of a user's new job: after the user's last one, and not before the tenant's clock.

@@ -1,4 +1,8 @@
-"""A real server for tests: the application under uvicorn on a free port, over SQLite and files in a directory."""
+"""A real server for tests: the application under uvicorn on a free port, over a database and files in a directory.
+
+What is told of the API holds on every database: tests of the slices run on SQLite and on PostgreSQL, all others on
+SQLite, which is the faster. A module says otherwise by `DATABASES`.
+"""
 
 import contextlib
 import json
@@ -42,8 +46,12 @@ from shared.canonical import sha256_hex
 from shared.lora import BaseShape, dump_adapter
 from shared.request_signature import RequestSigner
 from shared.signing import new_private_key, public_text, sign_manifest
+from tests.postgres import Postgres, remember, restore
 from tests.server import fake_compiler
 
+BOTH = ("sqlite", "postgresql")
+# Folders of tests that hold on both.
+SLICES = ("adapters", "auth", "devices", "http", "info", "jobs", "leases", "programs", "runners")
 SHAPE = BaseShape(
     architecture="llama",
     layers=2,
@@ -169,17 +177,33 @@ class Home:
         return sorted(path.name for path in (self.settings.artifacts_path / "objects").rglob("*") if path.is_file())
 
 
+def pytest_generate_tests(metafunc):
+    """Tests of the slices meet each database."""
+    if "database_kind" in metafunc.fixturenames:
+        folder = Path(metafunc.definition.path).parent.name
+        of_a_slice = folder in SLICES or metafunc.module.__name__.endswith("test_tenants")
+        kinds = getattr(metafunc.module, "DATABASES", BOTH if of_a_slice else BOTH[:1])
+        metafunc.parametrize("database_kind", kinds, indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
-def home_template(tmp_path_factory):
-    """A home that `init` made, with one base model; copied for each test."""
-    root = tmp_path_factory.mktemp("template")
-    settings = Settings(home=root / "home")
-    settings.home.mkdir()
+def database_kind(request):
+    """The database under a test: `sqlite` or `postgresql`."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """A PostgreSQL server for all tests of this process."""
+    server = Postgres()
+    yield server.start()
+    server.remove()
+
+
+def _fill(settings, tokenizer):
+    """Makes a database what `init` and the registration of one base model leave."""
     database = Database(settings.url)
     upgrade(database.engine)
-    keys.create_key(settings.key_path)
-    write_source(root / "source")
-    tokenizer = (root / "source" / "tokenizer.json").read_bytes()
     with database.writing() as session:
         BaseRepository(session).add(
             BaseModelEntry(
@@ -193,15 +217,52 @@ def home_template(tmp_path_factory):
             )
         )
     database.close()
+
+
+@pytest.fixture(scope="session")
+def home_template(tmp_path_factory):
+    """A home that `init` made, with one base model, on SQLite; copied for each test."""
+    root = tmp_path_factory.mktemp("template")
+    settings = Settings(home=root / "home")
+    settings.home.mkdir()
+    keys.create_key(settings.key_path)
+    write_source(root / "source")
+    _fill(settings, (root / "source" / "tokenizer.json").read_bytes())
     return root
 
 
+@pytest.fixture(scope="session")
+def postgres_template(postgres, home_template):
+    """The same on PostgreSQL: a database that is made anew for each test; its URL."""
+    url = postgres.create("home")
+    tokenizer = (home_template / "source" / "tokenizer.json").read_bytes()
+    _fill(Settings(home=home_template / "home", database_url=url), tokenizer)
+    with postgres.administrator("home") as link:
+        remember(link)
+    return url
+
+
 @pytest.fixture
-def home(home_template, tmp_path):
+def database_url(request, database_kind):
+    """Of a database as `home_template`'s; None: SQLite in the home."""
+    if database_kind == "sqlite":
+        return None
+    url = request.getfixturevalue("postgres_template")
+    with request.getfixturevalue("postgres").administrator("home") as link:
+        restore(link)
+    return url
+
+
+@pytest.fixture
+def home(home_template, database_url, tmp_path):
     root = tmp_path / "server"
     shutil.copytree(home_template, root)
+    if database_url is not None:
+        for path in (root / "home").glob("mobizo.sqlite3*"):
+            path.unlink()
     settings = Settings(
         home=root / "home",
+        database_url=database_url,
         poll_seconds=0.05,
         # Tests ask faster than anyone, and are refused more often; those of the limits set their own.
         token_rate=1e6,

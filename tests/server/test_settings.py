@@ -2,8 +2,10 @@
 
 import pytest
 from pydantic import ValidationError
+from sqlalchemy import make_url
 
 from server.settings import Settings
+from shared.errors import BadRequest
 
 
 def test_a_child_has_the_same_settings(tmp_path, monkeypatch):
@@ -26,3 +28,34 @@ def test_places_follow_the_home(tmp_path):
 def test_what_cannot_be(tmp_path, changes):
     with pytest.raises(ValidationError):
         Settings(home=tmp_path, **changes)
+
+
+def test_a_database_password_apart_from_its_url(tmp_path, monkeypatch):
+    monkeypatch.setenv("MOBIZO_DATABASE_URL", "postgresql+psycopg://mobizo@db.example:5432/mobizo?sslmode=require")
+    (tmp_path / "password").write_text("p@ss/w:rd%\n")
+    monkeypatch.setenv("MOBIZO_DATABASE_PASSWORD_FILE", str(tmp_path / "password"))
+    settings = Settings(home=tmp_path)
+    url = make_url(settings.url)
+    assert (url.username, url.password, url.host, url.query) == (
+        "mobizo",
+        "p@ss/w:rd%",
+        "db.example",
+        {"sslmode": "require"},
+    )
+    assert "p@ss" not in repr(settings)
+    assert "p@ss" not in str(settings.model_dump())
+    monkeypatch.setenv("MOBIZO_DATABASE_URL", "postgresql+psycopg://db.example/mobizo")
+    with pytest.raises(BadRequest, match="USER@HOST"):
+        Settings(home=tmp_path).url  # noqa: B018
+
+
+def test_settings_in_files(tmp_path, monkeypatch):
+    (tmp_path / "port").write_text("1234\n")
+    monkeypatch.setenv("MOBIZO_PORT_FILE", str(tmp_path / "port"))
+    assert Settings(home=tmp_path).port == 1234
+    monkeypatch.setenv("MOBIZO_PORT", "4321")
+    assert Settings(home=tmp_path).port == 4321
+    assert Settings(home=tmp_path, port=1).port == 1
+    monkeypatch.setenv("MOBIZO_HOST_FILE", str(tmp_path / "nothing"))
+    with pytest.raises(BadRequest, match="MOBIZO_HOST_FILE"):
+        Settings(home=tmp_path)

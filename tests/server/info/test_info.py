@@ -17,7 +17,7 @@ def test_alive_and_ready(app):
 def test_not_ready_when_files_cannot_be_written(home, app, problem):
     (home.settings.artifacts_path / "staging").rmdir()
     response = app.get("/readyz")
-    problem(response, 503, "unavailable")
+    assert problem(response, 503, "not-ready")["failing"] == ["files"]
     assert response.headers["retry-after"]
     assert app.get("/healthz").status_code == 200
 
