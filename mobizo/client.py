@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -60,9 +61,8 @@ class Client:
         return usage
 
     def submit(self, request: JobRequest) -> JobView:
-        """Asks for a job. Not retried by itself: a second try would be a second job."""
-        body = request.model_dump(mode="json")
-        return JobView.model_validate(self._transport.request("POST", "/v1/jobs", json=body, retry=False).json())
+        """Asks for a job. Tried again where no answer came: the server makes one job of all tries."""
+        return JobView.model_validate(self._make("/v1/jobs", request.model_dump(mode="json")))
 
     def job(self, job_id: str) -> JobView:
         """A job as it stands."""
@@ -135,9 +135,11 @@ class Client:
     def enrolment(self, request: EnrolmentRequest | None = None) -> Enrolment:
         """A one-time token with which a device may enrol (operator)."""
         body = (request or EnrolmentRequest.model_validate({})).model_dump(mode="json")
-        return Enrolment.model_validate(
-            self._transport.request("POST", "/v1/enrolments", json=body, retry=False).json()
-        )
+        return Enrolment.model_validate(self._make("/v1/enrolments", body))
+
+    def _make(self, path: str, body: Any) -> Any:
+        headers = {"Idempotency-Key": str(uuid.uuid4())}
+        return self._transport.request("POST", path, json=body, headers=headers).json()
 
     def device_request(self, user_code: str) -> DeviceRequestView:
         """The device that shows a code and asks to join (operator). Raises NotFound."""

@@ -12,7 +12,7 @@ from server.auth.repository import TenantRepository, TokenRepository, UserReposi
 from server.auth.service import TokenService
 from server.auth.tenants import TenantService, UserService
 from server.console import Json, Tenant, moment, open_home, output, tell, tell_rows
-from shared.access import DEFAULT_TENANT
+from shared.access import DEFAULT_TENANT, MOST_DAYS
 from shared.errors import BadRequest
 
 app = typer.Typer()
@@ -24,7 +24,6 @@ app.add_typer(users, name="users")
 app.add_typer(tokens, name="tokens")
 
 NEVER = "never"
-MOST_DAYS = 3650
 
 
 @tenants.command("create")

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.metadata import version
+from functools import partial
 
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
+from starlette.types import Lifespan
 
 from server.adapters import endpoints as adapters
 from server.artifacts.opening import open_artifacts
+from server.auth import endpoints as access
 from server.clock import utc_now
 from server.db.database import Database
 from server.db.revisions import prepare
 from server.devices import endpoints as devices
 from server.devices import joining
 from server.http.envelope import Envelope
+from server.http.openapi import describe, operation_id
 from server.http.place import Place
-from server.http.problems import PROBLEM_JSON, add_problem_handlers
+from server.http.problems import add_problem_handlers
 from server.info import endpoints as info
 from server.jobs import endpoints as jobs
 from server.keys import load_key
@@ -30,7 +33,25 @@ from server.programs import endpoints as programs
 from server.runners import endpoints as runners
 from server.settings import Settings
 
-_PROBLEM = {"description": "a problem document (RFC 9457)", "content": {PROBLEM_JSON: {}}}
+API_VERSION = "1"  # of the routes under /v1; the release is what GET /v1/server says
+SLICES = (info, metrics, access, devices, joining, jobs, leases, programs, runners, adapters)
+
+
+def create_api(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
+    """The routes alone, which need no home: enough to describe the API."""
+    app = FastAPI(
+        title="mobizo",
+        version=API_VERSION,
+        description="Personalizes language models on the devices that hold the data, with forward passes only.",
+        lifespan=lifespan,
+        generate_unique_id_function=operation_id,
+        redirect_slashes=False,
+    )
+    for slice_ in SLICES:
+        app.include_router(slice_.router)
+    add_problem_handlers(app)
+    app.openapi = partial(describe, app)  # type: ignore[method-assign]  # the documented way to extend it
+    return app
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -51,17 +72,8 @@ def create_app(settings: Settings) -> FastAPI:
         await run_in_threadpool(place.uses.write, place.database)
         database.close()
 
-    app = FastAPI(
-        title="mobizo",
-        version=version("mobizo"),
-        description="Personalizes language models on the devices that hold the data, with forward passes only.",
-        lifespan=lifespan,
-        responses={"4XX": _PROBLEM, "5XX": _PROBLEM},
-    )
+    app = create_api(lifespan)
     app.state.place = Place(settings, database, open_artifacts(settings), key.public_key(), utc_now())
-    app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(Envelope, settings=settings)
     app.add_middleware(Meter)
-    add_problem_handlers(app)
-    for slice_ in (info, metrics, devices, joining, jobs, leases, programs, runners, adapters):
-        app.include_router(slice_.router)
     return app

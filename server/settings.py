@@ -89,6 +89,10 @@ class Settings(BaseSettings):
     )
     # Requests
     max_body_bytes: int = Field(4 * MEBIBYTE, ge=1024, description="of a JSON request")
+    body_seconds: float = Field(
+        30, gt=0, description="how long a body may take to arrive, beside a second for each 4 KiB of it"
+    )
+    idempotency_seconds: float = Field(24 * 3600, gt=0, description="how long answers are kept for an Idempotency-Key")
     poll_seconds: float = Field(0.5, gt=0, description="how often waiting requests and workers look again")
     # Tokens
     token_days: int = Field(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.job import NAME
 
+MOST_DAYS = 3650  # of a token that ends at all
 DEFAULT_TENANT = "default"  # whoever runs the server; every home has it
 
 
@@ -74,7 +75,7 @@ class TokenRequest(_Wire):
     scopes: list[Scope] | None = Field(
         None, max_length=len(Scope), description="null: the role's, as far as the maker's reach"
     )
-    expires_in_days: int | Literal["never"] | None = Field(
+    expires_in_days: Annotated[int, Field(ge=1, le=MOST_DAYS, strict=True)] | Literal["never"] | None = Field(
         None, description="null: as long as the server's setting says"
     )
     user: str | None = Field(None, pattern=NAME, description="whose it is; null: as the maker's")

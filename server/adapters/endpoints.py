@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import Path, Request, Response
 
 from server.adapters.peft import PeftService
 from server.adapters.repository import AdapterRepository
@@ -12,12 +12,13 @@ from server.adapters.service import AdapterService
 from server.auth.guard import needs
 from server.auth.models import Scope
 from server.auth.service import Principal
-from server.http.pages import Paging, write_cursor
+from server.http.pages import Paging
 from server.http.place import Here, Reading
-from server.http.ranges import file_response
+from server.http.ranges import FILE_ROUTE, file_response
+from server.http.routes import Routes
 from shared.protocol import AdapterVersion, AdapterView, Page, PeftListing
 
-router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
+router = Routes(prefix="/v1/adapters", tags=["adapters"])
 Reader = Annotated[Principal, needs(Scope.ADAPTERS_READ)]
 Version = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
@@ -27,7 +28,7 @@ def adapters(principal: Reader, session: Reading, paging: Paging) -> Page[Adapte
     """The tenant's adapters, newest first."""
     found = AdapterRepository(session).page(principal.tenant, paging)
     service = AdapterService(session)
-    return Page(items=[service.view(adapter) for adapter in found.rows], next=write_cursor(found.before))
+    return paging.page([service.view(adapter) for adapter in found.rows], found.before)
 
 
 @router.get("/{name}")
@@ -44,7 +45,7 @@ def version(principal: Reader, name: str, version: Version, session: Reading) ->
 
 
 @router.head("/{name}/versions/{version}/lora_B.safetensors", include_in_schema=False)
-@router.get("/{name}/versions/{version}/lora_B.safetensors", response_class=Response)
+@router.get("/{name}/versions/{version}/lora_B.safetensors", **FILE_ROUTE)
 def lora_b(principal: Reader, name: str, version: Version, request: Request, here: Here, session: Reading) -> Response:
     """The LoRA-B file as the device uploaded it; takes Range."""
     adapter, stored = AdapterService(session).version(principal.tenant, name, version)
@@ -59,7 +60,7 @@ def peft(principal: Reader, name: str, version: Version, here: Here) -> PeftList
 
 
 @router.head("/{name}/versions/{version}/peft/{file}", include_in_schema=False)
-@router.get("/{name}/versions/{version}/peft/{file}", response_class=Response)
+@router.get("/{name}/versions/{version}/peft/{file}", **FILE_ROUTE)
 def peft_file(principal: Reader, name: str, version: Version, file: str, request: Request, here: Here) -> Response:
     """One of those files; takes Range."""
     found = PeftService(here.database, here.artifacts).file(principal.tenant, name, version, file)

@@ -25,9 +25,10 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from server.auth.models import Role, Scope
 from server.auth.service import Principal, TokenService
 from server.clock import utc_now
+from server.http.openapi import may_raise
 from server.http.place import Here, Place
 from server.identity import token_digest
-from shared.errors import Forbidden, Unauthorized
+from shared.errors import Forbidden, TenantSuspended, TooManyRequests, Unauthorized
 
 _scheme = HTTPBearer(auto_error=False, description="a token issued by `mobizo-server`, or by enrolment")
 _Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_scheme)]
@@ -53,6 +54,13 @@ def _text(request: Request, here: Place, credentials: HTTPAuthorizationCredentia
     return credentials.credentials
 
 
+def refuse_stranger(request: Request) -> None:
+    """Before the body of a request that needs a token is read. Raises Unauthorized or TooManyRequests if none came."""
+    if "authorization" not in request.headers:
+        _text(request, request.app.state.place, None)
+
+
+@may_raise(Unauthorized, Forbidden, TenantSuspended, TooManyRequests)
 @dataclass(frozen=True)
 class Holder(Rule):
     """A live token: of a person or service with all of `scopes`, or of a device."""
@@ -83,6 +91,7 @@ class Holder(Rule):
         return principal
 
 
+@may_raise(Unauthorized, TooManyRequests)
 @dataclass(frozen=True)
 class OneTime(Rule):
     """Some token; the route uses it up or refuses it."""
@@ -99,6 +108,7 @@ class OneTime(Rule):
             raise
 
 
+@may_raise(TooManyRequests)
 @dataclass(frozen=True)
 class Open(Rule):
     """Anyone, with or without a token."""

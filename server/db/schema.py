@@ -9,6 +9,7 @@ from alembic.config import Config
 from sqlalchemy import Engine, func, select
 
 from server.adapters import models as adapters
+from server.answers import models as answers
 from server.artifacts import models as artifacts
 from server.auth import models as auth
 from server.bases import models as bases
@@ -24,6 +25,7 @@ from server.succession import models as succession
 __all__ = [
     "METADATA",
     "adapters",
+    "answers",
     "artifacts",
     "auth",
     "bases",

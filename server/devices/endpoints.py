@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter
-
 from server.auth.guard import Enrolling, needs
 from server.auth.models import Scope
 from server.auth.service import Principal
 from server.devices.repository import DeviceRepository
 from server.devices.service import DeviceService
-from server.http.pages import Paging, write_cursor
+from server.http.idempotency import Once
+from server.http.pages import Paging
 from server.http.place import Here, Reading, Writing
+from server.http.routes import Routes
 from server.info.service import server_info
 from shared.protocol import DeviceEnrol, DeviceGrant, DeviceView, Enrolment, EnrolmentRequest, Page
 
-router = APIRouter(prefix="/v1", tags=["devices"])
+router = Routes(prefix="/v1", tags=["devices"])
 
 
 @router.post("/enrolments", status_code=201)
 def invite(
-    principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)], request: EnrolmentRequest, session: Writing
+    principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)], request: EnrolmentRequest, session: Writing, once: Once
 ) -> Enrolment:
     """A one-time token with which one device may enrol in the operator's tenant."""
     return DeviceService(session).invite(principal.tenant, request.expires_in_seconds)
 
 
 @router.post("/devices", status_code=201)
-def enrol(bearer: Enrolling, request: DeviceEnrol, here: Here, session: Writing) -> DeviceGrant:
+def enrol(bearer: Enrolling, request: DeviceEnrol, here: Here, session: Writing, once: Once) -> DeviceGrant:
     """Enrols a device; the one-time token is the request's bearer token."""
     device, token = DeviceService(session).enrol(bearer, request)
     return DeviceGrant(device_id=device.id, token=token, server=server_info(here.public_key))
@@ -40,4 +40,4 @@ def devices(
 ) -> Page[DeviceView]:
     """The tenant's devices, newest first."""
     found = DeviceRepository(session).page(principal.tenant, paging)
-    return Page(items=[device.view() for device in found.rows], next=write_cursor(found.before))
+    return paging.page([device.view() for device in found.rows], found.before)

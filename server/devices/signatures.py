@@ -25,6 +25,7 @@ from server.auth.guard import Device
 from server.auth.service import Principal
 from server.clock import utc_now
 from server.devices.repository import DeviceRepository, NonceRepository
+from server.http.openapi import may_raise
 from server.http.place import Here, Place
 from shared.errors import BadSignature, ClockSkew, DigestMismatch, MobizoError, Replayed, Untrusted
 from shared.request_signature import RequestSignature, is_signed, parse_signature
@@ -104,6 +105,7 @@ def check_digest(signature: RequestSignature | None, digest: bytes) -> None:
         raise DigestMismatch(MISMATCH)
 
 
+@may_raise(BadSignature, ClockSkew, DigestMismatch)
 @dataclass(frozen=True)
 class _Check:
     """A dependency: the request's signature. whole: its body is small, and is held against its digest here."""
@@ -147,11 +149,13 @@ def _spending(place: Place, principal: Principal, signature: RequestSignature | 
         raise
 
 
+@may_raise(Replayed)
 def _writing(principal: Device, here: Here, signature: Signature) -> Iterator[Session]:
     with _spending(here, principal, signature) as session:
         yield session
 
 
+@may_raise(Replayed)
 def _writing_result(principal: Device, here: Here, signature: _WholeResult) -> Iterator[Session]:
     with _spending(here, principal, signature) as session:
         yield session

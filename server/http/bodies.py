@@ -1,13 +1,24 @@
-"""Reading a body that may not be large. Knows no route."""
+"""Reading a file that a request brings, which may not be large. Knows no route."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from fastapi import Request
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
+from server.http.json_bodies import UnsupportedMediaType, media_type
 from shared.errors import BadRequest, TooLarge
+
+_BINARY = ("", "application/octet-stream")
+
+
+def check_binary_type(headers: Headers) -> None:
+    """Raises UnsupportedMediaType for a body that says it is something else than bytes."""
+    kind, _ = media_type(headers)
+    if kind not in _BINARY:
+        raise UnsupportedMediaType(f"send the bytes with Content-Type: application/octet-stream, not {kind[:100]}")
 
 
 async def read_limited(request: Request, limit: int, note: Callable[[bytes], None] = lambda piece: None) -> bytes:

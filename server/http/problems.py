@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 
+from server.http.openapi import PROBLEM_JSON
 from shared.errors import (
     BadRequest,
     InvalidRequest,
@@ -23,7 +24,6 @@ from shared.errors import (
     Unavailable,
 )
 
-PROBLEM_JSON = "application/problem+json"
 _log = structlog.get_logger()
 
 
@@ -41,6 +41,12 @@ class RangeNotSatisfiable(MobizoError):
     def __init__(self, size: int) -> None:
         self.size = size
         super().__init__(f"the file has {size} bytes")
+
+
+class TooSlow(MobizoError):
+    """The body took too long to arrive; send it again, over a better connection."""
+
+    status, code, title = 408, "too-slow", "Request timeout"
 
 
 _BY_STATUS: dict[int, type[MobizoError]] = {404: NotFound, 405: MethodNotAllowed, 413: TooLarge}

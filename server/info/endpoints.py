@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter
-
 from server.auth.guard import PROBE, PUBLIC, needs
 from server.auth.models import Scope
 from server.auth.service import Principal
 from server.http.place import Here, Reading
+from server.http.routes import Routes
 from server.info.readiness import check_ready
 from server.info.service import server_info, server_usage
 from shared.protocol import ServerInfo, ServerUsage
 
-router = APIRouter(tags=["server"])
+router = Routes(tags=["server"])
 
 
 @router.get("/v1/server", dependencies=[PUBLIC])

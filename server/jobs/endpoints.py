@@ -6,28 +6,42 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 import structlog
-from fastapi import APIRouter, Depends, Response
+from fastapi import Depends, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from server.auth.guard import needs
 from server.auth.models import Scope
 from server.auth.service import Principal
-from server.http.pages import Paging, write_cursor
+from server.http.etags import IfMatch
+from server.http.idempotency import Once
+from server.http.openapi import Responses, raises
+from server.http.pages import Paging
 from server.http.place import Here, Reading, Writing
+from server.http.routes import Routes
 from server.jobs.events import LastEventId, job_events
 from server.jobs.repository import JobRepository
 from server.jobs.service import JobService
+from shared.errors import Conflict, InvalidRecipe, InvalidTask, NotFound, UnknownBase
 from shared.job import JobRequest, JobState, JobView
 from shared.protocol import Page
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+router = Routes(prefix="/v1/jobs", tags=["jobs"])
 _log = structlog.get_logger()
 Reader = Annotated[Principal, needs(Scope.JOBS_READ)]
 Writer = Annotated[Principal, needs(Scope.JOBS_WRITE)]
+LOCATION: Responses = {
+    202: {"headers": {"Location": {"description": "the job's address", "schema": {"type": "string"}}}}
+}
 
 
-@router.post("", status_code=202)
-def submit(principal: Writer, request: JobRequest, response: Response, here: Here, session: Writing) -> JobView:
+@router.post(
+    "",
+    status_code=202,
+    responses=LOCATION | raises(UnknownBase, InvalidTask, InvalidRecipe, NotFound, Conflict),
+)
+def submit(
+    principal: Writer, request: JobRequest, response: Response, here: Here, session: Writing, once: Once
+) -> JobView:
     """Asks for a personalization; watch it at the Location, or at its /events."""
     job = JobService(session, here.artifacts).submit(principal.tenant, request)
     here.meters.program_asked(ready=job.state is JobState.READY)
@@ -40,7 +54,7 @@ def submit(principal: Writer, request: JobRequest, response: Response, here: Her
 def jobs(principal: Reader, session: Reading, paging: Paging) -> Page[JobView]:
     """The tenant's jobs, newest first."""
     found = JobRepository(session).page(principal.tenant, paging)
-    return Page(items=[job.view() for job in found.rows], next=write_cursor(found.before))
+    return paging.page([job.view() for job in found.rows], found.before)
 
 
 @router.get("/{job_id}")
@@ -49,10 +63,12 @@ def job(principal: Reader, job_id: str, here: Here, session: Reading) -> JobView
     return JobService(session, here.artifacts).get(principal.tenant, job_id).view()
 
 
-@router.post("/{job_id}/cancel")
-def cancel(principal: Writer, job_id: str, here: Here, session: Writing) -> JobView:
+@router.post("/{job_id}/cancel", responses=raises(Conflict))
+def cancel(principal: Writer, job_id: str, here: Here, session: Writing, expected: IfMatch) -> JobView:
     """Stops a job wherever it is. Cancelling twice is fine."""
-    return JobService(session, here.artifacts).cancel(principal.tenant, job_id).view()
+    jobs = JobService(session, here.artifacts)
+    expected.check(jobs.get(principal.tenant, job_id).view())
+    return jobs.cancel(principal.tenant, job_id).view()
 
 
 def _number(principal: Reader, job_id: str, here: Here, session: Reading) -> int:

@@ -17,7 +17,11 @@ from shared.errors import BadRequest
 BATCH = 200
 
 
-def _last_event_id(last_event_id: Annotated[str, Header(max_length=20)] = "0") -> int:
+def _last_event_id(
+    last_event_id: Annotated[
+        str, Header(alias="Last-Event-ID", max_length=20, description="the last event that was seen")
+    ] = "0",
+) -> int:
     if not last_event_id.isascii() or not last_event_id.isdigit() or int(last_event_id) >= 2**63:
         raise BadRequest("Last-Event-ID is not one that this server gave; begin without it")
     return int(last_event_id)

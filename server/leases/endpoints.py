@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from server.auth.guard import Device
@@ -19,17 +19,22 @@ from server.devices.signatures import (
     check_digest,
     spend_ahead,
 )
-from server.http.bodies import read_limited
+from server.http.bodies import check_binary_type, read_limited
+from server.http.json_bodies import UnsupportedMediaType
+from server.http.openapi import raises
 from server.http.place import Here, Place
+from server.http.problems import TooSlow
+from server.http.routes import Routes
 from server.leases import uploads
 from server.leases.declines import DeclineService
 from server.leases.repository import LeaseRepository
 from server.leases.service import LeaseService
 from server.leases.uploads import UploadService
+from shared.errors import Conflict, Gone, InvalidUpload, Replayed, TooLarge
 from shared.job import JobError, Progress
 from shared.protocol import AdapterVersion, Completion, Decline, Lease, LeaseRequest, LeaseState, UploadReceipt
 
-router = APIRouter(prefix="/v1/leases", tags=["leases"])
+router = Routes(prefix="/v1/leases", tags=["leases"])
 
 
 def _acquire(place: Place, principal: Principal, asked: LeaseRequest) -> Lease | None:
@@ -68,26 +73,26 @@ async def acquire(
     return lease
 
 
-@router.post("/{lease_id}/heartbeat")
+@router.post("/{lease_id}/heartbeat", responses=raises(Gone))
 def heartbeat(principal: Device, lease_id: str, progress: Progress, here: Here, session: SignedWriting) -> LeaseState:
     """Keeps the lease; `stop` tells that the job was cancelled. 410 once it is lost."""
     service = LeaseService(session, here.settings.lease_seconds)
     return service.heartbeat(principal.device_id or "", lease_id, progress)
 
 
-@router.post("/{lease_id}/fail")
+@router.post("/{lease_id}/fail", responses=raises(Gone))
 def fail(principal: Device, lease_id: str, error: JobError, here: Here, session: SignedWriting) -> LeaseState:
     """The job cannot be trained here, and why; it fails."""
     return LeaseService(session, here.settings.lease_seconds).fail(principal.device_id or "", lease_id, error)
 
 
-@router.post("/{lease_id}/release")
+@router.post("/{lease_id}/release", responses=raises(Gone))
 def release(principal: Device, lease_id: str, here: Here, session: SignedWriting) -> LeaseState:
     """Gives the job back; it waits for a device again."""
     return LeaseService(session, here.settings.lease_seconds).release(principal.device_id or "", lease_id)
 
 
-@router.post("/{lease_id}/decline")
+@router.post("/{lease_id}/decline", responses=raises(Gone))
 def decline(principal: Device, lease_id: str, declined: Decline, here: Here, session: SignedWriting) -> LeaseState:
     """The device has too little memory for the program.
 
@@ -99,6 +104,7 @@ def decline(principal: Device, lease_id: str, declined: Decline, here: Here, ses
 
 @router.put(
     "/{lease_id}/adapter",
+    responses=raises(Gone, InvalidUpload, Replayed, TooLarge, TooSlow, UnsupportedMediaType),
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -110,6 +116,7 @@ async def upload(
     principal: Device, lease_id: str, request: Request, here: Here, signature: ResultSignature
 ) -> UploadReceipt:
     """The trained LoRA-B as a safetensors file of one float32 tensor `lora_B` of D elements, all finite."""
+    check_binary_type(request.headers)
     service = UploadService(here.database, here.artifacts, here.settings.lease_seconds)
     device_id = principal.device_id or ""
     size, limit = await run_in_threadpool(service.limit, device_id, lease_id)
@@ -120,7 +127,7 @@ async def upload(
     return await run_in_threadpool(service.upload, device_id, lease_id, size, data)
 
 
-@router.post("/{lease_id}/complete")
+@router.post("/{lease_id}/complete", responses=raises(Gone, Conflict))
 def complete(
     principal: Device, lease_id: str, completion: Completion, here: Here, session: SignedResult
 ) -> AdapterVersion:

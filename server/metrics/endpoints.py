@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from server.auth.guard import needs
 from server.auth.models import Scope
 from server.auth.service import Principal
 from server.http.place import Here
+from server.http.routes import Routes
 
-router = APIRouter(tags=["server"])
+router = Routes(tags=["server"])
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

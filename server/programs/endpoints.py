@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import Path, Request, Response
 
 from server.auth.guard import needs
 from server.auth.models import Role, Scope
 from server.auth.service import Principal
 from server.http.place import Here, Reading
-from server.http.ranges import file_response
+from server.http.ranges import FILE_ROUTE, file_response
+from server.http.routes import Routes
 from server.programs.repository import ProgramRepository
 from server.programs.service import ProgramService
 from shared.errors import NotFound
 from shared.program import SignedManifest
 
-router = APIRouter(prefix="/v1", tags=["programs"])
+router = Routes(prefix="/v1", tags=["programs"])
 Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="sha256, hexadecimal")]
 
 
@@ -29,7 +30,7 @@ def program(
 
 
 @router.head("/files/{sha256}", include_in_schema=False)
-@router.get("/files/{sha256}", response_class=Response)
+@router.get("/files/{sha256}", **FILE_ROUTE)
 def file(
     principal: Annotated[Principal, needs(Scope.JOBS_READ, or_device=True)],
     sha256: Digest,

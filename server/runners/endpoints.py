@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import Path, Request, Response
 
 from server.auth.guard import Device
 from server.http.place import Here, Reading
-from server.http.ranges import file_response
+from server.http.ranges import FILE_ROUTE, file_response
+from server.http.routes import Routes
 from server.runners.service import RunnerService
 from shared.protocol import SignedRunner
 
-router = APIRouter(prefix="/v1/runners", tags=["runners"])
+router = Routes(prefix="/v1/runners", tags=["runners"])
 Platform = Annotated[str, Path(pattern=r"^[a-z0-9]+-[a-z0-9_]+$", max_length=100, description="such as linux-aarch64")]
 Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="sha256, hexadecimal")]
 
@@ -24,7 +25,7 @@ def runner(principal: Device, platform: Platform, session: Reading) -> SignedRun
 
 
 @router.head("/{platform}/{sha256}", include_in_schema=False)
-@router.get("/{platform}/{sha256}", response_class=Response)
+@router.get("/{platform}/{sha256}", **FILE_ROUTE)
 def archive(
     principal: Device, platform: Platform, sha256: Digest, request: Request, here: Here, session: Reading
 ) -> Response:

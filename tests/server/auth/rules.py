@@ -1,12 +1,12 @@
 """What each route asks of its caller, found in the application itself: every route, and the rule in its tree."""
 
+import inspect
 from dataclasses import dataclass
 
 from fastapi.routing import APIRoute
 from starlette.routing import Mount
 
 from server.auth.guard import Rule
-from server.http.place import _reading, _writing
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ def found_routes(app):
     """Every route of an application, one for each method; plain ones and mounted applications have no rules."""
     for path, route in _every(app.routes):
         calls = list(_calls(route.dependant)) if isinstance(route, APIRoute) else []
-        # What signs is asked by whom: a dependency may name its route's rule again.
+        # What a route takes may ask who calls as well: that is the same rule again, and is not asked twice.
         rules = tuple(dict.fromkeys(call for call in calls if isinstance(call, Rule)))
         before = calls[: calls.index(rules[0])] if rules else []
-        late = any(call in (_reading, _writing) for call in before)
+        late = any(inspect.isgeneratorfunction(call) for call in before)
         for method in sorted(getattr(route, "methods", None) or {"ANY"}):
             yield Found(method, path, rules, late)

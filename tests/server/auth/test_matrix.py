@@ -25,6 +25,7 @@ from tests.server.conftest import job_request, result
 ANYONE, ONE_TIME, DEVICE = "anyone", "the bearer of a one-time token", "a device"
 EITHER = "either "  # and a scope: or a device
 PERSON = "a person or a service, with any scopes"
+PERSON_OR_DEVICE = EITHER + PERSON
 KEY = public_text(new_private_key().public_key())
 
 
@@ -44,6 +45,11 @@ ROWS = {
     "GET /healthz": Row(ANYONE),
     "GET /readyz": Row(ANYONE),
     "GET /metrics": Row("metrics:read"),
+    "GET /v1/whoami": Row(PERSON_OR_DEVICE),
+    "GET /v1/tokens": Row("tokens:write"),
+    "POST /v1/tokens": Row("tokens:write", {"scopes": []}),
+    "DELETE /v1/tokens/{token_id}": Row("tokens:write"),
+    "POST /v1/tokens/{token_id}/rotate": Row("tokens:write"),
     "POST /v1/enrolments": Row("devices:write", {}),
     "POST /v1/devices": Row(ONE_TIME, {"name": "phone", "public_key": KEY, "platform": "linux"}),
     "GET /v1/devices": Row("devices:read"),
@@ -84,6 +90,7 @@ HERE = "add it to ROWS in tests/server/auth/test_matrix.py, with who may ask it"
 ABSENT = {
     "job_id": "job_none",
     "lease_id": "lease_none",
+    "token_id": "token_none",
     "recipe_id": "0" * 64,
     "sha256": "0" * 64,
     "name": "nothing",
@@ -100,7 +107,7 @@ def rule(who):
         return Open
     if who == ONE_TIME:
         return OneTime()
-    scopes = frozenset() if who in (DEVICE, PERSON) else frozenset({Scope(who.removeprefix(EITHER))})
+    scopes = frozenset() if who in (DEVICE, PERSON, PERSON_OR_DEVICE) else frozenset({Scope(who.removeprefix(EITHER))})
     return Holder(scopes, people=who != DEVICE, devices=who == DEVICE or who.startswith(EITHER))
 
 
@@ -174,7 +181,7 @@ class Caller:
         if self.device:
             allowed = who == DEVICE or who.startswith(EITHER)
         else:
-            allowed = who == PERSON or who.removeprefix(EITHER) in self.scopes
+            allowed = who in (PERSON, PERSON_OR_DEVICE) or who.removeprefix(EITHER) in self.scopes
         return None if allowed else (403, "forbidden")
 
 
@@ -190,6 +197,7 @@ ALL = frozenset(
         "metrics:read",
     }
 )
+OF_SERVER = frozenset({"server:read", "metrics:read"})
 OF_APP = frozenset({"jobs:read", "jobs:write", "adapters:read"})
 
 
@@ -233,7 +241,7 @@ def callers(fleet, home):
         "operator": Caller(fleet.operator(), scopes=ALL),
         "app": Caller(fleet.app(), scopes=OF_APP),
         "device": Caller(fleet.device(), device=True),
-        "foreign operator": Caller(fleet.operator("other"), scopes=ALL - {"server:read", "metrics:read"}),
+        "foreign operator": Caller(fleet.operator("other"), scopes=ALL - OF_SERVER),
         "foreign app": Caller(fleet.app("other"), scopes=OF_APP),
         "foreign device": Caller(fleet.device("other"), device=True),
     }
@@ -282,6 +290,7 @@ def theirs(fleet, app, device, lease):
         "sha256": lease["manifest"]["manifest"]["files"][0]["sha256"],
         "name": "alice-movies",
         "device_id": device.device_id,
+        "token_id": app.get("/v1/whoami").json()["token_id"],
     }
 
 
@@ -297,19 +306,22 @@ def told(answer, names):
 
 
 def test_another_tenant_s_things_are_as_if_they_were_not_there(fleet, routes, theirs, app, device):
-    people, devices = (fleet.app("other"), fleet.operator("other")), (fleet.device("other"),)
+    strangers = (
+        Caller(fleet.app("other"), scopes=OF_APP),
+        Caller(fleet.operator("other"), scopes=ALL - OF_SERVER),
+        Caller(fleet.device("other"), device=True),
+    )
     for route in routes:
         row = ROWS[route.name.replace("HEAD ", "GET ")]
         if row.who in (ANYONE, ONE_TIME) or ("{" not in route.path and route.method != "GET"):
             continue
-        strangers = devices if row.who == DEVICE else people + devices if row.who.startswith(EITHER) else people
-        for stranger in strangers:
+        for stranger in (found.actor for found in strangers if found.expected(row.who) is None):
             answer = ask(stranger, route, row, theirs)
             if "{" in route.path and not row.shared:
                 assert answer.status_code == 404, (route.name, answer.text)
                 assert told(answer, theirs) == told(ask(stranger, route, row, ABSENT), ABSENT), route.name
             else:
-                for thing in ("job_id", "lease_id", "device_id"):
+                for thing in ("job_id", "lease_id", "device_id", "token_id"):
                     assert theirs[thing] not in answer.text, route.name
         if route.method in ("GET", "HEAD") and "{" in route.path and not row.shared:
             owner = device if row.who == DEVICE else app

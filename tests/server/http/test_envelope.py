@@ -32,7 +32,8 @@ def test_unknown_address_and_method(app, problem):
 
 def test_a_body_over_the_limit(home, problem):
     settings = home.settings.model_copy(update={"max_body_bytes": 2000})
-    with serving(create_app(settings)) as url, httpx.Client(base_url=url) as client:
+    token = {"Authorization": f"Bearer {home.token('app')}"}
+    with serving(create_app(settings)) as url, httpx.Client(base_url=url, headers=token) as client:
         problem(client.post("/v1/jobs", content=b"x" * 2001), 413, "too-large")
         chunks = (b"x" * 500 for _ in range(100))
         problem(client.post("/v1/jobs", content=chunks, headers={"Content-Type": "application/json"}), 413, "too-large")

@@ -6,28 +6,49 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.http.pages import read_cursor, write_cursor
-from shared.errors import BadRequest
+from server.http.pages import InvalidCursor, read_cursor, write_cursor
+
+HERE, ELSEWHERE = b"7 bytes", b"another"
+NUMBERS = st.integers(0, 2**63 - 1)
 
 
-@given(st.integers(0, 2**63 - 1))
+@given(NUMBERS)
 def test_round_trip(number):
-    assert read_cursor(write_cursor(number)) == number
+    assert read_cursor(write_cursor(number, HERE), HERE) == number
 
 
-@given(st.text(max_size=40))
-def test_anything_else_is_refused_or_a_number(text):
-    with contextlib.suppress(BadRequest):
-        assert 0 <= read_cursor(text) < 2**63
+@given(NUMBERS)
+def test_a_cursor_of_another_list_is_refused(number):
+    with pytest.raises(InvalidCursor):
+        read_cursor(write_cursor(number, ELSEWHERE), HERE)
 
 
-def test_the_last_page_has_no_cursor():
-    assert write_cursor(None) is None
+@given(st.text(max_size=40) | st.from_regex(r"[A-Za-z0-9_-]{20}", fullmatch=True))
+def test_anything_else_is_refused(text):
+    with pytest.raises(InvalidCursor):
+        read_cursor(text, HERE)
 
 
-@pytest.mark.parametrize("cursor", ["x", "!!!!", "LTE=", "", "8J+YgA=="])
+@given(NUMBERS, st.integers(0, 19), st.sampled_from("Az09_-"))
+def test_one_sign_changed_never_leads_outside(number, place, sign):
+    cursor = write_cursor(number, HERE)
+    with contextlib.suppress(InvalidCursor):
+        assert 0 <= read_cursor(cursor[:place] + sign + cursor[place + 1 :], HERE) < 2**63
+
+
+@pytest.mark.parametrize("cursor", ["x", "!!!!", "LTE=", "", "8J+YgA==", "A" * 20, "é" * 20])
 def test_a_bad_cursor_is_a_problem(app, problem, cursor):
-    problem(app.get("/v1/jobs", params={"cursor": cursor}), 400, "bad-request")
+    problem(app.get("/v1/jobs", params={"cursor": cursor}), 400, "invalid-cursor")
+
+
+def test_a_cursor_is_of_one_list_and_its_filters(fleet, app, operator, problem):
+    for number in range(2):
+        app.submit(adapter=f"a{number}")
+    cursor = app.get("/v1/jobs", params={"limit": 1}).json()["next"]
+    assert app.get("/v1/jobs", params={"cursor": cursor, "limit": 5}).status_code == 200
+    problem(app.get("/v1/adapters", params={"cursor": cursor}), 400, "invalid-cursor")
+    problem(operator.get("/v1/devices", params={"cursor": cursor}), 400, "invalid-cursor")
+    problem(app.get("/v1/jobs", params={"cursor": cursor, "state": "ready"}), 400, "invalid-cursor")
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "201", "x", "1e3"])

@@ -123,11 +123,13 @@ def test_a_program_can_be_seen_by_who_asked_for_it(fleet, app, problem):
     problem(fleet.app("other").get(f"/v1/programs/{job['recipe_id']}"), 404, "not-found")
 
 
-def test_numbers_that_json_lacks_become_null(fleet, app, device, lease):
-    body = '{"phase": "training", "step": 1, "steps": 3, "loss": NaN, "lr": Infinity}'
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_that_json_lacks_are_refused(app, device, lease, problem, number):
+    body = f'{{"phase": "training", "step": 1, "steps": 3, "loss": {number}}}'
     url = f"/v1/leases/{lease['id']}/heartbeat"
-    assert device.post(url, content=body, headers={"Content-Type": "application/json"}).status_code == 200
-    assert app.get(f"/v1/jobs/{lease['job']['id']}").json()["progress"]["loss"] is None
+    answer = device.post(url, content=body, headers={"Content-Type": "application/json"})
+    assert number in problem(answer, 400, "bad-request")["detail"]
+    assert app.get(f"/v1/jobs/{lease['job']['id']}").json()["progress"] is None
 
 
 def test_a_job_keeps_its_rules_for_the_device_that_gets_it(fleet, app, device):

@@ -223,7 +223,7 @@ def test_a_result_that_no_reader_could_show_is_refused(app, device, lease, probl
     evaluation = {"step": 1, "split": "test", "correct": 1, "total": 2, "loss": float("nan")}
     text = json.dumps({"adapter_sha256": sha256_hex(data), "result": result(evaluations=[evaluation])})
     url = f"/v1/leases/{lease['id']}/complete"
-    problem(device.post(url, content=text, headers={"Content-Type": "application/json"}), 422, "invalid-request")
+    problem(device.post(url, content=text, headers={"Content-Type": "application/json"}), 400, "bad-request")
     assert state(app, lease) == "training"
 
 
