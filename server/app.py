@@ -32,9 +32,11 @@ from server.metrics.meter import Meter
 from server.programs import endpoints as programs
 from server.runners import endpoints as runners
 from server.settings import Settings
+from server.succession import endpoints as succession
+from server.succession.service import prepare_keys
 
 API_VERSION = "1"  # of the routes under /v1; the release is what GET /v1/server says
-SLICES = (info, metrics, access, devices, joining, jobs, leases, programs, runners, adapters)
+SLICES = (info, succession, metrics, access, devices, joining, jobs, leases, programs, runners, adapters)
 
 
 def create_api(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
@@ -62,6 +64,7 @@ def create_app(settings: Settings) -> FastAPI:
     key = load_key(settings.key_path)
     database = Database(settings.url)
     prepare(database.engine, settings.migrate_at_start)
+    prepare_keys(database, settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -14,6 +14,7 @@ from server import keys
 from server.db.database import Database
 from server.db.revisions import prepare
 from server.settings import Settings
+from server.succession.service import prepare_keys
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Tenant = Annotated[str, typer.Option(help="whose it is")]
@@ -27,6 +28,7 @@ def open_home() -> tuple[Settings, Database]:
     keys.load_key(settings.key_path)
     database = Database(settings.url)
     prepare(database.engine, settings.migrate_at_start)
+    prepare_keys(database, settings)
     return settings, database
 
 

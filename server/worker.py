@@ -20,14 +20,14 @@ from server.clock import utc_now
 from server.db.database import Database
 from server.db.schema import programs
 from server.identity import new_id
-from server.keys import load_key
 from server.leases.service import LeaseService
 from server.logs import configure_logs
 from server.programs.compilation import Assignment, CompileQueue
 from server.programs.compiler_process import CompilerCrashed, CompilerProcess, Stopped
 from server.programs.repository import ProgramRepository, WorkerRepository
 from server.settings import Settings
-from shared.errors import MobizoError
+from server.succession.service import KeyService, prepare_keys
+from shared.errors import MobizoError, Unavailable
 from shared.program import ProgramManifest
 from shared.signing import sign_manifest
 
@@ -43,7 +43,7 @@ class CompileWorker:
         self._settings = settings
         self._database = Database(settings.url)
         self._artifacts = open_artifacts(settings)
-        self._key = load_key(settings.key_path)
+        prepare_keys(self._database, settings)
         self._stopping = threading.Event()
         self._interval = min(1.0, settings.compile_lease_seconds / 4)
 
@@ -97,7 +97,7 @@ class CompileWorker:
                     for file in outcome.files:
                         self._artifacts.adopt(workspace / "program" / file.name, file.sha256)
                     self._finish(outcome.model_copy(update={"version": assignment.version}), log)
-            except CompilerCrashed as error:
+            except (CompilerCrashed, Unavailable) as error:
                 with self._database.writing() as session:
                     self._queue_in(session).retry(recipe.id, error)
                 log.error("compile-crashed", detail=error.detail)
@@ -117,8 +117,8 @@ class CompileWorker:
             self._artifacts.remove_workspace(name)
 
     def _finish(self, manifest: ProgramManifest, log: structlog.typing.FilteringBoundLogger) -> None:
-        signed = sign_manifest(manifest, self._key)
         with self._database.writing() as session:
+            signed = sign_manifest(manifest, KeyService(session, self._settings).private())
             counted = self._queue_in(session).finish(manifest.recipe_id, signed)
         log.info("compile-finished", counted=counted)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import ValidationError
@@ -19,9 +19,13 @@ from server.auth.service import Principal
 from server.devices.authorization import Asked, AuthorizationService, OAuthError
 from server.devices.user_codes import read_user_code, shown
 from server.http.bodies import read_limited
+from server.http.openapi import Responses, raises
 from server.http.place import Here, Place, Reading, Writing
+from server.http.problems import TooSlow
+from server.http.routes import Routes
 from server.info.service import server_info
-from shared.errors import BadRequest
+from server.succession.service import KeyService
+from shared.errors import BadRequest, Conflict, TooLarge
 from shared.protocol import DeviceAuthorization, DeviceEnrol, DeviceRequestView, DeviceToken
 
 GRANT_TYPE = "urn:ietf:params:oauth:grant-type:device_code"
@@ -35,8 +39,23 @@ PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
-router = APIRouter(tags=["devices"])
+router = Routes(tags=["devices"])
 UserCode = Annotated[str, Path(max_length=40, description="as the device shows it, such as WDJB-MJHT")]
+
+
+_OAUTH_ERROR = {
+    "description": "an error in OAuth's form (RFC 6749, 5.2)",
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["error", "error_description"],
+                "properties": {"error": {"type": "string"}, "error_description": {"type": "string"}},
+            }
+        }
+    },
+}
+OAUTH: Responses = {**raises(TooLarge, TooSlow), 400: _OAUTH_ERROR, 429: _OAUTH_ERROR}
 
 
 def _form(*required: str, **others: str) -> dict[str, Any]:
@@ -78,6 +97,7 @@ def _refusal(error: OAuthError) -> Response:
     "/v1/oauth/device_authorization",
     dependencies=[PUBLIC],
     response_model=DeviceAuthorization,
+    responses=OAUTH,
     openapi_extra=_form("client_id", "device_name", "public_key", "platform"),
 )
 async def ask(request: Request, here: Here) -> Response:
@@ -128,6 +148,7 @@ def _page_address(request: Request, place: Place) -> str:
     "/v1/oauth/token",
     dependencies=[PUBLIC],
     response_model=DeviceToken,
+    responses=OAUTH,
     openapi_extra=_form("grant_type", "client_id", "device_code"),
 )
 async def token(request: Request, here: Here) -> Response:
@@ -146,10 +167,11 @@ async def token(request: Request, here: Here) -> Response:
 def _poll(place: Place, client_id: str, device_code: str) -> DeviceToken:
     with place.database.writing() as session:
         found = AuthorizationService(session, place.settings).poll(client_id, device_code)
+        server = server_info(KeyService(session, place.settings).public())
     if isinstance(found, OAuthError):
         raise found
     device, text = found
-    return DeviceToken(access_token=text, device_id=device.id, server=server_info(place.public_key))
+    return DeviceToken(access_token=text, device_id=device.id, server=server)
 
 
 @router.get("/v1/device-requests/{user_code}")
@@ -160,7 +182,7 @@ def show(
     return AuthorizationService(session, here.settings).find(principal.tenant, user_code)
 
 
-@router.post("/v1/device-requests/{user_code}/approve")
+@router.post("/v1/device-requests/{user_code}/approve", responses=raises(Conflict))
 def approve(
     principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)], user_code: UserCode, here: Here, session: Writing
 ) -> DeviceRequestView:
@@ -168,7 +190,7 @@ def approve(
     return AuthorizationService(session, here.settings).decide(principal, user_code, approved=True)
 
 
-@router.post("/v1/device-requests/{user_code}/deny")
+@router.post("/v1/device-requests/{user_code}/deny", responses=raises(Conflict))
 def deny(
     principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)], user_code: UserCode, here: Here, session: Writing
 ) -> DeviceRequestView:

@@ -45,6 +45,10 @@ class DeviceRepository:
         """Every device of a tenant, oldest first."""
         return self._session.scalars(select(Device).where(Device.tenant == tenant).order_by(Device.number)).all()
 
+    def live(self) -> Sequence[Device]:
+        """Every device of every tenant that was not revoked."""
+        return self._session.scalars(select(Device).where(Device.revoked_at.is_(None)).order_by(Device.number)).all()
+
     def page(self, tenant: str, request: PageRequest) -> PageRows[Device]:
         """Some of a tenant's devices, newest first."""
         return page_of(self._session, select(Device).where(Device.tenant == tenant), Device, request)

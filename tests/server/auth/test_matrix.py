@@ -41,6 +41,7 @@ class Row:
 # One row for each route: "METHOD /path" -> who may ask it. HEAD is as GET.
 ROWS = {
     "GET /v1/server": Row(ANYONE),
+    "GET /v1/server/keys": Row(ANYONE),
     "GET /v1/server/usage": Row("server:read"),
     "GET /healthz": Row(ANYONE),
     "GET /readyz": Row(ANYONE),
