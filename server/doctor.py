@@ -26,7 +26,7 @@ from server.db.revisions import lacking, reached
 from server.devices.models import Device
 from server.keys import load_key
 from server.programs.models import Worker
-from server.serving import is_loopback
+from server.safety import is_loopback
 from server.settings import Settings
 from shared.checkup import Check
 from shared.errors import MobizoError

@@ -63,10 +63,13 @@ def run(
     workers: Annotated[int, typer.Option(min=0, max=64, help="worker processes; 0: they run elsewhere")] = 1,
     tls_cert: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="certificate chain, PEM")] = None,
     tls_key: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="its private key, PEM")] = None,
-    insecure_dev: Annotated[bool, typer.Option("--insecure-dev", help="allow other hosts without TLS")] = False,
+    insecure_dev: Annotated[
+        bool, typer.Option("--insecure-dev", help="go on with what is unsafe, such as other hosts without TLS")
+    ] = False,
 ) -> None:
     """Serve the API, with workers that compile, until interrupted."""
-    from server.serving import Tls, Unsafe, check_safe, serve
+    from server.safety import Tls, Unsafe, check_safe
+    from server.serving import serve
 
     configure_logs()
     settings = Settings()
@@ -77,10 +80,14 @@ def run(
         raise BadRequest("--tls-cert and --tls-key go together")
     tls = Tls(tls_cert, tls_key) if tls_cert and tls_key else None
     try:
-        check_safe(settings.host, tls, insecure_dev)
+        unsafe = check_safe(settings, tls, insecure_dev)
     except Unsafe as error:
         complaints.print(f"error: {error.detail}", style="red", markup=False)
         raise typer.Exit(2) from error
+    if insecure_dev:
+        complaints.print("INSECURE: --insecure-dev is given; never let people's data near this", style="bold red")
+    for danger in unsafe:
+        complaints.print(f"INSECURE: {danger}", style="bold red", markup=False)
     asyncio.run(serve(settings, tls, workers, lambda url: output.print(f"mobizo-server answers on {url}")))
 
 

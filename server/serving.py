@@ -1,6 +1,6 @@
 """Running the application: a listening socket, uvicorn, the workers beside it, and an orderly stop.
 
-Refuses to speak in clear to other machines. Knows no routes.
+Knows no routes; what it would be unsafe with, server.safety says.
 
 The stop: no connection is accepted any more, who waits is answered at once, requests under way have the grace to end,
 and meanwhile the workers give back what they compile. A second signal ends the process where it stands.
@@ -9,14 +9,11 @@ and meanwhile the workers give back what they compile. A second signal ends the 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 import uvicorn
@@ -25,41 +22,11 @@ from server.app import create_app
 from server.fleet import worker_fleet
 from server.http.place import Place
 from server.metrics.listener import metrics_listener
+from server.safety import Tls
 from server.settings import Settings
-from shared.errors import BadRequest, Unavailable
+from shared.errors import Unavailable
 
 _log = structlog.get_logger()
-
-
-class Unsafe(BadRequest):
-    """Tokens and adapters would cross the network in clear."""
-
-    code, title = "unsafe", "Unsafe setting"
-
-
-@dataclass(frozen=True)
-class Tls:
-    """Certificate chain and private key, PEM."""
-
-    certificate: Path
-    key: Path
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def check_safe(host: str, tls: Tls | None, insecure: bool) -> None:
-    """Raises Unsafe for another host than this machine without TLS."""
-    if not is_loopback(host) and tls is None and not insecure:
-        raise Unsafe(
-            f"host {host} is reachable from other machines, and tokens would travel in clear: give --tls-cert and "
-            "--tls-key, or --insecure-dev on a network you trust"
-        )
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -99,6 +66,9 @@ async def serve(settings: Settings, tls: Tls | None, workers: int, announce: Cal
             log_config=None,
             access_log=False,
             server_header=False,
+            # Nobody is believed about whose request it is, but the proxies that the operator named.
+            proxy_headers=bool(settings.forwarded_allow_ips),
+            forwarded_allow_ips=settings.forwarded_allow_ips,
             ssl_certfile=tls.certificate if tls else None,
             ssl_keyfile=tls.key if tls else None,
             timeout_graceful_shutdown=settings.grace_seconds,

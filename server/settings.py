@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from enum import StrEnum
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -73,6 +74,10 @@ class Settings(BaseSettings):
     collect_grace_hours: float = Field(24, ge=0, description="how long a file may be unnamed before it is removed")
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
+    forwarded_allow_ips: str = Field(
+        "",
+        description="addresses or networks of the proxies that are believed whose request they pass on; commas between",
+    )
     # Operation
     grace_seconds: int = Field(10, ge=1, description="what requests under way are given to end when the server stops")
     metrics_port: int | None = Field(
@@ -141,6 +146,15 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute(cls, home: Path) -> Path:
         return home.expanduser().absolute()
+
+    @field_validator("forwarded_allow_ips")
+    @classmethod
+    def _addresses(cls, text: str) -> str:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        for part in parts:
+            if part != "*":
+                ip_network(part, strict=False)
+        return ",".join(parts)
 
     @property
     def url(self) -> str:

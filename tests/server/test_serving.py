@@ -13,26 +13,11 @@ import httpx
 import psutil
 import pytest
 
-from server.serving import Tls, Unsafe, check_safe, is_loopback, listen
+from server.serving import listen
 from shared.errors import Unavailable
 from tests.server.conftest import job_request
 
 PATIENCE = 60
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_this_machine(host):
-    assert is_loopback(host)
-    check_safe(host, None, insecure=False)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.org", "localhost.example.org", ""])
-def test_other_machines_need_tls(host, tmp_path):
-    assert not is_loopback(host)
-    with pytest.raises(Unsafe, match="--tls-cert"):
-        check_safe(host, None, insecure=False)
-    check_safe(host, None, insecure=True)
-    check_safe(host, Tls(tmp_path, tmp_path), insecure=False)
 
 
 def test_an_address_that_is_taken():
