@@ -34,6 +34,7 @@ from server.runners import endpoints as runners
 from server.settings import Settings
 from server.succession import endpoints as succession
 from server.succession.service import prepare_keys
+from server.work.engine import prepare_engine
 
 API_VERSION = "1"  # of the routes under /v1; the release is what GET /v1/server says
 SLICES = (info, succession, metrics, access, devices, joining, jobs, leases, programs, runners, adapters)
@@ -62,9 +63,10 @@ def create_app(settings: Settings) -> FastAPI:
     Raises Unavailable if the home has no signing key, SchemaBehind if its database is for others to bring up.
     """
     key = load_key(settings.key_path)
-    database = Database(settings.url)
+    database = Database(settings.url, settings.tuning)
     prepare(database.engine, settings.migrate_at_start)
     prepare_keys(database, settings)
+    prepare_engine(database, settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

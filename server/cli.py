@@ -13,6 +13,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from server.compile_cli import compile_program, inspect_file
+from server.describe_cli import openapi
 from shared.errors import MobizoError
 
 complaints = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -57,6 +58,7 @@ app = typer.Typer(
 )
 app.command("compile")(compile_program)
 app.command("inspect")(inspect_file)
+app.command("openapi")(openapi)
 
 
 def main() -> None:
