@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from server.db.paging import PageRequest, PageRows, page_of
-from server.devices.models import Device, DeviceNonce, EnrolmentToken, Told
+from server.devices.models import Device, DeviceNonce, DeviceRequest, EnrolmentToken, RequestState, Told
 from shared.capabilities import Labels
 
 
@@ -54,6 +54,10 @@ class DeviceRepository:
     def all(self, tenant: str) -> Sequence[Device]:
         """Every device of a tenant, oldest first."""
         return self._session.scalars(select(Device).where(Device.tenant == tenant).order_by(Device.number)).all()
+
+    def live(self) -> Sequence[Device]:
+        """Every device of every tenant that was not revoked."""
+        return self._session.scalars(select(Device).where(Device.revoked_at.is_(None)).order_by(Device.number)).all()
 
     def page(self, tenant: str, request: PageRequest) -> PageRows[Device]:
         """Some of a tenant's devices, newest first."""
@@ -138,3 +142,37 @@ class NonceRepository:
         stored = insert(DeviceNonce).values(rows).on_conflict_do_nothing()
         found = self._session.execute(stored.returning(DeviceNonce.device_id, DeviceNonce.nonce))
         return {(row.device_id, row.nonce) for row in found}
+
+
+class DeviceRequestRepository:
+    """Requests to join, in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, request: DeviceRequest) -> None:
+        """Stores a new request."""
+        self._session.add(request)
+        self._session.flush()
+
+    def waiting(self, address: str, now: datetime) -> int:
+        """How many requests from an address are undecided and not over."""
+        statement = select(func.count()).where(
+            DeviceRequest.address == address,
+            DeviceRequest.state == RequestState.PENDING,
+            DeviceRequest.expires_at > now,
+        )
+        return self._session.scalar(statement) or 0
+
+    def by_device_code(self, digest: str) -> DeviceRequest | None:
+        """The request of a device code; locked, so that of two who ask at once one gets the token."""
+        statement = select(DeviceRequest).where(DeviceRequest.device_code_digest == digest)
+        return self._session.scalar(statement.with_for_update())
+
+    def by_user_code(self, code: str) -> DeviceRequest | None:
+        """The request of a user code, as it is stored; locked."""
+        return self._session.scalar(select(DeviceRequest).where(DeviceRequest.user_code == code).with_for_update())
+
+    def forget(self, before: datetime) -> None:
+        """Removes requests that were over by then."""
+        self._session.execute(delete(DeviceRequest).where(DeviceRequest.expires_at < before))

@@ -110,6 +110,7 @@ def check_digest(signature: RequestSignature | None, digest: bytes) -> None:
 
 
 @may_raise(BadSignature, ClockSkew, DigestMismatch)
+@may_raise(BadSignature, ClockSkew, DigestMismatch)
 @dataclass(frozen=True)
 class _Check:
     """A dependency: the request's signature. whole: its body is small, and is held against its digest here."""
@@ -154,11 +155,13 @@ def _spending(place: Place, principal: Principal, signature: RequestSignature | 
 
 
 @may_raise(Replayed)
+@may_raise(Replayed)
 def _writing(principal: Device, here: Here, signature: Signature) -> Iterator[Session]:
     with _spending(here, principal, signature) as session:
         yield session
 
 
+@may_raise(Replayed)
 @may_raise(Replayed)
 def _writing_result(principal: Device, here: Here, signature: _WholeResult) -> Iterator[Session]:
     with _spending(here, principal, signature) as session:
