@@ -40,14 +40,19 @@ from shared.protocol import AdapterVersion, Completion, Decline, Lease, LeaseReq
 router = Routes(prefix="/v1/leases", tags=["leases"])
 
 
-def _acquire(place: Place, principal: Principal, asked: LeaseRequest) -> tuple[Lease | None, Asking]:
-    """A job if there is one, and the device as the queue sees it. Only reads where there is none."""
-    settings = place.settings
+def _held(place: Place, principal: Principal, asked: LeaseRequest) -> tuple[Lease | None, Asking]:
+    """The job that a device has, or had and may have again; and the device as the queue sees it. Else only reads."""
     with place.database.reading() as session:
-        service = LeaseService(session, settings.lease_seconds)
+        service = LeaseService(session, place.settings.lease_seconds)
         asking = service.asking(principal.tenant, principal.device_id or "", asked)
-        if not service.may_be_work(asking):
+        if not service.may_hold(asking):
             return None, asking
+    return _acquire(place, principal, asked)
+
+
+def _acquire(place: Place, principal: Principal, asked: LeaseRequest) -> tuple[Lease | None, Asking]:
+    """A job if there is one, and the device as the queue sees it."""
+    settings = place.settings
     seconds = None if asked.lease_seconds is None else min(asked.lease_seconds, settings.lease_seconds_most)
     with place.database.writing() as session:
         service = LeaseService(session, settings.lease_seconds, settings.lease_attempts)
@@ -70,11 +75,9 @@ async def acquire(
         capabilities=lease_request.capabilities,
     )
     await here.present(Presence(principal.device_id or "", told))
-    lease, asking = await run_in_threadpool(_acquire, here, principal, lease_request)
+    lease, asking = await run_in_threadpool(_held, here, principal, lease_request)
     with here.meters.polls.track_inprogress():
         while lease is None:
-            if time.monotonic() >= deadline:
-                return Response(status_code=204)
             async with here.room.waiting(asking) as waiter:
                 called = await here.room.called(waiter, deadline - time.monotonic())
                 # A job given when the server stops would be one that it can hardly tell of.
