@@ -135,9 +135,7 @@ class Client:
     def make_token(self, request: TokenRequest) -> TokenGrant:
         """A new token, which may do no more than this client's; its text is told this once (operator)."""
         body = request.model_dump(mode="json")
-        return TokenGrant.model_validate(
-            self._transport.request("POST", "/v1/tokens", json=body, retry=False).json()
-        )
+        return TokenGrant.model_validate(self._make("/v1/tokens", body))
 
     def revoke_token(self, token_id: str) -> None:
         """Ends a token at once (operator)."""

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from server.console import Json, output, tell
+from server.backups.manifest import BackupManifest
+from server.console import Json, open_home, output, tell
 from server.db.database import Database
 from server.db.revisions import lacking, reached, release
 from server.db.schema import upgrade
@@ -52,3 +53,46 @@ def migrate(as_json: Json = False) -> None:
     database.close()
     told = f"{len(applied)} migrations applied" if applied else "the database was up to date"
     tell(as_json, {"applied": list(applied), "revision": release()[-1]}, told)
+
+
+@app.command()
+def backup(
+    target: Annotated[Path, typer.Argument(help="a new directory, or a new file that ends in .tar")],
+    with_keys: Annotated[bool, typer.Option("--with-keys", help="also the signing keys: guard it like them")] = False,
+    as_json: Json = False,
+) -> None:
+    """Copy database and files to one place while the server runs; nothing has to stop."""
+    from server.backups.service import back_up
+
+    settings, database = open_home()
+    database.close()
+    manifest = back_up(settings, target, with_keys)
+    told = f"{target}: the database and {len(manifest.files)} files, {manifest.size:,} bytes"
+    keys = "with the signing keys" if with_keys else f"without the signing keys: keep {settings.key_path.parent} apart"
+    tell(as_json, _told(manifest, target), f"{told}, {keys}")
+
+
+@app.command()
+def restore(
+    source: Annotated[Path, typer.Argument(help="what `backup` made", exists=True)], as_json: Json = False
+) -> None:
+    """Fill an empty home, database and store from a backup; every part is checked."""
+    from server.backups import service
+
+    settings = Settings()
+    manifest = service.restore(settings, source)
+    told = f"{settings.home} is as it was at {manifest.made_at:%Y-%m-%d %H:%M:%S} UTC: {len(manifest.files)} files"
+    if not manifest.keys:
+        told += f". It has no signing key yet: put the one that you kept back into {settings.key_path.parent}"
+    tell(as_json, _told(manifest, settings.home), told)
+
+
+def _told(manifest: BackupManifest, place: Path) -> dict[str, object]:
+    return {
+        "path": str(place),
+        "made_at": manifest.made_at.isoformat(),
+        "version": manifest.version,
+        "files": len(manifest.files),
+        "bytes": manifest.size,
+        "keys": len(manifest.keys),
+    }

@@ -6,8 +6,10 @@ A successor of httpx is one change, here. Knows no route and no mobizo file form
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +24,8 @@ _SAFE = frozenset({"GET", "HEAD"})
 TOO_MANY = 429
 RETRIED_STATUS = frozenset({TOO_MANY, 502, 503, 504})
 MOST_WAIT = 30.0  # seconds; a server that asks for more is not waited for
+MOST_REDIRECTS = 3
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 ByteProgress = Callable[[int, int], None]  # bytes so far, bytes in all
 
 
@@ -51,6 +55,7 @@ class Transport:
         if token:
             headers["Authorization"] = f"Bearer {token}"
         self._http = httpx.Client(base_url=server.rstrip("/"), headers=headers, timeout=timeout)
+        self._elsewhere: httpx.Client | None = None
         self._attempts, self._signer = attempts, signer
         self.server = server
 
@@ -65,6 +70,8 @@ class Transport:
     def close(self) -> None:
         """Closes the connection."""
         self._http.close()
+        if self._elsewhere is not None:
+            self._elsewhere.close()
 
     def request(
         self,
@@ -194,11 +201,11 @@ class Transport:
         headers = {"Accept-Encoding": "identity"}
         if have:
             headers |= {"Range": f"bytes={have}-", "If-Range": f'"{sha256}"'}
-        with self._http.stream("GET", path, headers=headers) as response:
-            if response.is_error:
-                response.read()
-            raise_problem(response)
+        with self._file(path, headers) as response:
             resumed = response.status_code == httpx.codes.PARTIAL_CONTENT
+            span = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", "")) if resumed else None
+            if span is not None and (int(span[1]) != have or span[2] not in (str(size), "*")):
+                raise httpx.RemoteProtocolError(f"asked for {have} to {size}, it sent {span[0]}")
             have = have if resumed else 0
             with part.open("ab" if resumed else "wb") as file:
                 # Raw pieces as they come: gathering them would lose the last ones when the link drops.
@@ -211,6 +218,61 @@ class Transport:
                         progress(have, size)
         if have < size:
             raise httpx.RemoteProtocolError(f"{have} of {size} bytes arrived")
+
+    @contextmanager
+    def _file(self, path: str, headers: dict[str, str]) -> Iterator[httpx.Response]:
+        """A file's response, 200 or 206, from where the server sends us for it.
+
+        Another host is given neither token nor tag: If-Range names a tag of our server's, which has compared it
+        already, and the whole is checked by its hash. What another host answers wrongly is tried again from the start,
+        since its address may have run out.
+        """
+        request = self._http.build_request("GET", path, headers=headers)
+        home = request.url
+        for _ in range(MOST_REDIRECTS + 1):
+            ours = _same_origin(request.url, home)
+            response = (self._http if ours else self._stranger()).send(request, stream=True)
+            if not response.has_redirect_location:
+                break
+            response.close()
+            request = self._redirected(response, home, headers)
+        else:
+            raise MobizoError(f"{self.server} sent a download round in circles")
+        try:
+            if response.status_code in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
+                yield response
+                return
+            if not ours:
+                raise httpx.RemoteProtocolError(f"{request.url.host} answered {response.status_code}")
+            response.read()
+            raise_problem(response)
+            raise MobizoError(f"the server answered {response.status_code} {response.reason_phrase}")
+        finally:
+            response.close()
+
+    def _redirected(self, response: httpx.Response, home: httpx.URL, headers: dict[str, str]) -> httpx.Request:
+        url = response.url.join(response.headers["Location"])
+        if url.scheme != "https" and (url.scheme != "http" or response.url.scheme == "https"):
+            raise Untrusted(f"{self.server} sent a download to {url.scheme}://{url.host}, which is not encrypted")
+        if _same_origin(url, home) and _same_origin(response.url, home):
+            return self._http.build_request("GET", url, headers=headers)
+        less = {name: value for name, value in headers.items() if name != "If-Range"}
+        return self._stranger().build_request("GET", url, headers=less)
+
+    def _stranger(self) -> httpx.Client:
+        """A client that knows no token."""
+        if self._elsewhere is None:
+            self._elsewhere = httpx.Client(headers={"User-Agent": "mobizo"}, timeout=self._http.timeout)
+        return self._elsewhere
+
+
+def _same_origin(one: httpx.URL, other: httpx.URL) -> bool:
+    ports = {"http": 80, "https": 443}
+    return (one.scheme, one.host, one.port or ports.get(one.scheme)) == (
+        other.scheme,
+        other.host,
+        other.port or ports.get(other.scheme),
+    )
 
 
 def _pause(attempt: int, asked: float) -> None:

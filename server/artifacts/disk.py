@@ -18,7 +18,7 @@ from pathlib import Path
 from server.artifacts.store import ArtifactStore, StorageFull, StoredFile
 from shared.errors import NotFound
 
-PIECE_BYTES = 128 << 10
+PIECE_BYTES = 256 << 10
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

@@ -123,6 +123,10 @@ FILE: Responses = {
     200: {"description": "the whole file", "headers": _FILE_HEADERS, **_BYTES},
     206: {"description": "the range", "headers": _PART_HEADERS, **_BYTES},
     304: {"description": "the client has it", "headers": {"ETag": _TAG}},
+    307: {
+        "description": "the file is at the Location for some minutes: fetch it there, without the token",
+        "headers": {"Location": {"schema": {"type": "string", "format": "uri"}}},
+    },
 }
 
 

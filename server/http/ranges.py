@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.responses import StreamingResponse
 
 from server.artifacts.store import ArtifactStore
+from server.http.delivery import handed_over
 from server.http.openapi import FILE, FILE_PARAMETERS, raises
 from server.http.problems import RangeNotSatisfiable
 
@@ -69,6 +70,10 @@ def file_response(request: Request, artifacts: ArtifactStore, sha256: str, filen
     if _unchanged(request.headers, etag):
         return Response(status_code=304, headers=headers)
     span = requested_range(request.headers, etag, size)
+    if request.method != "HEAD":
+        elsewhere = handed_over(request, artifacts, sha256, size, whole=span is None, headers=headers)
+        if elsewhere is not None:
+            return elsewhere
     start, end = span or (0, size)
     headers["Content-Length"] = str(end - start)
     if span is not None:

@@ -48,6 +48,9 @@ from shared.request_signature import RequestSigner
 from shared.signing import new_private_key, public_text, sign_manifest
 from tests.postgres import Postgres, remember, restore
 from tests.server import fake_compiler
+from tests.server.s3 import s3
+
+__all__ = ["s3"]  # a fixture
 
 BOTH = ("sqlite", "postgresql")
 # Folders of tests that hold on both.

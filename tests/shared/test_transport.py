@@ -1,7 +1,9 @@
 """Against a real HTTP server on loopback that misbehaves on purpose."""
 
+import contextlib
 import hashlib
 import json
+import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -10,6 +12,7 @@ import pytest
 from shared import transport as transport_module
 from shared.errors import InvalidUpload, MobizoError, NotFound, TooManyRequests, Untrusted
 from shared.transport import Transport, Unreachable
+from tests.certificate import loopback_certificate
 
 BODY = bytes(range(256)) * 5000
 SHA = hashlib.sha256(BODY).hexdigest()
@@ -54,22 +57,55 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/events":
             text = b'id: 1\nevent: job\ndata: {"a":\ndata: 1}\n\n: keep-alive\n\nid: 2\ndata: x\n\n'
             self.answer(200, text, Content_Type="text/event-stream")
+        elif self.path.startswith("/sent-to/"):
+            self.answer(307, b"", Location=self.server.elsewhere + self.path.removeprefix("/sent-to"))
+        elif self.path == "/round-and-round":
+            self.answer(302, b"", Location=self.path)
+        elif self.path == "/expires":
+            late = sum(path == self.path for path, _ in self.server.seen) == 1
+            self.answer(403, b"<Error/>") if late else self.answer(206 if start else 200, BODY[start:])
+        elif self.path == "/refused":
+            self.answer(403, b"<Error/>")
+        elif self.path == "/misplaced":
+            span = f"bytes 5-{len(BODY) - 1}/{len(BODY)}"
+            self.answer(206, BODY[5:], Content_Range=span)
         elif self.path == "/html":
             self.answer(500, b"<html>")
         else:
             self.answer(404, json.dumps(NotFound("gone fishing").problem()).encode())
 
 
-@pytest.fixture
-def server():
+@contextlib.contextmanager
+def serving(certificate=None):
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.seen = []
+    scheme = "http"
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*certificate)
+        http.socket, scheme = context.wrap_socket(http.socket, server_side=True), "https"
+    http.url = f"{scheme}://127.0.0.1:{http.server_port}"
     thread = threading.Thread(target=http.serve_forever, daemon=True)
     thread.start()
     yield http
     http.shutdown()
     thread.join()
     http.server_close()
+
+
+@pytest.fixture
+def server():
+    with serving() as http:
+        yield http
+
+
+@pytest.fixture
+def elsewhere(server):
+    """Another host, to which the server sends who asks for /sent-to/..."""
+    with serving() as http:
+        server.elsewhere = http.url
+        http.elsewhere = server.url
+        yield http
 
 
 @pytest.fixture
@@ -165,3 +201,79 @@ def test_events(transport):
 def test_no_server_is_one_clear_error():
     with Transport("http://127.0.0.1:1", attempts=2) as transport, pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
         transport.request("GET", "/")
+
+
+def test_a_file_of_another_host_is_fetched_without_our_token(transport, server, elsewhere, tmp_path):
+    (tmp_path / "f.part").write_bytes(BODY[:100_000])
+    transport.download("/sent-to/file", tmp_path / "f", size=len(BODY), sha256=SHA)
+    assert (tmp_path / "f").read_bytes() == BODY
+    (_, told), (path, asked) = server.seen[0], elsewhere.seen[0]
+    assert path == "/file"
+    assert told["Authorization"] == "Bearer secret"
+    assert told["If-Range"] == f'"{SHA}"'
+    assert "Authorization" not in asked
+    assert "If-Range" not in asked
+    assert asked["Range"] == "bytes=100000-"
+
+
+def test_a_place_of_the_same_host_is_told_the_token(transport, server, tmp_path):
+    server.elsewhere = server.url
+    transport.download("/sent-to/file", tmp_path / "f", size=len(BODY), sha256=SHA)
+    assert [headers["Authorization"] for _, headers in server.seen] == ["Bearer secret"] * 2
+
+
+def test_who_was_sent_away_comes_back_as_a_stranger(transport, server, elsewhere, tmp_path):
+    transport.download("/sent-to/sent-to/file", tmp_path / "f", size=len(BODY), sha256=SHA)
+    assert [path for path, _ in server.seen] == ["/sent-to/sent-to/file", "/file"]
+    assert "Authorization" not in server.seen[1][1]
+
+
+@pytest.mark.parametrize("path", ["/drops", "/ignores-range", "/expires"])
+def test_another_host_that_fails_is_found_through_ours_again(transport, server, elsewhere, tmp_path, path):
+    (tmp_path / "f.part").write_bytes(BODY[:100_000])
+    transport.download(f"/sent-to{path}", tmp_path / "f", size=len(BODY), sha256=SHA)
+    assert (tmp_path / "f").read_bytes() == BODY
+    assert len(server.seen) == len(elsewhere.seen)
+
+
+@pytest.mark.parametrize("path", ["/wrong", "/longer"])
+def test_another_hosts_file_is_checked_too(transport, elsewhere, tmp_path, path):
+    with pytest.raises(Untrusted):
+        transport.download(f"/sent-to{path}", tmp_path / "f", size=len(BODY), sha256=SHA)
+    assert not (tmp_path / "f").exists()
+
+
+def test_another_host_that_refuses_for_good(server, elsewhere, tmp_path):
+    with Transport(server.url, attempts=2) as transport, pytest.raises(Unreachable, match="403"):
+        transport.download("/sent-to/refused", tmp_path / "f", size=len(BODY), sha256=SHA)
+
+
+def test_a_part_of_another_place_is_not_joined(server, tmp_path):
+    (tmp_path / "f.part").write_bytes(BODY[:100_000])
+    with Transport(server.url, attempts=1) as transport, pytest.raises(Unreachable):
+        transport.download("/misplaced", tmp_path / "f", size=len(BODY), sha256=SHA)
+    assert (tmp_path / "f.part").read_bytes() == BODY[:100_000]
+
+
+def test_circles_are_left(transport, tmp_path):
+    with pytest.raises(MobizoError, match="circles"):
+        transport.download("/round-and-round", tmp_path / "f", size=len(BODY), sha256=SHA)
+
+
+@pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/x"])
+def test_other_kinds_of_address_are_refused(transport, server, tmp_path, target):
+    server.elsewhere = target
+    with pytest.raises(MobizoError):
+        transport.download("/sent-to/file", tmp_path / "f", size=len(BODY), sha256=SHA)
+    assert not (tmp_path / "f").exists()
+
+
+def test_nobody_is_sent_from_an_encrypted_place_to_one_in_clear(server, tmp_path, monkeypatch):
+    certificate = loopback_certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+    with serving(certificate) as encrypted, Transport(encrypted.url, "secret") as transport:
+        encrypted.elsewhere = server.url
+        with pytest.raises(Untrusted, match="not encrypted"):
+            transport.download("/sent-to/file", tmp_path / "f", size=len(BODY), sha256=SHA)
+        assert server.seen == []
+        transport.download("/file", tmp_path / "f", size=len(BODY), sha256=SHA)

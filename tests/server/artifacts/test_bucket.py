@@ -8,7 +8,7 @@ import pytest
 from server.artifacts.bucket import PART_BYTES, BucketArtifacts, BucketPlace
 from shared.canonical import sha256_hex
 from shared.errors import Unavailable
-from tests.server.artifacts.conftest import KEY_ID, SECRET
+from tests.server.s3 import KEY_ID, SECRET
 
 DATA = b"some bytes" * 1000
 SHA = sha256_hex(DATA)

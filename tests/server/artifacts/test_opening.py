@@ -7,7 +7,7 @@ from server.artifacts.disk import DiskArtifacts
 from server.artifacts.memory import MemoryArtifacts
 from server.artifacts.opening import BadStorage, open_artifacts
 from server.settings import Settings
-from tests.server.artifacts.conftest import KEY_ID, SECRET
+from tests.server.s3 import KEY_ID, SECRET
 
 
 @pytest.fixture
