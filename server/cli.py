@@ -13,6 +13,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from server.compile_cli import compile_program, inspect_file
+from server.describe_cli import openapi
 from shared.errors import MobizoError
 
 complaints = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -37,12 +38,14 @@ class Commands(TyperGroup):
         from server.care_cli import app as care
         from server.fleet_cli import app as fleet
         from server.home_cli import app as home
+        from server.keys_cli import app as keys
 
         self.commands = {
             **typer.main.get_group(home).commands,
             **typer.main.get_group(care).commands,
             **typer.main.get_group(access).commands,
             **typer.main.get_group(fleet).commands,
+            **typer.main.get_group(keys).commands,
             **self.commands,
         }
 
@@ -55,6 +58,7 @@ app = typer.Typer(
 )
 app.command("compile")(compile_program)
 app.command("inspect")(inspect_file)
+app.command("openapi")(openapi)
 
 
 def main() -> None:

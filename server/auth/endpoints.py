@@ -16,7 +16,7 @@ from server.http.pages import Paging
 from server.http.place import Here, Reading, Writing
 from server.http.routes import Routes
 from shared.access import TokenGrant, TokenRequest, TokenView, WhoAmI
-from shared.errors import BadRequest, Conflict, NotFound
+from shared.errors import Conflict, NotFound
 from shared.protocol import Page
 
 router = Routes(prefix="/v1", tags=["access"])
@@ -46,7 +46,7 @@ def tokens(principal: Maker, session: Reading, paging: Paging) -> Page[TokenView
     return paging.page(views, found.before)
 
 
-@router.post("/tokens", status_code=201, responses=raises(BadRequest, NotFound, Conflict))
+@router.post("/tokens", status_code=201, responses=raises(NotFound, Conflict))
 def make(
     principal: Maker, request: TokenRequest, response: Response, here: Here, session: Writing, once: Once
 ) -> TokenGrant:
@@ -55,7 +55,7 @@ def make(
     return MakingService(session, principal).make(request, here.settings.token_days)
 
 
-@router.post("/tokens/{token_id}/rotate", status_code=201, responses=raises(NotFound, Conflict))
+@router.post("/tokens/{token_id}/rotate", status_code=201, responses=raises(Conflict))
 def rotate(principal: Maker, token_id: str, response: Response, session: Writing, once: Once) -> TokenGrant:
     """A token like this one with another text, told this once; this one ends at once."""
     response.headers.update(_SECRET)

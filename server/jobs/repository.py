@@ -48,6 +48,11 @@ class JobRepository:
         statement = select(Job).where(Job.recipe_id == recipe_id, Job.state.in_(WANTING)).order_by(Job.number)
         return self._session.scalars(locked(statement)).all()
 
+    def is_wanted(self, recipe_id: str) -> bool:
+        """Whether a job waits for the program of a recipe."""
+        statement = select(Job.number).where(Job.recipe_id == recipe_id, Job.state.in_(WANTING))
+        return self._session.scalar(statement.limit(1)) is not None
+
     def pinned(self, device_id: str) -> Sequence[Job]:
         """Open jobs that only this device may train; locked."""
         statement = select(Job).where(Job.only_device_id == device_id, Job.state.in_(OPEN)).order_by(Job.number)

@@ -45,7 +45,7 @@ class JobService:
         request = request.model_copy(update={"training": training})
         self._check_device(tenant, request.device)
         self._check_user(tenant, request)
-        state = ProgramService(self._session).want(recipe, base.number)
+        state = ProgramService(self._session).want(recipe, base, tenant)
         now = utc_now()
         job = Job(
             id=new_id("job"),
