@@ -18,6 +18,7 @@ from mobizo.job_file import parse_hours, read_request
 from mobizo.live import show_live
 from shared.errors import BadRequest, MobizoError
 from shared.job import MOST_PRIORITY, JobState, JobView
+from shared.protocol import DeviceRequestView
 
 app = typer.Typer(help="Submit personalization jobs, watch them, pull adapters.", no_args_is_help=True)
 out = Console(highlight=False)
@@ -210,6 +211,46 @@ def enrolment(server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json 
     with _client(server, token) as client:
         made = client.enrolment()
     _print_json(made) if as_json else out.print(made.token)
+
+
+devices_app = typer.Typer(help="Let devices in that ask to join (operator).", no_args_is_help=True)
+app.add_typer(devices_app, name="devices")
+Code = Annotated[str, typer.Argument(metavar="CODE", help="as the device shows it; case and dashes do not count")]
+
+
+@devices_app.command()
+def approve(
+    code: Code,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+    server: Server = DEFAULT_SERVER,
+    token: Token = "",
+    as_json: Json = False,
+) -> None:
+    """Let the device in that shows a code, once its name and fingerprint are what it shows."""
+    with _client(server, token) as client:
+        seen = client.device_request(code)
+        if not yes:
+            # On standard error, which is free of what machines read.
+            for name, value in _facts(seen):
+                err.print(f"{name:12} {value}", markup=False, soft_wrap=True)
+            if not typer.confirm("Does the device show the same, and may it join?", err=True):
+                raise _stop("the device was not let in; `mobizo devices deny` refuses it for good", 1)
+        decided = client.decide(code, approved=True)
+    _print_json(decided) if as_json else out.print(f"{decided.name} may join", markup=False)
+
+
+@devices_app.command()
+def deny(code: Code, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+    """Refuse the device that shows a code."""
+    with _client(server, token) as client:
+        decided = client.decide(code, approved=False)
+    _print_json(decided) if as_json else out.print(f"{decided.name} is refused", markup=False)
+
+
+def _facts(seen: DeviceRequestView) -> list[tuple[str, str]]:
+    """What an operator compares; whatever a device may say of itself is shown without control characters."""
+    rows = [("Name", seen.name), ("Platform", seen.platform), ("Fingerprint", seen.fingerprint), ("From", seen.address)]
+    return [(name, "".join(letter if letter.isprintable() else "?" for letter in value)) for name, value in rows]
 
 
 def main() -> None:

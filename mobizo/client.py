@@ -8,11 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from shared.errors import Untrusted
 from shared.job import JobRequest, JobView, Progress
 from shared.program import SignedManifest
-from shared.protocol import AdapterVersion, AdapterView, Enrolment, EnrolmentRequest, Page, PeftListing, ServerInfo
+from shared.protocol import (
+    AdapterVersion,
+    AdapterView,
+    DeviceRequestView,
+    Enrolment,
+    EnrolmentRequest,
+    Page,
+    PeftListing,
+    ServerInfo,
+)
 from shared.transport import Transport
 
 Item = TypeVar("Item")
@@ -130,6 +140,15 @@ class Client:
     def _make(self, path: str, body: Any) -> Any:
         headers = {"Idempotency-Key": str(uuid.uuid4())}
         return self._transport.request("POST", path, json=body, headers=headers).json()
+
+    def device_request(self, user_code: str) -> DeviceRequestView:
+        """The device that shows a code and asks to join (operator). Raises NotFound."""
+        return DeviceRequestView.model_validate(self._get(f"/v1/device-requests/{quote(user_code, safe='')}"))
+
+    def decide(self, user_code: str, approved: bool) -> DeviceRequestView:
+        """Lets that device into the operator's tenant, or refuses it. Raises NotFound, Conflict."""
+        path = f"/v1/device-requests/{quote(user_code, safe='')}/{'approve' if approved else 'deny'}"
+        return DeviceRequestView.model_validate(self._transport.request("POST", path).json())
 
     def _pages(self, path: str) -> Iterator[Any]:
         cursor: str | None = None

@@ -45,7 +45,7 @@ def doctor(
 def migrate(as_json: Json = False) -> None:
     """Bring the database's schema up to this release; once, before its servers are started or replaced."""
     settings = Settings()
-    database = Database(settings.url)
+    database = Database(settings.url, settings.tuning)
     if database.engine.dialect.name == "sqlite" and not settings.home.is_dir():
         raise Unavailable(f"there is no home at {settings.home}; run `mobizo-server init` first")
     with reached(database.engine) as connection:

@@ -38,7 +38,7 @@ def init(as_json: Json = False) -> None:
         raise Conflict(f"{settings.home} is set up already; `mobizo-server tokens create` makes more tokens")
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     open_artifacts(settings)
-    database = Database(settings.url)
+    database = Database(settings.url, settings.tuning)
     upgrade(database.engine)
     prepare_engine(database, settings)
     keys.create_key(settings.key_path)

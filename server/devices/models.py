@@ -27,6 +27,12 @@ class Told(BaseModel):
     memory_bytes: int | None = None
     capabilities: Capabilities | None = None
 
+    def lasting(self) -> Told:
+        """What does not change from minute to minute."""
+        passing = {"charging": None, "battery_percent": None}
+        can = self.capabilities and self.capabilities.model_copy(update=passing)
+        return Told(datasets=self.datasets, capabilities=can)
+
 
 class Device(Numbered, Table):
     """A device that enrolled."""
