@@ -169,9 +169,10 @@ class DeviceRequestRepository:
         statement = select(DeviceRequest).where(DeviceRequest.device_code_digest == digest)
         return self._session.scalar(statement.with_for_update())
 
-    def by_user_code(self, code: str) -> DeviceRequest | None:
-        """The request of a user code, as it is stored; locked."""
-        return self._session.scalar(select(DeviceRequest).where(DeviceRequest.user_code == code).with_for_update())
+    def by_user_code(self, code: str, lock: bool) -> DeviceRequest | None:
+        """The request of a user code, as it is stored. lock: for who decides; who only looks cannot lock."""
+        statement = select(DeviceRequest).where(DeviceRequest.user_code == code)
+        return self._session.scalar(statement.with_for_update() if lock else statement)
 
     def forget(self, before: datetime) -> None:
         """Removes requests that were over by then."""
