@@ -35,6 +35,7 @@ class Commands(TyperGroup):
     def _load(self) -> None:
         from server.access_cli import app as access
         from server.care_cli import app as care
+        from server.files_cli import app as files
         from server.fleet_cli import app as fleet
         from server.home_cli import app as home
 
@@ -43,6 +44,7 @@ class Commands(TyperGroup):
             **typer.main.get_group(care).commands,
             **typer.main.get_group(access).commands,
             **typer.main.get_group(fleet).commands,
+            **typer.main.get_group(files).commands,
             **self.commands,
         }
 

@@ -15,6 +15,8 @@ from types import FrameType
 import structlog
 from sqlalchemy.orm import Session
 
+from server.artifacts.collection import Collector, Housekeeping
+from server.artifacts.naming import hold
 from server.artifacts.opening import open_artifacts
 from server.clock import utc_now
 from server.db.database import Database
@@ -45,6 +47,8 @@ class CompileWorker:
         self._artifacts = open_artifacts(settings)
         self._key = load_key(settings.key_path)
         self._stopping = threading.Event()
+        collector = Collector(self._database, self._artifacts, self._stopping.is_set)
+        self._housekeeping = Housekeeping(settings, collector)
         self._interval = min(1.0, settings.compile_lease_seconds / 4)
 
     def stop(self) -> None:
@@ -59,6 +63,7 @@ class CompileWorker:
         _log.info("worker-started", worker=self.id)
         while not self._stopping.is_set():
             self._take_back_leases()
+            self._housekeeping.look()
             with self._database.writing() as session:
                 assignment = self._queue_in(session).claim()
             if assignment is None:
@@ -119,6 +124,7 @@ class CompileWorker:
     def _finish(self, manifest: ProgramManifest, log: structlog.typing.FilteringBoundLogger) -> None:
         signed = sign_manifest(manifest, self._key)
         with self._database.writing() as session:
+            hold(session, self._artifacts, [file.sha256 for file in manifest.files])
             counted = self._queue_in(session).finish(manifest.recipe_id, signed)
         log.info("compile-finished", counted=counted)
 
