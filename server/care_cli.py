@@ -15,6 +15,7 @@ from server.db.database import Database
 from server.db.revisions import lacking, reached, release
 from server.db.schema import upgrade
 from server.settings import Settings
+from server.work.engine import prepare_engine
 from shared.errors import BadRequest, MobizoError, Unavailable
 
 app = typer.Typer()
@@ -44,12 +45,13 @@ def doctor(
 def migrate(as_json: Json = False) -> None:
     """Bring the database's schema up to this release; once, before its servers are started or replaced."""
     settings = Settings()
-    database = Database(settings.url)
+    database = Database(settings.url, settings.tuning)
     if database.engine.dialect.name == "sqlite" and not settings.home.is_dir():
         raise Unavailable(f"there is no home at {settings.home}; run `mobizo-server init` first")
     with reached(database.engine) as connection:
         applied = lacking(connection)
     upgrade(database.engine)
+    prepare_engine(database, settings)
     database.close()
     told = f"{len(applied)} migrations applied" if applied else "the database was up to date"
     tell(as_json, {"applied": list(applied), "revision": release()[-1]}, told)

@@ -13,6 +13,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from server.compile_cli import compile_program, inspect_file
+from server.describe_cli import openapi
 from shared.errors import MobizoError
 
 complaints = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -38,6 +39,7 @@ class Commands(TyperGroup):
         from server.files_cli import app as files
         from server.fleet_cli import app as fleet
         from server.home_cli import app as home
+        from server.keys_cli import app as keys
 
         self.commands = {
             **typer.main.get_group(home).commands,
@@ -45,6 +47,7 @@ class Commands(TyperGroup):
             **typer.main.get_group(access).commands,
             **typer.main.get_group(fleet).commands,
             **typer.main.get_group(files).commands,
+            **typer.main.get_group(keys).commands,
             **self.commands,
         }
 
@@ -57,6 +60,7 @@ app = typer.Typer(
 )
 app.command("compile")(compile_program)
 app.command("inspect")(inspect_file)
+app.command("openapi")(openapi)
 
 
 def main() -> None:

@@ -14,6 +14,8 @@ from server import keys
 from server.db.database import Database
 from server.db.revisions import prepare
 from server.settings import Settings
+from server.succession.service import prepare_keys
+from server.work.engine import prepare_engine
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Tenant = Annotated[str, typer.Option(help="whose it is")]
@@ -25,8 +27,10 @@ def open_home() -> tuple[Settings, Database]:
     """The database of a home that `init` made, up to date."""
     settings = Settings()
     keys.load_key(settings.key_path)
-    database = Database(settings.url)
+    database = Database(settings.url, settings.tuning)
     prepare(database.engine, settings.migrate_at_start)
+    prepare_keys(database, settings)
+    prepare_engine(database, settings)
     return settings, database
 
 

@@ -84,7 +84,7 @@ def check_database(settings: Settings) -> Iterator[Check]:
     if settings.database_url is None and not settings.home.is_dir():
         yield Check("database", "fail", "there is none without a home", "`mobizo-server init` makes it")
         return
-    database = Database(settings.url)
+    database = Database(settings.url, settings.tuning)
     try:
         with reached(database.engine) as connection:
             yield _version(connection)

@@ -21,6 +21,7 @@ from server.db.schema import upgrade
 from server.devices.service import DeviceService
 from server.logs import configure_logs
 from server.settings import Settings
+from server.work.engine import prepare_engine
 from shared.access import DEFAULT_TENANT
 from shared.errors import BadRequest, Conflict
 
@@ -37,8 +38,9 @@ def init(as_json: Json = False) -> None:
         raise Conflict(f"{settings.home} is set up already; `mobizo-server tokens create` makes more tokens")
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     open_artifacts(settings)
-    database = Database(settings.url)
+    database = Database(settings.url, settings.tuning)
     upgrade(database.engine)
+    prepare_engine(database, settings)
     keys.create_key(settings.key_path)
     with database.writing() as session:
         token, text = TokenService(session).issue(

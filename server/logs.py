@@ -7,7 +7,7 @@ import sys
 
 import structlog
 
-_QUIET = ("alembic", "uvicorn", "httpx")  # libraries whose every step is no news
+_QUIET = ("alembic", "uvicorn", "httpx", "procrastinate", "psycopg.pool")  # libraries whose every step is no news
 
 
 def configure_logs() -> None:

@@ -15,6 +15,7 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from server.db.tuning import Tuning
 from shared.errors import BadRequest
 
 MEBIBYTE = 1 << 20
@@ -58,6 +59,16 @@ class Settings(BaseSettings):
     )
     database_url: str | None = Field(None, description="SQLAlchemy URL; null: SQLite in home")
     database_password: SecretStr | None = Field(None, description="put into that URL")
+    # How the database is talked to, by each process; on SQLite only the last counts
+    database_connections: int = Field(20, ge=1, description="that are kept")
+    database_overflow: int = Field(40, ge=0, description="more connections while they are needed")
+    database_recycle_seconds: float = Field(1800, gt=0, description="age at which a connection is replaced")
+    database_connect_seconds: float = Field(5, gt=0, description="most time to get a connection")
+    database_statement_seconds: float = Field(30, gt=0, description="most time of one statement")
+    database_lock_seconds: float = Field(10, gt=0, description="most time to wait for another transaction")
+    event_days: float = Field(
+        14, ge=0, description="how long a job that ended keeps its progress events; 0: they are never removed"
+    )
     # Files
     storage_url: str | None = Field(None, description="s3://BUCKET/PREFIX; null: a directory in home")
     storage_endpoint: str | None = Field(None, description="URL of an S3-compatible service; null: AWS's")
@@ -119,12 +130,32 @@ class Settings(BaseSettings):
         "results", description="what devices must sign: nothing, uploads and completions, or all that changes things"
     )
     signature_skew_seconds: int = Field(300, ge=1, description="how far a signature's time may be off")
+    upload_rms_limit: float = Field(
+        100, gt=0, description="root mean square of an uploaded adapter's elements above which it is refused"
+    )
     # Leases of jobs
     lease_seconds: float = Field(120, gt=0, description="how long a job is a device's without a heartbeat")
+    lease_seconds_most: float = Field(3600, gt=0, description="the longest that a device may ask for")
+    lease_attempts: int = Field(5, ge=1, description="leases of one job that may run out before it fails")
+    look_seconds: float = Field(
+        0.1, gt=0, description="how often jobs that another process made ready are looked for, while devices wait here"
+    )
     # Compilation
     compile_lease_seconds: float = Field(30, gt=0, description="how long a program is a worker's without a heartbeat")
     compile_attempts: int = Field(3, ge=1, description="tries of a compile that crashes")
+    compile_backoff_seconds: float = Field(
+        5, ge=0, description="wait after a compile's first crash; it doubles with each"
+    )
     compile_memory_bytes: int | None = Field(None, ge=1, description="resident memory at which a compile is stopped")
+    compile_budget_bytes: int | None = Field(
+        None, ge=1, description="memory that a machine's compiles may take together; null: 80 % of the machine's"
+    )
+    worker_host: str | None = Field(
+        None, max_length=255, description="name of the machine whose memory its workers share; null: the host's name"
+    )
+    engine: Literal["embedded", "procrastinate"] = Field(
+        "embedded", description="how workers learn of programs: they look, or PostgreSQL tells them"
+    )
     compiler_command: list[str] = Field(
         default_factory=lambda: [sys.executable, "-m", "server.compiler"],
         description="takes recipe file, base source, output directory; see server/programs/compiler_process.py",
@@ -169,6 +200,18 @@ class Settings(BaseSettings):
             raise BadRequest("MOBIZO_DATABASE_PASSWORD needs a user in MOBIZO_DATABASE_URL: scheme://USER@HOST/NAME")
         name = user.partition(":")[0]
         return f"{scheme}://{name}:{quote(self.database_password.get_secret_value(), safe='')}@{place}"
+
+    @property
+    def tuning(self) -> Tuning:
+        """How to talk to it."""
+        return Tuning(
+            connections=self.database_connections,
+            overflow=self.database_overflow,
+            recycle_seconds=self.database_recycle_seconds,
+            connect_seconds=self.database_connect_seconds,
+            statement_seconds=self.database_statement_seconds,
+            lock_seconds=self.database_lock_seconds,
+        )
 
     @property
     def artifacts_path(self) -> Path:

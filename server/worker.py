@@ -10,7 +10,9 @@ import os
 import resource
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
+from typing import TypeVar
 
 import structlog
 from sqlalchemy.orm import Session
@@ -27,13 +29,21 @@ from server.leases.service import LeaseService
 from server.logs import configure_logs
 from server.programs.compilation import Assignment, CompileQueue
 from server.programs.compiler_process import CompilerCrashed, CompilerProcess, Stopped
+from server.programs.memory import host_budget
 from server.programs.repository import ProgramRepository, WorkerRepository
+from server.programs.stages import Stages
+from server.programs.waiting import WaitingRepository
 from server.settings import Settings
-from shared.errors import MobizoError
+from server.succession.service import KeyService
+from server.work.engine import engine_of, prepare_engine
+from server.work.outage import OUTAGES, insist
+from server.work.whereabouts import host_name, is_dead, pid_space
+from shared.errors import MobizoError, Unavailable
 from shared.program import ProgramManifest
 from shared.signing import sign_manifest
 
 KIBIBYTE = 1024
+Ended = TypeVar("Ended")
 _log = structlog.get_logger()
 
 
@@ -42,36 +52,72 @@ class CompileWorker:
 
     def __init__(self, settings: Settings) -> None:
         self.id = new_id("worker")
+        self.stopping = threading.Event()
         self._settings = settings
-        self._database = Database(settings.url)
+        self._engine = engine_of(settings)
+        self._database = Database(settings.url, settings.tuning)
         self._artifacts = open_artifacts(settings)
-        self._key = load_key(settings.key_path)
-        self._stopping = threading.Event()
-        collector = Collector(self._database, self._artifacts, self._stopping.is_set)
+        collector = Collector(self._database, self._artifacts, self.stopping.is_set)
         self._housekeeping = Housekeeping(settings, collector)
+        load_key(settings.key_path)
         self._interval = min(1.0, settings.compile_lease_seconds / 4)
+        self._pid_space = pid_space()
 
     def stop(self) -> None:
         """Ends `run` soon; a compilation under way is another worker's then."""
-        self._stopping.set()
+        self.stopping.set()
 
     def run(self) -> None:
         """Works until stopped."""
-        now = utc_now()
-        with self._database.writing() as session:
-            WorkerRepository(session).add(programs.Worker(id=self.id, pid=os.getpid(), started_at=now, seen_at=now))
-        _log.info("worker-started", worker=self.id)
-        while not self._stopping.is_set():
-            self._take_back_leases()
-            self._housekeeping.look()
-            with self._database.writing() as session:
-                assignment = self._queue_in(session).claim()
-            if assignment is None:
-                self._stopping.wait(self._settings.poll_seconds)
-            else:
-                self._compile(assignment)
+        prepare_engine(self._database, self._settings)
+        self._register()
+        _log.info("worker-started", worker=self.id, engine=self._settings.engine)
+        self._engine.run(self)
         self._database.close()
         _log.info("worker-stopped", worker=self.id)
+
+    def work(self) -> bool:
+        """Claims the program whose turn it is and compiles it to an end; False if there was none to claim."""
+        if self.stopping.is_set():
+            return False
+        with self._database.writing() as session:
+            assignment = self._queue_in(session).claim()
+        if assignment is None:
+            return False
+        self._compile(assignment)
+        return True
+
+    def look_around(self) -> bool:
+        """Takes back what dead workers and silent devices held; True if there may be something to claim."""
+        self._take_back_leases()
+        self._housekeeping.look()
+        with self._database.reading() as session:
+            waiting = WaitingRepository(session)
+            dead = [
+                (program.recipe_id, worker.id)
+                for program, worker in waiting.under_way(self._pid_space)
+                if self._pid_space and worker.id != self.id and is_dead(worker.pid, worker.started_at)
+            ]
+            something = waiting.any(utc_now())
+        if dead:
+            with self._database.writing() as session:
+                for recipe_id, worker_id in dead:
+                    self._queue_in(session).vanished(recipe_id, worker_id)
+        return something or bool(dead)
+
+    def startable(self, limit: int) -> list[str]:
+        """Recipe ids of programs that wait and might be claimed now."""
+        with self._database.reading() as session:
+            return list(WaitingRepository(session).startable(utc_now(), limit))
+
+    def _register(self) -> None:
+        now, host = utc_now(), host_name(self._settings)
+        worker = programs.Worker(
+            id=self.id, pid=os.getpid(), host=host, pid_space=self._pid_space, started_at=now, seen_at=now
+        )
+        with self._database.writing() as session:
+            WorkerRepository(session).add(worker)
+            WaitingRepository(session).keep_host(host, *host_budget(self._settings), now)
 
     def _queue_in(self, session: Session) -> CompileQueue:
         return CompileQueue(session, self._settings, self.id)
@@ -83,11 +129,13 @@ class CompileWorker:
     def _compile(self, assignment: Assignment) -> None:
         recipe = assignment.recipe
         log = _log.bind(worker=self.id, recipe=recipe.id)
+        stages = Stages()
         compiler = CompilerProcess(
             command=self._settings.compiler_command,
             interval=self._interval,
             memory_limit=self._settings.compile_memory_bytes,
-            keep=lambda: self._keep(recipe.id, compiler),
+            keep=lambda: self._keep(recipe.id, compiler, stages),
+            hear=stages.hear,
         )
         log.info("compile-started")
         self._sweep()
@@ -95,22 +143,30 @@ class CompileWorker:
             try:
                 outcome = compiler.run(recipe, assignment.source, workspace)
                 if isinstance(outcome, Stopped):
-                    with self._database.writing() as session:
-                        self._queue_in(session).release(recipe.id)
+                    self._end(lambda queue: queue.release(recipe.id))
                     log.info("compile-stopped")
                 else:
                     for file in outcome.files:
                         self._artifacts.adopt(workspace / "program" / file.name, file.sha256)
                     self._finish(outcome.model_copy(update={"version": assignment.version}), log)
-            except CompilerCrashed as error:
-                with self._database.writing() as session:
-                    self._queue_in(session).retry(recipe.id, error)
+            except (CompilerCrashed, Unavailable) as error:
+                reason = error
+                self._end(lambda queue: queue.retry(recipe.id, reason))
                 log.error("compile-crashed", detail=error.detail)
             except MobizoError as error:
-                with self._database.writing() as session:
-                    self._queue_in(session).fail(recipe.id, error)
+                refusal = error
+                self._end(lambda queue: queue.fail(recipe.id, refusal))
                 log.error("compile-failed", code=error.code, detail=error.detail)
         self._note_memory(compiler)
+
+    def _end(self, end: Callable[[CompileQueue], Ended]) -> Ended:
+        """Ends a claim in one transaction, however long the database is away; a claim lost meanwhile counts nothing."""
+
+        def ended() -> Ended:
+            with self._database.writing() as session:
+                return end(self._queue_in(session))
+
+        return insist(ended, self.stopping)
 
     def _sweep(self) -> None:
         """Removes what workers left that were killed; a workspace has its worker's name."""
@@ -122,19 +178,28 @@ class CompileWorker:
             self._artifacts.remove_workspace(name)
 
     def _finish(self, manifest: ProgramManifest, log: structlog.typing.FilteringBoundLogger) -> None:
-        signed = sign_manifest(manifest, self._key)
-        with self._database.writing() as session:
-            hold(session, self._artifacts, [file.sha256 for file in manifest.files])
-            counted = self._queue_in(session).finish(manifest.recipe_id, signed)
+        def finish() -> bool:
+            with self._database.writing() as session:
+                hold(session, self._artifacts, [file.sha256 for file in manifest.files])
+                # In the transaction that publishes it, so that no rotation of the key comes between.
+                signed = sign_manifest(manifest, KeyService(session, self._settings).private())
+                return self._queue_in(session).finish(manifest.recipe_id, signed)
+
+        counted = insist(finish, self.stopping)
         log.info("compile-finished", counted=counted)
 
-    def _keep(self, recipe_id: str, compiler: CompilerProcess) -> bool:
-        if self._stopping.is_set():
+    def _keep(self, recipe_id: str, compiler: CompilerProcess, stages: Stages) -> bool:
+        if self.stopping.is_set():
             return False
-        self._take_back_leases()
-        self._note_memory(compiler)
-        with self._database.writing() as session:
-            return self._queue_in(session).keep(recipe_id)
+        try:
+            self._take_back_leases()
+            self._note_memory(compiler)
+            with self._database.writing() as session:
+                return self._queue_in(session).keep(recipe_id, stages.news())
+        except OUTAGES as error:
+            # The compile goes on: if the claim is lost meanwhile, what it makes is not counted.
+            _log.warning("database-away", worker=self.id, error=str(error))
+            return True
 
     def _note_memory(self, compiler: CompilerProcess) -> None:
         ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * KIBIBYTE
@@ -142,6 +207,7 @@ class CompileWorker:
         with self._database.writing() as session:
             worker = WorkerRepository(session).get(self.id)
             worker.seen_at = utc_now()
+            WaitingRepository(session).keep_host(worker.host, *host_budget(self._settings), worker.seen_at)
             worker.peak_rss_bytes = own
             worker.compiler_peak_rss_bytes = max(worker.compiler_peak_rss_bytes, compiler.peak_rss_bytes, ended)
 

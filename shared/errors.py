@@ -25,6 +25,7 @@ MobizoError
 |- Untrusted            -     a signature or hash that does not match
 |- Unavailable          503   the server (or its disk) cannot serve right now
 `- CompileFailed        500   the compiler stopped
+   `- CompileTooLarge   500   it would take more memory than any worker's machine may give
 """
 
 from __future__ import annotations
@@ -214,6 +215,12 @@ class CompileFailed(MobizoError):
     """The compiler stopped; the server's log has its output."""
 
     status, code, title = 500, "compile-failed", "Compilation failed"
+
+
+class CompileTooLarge(CompileFailed):
+    """Compiling this takes more memory than any machine with workers may give; raise MOBIZO_COMPILE_BUDGET_BYTES."""
+
+    status, code, title = 500, "compile-too-large", "Compilation too large"
 
 
 def _tree(root: type[MobizoError]) -> dict[str, type[MobizoError]]:

@@ -130,11 +130,11 @@ class Result(BaseModel):
 
 
 class Progress(BaseModel):
-    """What a heartbeat tells of a run: numbers and one word of phase."""
+    """What a heartbeat tells of a run, or a worker of its compile: numbers and one word of phase."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    phase: Literal["downloading", "loading", "evaluating", "training", "waiting", "uploading"]
+    phase: Literal["compiling", "downloading", "loading", "evaluating", "training", "waiting", "uploading"]
     step: int = Field(0, ge=0)
     steps: int = Field(0, ge=0)
     loss: float | None = Field(None, description="mean over the step's paths, nats")
@@ -144,7 +144,7 @@ class Progress(BaseModel):
     rss_bytes: int | None = Field(None, ge=0)
     accuracy: float | None = Field(None, ge=0, le=1, description="latest validation accuracy")
     best_accuracy: float | None = Field(None, ge=0, le=1)
-    why: str | None = Field(None, max_length=500, description="why the device waits or goes slowly, in words")
+    why: str | None = Field(None, max_length=500, description="in words: why it waits or goes slowly, or what it does")
 
     def line(self) -> str:
         """All of it for people, on one line."""

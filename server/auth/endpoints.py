@@ -11,10 +11,12 @@ from server.auth.making import MakingService
 from server.auth.models import Scope
 from server.auth.service import Principal
 from server.http.idempotency import Once
+from server.http.openapi import raises
 from server.http.pages import Paging
 from server.http.place import Here, Reading, Writing
 from server.http.routes import Routes
 from shared.access import TokenGrant, TokenRequest, TokenView, WhoAmI
+from shared.errors import Conflict, NotFound
 from shared.protocol import Page
 
 router = Routes(prefix="/v1", tags=["access"])
@@ -44,7 +46,7 @@ def tokens(principal: Maker, session: Reading, paging: Paging) -> Page[TokenView
     return paging.page(views, found.before)
 
 
-@router.post("/tokens", status_code=201)
+@router.post("/tokens", status_code=201, responses=raises(NotFound, Conflict))
 def make(
     principal: Maker, request: TokenRequest, response: Response, here: Here, session: Writing, once: Once
 ) -> TokenGrant:
@@ -53,14 +55,14 @@ def make(
     return MakingService(session, principal).make(request, here.settings.token_days)
 
 
-@router.post("/tokens/{token_id}/rotate", status_code=201)
+@router.post("/tokens/{token_id}/rotate", status_code=201, responses=raises(Conflict))
 def rotate(principal: Maker, token_id: str, response: Response, session: Writing, once: Once) -> TokenGrant:
     """A token like this one with another text, told this once; this one ends at once."""
     response.headers.update(_SECRET)
     return MakingService(session, principal).rotate(token_id)
 
 
-@router.delete("/tokens/{token_id}", status_code=204)
+@router.delete("/tokens/{token_id}", status_code=204, responses=raises(NotFound))
 def revoke(principal: Maker, token_id: str, session: Writing) -> None:
     """Ends a token at once; also the one that asks."""
     MakingService(session, principal).revoke(token_id)

@@ -11,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from server.auth.repository import TokenRepository
 from server.db.database import Database
+from shared.errors import Unavailable
 
 WRITE_SECONDS = 60.0
 _log = structlog.get_logger()
@@ -34,7 +35,7 @@ class Uses:
         try:
             with database.writing() as session:
                 TokenRepository(session).used(moments)
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, Unavailable) as error:
             self._moments = moments | self._moments
             _log.warning("token-uses-not-written", error=str(error).split("\n")[0])
 

@@ -4,9 +4,10 @@ Which row guards what, and in which order they are taken, so that two transactio
 seldom as can be (and are tried again where they do, see `server.db.collisions`):
 
 1. a device's row guards which leases it has; whoever gives it one, or hears of it, writes that row first
-2. a program's row guards its state and what becomes of the jobs that wait for it
-3. a job's row guards the job, its events' numbers, and its leases: no lease changes but with its job locked
-4. an adapter's row guards its versions
+2. a machine's row guards which programs its workers compile
+3. a program's row guards its state and what becomes of the jobs that wait for it
+4. a job's row guards the job, its events' numbers, and its leases: no lease changes but with its job locked
+5. an adapter's row guards its versions
 
 SQLite has one lock, which a writing transaction takes as it begins; there all this is already so.
 """
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Select
 
-Found = TypeVar("Found", bound=Select[Any])
+Found = TypeVar("Found", bound=Select[*tuple[Any, ...]])
 
 
 def locked(statement: Found, *, of: Any = None, skip: bool = False) -> Found:

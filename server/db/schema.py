@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import files
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
@@ -30,8 +33,10 @@ __all__ = [
     "auth",
     "bases",
     "devices",
+    "downgrade",
     "jobs",
     "leases",
+    "migrating",
     "migrations",
     "programs",
     "queue",
@@ -51,11 +56,40 @@ def migrations() -> Config:
     return config
 
 
-def upgrade(engine: Engine) -> None:
-    """Applies every migration that `engine`'s database lacks; of several who do, one does and the others wait."""
+def upgrade(engine: Engine, revision: str = "head") -> None:
+    """Applies every migration up to `revision` that a database lacks; of several who do, one does, the others wait."""
+    with migrating(engine) as config:
+        command.upgrade(config, revision)
+
+
+def downgrade(engine: Engine, revision: str) -> None:
+    """Takes every migration after `revision` back; `base`: all of them. What only they could hold is lost."""
+    with migrating(engine) as config:
+        command.downgrade(config, revision)
+
+
+@contextmanager
+def migrating(engine: Engine) -> Iterator[Config]:
+    """Alembic's configuration, with a transaction that is the only one to migrate this database now."""
     config = migrations()
-    with engine.execution_options(writes=True).begin() as connection:
-        if connection.dialect.name == "postgresql":
-            connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+    with engine.execution_options(writes=True).connect() as connection:
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        if connection.dialect.name == "sqlite":
+            # A table is changed by making it anew, and what refers to it must not notice. Only so before it begins.
+            driver: Any = connection.connection.driver_connection
+            driver.execute("PRAGMA foreign_keys = OFF")
+            try:
+                with connection.begin():
+                    yield config
+                    broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+                    if broken:
+                        raise RuntimeError(f"migrating would leave rows that refer to nothing: {broken[:5]}")
+            finally:
+                driver.execute("PRAGMA foreign_keys = ON")
+            return
+        with connection.begin():
+            # As long as it takes: tables may be large, and another process may be at it.
+            for limit in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
+                connection.exec_driver_sql(f"SET LOCAL {limit} = 0")
+            connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+            yield config

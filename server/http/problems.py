@@ -9,7 +9,6 @@ from http import HTTPStatus
 import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 
 from server.http.openapi import PROBLEM_JSON
@@ -96,7 +95,8 @@ def add_problem_handlers(app: FastAPI) -> None:
     @app.exception_handler(MobizoError)
     def mobizo(request: Request, error: MobizoError) -> Response:
         if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            _log.error("request-failed", code=error.code, detail=error.detail)
+            cause = str(error.__cause__).partition("\n")[0] if error.__cause__ is not None else None
+            _log.error("request-failed", code=error.code, detail=error.detail, cause=cause)
         return problem_response(error, request)
 
     @app.exception_handler(RequestValidationError)
@@ -110,8 +110,3 @@ def add_problem_handlers(app: FastAPI) -> None:
         for name, value in (error.headers or {}).items():
             response.headers[name] = value
         return response
-
-    @app.exception_handler(OperationalError)
-    def database(request: Request, error: OperationalError) -> Response:
-        _log.error("database-failed", exc_info=error)
-        return problem_response(Unavailable("the database cannot serve this right now; try again later"), request)

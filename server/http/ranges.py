@@ -13,14 +13,14 @@ from fastapi import Request, Response
 from starlette.datastructures import Headers
 from starlette.responses import StreamingResponse
 
-from server.artifacts.store import ArtifactStore
+from server.artifacts.store import ArtifactStore, Damaged
 from server.http.delivery import handed_over
 from server.http.openapi import FILE, FILE_PARAMETERS, raises
 from server.http.problems import RangeNotSatisfiable
 
 FILE_ROUTE: dict[str, Any] = {
     "response_class": Response,
-    "responses": FILE | raises(RangeNotSatisfiable),
+    "responses": FILE | raises(RangeNotSatisfiable, Damaged),
     "openapi_extra": FILE_PARAMETERS,
 }
 _ONE_RANGE = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*", re.IGNORECASE)

@@ -22,6 +22,7 @@ from server.http.idempotency import AnsweredBefore, keep_once
 from server.http.json_bodies import UnsupportedMediaType, check_json_type, parse_json
 from server.http.openapi import documented, raised_by
 from server.http.problems import TooSlow
+from server.http.retries import with_retries
 from shared.errors import (
     BadRequest,
     InvalidRequest,
@@ -86,8 +87,7 @@ class Route(APIRoute):
         """What answers a request."""
         handle = super().get_route_handler()
 
-        async def answer(plain: Request) -> Response:
-            request = await self._read(plain)
+        async def answer(request: Request) -> Response:
             try:
                 response = await handle(request)
             except AnsweredBefore as before:
@@ -95,9 +95,14 @@ class Route(APIRoute):
             keeper = getattr(request.state, "keeper", None)
             if keeper is not None:
                 await run_in_threadpool(keeper.keep, response)
+            return response
+
+        async def answer_once(plain: Request) -> Response:
+            request = await self._read(plain)
+            response = await with_retries(request, answer)
             return add_tag(request, response) if has_tag(self.path, request.method, response) else response
 
-        return answer
+        return answer_once
 
     async def _read(self, request: Request) -> Request:
         """The request with its JSON, if it is of a route that takes JSON. Raises what is wrong with it."""

@@ -85,8 +85,9 @@ class DeclineService:
 
     def _shrink(self, job: Job, recipe: Recipe) -> None:
         """The job waits for the smaller program; what was asked for stays in its request."""
-        program = ProgramRepository(self._session).named(job.recipe_id)
-        state = ProgramService(self._session).want(recipe, program.base_number)
+        programs = ProgramRepository(self._session)
+        base = programs.base(programs.named(job.recipe_id))
+        state = ProgramService(self._session).want(recipe, base, job.tenant)
         self._lifecycle.move(job, JobState.QUEUED, recipe=recipe, recipe_id=recipe.id)
         if state is not JobState.QUEUED:
             self._lifecycle.move(job, state)

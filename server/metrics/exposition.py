@@ -17,6 +17,7 @@ from server.clock import utc_now
 from server.db.database import Database
 from server.metrics.meters import Meters
 from server.metrics.repository import LIVE, Census, CensusRepository
+from shared.errors import Unavailable
 
 FRESH_SECONDS = 5.0
 _log = structlog.get_logger()
@@ -52,7 +53,7 @@ class Exposition:
             try:
                 with self._database.reading() as session:
                     self._census = CensusRepository(session).take(utc_now())
-            except SQLAlchemyError as error:
+            except (SQLAlchemyError, Unavailable) as error:
                 _log.error("metrics-without-database", exc_info=error)
                 self._census = None
             self._taken = time.monotonic()

@@ -1,29 +1,34 @@
 """Who compiles what: workers claim programs, keep them by heartbeats, and end with a program or a reason.
 
-A worker that is killed stops its heartbeats, and the program is another's when its time is over. What such a worker
-would still report counts no more, so that one program results. Knows no compiler and no files.
+The table decides, whichever way a worker learned that there is something to do. A worker that is killed stops its
+heartbeats, and the program is another's when its time is over. What such a worker would still report counts no more,
+so that one program results. Knows no compiler and no files.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
 from server.clock import utc_now
 from server.jobs.lifecycle import JobLifecycle
-from server.jobs.models import Job
 from server.jobs.repository import JobRepository
-from server.programs.models import Program, ProgramBlob, ProgramState
-from server.programs.repository import ProgramRepository
+from server.programs.lifecycle import ProgramLifecycle
+from server.programs.models import Program, ProgramBlob, ProgramState, WorkerHost
+from server.programs.repository import ProgramRepository, WorkerRepository
+from server.programs.waiting import Candidate, WaitingRepository
 from server.settings import Settings
-from shared.errors import CompileFailed, MobizoError
-from shared.job import JobError, JobState
+from shared.errors import CompileFailed, CompileTooLarge, MobizoError
+from shared.job import JobError, Progress
 from shared.program import SignedManifest
 from shared.recipe import Recipe
 
 _MAX_DETAIL = 4000
+MOST_BACKOFF = timedelta(minutes=10)
+HOST_LASTS = timedelta(minutes=5)  # a machine not heard from for longer is not one to wait for
+PATIENCE = timedelta(minutes=10)  # a large program that waits longer keeps smaller ones from starting before it
 
 
 @dataclass(frozen=True)
@@ -40,41 +45,49 @@ class CompileQueue:
 
     def __init__(self, session: Session, settings: Settings, worker_id: str) -> None:
         self._programs = ProgramRepository(session)
+        self._waiting = WaitingRepository(session)
+        self._workers = WorkerRepository(session)
         self._jobs = JobRepository(session)
-        self._lifecycle = JobLifecycle(session)
+        self._lifecycle = ProgramLifecycle(session)
+        self._job_lifecycle = JobLifecycle(session)
         self._settings = settings
         self._worker_id = worker_id
 
     def claim(self) -> Assignment | None:
-        """The oldest program that a job waits for, now this worker's; None if there is none.
+        """The program whose turn it is and that this worker's machine has memory for, now this worker's; or None.
 
-        One whose workers died too often fails here.
+        One whose workers died too often, or that fits no machine, fails here.
         """
-        while (program := self._programs.claimable(utc_now())) is not None:
-            if program.attempts >= self._settings.compile_attempts:
-                self._fail(program, CompileFailed("the compiler was killed every time; is there enough memory?"))
+        now = utc_now()
+        self._take_back(now)
+        host = self._waiting.locked_host(self._worker_id)
+        while (candidate := self._waiting.next(now)) is not None:
+            program = candidate.program
+            if program.memory_bytes > self._most_bytes(host, now):
+                self._fail(program, self._too_large(program, now))
                 continue
-            program.state = ProgramState.COMPILING
-            program.worker_id = self._worker_id
-            program.attempts += 1
-            self._extend(program)
-            for job in self._jobs.wanting(program.recipe_id):
-                if job.state is JobState.QUEUED:
-                    self._lifecycle.move(job, JobState.COMPILING)
-            # Also a worker that lost its claim may have had this number; what it made is never published.
-            version = 1 if program.signed is None else program.signed.manifest.version + 1
-            return Assignment(program.recipe, self._programs.source(program), version)
+            chosen = candidate if host is None else self._fitting(candidate, host, now)
+            if chosen is None:
+                return None
+            self._waiting.took_turn(chosen.tenant)
+            return self._assign(chosen.program, now)
         return None
 
-    def keep(self, recipe_id: str) -> bool:
-        """A heartbeat. False if the compilation is to stop: nobody waits for it any more, or it is another's."""
+    def keep(self, recipe_id: str, progress: Progress | None = None) -> bool:
+        """A heartbeat. False if the compilation is to stop: nobody waits for it any more, or it is another's.
+
+        progress: what the jobs that wait are told, if it is news.
+        """
         program = self._programs.held(recipe_id, self._worker_id)
         if program is None:
             return False
-        if not self._jobs.wanting(recipe_id):
-            self._give_back(program)
-            program.attempts -= 1
+        if not program.anew and not self._jobs.is_wanted(recipe_id):
+            self._give_back(program, counts=False)
             return False
+        if progress is not None and progress != program.progress:
+            program.progress = progress
+            for job in self._jobs.wanting(recipe_id):
+                self._job_lifecycle.progress(job, progress)
         self._extend(program)
         return True
 
@@ -83,10 +96,6 @@ class CompileQueue:
         program = self._programs.held(recipe_id, self._worker_id)
         if program is None:
             return False
-        program.state = ProgramState.READY
-        program.lease_expires_at = None
-        program.signed = signed
-        program.ready_at = utc_now()
         version = signed.manifest.version
         self._programs.set_files(
             recipe_id,
@@ -96,8 +105,8 @@ class CompileQueue:
                 for file in signed.manifest.files
             ],
         )
-        for job in self._jobs.wanting(recipe_id):
-            self._lifecycle.move(job, JobState.READY)
+        ready = {"signed": signed, "ready_at": utc_now(), "anew": False, "error": None}
+        self._lifecycle.move(program, ProgramState.READY, **ready)
         return True
 
     def fail(self, recipe_id: str, error: MobizoError) -> None:
@@ -107,38 +116,88 @@ class CompileQueue:
             self._fail(program, error)
 
     def retry(self, recipe_id: str, error: MobizoError) -> None:
-        """The compiler crashed: another try, or failure with `error` if there were enough."""
+        """The compiler crashed: another try after a while, or failure with `error` if there were enough."""
         program = self._programs.held(recipe_id, self._worker_id)
         if program is None:
             return
         if program.attempts >= self._settings.compile_attempts:
             self._fail(program, error)
-        else:
-            self._give_back(program)
+            return
+        seconds = self._settings.compile_backoff_seconds * 2 ** (program.attempts - 1)
+        wait = min(timedelta(seconds=seconds), MOST_BACKOFF)
+        self._give_back(program, counts=True)
+        program.next_attempt_at = utc_now() + wait
+        left = self._settings.compile_attempts - program.attempts
+        why = f"the compiler crashed; it is tried again in {wait.total_seconds():.0f} s, {left} more at most"
+        for job in self._jobs.wanting(recipe_id):
+            self._job_lifecycle.progress(job, Progress(phase="compiling", why=why))
 
     def release(self, recipe_id: str) -> None:
         """The worker stops; the try does not count."""
         program = self._programs.held(recipe_id, self._worker_id)
         if program is not None:
-            self._give_back(program)
-            program.attempts -= 1
+            self._give_back(program, counts=False)
+
+    def vanished(self, recipe_id: str, worker_id: str) -> None:
+        """Takes a program back from a worker whose process is known to be dead, before its time is over."""
+        program = self._programs.held(recipe_id, worker_id)
+        if program is not None:
+            self._lost(program)
+
+    def _take_back(self, now: datetime) -> None:
+        for program in self._waiting.lapsed(now):
+            self._lost(program)
+
+    def _lost(self, program: Program) -> None:
+        """The worker died; perhaps the program killed it."""
+        if program.attempts >= self._settings.compile_attempts:
+            self._fail(program, CompileFailed("the compiler was killed every time; is there enough memory?"))
+        else:
+            self._give_back(program, counts=True)
+
+    def _fitting(self, first: Candidate, host: WorkerHost, now: datetime) -> Candidate | None:
+        """`first`, or the next that fits beside what the machine compiles now; None if neither may start."""
+        used = self._waiting.used_bytes(host.name)
+        free = host.memory_bytes - used
+        if first.program.memory_bytes <= free or (used == 0 and not host.limited):
+            return first
+        if first.program.memory_bytes <= host.memory_bytes and now - first.since > PATIENCE:
+            return None
+        return self._waiting.next(now, free)
+
+    def _most_bytes(self, host: WorkerHost | None, now: datetime) -> float:
+        """What any machine may give to one compile; infinite unless an operator limited them all."""
+        hosts = self._waiting.hosts(now - HOST_LASTS)
+        if host is None or any(not each.limited for each in hosts):
+            return float("inf")
+        return max((each.memory_bytes for each in hosts), default=host.memory_bytes)
+
+    def _too_large(self, program: Program, now: datetime) -> CompileTooLarge:
+        most = max(each.memory_bytes for each in self._waiting.hosts(now - HOST_LASTS))
+        return CompileTooLarge(
+            f"compiling this takes about {program.memory_bytes:,} bytes of memory, and no machine with workers may "
+            f"give more than {most:,} (MOBIZO_COMPILE_BUDGET_BYTES); use a smaller base model, or a larger machine"
+        )
+
+    def _assign(self, program: Program, now: datetime) -> Assignment:
+        attempts = program.attempts + 1
+        self._lifecycle.move(
+            program, ProgramState.COMPILING, worker_id=self._worker_id, attempts=attempts, started_at=now
+        )
+        self._extend(program)
+        # Also a worker that lost its claim may have had this number; what it made is never published.
+        version = 1 if program.signed is None else program.signed.manifest.version + 1
+        return Assignment(program.recipe, self._programs.source(program), version)
 
     def _extend(self, program: Program) -> None:
         program.lease_expires_at = utc_now() + timedelta(seconds=self._settings.compile_lease_seconds)
 
-    def _give_back(self, program: Program) -> None:
-        program.state = ProgramState.PENDING
-        program.worker_id = None
-        program.lease_expires_at = None
-        for job in self._compiling(program):
-            self._lifecycle.move(job, JobState.QUEUED)
-
-    def _compiling(self, program: Program) -> list[Job]:
-        return [job for job in self._jobs.wanting(program.recipe_id) if job.state is JobState.COMPILING]
+    def _give_back(self, program: Program, *, counts: bool) -> None:
+        attempts = program.attempts if counts else program.attempts - 1
+        self._lifecycle.move(program, ProgramState.PENDING, attempts=attempts)
 
     def _fail(self, program: Program, error: MobizoError) -> None:
-        program.state = ProgramState.FAILED
-        program.lease_expires_at = None
-        program.error = JobError(code=error.code, detail=error.detail[:_MAX_DETAIL])
-        for job in self._jobs.wanting(program.recipe_id):
-            self._lifecycle.move(job, JobState.FAILED, error=program.error)
+        reason = JobError(code=error.code, detail=error.detail[:_MAX_DETAIL])
+        # A program that only was to be made anew is still there as it was.
+        state = ProgramState.READY if program.anew and program.signed is not None else ProgramState.FAILED
+        self._lifecycle.move(program, state, error=reason, anew=False)

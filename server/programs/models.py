@@ -83,6 +83,7 @@ class WorkerHost(Table):
 
     name: Mapped[str] = mapped_column(String(255), primary_key=True)
     memory_bytes: Mapped[int] = mapped_column(BigInteger)
+    limited: Mapped[bool] = mapped_column()  # an operator said so; otherwise a single compile may take more
     seen_at: Mapped[datetime] = mapped_column(Moment)
 
 

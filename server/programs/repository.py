@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import delete, func, or_, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from server.bases.models import BaseModelEntry
 from server.db.locking import locked
+from server.db.paging import PageRequest, PageRows, page_of
 from server.jobs.models import Job
-from server.jobs.repository import WANTING
 from server.leases.models import JobLease
 from server.programs.models import Program, ProgramBlob, ProgramState, Worker
 from shared.program import SignedManifest
@@ -32,36 +32,38 @@ class ProgramRepository:
         """The program of a recipe."""
         return self._session.scalar(select(Program).where(Program.recipe_id == recipe_id))
 
-    def get_locked(self, recipe_id: str) -> Program | None:
-        """The program of a recipe, whose state nobody else changes until the transaction ends."""
-        return self._session.scalar(locked(select(Program).where(Program.recipe_id == recipe_id)))
-
     def named(self, recipe_id: str) -> Program:
         """The program of a recipe, known to exist."""
         return self._session.scalars(select(Program).where(Program.recipe_id == recipe_id)).one()
+
+    def named_locked(self, recipe_id: str) -> Program:
+        """The program of a recipe, known to exist; nobody else changes it until the transaction ends."""
+        return self._session.scalars(locked(select(Program).where(Program.recipe_id == recipe_id))).one()
+
+    def page(self, request: PageRequest) -> PageRows[Program]:
+        """Some of all programs, newest first."""
+        return page_of(self._session, select(Program), Program, request)
+
+    def base(self, program: Program) -> BaseModelEntry:
+        """The program's base model."""
+        return self._session.get_one(BaseModelEntry, program.base_number)
 
     def signed(self, recipe_id: str) -> SignedManifest | None:
         """The signed manifest of a recipe's program, once it is compiled."""
         return self._session.scalar(select(Program.signed).where(Program.recipe_id == recipe_id))
 
+    def compiled(self) -> Sequence[Program]:
+        """Every program that has a signed manifest."""
+        return self._session.scalars(select(Program).where(Program.signed.is_not(None)).order_by(Program.number)).all()
+
     def source(self, program: Program) -> str:
         """Where the program's base model lies."""
-        return self._session.get_one(BaseModelEntry, program.base_number).source
+        return self.base(program).source
 
     def of_tenant(self, tenant: str, recipe_id: str) -> Program | None:
         """The program of a recipe that one of the tenant's jobs asked for."""
         wanted = select(Job.number).where(Job.tenant == tenant, Job.recipe_id == recipe_id).exists()
         return self._session.scalar(select(Program).where(Program.recipe_id == recipe_id, wanted))
-
-    def claimable(self, now: datetime) -> Program | None:
-        """The oldest program that a job waits for and no worker holds; locked until the transaction ends."""
-        free = or_(
-            Program.state == ProgramState.PENDING,
-            (Program.state == ProgramState.COMPILING) & (Program.lease_expires_at < now),
-        )
-        wanted = select(Job.number).where(Job.recipe_id == Program.recipe_id, Job.state.in_(WANTING)).exists()
-        statement = select(Program).where(free, wanted).order_by(Program.number).limit(1)
-        return self._session.scalar(locked(statement, skip=True))
 
     def holders(self, now: datetime) -> Sequence[str]:
         """Ids of the workers that hold a program now."""

@@ -126,7 +126,7 @@ class Home:
     source: Path
 
     def __post_init__(self):
-        self.database = Database(self.settings.url)
+        self.database = Database(self.settings.url, self.settings.tuning)
         self.artifacts = open_artifacts(self.settings)
 
     def close(self):
@@ -205,7 +205,7 @@ def postgres():
 
 def _fill(settings, tokenizer):
     """Makes a database what `init` and the registration of one base model leave."""
-    database = Database(settings.url)
+    database = Database(settings.url, settings.tuning)
     upgrade(database.engine)
     with database.writing() as session:
         BaseRepository(session).add(
@@ -272,6 +272,7 @@ def home(home_template, database_url, tmp_path):
         address_rate=1e6,
         refusal_rate=1e6,
         compile_lease_seconds=2,
+        compile_backoff_seconds=0,
         compiler_command=[sys.executable, fake_compiler.__file__],
     )
     found = Home(settings, root / "source")

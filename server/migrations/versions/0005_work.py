@@ -39,6 +39,7 @@ def upgrade() -> None:
         "worker_hosts",
         sa.Column("name", sa.String(length=255), nullable=False),
         sa.Column("memory_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("limited", sa.Boolean(), nullable=False),
         sa.Column("seen_at", sa.DateTime(), nullable=False),
         sa.PrimaryKeyConstraint("name", name="pk_worker_hosts"),
     )

@@ -1,0 +1,16 @@
+"""Adding a row unless it is there: one statement, so that two transactions that both add it do not fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from server.db.columns import Table
+
+
+def add_if_absent(session: Session, table: type[Table], **values: Any) -> None:
+    """Adds a row to `table` unless one of its keys is taken; waits for a transaction that is adding the same."""
+    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+    session.execute(insert(table).values(**values).on_conflict_do_nothing())
