@@ -69,6 +69,7 @@ ROWS = {
     "POST /v1/leases/{lease_id}/heartbeat": Row(DEVICE, {"phase": "training"}),
     "POST /v1/leases/{lease_id}/fail": Row(DEVICE, {"code": "x", "detail": "y"}),
     "POST /v1/leases/{lease_id}/release": Row(DEVICE),
+    "POST /v1/leases/{lease_id}/leave": Row(DEVICE),
     "POST /v1/leases/{lease_id}/decline": Row(DEVICE, {"needed_bytes": 2, "available_bytes": 1}),
     "PUT /v1/leases/{lease_id}/adapter": Row(DEVICE, b"bytes"),
     "POST /v1/leases/{lease_id}/complete": Row(DEVICE, {"adapter_sha256": "0" * 64, "result": result()}),
