@@ -31,7 +31,7 @@ from shared.job import NAME
 from shared.lora import F32, load_adapter
 from shared.program import ProgramFile, ProgramManifest, SignedManifest
 from shared.recipe import Sha256
-from shared.signing import verify_manifest
+from shared.signing import key_id, verify_manifest
 from shared.task import Task
 
 KEPT_VERSIONS = 2  # the one in use, and the one to go back to
@@ -92,9 +92,10 @@ class AdapterShelf:
                 shutil.rmtree(old)
         return about
 
-    def open(self, name: str, key: Ed25519PublicKey) -> OpenedAdapter:
-        """The newest adapter of a name, once its manifest's signature by `key` and its own sha256 hold.
+    def open(self, name: str, *keys: Ed25519PublicKey) -> OpenedAdapter:
+        """The newest adapter of a name, once its manifest's signature by one of `keys` and its own sha256 hold.
 
+        keys: the server's, and those that handed over to it before: what they signed was checked when it was kept.
         Raises NotFound if none is kept, Untrusted.
         """
         if not self._versions(name):
@@ -105,7 +106,8 @@ class AdapterShelf:
         data = _adapter(version).read_bytes() if _adapter(version).is_file() else b""
         if about is None or sha256_hex(data) != about.sha256:
             raise Untrusted(f"{version} is damaged; `mobizo-agent adapters rollback {name}` takes the one before")
-        manifest = verify_manifest(about.signed, key)
+        signer = next((key for key in keys if key_id(key) == about.signed.key_id), keys[0])
+        manifest = verify_manifest(about.signed, signer)
         return OpenedAdapter(about, manifest, load_adapter(data, manifest.size))
 
     def kept(self) -> list[KeptAdapter]:

@@ -31,6 +31,7 @@ from device_agent.seen import SeenVersions
 from device_agent.sensors import Sensors
 from device_agent.sensors_linux import LinuxSensors
 from device_agent.state import Home
+from device_agent.trust import follow_server
 from device_agent.watchdog import Watchdog
 from shared.errors import BadRequest, MobizoError, Unauthorized
 from shared.job import JobError, Progress
@@ -198,6 +199,7 @@ class Daemon:
             raise BadRequest(f"the server sent a job on {job.request.dataset!r}, a data set that this device lacks")
         self._display.begin(job.id, job.request.adapter)
         self._watchdog.expect(longest_silence(lease.manifest.manifest, dataset))
+        self._config = follow_server(self._home, self._config, client, lease.manifest.key_id)
         key = parse_public(self._config.public_key)
         with LeaseKeeper(client, lease) as keeper:
             ended = Assignment(

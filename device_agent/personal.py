@@ -16,7 +16,6 @@ from device_agent.inference import Inference, open_inference
 from device_agent.state import Home
 from shared.errors import BadRequest, NotFound
 from shared.program import ProgramFile, ProgramManifest
-from shared.signing import parse_public
 from shared.task import Task
 
 
@@ -45,7 +44,7 @@ def open_personal(home: Home, name: str, *, base: bool = False) -> PersonalModel
 
     Raises NotFound if the adapter or a file of its program is not here, Untrusted, BadRequest, RuntimeFailed.
     """
-    opened = AdapterShelf(home).open(name, parse_public(home.config().public_key))
+    opened = AdapterShelf(home).open(name, *home.config().trusted_keys())
     absent = [file.role for file in missing(home, opened.about)]
     if absent:
         raise NotFound(

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import platformdirs
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from device_agent.durable import write_durably
@@ -35,7 +35,7 @@ from device_agent.errors import AlreadyRunning, NotEnrolled
 from device_agent.journal import RunDirectory
 from shared.errors import BadRequest
 from shared.job import Progress
-from shared.signing import new_private_key, private_bytes
+from shared.signing import key_id, new_private_key, parse_public, private_bytes
 
 HOME_VARIABLE = "MOBIZO_AGENT_HOME"
 
@@ -51,6 +51,11 @@ class DeviceConfig(BaseModel):
     token: str
     public_key: str = Field(description="the server's, base64: what programs must be signed with")
     key_id: str
+    former_keys: tuple[str, ...] = Field((), description="those that handed over to it, base64; the latest last")
+
+    def trusted_keys(self) -> tuple[Ed25519PublicKey, ...]:
+        """What a program kept here may be signed with: the server's key, and those pinned here before it."""
+        return tuple(parse_public(text) for text in (self.public_key, *reversed(self.former_keys)))
 
 
 class Status(BaseModel):
@@ -143,14 +148,52 @@ class Home:
         write_durably(self.path / "config.json", config.model_dump_json(indent=1).encode())
         self.seen.unlink(missing_ok=True)
 
+    def pin(self, former: str, path: Sequence[str]) -> DeviceConfig:
+        """Trusts the last of the keys (base64) to which the pinned one handed over, in one write.
+
+        former: the pinned one; if it is another by now, this device was enrolled again and nothing changes. What was
+        seen stays seen: an old program is refused as before.
+        """
+        config = self.config()
+        if config.public_key != former:
+            return config
+        following = config.model_copy(
+            update={
+                "public_key": path[-1],
+                "key_id": key_id(parse_public(path[-1])),
+                "former_keys": (*config.former_keys, config.public_key, *path[:-1]),
+            }
+        )
+        write_durably(self.path / "config.json", following.model_dump_json(indent=1).encode())
+        return following
+
     def device_key(self) -> Ed25519PrivateKey:
-        """The device's own key, made on first use."""
-        path = self.path / "device.key"
-        if path.exists():
-            return Ed25519PrivateKey.from_private_bytes(path.read_bytes())
-        key = new_private_key()
-        write_durably(path, private_bytes(key))
+        """The device's own key, made on first use. Raises BadRequest for a damaged file."""
+        key = self.kept_key()
+        if key is None:
+            key = new_private_key()
+            self.keep_key(key)
         return key
+
+    def kept_key(self) -> Ed25519PrivateKey | None:
+        """The device's own key, if it has one. Raises BadRequest for a damaged file."""
+        path = self.path / "device.key"
+        try:
+            return Ed25519PrivateKey.from_private_bytes(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise BadRequest(f"{path} cannot be read ({error}); remove it and enrol this device again") from error
+
+    def keep_key(self, key: Ed25519PrivateKey) -> None:
+        """Makes a key this device's own; the server knows it by enrolment."""
+        write_durably(self.path / "device.key", private_bytes(key))
+
+    def remove_empty(self) -> None:
+        """Takes back what `create` made, as far as nothing lies in it."""
+        for path in (self.cache, self.runs, self.path):
+            with suppress(OSError):
+                path.rmdir()
 
     def write_status(self, status: Status) -> None:
         """Shows what the daemon does; whole for any reader, but not synced: a power cut makes it untrue anyway."""

@@ -18,6 +18,7 @@ from server.clock import utc_now
 from server.db.database import Database
 from server.db.revisions import prepare
 from server.devices import endpoints as devices
+from server.devices import joining
 from server.http.envelope import Envelope
 from server.http.openapi import describe, operation_id
 from server.http.place import Place
@@ -31,10 +32,12 @@ from server.metrics.meter import Meter
 from server.programs import endpoints as programs
 from server.runners import endpoints as runners
 from server.settings import Settings
+from server.succession import endpoints as succession
+from server.succession.service import prepare_keys
 from server.work.engine import prepare_engine
 
 API_VERSION = "1"  # of the routes under /v1; the release is what GET /v1/server says
-SLICES = (info, metrics, access, devices, jobs, leases, programs, runners, adapters)
+SLICES = (info, succession, metrics, access, devices, joining, jobs, leases, programs, runners, adapters)
 
 
 def create_api(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
@@ -62,6 +65,7 @@ def create_app(settings: Settings) -> FastAPI:
     key = load_key(settings.key_path)
     database = Database(settings.url, settings.tuning)
     prepare(database.engine, settings.migrate_at_start)
+    prepare_keys(database, settings)
     prepare_engine(database, settings)
 
     @asynccontextmanager

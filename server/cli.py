@@ -38,12 +38,14 @@ class Commands(TyperGroup):
         from server.care_cli import app as care
         from server.fleet_cli import app as fleet
         from server.home_cli import app as home
+        from server.keys_cli import app as keys
 
         self.commands = {
             **typer.main.get_group(home).commands,
             **typer.main.get_group(care).commands,
             **typer.main.get_group(access).commands,
             **typer.main.get_group(fleet).commands,
+            **typer.main.get_group(keys).commands,
             **self.commands,
         }
 

@@ -14,6 +14,7 @@ from server import keys
 from server.db.database import Database
 from server.db.revisions import prepare
 from server.settings import Settings
+from server.succession.service import prepare_keys
 from server.work.engine import prepare_engine
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
@@ -28,6 +29,7 @@ def open_home() -> tuple[Settings, Database]:
     keys.load_key(settings.key_path)
     database = Database(settings.url, settings.tuning)
     prepare(database.engine, settings.migrate_at_start)
+    prepare_keys(database, settings)
     prepare_engine(database, settings)
     return settings, database
 

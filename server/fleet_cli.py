@@ -12,11 +12,11 @@ from server.artifacts.opening import open_artifacts
 from server.console import Json, Tenant, open_home, output, tell, tell_rows
 from server.devices.repository import DeviceRepository
 from server.devices.service import DeviceService
-from server.keys import load_key
 from server.leases.service import LeaseService
 from server.runners.archive import read_archive
 from server.runners.repository import RunnerRepository
 from server.runners.service import RunnerService
+from server.succession.service import KeyService
 from shared.access import DEFAULT_TENANT
 from shared.canonical import sha256_hex
 from shared.errors import BadRequest
@@ -71,7 +71,7 @@ def add_runner(
         raise BadRequest(f"--{first['loc'][0]}: {first['msg']}") from error
     open_artifacts(settings).put(data)
     with database.writing() as session:
-        RunnerService(session).offer(build, load_key(settings.key_path))
+        RunnerService(session).offer(build, KeyService(session, settings).private())
     text = f"{platform}: mobizo {version}, ExecuTorch {executorch}, {build.size:,} bytes, {build.sha256}"
     tell(as_json, build.model_dump(mode="json"), text)
 

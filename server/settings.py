@@ -132,6 +132,11 @@ class Settings(BaseSettings):
     signature_skew_seconds: int = Field(300, ge=1, description="how far a signature's time may be off")
     # Leases of jobs
     lease_seconds: float = Field(120, gt=0, description="how long a job is a device's without a heartbeat")
+    lease_seconds_most: float = Field(3600, gt=0, description="the longest that a device may ask for")
+    lease_attempts: int = Field(5, ge=1, description="leases of one job that may run out before it fails")
+    look_seconds: float = Field(
+        0.1, gt=0, description="how often jobs that another process made ready are looked for, while devices wait here"
+    )
     # Compilation
     compile_lease_seconds: float = Field(30, gt=0, description="how long a program is a worker's without a heartbeat")
     compile_attempts: int = Field(3, ge=1, description="tries of a compile that crashes")

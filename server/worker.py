@@ -32,6 +32,7 @@ from server.programs.repository import ProgramRepository, WorkerRepository
 from server.programs.stages import Stages
 from server.programs.waiting import WaitingRepository
 from server.settings import Settings
+from server.succession.service import KeyService
 from server.work.engine import engine_of, prepare_engine
 from server.work.outage import OUTAGES, insist
 from server.work.whereabouts import host_name, is_dead, pid_space
@@ -54,7 +55,7 @@ class CompileWorker:
         self._engine = engine_of(settings)
         self._database = Database(settings.url, settings.tuning)
         self._artifacts = open_artifacts(settings)
-        self._key = load_key(settings.key_path)
+        load_key(settings.key_path)
         self._interval = min(1.0, settings.compile_lease_seconds / 4)
         self._pid_space = pid_space()
 
@@ -172,8 +173,13 @@ class CompileWorker:
             self._artifacts.remove_workspace(name)
 
     def _finish(self, manifest: ProgramManifest, log: structlog.typing.FilteringBoundLogger) -> None:
-        signed = sign_manifest(manifest, self._key)
-        counted = self._end(lambda queue: queue.finish(manifest.recipe_id, signed))
+        def finish() -> bool:
+            with self._database.writing() as session:
+                # In the transaction that publishes it, so that no rotation of the key comes between.
+                signed = sign_manifest(manifest, KeyService(session, self._settings).private())
+                return self._queue_in(session).finish(manifest.recipe_id, signed)
+
+        counted = insist(finish, self.stopping)
         log.info("compile-finished", counted=counted)
 
     def _keep(self, recipe_id: str, compiler: CompilerProcess, stages: Stages) -> bool:

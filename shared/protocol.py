@@ -133,7 +133,7 @@ class DeviceToken(BaseModel):
     """What a device gets once an operator let it in: an OAuth token, and what `DeviceGrant` says besides."""
 
     access_token: str = Field(description="shown once")
-    token_type: Literal["Bearer"]
+    token_type: Literal["Bearer"] = "Bearer"  # noqa: S105  # OAuth's word, no password
     device_id: str
     server: ServerInfo
 

@@ -37,7 +37,7 @@ def back_up(settings: Settings, target: Path, with_keys: bool) -> BackupManifest
 
     Raises Conflict if it exists, NoPostgresTools, or Unavailable if a file is damaged or the database is away.
     """
-    database = Database(settings.url)
+    database = Database(settings.url, settings.tuning)
     artifacts = open_artifacts(settings)
     try:
         with writing(target) as (writer, scratch):

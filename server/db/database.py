@@ -46,6 +46,7 @@ class Database:
         """Raises BadRequest for a URL of another kind of database."""
         self.engine = _engine(_parsed(url), tuning or Tuning())
         self._reading = sessionmaker(self._reader(), autoflush=False)
+        self._listeners: list[Callable[[Session], None]] = []
         self._writing = sessionmaker(self.engine.execution_options(writes=True), expire_on_commit=False)
 
     def _reader(self) -> Engine:
@@ -64,6 +65,12 @@ class Database:
         """A session whose work is committed at the end, or dropped whole if anything is raised."""
         with told(), self._writing.begin() as session:
             yield session
+        for listener in self._listeners:
+            listener(session)
+
+    def after_commit(self, listener: Callable[[Session], None]) -> None:
+        """Has `listener` called after each writing transaction, in its thread, with its ended session."""
+        self._listeners.append(listener)
 
     def before_commit(self, do: Callable[[Session], None]) -> None:
         """From now on `do` gets every writing session before it is committed, in its transaction."""

@@ -14,6 +14,7 @@ from server.http.pages import Paging
 from server.http.place import Here, Reading, Writing
 from server.http.routes import Routes
 from server.info.service import server_info
+from server.succession.service import KeyService
 from shared.protocol import DeviceEnrol, DeviceGrant, DeviceView, Enrolment, EnrolmentRequest, Page
 
 router = Routes(prefix="/v1", tags=["devices"])
@@ -31,7 +32,9 @@ def invite(
 def enrol(bearer: Enrolling, request: DeviceEnrol, here: Here, session: Writing, once: Once) -> DeviceGrant:
     """Enrols a device; the one-time token is the request's bearer token."""
     device, token = DeviceService(session).enrol(bearer, request)
-    return DeviceGrant(device_id=device.id, token=token, server=server_info(here.public_key))
+    return DeviceGrant(
+        device_id=device.id, token=token, server=server_info(KeyService(session, here.settings).public())
+    )
 
 
 @router.get("/devices")

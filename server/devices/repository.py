@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.dialects.postgresql import insert as insert_postgresql
+from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from server.db.paging import PageRequest, PageRows, page_of
-from server.devices.models import Device, DeviceNonce, EnrolmentToken
+from server.devices.models import Device, DeviceNonce, DeviceRequest, EnrolmentToken, RequestState, Told
+from shared.capabilities import Labels
 
 
 class DeviceRepository:
@@ -28,13 +33,18 @@ class DeviceRepository:
         """A device of a tenant."""
         return self._session.scalar(select(Device).where(Device.tenant == tenant, Device.id == device_id))
 
+    def standing(self, device_id: str, lock: bool = False) -> tuple[Labels, datetime | None, datetime | None]:
+        """(labels, when it was revoked, until when it rests) of a device that is known to exist.
+
+        lock: its row, until the transaction ends.
+        """
+        statement = select(Device.labels, Device.revoked_at, Device.rests_until).where(Device.id == device_id)
+        row = self._session.execute(statement.with_for_update(key_share=True) if lock else statement).one()
+        return row.labels.root, row.revoked_at, row.rests_until
+
     def public_key(self, device_id: str) -> str | None:
         """The key that a device signs with, base64."""
         return self._session.scalar(select(Device.public_key).where(Device.id == device_id))
-
-    def revoked(self, device_id: str) -> bool:
-        """Whether a device was revoked."""
-        return self._session.scalar(select(Device.revoked_at).where(Device.id == device_id)) is not None
 
     def named(self, tenant: str, name: str) -> Sequence[Device]:
         """Devices of a tenant that go by a name and were not revoked."""
@@ -45,13 +55,27 @@ class DeviceRepository:
         """Every device of a tenant, oldest first."""
         return self._session.scalars(select(Device).where(Device.tenant == tenant).order_by(Device.number)).all()
 
+    def live(self) -> Sequence[Device]:
+        """Every device of every tenant that was not revoked."""
+        return self._session.scalars(select(Device).where(Device.revoked_at.is_(None)).order_by(Device.number)).all()
+
     def page(self, tenant: str, request: PageRequest) -> PageRows[Device]:
         """Some of a tenant's devices, newest first."""
         return page_of(self._session, select(Device).where(Device.tenant == tenant), Device, request)
 
-    def seen(self, device_id: str, now: datetime) -> None:
-        """Notes that a device was heard from."""
-        self._session.execute(update(Device).where(Device.id == device_id).values(last_seen_at=now))
+    def seen(self, device_id: str, now: datetime, told: Told | None = None) -> None:
+        """Notes that a device was heard from, and what it said of itself."""
+        values: dict[str, Any] = {"last_seen_at": now} | ({} if told is None else {"told": told})
+        self._session.execute(update(Device).where(Device.id == device_id).values(**values))
+
+    def newest(self, tenant: str, limit: int) -> Sequence[Device]:
+        """Devices of a tenant that were not revoked, those who enrolled last first."""
+        statement = select(Device).where(Device.tenant == tenant, Device.revoked_at.is_(None))
+        return self._session.scalars(statement.order_by(Device.number.desc()).limit(limit)).all()
+
+    def by_id(self, device_id: str) -> Device:
+        """A device that is known to exist."""
+        return self._session.scalars(select(Device).where(Device.id == device_id)).one()
 
 
 class EnrolmentRepository:
@@ -76,6 +100,15 @@ class EnrolmentRepository:
         return self._session.scalar(statement)
 
 
+@dataclass(frozen=True)
+class Spent:
+    """A nonce that a device's request spends, and until when its signature is good."""
+
+    device_id: str
+    nonce: str
+    until: datetime
+
+
 class NonceRepository:
     """Spent nonces in one session."""
 
@@ -95,3 +128,52 @@ class NonceRepository:
         except IntegrityError:
             return False
         return True
+
+    def spend_all(self, spent: Collection[Spent], now: datetime) -> set[tuple[str, str]]:
+        """Stores nonces as `spend` does, and returns (device, nonce) of those that were not there."""
+        if not spent:
+            return set()
+        devices = {one.device_id for one in spent}
+        self._session.execute(
+            delete(DeviceNonce).where(DeviceNonce.device_id.in_(devices), DeviceNonce.expires_at < now)
+        )
+        insert: Any = insert_sqlite if self._session.get_bind().dialect.name == "sqlite" else insert_postgresql
+        rows = [{"device_id": one.device_id, "nonce": one.nonce, "expires_at": one.until} for one in spent]
+        stored = insert(DeviceNonce).values(rows).on_conflict_do_nothing()
+        found = self._session.execute(stored.returning(DeviceNonce.device_id, DeviceNonce.nonce))
+        return {(row.device_id, row.nonce) for row in found}
+
+
+class DeviceRequestRepository:
+    """Requests to join, in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, request: DeviceRequest) -> None:
+        """Stores a new request."""
+        self._session.add(request)
+        self._session.flush()
+
+    def waiting(self, address: str, now: datetime) -> int:
+        """How many requests from an address are undecided and not over."""
+        statement = select(func.count()).where(
+            DeviceRequest.address == address,
+            DeviceRequest.state == RequestState.PENDING,
+            DeviceRequest.expires_at > now,
+        )
+        return self._session.scalar(statement) or 0
+
+    def by_device_code(self, digest: str) -> DeviceRequest | None:
+        """The request of a device code; locked, so that of two who ask at once one gets the token."""
+        statement = select(DeviceRequest).where(DeviceRequest.device_code_digest == digest)
+        return self._session.scalar(statement.with_for_update())
+
+    def by_user_code(self, code: str, lock: bool) -> DeviceRequest | None:
+        """The request of a user code, as it is stored. lock: for who decides; who only looks cannot lock."""
+        statement = select(DeviceRequest).where(DeviceRequest.user_code == code)
+        return self._session.scalar(statement.with_for_update() if lock else statement)
+
+    def forget(self, before: datetime) -> None:
+        """Removes requests that were over by then."""
+        self._session.execute(delete(DeviceRequest).where(DeviceRequest.expires_at < before))

@@ -21,7 +21,8 @@ from shared.protocol import DeviceEnrol, Enrolment
 KEY_BYTES = 32
 
 
-def _check_key(text: str) -> None:
+def check_key(text: str) -> None:
+    """Raises BadRequest for what is no Ed25519 public key."""
     try:
         size = len(base64.b64decode(text, validate=True))
     except (ValueError, binascii.Error):
@@ -74,14 +75,21 @@ class DeviceService:
 
         Raises BadRequest for a public key that is none, Unauthorized for a token that is unknown, used or over.
         """
-        _check_key(request.public_key)
+        check_key(request.public_key)
         now = utc_now()
         enrolment = self._enrolments.take(token_digest(one_time_token), now)
         if enrolment is None:
             raise Unauthorized("the one-time token is not known, was used, or is over; ask the operator for another")
+        device, text = self.admit(enrolment.tenant, request)
+        enrolment.device_id = device.id
+        return device, text
+
+    def admit(self, tenant: str, request: DeviceEnrol) -> tuple[Device, str]:
+        """A new device of a tenant and its token, which is shown this once. Whether it may is the caller's."""
+        now = utc_now()
         device = Device(
             id=new_id("device"),
-            tenant=enrolment.tenant,
+            tenant=tenant,
             name=request.name,
             public_key=request.public_key,
             platform=request.platform,
@@ -89,6 +97,5 @@ class DeviceService:
             last_seen_at=now,
         )
         self._devices.add(device)
-        enrolment.device_id = device.id
-        _, text = self._tokens.issue(Role.DEVICE, device.tenant, device.name, device.id)
+        _, text = self._tokens.issue(Role.DEVICE, tenant, device.name, device.id)
         return device, text

@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 from server.auth.guard import Device
 from server.auth.service import Principal
 from server.clock import utc_now
-from server.devices.repository import DeviceRepository, NonceRepository
+from server.devices.repository import DeviceRepository, NonceRepository, Spent
 from server.http.openapi import may_raise
 from server.http.place import Here, Place
 from shared.errors import BadSignature, ClockSkew, DigestMismatch, MobizoError, Replayed, Untrusted
@@ -83,12 +83,16 @@ def _check_time(signature: RequestSignature, now: datetime, allowed: int) -> Non
         )
 
 
+def spent_by(place: Place, device_id: str, signature: RequestSignature) -> Spent:
+    """The nonce of a signature, and as long as it is good."""
+    made = datetime.fromtimestamp(signature.created, UTC)
+    return Spent(device_id, signature.nonce, made + timedelta(seconds=place.settings.signature_skew_seconds + 1))
+
+
 def spend(session: Session, place: Place, device_id: str, signature: RequestSignature) -> None:
     """Notes the nonce as long as its signature is good. Raises Replayed if it is spent."""
-    until = datetime.fromtimestamp(signature.created, UTC) + timedelta(
-        seconds=place.settings.signature_skew_seconds + 1
-    )
-    if not NonceRepository(session).spend(device_id, signature.nonce, until, utc_now()):
+    spent = spent_by(place, device_id, signature)
+    if not NonceRepository(session).spend(device_id, spent.nonce, spent.until, utc_now()):
         raise Replayed
 
 
@@ -105,6 +109,7 @@ def check_digest(signature: RequestSignature | None, digest: bytes) -> None:
         raise DigestMismatch(MISMATCH)
 
 
+@may_raise(BadSignature, ClockSkew, DigestMismatch)
 @may_raise(BadSignature, ClockSkew, DigestMismatch)
 @dataclass(frozen=True)
 class _Check:
@@ -150,11 +155,13 @@ def _spending(place: Place, principal: Principal, signature: RequestSignature | 
 
 
 @may_raise(Replayed)
+@may_raise(Replayed)
 def _writing(principal: Device, here: Here, signature: Signature) -> Iterator[Session]:
     with _spending(here, principal, signature) as session:
         yield session
 
 
+@may_raise(Replayed)
 @may_raise(Replayed)
 def _writing_result(principal: Device, here: Here, signature: _WholeResult) -> Iterator[Session]:
     with _spending(here, principal, signature) as session:

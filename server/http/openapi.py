@@ -95,7 +95,10 @@ def documented(responses: Mapping[int | str, dict[str, Any]], errors: Iterable[t
         else:
             found[status] = response
     for status, raised in by_status.items():
-        found[status] = _problem(raised)
+        # A route may say the same status in words of its own, besides.
+        own = found.get(status, {}).get("content", {})
+        problem = _problem(raised)
+        found[status] = problem | {"content": own | problem["content"]}
     return found
 
 

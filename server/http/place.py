@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -15,11 +15,18 @@ from sqlalchemy.orm import Session
 from server.artifacts.store import ArtifactStore
 from server.auth.limits import Limits
 from server.auth.uses import Uses
+from server.clock import utc_now
 from server.closing import Closing
 from server.db.database import Database
+from server.db.grouping import GroupCommit
+from server.devices.presence import Attendance, Presence, write_presences
+from server.leases.repository import LeaseRepository
+from server.leases.service import Beat, LeaseService
 from server.metrics.exposition import Exposition
 from server.metrics.meters import Meters
+from server.queue.room import WaitingRoom
 from server.settings import Settings
+from shared.protocol import LeaseState
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,42 @@ class Place:
     def exposition(self) -> Exposition:
         """What it tells of all this."""
         return Exposition(self.meters, self.database)
+
+    @cached_property
+    def room(self) -> WaitingRoom:
+        """Where devices wait for a job."""
+        return WaitingRoom(self.database, self.closing, self.settings.look_seconds, self._take_back_overdue)
+
+    def _take_back_overdue(self) -> None:
+        with self.database.reading() as session:
+            if not LeaseRepository(session).overdue(utc_now()):
+                return
+        with self.database.writing() as session:
+            LeaseService(session, self.settings.lease_seconds, self.settings.lease_attempts).take_back_overdue()
+
+    @cached_property
+    def beats(self) -> GroupCommit[Beat, LeaseState]:
+        """Heartbeats, of many devices in one transaction."""
+
+        def write(session: Session, beats: Sequence[Beat]) -> list[LeaseState | Exception]:
+            return LeaseService(session, self.settings.lease_seconds).heartbeats(beats)
+
+        return GroupCommit(self.database, write)
+
+    @cached_property
+    def attendance(self) -> Attendance:
+        """When each device was noted last."""
+        return Attendance()
+
+    @cached_property
+    def presences(self) -> GroupCommit[Presence, None]:
+        """That devices are there, of many in one transaction."""
+        return GroupCommit(self.database, write_presences)
+
+    async def present(self, presence: Presence) -> None:
+        """Notes that a device is there, if that was not done just before."""
+        if self.attendance.due(presence):
+            await self.presences.add(presence)
 
     @cached_property
     def limits(self) -> Limits:

@@ -12,15 +12,16 @@ from server.http.place import Here, Reading
 from server.http.routes import Routes
 from server.info.readiness import NotReady, check_ready
 from server.info.service import server_info, server_usage
+from server.succession.service import KeyService
 from shared.protocol import ServerInfo, ServerUsage
 
 router = Routes(tags=["server"])
 
 
 @router.get("/v1/server", dependencies=[PUBLIC])
-def info(here: Here) -> ServerInfo:
+def info(here: Here, session: Reading) -> ServerInfo:
     """Version and signing key. Needs no token."""
-    return server_info(here.public_key)
+    return server_info(KeyService(session, here.settings).public())
 
 
 @router.get("/v1/server/usage")

@@ -11,7 +11,8 @@ from fastapi.concurrency import run_in_threadpool
 from server.artifacts.store import StorageFull
 from server.auth.guard import Device
 from server.auth.service import Principal
-from server.clock import utc_now
+from server.devices.models import Told
+from server.devices.presence import Presence
 from server.devices.signatures import (
     ResultSignature,
     Signature,
@@ -19,6 +20,7 @@ from server.devices.signatures import (
     SignedWriting,
     check_digest,
     spend_ahead,
+    spent_by,
 )
 from server.http.bodies import check_binary_type, read_limited
 from server.http.json_bodies import UnsupportedMediaType
@@ -28,9 +30,9 @@ from server.http.problems import TooSlow
 from server.http.routes import Routes
 from server.leases import uploads
 from server.leases.declines import DeclineService
-from server.leases.repository import LeaseRepository
-from server.leases.service import LeaseService
+from server.leases.service import Beat, LeaseService
 from server.leases.uploads import UploadService
+from server.queue.matching import Asking
 from shared.errors import Conflict, Gone, InvalidUpload, Replayed, TooLarge
 from shared.job import JobError, Progress
 from shared.protocol import AdapterVersion, Completion, Decline, Lease, LeaseRequest, LeaseState, UploadReceipt
@@ -38,47 +40,65 @@ from shared.protocol import AdapterVersion, Completion, Decline, Lease, LeaseReq
 router = Routes(prefix="/v1/leases", tags=["leases"])
 
 
-def _acquire(place: Place, principal: Principal, asked: LeaseRequest) -> Lease | None:
-    with place.database.writing() as session:
-        service = LeaseService(session, place.settings.lease_seconds)
-        return service.acquire(principal.tenant, principal.device_id or "", asked.datasets, asked.memory_bytes)
-
-
-def _may_be_work(place: Place, principal: Principal, asked: LeaseRequest) -> bool:
+def _acquire(place: Place, principal: Principal, asked: LeaseRequest) -> tuple[Lease | None, Asking]:
+    """A job if there is one, and the device as the queue sees it. Only reads where there is none."""
+    settings = place.settings
     with place.database.reading() as session:
-        return LeaseRepository(session).may_be_work(
-            principal.tenant, principal.device_id or "", asked.datasets, asked.memory_bytes, utc_now()
-        )
+        service = LeaseService(session, settings.lease_seconds)
+        asking = service.asking(principal.tenant, principal.device_id or "", asked)
+        if not service.may_be_work(asking):
+            return None, asking
+    seconds = None if asked.lease_seconds is None else min(asked.lease_seconds, settings.lease_seconds_most)
+    with place.database.writing() as session:
+        service = LeaseService(session, settings.lease_seconds, settings.lease_attempts)
+        asking = service.asking(principal.tenant, principal.device_id or "", asked, lock=True)
+        return service.acquire(asking, seconds), asking
 
 
 @router.post("", response_model=Lease, responses={204: {"description": "no job for this device now"}})
 async def acquire(
     principal: Device, lease_request: LeaseRequest, request: Request, here: Here, signature: Signature
 ) -> Lease | Response:
-    """A job for this device: first the one it has, then one it had, then the oldest that waits and that it can hold.
+    """A job for this device: first the one it has, then one it had, then the first in the queue that it may train.
 
     Holds the request up to `wait_seconds` until there is one; no thread waits meanwhile.
     """
     deadline = time.monotonic() + lease_request.wait_seconds
-    lease = await run_in_threadpool(_acquire, here, principal, lease_request)
+    told = Told(
+        datasets=tuple(lease_request.datasets),
+        memory_bytes=lease_request.memory_bytes,
+        capabilities=lease_request.capabilities,
+    )
+    await here.present(Presence(principal.device_id or "", told))
+    lease, asking = await run_in_threadpool(_acquire, here, principal, lease_request)
     with here.meters.polls.track_inprogress():
         while lease is None:
-            left = deadline - time.monotonic()
-            if left <= 0 or await request.is_disconnected():
+            if time.monotonic() >= deadline:
                 return Response(status_code=204)
-            if await here.closing.pause(min(left, here.settings.poll_seconds)):
-                # A job given now would be one that this server can hardly tell of.
-                return Response(status_code=204)
-            if await run_in_threadpool(_may_be_work, here, principal, lease_request):
-                lease = await run_in_threadpool(_acquire, here, principal, lease_request)
+            async with here.room.waiting(asking) as waiter:
+                called = await here.room.called(waiter, deadline - time.monotonic())
+                # A job given when the server stops would be one that it can hardly tell of.
+                if not called or await request.is_disconnected():
+                    return Response(status_code=204)
+                lease, asking = await run_in_threadpool(_acquire, here, principal, lease_request)
     return lease
 
 
-@router.post("/{lease_id}/heartbeat", responses=raises(Gone))
-def heartbeat(principal: Device, lease_id: str, progress: Progress, here: Here, session: SignedWriting) -> LeaseState:
+@router.post("/{lease_id}/heartbeat", responses=raises(Gone, Replayed))
+async def heartbeat(
+    principal: Device, lease_id: str, progress: Progress, here: Here, signature: Signature
+) -> LeaseState:
     """Keeps the lease; `stop` tells that the job was cancelled. 410 once it is lost."""
-    service = LeaseService(session, here.settings.lease_seconds)
-    return service.heartbeat(principal.device_id or "", lease_id, progress)
+    device_id = principal.device_id or ""
+    await here.present(Presence(device_id))
+    spent = None if signature is None else spent_by(here, device_id, signature)
+    return await here.beats.add(Beat(device_id, lease_id, progress, spent))
+
+
+@router.post("/{lease_id}/leave", responses=raises(Gone))
+def leave(principal: Device, lease_id: str, here: Here, session: SignedWriting) -> LeaseState:
+    """The device stops: unless it is back within seconds, the job is another's."""
+    return LeaseService(session, here.settings.lease_seconds).leave(principal.device_id or "", lease_id)
 
 
 @router.post("/{lease_id}/fail", responses=raises(Gone))

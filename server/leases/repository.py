@@ -1,12 +1,12 @@
-"""All SQL about leases, and which job a device may take."""
+"""All SQL about leases, and about what devices declined."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, Select, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, Select, func, select, update
+from sqlalchemy.orm import Session, load_only
 
 from server.db.locking import locked
 from server.jobs.models import Job
@@ -27,40 +27,36 @@ class LeaseRepository:
         self._session.add(lease)
         self._session.flush()
 
+    def with_jobs(self, lease_ids: Collection[str]) -> list[tuple[JobLease, Job]]:
+        """Leases and their jobs, locked until the transaction ends; of jobs only what a heartbeat looks at.
+
+        The rest of a job is read when it is asked for: requests, tasks and recipes are most of what reading it costs.
+        """
+        numbers = select(JobLease.job_number).where(JobLease.id.in_(lease_ids))
+        few = load_only(Job.state, Job.events, Job.progress, Job.updated_at, Job.lane_number)
+        statement = select(Job).where(Job.number.in_(numbers)).order_by(Job.number).options(few)
+        jobs = {job.number: job for job in self._session.scalars(locked(statement))}
+        leases = self._session.scalars(select(JobLease).where(JobLease.id.in_(lease_ids)))
+        return [(lease, jobs[lease.job_number]) for lease in leases]
+
     def of_device(self, device_id: str, lease_id: str) -> JobLease | None:
         """A lease of that device, live or ended, with its job locked."""
         chosen = JobLease.device_id == device_id, JobLease.id == lease_id
         return self._guarded(select(JobLease.job_number).where(*chosen), *chosen)
 
-    def live(self, device_id: str, datasets: Sequence[str]) -> JobLease | None:
+    def live(self, device_id: str, datasets: Collection[str]) -> JobLease | None:
         """The device's live lease on a job whose data set it still holds, with its job locked."""
-        live = JobLease.device_id == device_id, JobLease.ending.is_(None)
-        number = (
-            select(JobLease.job_number)
-            .join(Job, Job.number == JobLease.job_number)
-            .where(*live, Job.dataset.in_(datasets))
-            .order_by(JobLease.number)
-        )
-        return self._guarded(number.limit(1), *live)
+        return self._guarded(_of_live(device_id, datasets), *_live(device_id))
 
-    def lapsed(self, device_id: str, datasets: Sequence[str]) -> JobLease | None:
+    def lapsed(self, device_id: str, datasets: Collection[str]) -> JobLease | None:
         """The device's latest lease that expired and whose job waits, given to nobody since; with its job locked."""
-        newer = JobLease.__table__.alias("newer")
-        given_since = (
-            select(newer.c.number)
-            .where(newer.c.job_number == JobLease.job_number, newer.c.number > JobLease.number)
-            .correlate(JobLease)
-            .exists()
-        )
-        expired = JobLease.device_id == device_id, JobLease.ending == Ending.EXPIRED, ~given_since
-        number = (
-            select(JobLease.job_number)
-            .join(Job, Job.number == JobLease.job_number)
-            .where(*expired, Job.state == JobState.READY, Job.dataset.in_(datasets))
-            .order_by(JobLease.number.desc())
-        )
-        lease = self._guarded(number.limit(1), *expired)
+        lease = self._guarded(_of_lapsed(device_id, datasets), *_lapsed(device_id))
         return lease if lease is not None and self._state(lease) is JobState.READY else None
+
+    def may_hold(self, device_id: str, datasets: Collection[str]) -> bool:
+        """Whether the device has a lease, or had one that it may have again; locks nothing."""
+        numbers = _of_live(device_id, datasets), _of_lapsed(device_id, datasets)
+        return any(self._session.scalar(number) is not None for number in numbers)
 
     def _guarded(self, number: Select[int], *chosen: ColumnElement[bool]) -> JobLease | None:
         """The lease of a job that is `chosen`, once that job is locked; it may have changed until then.
@@ -82,50 +78,24 @@ class LeaseRepository:
         statement = select(JobLease).where(JobLease.job_number == job_number).order_by(JobLease.number.desc())
         return self._session.scalar(statement.limit(1))
 
-    def waiting_job(
-        self, tenant: str, device_id: str, datasets: Sequence[str], memory_bytes: int | None, now: datetime
-    ) -> Job | None:
-        """The oldest job that this device may train and can hold; locked until the transaction ends."""
-        statement = self._waiting(tenant, device_id, datasets, memory_bytes, now)
-        return self._session.scalar(locked(statement, skip=True))
-
-    def _waiting(
-        self, tenant: str, device_id: str, datasets: Sequence[str], memory_bytes: int | None, now: datetime
-    ) -> Select[Job]:
-        return (
-            select(Job)
-            .where(
-                Job.tenant == tenant,
-                Job.state == JobState.READY,
-                Job.dataset.in_(datasets),
-                or_(Job.only_device_id.is_(None), Job.only_device_id == device_id),
-                ~self._too_large(device_id, memory_bytes, now),
-            )
-            .order_by(Job.number)
-            .limit(1)
-        )
-
-    def _too_large(self, device_id: str, memory_bytes: int | None, now: datetime) -> ColumnElement[bool]:
-        """Whether the device declined a job's recipe, and has not more memory since."""
+    def declined(self, device_id: str, memory_bytes: int | None, now: datetime) -> frozenset[str]:
+        """Recipes that a device declined and has not more memory for since; memory_bytes: that it can spare."""
         if memory_bytes is None:
             holds = MemoryDecline.declined_at > now - DECLINE_LASTS
         else:
             holds = MemoryDecline.enough_bytes > memory_bytes
-        declined = select(MemoryDecline.recipe_id).where(
-            MemoryDecline.device_id == device_id, MemoryDecline.recipe_id == Job.recipe_id, holds
+        return frozenset(
+            self._session.scalars(select(MemoryDecline.recipe_id).where(MemoryDecline.device_id == device_id, holds))
         )
-        return declined.exists()
 
     def note_decline(self, decline: MemoryDecline) -> None:
         """Stores what a device declined, in place of what it said of that recipe before."""
         self._session.merge(decline)
 
-    def may_be_work(
-        self, tenant: str, device_id: str, datasets: Sequence[str], memory_bytes: int | None, now: datetime
-    ) -> bool:
-        """Whether asking for a lease is worth a writing transaction: a job waits, or a lease has run out."""
-        waiting = self._waiting(tenant, device_id, datasets, memory_bytes, now)
-        return self._session.scalar(waiting) is not None or self.overdue(now)
+    def expired(self, job_number: int) -> int:
+        """How many leases of a job ran out for good so far."""
+        statement = select(func.count()).where(JobLease.job_number == job_number, JobLease.ending == Ending.EXPIRED)
+        return self._session.scalars(statement).one()
 
     def overdue(self, now: datetime) -> bool:
         """Whether a live lease's time is over."""
@@ -162,3 +132,31 @@ class LeaseRepository:
 
 def _over(now: datetime) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
     return JobLease.ending.is_(None), JobLease.expires_at < now
+
+
+def _live(device_id: str) -> tuple[ColumnElement[bool], ...]:
+    return JobLease.device_id == device_id, JobLease.ending.is_(None)
+
+
+def _of_live(device_id: str, datasets: Collection[str]) -> Select[int]:
+    """The number of the job that a device has, if it still holds its data set."""
+    number = select(JobLease.job_number).join(Job, Job.number == JobLease.job_number)
+    return number.where(*_live(device_id), Job.dataset.in_(datasets)).order_by(JobLease.number).limit(1)
+
+
+def _lapsed(device_id: str) -> tuple[ColumnElement[bool], ...]:
+    newer = JobLease.__table__.alias("newer")
+    given_since = (
+        select(newer.c.number)
+        .where(newer.c.job_number == JobLease.job_number, newer.c.number > JobLease.number)
+        .correlate(JobLease)
+        .exists()
+    )
+    return JobLease.device_id == device_id, JobLease.ending == Ending.EXPIRED, ~given_since
+
+
+def _of_lapsed(device_id: str, datasets: Collection[str]) -> Select[int]:
+    """The number of the job that a device had last and that waits, given to nobody since."""
+    number = select(JobLease.job_number).join(Job, Job.number == JobLease.job_number)
+    chosen = *_lapsed(device_id), Job.state == JobState.READY, Job.dataset.in_(datasets)
+    return number.where(*chosen).order_by(JobLease.number.desc()).limit(1)

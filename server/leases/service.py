@@ -7,13 +7,15 @@ or by any message about it, since it may just have been offline and has work to 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 from sqlalchemy.orm import Session
 
 from server.auth.service import REVOKED
 from server.clock import utc_now
-from server.devices.repository import DeviceRepository
+from server.devices.repository import DeviceRepository, NonceRepository, Spent
+from server.devices.rest import count_failure, forget_failure, forget_failures, resting
 from server.identity import new_id
 from server.jobs.lifecycle import JobLifecycle
 from server.jobs.models import Job
@@ -21,68 +23,160 @@ from server.jobs.repository import JobRepository
 from server.leases.models import Ending, JobLease
 from server.leases.repository import LeaseRepository
 from server.programs.repository import ProgramRepository
-from shared.errors import Gone, NotFound, Unauthorized
+from server.queue.matching import Asking
+from server.queue.repository import QueueRepository
+from shared.errors import Gone, MobizoError, NotFound, Replayed, Unauthorized
 from shared.job import JobError, JobState, Progress
 from shared.program import SignedManifest
-from shared.protocol import Lease, LeaseState
+from shared.protocol import Lease, LeaseRequest, LeaseState
+
+LEASE_ATTEMPTS = 5
+LEAVE_LASTS = timedelta(seconds=20)  # that a device which stops keeps its job: long enough for its service to restart
+LOST = "lost-by-devices"
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A heartbeat of a device under a lease. spent: its signature's nonce, if it is signed."""
+
+    device_id: str
+    lease_id: str
+    progress: Progress
+    spent: Spent | None = None
 
 
 class LeaseService:
     """Leases in one writing transaction."""
 
-    def __init__(self, session: Session, lease_seconds: float) -> None:
+    def __init__(self, session: Session, lease_seconds: float, lease_attempts: int = LEASE_ATTEMPTS) -> None:
+        """lease_seconds: of a lease that does not state its own. lease_attempts: devices that may lose one job."""
         self._leases = LeaseRepository(session)
         self._jobs = JobRepository(session)
         self._programs = ProgramRepository(session)
         self._devices = DeviceRepository(session)
+        self._queue = QueueRepository(session)
+        self._nonces = NonceRepository(session)
         self._lifecycle = JobLifecycle(session)
-        self._duration = timedelta(seconds=lease_seconds)
+        self._seconds = lease_seconds
+        self._attempts = lease_attempts
 
     def take_back_overdue(self) -> None:
-        """Jobs of leases that ran out wait for a device again."""
+        """Jobs of leases that ran out wait for a device again, unless that happened to too many of theirs."""
         now = utc_now()
         for lease in self._leases.take_overdue(now):
             job = self._jobs.by_number(lease.job_number)
+            lost = self._leases.expired(job.number) + 1
             lease.ending, lease.ended_at = Ending.EXPIRED, now
-            self._lifecycle.move(job, JobState.READY, attempts=job.attempts + 1)
+            count_failure(self._devices.by_id(lease.device_id), now)
+            if lost < self._attempts:
+                self._lifecycle.move(job, JobState.READY, attempts=job.attempts + 1)
+                continue
+            detail = (
+                f"it was leased {lost} times, and no device was heard of again; it may be too much for them: ask for a "
+                "smaller recipe, or require devices with more memory"
+            )
+            error = JobError(code=LOST, detail=detail)
+            self._lifecycle.move(job, JobState.FAILED, attempts=job.attempts + 1, error=error)
 
-    def acquire(
-        self, tenant: str, device_id: str, datasets: Sequence[str], memory_bytes: int | None = None
-    ) -> Lease | None:
-        """A job for a device: the one it has, the one it had, or the oldest that it may train.
+    def asking(self, tenant: str, device_id: str, request: LeaseRequest, lock: bool = False) -> Asking:
+        """A device that asks, with all that decides which jobs it may have. Raises Unauthorized if it was revoked.
 
-        memory_bytes: what the device says it can spare.
+        lock: keeps other requests of the device waiting until the transaction ends, so that it gets one job for both.
         """
-        now = utc_now()
-        self._devices.seen(device_id, now)
-        if self._devices.revoked(device_id):
+        labels, revoked_at, rests_until = self._devices.standing(device_id, lock)
+        if revoked_at is not None:
             # Its request waited for work while the operator revoked it.
             raise Unauthorized(REVOKED)
-        lease = self._leases.live(device_id, datasets)
+        return Asking(
+            tenant,
+            device_id,
+            frozenset(request.datasets),
+            request.memory_bytes,
+            request.capabilities,
+            labels,
+            self._leases.declined(device_id, request.memory_bytes, utc_now()),
+            rests_until,
+        )
+
+    def may_be_work(self, asking: Asking) -> bool:
+        """Whether a device's request is worth a writing transaction."""
+        if self._leases.may_hold(asking.device_id, asking.datasets) or self._leases.overdue(utc_now()):
+            return True
+        return not resting(asking.rests_until) and bool(self._queue.heads(asking))
+
+    def acquire(self, asking: Asking, seconds: float | None = None) -> Lease | None:
+        """A job for a device: the one it has, the one it had, or the first in the queue that it may train.
+
+        seconds: how long the lease is to last without a heartbeat; None: as the server is set.
+        """
+        lease = self._leases.live(asking.device_id, asking.datasets)
         if lease is None:
             self.take_back_overdue()
-            lease = self._leases.lapsed(device_id, datasets)
+            lease = self._leases.lapsed(asking.device_id, asking.datasets)
             if lease is not None:
                 self._revive(lease)
         if lease is None:
-            job = self._leases.waiting_job(tenant, device_id, datasets, memory_bytes, now)
+            job = None if resting(asking.rests_until) else self._first(asking)
             if job is None:
                 return None
-            lease = self._give(job, device_id)
-        lease.memory_bytes = memory_bytes
+            lease = self._give(job, asking.device_id)
+        lease.memory_bytes, lease.seconds = asking.memory_bytes, seconds
         self._extend(lease)
         return self._shown(lease)
 
+    def _first(self, asking: Asking) -> Job | None:
+        """The first job for a device that no other is taking just now."""
+        for head in self._queue.heads(asking):
+            job = self._queue.take(head)
+            if job is not None:
+                self._queue.advance(job.tenant, job.turn)
+                return job
+        return None
+
+    def heartbeats(self, beats: Sequence[Beat]) -> list[LeaseState | Exception]:
+        """Heartbeats of several devices, each as `heartbeat` is; what is wrong with one is its answer."""
+        # Kept here, so that the session has them at hand below.
+        rows = self._leases.with_jobs({beat.lease_id for beat in beats})
+        leases = {lease.id: lease for lease, _ in rows}
+        fresh = self._nonces.spend_all({beat.spent for beat in beats if beat.spent}, utc_now())
+        answers: list[LeaseState | Exception] = []
+        for beat in beats:
+            lease = leases.get(beat.lease_id)
+            try:
+                if beat.spent is not None:
+                    _spend(fresh, beat.spent)
+                answers.append(self._beat(lease, beat))
+            except MobizoError as error:
+                answers.append(error)
+        return answers
+
     def heartbeat(self, device_id: str, lease_id: str, progress: Progress) -> LeaseState:
         """Keeps a lease and notes the progress; `stop` if the job was cancelled. Raises NotFound or Gone."""
+        answer = self.heartbeats([Beat(device_id, lease_id, progress)])[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _beat(self, lease: JobLease | None, beat: Beat) -> LeaseState:
+        if lease is None or lease.device_id != beat.device_id:
+            raise _no_lease(beat.lease_id)
+        if lease.ending is not Ending.CANCELLED:
+            self.hold(lease)
+            self._lifecycle.progress(self._jobs.by_number(lease.job_number), beat.progress)
+        return self.state(lease)
+
+    def leave(self, device_id: str, lease_id: str) -> LeaseState:
+        """A device stops, perhaps to start again: the job is another's soon. Raises NotFound or Gone."""
         lease = self._find(device_id, lease_id)
         if lease.ending is not Ending.CANCELLED:
             self.hold(lease)
-            self._lifecycle.progress(self._jobs.by_number(lease.job_number), progress)
+            lease.expires_at = min(lease.expires_at, utc_now() + LEAVE_LASTS)
         return self.state(lease)
 
     def fail(self, device_id: str, lease_id: str, error: JobError) -> LeaseState:
         """Ends job and lease with a reason. Raises NotFound or Gone."""
+        if self._find(device_id, lease_id).ending is None:
+            count_failure(self._devices.by_id(device_id), utc_now())
         return self._end(device_id, lease_id, Ending.FAILED, JobState.FAILED, error)
 
     def release(self, device_id: str, lease_id: str) -> LeaseState:
@@ -107,6 +201,8 @@ class LeaseService:
     def end(self, lease: JobLease, ending: Ending) -> None:
         """Ends a lease; what becomes of its job is the caller's."""
         lease.ending, lease.ended_at = ending, utc_now()
+        if ending is Ending.COMPLETED:
+            forget_failures(self._devices.by_id(lease.device_id))
 
     def state(self, lease: JobLease) -> LeaseState:
         """How it stands, as the device is told."""
@@ -134,7 +230,7 @@ class LeaseService:
         self._devices.seen(device_id, utc_now())
         lease = self._leases.of_device(device_id, lease_id)
         if lease is None:
-            raise NotFound(f"there is no lease {lease_id!r} of this device")
+            raise _no_lease(lease_id)
         return lease
 
     def _give(self, job: Job, device_id: str) -> JobLease:
@@ -146,10 +242,11 @@ class LeaseService:
 
     def _revive(self, lease: JobLease) -> None:
         lease.ending = lease.ended_at = None
+        forget_failure(self._devices.by_id(lease.device_id))
         self._lifecycle.move(self._jobs.by_number(lease.job_number), JobState.TRAINING, device_id=lease.device_id)
 
     def _extend(self, lease: JobLease) -> None:
-        lease.expires_at = utc_now() + self._duration
+        lease.expires_at = utc_now() + timedelta(seconds=lease.seconds or self._seconds)
 
     def _end(
         self, device_id: str, lease_id: str, ending: Ending, state: JobState, error: JobError | None
@@ -165,3 +262,15 @@ class LeaseService:
     def _shown(self, lease: JobLease) -> Lease:
         job = self._jobs.by_number(lease.job_number)
         return Lease(id=lease.id, job=job.view(), manifest=self.manifest(job), expires_at=lease.expires_at)
+
+
+def _no_lease(lease_id: str) -> NotFound:
+    return NotFound(f"there is no lease {lease_id!r} of this device")
+
+
+def _spend(fresh: set[tuple[str, str]], spent: Spent) -> None:
+    """Raises Replayed unless the nonce is fresh, which it is for one request of a transaction."""
+    key = (spent.device_id, spent.nonce)
+    if key not in fresh:
+        raise Replayed
+    fresh.remove(key)

@@ -52,6 +52,10 @@ class ProgramRepository:
         """The signed manifest of a recipe's program, once it is compiled."""
         return self._session.scalar(select(Program.signed).where(Program.recipe_id == recipe_id))
 
+    def compiled(self) -> Sequence[Program]:
+        """Every program that has a signed manifest."""
+        return self._session.scalars(select(Program).where(Program.signed.is_not(None)).order_by(Program.number)).all()
+
     def source(self, program: Program) -> str:
         """Where the program's base model lies."""
         return self.base(program).source

@@ -38,7 +38,7 @@ class Asking:
 
     tenant: str
     device_id: str
-    datasets: tuple[str, ...]
+    datasets: frozenset[str]
     memory_bytes: int | None = None
     capabilities: Capabilities | None = None
     labels: Labels = field(default_factory=dict)

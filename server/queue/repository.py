@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, Select, case, exists, func, or_, select
+from sqlalchemy import Select, case, exists, func, or_, select
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import Session
@@ -20,7 +20,7 @@ from shared.canonical import canonical_json, sha256_hex
 CLOCK = ""  # the user, whom no request can name, that holds a tenant's clock
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Line:
     """A lane as devices are matched with it."""
 
@@ -110,7 +110,7 @@ class QueueRepository:
 
         One look into the index of jobs for each lane of the device's data sets: what it costs does not grow with jobs.
         """
-        statement = heads_of(asking.tenant, asking.datasets).where(
+        statement = heads_of(asking.tenant, sorted(asking.datasets)).where(
             or_(Lane.only_device_id.is_(None), Lane.only_device_id == asking.device_id)
         )
         rows = self._session.execute(statement).all()
@@ -152,7 +152,7 @@ class QueueRepository:
             )
             .returning(Turn.turn)
         )
-        return self._session.scalars(statement).one()
+        return int(self._session.scalars(statement).one())
 
     def advance(self, tenant: str, turn: int) -> None:
         """Moves a tenant's clock on to the turn of a job that a device takes; it never goes back."""
@@ -186,7 +186,7 @@ def heads_of(tenant: str, datasets: Sequence[str]) -> Select[Any]:
     )
 
 
-def _line(row: Row[Any]) -> Line:
+def _line(row: Any) -> Line:
     return Line(
         row.number,
         row.tenant,

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import structlog
-from sqlalchemy.exc import InterfaceError, OperationalError
 
-OUTAGES = (OperationalError, InterfaceError)
+from server.db.failures import Collision, DatabaseUnavailable
+
+OUTAGES = (DatabaseUnavailable, Collision)
 WAIT_SECONDS = 1.0
 Value = TypeVar("Value")
 _log = structlog.get_logger()

@@ -61,6 +61,7 @@ def main() -> int:
     behaviour = json.loads(behaviour_path.read_text()) if behaviour_path.exists() else {}
     say(json.dumps({"stage": "read", "fraction": 0.0}))
     say("a line that is not JSON")
+    time.sleep(behaviour.get("seconds", 0))
     if behaviour.get("hang"):
         time.sleep(600)
     if behaviour.get("memory"):

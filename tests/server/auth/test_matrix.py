@@ -41,6 +41,7 @@ class Row:
 # One row for each route: "METHOD /path" -> who may ask it. HEAD is as GET.
 ROWS = {
     "GET /v1/server": Row(ANYONE),
+    "GET /v1/server/keys": Row(ANYONE),
     "GET /v1/server/usage": Row("server:read"),
     "GET /healthz": Row(ANYONE),
     "GET /readyz": Row(ANYONE),
@@ -53,6 +54,12 @@ ROWS = {
     "POST /v1/enrolments": Row("devices:write", {}),
     "POST /v1/devices": Row(ONE_TIME, {"name": "phone", "public_key": KEY, "platform": "linux"}),
     "GET /v1/devices": Row("devices:read"),
+    "POST /v1/oauth/device_authorization": Row(ANYONE),
+    "POST /v1/oauth/token": Row(ANYONE),
+    "GET /device": Row(ANYONE),
+    "GET /v1/device-requests/{user_code}": Row("devices:read", shared=True),
+    "POST /v1/device-requests/{user_code}/approve": Row("devices:write", shared=True),
+    "POST /v1/device-requests/{user_code}/deny": Row("devices:write", shared=True),
     "POST /v1/jobs": Row("jobs:write", job_request()),
     "GET /v1/jobs": Row("jobs:read"),
     "GET /v1/jobs/{job_id}": Row("jobs:read"),
@@ -62,6 +69,7 @@ ROWS = {
     "POST /v1/leases/{lease_id}/heartbeat": Row(DEVICE, {"phase": "training"}),
     "POST /v1/leases/{lease_id}/fail": Row(DEVICE, {"code": "x", "detail": "y"}),
     "POST /v1/leases/{lease_id}/release": Row(DEVICE),
+    "POST /v1/leases/{lease_id}/leave": Row(DEVICE),
     "POST /v1/leases/{lease_id}/decline": Row(DEVICE, {"needed_bytes": 2, "available_bytes": 1}),
     "PUT /v1/leases/{lease_id}/adapter": Row(DEVICE, b"bytes"),
     "POST /v1/leases/{lease_id}/complete": Row(DEVICE, {"adapter_sha256": "0" * 64, "result": result()}),
@@ -91,6 +99,7 @@ ABSENT = {
     "version": "1",
     "file": "README.md",
     "platform": "linux-x86_64",
+    "user_code": "AAAA-AAAA",
 }
 
 

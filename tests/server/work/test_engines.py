@@ -1,4 +1,4 @@
-"""Real worker processes on one home: once compiled, whatever dies."""
+"""Real worker processes under each engine: compiled once, whatever dies. Embedded on SQLite, Procrastinate on PostgreSQL."""
 
 import os
 import signal
@@ -11,11 +11,15 @@ import psutil
 import pytest
 from sqlalchemy import func, select, update
 
-from server.programs.models import Program, ProgramState
+from server.jobs.models import JobEvent
+from server.programs.models import Program, ProgramState, Worker
+from server.work.engine import prepare_engine
 from shared.program import SignedManifest
 from shared.signing import parse_public, verify_manifest
-from tests.server.conftest import job_request
+from tests.server.conftest import BOTH, job_request
 
+DATABASES = BOTH
+ENGINES = {"sqlite": "embedded", "postgresql": "procrastinate"}
 PATIENCE = 60
 
 
@@ -29,14 +33,21 @@ def eventually(condition):
 
 
 @pytest.fixture
+def home(home, database_kind):
+    home.settings = home.settings.model_copy(update={"engine": ENGINES[database_kind]})
+    prepare_engine(home.database, home.settings)
+    return home
+
+
+@pytest.fixture
 def start(home):
-    """Starts a worker process."""
+    """Starts a worker process; with other settings than the home's."""
     processes = []
 
-    def start():
+    def start(**settings):
         process = subprocess.Popen(
             [sys.executable, "-m", "server.worker"],
-            env=os.environ | home.settings.environment(),
+            env=os.environ | home.settings.model_copy(update=settings).environment(),
             stderr=subprocess.PIPE,
         )
         processes.append(process)
