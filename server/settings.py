@@ -130,6 +130,9 @@ class Settings(BaseSettings):
         "results", description="what devices must sign: nothing, uploads and completions, or all that changes things"
     )
     signature_skew_seconds: int = Field(300, ge=1, description="how far a signature's time may be off")
+    upload_rms_limit: float = Field(
+        100, gt=0, description="root mean square of an uploaded adapter's elements above which it is refused"
+    )
     # Leases of jobs
     lease_seconds: float = Field(120, gt=0, description="how long a job is a device's without a heartbeat")
     lease_seconds_most: float = Field(3600, gt=0, description="the longest that a device may ask for")

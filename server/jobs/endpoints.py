@@ -84,11 +84,11 @@ def _number(principal: Reader, job_id: str, here: Here, session: Reading) -> int
 
 @router.get("/{job_id}/events", response_class=EventSourceResponse)
 async def events(
-    number: Annotated[int, Depends(_number)], after: LastEventId, here: Here
+    principal: Reader, number: Annotated[int, Depends(_number)], after: LastEventId, here: Here
 ) -> AsyncIterator[ServerSentEvent]:
-    """What happens to a job as it happens, from its beginning or after `Last-Event-ID`; ends with the job.
+    """What happens to a job as it happens, from its beginning or after `Last-Event-ID`.
 
-    `job` events carry the job's view, `progress` events its progress.
+    `job` events carry the job's view, `progress` events its progress. The stream ends with the job, or the token.
     """
-    async for event in job_events(here, number, after):
+    async for event in job_events(here, principal.token_id, number, after):
         yield event

@@ -138,7 +138,7 @@ async def upload(
 ) -> UploadReceipt:
     """The trained LoRA-B as a safetensors file of one float32 tensor `lora_B` of D elements, all finite."""
     check_binary_type(request.headers)
-    service = UploadService(here.database, here.artifacts, here.settings.lease_seconds)
+    service = UploadService(here.database, here.artifacts, here.settings.lease_seconds, here.settings.upload_rms_limit)
     device_id = principal.device_id or ""
     size, limit = await run_in_threadpool(service.limit, device_id, lease_id)
     await run_in_threadpool(spend_ahead, here, device_id, signature)
