@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES = FILE["services"]
 OURS = ("migrate", "server", "worker", "agent")
-PATIENCE = 120
+PATIENCE = 400  # only where something hangs
 JOB = {
     "base": "tiny",
     "user": "alice",
