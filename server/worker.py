@@ -18,6 +18,8 @@ from typing import TypeVar
 import structlog
 from sqlalchemy.orm import Session
 
+from server.artifacts.collection import Collector, Housekeeping
+from server.artifacts.naming import hold
 from server.artifacts.opening import open_artifacts
 from server.clock import utc_now
 from server.db.database import Database
@@ -57,6 +59,8 @@ class CompileWorker:
         self._engine = engine_of(settings)
         self._database = Database(settings.url, settings.tuning)
         self._artifacts = open_artifacts(settings)
+        collector = Collector(self._database, self._artifacts, self.stopping.is_set)
+        self._housekeeping = Housekeeping(settings, collector)
         load_key(settings.key_path)
         self._interval = min(1.0, settings.compile_lease_seconds / 4)
         self._pid_space = pid_space()
@@ -91,6 +95,7 @@ class CompileWorker:
         if time.monotonic() - self._noted > NOTED_SECONDS:
             self._note_memory()
         self._take_back_leases()
+        self._housekeeping.look()
         with self._database.reading() as session:
             waiting = WaitingRepository(session)
             dead = [
@@ -180,6 +185,7 @@ class CompileWorker:
     def _finish(self, manifest: ProgramManifest, log: structlog.typing.FilteringBoundLogger) -> None:
         def finish() -> bool:
             with self._database.writing() as session:
+                hold(session, self._artifacts, [file.sha256 for file in manifest.files])
                 # In the transaction that publishes it, so that no rotation of the key comes between.
                 signed = sign_manifest(manifest, KeyService(session, self._settings).private())
                 return self._queue_in(session).finish(manifest.recipe_id, signed)
