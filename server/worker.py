@@ -134,7 +134,7 @@ class CompileWorker:
     def _compile(self, assignment: Assignment) -> None:
         recipe = assignment.recipe
         log = _log.bind(worker=self.id, recipe=recipe.id)
-        stages = Stages()
+        stages = Stages(log)
         compiler = CompilerProcess(
             command=self._settings.compiler_command,
             interval=self._interval,

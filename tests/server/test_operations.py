@@ -20,13 +20,12 @@ def options(command):
 
 @pytest.mark.parametrize("words", [" ".join((name, *more.split())) for name, more in SPOKEN])
 def test_every_command_exists(words):
-    root = typer.main.get_command(cli.app)
-    command, given = root, words.split()
-    while (given and hasattr(command, "commands")) or command is root:
-        name = given.pop(0)
-        found = command.get_command(None, name)
-        assert found is not None, f"mobizo-server {words}"
-        command = found
+    command = typer.main.get_command(cli.app)
+    for name in words.split():
+        if not hasattr(command, "commands"):
+            return  # the rest are words of the sentence
+        command = command.get_command(None, name)
+        assert command is not None, f"mobizo-server {words}"
 
 
 def test_every_option_exists():

@@ -436,7 +436,7 @@ def check_logs(topology, tokens, job, tmp_path):
     ]
     assert (request["method"], request["path"], request["status"]) == ("POST", "/v1/jobs", 202)
     compiled = [line for name in names[3:5] for line in events(said[name]) if line.get("recipe") == job["recipe_id"]]
-    assert {"compile-started", "compile-finished"} <= {line["event"] for line in compiled}
+    assert {"compile-started", "compiling", "compile-finished"} <= {line["event"] for line in compiled}
     key = (Path(topology.environment("server")["MOBIZO_HOME"]) / "keys" / "manifest.ed25519").read_bytes()
     devices = [(tmp_path / f"agent-{number}" / "device.key").read_bytes() for number in range(2)]
     hidden = [
