@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated
 
@@ -9,12 +10,14 @@ from fastapi import Depends, Header
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import ServerSentEvent
 
+from server.auth.guard import Watch
 from server.http.place import Place
 from server.jobs.models import JobEvent
 from server.jobs.repository import JobRepository
 from shared.errors import BadRequest
 
 BATCH = 200
+WATCH_SECONDS = 2.0  # how often a stream looks whether its caller's token still holds
 
 
 def _last_event_id(
@@ -41,10 +44,18 @@ def _read(place: Place, number: int, after: int) -> tuple[Sequence[JobEvent], bo
         return events, job.state.final and last >= job.events
 
 
-async def job_events(place: Place, number: int, after: int) -> AsyncIterator[ServerSentEvent]:
-    """Events of one job after a position, until it has ended and all were told, or the server stops."""
+async def job_events(place: Place, watch: Watch, number: int, after: int) -> AsyncIterator[ServerSentEvent]:
+    """Events of one job after a position, until it has ended and all were told, or the server stops.
+
+    Also until the caller is let in no more. FastAPI fills silences with comments, so that proxies keep the stream.
+    """
+    looked = time.monotonic()
     with place.meters.streams.track_inprogress():
         while True:
+            if time.monotonic() - looked > WATCH_SECONDS:
+                looked = time.monotonic()
+                if not await run_in_threadpool(watch.holds):
+                    return
             events, done = await run_in_threadpool(_read, place, number, after)
             for event in events:
                 after = event.position

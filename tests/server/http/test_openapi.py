@@ -52,7 +52,7 @@ def test_every_operation_says_which_problems_it_may_answer(operations):
         problems = {status: r for status, r in operation["responses"].items() if status >= "400"}
         assert {"400", "500", "503"} <= set(problems), name
         for status, response in problems.items():
-            assert list(response["content"]) == [PROBLEM_JSON], (name, status)
+            assert PROBLEM_JSON in response["content"], (name, status)
             listed = response["content"][PROBLEM_JSON]["schema"]["properties"]["code"]["enum"]
             assert listed, (name, status)
             assert set(listed) <= codes, (name, status)
