@@ -121,29 +121,6 @@ class Open(Rule):
             here.limits.anonymous(_address(request))
 
 
-@dataclass(frozen=True)
-class Watch:
-    """Whether who was let in still would be, for an answer that lasts."""
-
-    place: Place
-    bearer: str
-
-    def holds(self) -> bool:
-        """False once the token was revoked or ran out, or its tenant was suspended."""
-        try:
-            _lookup(self.place, self.bearer)
-        except (Unauthorized, TenantSuspended):
-            return False
-        return True
-
-
-async def _watch(here: Here, credentials: _Credentials) -> Watch:
-    return Watch(here, credentials.credentials if credentials else "")
-
-
-Watched = Annotated[Watch, Depends(_watch)]
-
-
 def needs(*scopes: Scope, or_device: bool = False) -> Any:
     """The rule of a route for people and services whose token has all `scopes`; `or_device`: and for any device."""
     return Depends(Holder(frozenset(scopes), people=True, devices=or_device))

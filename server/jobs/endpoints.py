@@ -9,7 +9,7 @@ import structlog
 from fastapi import Depends, Query, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from server.auth.guard import Watched, needs
+from server.auth.guard import needs
 from server.auth.models import Scope
 from server.auth.service import Principal
 from server.http.etags import IfMatch
@@ -87,11 +87,11 @@ def _number(principal: Reader, job_id: str, after: LastEventId, here: Here, sess
 
 @router.get("/{job_id}/events", response_class=EventSourceResponse)
 async def events(
-    number: Annotated[int, Depends(_number)], after: LastEventId, watch: Watched, here: Here
+    principal: Reader, number: Annotated[int, Depends(_number)], after: LastEventId, here: Here
 ) -> AsyncIterator[ServerSentEvent]:
-    """What happens to a job as it happens, from its beginning or after `Last-Event-ID`; ends with the job.
+    """What happens to a job as it happens, from its beginning or after `Last-Event-ID`.
 
-    `job` events carry the job's view, `progress` events its progress.
+    `job` events carry the job's view, `progress` events its progress. The stream ends with the job, or the token.
     """
-    async for event in job_events(here, watch, number, after):
+    async for event in job_events(here, principal.token_id, number, after):
         yield event

@@ -11,6 +11,8 @@ import pytest
 
 from shared import transport as transport_module
 from shared.errors import InvalidUpload, MobizoError, NotFound, TooManyRequests, Untrusted
+from shared.request_signature import RequestSigner, parse_signature
+from shared.signing import new_private_key
 from shared.transport import Transport, Unreachable
 from tests.certificate import loopback_certificate
 
@@ -29,6 +31,12 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         self.wfile.write(body)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.server.signed.append((parse_signature(headers), body, self.path))
+        self.answer(503 if len(self.server.signed) == 1 else 200, b"{}")
 
     def do_GET(self):
         self.server.seen.append((self.path, dict(self.headers)))
@@ -78,7 +86,7 @@ class Handler(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def serving(certificate=None):
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.seen = []
+    http.seen, http.signed = [], []
     scheme = "http"
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -277,3 +285,16 @@ def test_nobody_is_sent_from_an_encrypted_place_to_one_in_clear(server, tmp_path
             transport.download("/sent-to/file", tmp_path / "f", size=len(BODY), sha256=SHA)
         assert server.seen == []
         transport.download("/file", tmp_path / "f", size=len(BODY), sha256=SHA)
+
+
+def test_each_try_is_signed_anew_as_it_is_sent(server):
+    key = new_private_key()
+    url = f"http://127.0.0.1:{server.server_port}"
+    with Transport(url, signer=RequestSigner(key, lambda: 1_700_000_000)) as transport:
+        transport.request("POST", "/a b/ü", json={"x": "é"}, params={"q": "1 2"})
+        transport.request("GET", "/busy-once")
+    assert len({signature.nonce for signature, _, _ in server.signed}) == len(server.signed) == 2
+    for signature, body, sent in server.signed:
+        signature.verify(key.public_key(), "POST", *sent.split("?"))
+        assert signature.digest == hashlib.sha256(body).digest()
+    assert not any("Signature" in headers for _, headers in server.seen)
