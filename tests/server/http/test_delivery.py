@@ -146,6 +146,15 @@ def test_a_download_goes_on_through_nginx(front, device, url, weights, tmp_path)
     assert (tmp_path / "w").read_bytes() == CONTENT
 
 
+def test_a_damaged_file_never_looks_whole(home, device, url, weights):
+    stored = home.artifacts._path(weights["sha256"])
+    stored.chmod(0o600)
+    stored.write_bytes(CONTENT[:-1] + b"!")
+    with pytest.raises(httpx.RemoteProtocolError):
+        device.get(url)
+    assert device.get("/healthz").status_code == 200
+
+
 def test_what_measures_downloads_reads_them_whole(fleet, device, url):
     address = httpx.URL(fleet.url)
     plan = {"host": address.host, "port": address.port, "size": len(CONTENT), "paths": [url] * 3}
