@@ -11,6 +11,7 @@ import numpy as np
 from sqlalchemy.orm import Session
 
 from server.adapters.service import AdapterService
+from server.artifacts.naming import hold
 from server.artifacts.store import ArtifactStore
 from server.db.database import Database
 from server.jobs.lifecycle import JobLifecycle
@@ -68,6 +69,7 @@ class UploadService:
                 return receipt
             leases.hold(lease)
             self.artifacts.put(data)
+            hold(session, self.artifacts, [receipt.sha256])
             lease.upload_sha256, lease.upload_size = receipt.sha256, receipt.size
         return receipt
 
