@@ -123,8 +123,9 @@ class NonceRepository:
         )
         insert: Any = insert_sqlite if self._session.get_bind().dialect.name == "sqlite" else insert_postgresql
         rows = [{"device_id": one.device_id, "nonce": one.nonce, "expires_at": one.until} for one in spent]
-        stored = insert(DeviceNonce).values(rows).on_conflict_do_nothing()
-        found = self._session.execute(stored.returning(DeviceNonce.device_id, DeviceNonce.nonce))
+        # Of the table, with its rows as parameters: a statement that SQLAlchemy has compiled before.
+        stored = insert(DeviceNonce.__table__).on_conflict_do_nothing()
+        found = self._session.execute(stored.returning(DeviceNonce.device_id, DeviceNonce.nonce), rows)
         return {(row.device_id, row.nonce) for row in found}
 
 
