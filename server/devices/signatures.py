@@ -11,7 +11,7 @@ to hold against it (`ResultSignature`, `spend_ahead`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -155,16 +155,14 @@ def _spending(place: Place, principal: Principal, signature: RequestSignature | 
 
 
 @may_raise(Replayed)
-@may_raise(Replayed)
-def _writing(principal: Device, here: Here, signature: Signature) -> Iterator[Session]:
-    with _spending(here, principal, signature) as session:
+async def _writing(principal: Device, here: Here, signature: Signature) -> AsyncIterator[Session]:
+    async with here.turns.holding(_spending(here, principal, signature)) as session:
         yield session
 
 
 @may_raise(Replayed)
-@may_raise(Replayed)
-def _writing_result(principal: Device, here: Here, signature: _WholeResult) -> Iterator[Session]:
-    with _spending(here, principal, signature) as session:
+async def _writing_result(principal: Device, here: Here, signature: _WholeResult) -> AsyncIterator[Session]:
+    async with here.turns.holding(_spending(here, principal, signature)) as session:
         yield session
 
 
