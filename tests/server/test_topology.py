@@ -45,7 +45,7 @@ JOB = {
     "task": "sst2",
     "dataset": "demo",
     "recipe": {"rank": 2, "queries": 2, "effective_batch": 4, "sequence_length": 40},
-    "training": {"steps": 400, "evaluation_interval": 200},
+    "training": {"steps": 1500, "evaluation_interval": 1000},
 }
 
 
@@ -383,7 +383,8 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
         topology.start("agent", f"agent-{number}", **home)
         tokens.append(json.loads((tmp_path / f"agent-{number}" / "config.json").read_text())["token"])
     # The server that everyone speaks to is killed while a device trains: the device goes on with the other.
-    until(lambda: (state()["progress"] or {}).get("phase") == "training")
+    phase = until(lambda: (found := state())["result"] or (found["progress"] or {}).get("phase") == "training")
+    assert phase is True, "the job ended before anything could be killed"
     servers[0].kill()
     servers[0].wait()
     until(lambda: state()["state"] not in ("queued", "compiling", "ready", "training"))

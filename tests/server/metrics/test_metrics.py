@@ -26,8 +26,9 @@ from server.metrics.meters import Meters
 from server.programs.models import Program, ProgramState, Worker
 from server.settings import Delivery
 from shared.errors import Unavailable
-from tests.server.conftest import adapter_bytes
+from tests.server.conftest import BOTH, adapter_bytes
 
+DATABASES = BOTH
 PATIENCE = 60
 COUNT = "mobizo_http_request_seconds_count"
 
