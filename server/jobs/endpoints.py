@@ -21,7 +21,7 @@ from server.http.routes import Routes
 from server.jobs.events import LastEventId, job_events
 from server.jobs.repository import JobFilter, JobRepository
 from server.jobs.service import JobService
-from shared.errors import Conflict, InvalidRecipe, InvalidTask, NotFound, UnknownBase
+from shared.errors import BadRequest, Conflict, InvalidRecipe, InvalidTask, NotFound, UnknownBase
 from shared.job import NAME, JobRequest, JobState, JobView
 from shared.protocol import Page
 
@@ -78,8 +78,11 @@ def cancel(principal: Writer, job_id: str, here: Here, session: Writing, expecte
     return jobs.cancel(principal.tenant, job_id).view()
 
 
-def _number(principal: Reader, job_id: str, here: Here, session: Reading) -> int:
-    return JobService(session, here.artifacts).get(principal.tenant, job_id).number
+def _number(principal: Reader, job_id: str, after: LastEventId, here: Here, session: Reading) -> int:
+    job = JobService(session, here.artifacts).get(principal.tenant, job_id)
+    if after > job.events:
+        raise BadRequest("Last-Event-ID is beyond this job's last event; begin without it")
+    return job.number
 
 
 @router.get("/{job_id}/events", response_class=EventSourceResponse)
