@@ -2,63 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
-from mobizo.client import Client
+from mobizo.access_cli import tokens, whoami
+from mobizo.console import DEFAULT_SERVER, Json, Server, Token, connected, err, out, print_json, stop, whole
 from mobizo.job_file import parse_hours, read_request
 from mobizo.live import show_live
-from shared.errors import BadRequest, MobizoError
+from shared.errors import BadRequest
 from shared.job import MOST_PRIORITY, JobState, JobView
 from shared.protocol import DeviceRequestView
 
 app = typer.Typer(help="Submit personalization jobs, watch them, pull adapters.", no_args_is_help=True)
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
-
-Server = Annotated[str, typer.Option(envvar="MOBIZO_SERVER", help="base URL of the server")]
-Token = Annotated[str, typer.Option(envvar="MOBIZO_TOKEN", help="an app's or operator's token", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="print JSON for machines")]
-DEFAULT_SERVER = "http://127.0.0.1:8000"
-
-
-@contextmanager
-def _client(server: str, token: str) -> Iterator[Client]:
-    if not token:
-        raise _stop("no token: give --token or set MOBIZO_TOKEN", 2)
-    try:
-        with Client(server, token) as client:
-            yield client
-    except MobizoError as error:
-        raise _stop(error.detail, 1) from error
-
-
-def _stop(message: str, status: int) -> typer.Exit:
-    err.print(message, style="red", markup=False, soft_wrap=True)
-    return typer.Exit(status)
-
-
-def _whole(name: str) -> Column:
-    """A column whose cells are never broken: they are copied into other commands."""
-    return Column(name, no_wrap=True, overflow="ignore")
-
-
-def _print_json(value: BaseModel | list[BaseModel] | dict[str, Any]) -> None:
-    if isinstance(value, BaseModel):
-        plain: Any = value.model_dump(mode="json")
-    elif isinstance(value, list):
-        plain = [item.model_dump(mode="json") for item in value]
-    else:
-        plain = value
-    out.print_json(json.dumps(plain))
+app.add_typer(tokens, name="tokens")
+app.command()(whoami)
 
 
 @app.command()
@@ -100,23 +61,23 @@ def submit(
             rules["hours"] = [parse_hours(text) for text in hours]
         request = read_request(file, rules, shrink, priority)
     except BadRequest as error:
-        raise _stop(error.detail, 2) from error
-    with _client(server, token) as client:
+        raise stop(error.detail, 2) from error
+    with connected(server, token) as client:
         job = client.submit(request)
         if watch:
             job = show_live(client, job.id, err)
-        _print_json(job) if as_json else out.print(f"{job.id}  {job.state}")
+        print_json(job) if as_json else out.print(f"{job.id}  {job.state}")
         if job.state is JobState.FAILED and job.error:
-            raise _stop(job.error.detail, 1)
+            raise stop(job.error.detail, 1)
 
 
 @app.command(name="show")
 def show_job(job_id: str, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
     """Show a job as it stands, and why it does not go on if it does not."""
-    with _client(server, token) as client:
+    with connected(server, token) as client:
         job = client.job(job_id)
     if as_json:
-        _print_json(job)
+        print_json(job)
         return
     lines = [f"{job.id}  {job.state}", *_changed(job)]
     if job.progress is not None and not job.state.final:
@@ -139,7 +100,7 @@ def _changed(job: JobView) -> list[str]:
 @app.command(name="watch")
 def watch_job(job_id: str, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
     """Show a job's progress until it ends."""
-    with _client(server, token) as client:
+    with connected(server, token) as client:
         if as_json:
             for event in client.watch(job_id):
                 out.print(event.model_dump_json(), soft_wrap=True)
@@ -147,18 +108,18 @@ def watch_job(job_id: str, server: Server = DEFAULT_SERVER, token: Token = "", a
         job = show_live(client, job_id, err)
         out.print(f"{job.id}  {job.state}")
         if job.error:
-            raise _stop(job.error.detail, 1)
+            raise stop(job.error.detail, 1)
 
 
 @app.command(name="jobs")
 def list_jobs(server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
     """List jobs, newest first."""
-    with _client(server, token) as client:
+    with connected(server, token) as client:
         jobs = list(client.jobs())
     if as_json:
-        _print_json(list[BaseModel](jobs))
+        print_json(list[BaseModel](jobs))
         return
-    table = Table(_whole("job"), "state", _whole("adapter"), "user", "created")
+    table = Table(whole("job"), "state", whole("adapter"), "user", "created")
     for job in jobs:
         created = job.created_at.isoformat(" ", "seconds")
         table.add_row(job.id, job.state, job.request.adapter, job.request.user, created)
@@ -168,20 +129,20 @@ def list_jobs(server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json 
 @app.command()
 def cancel(job_id: str, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
     """Stop a job."""
-    with _client(server, token) as client:
+    with connected(server, token) as client:
         job = client.cancel(job_id)
-    _print_json(job) if as_json else out.print(f"{job.id}  {job.state}")
+    print_json(job) if as_json else out.print(f"{job.id}  {job.state}")
 
 
 @app.command(name="adapters")
 def list_adapters(server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
     """List adapters."""
-    with _client(server, token) as client:
+    with connected(server, token) as client:
         adapters = list(client.adapters())
     if as_json:
-        _print_json(list[BaseModel](adapters))
+        print_json(list[BaseModel](adapters))
         return
-    table = Table(_whole("adapter"), "versions", "user", "tuned accuracy", "latest")
+    table = Table(whole("adapter"), "versions", "user", "tuned accuracy", "latest")
     for adapter in adapters:
         tuned = adapter.latest.result.tuned_accuracy
         accuracy = "" if tuned is None else f"{tuned:.1%}"
@@ -200,17 +161,17 @@ def pull(
     as_json: Json = False,
 ) -> None:
     """Download an adapter as a PEFT directory."""
-    with _client(server, token) as client:
+    with connected(server, token) as client:
         found = client.pull(name, to, version)
-    _print_json(found) if as_json else out.print(f"{name} version {found.version} -> {to}")
+    print_json(found) if as_json else out.print(f"{name} version {found.version} -> {to}")
 
 
 @app.command()
 def enrolment(server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
     """Make a one-time token for a device (operator)."""
-    with _client(server, token) as client:
+    with connected(server, token) as client:
         made = client.enrolment()
-    _print_json(made) if as_json else out.print(made.token)
+    print_json(made) if as_json else out.print(made.token)
 
 
 devices_app = typer.Typer(help="Let devices in that ask to join (operator).", no_args_is_help=True)
@@ -227,24 +188,24 @@ def approve(
     as_json: Json = False,
 ) -> None:
     """Let the device in that shows a code, once its name and fingerprint are what it shows."""
-    with _client(server, token) as client:
+    with connected(server, token) as client:
         seen = client.device_request(code)
         if not yes:
             # On standard error, which is free of what machines read.
             for name, value in _facts(seen):
                 err.print(f"{name:12} {value}", markup=False, soft_wrap=True)
             if not typer.confirm("Does the device show the same, and may it join?", err=True):
-                raise _stop("the device was not let in; `mobizo devices deny` refuses it for good", 1)
+                raise stop("the device was not let in; `mobizo devices deny` refuses it for good", 1)
         decided = client.decide(code, approved=True)
-    _print_json(decided) if as_json else out.print(f"{decided.name} may join", markup=False)
+    print_json(decided) if as_json else out.print(f"{decided.name} may join", markup=False)
 
 
 @devices_app.command()
 def deny(code: Code, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
     """Refuse the device that shows a code."""
-    with _client(server, token) as client:
+    with connected(server, token) as client:
         decided = client.decide(code, approved=False)
-    _print_json(decided) if as_json else out.print(f"{decided.name} is refused", markup=False)
+    print_json(decided) if as_json else out.print(f"{decided.name} is refused", markup=False)
 
 
 def _facts(seen: DeviceRequestView) -> list[tuple[str, str]]:

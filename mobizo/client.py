@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from shared.access import TokenGrant, TokenRequest, TokenView, WhoAmI
 from shared.errors import Untrusted
 from shared.job import JobRequest, JobView, Progress
 from shared.program import SignedManifest
@@ -131,6 +132,24 @@ class Client:
             target = directory / file.path
             self._transport.download(f"{root}/{file.path}", target, size=file.size, sha256=file.sha256)
         return found
+
+    def whoami(self) -> WhoAmI:
+        """Whose token this is, and what it may do."""
+        return WhoAmI.model_validate(self._get("/v1/whoami"))
+
+    def tokens(self) -> Iterator[TokenView]:
+        """Every token of the tenant's people and services, newest first (operator)."""
+        for item in self._pages("/v1/tokens"):
+            yield TokenView.model_validate(item)
+
+    def make_token(self, request: TokenRequest) -> TokenGrant:
+        """A new token, which may do no more than this client's; its text is told this once (operator)."""
+        body = request.model_dump(mode="json")
+        return TokenGrant.model_validate(self._make("/v1/tokens", body))
+
+    def revoke_token(self, token_id: str) -> None:
+        """Ends a token at once (operator)."""
+        self._transport.request("DELETE", f"/v1/tokens/{token_id}", retry=False)
 
     def enrolment(self, request: EnrolmentRequest | None = None) -> Enrolment:
         """A one-time token with which a device may enrol (operator)."""

@@ -36,6 +36,7 @@ class Commands(TyperGroup):
     def _load(self) -> None:
         from server.access_cli import app as access
         from server.care_cli import app as care
+        from server.files_cli import app as files
         from server.fleet_cli import app as fleet
         from server.home_cli import app as home
         from server.keys_cli import app as keys
@@ -46,6 +47,7 @@ class Commands(TyperGroup):
             **typer.main.get_group(care).commands,
             **typer.main.get_group(access).commands,
             **typer.main.get_group(fleet).commands,
+            **typer.main.get_group(files).commands,
             **typer.main.get_group(keys).commands,
             **typer.main.get_group(programs).commands,
             **self.commands,

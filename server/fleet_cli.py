@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from server.artifacts.naming import hold
 from server.artifacts.opening import open_artifacts
 from server.console import Json, Tenant, open_home, output, tell, tell_rows
 from server.devices.repository import DeviceRepository
@@ -69,8 +70,10 @@ def add_runner(
     except ValidationError as error:
         first = error.errors()[0]
         raise BadRequest(f"--{first['loc'][0]}: {first['msg']}") from error
-    open_artifacts(settings).put(data)
+    artifacts = open_artifacts(settings)
+    artifacts.put(data)
     with database.writing() as session:
+        hold(session, artifacts, [build.sha256])
         RunnerService(session).offer(build, KeyService(session, settings).private())
     text = f"{platform}: mobizo {version}, ExecuTorch {executorch}, {build.size:,} bytes, {build.sha256}"
     tell(as_json, build.model_dump(mode="json"), text)

@@ -8,6 +8,7 @@ Knows no torch, no HTTP.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -144,17 +145,33 @@ def dump_adapter(flat: F32, metadata: Mapping[str, str]) -> bytes:
     return safetensors.numpy.save({ADAPTER_TENSOR: np.ascontiguousarray(flat, "<f4")}, dict(metadata))
 
 
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    if len(dict(pairs)) != len(pairs):
+        raise InvalidUpload("the adapter's header has a name twice, which readers would understand differently")
+    return dict(pairs)
+
+
+def _header(data: bytes) -> bytes:
+    """The header's JSON, unread. Raises InvalidUpload if it is longer than any that `dump_adapter` may write."""
+    length = int.from_bytes(data[:8], "little")
+    if length > HEADER_BYTES:
+        raise InvalidUpload(f"the adapter says that its header has {length} bytes; at most {HEADER_BYTES} are taken")
+    return data[8 : 8 + length]
+
+
 def load_adapter(data: bytes, size: int) -> F32:
     """Flat B, float32 (size,), from an adapter file, checked before it is believed.
 
-    Raises InvalidUpload naming what is wrong: length, form, tensor names, dtype, shape, or a value not finite.
+    Raises InvalidUpload naming what is wrong: length, form, header, tensor names, dtype, shape, or a value not finite.
     """
     if len(data) > 4 * size + HEADER_BYTES:
         raise InvalidUpload(f"the adapter has {len(data)} bytes; this program's may have {4 * size + HEADER_BYTES}")
+    header = _header(data)
     try:
         tensors = safetensors.deserialize(data)  # type: ignore[no-untyped-call]  # the package ships no types
     except safetensors.SafetensorError as error:
         raise InvalidUpload(f"the adapter is not a whole safetensors file ({error}); send it again") from error
+    json.loads(header, object_pairs_hook=_once)
     names = sorted(name for name, _ in tensors)
     if names != [ADAPTER_TENSOR]:
         raise InvalidUpload(f"the adapter holds tensors {names}; it must hold exactly one, {ADAPTER_TENSOR!r}")

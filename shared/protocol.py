@@ -3,6 +3,11 @@
     GET  /v1/server                                        -> ServerInfo           anyone
     GET  /v1/server/keys                                   -> ServerKeys           anyone (shared.succession)
     GET  /v1/server/usage                                  -> ServerUsage          operator
+    GET  /v1/whoami                                        -> access.WhoAmI        anyone with a token
+    GET  /v1/tokens                                        -> Page of access.TokenView   operator
+    POST /v1/tokens                access.TokenRequest     -> 201 access.TokenGrant      operator
+    POST /v1/tokens/{id}/rotate                            -> 201 access.TokenGrant      operator
+    DELETE /v1/tokens/{id}                                 -> 204                        operator
     POST /v1/enrolments            EnrolmentRequest        -> Enrolment            operator
     POST /v1/devices               DeviceEnrol             -> DeviceGrant          bearer of the one-time token
     GET  /v1/devices                                       -> Page of DeviceView   operator

@@ -17,11 +17,13 @@ from typing import Any
 import httpx
 
 from shared.canonical import file_sha256
-from shared.errors import MobizoError, Unavailable, Untrusted, from_problem
+from shared.errors import MobizoError, TooManyRequests, Unavailable, Untrusted, from_problem
 from shared.request_signature import RequestSigner
 
 _SAFE = frozenset({"GET", "HEAD"})
-RETRIED_STATUS = frozenset({429, 502, 503, 504})
+TOO_MANY = 429
+RETRIED_STATUS = frozenset({TOO_MANY, 502, 503, 504})
+MOST_WAIT = 30.0  # seconds; a server that asks for more is not waited for
 MOST_REDIRECTS = 3
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 ByteProgress = Callable[[int, int], None]  # bytes so far, bytes in all
@@ -86,13 +88,15 @@ class Transport:
         """One request; a problem document is raised as the error it names.
 
         retry: whether sending it twice does no harm; then lost connections and busy servers are tried again,
-        with jittered exponential backoff. Raises Unreachable when no answer came.
+        with jittered exponential backoff, or when the server says (Retry-After). One that was refused as one too many
+        did nothing, and is tried again in any case. Raises Unreachable when no answer came.
         """
-        attempts = self._attempts if retry else 1
-        for attempt in range(attempts):
+        asked = 0.0  # seconds that the server wants to be left alone
+        for attempt in range(self._attempts):
             if attempt:
-                time.sleep(random.uniform(0.5, 1) * 2 ** (attempt - 1) * 0.5)
-            last = attempt == attempts - 1
+                _pause(attempt, asked)
+            asked = 0.0
+            last = attempt == self._attempts - 1
             try:
                 request = self._http.build_request(
                     method,
@@ -105,13 +109,15 @@ class Transport:
                 )
                 response = self._http.send(self._signed(request))
             except httpx.HTTPError as error:
-                if last:
+                if last or not retry:
                     raise Unreachable(f"{self.server} cannot be reached ({error})") from error
                 continue
             except httpx.InvalidURL as error:
                 raise Unreachable(f"{self.server!r} is not a URL such as http://127.0.0.1:8000") from error
-            if response.status_code in RETRIED_STATUS and not last:
-                continue
+            if not last and response.status_code in (RETRIED_STATUS if retry else (TOO_MANY,)):
+                asked = _retry_after(response)
+                if asked <= MOST_WAIT:
+                    continue
             raise_problem(response)
             return response
         raise AssertionError("unreachable")
@@ -164,12 +170,19 @@ class Transport:
         Raises Untrusted if what arrived is not that file (nothing is kept), Unreachable if it would not arrive.
         """
         part = target.with_name(target.name + ".part")
+        asked = 0.0
         for attempt in range(self._attempts):
             if attempt:
-                time.sleep(random.uniform(0.5, 1) * 2 ** (attempt - 1) * 0.5)
+                _pause(attempt, asked)
+            asked = 0.0
             try:
                 self._fetch(path, part, size, sha256, progress)
                 break
+            except TooManyRequests as error:
+                said = error.extra.get("retry_after_seconds")
+                asked = float(said) if isinstance(said, int | float) and said >= 0 else 0.0
+                if attempt == self._attempts - 1 or asked > MOST_WAIT:
+                    raise
             except httpx.HTTPError as error:
                 if attempt == self._attempts - 1:
                     raise Unreachable(f"{self.server} dropped a download ({error}); it resumes next time") from error
@@ -260,6 +273,17 @@ def _same_origin(one: httpx.URL, other: httpx.URL) -> bool:
         other.host,
         other.port or ports.get(other.scheme),
     )
+
+
+def _pause(attempt: int, asked: float) -> None:
+    """Sleeps before a further try: longer each time, never all clients at once, and not less than was asked."""
+    time.sleep(asked + random.uniform(0.5, 1) * 2 ** (attempt - 1) * 0.5)
+
+
+def _retry_after(response: httpx.Response) -> float:
+    """Seconds that the server asks to wait; 0 if it does not say."""
+    text = response.headers.get("Retry-After", "")
+    return float(text) if text.isascii() and text.isdigit() else 0.0
 
 
 def raise_problem(response: httpx.Response) -> None:

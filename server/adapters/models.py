@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, ForeignKey, String, UniqueConstraint
+from sqlalchemy import BigInteger, ForeignKey, Index, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from server.db.columns import Document, Moment, Numbered, Table
@@ -18,7 +18,7 @@ class Adapter(Numbered, Table):
     """A name in a tenant's registry; its versions count from 1 and never change."""
 
     __tablename__ = "adapters"
-    __table_args__ = (UniqueConstraint("tenant", "name"),)
+    __table_args__ = (UniqueConstraint("tenant", "name"), Index("ix_adapters_tenant", "tenant", "number"))
 
     tenant: Mapped[str] = mapped_column(String(96))
     name: Mapped[str] = mapped_column(String(96))

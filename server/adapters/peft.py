@@ -10,6 +10,7 @@ from server.adapters.card import model_card
 from server.adapters.models import Adapter, StoredPeftFile, StoredVersion
 from server.adapters.repository import AdapterRepository
 from server.adapters.service import AdapterService
+from server.artifacts.naming import hold
 from server.artifacts.store import ArtifactStore
 from server.compiler.peft import write_peft
 from server.db.database import Database
@@ -59,6 +60,7 @@ class PeftService:
         with self.database.writing() as session:
             adapters = AdapterRepository(session)
             if not adapters.peft_files(version):
+                hold(session, self.artifacts, [file.sha256 for file in files])
                 for file in files:
                     adapters.add(file)
         return files

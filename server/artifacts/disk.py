@@ -11,7 +11,7 @@ import errno
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -94,8 +94,13 @@ class DiskArtifacts(ArtifactStore):
 
     def leftovers(self, before: datetime) -> list[str]:
         """Files in `staging`; its directories are workspaces."""
-        found = [path for path in self._staging.iterdir() if path.is_file()]
-        return [path.name for path in found if _moment(path.stat().st_mtime) < before]
+        found = []
+        with os.scandir(self._staging) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    if entry.is_file() and _moment(entry.stat().st_mtime) < before:
+                        found.append(entry.name)
+        return found
 
     def discard(self, leftover: str) -> None:
         """Removes a file of `staging`."""

@@ -62,7 +62,7 @@ def rotate(principal: Maker, token_id: str, response: Response, session: Writing
     return MakingService(session, principal).rotate(token_id)
 
 
-@router.delete("/tokens/{token_id}", status_code=204)
+@router.delete("/tokens/{token_id}", status_code=204, responses=raises(NotFound))
 def revoke(principal: Maker, token_id: str, session: Writing) -> None:
     """Ends a token at once; also the one that asks."""
     MakingService(session, principal).revoke(token_id)

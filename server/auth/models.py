@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import ForeignKey, String, UniqueConstraint
+from sqlalchemy import ForeignKey, Index, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from server.auth.words import ScopeWords
@@ -42,11 +42,12 @@ class Token(Numbered, Table):
     """A bearer token, by its digest."""
 
     __tablename__ = "tokens"
+    __table_args__ = (Index("ix_tokens_tenant", "tenant", "number", "role"),)
 
     id: Mapped[str] = mapped_column(String(64), unique=True)
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     role: Mapped[Role] = mapped_column(word(Role))
-    tenant: Mapped[str] = mapped_column(ForeignKey("tenants.name"), index=True)
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenants.name"))
     name: Mapped[str] = mapped_column(String(96))
     scopes: Mapped[frozenset[Scope]] = mapped_column(ScopeWords, default=frozenset[Scope])
     device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))

@@ -10,7 +10,9 @@ from sqlalchemy import Row, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
 from server.auth.models import Role, Tenant, Token, User
+from server.db.columns import Moment
 from server.db.paging import PageRequest, PageRows, page_of
+from server.devices.models import Device
 
 
 class TenantRepository:
@@ -58,8 +60,20 @@ class UserRepository:
         return {row.id: row.name for row in rows}
 
 
+ALIVE = (
+    select(Token.number)
+    .join(Tenant, Tenant.name == Token.tenant)
+    .join(User, User.id == Token.user_id, isouter=True)
+    .where(
+        Token.id == bindparam("token"),
+        Token.revoked_at.is_(None),
+        or_(Token.expires_at.is_(None), Token.expires_at > bindparam("now", type_=Moment)),
+        User.disabled_at.is_(None),
+        Tenant.suspended_at.is_(None),
+    )
+)
 # What a request's check needs of its token, in one read by an index; columns alone, since it happens at every request.
-_HOLDER = (
+HOLDER = (
     select(
         Token.number,
         Token.id,
@@ -74,9 +88,11 @@ _HOLDER = (
         User.name.label("user"),
         User.disabled_at,
         Tenant.suspended_at,
+        Device.public_key,
     )
     .join(Tenant, Tenant.name == Token.tenant)
     .join(User, User.id == Token.user_id, isouter=True)
+    .join(Device, Device.id == Token.device_id, isouter=True)
     .where(Token.digest == bindparam("digest"))
 )
 
@@ -94,7 +110,11 @@ class TokenRepository:
 
     def holder(self, digest: str) -> Row[*tuple[Any, ...]] | None:
         """The token of that digest, live or not, with what its user and tenant say about it."""
-        return self._session.execute(_HOLDER, {"digest": digest}).one_or_none()
+        return self._session.execute(HOLDER, {"digest": digest}).one_or_none()
+
+    def alive(self, token_id: str, now: datetime) -> bool:
+        """Whether a token would still let its holder in."""
+        return self._session.scalar(ALIVE, {"token": token_id, "now": now}) is not None
 
     def all(self) -> Sequence[Token]:
         """Every token, oldest first."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from sqlalchemy.orm import Session
 from tokenizers import Tokenizer
 
+from server.artifacts.naming import hold
 from server.artifacts.store import ArtifactStore
 from server.bases.models import BaseModelEntry
 from server.bases.repository import BaseRepository
@@ -59,6 +60,7 @@ class BaseService:
     """Base models in one transaction."""
 
     def __init__(self, session: Session, artifacts: ArtifactStore) -> None:
+        self._session = session
         self._bases = BaseRepository(session)
         self._artifacts = artifacts
 
@@ -69,6 +71,7 @@ class BaseService:
         """
         known = self._bases.by_name(found.name)
         if known is None:
+            hold(self._session, self._artifacts, [found.tokenizer_sha256])
             self._bases.add(found)
             return found
         if known.sha256 != found.sha256:

@@ -13,6 +13,7 @@ from sqlalchemy.types import TypeDecorator
 
 Model = TypeVar("Model", bound=BaseModel)
 
+MOST = 2**31 - 1  # that an integer column holds on every database
 NAMES = {
     "ix": "ix_%(column_0_label)s",
     "uq": "uq_%(table_name)s_%(column_0_name)s",

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from sqlalchemy import Select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from server.db.columns import Numbered
+from server.db.columns import MOST, Numbered
 
 Row = TypeVar("Row", bound=Numbered)
 
@@ -31,9 +31,16 @@ class PageRows(Generic[Row]):
 
 
 def page_of(session: Session, statement: Select[Row], table: type[Row], request: PageRequest) -> PageRows[Row]:
-    """The rows of `statement`, a selection from `table`, that `request` asks for."""
+    """The rows of `statement`, a selection from `table`, that `request` asks for.
+
+    First their numbers, which an index has alone and in order, then the rows by their numbers: rows that are not shown
+    are not read, however large they are and however many lie between.
+    """
+    numbers = statement.with_only_columns(table.number).order_by(table.number.desc()).limit(request.limit + 1)
     if request.before is not None:
-        statement = statement.where(table.number < request.before)
-    rows = session.scalars(statement.order_by(table.number.desc()).limit(request.limit + 1)).all()
-    more = len(rows) > request.limit
-    return PageRows(rows[: request.limit], rows[request.limit - 1].number if more else None)
+        numbers = numbers.where(table.number < min(request.before, MOST))
+    found = session.scalars(numbers).all()
+    shown = found[: request.limit]
+    rows = session.scalars(select(table).where(table.number.in_(shown))).all() if shown else []
+    more = len(found) > request.limit
+    return PageRows(sorted(rows, key=lambda row: -row.number), shown[-1] if more else None)

@@ -111,14 +111,14 @@ class AuthorizationService:
 
     def find(self, tenant: str, user_code: str) -> DeviceRequestView:
         """A request by the code that its device shows. Raises NotFound, also for one that another tenant decided."""
-        return _view(self._find(tenant, user_code))
+        return _view(self._find(tenant, user_code, lock=False))
 
     def decide(self, principal: Principal, user_code: str, approved: bool) -> DeviceRequestView:
         """Lets the device into the operator's tenant, or refuses it; said twice, it counts once.
 
         Raises NotFound, or Conflict if it was decided otherwise.
         """
-        request, now = self._find(principal.tenant, user_code), utc_now()
+        request, now = self._find(principal.tenant, user_code, lock=True), utc_now()
         if request.state is RequestState.PENDING:
             request.state = RequestState.APPROVED if approved else RequestState.DENIED
             request.tenant, request.decided_by, request.decided_at = principal.tenant, principal.token_id, now
@@ -126,9 +126,9 @@ class AuthorizationService:
             raise Conflict(f"the device was {'refused' if approved else 'let in'} before; it may ask again")
         return _view(request)
 
-    def _find(self, tenant: str, user_code: str) -> DeviceRequest:
+    def _find(self, tenant: str, user_code: str, lock: bool) -> DeviceRequest:
         code = read_user_code(user_code)
-        request = self._requests.by_user_code(code) if code is not None else None
+        request = self._requests.by_user_code(code, lock) if code is not None else None
         if request is not None and request.state is RequestState.PENDING and request.expires_at <= utc_now():
             request = None
         if request is None or request.tenant not in (None, tenant):

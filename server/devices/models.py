@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, RootModel
-from sqlalchemy import ForeignKey, String
+from sqlalchemy import ForeignKey, Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from server.db.columns import Document, Moment, Numbered, Table, word
@@ -38,9 +38,10 @@ class Device(Numbered, Table):
     """A device that enrolled."""
 
     __tablename__ = "devices"
+    __table_args__ = (Index("ix_devices_tenant", "tenant", "number"),)
 
     id: Mapped[str] = mapped_column(String(64), unique=True)
-    tenant: Mapped[str] = mapped_column(String(96), index=True)
+    tenant: Mapped[str] = mapped_column(String(96))
     name: Mapped[str] = mapped_column(String(96))
     public_key: Mapped[str] = mapped_column(String(100))
     platform: Mapped[str] = mapped_column(String(200))

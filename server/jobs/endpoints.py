@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 import structlog
-from fastapi import Depends, Response
+from fastapi import Depends, Query, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from server.auth.guard import needs
@@ -19,10 +19,10 @@ from server.http.pages import Paging
 from server.http.place import Here, Reading, Writing
 from server.http.routes import Routes
 from server.jobs.events import LastEventId, job_events
-from server.jobs.repository import JobRepository
+from server.jobs.repository import JobFilter, JobRepository
 from server.jobs.service import JobService
-from shared.errors import Conflict, InvalidRecipe, InvalidTask, NotFound, UnknownBase
-from shared.job import JobRequest, JobState, JobView
+from shared.errors import BadRequest, Conflict, InvalidRecipe, InvalidTask, NotFound, UnknownBase
+from shared.job import NAME, JobRequest, JobState, JobView
 from shared.protocol import Page
 
 router = Routes(prefix="/v1/jobs", tags=["jobs"])
@@ -51,9 +51,16 @@ def submit(
 
 
 @router.get("")
-def jobs(principal: Reader, session: Reading, paging: Paging) -> Page[JobView]:
-    """The tenant's jobs, newest first."""
-    found = JobRepository(session).page(principal.tenant, paging)
+def jobs(
+    principal: Reader,
+    session: Reading,
+    paging: Paging,
+    state: JobState | None = None,
+    user: Annotated[str | None, Query(pattern=NAME)] = None,
+    adapter: Annotated[str | None, Query(pattern=NAME)] = None,
+) -> Page[JobView]:
+    """The tenant's jobs, newest first; of one state, user or adapter, where these are given."""
+    found = JobRepository(session).page(principal.tenant, paging, JobFilter(state, user, adapter))
     return paging.page([job.view() for job in found.rows], found.before)
 
 
@@ -67,21 +74,24 @@ def job(principal: Reader, job_id: str, here: Here, session: Reading) -> JobView
 def cancel(principal: Writer, job_id: str, here: Here, session: Writing, expected: IfMatch) -> JobView:
     """Stops a job wherever it is. Cancelling twice is fine."""
     jobs = JobService(session, here.artifacts)
-    expected.check(jobs.get(principal.tenant, job_id).view())
+    expected.check(jobs.get_locked(principal.tenant, job_id).view())
     return jobs.cancel(principal.tenant, job_id).view()
 
 
-def _number(principal: Reader, job_id: str, here: Here, session: Reading) -> int:
-    return JobService(session, here.artifacts).get(principal.tenant, job_id).number
+def _number(principal: Reader, job_id: str, after: LastEventId, here: Here, session: Reading) -> int:
+    job = JobService(session, here.artifacts).get(principal.tenant, job_id)
+    if after > job.events:
+        raise BadRequest("Last-Event-ID is beyond this job's last event; begin without it")
+    return job.number
 
 
 @router.get("/{job_id}/events", response_class=EventSourceResponse)
 async def events(
-    number: Annotated[int, Depends(_number)], after: LastEventId, here: Here
+    principal: Reader, number: Annotated[int, Depends(_number)], after: LastEventId, here: Here
 ) -> AsyncIterator[ServerSentEvent]:
-    """What happens to a job as it happens, from its beginning or after `Last-Event-ID`; ends with the job.
+    """What happens to a job as it happens, from its beginning or after `Last-Event-ID`.
 
-    `job` events carry the job's view, `progress` events its progress.
+    `job` events carry the job's view, `progress` events its progress. The stream ends with the job, or the token.
     """
-    async for event in job_events(here, number, after):
+    async for event in job_events(here, principal.token_id, number, after):
         yield event

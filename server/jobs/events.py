@@ -9,6 +9,8 @@ from fastapi import Depends, Header
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import ServerSentEvent
 
+from server.auth.repository import TokenRepository
+from server.clock import utc_now
 from server.http.place import Place
 from server.jobs.models import JobEvent
 from server.jobs.repository import JobRepository
@@ -30,9 +32,11 @@ def _last_event_id(
 LastEventId = Annotated[int, Depends(_last_event_id)]
 
 
-def _read(place: Place, number: int, after: int) -> tuple[Sequence[JobEvent], bool]:
-    """The next events, and whether the job has ended and these are its last."""
+def _read(place: Place, token_id: str, number: int, after: int) -> tuple[Sequence[JobEvent], bool]:
+    """The next events, and whether the stream ends: these are the job's last, or the token has ended."""
     with place.database.reading() as session:
+        if not TokenRepository(session).alive(token_id, utc_now()):
+            return [], True
         jobs = JobRepository(session)
         events = jobs.events_after(number, after, BATCH)
         job = jobs.by_number(number)
@@ -41,11 +45,14 @@ def _read(place: Place, number: int, after: int) -> tuple[Sequence[JobEvent], bo
         return events, job.state.final and last >= job.events
 
 
-async def job_events(place: Place, number: int, after: int) -> AsyncIterator[ServerSentEvent]:
-    """Events of one job after a position, until it has ended and all were told, or the server stops."""
+async def job_events(place: Place, token_id: str, number: int, after: int) -> AsyncIterator[ServerSentEvent]:
+    """Events of one job after a position, until it has ended and all were told.
+
+    Sooner if the reader's token ends, or the server stops.
+    """
     with place.meters.streams.track_inprogress():
         while True:
-            events, done = await run_in_threadpool(_read, place, number, after)
+            events, done = await run_in_threadpool(_read, place, token_id, number, after)
             for event in events:
                 after = event.position
                 yield ServerSentEvent(raw_data=event.data, event=event.kind, id=str(event.position))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from server.db.columns import MOST
 from server.db.locking import locked
 from server.db.paging import PageRequest, PageRows, page_of
 from server.jobs.models import Job, JobEvent
@@ -14,6 +16,15 @@ from shared.job import JobState
 
 WANTING = (JobState.QUEUED, JobState.COMPILING)  # states in which a job waits for its program
 OPEN = tuple(state for state in JobState if not state.final)
+
+
+@dataclass(frozen=True)
+class JobFilter:
+    """Which jobs of a tenant are meant; None: whatever it is."""
+
+    state: JobState | None = None
+    user: str | None = None
+    adapter: str | None = None
 
 
 class JobRepository:
@@ -39,9 +50,14 @@ class JobRepository:
         """A job that is known to exist."""
         return self._session.get_one(Job, number)
 
-    def page(self, tenant: str, request: PageRequest) -> PageRows[Job]:
+    def page(self, tenant: str, request: PageRequest, chosen: JobFilter | None = None) -> PageRows[Job]:
         """Some of a tenant's jobs, newest first."""
-        return page_of(self._session, select(Job).where(Job.tenant == tenant), Job, request)
+        statement = select(Job).where(Job.tenant == tenant)
+        if chosen is not None:
+            for column, value in ((Job.state, chosen.state), (Job.user, chosen.user), (Job.adapter, chosen.adapter)):
+                if value is not None:
+                    statement = statement.where(column == value)
+        return page_of(self._session, statement, Job, request)
 
     def wanting(self, recipe_id: str) -> Sequence[Job]:
         """Jobs that wait for the program of a recipe, oldest first; locked."""
@@ -74,7 +90,7 @@ class JobRepository:
         """A job's events after a position, in order."""
         statement = (
             select(JobEvent)
-            .where(JobEvent.job_number == job_number, JobEvent.position > position)
+            .where(JobEvent.job_number == job_number, JobEvent.position > min(position, MOST))
             .order_by(JobEvent.position)
             .limit(limit)
         )

@@ -88,12 +88,16 @@ class JobService:
         """A job of the tenant. Raises NotFound."""
         return _found(self._jobs.get(tenant, job_id), job_id)
 
+    def get_locked(self, tenant: str, job_id: str) -> Job:
+        """The same, and nobody else changes it until the transaction ends. Raises NotFound."""
+        return _found(self._jobs.get_locked(tenant, job_id), job_id)
+
     def cancel(self, tenant: str, job_id: str) -> Job:
         """Stops a job wherever it is; its device learns of it at the next heartbeat.
 
         Raises NotFound, or Conflict if the job has succeeded or failed.
         """
-        job = _found(self._jobs.get_locked(tenant, job_id), job_id)
+        job = self.get_locked(tenant, job_id)
         if job.state is not JobState.CANCELLED:
             self._lifecycle.move(job, JobState.CANCELLED)
             LeaseRepository(self._session).cancel(job.number, utc_now())

@@ -32,9 +32,9 @@ class JobLease(Numbered, Table):
     __tablename__ = "leases"
     __table_args__ = (
         Index("ix_leases_live", "job_number", unique=True, sqlite_where=_LIVE, postgresql_where=_LIVE),
-        Index("ix_leases_device", "device_id", "ending"),
+        Index("ix_leases_device", "device_id", "ending", "number", "job_number"),
         Index("ix_leases_job", "job_number", "number"),
-        Index("ix_leases_expiry", "expires_at", sqlite_where=_LIVE, postgresql_where=_LIVE),
+        Index("ix_leases_expiry", "expires_at", "number", "job_number", sqlite_where=_LIVE, postgresql_where=_LIVE),
     )
 
     id: Mapped[str] = mapped_column(String(64), unique=True)

@@ -7,19 +7,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 from sqlalchemy.orm import Session
 
 from server.adapters.service import AdapterService
+from server.artifacts.naming import hold
 from server.artifacts.store import ArtifactStore
 from server.db.database import Database
 from server.jobs.lifecycle import JobLifecycle
 from server.leases.models import Ending
 from server.leases.service import LeaseService
 from shared.canonical import sha256_hex
-from shared.errors import Conflict, Gone
+from shared.errors import Conflict, Gone, InvalidUpload
 from shared.job import JobState
-from shared.lora import HEADER_BYTES, load_adapter
+from shared.lora import F32, HEADER_BYTES, load_adapter
 from shared.protocol import AdapterVersion, Completion, UploadReceipt
+
+
+def check_scale(flat: F32, rms_limit: float) -> None:
+    """Raises InvalidUpload if flat B (D,) is larger than training makes it, by the root mean square of its elements."""
+    rms = float(np.sqrt(np.mean(np.square(flat, dtype=np.float64))))
+    if rms > rms_limit:
+        raise InvalidUpload(
+            f"the adapter's elements have a root mean square of {rms:.3g}; at most {rms_limit:.3g} is taken here: "
+            "training diverged, lower lr"
+        )
 
 
 @dataclass(frozen=True)
@@ -29,6 +41,7 @@ class UploadService:
     database: Database
     artifacts: ArtifactStore
     lease_seconds: float
+    rms_limit: float
 
     def limit(self, device_id: str, lease_id: str) -> tuple[int, int]:
         """(D, most bytes) of the file that a lease's program makes. Raises NotFound, or Gone if it cannot be sent."""
@@ -45,7 +58,7 @@ class UploadService:
 
         Raises InvalidUpload, NotFound or Gone, with nothing stored.
         """
-        load_adapter(data, size)
+        check_scale(load_adapter(data, size), self.rms_limit)
         receipt = UploadReceipt(sha256=sha256_hex(data), size=len(data))
         with self.database.writing() as session:
             leases = LeaseService(session, self.lease_seconds)
@@ -56,6 +69,7 @@ class UploadService:
                 return receipt
             leases.hold(lease)
             self.artifacts.put(data)
+            hold(session, self.artifacts, [receipt.sha256])
             lease.upload_sha256, lease.upload_size = receipt.sha256, receipt.size
         return receipt
 

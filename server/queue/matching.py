@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import lru_cache
 
 from pydantic import BaseModel, ConfigDict
@@ -43,7 +42,7 @@ class Asking:
     capabilities: Capabilities | None = None
     labels: Labels = field(default_factory=dict)
     declined: frozenset[str] = frozenset()  # recipes that it could not hold
-    rests_until: datetime | None = None
+    rests: bool = False  # failed too many jobs in a row to be given another now
 
 
 @lru_cache(maxsize=4096)

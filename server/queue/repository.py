@@ -39,6 +39,7 @@ class Line:
             and self.dataset in asking.datasets
             and self.only_device_id in (None, asking.device_id)
             and self.recipe_id not in asking.declined
+            and not asking.rests
             and able(self.needs, asking)
         )
 

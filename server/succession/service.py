@@ -146,6 +146,8 @@ def rotate_key(database: Database, settings: Settings, *, compromised: bool) -> 
 
     compromised: every device is shut out besides, since it must enrol again. Raises Unavailable.
     """
+    # First, since a rotation that was killed may have left the only copy of the key that signs as the next.
+    prepare_keys(database, settings)
     files = KeyFiles(settings.key_path)
     before = key_id(files.load().public_key())
     following = files.prepare()

@@ -219,3 +219,29 @@ def test_why_a_job_failed_is_shown(call, fleet, app, device):
     device.post(f"/v1/leases/{device.lease()['id']}/decline", json=body)
     assert "does-not-fit: device phone can spare 10,000 bytes" in call("show", job["id"]).stdout
     assert call("show", "job_none").exit_code == 1
+
+
+def test_who_am_i_and_tokens(call, operator):
+    mine = call("whoami")
+    assert "app of tenant default" in mine.stdout
+    assert "jobs:read" in mine.stdout
+    assert call("tokens", "list").exit_code == 1
+    made = call("tokens", "create", "--token", operator.token, "--name", "shop", "--scope", "jobs:read")
+    assert made.exit_code == 0, made.output
+    shop = json.loads(call("whoami", "--token", made.stdout.strip(), "--json").stdout)
+    assert (shop["name"], shop["scopes"], shop["role"]) == ("shop", ["jobs:read"], "app")
+    assert "token shop" in call("whoami", "--token", made.stdout.strip()).stdout
+    listed = json.loads(call("tokens", "list", "--token", operator.token, "--json").stdout)
+    assert [item["name"] for item in listed] == ["shop", "", ""]
+    assert shop["token_id"] in call("tokens", "list", "--token", operator.token).stdout
+    assert call("tokens", "revoke", shop["token_id"], "--token", operator.token).exit_code == 0
+    assert call("whoami", "--token", made.stdout.strip()).exit_code == 1
+    forever = call("tokens", "create", "--token", operator.token, "--expires-in-days", "never", "--json")
+    assert json.loads(forever.stdout)["view"]["expires_at"] is None
+
+
+@pytest.mark.parametrize("options", [("--expires-in-days", "0"), ("--expires-in-days", "soon"), ("--role", "device")])
+def test_tokens_that_cannot_be(call, operator, options):
+    refused = call("tokens", "create", "--token", operator.token, *options)
+    assert refused.exit_code == 2
+    assert options[0] in refused.stderr

@@ -13,6 +13,7 @@ import ssl
 import sys
 import threading
 import time
+import uuid
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -54,7 +55,7 @@ __all__ = ["s3"]  # a fixture
 
 BOTH = ("sqlite", "postgresql")
 # Folders of tests that hold on both.
-SLICES = ("adapters", "auth", "devices", "http", "info", "jobs", "leases", "programs", "runners")
+SLICES = ("adapters", "auth", "devices", "http", "info", "jobs", "leases", "programs", "runners", "succession")
 SHAPE = BaseShape(
     architecture="llama",
     layers=2,
@@ -256,14 +257,13 @@ def database_url(request, database_kind):
     return url
 
 
-@pytest.fixture
-def home(home_template, database_url, tmp_path):
-    root = tmp_path / "server"
-    shutil.copytree(home_template, root)
+def copy_home(template, root, database_url):
+    """The settings of a copy of a home in `root`; on another database: without SQLite's file."""
+    shutil.copytree(template, root)
     if database_url is not None:
         for path in (root / "home").glob("mobizo.sqlite3*"):
             path.unlink()
-    settings = Settings(
+    return Settings(
         home=root / "home",
         database_url=database_url,
         poll_seconds=0.05,
@@ -275,11 +275,31 @@ def home(home_template, database_url, tmp_path):
         compile_backoff_seconds=0,
         compiler_command=[sys.executable, fake_compiler.__file__],
     )
-    found = Home(settings, root / "source")
+
+
+@contextlib.contextmanager
+def home_of(settings, source):
+    """A home, whose base model lies in `source`."""
+    found = Home(settings, source)
     with found.database.writing() as session:
-        BaseRepository(session).by_name("tiny").source = str(found.source)
+        BaseRepository(session).by_name("tiny").source = str(source)
     yield found
     found.close()
+
+
+@pytest.fixture
+def home(home_template, database_url, tmp_path):
+    root = tmp_path / "server"
+    with home_of(copy_home(home_template, root, database_url), root / "source") as found:
+        yield found
+
+
+@pytest.fixture
+def empty_url(request, database_kind, tmp_path):
+    """Of an empty database."""
+    if database_kind == "sqlite":
+        return f"sqlite:///{tmp_path / 'empty.sqlite3'}"
+    return request.getfixturevalue("postgres").create(f"empty-{uuid.uuid4().hex}")
 
 
 @contextlib.contextmanager
@@ -410,6 +430,10 @@ def fleet(home, standing):
     found = Fleet(home, url)
     yield found
     found.close()
+    # A stream whose reader left looks into the database until the server notices.
+    meters, deadline = app.state.place.meters, time.monotonic() + 10
+    while meters.registry.get_sample_value("mobizo_event_streams_open") and time.monotonic() < deadline:
+        time.sleep(0.005)
 
 
 @pytest.fixture

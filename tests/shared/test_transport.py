@@ -9,7 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from shared.errors import InvalidUpload, MobizoError, NotFound, Untrusted
+from shared import transport as transport_module
+from shared.errors import InvalidUpload, MobizoError, NotFound, TooManyRequests, Untrusted
+from shared.request_signature import RequestSigner, parse_signature
+from shared.signing import new_private_key
 from shared.transport import Transport, Unreachable
 from tests.certificate import loopback_certificate
 
@@ -29,6 +32,12 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.server.signed.append((parse_signature(headers), body, self.path))
+        self.answer(503 if len(self.server.signed) == 1 else 200, b"{}")
+
     def do_GET(self):
         self.server.seen.append((self.path, dict(self.headers)))
         start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
@@ -45,6 +54,14 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/busy-once":
             busy = sum(path == self.path for path, _ in self.server.seen) == 1
             self.answer(503 if busy else 200, b"{}")
+        elif self.path.startswith("/limited"):
+            first = sum(path == self.path for path, _ in self.server.seen) == 1
+            seconds = self.path.rpartition("-")[2]
+            problem = json.dumps(TooManyRequests("slower", retry_after_seconds=int(seconds)).problem()).encode()
+            if first:
+                self.answer(429, problem, Retry_After=seconds)
+            else:
+                self.answer(200, BODY if "file" in self.path else b"{}")
         elif self.path == "/events":
             text = b'id: 1\nevent: job\ndata: {"a":\ndata: 1}\n\n: keep-alive\n\nid: 2\ndata: x\n\n'
             self.answer(200, text, Content_Type="text/event-stream")
@@ -69,7 +86,7 @@ class Handler(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def serving(certificate=None):
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.seen = []
+    http.seen, http.signed = [], []
     scheme = "http"
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -124,6 +141,41 @@ def test_a_busy_server_is_asked_again_and_the_token_is_sent(transport, server):
     assert transport.request("GET", "/busy-once").json() == {}
     assert len(server.seen) == 2
     assert server.seen[0][1]["Authorization"] == "Bearer secret"
+
+
+@pytest.fixture
+def slept(monkeypatch):
+    """The pauses that were made, none of them for real."""
+    found = []
+    monkeypatch.setattr(transport_module.time, "sleep", found.append)
+    return found
+
+
+@pytest.mark.parametrize("retry", [True, False])
+def test_one_request_too_many_is_made_again_when_the_server_says(transport, server, slept, retry):
+    assert transport.request("GET", "/limited-7", retry=retry).json() == {}
+    assert len(server.seen) == 2
+    assert [7 <= seconds < 8 for seconds in slept] == [True]
+
+
+def test_a_server_that_asks_for_long_is_not_waited_for(transport, server, slept):
+    with pytest.raises(TooManyRequests) as caught:
+        transport.request("GET", "/limited-31")
+    assert caught.value.extra["retry_after_seconds"] == 31
+    assert slept == []
+    assert len(server.seen) == 1
+
+
+def test_a_download_waits_too(transport, server, slept, tmp_path):
+    transport.download("/limited-file-9", tmp_path / "f", size=len(BODY), sha256=SHA)
+    assert (tmp_path / "f").read_bytes() == BODY
+    assert [9 <= seconds < 10 for seconds in slept] == [True]
+
+
+def test_what_may_be_done_once_is_not_tried_twice_for_a_busy_server(transport, server, slept):
+    with pytest.raises(MobizoError):
+        transport.request("GET", "/busy-once", retry=False)
+    assert (len(server.seen), slept) == (1, [])
 
 
 def test_a_download_is_whole_checked_and_atomic(transport, tmp_path):
@@ -233,3 +285,16 @@ def test_nobody_is_sent_from_an_encrypted_place_to_one_in_clear(server, tmp_path
             transport.download("/sent-to/file", tmp_path / "f", size=len(BODY), sha256=SHA)
         assert server.seen == []
         transport.download("/file", tmp_path / "f", size=len(BODY), sha256=SHA)
+
+
+def test_each_try_is_signed_anew_as_it_is_sent(server):
+    key = new_private_key()
+    url = f"http://127.0.0.1:{server.server_port}"
+    with Transport(url, signer=RequestSigner(key, lambda: 1_700_000_000)) as transport:
+        transport.request("POST", "/a b/ü", json={"x": "é"}, params={"q": "1 2"})
+        transport.request("GET", "/busy-once")
+    assert len({signature.nonce for signature, _, _ in server.signed}) == len(server.signed) == 2
+    for signature, body, sent in server.signed:
+        signature.verify(key.public_key(), "POST", *sent.split("?"))
+        assert signature.digest == hashlib.sha256(body).digest()
+    assert not any("Signature" in headers for _, headers in server.seen)

@@ -50,6 +50,8 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("tenant", name="pk_compile_turns"),
     )
     op.create_index("ix_compile_turns_turn", "compile_turns", ["turn"])
+    # Whose jobs wait already have turns from now on, too.
+    op.execute("INSERT INTO compile_turns (tenant, turn) SELECT DISTINCT tenant, 0 FROM jobs")
     # One more column in the key: the table is made anew, which every database can.
     _remake_files(["recipe_id", "version", "role"])
 

@@ -1,10 +1,12 @@
 """Tokens that open nothing, and what is kept of tokens. Who may ask which route: test_matrix.py."""
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from server.auth.models import Token
+from server.auth.repository import ALIVE, HOLDER
 from server.auth.service import TokenService
+from server.clock import utc_now
 
 
 def test_no_token(fleet, problem):
@@ -41,3 +43,17 @@ def test_only_digests_are_stored(home):
         row = str(session.execute(select(Token.__table__).where(Token.id == token.id)).one())
     assert token.digest in row
     assert text.removeprefix("mobizo-app-") not in row
+
+
+def test_a_token_is_looked_up_by_indexes_alone(home):
+    home.token("app")
+    with home.database.reading() as session:
+        bind = session.get_bind()
+        how = "EXPLAIN QUERY PLAN " if bind.dialect.name == "sqlite" else "EXPLAIN "
+        if bind.dialect.name == "postgresql":
+            session.execute(text("SET LOCAL enable_seqscan = off"))  # a small table is read faster whole
+        for statement, values in ((HOLDER, {"digest": "x"}), (ALIVE, {"token": "x", "now": utc_now()})):
+            asked = statement.params(values).compile(bind, compile_kwargs={"literal_binds": True})
+            plan = str(session.execute(text(how + str(asked))).all())
+            assert "Seq Scan" not in plan, plan
+            assert "SCAN" not in plan, plan

@@ -204,7 +204,7 @@ OF_APP = frozenset({"jobs:read", "jobs:write", "adapters:read"})
 
 
 @pytest.fixture
-def callers(fleet, home):
+def callers(fleet, home, database_kind):
     """Every kind of caller, by a name."""
     unauthorized = (401, "unauthorized")
     suspended = (403, "tenant-suspended")
@@ -247,7 +247,8 @@ def callers(fleet, home):
         "foreign app": Caller(fleet.app("other"), scopes=OF_APP),
         "foreign device": Caller(fleet.device("other"), device=True),
     }
-    for scope in ALL:
+    # Scopes are compared in the server, whatever the database: once is enough.
+    for scope in ALL if database_kind == "sqlite" else ():
         for name, scopes in ((f"all but {scope}", ALL - {scope}), (f"only {scope}", {scope})):
             _, text = issued(Role.OPERATOR, scopes=[Scope(word) for word in scopes])
             found[name] = Caller(fleet.actor(text), scopes=frozenset(scopes))

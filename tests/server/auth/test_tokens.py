@@ -160,3 +160,15 @@ def test_pages(operator):
     second = operator.get("/v1/tokens", params={"limit": 2, "cursor": first["next"]}).json()
     assert [item["name"] for item in first["items"] + second["items"]] == ["2", "1", "0", ""]
     assert second["next"] is None
+
+
+def test_an_open_stream_ends_with_its_token(fleet, app, operator):
+    job = app.submit()
+    token_id = app.get("/v1/whoami").json()["token_id"]
+    with app.stream("GET", f"/v1/jobs/{job['id']}/events") as response:
+        lines = response.iter_lines()
+        assert next(lines)
+        assert operator.delete(f"/v1/tokens/{token_id}").status_code == 204
+        for _ in lines:
+            pass
+    assert operator.get(f"/v1/jobs/{job['id']}").json()["state"] == "queued"

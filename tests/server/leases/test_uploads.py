@@ -5,6 +5,7 @@ import struct
 import threading
 
 import numpy as np
+import pytest
 import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from shared.canonical import sha256_hex
 from shared.lora import HEADER_BYTES
 from tests.server.conftest import adapter_bytes, result
+from tests.shared.adapter_fuzz import malformed
 
 SIZE = 2 * 2 * (8 + 4)  # D: two layers, rank 2, q_proj 8 out and v_proj 4 out
 
@@ -89,6 +91,33 @@ def test_every_bad_kind_is_refused_and_nothing_stored(home, app, device, lease, 
     assert home.stored_files() == before
     assert app.get(f"/v1/jobs/{lease['job']['id']}").json()["state"] == "training"
     assert device.finish(lease)["version"] == 1
+
+
+def test_files_that_are_almost_right(home, device, lease, problem):
+    before = home.stored_files()
+    for _, data in malformed(26, SIZE, seed=1):
+        problem(device.upload(lease, data), 422, "invalid-upload")
+    assert home.stored_files() == before
+    assert device.upload(lease).status_code == 200
+
+
+@pytest.mark.parametrize("value", [101, -101, 3.4e38])
+def test_an_adapter_that_no_training_makes(home, device, lease, problem, value):
+    before = home.stored_files()
+    document = problem(device.upload(lease, adapter_bytes(SIZE, value)), 422, "invalid-upload")
+    assert "root mean square" in document["detail"]
+    assert home.stored_files() == before
+    assert device.upload(lease, adapter_bytes(SIZE, 99)).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/plain", "multipart/form-data; boundary=x"])
+def test_an_upload_that_says_it_is_something_else(home, device, lease, problem, kind):
+    before = home.stored_files()
+    url, data = f"/v1/leases/{lease['id']}/adapter", adapter_bytes(SIZE)
+    problem(device.put(url, content=data, headers={"Content-Type": kind}), 415, "unsupported-media-type")
+    compressed = {"Content-Type": "application/octet-stream", "Content-Encoding": "gzip"}
+    problem(device.put(url, content=data, headers=compressed), 415, "unsupported-media-type")
+    assert home.stored_files() == before
 
 
 def test_too_large(home, device, lease, problem):

@@ -1,0 +1,60 @@
+"""The list of jobs: newest first, page by page, of one state, user or adapter."""
+
+import itertools
+
+import pytest
+from sqlalchemy import update
+
+from server.jobs.models import Job
+from shared.job import JobState
+
+STATES = ("queued", "ready", "training", "succeeded", "failed", "cancelled")
+USERS = {"alice": ("alice-films", "alice-books"), "bob": ("bob-films",)}
+
+
+@pytest.fixture
+def jobs(home, app):
+    """Jobs in every one of these states for each adapter, by id; newest last."""
+    made = {}
+    for state in STATES:
+        for user, adapters in USERS.items():
+            for adapter in adapters:
+                job = app.submit(user=user, adapter=adapter)
+                made[job["id"]] = (state, user, adapter)
+    with home.database.writing() as session:
+        for job_id, (state, _, _) in made.items():
+            session.execute(update(Job).where(Job.id == job_id).values(state=JobState(state)))
+    return made
+
+
+def listed(app, **params):
+    """Ids of the whole list, by pages of two."""
+    found, cursor = [], None
+    while True:
+        page = app.get("/v1/jobs", params=params | {"limit": 2} | ({"cursor": cursor} if cursor else {})).json()
+        found += [job["id"] for job in page["items"]]
+        cursor = page["next"]
+        if cursor is None:
+            return found
+
+
+def test_every_choice_lists_exactly_what_was_chosen_newest_first(app, jobs):
+    adapters = [adapter for owned in USERS.values() for adapter in owned]
+    for state, user, adapter in itertools.product((None, "queued", "failed"), (None, *USERS), (None, *adapters)):
+        chosen = (state, user, adapter)
+        expected = [
+            job_id
+            for job_id, facts in reversed(jobs.items())
+            if all(wanted in (None, fact) for wanted, fact in zip(chosen, facts, strict=True))
+        ]
+        params = {name: value for name, value in zip(("state", "user", "adapter"), chosen, strict=True) if value}
+        assert listed(app, **params) == expected, params
+
+
+def test_another_tenants_jobs_are_not_listed(fleet, jobs):
+    assert listed(fleet.app("elsewhere"), state="queued") == []
+
+
+@pytest.mark.parametrize("params", [{"state": "lost"}, {"user": ""}, {"user": "a b"}, {"adapter": "x" * 97}])
+def test_a_choice_that_cannot_be(app, problem, params):
+    problem(app.get("/v1/jobs", params=params), 422, "invalid-request")
