@@ -14,7 +14,8 @@ import psutil
 import pytest
 from sqlalchemy import func, select, update
 
-from server.programs.models import Program, ProgramState
+from server.jobs.models import JobEvent
+from server.programs.models import Program, ProgramState, Worker
 from server.work.engine import prepare_engine
 from shared.program import SignedManifest
 from shared.signing import parse_public, verify_manifest
