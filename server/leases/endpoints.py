@@ -8,6 +8,7 @@ import time
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 
+from server.artifacts.naming import Collected
 from server.artifacts.store import StorageFull
 from server.auth.guard import Device
 from server.auth.service import Principal
@@ -129,7 +130,7 @@ def decline(principal: Device, lease_id: str, declined: Decline, here: Here, ses
 
 @router.put(
     "/{lease_id}/adapter",
-    responses=raises(Gone, InvalidUpload, Replayed, StorageFull, TooLarge, TooSlow, UnsupportedMediaType),
+    responses=raises(Gone, Collected, InvalidUpload, Replayed, StorageFull, TooLarge, TooSlow, UnsupportedMediaType),
     openapi_extra={
         "requestBody": {
             "required": True,
