@@ -25,6 +25,7 @@ app = typer.Typer()
 def doctor(
     tls_cert: Annotated[Path | None, typer.Option(help="certificate chain that `run` will be given, PEM")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="its private key, PEM")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="leave out the compiler, which takes seconds to load")] = False,
     as_json: Json = False,
 ) -> None:
     """Look at all that a working server needs, one line each; status 1 if anything fails."""
@@ -33,7 +34,7 @@ def doctor(
     if (tls_cert is None) != (tls_key is None):
         raise BadRequest("--tls-cert and --tls-key go together")
     failed = []
-    for check in examine(Settings(), tls_cert, tls_key):
+    for check in examine(Settings(), tls_cert, tls_key, quick):
         output.print(json.dumps(asdict(check)) if as_json else check.line(), markup=False)
         if check.state == "fail":
             failed.append(check.name)

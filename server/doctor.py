@@ -26,7 +26,7 @@ from server.db.revisions import lacking, reached
 from server.devices.models import Device
 from server.keys import load_key
 from server.programs.models import Worker
-from server.safety import is_loopback
+from server.safety import Tls, dangers
 from server.settings import Settings
 from shared.checkup import Check
 from shared.errors import MobizoError
@@ -41,16 +41,22 @@ BUILT = datetime(2026, 1, 1, tzinfo=UTC)  # no clock that is right is before
 _COMPILER = "import server.compiler.program, server.compiler.backends"
 
 
-def examine(settings: Settings, certificate: Path | None = None, key: Path | None = None) -> Iterator[Check]:
-    """Every check, as it is made. certificate, key: of the TLS that this server itself will speak."""
+def examine(
+    settings: Settings, certificate: Path | None = None, key: Path | None = None, quick: bool = False
+) -> Iterator[Check]:
+    """Every check, as it is made. certificate, key: of the TLS that this server itself will speak.
+
+    quick: does not load the compiler.
+    """
     yield check_home(settings)
     yield check_key(settings)
     yield from check_database(settings)
     yield check_files(settings)
     yield check_disk(settings)
     yield check_memory(settings)
-    yield check_compiler()
-    yield check_bind(settings, certificate)
+    if not quick:
+        yield check_compiler()
+    yield from check_dangers(settings, Tls(certificate, key) if certificate and key else None)
     if certificate is not None and key is not None:
         yield check_tls(certificate, key, utc_now())
 
@@ -193,15 +199,13 @@ def check_compiler() -> Check:
     return Check("compiler", "ok", "ExecuTorch and the compiler load")
 
 
-def check_bind(settings: Settings, certificate: Path | None) -> Check:
-    """Tokens do not cross a network in clear."""
-    where = f"{settings.host} port {settings.port}"
-    if is_loopback(settings.host):
-        return Check("address", "ok", f"{where}, this machine only")
-    if certificate is not None:
-        return Check("address", "ok", f"{where}, with TLS")
-    remedy = "give --tls-cert and --tls-key, or listen on 127.0.0.1 behind a proxy that speaks TLS"
-    return Check("address", "warn", f"{where} can be reached from other machines", remedy)
+def check_dangers(settings: Settings, tls: Tls | None) -> Iterator[Check]:
+    """Nothing that `run` would refuse without --insecure-dev."""
+    found = list(dangers(settings, tls))
+    for danger in found:
+        yield Check("safety", "warn", danger)
+    if not found:
+        yield Check("safety", "ok", f"{settings.host} port {settings.port}, " + ("with TLS" if tls else "in clear"))
 
 
 def check_tls(certificate: Path, key: Path, now: datetime) -> Check:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import pydantic
 
 from server.compiler.base import BaseFiles, locate_base
 from server.programs.compiler_process import CompilerCrashed, CompilerProcess, Stopped
+from server.scratch import scratch
 from shared.canonical import file_sha256
 from shared.errors import BadRequest, CompileFailed
 from shared.program import ProgramFile, ProgramManifest
@@ -109,8 +109,7 @@ def _compile(recipe: Recipe, source: str, out: Path, hear: Callable[[dict[str, A
     except OSError as error:
         raise BadRequest(f"{out} cannot be a directory to write ({error.strerror})") from error
     log = out / LOG
-    with tempfile.TemporaryDirectory(prefix=".compiling-", dir=out) as name, log.open("wb") as said:
-        workspace = Path(name)
+    with scratch(out, ".compiling-") as workspace, log.open("wb") as said:
         process = CompilerProcess(COMPILER, POLL_SECONDS, None, lambda: True, hear=hear, log=said)
         try:
             manifest = process.run(recipe, str(Path(source).resolve()) if Path(source).exists() else source, workspace)

@@ -26,6 +26,7 @@ from server.safety import Tls
 from server.settings import Settings
 from shared.errors import Unavailable
 
+KEEP_ALIVE_SECONDS = 30
 _log = structlog.get_logger()
 
 
@@ -72,6 +73,8 @@ async def serve(settings: Settings, tls: Tls | None, workers: int, announce: Cal
             ssl_certfile=tls.certificate if tls else None,
             ssl_keyfile=tls.key if tls else None,
             timeout_graceful_shutdown=settings.grace_seconds,
+            # Longer than the pause between a device's heartbeats, which would else connect anew for each.
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
         )
     )
 

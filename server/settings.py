@@ -73,9 +73,9 @@ class Settings(BaseSettings):
     storage_url: str | None = Field(None, description="s3://BUCKET/PREFIX; null: a directory in home")
     storage_endpoint: str | None = Field(None, description="URL of an S3-compatible service; null: AWS's")
     storage_public_endpoint: str | None = Field(None, description="the same, as devices reach it; null: no other")
-    storage_region: str = "us-east-1"
+    storage_region: str = Field("us-east-1", description="of the bucket")
     storage_access_key_id: SecretStr | None = Field(None, description="null: AWS's own variables and services")
-    storage_secret_access_key: SecretStr | None = None
+    storage_secret_access_key: SecretStr | None = Field(None, description="of that key id")
     storage_allow_http: bool = Field(False, description="reach the service in clear beyond this machine")
     delivery: Delivery = Field(Delivery.STREAM, description="stream, accel (by nginx) or redirect (to the bucket)")
     accel_prefix: str = Field("/mobizo-files/", pattern=r"^/([A-Za-z0-9._-]+/)+$", description="nginx's location")
@@ -83,13 +83,13 @@ class Settings(BaseSettings):
     redirect_seconds: int = Field(300, ge=10, le=86_400, description="how long a signed address works")
     collect_hours: float = Field(24, ge=0, description="between two collections of unnamed files; 0: none by itself")
     collect_grace_hours: float = Field(24, ge=0, description="how long a file may be unnamed before it is removed")
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
+    # Operation
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="to listen on; 0: a free one")
     forwarded_allow_ips: str = Field(
         "",
         description="addresses or networks of the proxies that are believed whose request they pass on; commas between",
     )
-    # Operation
     grace_seconds: int = Field(10, ge=1, description="what requests under way are given to end when the server stops")
     metrics_port: int | None = Field(
         None,
@@ -115,12 +115,12 @@ class Settings(BaseSettings):
         90, ge=1, le=3650, description="how long a person's or service's token lasts unless it is said"
     )
     # Requests a second in the long run, and how many at once after a pause; each server process counts for itself
-    token_rate: float = Field(100, gt=0, description="of one token")
-    token_burst: int = Field(1000, ge=1)
-    address_rate: float = Field(20, gt=0, description="of one address, of requests without a token")
-    address_burst: int = Field(200, ge=1)
-    refusal_rate: float = Field(0.5, gt=0, description="of one address, of requests with tokens that are not good")
-    refusal_burst: int = Field(30, ge=1)
+    token_rate: float = Field(100, gt=0, description="requests a second of one token")
+    token_burst: int = Field(1000, ge=1, description="the same, at once after a pause")
+    address_rate: float = Field(20, gt=0, description="requests a second of one address without a token")
+    address_burst: int = Field(200, ge=1, description="the same, at once after a pause")
+    refusal_rate: float = Field(0.5, gt=0, description="refused requests a second of one address")
+    refusal_burst: int = Field(30, ge=1, description="the same, at once after a pause")
     # Devices: how they join, and the signatures under what they send
     public_url: str | None = Field(None, description="where people reach this server; null: as the request says")
     device_request_seconds: int = Field(900, ge=1, description="how long a device's request to join may wait")

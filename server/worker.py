@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
@@ -43,6 +44,7 @@ from shared.program import ProgramManifest
 from shared.signing import sign_manifest
 
 KIBIBYTE = 1024
+NOTED_SECONDS = 15  # between two times that a worker says that it lives
 Ended = TypeVar("Ended")
 _log = structlog.get_logger()
 
@@ -62,6 +64,7 @@ class CompileWorker:
         load_key(settings.key_path)
         self._interval = min(1.0, settings.compile_lease_seconds / 4)
         self._pid_space = pid_space()
+        self._noted = time.monotonic()
 
     def stop(self) -> None:
         """Ends `run` soon; a compilation under way is another worker's then."""
@@ -89,6 +92,8 @@ class CompileWorker:
 
     def look_around(self) -> bool:
         """Takes back what dead workers and silent devices held; True if there may be something to claim."""
+        if time.monotonic() - self._noted > NOTED_SECONDS:
+            self._note_memory()
         self._take_back_leases()
         self._housekeeping.look()
         with self._database.reading() as session:
@@ -129,7 +134,7 @@ class CompileWorker:
     def _compile(self, assignment: Assignment) -> None:
         recipe = assignment.recipe
         log = _log.bind(worker=self.id, recipe=recipe.id)
-        stages = Stages()
+        stages = Stages(log)
         compiler = CompilerProcess(
             command=self._settings.compiler_command,
             interval=self._interval,
@@ -201,15 +206,18 @@ class CompileWorker:
             _log.warning("database-away", worker=self.id, error=str(error))
             return True
 
-    def _note_memory(self, compiler: CompilerProcess) -> None:
+    def _note_memory(self, compiler: CompilerProcess | None = None) -> None:
+        """Says that this worker lives, and what it and its compilers took."""
         ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * KIBIBYTE
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
+        running = compiler.peak_rss_bytes if compiler is not None else 0
+        self._noted = time.monotonic()
         with self._database.writing() as session:
             worker = WorkerRepository(session).get(self.id)
             worker.seen_at = utc_now()
             WaitingRepository(session).keep_host(worker.host, *host_budget(self._settings), worker.seen_at)
             worker.peak_rss_bytes = own
-            worker.compiler_peak_rss_bytes = max(worker.compiler_peak_rss_bytes, compiler.peak_rss_bytes, ended)
+            worker.compiler_peak_rss_bytes = max(worker.compiler_peak_rss_bytes, running, ended)
 
 
 def main() -> None:

@@ -9,9 +9,12 @@ from fastapi import Path, Request, Response
 from server.adapters.peft import PeftService
 from server.adapters.repository import AdapterRepository
 from server.adapters.service import AdapterService
+from server.artifacts.naming import Collected
+from server.artifacts.store import StorageFull
 from server.auth.guard import needs
 from server.auth.models import Scope
 from server.auth.service import Principal
+from server.http.openapi import raises
 from server.http.pages import Paging
 from server.http.place import Here, Reading
 from server.http.ranges import FILE_ROUTE, file_response
@@ -53,7 +56,7 @@ def lora_b(principal: Reader, name: str, version: Version, request: Request, her
     return file_response(request, here.artifacts, stored.sha256, filename)
 
 
-@router.get("/{name}/versions/{version}/peft")
+@router.get("/{name}/versions/{version}/peft", responses=raises(Collected, StorageFull))
 def peft(principal: Reader, name: str, version: Version, here: Here) -> PeftListing:
     """The files that make the version a PEFT directory."""
     return PeftService(here.database, here.artifacts).listing(principal.tenant, name, version)

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from server.auth.models import Role, Tenant, Token, User
 from server.db.columns import Moment
 from server.db.paging import PageRequest, PageRows, page_of
+from server.devices.models import Device
 
 
 class TenantRepository:
@@ -87,9 +88,11 @@ HOLDER = (
         User.name.label("user"),
         User.disabled_at,
         Tenant.suspended_at,
+        Device.public_key,
     )
     .join(Tenant, Tenant.name == Token.tenant)
     .join(User, User.id == Token.user_id, isouter=True)
+    .join(Device, Device.id == Token.device_id, isouter=True)
     .where(Token.digest == bindparam("digest"))
 )
 

@@ -36,6 +36,7 @@ class Principal:
     name: str = ""
     user: str | None = None
     expires_at: datetime | None = None
+    public_key: str | None = None  # a device's
 
 
 class TokenService:
@@ -136,6 +137,7 @@ class TokenService:
             name=found.name,
             user=found.user,
             expires_at=found.expires_at,
+            public_key=found.public_key,
         )
 
     def revoke_device(self, device_id: str) -> None:

@@ -84,7 +84,7 @@ def writing(target: Path) -> Iterator[tuple[Writer, Path]]:
         else:
             partial.mkdir()
             yield _Directory(partial), scratch
-        _sync(partial)
+        _sync(partial, *partial.rglob("*"))
         partial.rename(target)
         _sync(target.parent)
     except FileExistsError as error:
@@ -111,10 +111,9 @@ def reading(source: Path) -> Iterator[Reader]:
         yield _Tar(archive)
 
 
-def _sync(path: Path) -> None:
-    paths = [path, *path.rglob("*")] if path.is_dir() else [path]
-    for each in paths:
-        descriptor = os.open(each, os.O_RDONLY)
+def _sync(*paths: Path) -> None:
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:

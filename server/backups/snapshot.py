@@ -99,7 +99,9 @@ def restore_postgres(url: str, dump: Path) -> None:
 
 
 def _libpq(url: URL) -> str:
-    return url.set(drivername="postgresql", password=None).render_as_string()
+    # `URL.set` takes None as "as it is".
+    place = URL.create("postgresql", url.username, None, url.host, url.port, url.database, url.query)
+    return place.render_as_string()
 
 
 def _postgres(program: str, url: URL, *arguments: str) -> None:

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from fastapi.concurrency import run_in_threadpool
 from sqlalchemy.orm import Session
 
 from server.db.database import Database
+from server.db.turns import Turns
 
 Work = TypeVar("Work")
 Answer = TypeVar("Answer")
@@ -24,10 +24,10 @@ class GroupCommit(Generic[Work, Answer]):
     """Writes of one kind to one database; belongs to the thread that runs the event loop."""
 
     def __init__(
-        self, database: Database, write: Callable[[Session, Sequence[Work]], Sequence[Answer | Exception]]
+        self, database: Database, turns: Turns, write: Callable[[Session, Sequence[Work]], Sequence[Answer | Exception]]
     ) -> None:
         """write: does several pieces in a transaction, and answers each, or says what is wrong with that one alone."""
-        self._database, self._write = database, write
+        self._database, self._turns, self._write = database, turns, write
         self._waiting: list[tuple[Work, asyncio.Future[Answer]]] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -51,7 +51,7 @@ class GroupCommit(Generic[Work, Answer]):
     async def _commit(self, group: Sequence[tuple[Work, asyncio.Future[Answer]]]) -> None:
         answers: Sequence[Answer | Exception]
         try:
-            answers = await run_in_threadpool(self._transact, [work for work, _ in group])
+            answers = await self._turns.run(self._transact, [work for work, _ in group])
         except Exception as error:
             if len(group) > 1:
                 # One may have been in the way of all.

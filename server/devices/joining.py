@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote
 
 from fastapi import Path, Query, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import ValidationError
 
@@ -107,7 +106,7 @@ async def ask(request: Request, here: Here) -> Response:
         client_id = _required(fields, "client_id", 100)
         device = _device(fields)
         address = place_of(request.client.host if request.client else "")
-        asked = await run_in_threadpool(_ask, here, client_id, device, address)
+        asked = await here.turns.run(_ask, here, client_id, device, address)
     except OAuthError as error:
         return _refusal(error)
     except BadRequest as error:
@@ -158,7 +157,7 @@ async def token(request: Request, here: Here) -> Response:
         if _required(fields, "grant_type", 100) != GRANT_TYPE:
             raise OAuthError("unsupported_grant_type", f"only {GRANT_TYPE} is granted here")
         client_id, device_code = _required(fields, "client_id", 100), _required(fields, "device_code", 200)
-        told = await run_in_threadpool(_poll, here, client_id, device_code)
+        told = await here.turns.run(_poll, here, client_id, device_code)
     except OAuthError as error:
         return _refusal(error)
     return JSONResponse(told.model_dump(mode="json"), headers=NO_STORE)

@@ -10,9 +10,9 @@ from typing import Any
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from server.db.locking import locked
 from server.db.paging import PageRequest, PageRows, page_of
 from server.devices.models import Device, DeviceNonce, DeviceRequest, EnrolmentToken, RequestState, Told
 from shared.capabilities import Labels
@@ -33,6 +33,10 @@ class DeviceRepository:
         """A device of a tenant."""
         return self._session.scalar(select(Device).where(Device.tenant == tenant, Device.id == device_id))
 
+    def get_locked(self, tenant: str, device_id: str) -> Device | None:
+        """A device of a tenant, locked until the transaction ends."""
+        return self._session.scalar(locked(select(Device).where(Device.tenant == tenant, Device.id == device_id)))
+
     def standing(self, device_id: str, lock: bool = False) -> tuple[Labels, datetime | None, datetime | None]:
         """(labels, when it was revoked, until when it rests) of a device that is known to exist.
 
@@ -41,10 +45,6 @@ class DeviceRepository:
         statement = select(Device.labels, Device.revoked_at, Device.rests_until).where(Device.id == device_id)
         row = self._session.execute(statement.with_for_update(key_share=True) if lock else statement).one()
         return row.labels.root, row.revoked_at, row.rests_until
-
-    def public_key(self, device_id: str) -> str | None:
-        """The key that a device signs with, base64."""
-        return self._session.scalar(select(Device.public_key).where(Device.id == device_id))
 
     def named(self, tenant: str, name: str) -> Sequence[Device]:
         """Devices of a tenant that go by a name and were not revoked."""
@@ -115,22 +115,11 @@ class NonceRepository:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def spend(self, device_id: str, nonce: str, until: datetime, now: datetime) -> bool:
-        """Stores a nonce; False if it is there, and the transaction is lost then. Of two at once, one gets it.
+    def spend_all(self, spent: Collection[Spent], now: datetime) -> set[tuple[str, str]]:
+        """Stores nonces, and returns (device, nonce) of those that were not there. Of two at once, one gets it.
 
         A device's nonces that are over go when it spends the next, so that none lies longer than the device is away.
         """
-        mine = DeviceNonce.device_id == device_id
-        self._session.execute(delete(DeviceNonce).where(mine, DeviceNonce.expires_at < now))
-        self._session.add(DeviceNonce(device_id=device_id, nonce=nonce, expires_at=until))
-        try:
-            self._session.flush()
-        except IntegrityError:
-            return False
-        return True
-
-    def spend_all(self, spent: Collection[Spent], now: datetime) -> set[tuple[str, str]]:
-        """Stores nonces as `spend` does, and returns (device, nonce) of those that were not there."""
         if not spent:
             return set()
         devices = {one.device_id for one in spent}
@@ -139,8 +128,9 @@ class NonceRepository:
         )
         insert: Any = insert_sqlite if self._session.get_bind().dialect.name == "sqlite" else insert_postgresql
         rows = [{"device_id": one.device_id, "nonce": one.nonce, "expires_at": one.until} for one in spent]
-        stored = insert(DeviceNonce).values(rows).on_conflict_do_nothing()
-        found = self._session.execute(stored.returning(DeviceNonce.device_id, DeviceNonce.nonce))
+        # Of the table, with its rows as parameters: a statement that SQLAlchemy has compiled before.
+        stored = insert(DeviceNonce.__table__).on_conflict_do_nothing()
+        found = self._session.execute(stored.returning(DeviceNonce.device_id, DeviceNonce.nonce), rows)
         return {(row.device_id, row.nonce) for row in found}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -19,6 +19,7 @@ from server.clock import utc_now
 from server.closing import Closing
 from server.db.database import Database
 from server.db.grouping import GroupCommit
+from server.db.turns import Turns
 from server.devices.presence import Attendance, Presence, write_presences
 from server.leases.repository import LeaseRepository
 from server.leases.service import Beat, LeaseService
@@ -47,6 +48,11 @@ class Place:
         return Exposition(self.meters, self.database)
 
     @cached_property
+    def turns(self) -> Turns:
+        """In which requests write."""
+        return Turns(self.database)
+
+    @cached_property
     def room(self) -> WaitingRoom:
         """Where devices wait for a job."""
         return WaitingRoom(self.database, self.closing, self.settings.look_seconds, self._take_back_overdue)
@@ -65,7 +71,7 @@ class Place:
         def write(session: Session, beats: Sequence[Beat]) -> list[LeaseState | Exception]:
             return LeaseService(session, self.settings.lease_seconds).heartbeats(beats)
 
-        return GroupCommit(self.database, write)
+        return GroupCommit(self.database, self.turns, write)
 
     @cached_property
     def attendance(self) -> Attendance:
@@ -75,7 +81,7 @@ class Place:
     @cached_property
     def presences(self) -> GroupCommit[Presence, None]:
         """That devices are there, of many in one transaction."""
-        return GroupCommit(self.database, write_presences)
+        return GroupCommit(self.database, self.turns, write_presences)
 
     async def present(self, presence: Presence) -> None:
         """Notes that a device is there, if that was not done just before."""
@@ -107,8 +113,8 @@ def _reading(here: Here) -> Iterator[Session]:
         yield session
 
 
-def _writing(here: Here) -> Iterator[Session]:
-    with here.database.writing() as session:
+async def _writing(here: Here) -> AsyncIterator[Session]:
+    async with here.turns.holding(here.database.writing()) as session:
         yield session
 
 

@@ -21,9 +21,10 @@ from server.http.routes import Routes
 from server.jobs.events import LastEventId, job_events
 from server.jobs.repository import JobFilter, JobRepository
 from server.jobs.service import JobService
-from shared.errors import Conflict, InvalidRecipe, InvalidTask, NotFound, UnknownBase
+from server.queue.explanation import ExplanationService
+from shared.errors import BadRequest, Conflict, InvalidRecipe, InvalidTask, NotFound, UnknownBase
 from shared.job import NAME, JobRequest, JobState, JobView
-from shared.protocol import Page
+from shared.protocol import JobWaiting, Page
 
 router = Routes(prefix="/v1/jobs", tags=["jobs"])
 _log = structlog.get_logger()
@@ -70,6 +71,12 @@ def job(principal: Reader, job_id: str, here: Here, session: Reading) -> JobView
     return JobService(session, here.artifacts).get(principal.tenant, job_id).view()
 
 
+@router.get("/{job_id}/waiting")
+def waiting(principal: Reader, job_id: str, here: Here, session: Reading) -> JobWaiting:
+    """Why a job does not go on: no device holds its data set, has its labels, enough memory, or it is not its turn."""
+    return ExplanationService(session).explain(JobService(session, here.artifacts).get(principal.tenant, job_id))
+
+
 @router.post("/{job_id}/cancel", responses=raises(Conflict))
 def cancel(principal: Writer, job_id: str, here: Here, session: Writing, expected: IfMatch) -> JobView:
     """Stops a job wherever it is. Cancelling twice is fine."""
@@ -78,8 +85,11 @@ def cancel(principal: Writer, job_id: str, here: Here, session: Writing, expecte
     return jobs.cancel(principal.tenant, job_id).view()
 
 
-def _number(principal: Reader, job_id: str, here: Here, session: Reading) -> int:
-    return JobService(session, here.artifacts).get(principal.tenant, job_id).number
+def _number(principal: Reader, job_id: str, after: LastEventId, here: Here, session: Reading) -> int:
+    job = JobService(session, here.artifacts).get(principal.tenant, job_id)
+    if after > job.events:
+        raise BadRequest("Last-Event-ID is beyond this job's last event; begin without it")
+    return job.number
 
 
 @router.get("/{job_id}/events", response_class=EventSourceResponse)

@@ -8,6 +8,7 @@ import time
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 
+from server.artifacts.naming import Collected
 from server.artifacts.store import StorageFull
 from server.auth.guard import Device
 from server.auth.service import Principal
@@ -40,14 +41,17 @@ from shared.protocol import AdapterVersion, Completion, Decline, Lease, LeaseReq
 router = Routes(prefix="/v1/leases", tags=["leases"])
 
 
-def _acquire(place: Place, principal: Principal, asked: LeaseRequest) -> tuple[Lease | None, Asking]:
-    """A job if there is one, and the device as the queue sees it. Only reads where there is none."""
-    settings = place.settings
+def _look(place: Place, principal: Principal, asked: LeaseRequest) -> tuple[bool, Asking]:
+    """Whether a device has a job, or had one that it may have again; and the device as the queue sees it."""
     with place.database.reading() as session:
-        service = LeaseService(session, settings.lease_seconds)
+        service = LeaseService(session, place.settings.lease_seconds)
         asking = service.asking(principal.tenant, principal.device_id or "", asked)
-        if not service.may_be_work(asking):
-            return None, asking
+        return service.may_hold(asking), asking
+
+
+def _acquire(place: Place, principal: Principal, asked: LeaseRequest) -> tuple[Lease | None, Asking]:
+    """A job if there is one, and the device as the queue sees it."""
+    settings = place.settings
     seconds = None if asked.lease_seconds is None else min(asked.lease_seconds, settings.lease_seconds_most)
     with place.database.writing() as session:
         service = LeaseService(session, settings.lease_seconds, settings.lease_attempts)
@@ -70,17 +74,18 @@ async def acquire(
         capabilities=lease_request.capabilities,
     )
     await here.present(Presence(principal.device_id or "", told))
-    lease, asking = await run_in_threadpool(_acquire, here, principal, lease_request)
+    lease = None
+    has_one, asking = await run_in_threadpool(_look, here, principal, lease_request)
+    if has_one:
+        lease, asking = await here.turns.run(_acquire, here, principal, lease_request)
     with here.meters.polls.track_inprogress():
         while lease is None:
-            if time.monotonic() >= deadline:
-                return Response(status_code=204)
             async with here.room.waiting(asking) as waiter:
                 called = await here.room.called(waiter, deadline - time.monotonic())
                 # A job given when the server stops would be one that it can hardly tell of.
                 if not called or await request.is_disconnected():
                     return Response(status_code=204)
-                lease, asking = await run_in_threadpool(_acquire, here, principal, lease_request)
+                lease, asking = await here.turns.run(_acquire, here, principal, lease_request)
     return lease
 
 
@@ -125,7 +130,7 @@ def decline(principal: Device, lease_id: str, declined: Decline, here: Here, ses
 
 @router.put(
     "/{lease_id}/adapter",
-    responses=raises(Gone, InvalidUpload, Replayed, StorageFull, TooLarge, TooSlow, UnsupportedMediaType),
+    responses=raises(Gone, Collected, InvalidUpload, Replayed, StorageFull, TooLarge, TooSlow, UnsupportedMediaType),
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -140,12 +145,12 @@ async def upload(
     check_binary_type(request.headers)
     service = UploadService(here.database, here.artifacts, here.settings.lease_seconds, here.settings.upload_rms_limit)
     device_id = principal.device_id or ""
-    size, limit = await run_in_threadpool(service.limit, device_id, lease_id)
-    await run_in_threadpool(spend_ahead, here, device_id, signature)
+    size, limit = await here.turns.run(service.limit, device_id, lease_id)
+    await here.turns.run(spend_ahead, here, device_id, signature)
     digest = hashlib.sha256()
     data = await read_limited(request, limit, digest.update)
     check_digest(signature, digest.digest())
-    return await run_in_threadpool(service.upload, device_id, lease_id, size, data)
+    return await here.turns.run(service.upload, device_id, lease_id, size, data)
 
 
 @router.post("/{lease_id}/complete", responses=raises(Gone, Conflict))

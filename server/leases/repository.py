@@ -88,6 +88,18 @@ class LeaseRepository:
             self._session.scalars(select(MemoryDecline.recipe_id).where(MemoryDecline.device_id == device_id, holds))
         )
 
+    def who_declined(self, recipe_id: str, now: datetime) -> frozenset[str]:
+        """Devices that declined a recipe and did not say since that they have more memory."""
+        declined = select(MemoryDecline.device_id).where(
+            MemoryDecline.recipe_id == recipe_id, MemoryDecline.declined_at > now - DECLINE_LASTS
+        )
+        return frozenset(self._session.scalars(declined))
+
+    def holders(self, device_ids: Sequence[str]) -> frozenset[str]:
+        """Those of the devices that have a job."""
+        live = select(JobLease.device_id).where(JobLease.device_id.in_(device_ids), JobLease.ending.is_(None))
+        return frozenset(self._session.scalars(live))
+
     def note_decline(self, decline: MemoryDecline) -> None:
         """Stores what a device declined, in place of what it said of that recipe before."""
         self._session.merge(decline)

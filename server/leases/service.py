@@ -95,14 +95,12 @@ class LeaseService:
             request.capabilities,
             labels,
             self._leases.declined(device_id, request.memory_bytes, utc_now()),
-            rests_until,
+            resting(rests_until),
         )
 
-    def may_be_work(self, asking: Asking) -> bool:
-        """Whether a device's request is worth a writing transaction."""
-        if self._leases.may_hold(asking.device_id, asking.datasets) or self._leases.overdue(utc_now()):
-            return True
-        return not resting(asking.rests_until) and bool(self._queue.heads(asking))
+    def may_hold(self, asking: Asking) -> bool:
+        """Whether a device has a job, or had one that it may have again."""
+        return self._leases.may_hold(asking.device_id, asking.datasets)
 
     def acquire(self, asking: Asking, seconds: float | None = None) -> Lease | None:
         """A job for a device: the one it has, the one it had, or the first in the queue that it may train.
@@ -116,7 +114,7 @@ class LeaseService:
             if lease is not None:
                 self._revive(lease)
         if lease is None:
-            job = None if resting(asking.rests_until) else self._first(asking)
+            job = self._first(asking)
             if job is None:
                 return None
             lease = self._give(job, asking.device_id)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import structlog
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import generate_latest
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import QueuePool
@@ -20,6 +20,7 @@ from server.metrics.repository import LIVE, Census, CensusRepository
 from shared.errors import Unavailable
 
 FRESH_SECONDS = 5.0
+COMPILE_SECONDS = (5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200)
 _log = structlog.get_logger()
 
 
@@ -96,6 +97,15 @@ def _families(census: Census) -> Iterator[Metric]:
     yield ended
     yield CounterMetricFamily("mobizo_leases_reassigned", "Leases on jobs that had one before", census.reassigned)
     yield _by("mobizo_programs", "Programs by state", "state", census.programs.items())
+    compiles = HistogramMetricFamily(
+        "mobizo_compile_seconds",
+        "How long the latest compile of each program took, by outcome",
+        labels=["outcome"],
+    )
+    for outcome, seconds in census.compile_seconds.items():
+        counts = [(str(float(limit)), float(sum(each <= limit for each in seconds))) for limit in COMPILE_SECONDS]
+        compiles.add_metric([outcome], [*counts, ("+Inf", float(len(seconds)))], sum(seconds))
+    yield compiles
     workers = census.workers
     yield _gauge("mobizo_workers_alive", "Worker processes heard from within a minute", workers.alive)
     yield _by(

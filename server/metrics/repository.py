@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, select
+from sqlalchemy import Row, func, select
 from sqlalchemy.orm import Session
 
 from server.auth.models import Tenant
@@ -42,7 +43,13 @@ class Census:
     leases: dict[str, int]  # by ending, or "live"
     reassigned: int
     programs: dict[ProgramState, int]
+    compile_seconds: dict[str, list[float]]  # by outcome, of each program's latest compile
     workers: WorkerCensus
+
+
+def _seconds(times: Sequence[Row[datetime | None, datetime | None]]) -> list[float]:
+    # Without a beginning: compiled by an earlier release, which kept none.
+    return [(end - begin).total_seconds() for begin, end in times if begin and end and end >= begin]
 
 
 class CensusRepository:
@@ -62,6 +69,7 @@ class CensusRepository:
             leases=self._leases(),
             reassigned=self._reassigned(),
             programs=self._programs(),
+            compile_seconds={"ready": self._compiled(), "failed": self._not_compiled()},
             workers=self._workers(now - WORKER_ALIVE),
         )
 
@@ -98,6 +106,20 @@ class CensusRepository:
         for state, count in self._session.execute(select(Program.state, func.count()).group_by(Program.state)):
             counts[state] = count
         return counts
+
+    def _compiled(self) -> list[float]:
+        times = select(Program.started_at, Program.ready_at).where(Program.state == ProgramState.READY)
+        return _seconds(self._session.execute(times).all())
+
+    def _not_compiled(self) -> list[float]:
+        # A program's jobs fail with it: the last of them says when.
+        times = (
+            select(Program.started_at, func.max(Job.updated_at))
+            .join(Job, Job.recipe_id == Program.recipe_id)
+            .where(Program.state == ProgramState.FAILED, Job.state == JobState.FAILED)
+            .group_by(Program.number)
+        )
+        return _seconds(self._session.execute(times).all())
 
     def _workers(self, seen_after: datetime) -> WorkerCensus:
         columns = func.count(), func.max(Worker.peak_rss_bytes), func.max(Worker.compiler_peak_rss_bytes)

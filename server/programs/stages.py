@@ -19,16 +19,20 @@ _log = structlog.get_logger()
 
 
 class Stages:
-    """Listens to one compiler. `hear` may be called from another thread than `news`."""
+    """Listens to one compiler. `hear` may be called from another thread than `news`.
 
-    def __init__(self) -> None:
+    log: to which the worker and the recipe are bound, so that its lines can be found by them.
+    """
+
+    def __init__(self, log: structlog.typing.FilteringBoundLogger | None = None) -> None:
+        self._log = log if log is not None else _log
         self._words: str | None = None
         self._told: str | None = None
         self._told_at = float("-inf")
 
     def hear(self, said: dict[str, Any]) -> None:
         """The compiler says where it is."""
-        _log.info("compiling", said=said)
+        self._log.info("compiling", said=said)
         stage, fraction = said.get("stage"), said.get("fraction")
         if isinstance(stage, str):
             words = _WORDS.get(stage, stage[:100])

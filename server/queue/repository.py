@@ -39,6 +39,7 @@ class Line:
             and self.dataset in asking.datasets
             and self.only_device_id in (None, asking.device_id)
             and self.recipe_id not in asking.declined
+            and not asking.rests
             and able(self.needs, asking)
         )
 
@@ -130,6 +131,12 @@ class QueueRepository:
             .order_by(Lane.priority.desc(), Lane.number)
         )
         return [(_line(row), row.waiting) for row in self._session.execute(statement)]
+
+    def ahead(self, job: Job, most: int) -> int:
+        """How many jobs of its lane come before a job, counted up to `most`."""
+        before = (Job.turn < job.turn) | ((Job.turn == job.turn) & (Job.number < job.number))
+        some = select(Job.number).where(Job.lane_number == job.lane_number, before).limit(most).subquery()
+        return self._session.scalars(select(func.count()).select_from(some)).one()
 
     def take(self, head: Head) -> Job | None:
         """A lane's first job that nobody else is taking, locked until the transaction ends."""

@@ -55,7 +55,7 @@ __all__ = ["s3"]  # a fixture
 
 BOTH = ("sqlite", "postgresql")
 # Folders of tests that hold on both.
-SLICES = ("adapters", "auth", "devices", "http", "info", "jobs", "leases", "programs", "runners", "succession")
+SLICES = ("adapters", "auth", "devices", "http", "info", "jobs", "leases", "programs", "queue", "runners", "succession")
 SHAPE = BaseShape(
     architecture="llama",
     layers=2,
@@ -430,6 +430,10 @@ def fleet(home, standing):
     found = Fleet(home, url)
     yield found
     found.close()
+    # A stream whose reader left looks into the database until the server notices.
+    meters, deadline = app.state.place.meters, time.monotonic() + 10
+    while meters.registry.get_sample_value("mobizo_event_streams_open") and time.monotonic() < deadline:
+        time.sleep(0.005)
 
 
 @pytest.fixture

@@ -13,7 +13,17 @@ from server import cli, doctor
 from server.clock import utc_now
 from server.db.database import Database
 from server.devices.models import Device
-from server.doctor import check_bind, check_database, check_disk, check_files, check_home, check_key, check_tls, examine
+from server.doctor import (
+    check_dangers,
+    check_database,
+    check_disk,
+    check_files,
+    check_home,
+    check_key,
+    check_tls,
+    examine,
+)
+from server.safety import Tls
 from server.settings import Settings
 from shared.errors import MobizoError
 from tests.server.test_serving import self_signed
@@ -36,10 +46,11 @@ def states(checks):
 
 
 def test_a_server_that_is_right(settings, loads):
+    assert "compiler" not in states(examine(settings, quick=True))
     found = states(examine(settings))
     assert found.pop("memory") in ("ok", "warn")
     assert found.pop("disk") in ("ok", "warn")
-    assert set(found) == {"home", "key", "database", "schema", "clock", "files", "compiler", "address"}
+    assert set(found) == {"home", "key", "database", "schema", "clock", "files", "compiler", "safety"}
     assert set(found.values()) == {"ok"}
 
 
@@ -112,11 +123,11 @@ def test_the_compiler_loads():
     assert doctor.check_compiler().state == "ok"
 
 
-def test_an_address_in_the_open(settings, tmp_path):
-    assert check_bind(settings, None).state == "ok"
+def test_what_is_unsafe(settings, tmp_path):
+    assert states(check_dangers(settings, None)) == {"safety": "ok"}
     exposed = settings.model_copy(update={"host": "0.0.0.0"})
-    assert check_bind(exposed, None).state == "warn"
-    assert check_bind(exposed, tmp_path).state == "ok"
+    assert states(check_dangers(exposed, None)) == {"safety": "warn"}
+    assert states(check_dangers(exposed, Tls(tmp_path, tmp_path))) == {"safety": "ok"}
 
 
 def test_certificates(tmp_path):

@@ -1,10 +1,13 @@
 """Settings and their way into child processes."""
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 from sqlalchemy import make_url
 
 from server.settings import Settings
+from server.settings_table import written
 from shared.errors import BadRequest
 
 
@@ -59,3 +62,11 @@ def test_settings_in_files(tmp_path, monkeypatch):
     monkeypatch.setenv("MOBIZO_HOST_FILE", str(tmp_path / "nothing"))
     with pytest.raises(BadRequest, match="MOBIZO_HOST_FILE"):
         Settings(home=tmp_path)
+
+
+def test_the_table_of_settings_is_up_to_date():
+    """`python -m server.settings_table docs/operations.md` writes it."""
+    path = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+    document = path.read_text()
+    assert written(document) == document
+    assert all(field.description for field in Settings.model_fields.values())

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import socket
 import sqlite3
 import tarfile
 import threading
@@ -223,6 +224,13 @@ def test_a_link_in_an_archive_is_no_part(home, elsewhere, tmp_path):
         archive.addfile(link, io.BytesIO())
     with pytest.raises(BadRequest):
         restore(elsewhere, tmp_path / "bad.tar")
+
+
+def test_what_lies_beside_a_backup_is_left_alone(home, tmp_path):
+    """A socket cannot even be opened."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        back_up(home.settings, tmp_path / "backup", with_keys=False)
 
 
 def test_only_into_what_is_empty(home, elsewhere, tmp_path):

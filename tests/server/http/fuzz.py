@@ -17,13 +17,24 @@ HELD = (
 )
 
 
+def mixed(good, made_up, own):
+    """`good` with some of what was made up; own: a set of bits that says which."""
+    if not isinstance(made_up, dict):
+        return good
+    return good | {key: value for place, (key, value) in enumerate(sorted(made_up.items())) if own >> place & 1}
+
+
 class Fuzzer:
     """Callers who send anything that the description allows, and much that it does not."""
 
-    def __init__(self, document, url, tokens, known):
-        """tokens: of the callers; None: who has none. known: path parameters that name something, by operation id."""
+    def __init__(self, document, url, tokens, known, bodies):
+        """tokens: of the callers; None: who has none.
+
+        known: path parameters that name something, and bodies: JSON that is taken, both by operation id. Half the time
+        they take the place of what was made up, all or in part.
+        """
         self._schema = schemathesis.openapi.from_dict(document)
-        self._url, self._known = url, known
+        self._url, self._known, self._bodies = url, known, bodies
         self._checks = CHECKS.get_by_names(HELD)
         self._session = requests.Session()
         self._callers = [{"Authorization": f"Bearer {token}"} if token else {} for token in tokens]
@@ -52,10 +63,17 @@ class Fuzzer:
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
-        @given(case=st.one_of(good, good, bad), real=st.booleans(), caller=st.sampled_from(self._callers))
-        def send(case, real, caller):
+        @given(
+            case=st.one_of(good, good, bad),
+            real=st.booleans(),
+            own=st.integers(0, 255),
+            caller=st.sampled_from(self._callers),
+        )
+        def send(case, real, own, caller):
             if real and name in self._known:
                 case.path_parameters = dict(self._known[name])
+            if real and name in self._bodies:
+                case.body = mixed(self._bodies[name], case.body, own)
             if isinstance(case.body, dict) and "wait_seconds" in case.body:
                 case.body["wait_seconds"] = 0
             response = case.call(base_url=self._url, session=self._session, headers=caller, timeout=30)

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bench.reader import read_all
 from server.artifacts.opening import open_artifacts
 from server.settings import Delivery, Settings
 from shared.transport import Transport
@@ -143,6 +144,22 @@ def test_a_download_goes_on_through_nginx(front, device, url, weights, tmp_path)
     with Transport(front, device.token) as transport:
         transport.download(url, tmp_path / "w", size=len(CONTENT), sha256=weights["sha256"])
     assert (tmp_path / "w").read_bytes() == CONTENT
+
+
+def test_a_damaged_file_never_looks_whole(home, device, url, weights):
+    stored = home.artifacts._path(weights["sha256"])
+    stored.chmod(0o600)
+    stored.write_bytes(CONTENT[:-1] + b"!")
+    with pytest.raises(httpx.RemoteProtocolError):
+        device.get(url)
+    assert device.get("/healthz").status_code == 200
+
+
+def test_what_measures_downloads_reads_them_whole(fleet, device, url):
+    address = httpx.URL(fleet.url)
+    plan = {"host": address.host, "port": address.port, "size": len(CONTENT), "paths": [url] * 3}
+    told = read_all(plan | {"headers": f"Authorization: Bearer {device.token}\r\n"})
+    assert told["bytes"] == 3 * len(CONTENT)
 
 
 def test_the_locations_agree():

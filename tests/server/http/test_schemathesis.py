@@ -7,10 +7,17 @@ from pathlib import Path
 import pytest
 from schemathesis.core.failures import FailureGroup
 
+from tests.server.conftest import job_request, result
 from tests.server.http.fuzz import Fuzzer
 
 DOCUMENT = json.loads((Path(__file__).resolve().parents[3] / "docs" / "openapi.json").read_text())
-EXAMPLES = 12  # to each operation
+BODIES = {
+    "jobs_submit": job_request(),
+    "leases_heartbeat": {"phase": "training", "step": 1, "steps": 3},
+    "leases_complete": {"adapter_sha256": "0" * 64, "result": result()},
+    "leases_acquire": {"datasets": ["movies"]},
+}
+EXAMPLES = 6  # to each operation
 
 
 @pytest.fixture
@@ -44,14 +51,14 @@ def known(fleet, app, operator, device):
 
 
 @contextlib.contextmanager
-def fuzzer(document, url, tokens, known):
-    found = Fuzzer(document, url, tokens, known)
+def fuzzer(document, url, tokens, known, bodies):
+    found = Fuzzer(document, url, tokens, known, bodies)
     yield found
     found.close()
 
 
 def test_every_answer_is_described(fleet, operator, app, device, known):
-    with fuzzer(DOCUMENT, fleet.url, [operator.token, app.token, device.token, None], known) as found:
+    with fuzzer(DOCUMENT, fleet.url, [operator.token, app.token, device.token, None], known, BODIES) as found:
         found.run(EXAMPLES)
     names = {name for name, _ in found.answers}
     assert len(names) == sum(len(operations) for operations in DOCUMENT["paths"].values())
@@ -61,5 +68,5 @@ def test_every_answer_is_described(fleet, operator, app, device, known):
 def test_an_answer_that_is_not_described_is_found(fleet, app):
     document = json.loads(json.dumps(DOCUMENT))
     del document["paths"]["/v1/jobs/{job_id}"]["get"]["responses"]["404"]
-    with fuzzer(document, fleet.url, [app.token], {}) as found, pytest.raises(FailureGroup, match="404"):
+    with fuzzer(document, fleet.url, [app.token], {}, {}) as found, pytest.raises(FailureGroup, match="404"):
         found.run(EXAMPLES, only={"jobs_get"})

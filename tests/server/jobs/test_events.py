@@ -1,9 +1,13 @@
 """A job's event stream: complete, in order, resumable, and over when the job is."""
 
+import itertools
 import json
+import socket
 
+import fastapi.routing
 import pytest
 
+from server.auth.service import TokenService
 from shared.job import JobView, Progress
 from shared.transport import Transport
 
@@ -36,9 +40,14 @@ def test_everything_from_the_beginning(app, finished):
 
 def test_on_from_where_it_broke_off(app, finished):
     everything = read(app, finished)
-    for after in (1, 4, 6):
+    for after in range(len(everything) + 1):
         assert read(app, finished, str(after)) == everything[after:]
-    assert read(app, finished, "7") == []
+
+
+def test_a_position_beyond_the_end_is_refused(app, finished, problem):
+    """It is another job's, or of another server: waiting for it would lose what comes before."""
+    events = f"/v1/jobs/{finished}/events"
+    problem(app.get(events, headers={"Last-Event-ID": "8"}), 400, "bad-request")
 
 
 def test_as_it_happens(fleet, app, device, lease):
@@ -61,6 +70,40 @@ def test_a_last_event_id_that_is_none(app, finished, value):
     response = app.get(f"/v1/jobs/{finished}/events", headers={"Last-Event-ID": value})
     assert response.status_code in (400, 422)
     assert response.headers["content-type"] == "application/problem+json"
+
+
+def test_silence_is_filled_for_proxies(app, monkeypatch):
+    monkeypatch.setattr(fastapi.routing, "_PING_INTERVAL", 0.05)
+    job = app.submit()["id"]
+    with app.stream("GET", f"/v1/jobs/{job}/events") as response:
+        comments = [line for line in itertools.islice(response.iter_lines(), 12) if line.startswith(":")]
+    assert len(comments) >= 2
+
+
+def test_a_stream_ends_soon_after_its_token(home, app):
+    job = app.submit()["id"]
+    with app.stream("GET", f"/v1/jobs/{job}/events") as response:
+        lines = response.iter_lines()
+        assert any(line.startswith("data:") for line in lines)
+        with home.database.writing() as session:
+            tokens = TokenService(session)
+            tokens.revoke(tokens.principal(app.token).token_id)
+        assert not any(line.startswith("data:") for line in lines)  # to its end: the server closed it
+    assert app.get(f"/v1/jobs/{job}").status_code == 401
+
+
+def test_a_reader_who_stops_reading_holds_nobody_up(fleet, app):
+    """Its events wait on its own connection, not in the server."""
+    slow = app.submit()["id"]
+    host, port = fleet.url.removeprefix("http://").split(":")
+    head = f"GET /v1/jobs/{slow}/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {app.token}\r\n\r\n"
+    with socket.create_connection((host, int(port))) as link:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        link.sendall(head.encode())
+        fleet.home.compile()
+        app.post(f"/v1/jobs/{slow}/cancel")
+        states = [json.loads(data)["state"] for event, _, data in read(app, slow) if event == "job"]
+    assert states[-1] == "cancelled"
 
 
 def test_an_idle_stream_holds_no_thread(fleet, app):

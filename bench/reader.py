@@ -1,0 +1,94 @@
+"""`python -m bench.reader`: downloads files over many connections at once, and does as little else as it can.
+
+A process of its own, so that what is measured is the server. Takes a JSON plan as its first line of input, says
+`ready`, and begins at the next line; prints begin and end on the machine's monotonic clock, and the bytes read. Every
+download is two requests on one connection, as one that broke off half-way and went on. Speaks just the HTTP it needs.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+BUFFER_BYTES = 256 << 10
+
+
+@dataclass
+class Download:
+    """One connection: requests still to send, and what is still to come of the present answer."""
+
+    link: socket.socket
+    requests: list[bytes]
+    head: bytes = b""
+    left: int | None = None
+    read: int = field(default=0)
+
+    def ask(self) -> None:
+        """Sends the next request."""
+        self.link.setblocking(True)
+        self.link.sendall(self.requests.pop(0))
+        self.link.setblocking(False)
+        self.head, self.left = b"", None
+
+    def take(self, piece: memoryview) -> bool:
+        """Takes what arrived; True once the whole file did."""
+        if self.left is None:
+            self.head += bytes(piece)
+            head, end, body = self.head.partition(b"\r\n\r\n")
+            if not end:
+                return False
+            if b" 206 " not in head.split(b"\r\n")[0]:
+                raise RuntimeError(head.decode())
+            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            self.left = int(length.split(b":")[1]) - len(body)
+            self.read += len(body)
+        else:
+            self.left -= len(piece)
+            self.read += len(piece)
+        if self.left == 0 and self.requests:
+            self.ask()
+        return self.left == 0
+
+
+def _requests(path: str, size: int, headers: str) -> list[bytes]:
+    spans = (f"0-{size // 2 - 1}", f"{size // 2}-")
+    return [f"GET {path} HTTP/1.1\r\nHost: bench\r\n{headers}Range: bytes={span}\r\n\r\n".encode() for span in spans]
+
+
+def read_all(plan: dict[str, Any]) -> dict[str, float]:
+    """Downloads `plan["paths"]`, all at once."""
+    buffer = memoryview(bytearray(BUFFER_BYTES))
+    total = 0
+    began = time.monotonic()
+    with selectors.DefaultSelector() as selector:
+        for path in plan["paths"]:
+            link = socket.create_connection((plan["host"], plan["port"]))
+            download = Download(link, _requests(path, plan["size"], plan["headers"]))
+            download.ask()
+            selector.register(link, selectors.EVENT_READ, download)
+        while selector.get_map():
+            for key, _ in selector.select():
+                download = key.data
+                try:
+                    count = download.link.recv_into(buffer)
+                except BlockingIOError:
+                    continue
+                if count == 0:
+                    raise RuntimeError(f"the server ended a download after {download.read} bytes")
+                if download.take(buffer[:count]):
+                    selector.unregister(download.link)
+                    download.link.close()
+                    total += download.read
+    return {"began": began, "ended": time.monotonic(), "bytes": total}
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.stdin.readline())
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(json.dumps(read_all(given)), flush=True)
