@@ -76,12 +76,15 @@ def show_job(job_id: str, server: Server = DEFAULT_SERVER, token: Token = "", as
     """Show a job as it stands, and why it does not go on if it does not."""
     with connected(server, token) as client:
         job = client.job(job_id)
+        waiting = client.waiting(job_id) if job.state is JobState.READY and not as_json else None
     if as_json:
         print_json(job)
         return
     lines = [f"{job.id}  {job.state}", *_changed(job)]
     if job.progress is not None and not job.state.final:
         lines.append(job.progress.line())
+    if waiting is not None:
+        lines.append(waiting.why)
     if job.error is not None:
         lines.append(f"{job.error.code}: {job.error.detail}")
     out.print("\n".join(lines), markup=False, soft_wrap=True)

@@ -20,6 +20,7 @@ from shared.protocol import (
     DeviceRequestView,
     Enrolment,
     EnrolmentRequest,
+    JobWaiting,
     Page,
     PeftListing,
     ServerInfo,
@@ -68,6 +69,10 @@ class Client:
     def job(self, job_id: str) -> JobView:
         """A job as it stands."""
         return JobView.model_validate(self._get(f"/v1/jobs/{job_id}"))
+
+    def waiting(self, job_id: str) -> JobWaiting:
+        """Why a job does not go on."""
+        return JobWaiting.model_validate(self._get(f"/v1/jobs/{job_id}/waiting"))
 
     def jobs(self) -> Iterator[JobView]:
         """Every job of the tenant, newest first."""

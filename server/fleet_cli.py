@@ -21,7 +21,7 @@ from server.succession.service import KeyService
 from shared.access import DEFAULT_TENANT
 from shared.canonical import sha256_hex
 from shared.errors import BadRequest
-from shared.protocol import RunnerBuild
+from shared.protocol import DeviceChange, RunnerBuild
 
 app = typer.Typer()
 devices = typer.Typer(help="Devices that enrolled.", no_args_is_help=True)
@@ -36,7 +36,39 @@ def list_devices(tenant: Tenant = DEFAULT_TENANT, as_json: Json = False) -> None
     _, database = open_home()
     with database.reading() as session:
         rows = [device.view().model_dump(mode="json") for device in DeviceRepository(session).all(tenant)]
-    tell_rows(as_json, rows, ("id", "name", "platform", "last_seen_at", "revoked_at"))
+    if not as_json:
+        for row in rows:
+            row["labels"] = " ".join(f"{key}={value}" for key, value in row["labels"].items())
+    tell_rows(as_json, rows, ("id", "name", "platform", "labels", "last_seen_at", "revoked_at"))
+
+
+@devices.command("label")
+def label_device(
+    device: Annotated[str, typer.Argument(help="its id or name")],
+    labels: Annotated[list[str], typer.Argument(help="KEY=VALUE sets one, KEY= removes it", metavar="KEY=VALUE...")],
+    tenant: Tenant = DEFAULT_TENANT,
+    as_json: Json = False,
+) -> None:
+    """Label a device, so that jobs may ask for it; other labels stay."""
+    changes: dict[str, str | None] = {}
+    for text in labels:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise BadRequest(f"{text!r} must be KEY=VALUE, or KEY= to remove it")
+        changes[key] = value or None
+    try:
+        change = DeviceChange(labels=changes)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadRequest(f"label {first['loc'][1]}: {first['msg']}") from error
+    _, database = open_home()
+    with database.writing() as session:
+        service = DeviceService(session)
+        found = service.found(tenant, device)
+        service.label(found, change.labels)
+        name, now = f"{found.name} ({found.id})", found.labels.root
+    shown = ", ".join(f"{key}={value}" for key, value in now.items()) or "no labels"
+    tell(as_json, {"labels": now}, f"{name}: {shown}")
 
 
 @devices.command("revoke")

@@ -9,13 +9,14 @@ from server.auth.models import Scope
 from server.auth.service import Principal
 from server.devices.repository import DeviceRepository
 from server.devices.service import DeviceService
+from server.http.etags import IfMatch
 from server.http.idempotency import Once
 from server.http.pages import Paging
 from server.http.place import Here, Reading, Writing
 from server.http.routes import Routes
 from server.info.service import server_info
 from server.succession.service import KeyService
-from shared.protocol import DeviceEnrol, DeviceGrant, DeviceView, Enrolment, EnrolmentRequest, Page
+from shared.protocol import DeviceChange, DeviceEnrol, DeviceGrant, DeviceView, Enrolment, EnrolmentRequest, Page
 
 router = Routes(prefix="/v1", tags=["devices"])
 
@@ -44,3 +45,25 @@ def devices(
     """The tenant's devices, newest first."""
     found = DeviceRepository(session).page(principal.tenant, paging)
     return paging.page([device.view() for device in found.rows], found.before)
+
+
+@router.get("/devices/{device_id}")
+def device(principal: Annotated[Principal, needs(Scope.DEVICES_READ)], device_id: str, session: Reading) -> DeviceView:
+    """One device: what it said of itself, and what operators said of it."""
+    return DeviceService(session).get(principal.tenant, device_id).view()
+
+
+@router.patch("/devices/{device_id}")
+def change(
+    principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)],
+    device_id: str,
+    request: DeviceChange,
+    session: Writing,
+    expected: IfMatch,
+) -> DeviceView:
+    """Sets a device's labels, by which jobs may ask for it."""
+    service = DeviceService(session)
+    found = service.get(principal.tenant, device_id, lock=True)
+    expected.check(found.view())
+    service.label(found, request.labels)
+    return found.view()

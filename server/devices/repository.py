@@ -12,6 +12,7 @@ from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import Session
 
+from server.db.locking import locked
 from server.db.paging import PageRequest, PageRows, page_of
 from server.devices.models import Device, DeviceNonce, DeviceRequest, EnrolmentToken, RequestState, Told
 from shared.capabilities import Labels
@@ -31,6 +32,10 @@ class DeviceRepository:
     def get(self, tenant: str, device_id: str) -> Device | None:
         """A device of a tenant."""
         return self._session.scalar(select(Device).where(Device.tenant == tenant, Device.id == device_id))
+
+    def get_locked(self, tenant: str, device_id: str) -> Device | None:
+        """A device of a tenant, locked until the transaction ends."""
+        return self._session.scalar(locked(select(Device).where(Device.tenant == tenant, Device.id == device_id)))
 
     def standing(self, device_id: str, lock: bool = False) -> tuple[Labels, datetime | None, datetime | None]:
         """(labels, when it was revoked, until when it rests) of a device that is known to exist.

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from datetime import timedelta
 
+from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from server.auth.models import Role
 from server.auth.service import TokenService
 from server.auth.tenants import TenantService
 from server.clock import utc_now
-from server.devices.models import Device, EnrolmentToken
+from server.devices.models import Device, EnrolmentToken, LabelSet
 from server.devices.repository import DeviceRepository, EnrolmentRepository
 from server.identity import new_id, new_token, token_digest
 from shared.errors import BadRequest, Conflict, NotFound, Unauthorized
@@ -51,20 +53,41 @@ class DeviceService:
         )
         return Enrolment(token=text, expires_at=expires)
 
+    def get(self, tenant: str, device_id: str, lock: bool = False) -> Device:
+        """A device of the tenant; lock: until the transaction ends. Raises NotFound."""
+        device = (self._devices.get_locked if lock else self._devices.get)(tenant, device_id)
+        if device is None:
+            raise NotFound(f"there is no device {device_id!r}")
+        return device
+
+    def label(self, device: Device, changes: Mapping[str, str | None]) -> None:
+        """Sets a device's labels, and removes those that are to be None. Raises BadRequest for too many."""
+        labels = device.labels.root | {name: value for name, value in changes.items() if value is not None}
+        gone = {name for name, value in changes.items() if value is None}
+        try:
+            device.labels = LabelSet({name: value for name, value in sorted(labels.items()) if name not in gone})
+        except ValidationError as error:
+            raise BadRequest(f"labels: {error.errors()[0]['msg']}") from error
+
+    def found(self, tenant: str, name_or_id: str) -> Device:
+        """A device by its id or name. Raises NotFound, or Conflict for a name that several have."""
+        device = self._devices.get(tenant, name_or_id)
+        if device is not None:
+            return device
+        named = self._devices.named(tenant, name_or_id)
+        if len(named) > 1:
+            ids = ", ".join(found.id for found in named)
+            raise Conflict(f"{len(named)} devices are named {name_or_id!r}; give the id of one: {ids}")
+        if not named:
+            raise NotFound(f"no device is named {name_or_id!r}; `mobizo-server devices list` shows them")
+        return named[0]
+
     def revoke(self, tenant: str, name_or_id: str) -> Device:
         """Ends a device's tokens at once; it is never let in again but as another device.
 
         Its leases are `LeaseService`'s to take back. Raises NotFound, or Conflict for a name that several have.
         """
-        device = self._devices.get(tenant, name_or_id)
-        if device is None:
-            named = self._devices.named(tenant, name_or_id)
-            if len(named) > 1:
-                ids = ", ".join(found.id for found in named)
-                raise Conflict(f"{len(named)} devices are named {name_or_id!r}; give the id of one: {ids}")
-            if not named:
-                raise NotFound(f"no device is named {name_or_id!r}; `mobizo-server devices list` shows them")
-            device = named[0]
+        device = self.found(tenant, name_or_id)
         if device.revoked_at is None:
             device.revoked_at = utc_now()
             self._tokens.revoke_device(device.id)

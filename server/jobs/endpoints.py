@@ -21,9 +21,10 @@ from server.http.routes import Routes
 from server.jobs.events import LastEventId, job_events
 from server.jobs.repository import JobFilter, JobRepository
 from server.jobs.service import JobService
+from server.queue.explanation import ExplanationService
 from shared.errors import BadRequest, Conflict, InvalidRecipe, InvalidTask, NotFound, UnknownBase
 from shared.job import NAME, JobRequest, JobState, JobView
-from shared.protocol import Page
+from shared.protocol import JobWaiting, Page
 
 router = Routes(prefix="/v1/jobs", tags=["jobs"])
 _log = structlog.get_logger()
@@ -68,6 +69,12 @@ def jobs(
 def job(principal: Reader, job_id: str, here: Here, session: Reading) -> JobView:
     """One job as it stands."""
     return JobService(session, here.artifacts).get(principal.tenant, job_id).view()
+
+
+@router.get("/{job_id}/waiting")
+def waiting(principal: Reader, job_id: str, here: Here, session: Reading) -> JobWaiting:
+    """Why a job does not go on: no device holds its data set, has its labels, enough memory, or it is not its turn."""
+    return ExplanationService(session).explain(JobService(session, here.artifacts).get(principal.tenant, job_id))
 
 
 @router.post("/{job_id}/cancel", responses=raises(Conflict))

@@ -81,35 +81,35 @@ def able(needs: Needs, asking: Asking) -> bool:
 
 
 def lacks(needs: Needs, asking: Asking) -> Iterator[str]:
-    """What a device lacks, each as the end of `no device ...`: "has label site=lab".
+    """What a device lacks, each as the end of `no device has ...`: "label site=lab".
 
     A device that does not say is believed to have what every agent has, and nothing that a job asks for by itself.
     """
     can = asking.capabilities or Capabilities.model_validate({})
     for name, value in needs.labels.items():
         if asking.labels.get(name) != value:
-            yield f"has label {name}={value}"
+            yield f"label {name}={value}"
     yield from _memory(needs, asking, can)
     if needs.backend is not None and can.backends is not None and needs.backend not in can.backends:
-        yield f"runs backend {needs.backend}"
+        yield f"backend {needs.backend}"
     if needs.operator is not None and needs.operator not in (can.operators or ()):
-        yield f"has operator {needs.operator}, which the native runner brings"
+        yield f"operator {needs.operator}, which the native runner brings"
     if _older(can.executorch, needs.executorch):
-        yield f"has ExecuTorch {needs.executorch} or later"
+        yield f"ExecuTorch {needs.executorch} or later"
     if needs.executorch_asked is not None and not (
         can.executorch is not None and satisfies(can.executorch, needs.executorch_asked)
     ):
-        yield f"has ExecuTorch {needs.executorch_asked}"
+        yield f"ExecuTorch {needs.executorch_asked}"
     yield from _power(needs, can)
 
 
 def _memory(needs: Needs, asking: Asking, can: Capabilities) -> Iterator[str]:
     if needs.total_bytes is not None and (can.total_bytes is None or can.total_bytes < needs.total_bytes):
-        yield f"has {needs.total_bytes:,} bytes of memory"
+        yield f"{needs.total_bytes:,} bytes of memory"
     # Old agents say what they can spare and nothing else; they decline, and are asked again when they have more.
     told = None if asking.capabilities is None else asking.memory_bytes
     if needs.program_bytes is not None and told is not None and told < needs.program_bytes:
-        yield f"can spare the {needs.program_bytes:,} bytes of memory that its program takes"
+        yield f"{needs.program_bytes:,} bytes of memory to spare, which its program takes"
 
 
 def _older(version: str | None, least: str | None) -> bool:
@@ -125,10 +125,10 @@ def _power(needs: Needs, can: Capabilities) -> Iterator[str]:
     if can.charging is not False:
         return
     if needs.charging:
-        yield "is on external power"
+        yield "external power now"
     elif (
         needs.battery_floor is not None
         and can.battery_percent is not None
         and can.battery_percent < needs.battery_floor
     ):
-        yield f"has its battery at {needs.battery_floor:g} % or is on external power"
+        yield f"external power now, or its battery at {needs.battery_floor:g} %"

@@ -132,6 +132,12 @@ class QueueRepository:
         )
         return [(_line(row), row.waiting) for row in self._session.execute(statement)]
 
+    def ahead(self, job: Job, most: int) -> int:
+        """How many jobs of its lane come before a job, counted up to `most`."""
+        before = (Job.turn < job.turn) | ((Job.turn == job.turn) & (Job.number < job.number))
+        some = select(Job.number).where(Job.lane_number == job.lane_number, before).limit(most).subquery()
+        return self._session.scalars(select(func.count()).select_from(some)).one()
+
     def take(self, head: Head) -> Job | None:
         """A lane's first job that nobody else is taking, locked until the transaction ends."""
         statement = select(Job).where(Job.lane_number == head.line.number).order_by(Job.turn, Job.number).limit(1)
