@@ -40,6 +40,7 @@ class Commands(TyperGroup):
         from server.fleet_cli import app as fleet
         from server.home_cli import app as home
         from server.keys_cli import app as keys
+        from server.programs_cli import app as programs
 
         self.commands = {
             **typer.main.get_group(home).commands,
@@ -48,6 +49,7 @@ class Commands(TyperGroup):
             **typer.main.get_group(fleet).commands,
             **typer.main.get_group(files).commands,
             **typer.main.get_group(keys).commands,
+            **typer.main.get_group(programs).commands,
             **self.commands,
         }
 

@@ -51,7 +51,7 @@ def tell_rows(as_json: bool, rows: list[dict[str, Any]], columns: tuple[str, ...
         return
     table = Table()
     for column in columns:
-        if column == "id":
+        if column in ("id", "recipe_id"):
             # Never broken: it is copied into other commands.
             table.add_column(column, no_wrap=True, overflow="ignore")
         else:

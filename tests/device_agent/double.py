@@ -43,6 +43,7 @@ from shared.protocol import (
 from shared.request_signature import parse_signature
 from shared.rules import Rules
 from shared.signing import key_id, public_text, sign_manifest
+from shared.succession import ServerKeys, SignedSuccession
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SKEW_SECONDS = 300
@@ -109,6 +110,7 @@ class ServerDouble:
         self.ranges: list[str | None] = []  # of each download
         self.drop_after: int | None = None  # bytes of a download, after which the connection is cut
         self.broken: dict[str, list[Exception]] = {}  # action -> errors to answer with, one a call
+        self.successions: list[SignedSuccession] = []  # by which the keys before handed over to `key`
         self.nonces: set[str] = set()
         self.refusals: list[MobizoError] = []  # of signatures
         self.revoked = False
@@ -255,6 +257,10 @@ class ServerDouble:
         public = self.key.public_key()
         info = ServerInfo(version="0", public_key=public_text(public), key_id=key_id(public))
         return DeviceGrant(device_id="device-1", token="device-token", server=info)
+
+    def _server(self, body, parts):
+        public = self.key.public_key()
+        return ServerKeys(public_key=public_text(public), key_id=key_id(public), successions=self.successions)
 
     def _leases(self, body, parts):
         self.asked.append(LeaseRequest.model_validate_json(body))

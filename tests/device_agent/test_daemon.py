@@ -5,6 +5,7 @@ import threading
 import psutil
 import pytest
 
+from device_agent.adapters import AdapterShelf
 from device_agent.assignment import Outcome
 from device_agent.daemon import Daemon
 from device_agent.display import Display
@@ -13,10 +14,11 @@ from shared.capabilities import Capabilities
 from shared.errors import Gone, Unauthorized, Unavailable
 from shared.job import Result
 from shared.lora import load_adapter
-from shared.signing import new_private_key
+from shared.signing import key_id, new_private_key
+from shared.succession import sign_succession
 from shared.trajectory import parse_trajectory
 from tests.device_agent.conftest import enrol
-from tests.device_agent.double import ServerDouble
+from tests.device_agent.double import NOW, ServerDouble
 from tests.device_agent.sensing import BATTERY, Told
 
 FOREVER = 1_000_000
@@ -283,3 +285,40 @@ def test_results_are_numbers(daemon, server, rademacher):
         "adapter",
     }
     assert set(sent) | {"evaluations"} == set(Result.model_fields)
+
+
+def hand_over(server):
+    """The server signs with a new key from now on, to which its former one handed over."""
+    following = new_private_key()
+    server.successions.append(sign_succession(server.key, following.public_key(), NOW))
+    server.key = following
+
+
+def test_a_server_whose_key_handed_over_is_followed_and_what_was_kept_before_stays_usable(
+    daemon, server, home, rademacher
+):
+    server.add_job(rademacher, steps=1)
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    before = home.config()
+    for _ in range(2):
+        hand_over(server)
+    server.add_job(rademacher, job_id="job-2", steps=1)
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    config = home.config()
+    assert config.key_id == key_id(server.key.public_key()) != before.key_id
+    assert config.former_keys[0] == before.public_key
+    shelf = AdapterShelf(home)
+    assert shelf.open("alice-movies", *config.trusted_keys()).about.job_id == "job-2"
+    shelf.rollback("alice-movies")
+    assert shelf.open("alice-movies", *config.trusted_keys()).about.job_id == "job-1"
+
+
+def test_a_server_whose_chain_of_keys_does_not_hold_is_refused_as_any_other(daemon, server, home, rademacher):
+    hand_over(server)
+    server.successions[0] = sign_succession(new_private_key(), server.key.public_key(), NOW)
+    server.add_job(rademacher, steps=1)
+    before = home.config()
+    ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.FAILED
+    assert "not by the server this device was enrolled with" in ended.detail
+    assert home.config() == before

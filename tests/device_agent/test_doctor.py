@@ -20,14 +20,17 @@ from shared.errors import NotFound, Unauthorized
 from shared.protocol import ServerInfo
 from shared.rules import Rules
 from shared.signing import key_id, new_private_key, public_text
+from shared.succession import sign_succession
 from tests.device_agent.conftest import ROOT, enrol
-from tests.device_agent.double import ServerDouble
+from tests.device_agent.double import NOW, ServerDouble
 
 
 class KnownServer(ServerDouble):
     """A server that also says who it is, and has no native runner."""
 
     def _server(self, body, parts):
+        if parts[1:] == ["keys"]:
+            return super()._server(body, parts)
         public = self.key.public_key()
         return ServerInfo(version="1.2", public_key=public_text(public), key_id=key_id(public))
 
@@ -59,6 +62,14 @@ def states(checks):
 
 def test_a_server_that_is_right(enrolled):
     assert states(check_server(enrolled)) == {"server": "ok", "token": "ok", "clock": "ok"}
+
+
+def test_a_server_whose_key_handed_over_is_the_same_server(enrolled, server):
+    former, server.key = server.key, new_private_key()
+    server.successions.append(sign_succession(former, server.key.public_key(), NOW))
+    (found,) = [check for check in check_server(enrolled) if check.name == "server"]
+    assert found.state == "ok"
+    assert key_id(server.key.public_key()) in found.detail
 
 
 def test_a_server_with_another_key_is_not_trusted(enrolled, server):

@@ -1,4 +1,7 @@
-"""Real worker processes under each engine: compiled once, whatever dies. Embedded on SQLite, Procrastinate on PostgreSQL."""
+"""Real worker processes under each engine: compiled once, whatever dies.
+
+Embedded on SQLite, Procrastinate on PostgreSQL.
+"""
 
 import os
 import signal
@@ -11,7 +14,8 @@ import psutil
 import pytest
 from sqlalchemy import func, select, update
 
-from server.programs.models import Program, ProgramState
+from server.jobs.models import JobEvent
+from server.programs.models import Program, ProgramState, Worker
 from server.work.engine import prepare_engine
 from shared.program import SignedManifest
 from shared.signing import parse_public, verify_manifest
@@ -76,9 +80,10 @@ def test_asked_for_many_times_at_once_compiled_once(fleet, home, app, start, sta
     start()
     start()
     barrier, jobs = threading.Barrier(6), []
+    actors = [fleet.app("default" if number % 2 else "other") for number in range(6)]
 
     def submit(number):
-        actor = fleet.app("default" if number % 2 else "other")
+        actor = actors[number]
         barrier.wait()
         jobs.append((actor, actor.post("/v1/jobs", json=job_request(adapter=f"a{number}")).json()))
 
@@ -110,11 +115,73 @@ def test_a_worker_killed_in_the_middle(home, app, start, state):
     assert state(job) == "compiling"
     first.send_signal(signal.SIGKILL)
     eventually(lambda: not alive(compiler))
+    # As if it had run on another machine: only its silence tells that it is dead.
+    with home.database.writing() as session:
+        session.execute(update(Worker).values(pid_space="elsewhere"))
     home.behave()
     start()
     eventually(lambda: state(job) == "ready")
     assert len(home.starts()) == 2
     eventually(lambda: not workspaces(home))
+
+
+def test_another_worker_on_the_machine_takes_over_at_once(home, app, start, state):
+    patient = {"compile_lease_seconds": 600.0}
+    home.behave(hang=True)
+    first = start(**patient)
+    job = app.submit()
+    compiler = eventually(home.starts)[0]
+    second = start(**patient)
+    first.send_signal(signal.SIGKILL)
+    eventually(lambda: not alive(compiler))
+    eventually(lambda: len(home.starts()) == 2)
+    home.behave()
+    # The same again, and now a worker that has just started.
+    second.send_signal(signal.SIGKILL)
+    start(**patient)
+    eventually(lambda: state(job) == "ready")
+    assert len(home.starts()) == 3
+    with home.database.reading() as session:
+        program = session.scalars(select(Program)).one()
+        assert (program.signed.manifest.version, program.attempts) == (1, 3)
+
+
+def test_workers_share_recipes_and_compile_each_once(fleet, home, app, start, state):
+    for _ in range(3):
+        start()
+    jobs = [app.submit(adapter=f"a{rank}", recipe={"rank": rank}) for rank in range(2, 10)]
+    jobs += [app.submit(adapter=f"b{rank}", recipe={"rank": rank}) for rank in range(2, 10)]
+    for job in jobs:
+        eventually(lambda job=job: state(job) == "ready")
+    assert len(home.starts()) == 8
+    with home.database.reading() as session:
+        assert [program.attempts for program in session.scalars(select(Program))] == [1] * 8
+
+
+def test_a_compile_tells_how_it_goes(home, app, start, state):
+    home.behave(hang=True)
+    worker = start()
+    job = app.submit()
+    view = eventually(lambda: (seen := app.get(f"/v1/jobs/{job['id']}").json())["progress"] and seen)
+    assert view["state"] == "compiling"
+    assert (view["progress"]["phase"], view["progress"]["why"]) == ("compiling", "reading the base model")
+    home.behave()
+    worker.terminate()
+    assert worker.wait(PATIENCE) == 0
+    assert app.get(f"/v1/jobs/{job['id']}").json()["progress"] is None
+    start()
+    eventually(lambda: state(job) == "ready")
+    with home.database.reading() as session:
+        told = session.scalars(select(JobEvent).where(JobEvent.kind == "progress")).all()
+        assert len(told) in (1, 2)
+
+
+def test_what_is_over_the_budget_is_not_begun(home, app, start, state):
+    start(compile_budget_bytes=100 << 20)
+    job = app.submit()
+    eventually(lambda: state(job) == "failed")
+    assert app.get(f"/v1/jobs/{job['id']}").json()["error"]["code"] == "compile-too-large"
+    assert home.starts() == []
 
 
 def test_cancelled_jobs_stop_the_compiler(home, app, start, state):

@@ -1,0 +1,289 @@
+"""Which program is compiled next: priorities, tenants' turns, and what a machine has memory for."""
+
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import select, update
+
+from server.jobs.models import Job
+from server.programs.compilation import PATIENCE, CompileQueue
+from server.programs.models import Program, ProgramState, Worker
+from server.programs.repository import WorkerRepository
+from server.programs.waiting import WaitingRepository
+from shared.errors import CompileFailed
+from shared.recipe import Recipe
+from tests.server.conftest import job_request
+from tests.server.programs.test_compilation import signed
+
+GIB = 1 << 30
+SEVEN_BILLION = 28 * GIB  # as large as a program of seven billion weights takes, when 32 GiB are to suffice
+
+
+class Machines:
+    """Machines with workers, each call one transaction."""
+
+    def __init__(self, home):
+        self.home = home
+        self.settings = home.settings
+
+    def worker(self, name, host="alone", memory=32 * GIB, limited=True):
+        """A worker on a machine that gives so much to compiles."""
+        now = datetime.now(UTC)
+        with self.home.database.writing() as session:
+            WorkerRepository(session).add(Worker(id=name, pid=1, host=host, started_at=now, seen_at=now))
+            if memory is not None:
+                WaitingRepository(session).keep_host(host, memory, limited, now)
+        return name
+
+    def claim(self, name):
+        """The recipe id that the worker gets, or None."""
+        assignment = self.do(name, "claim")
+        return None if assignment is None else assignment.recipe.id
+
+    def do(self, name, action, *arguments):
+        with self.home.database.writing() as session:
+            return getattr(CompileQueue(session, self.settings, name), action)(*arguments)
+
+    def finish(self, name, job):
+        assert self.do(name, "finish", job["recipe_id"], signed(job)) is True
+
+    def takes(self, job, size):
+        """What compiling a job's program is thought to take, bytes."""
+        with self.home.database.writing() as session:
+            statement = update(Program).where(Program.recipe_id == job["recipe_id"]).values(memory_bytes=size)
+            session.execute(statement)
+
+    def program(self, job):
+        with self.home.database.reading() as session:
+            found = session.scalars(select(Program).where(Program.recipe_id == job["recipe_id"])).one()
+            session.expunge_all()
+            return found
+
+
+@pytest.fixture
+def machines(home):
+    return Machines(home)
+
+
+@pytest.fixture
+def many(fleet):
+    """Jobs of a tenant, each with a recipe of its own."""
+    actors = {}
+
+    def many(count, tenant="default", first_rank=2, **changes):
+        if tenant not in actors:
+            actors[tenant] = fleet.app(tenant)
+        return [
+            actors[tenant].submit(adapter=f"{tenant}-{rank}", recipe={"rank": rank}, **changes)
+            for rank in range(first_rank, first_rank + count)
+        ]
+
+    return many
+
+
+def ids(*jobs):
+    return [job["recipe_id"] for job in jobs]
+
+
+def test_the_highest_priority_first_then_the_oldest(machines, many):
+    plain, other = many(2)
+    (low,) = many(1, first_rank=10, priority=-3)
+    (high,) = many(1, first_rank=11, priority=7)
+    worker = machines.worker("one")
+    assert [machines.claim(worker) for _ in range(4)] == ids(high, plain, other, low)
+    assert machines.claim(worker) is None
+
+
+def test_a_program_has_the_priority_of_its_most_urgent_job(app, machines, many):
+    first, second = many(2)
+    urgent = app.submit(adapter="urgent", recipe={"rank": 3}, priority=1)
+    assert urgent["recipe_id"] == second["recipe_id"]
+    worker = machines.worker("one")
+    assert machines.claim(worker) == second["recipe_id"]
+    # Nobody urgent waits any more.
+    machines.do(worker, "release", second["recipe_id"])
+    app.post(f"/v1/jobs/{urgent['id']}/cancel")
+    assert machines.claim(worker) == first["recipe_id"]
+
+
+def test_a_tenant_with_many_recipes_does_not_starve_another(machines, many):
+    flood = many(20, "flood", priority=10)
+    theirs = many(2, "quiet", first_rank=100, priority=-10)
+    worker = machines.worker("one")
+    order = [machines.claim(worker) for _ in range(22)]
+    # A turn each while both have something, whatever they call urgent.
+    assert order[:4] in (
+        [flood[0]["recipe_id"], theirs[0]["recipe_id"], flood[1]["recipe_id"], theirs[1]["recipe_id"]],
+        [theirs[0]["recipe_id"], flood[0]["recipe_id"], theirs[1]["recipe_id"], flood[1]["recipe_id"]],
+    )
+    assert order[4:] == ids(*flood[2:])
+
+
+def test_who_comes_late_waits_for_one_compile_at_most_and_saves_up_no_turns(machines, many):
+    flood = many(6, "flood")
+    worker = machines.worker("one")
+    assert [machines.claim(worker) for _ in range(3)] == ids(*flood[:3])
+    late = many(3, "late", first_rank=100)
+    assert [machines.claim(worker) for _ in range(4)] == ids(late[0], flood[3], late[1], flood[4])
+
+
+def test_two_large_programs_never_run_at_once(machines, many):
+    large, larger, small, smaller = many(4)
+    for job in (large, larger):
+        machines.takes(job, SEVEN_BILLION)
+    for job in (small, smaller):
+        machines.takes(job, 2 * GIB)
+    one, two, three, four = (machines.worker(name) for name in ("one", "two", "three", "four"))
+    assert machines.claim(one) == large["recipe_id"]
+    # The other large one is passed by, and both small ones fit: 28 + 2 + 2.
+    assert machines.claim(two) == small["recipe_id"]
+    assert machines.claim(three) == smaller["recipe_id"]
+    assert machines.claim(four) is None
+    machines.finish(two, small)
+    assert machines.claim(four) is None
+    machines.finish(one, large)
+    assert machines.claim(four) == larger["recipe_id"]
+
+
+def test_another_machine_has_memory_of_its_own(machines, many):
+    large, larger = many(2)
+    for job in (large, larger):
+        machines.takes(job, SEVEN_BILLION)
+    assert machines.claim(machines.worker("one", "here")) == large["recipe_id"]
+    assert machines.claim(machines.worker("two", "here")) is None
+    assert machines.claim(machines.worker("three", "there")) == larger["recipe_id"]
+
+
+@pytest.mark.parametrize("end", ["release", "retry", "fail", "vanished"])
+def test_a_compile_that_ended_gives_its_memory_back(machines, many, end):
+    large, larger = many(2)
+    for job in (large, larger):
+        machines.takes(job, SEVEN_BILLION)
+    one, two = machines.worker("one"), machines.worker("two")
+    machines.claim(one)
+    assert machines.claim(two) is None
+    extra = {"retry": [CompileFailed("died")], "fail": [CompileFailed("no")], "vanished": [one]}.get(end, [])
+    machines.do(one, end, large["recipe_id"], *extra)
+    assert machines.claim(two) in ids(large, larger)
+
+
+def test_claims_at_once_do_not_overfill_a_machine(machines, many):
+    jobs = many(6)
+    for job in jobs:
+        machines.takes(job, 10 * GIB)
+    workers = [machines.worker(f"worker-{number}") for number in range(6)]
+    barrier, given = threading.Barrier(6), []
+
+    def claim(worker):
+        barrier.wait()
+        given.append(machines.claim(worker))
+
+    threads = [threading.Thread(target=claim, args=(worker,)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(given) == 6
+    started = [recipe_id for recipe_id in given if recipe_id is not None]
+    assert len(started) == len(set(started)) == 3
+
+
+def test_what_waited_long_is_not_passed_by_for_ever(machines, many):
+    small, large, later = many(3)
+    machines.takes(large, SEVEN_BILLION)
+    for job in (small, later):
+        machines.takes(job, 8 * GIB)
+    one, two = machines.worker("one"), machines.worker("two")
+    assert machines.claim(one) == small["recipe_id"]
+    with machines.home.database.writing() as session:
+        long_ago = datetime.now(UTC) - PATIENCE - timedelta(seconds=1)
+        session.execute(update(Job).where(Job.id == large["id"]).values(created_at=long_ago))
+    assert machines.claim(two) is None
+    machines.finish(one, small)
+    assert machines.claim(two) == large["recipe_id"]
+    assert machines.claim(one) is None
+
+
+def test_over_every_machine_s_memory_is_refused_early(app, machines, many):
+    large, small = many(2)
+    machines.takes(large, SEVEN_BILLION)
+    machines.worker("big", "big", 16 * GIB)
+    worker = machines.worker("one", "little", 8 * GIB)
+    machines.takes(small, 9 * GIB)
+    # It fits the other machine, so it waits for that.
+    assert machines.claim(worker) is None
+    view = app.get(f"/v1/jobs/{large['id']}").json()
+    assert (view["state"], view["error"]["code"]) == ("failed", "compile-too-large")
+    assert "MOBIZO_COMPILE_BUDGET_BYTES" in view["error"]["detail"]
+    assert f"{16 * GIB:,}" in view["error"]["detail"]
+    assert machines.claim("big") == small["recipe_id"]
+
+
+def test_an_estimate_that_nobody_limited_runs_alone(machines, many):
+    large, small = many(2)
+    machines.takes(large, SEVEN_BILLION)
+    one, two = machines.worker("one", memory=16 * GIB, limited=False), machines.worker("two", memory=None)
+    assert machines.claim(one) == large["recipe_id"]
+    assert machines.claim(two) is None
+    machines.finish(one, large)
+    assert machines.claim(two) == small["recipe_id"]
+
+
+def test_what_is_estimated_is_stored(app, machines):
+    assert machines.program(app.submit()).memory_bytes > 400 << 20
+
+
+def test_a_crash_puts_the_next_try_off_twice_as_long_each_time(app, machines):
+    machines.settings = machines.settings.model_copy(update={"compile_backoff_seconds": 100, "compile_attempts": 4})
+    job = app.submit()
+    worker = machines.worker("one")
+    for wait in (100, 200, 400):
+        assert machines.claim(worker) == job["recipe_id"]
+        before = datetime.now(UTC)
+        machines.do(worker, "retry", job["recipe_id"], CompileFailed("died"))
+        after = datetime.now(UTC)
+        again = machines.program(job).next_attempt_at
+        assert before + timedelta(seconds=wait) <= again <= after + timedelta(seconds=wait)
+        assert machines.claim(worker) is None
+        view = app.get(f"/v1/jobs/{job['id']}").json()
+        assert view["state"] == "queued"
+        assert "crashed" in view["progress"]["why"]
+        with machines.home.database.writing() as session:
+            session.execute(update(Program).values(next_attempt_at=before))
+    assert machines.claim(worker) == job["recipe_id"]
+    machines.do(worker, "retry", job["recipe_id"], CompileFailed("died for good"))
+    assert app.get(f"/v1/jobs/{job['id']}").json()["error"]["detail"] == "died for good"
+
+
+def test_asked_for_again_it_is_tried_at_once(app, machines):
+    machines.settings = machines.settings.model_copy(update={"compile_backoff_seconds": 100, "compile_attempts": 1})
+    job = app.submit()
+    worker = machines.worker("one")
+    machines.claim(worker)
+    machines.do(worker, "retry", job["recipe_id"], CompileFailed("died"))
+    assert machines.program(job).state is ProgramState.FAILED
+    assert app.submit()["state"] == "queued"
+    assert machines.claim(worker) == job["recipe_id"]
+
+
+def test_asking_and_finishing_at_once_leave_no_job_behind(fleet, app, machines):
+    """A job that asks while its program becomes ready is either among those that are told, or finds it ready."""
+    worker = machines.worker("one")
+    for number in range(10):
+        job = app.submit(adapter=f"first-{number}", recipe={"rank": 2 + number})
+        assert machines.claim(worker) == job["recipe_id"]
+        recipe = Recipe.model_validate(job["recipe"])
+        body = job_request(adapter=f"second-{number}", recipe={"rank": recipe.rank})
+        barrier, late = threading.Barrier(2), []
+
+        def ask(body=body, barrier=barrier, late=late):
+            barrier.wait()
+            late.append(app.post("/v1/jobs", json=body).json())
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        barrier.wait()
+        machines.finish(worker, job)
+        thread.join()
+        assert app.get(f"/v1/jobs/{late[0]['id']}").json()["state"] == "ready"
