@@ -25,7 +25,7 @@ class Job(Numbered, Table):
         # Each list that the API has is read in one of these alone: what is asked for first, then the order, then
         # whatever else may be asked for together with it.
         Index("ix_jobs_tenant", "tenant", "number"),
-        Index("ix_jobs_state", "tenant", "state", "number", "user", "adapter"),
+        Index("ix_jobs_state", "tenant", "state", "number", "user", "adapter", "recipe_id"),
         Index("ix_jobs_user", "tenant", "user", "number", "state", "adapter"),
         Index("ix_jobs_adapter", "tenant", "adapter", "number", "state", "user"),
         Index("ix_jobs_recipe", "recipe_id", "state", "tenant", "number"),

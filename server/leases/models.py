@@ -34,7 +34,16 @@ class JobLease(Numbered, Table):
         Index("ix_leases_live", "job_number", unique=True, sqlite_where=_LIVE, postgresql_where=_LIVE),
         Index("ix_leases_device", "device_id", "ending", "number", "job_number"),
         Index("ix_leases_job", "job_number", "number"),
-        Index("ix_leases_expiry", "expires_at", "number", "job_number", sqlite_where=_LIVE, postgresql_where=_LIVE),
+        # With what is known of all its rows anyway, or SQLite would look that up.
+        Index(
+            "ix_leases_expiry",
+            "expires_at",
+            "number",
+            "job_number",
+            "ending",
+            sqlite_where=_LIVE,
+            postgresql_where=_LIVE,
+        ),
     )
 
     id: Mapped[str] = mapped_column(String(64), unique=True)

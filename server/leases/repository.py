@@ -115,22 +115,21 @@ class LeaseRepository:
 
     def take_overdue(self, now: datetime) -> Sequence[JobLease]:
         """Live leases whose time is over, with their jobs locked; not those that somebody else is busy with."""
-        late = select(Job).join(JobLease, JobLease.job_number == Job.number).where(*_over(now))
-        jobs = self._session.scalars(locked(late.order_by(Job.number), of=Job, skip=True)).all()
-        return self._live_of([job.number for job in jobs], *_over(now))
+        late = select(JobLease.job_number).where(*_over(now)).order_by(JobLease.expires_at)
+        return self._take(self._session.scalars(late).all(), *_over(now), skip=True)
 
     def take_live_of_device(self, device_id: str) -> Sequence[JobLease]:
         """All live leases of a device, with their jobs locked."""
-        live = JobLease.device_id == device_id, JobLease.ending.is_(None)
-        held = select(Job).join(JobLease, JobLease.job_number == Job.number).where(*live)
-        jobs = self._session.scalars(locked(held.order_by(Job.number), of=Job)).all()
-        return self._live_of([job.number for job in jobs], *live)
+        held = select(JobLease.job_number).where(*_live(device_id)).order_by(JobLease.number)
+        return self._take(self._session.scalars(held).all(), *_live(device_id))
 
-    def _live_of(self, numbers: Sequence[int], *chosen: ColumnElement[bool]) -> Sequence[JobLease]:
-        """The leases of locked jobs, read after they were locked."""
+    def _take(self, numbers: Sequence[int], *chosen: ColumnElement[bool], skip: bool = False) -> Sequence[JobLease]:
+        """The leases of jobs that are `chosen` once these are locked; skip: but those whose job others have locked."""
         if not numbers:
             return []
-        statement = select(JobLease).where(JobLease.job_number.in_(numbers), *chosen).order_by(JobLease.number)
+        jobs = select(Job).where(Job.number.in_(numbers)).order_by(Job.number)
+        taken = [job.number for job in self._session.scalars(locked(jobs, skip=skip))]
+        statement = select(JobLease).where(JobLease.job_number.in_(taken), *chosen).order_by(JobLease.number)
         return self._session.scalars(statement.execution_options(populate_existing=True)).all()
 
     def cancel(self, job_number: int, now: datetime) -> None:
@@ -151,9 +150,9 @@ def _live(device_id: str) -> tuple[ColumnElement[bool], ...]:
 
 
 def _of_live(device_id: str, datasets: Collection[str]) -> Select[int]:
-    """The number of the job that a device has, if it still holds its data set."""
+    """The number of a job that a device has, if it still holds its data set."""
     number = select(JobLease.job_number).join(Job, Job.number == JobLease.job_number)
-    return number.where(*_live(device_id), Job.dataset.in_(datasets)).order_by(JobLease.number).limit(1)
+    return number.where(*_live(device_id), Job.dataset.in_(datasets)).limit(1)
 
 
 def _lapsed(device_id: str) -> tuple[ColumnElement[bool], ...]:

@@ -44,12 +44,12 @@ AFTER = [
     ("ix_jobs_queued", "jobs", ["tenant", sa.text("priority DESC"), "number", "recipe_id"], _QUEUED),
     ("ix_jobs_recipe", "jobs", ["recipe_id", "state", "tenant", "number"], None),
     ("ix_jobs_recipe_id", "jobs", [], None),
-    ("ix_jobs_state", "jobs", ["tenant", "state", "number", "user", "adapter"], None),
+    ("ix_jobs_state", "jobs", ["tenant", "state", "number", "user", "adapter", "recipe_id"], None),
     ("ix_jobs_tenant", "jobs", ["tenant", "number"], None),
     ("ix_jobs_user", "jobs", ["tenant", "user", "number", "state", "adapter"], None),
     ("ix_jobs_waiting", "jobs", [], None),
     ("ix_leases_device", "leases", ["device_id", "ending", "number", "job_number"], None),
-    ("ix_leases_expiry", "leases", ["expires_at", "number", "job_number"], _LIVE),
+    ("ix_leases_expiry", "leases", ["expires_at", "number", "job_number", "ending"], _LIVE),
     ("ix_tokens_tenant", "tokens", ["tenant", "number", "role"], None),
 ]
 
