@@ -34,9 +34,13 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises Unavailable if the address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listening = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise Unavailable(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+    # Connections have it from here; asyncio sets it only on sockets that name their protocol. Without it the end of an
+    # answer waits until the client has confirmed its beginning, which clients put off by 40 ms.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 class _Uvicorn(uvicorn.Server):

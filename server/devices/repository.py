@@ -15,7 +15,6 @@ from sqlalchemy.orm import Session
 from server.db.locking import locked
 from server.db.paging import PageRequest, PageRows, page_of
 from server.devices.models import Device, DeviceNonce, DeviceRequest, EnrolmentToken, RequestState, Told
-from shared.capabilities import Labels
 
 
 class DeviceRepository:
@@ -36,15 +35,6 @@ class DeviceRepository:
     def get_locked(self, tenant: str, device_id: str) -> Device | None:
         """A device of a tenant, locked until the transaction ends."""
         return self._session.scalar(locked(select(Device).where(Device.tenant == tenant, Device.id == device_id)))
-
-    def standing(self, device_id: str, lock: bool = False) -> tuple[Labels, datetime | None, datetime | None]:
-        """(labels, when it was revoked, until when it rests) of a device that is known to exist.
-
-        lock: its row, until the transaction ends.
-        """
-        statement = select(Device.labels, Device.revoked_at, Device.rests_until).where(Device.id == device_id)
-        row = self._session.execute(statement.with_for_update(key_share=True) if lock else statement).one()
-        return row.labels.root, row.revoked_at, row.rests_until
 
     def named(self, tenant: str, name: str) -> Sequence[Device]:
         """Devices of a tenant that go by a name and were not revoked."""

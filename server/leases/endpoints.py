@@ -41,12 +41,11 @@ from shared.protocol import AdapterVersion, Completion, Decline, Lease, LeaseReq
 router = Routes(prefix="/v1/leases", tags=["leases"])
 
 
-def _look(place: Place, principal: Principal, asked: LeaseRequest) -> tuple[bool, Asking]:
-    """Whether a device has a job, or had one that it may have again; and the device as the queue sees it."""
+def _look(place: Place, principal: Principal, asked: LeaseRequest) -> Asking:
+    """The device as the queue sees it."""
     with place.database.reading() as session:
         service = LeaseService(session, place.settings.lease_seconds)
-        asking = service.asking(principal.tenant, principal.device_id or "", asked)
-        return service.may_hold(asking), asking
+        return service.asking(principal.tenant, principal.device_id or "", asked)
 
 
 def _acquire(place: Place, principal: Principal, asked: LeaseRequest) -> tuple[Lease | None, Asking]:
@@ -75,8 +74,8 @@ async def acquire(
     )
     await here.present(Presence(principal.device_id or "", told))
     lease = None
-    has_one, asking = await run_in_threadpool(_look, here, principal, lease_request)
-    if has_one:
+    asking = await run_in_threadpool(_look, here, principal, lease_request)
+    if asking.may_hold:
         lease, asking = await here.turns.run(_acquire, here, principal, lease_request)
     with here.meters.polls.track_inprogress():
         while lease is None:

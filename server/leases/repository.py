@@ -3,17 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, Select, func, select, update
+from sqlalchemy import ColumnElement, Select, bindparam, exists, func, or_, select, update
 from sqlalchemy.orm import Session, load_only
 
 from server.db.locking import locked
+from server.devices.models import Device
 from server.jobs.models import Job
 from server.leases.models import Ending, JobLease, MemoryDecline
+from shared.capabilities import Labels
 from shared.job import JobState
 
 DECLINE_LASTS = timedelta(hours=1)  # for a device that does not say what memory it has by now
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a device stands. has_declined: some recipe, some time. had_lease: has one, or had one that ran out."""
+
+    labels: Labels
+    revoked_at: datetime | None
+    rests_until: datetime | None
+    has_declined: bool
+    had_lease: bool
+
+
+# Built once, since every request for a job asks it: building a statement costs more than running it.
+_STANDING = select(
+    Device.labels,
+    Device.revoked_at,
+    Device.rests_until,
+    exists(select(MemoryDecline.recipe_id).where(MemoryDecline.device_id == Device.id)).label("has_declined"),
+    or_(
+        exists(select(JobLease.number).where(JobLease.device_id == Device.id, JobLease.ending.is_(None))),
+        exists(select(JobLease.number).where(JobLease.device_id == Device.id, JobLease.ending == Ending.EXPIRED)),
+    ).label("had_lease"),
+).where(Device.id == bindparam("device_id"))
 
 
 class LeaseRepository:
@@ -52,6 +79,12 @@ class LeaseRepository:
         """The device's latest lease that expired and whose job waits, given to nobody since; with its job locked."""
         lease = self._guarded(_of_lapsed(device_id, datasets), *_lapsed(device_id))
         return lease if lease is not None and self._state(lease) is JobState.READY else None
+
+    def standing(self, device_id: str, lock: bool = False) -> Standing:
+        """How a device that is known to exist stands. lock: its row, until the transaction ends."""
+        statement = _STANDING.with_for_update(of=Device, key_share=True) if lock else _STANDING
+        row = self._session.execute(statement, {"device_id": device_id}).one()
+        return Standing(row.labels.root, row.revoked_at, row.rests_until, row.has_declined, row.had_lease)
 
     def may_hold(self, device_id: str, datasets: Collection[str]) -> bool:
         """Whether the device has a lease, or had one that it may have again; locks nothing."""

@@ -83,24 +83,23 @@ class LeaseService:
 
         lock: keeps other requests of the device waiting until the transaction ends, so that it gets one job for both.
         """
-        labels, revoked_at, rests_until = self._devices.standing(device_id, lock)
-        if revoked_at is not None:
+        standing = self._leases.standing(device_id, lock)
+        if standing.revoked_at is not None:
             # Its request waited for work while the operator revoked it.
             raise Unauthorized(REVOKED)
+        declined = self._leases.declined(device_id, request.memory_bytes, utc_now()) if standing.has_declined else ()
+        datasets = frozenset(request.datasets)
         return Asking(
             tenant,
             device_id,
-            frozenset(request.datasets),
+            datasets,
             request.memory_bytes,
             request.capabilities,
-            labels,
-            self._leases.declined(device_id, request.memory_bytes, utc_now()),
-            resting(rests_until),
+            standing.labels,
+            frozenset(declined),
+            rests=resting(standing.rests_until),
+            may_hold=standing.had_lease and self._leases.may_hold(device_id, datasets),
         )
-
-    def may_hold(self, asking: Asking) -> bool:
-        """Whether a device has a job, or had one that it may have again."""
-        return self._leases.may_hold(asking.device_id, asking.datasets)
 
     def acquire(self, asking: Asking, seconds: float | None = None) -> Lease | None:
         """A job for a device: the one it has, the one it had, or the first in the queue that it may train.

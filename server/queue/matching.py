@@ -43,6 +43,7 @@ class Asking:
     labels: Labels = field(default_factory=dict)
     declined: frozenset[str] = frozenset()  # recipes that it could not hold
     rests: bool = False  # failed too many jobs in a row to be given another now
+    may_hold: bool = False  # has a job, or had one that it may have again
 
 
 @lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Select, case, exists, func, or_, select
+from sqlalchemy import Select, bindparam, case, exists, func, or_, select
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import Session
@@ -68,6 +68,18 @@ _COLUMNS = (
     Lane.needs,
 )
 
+_WAITS = Job.lane_number == Lane.number
+# Built once, since it is asked several times a second.
+_READY = (
+    select(*_COLUMNS, select(func.count()).where(_WAITS).correlate(Lane).scalar_subquery().label("waiting"))
+    .where(
+        Lane.tenant == bindparam("tenant"),
+        Lane.dataset.in_(bindparam("datasets", expanding=True)),
+        exists(select(Job.number).where(_WAITS).correlate(Lane)),
+    )
+    .order_by(Lane.priority.desc(), Lane.number)
+)
+
 
 class QueueRepository:
     """Lanes and turns in one session."""
@@ -120,17 +132,8 @@ class QueueRepository:
 
     def ready(self, tenant: str, datasets: Collection[str]) -> list[tuple[Line, int]]:
         """The lanes of data sets where jobs wait, and how many; the soonest first."""
-        waiting = select(func.count()).where(Job.lane_number == Lane.number).correlate(Lane).scalar_subquery()
-        statement = (
-            select(*_COLUMNS, waiting.label("waiting"))
-            .where(
-                Lane.tenant == tenant,
-                Lane.dataset.in_(datasets),
-                exists(select(Job.number).where(Job.lane_number == Lane.number).correlate(Lane)),
-            )
-            .order_by(Lane.priority.desc(), Lane.number)
-        )
-        return [(_line(row), row.waiting) for row in self._session.execute(statement)]
+        rows = self._session.execute(_READY, {"tenant": tenant, "datasets": list(datasets)})
+        return [(_line(row), row.waiting) for row in rows]
 
     def ahead(self, job: Job, most: int) -> int:
         """How many jobs of its lane come before a job, counted up to `most`."""
@@ -185,11 +188,10 @@ def heads_of(tenant: str, datasets: Sequence[str]) -> Select[Any]:
 
     Each of its inner looks is answered by the index `ix_jobs_lane` alone.
     """
-    waits = Job.lane_number == Lane.number
-    first = select(Job.number).where(waits).order_by(Job.turn, Job.number).limit(1).correlate(Lane)
-    turn = select(Job.turn).where(waits).order_by(Job.turn, Job.number).limit(1).correlate(Lane)
+    first = select(Job.number).where(_WAITS).order_by(Job.turn, Job.number).limit(1).correlate(Lane)
+    turn = select(Job.turn).where(_WAITS).order_by(Job.turn, Job.number).limit(1).correlate(Lane)
     return select(*_COLUMNS, first.scalar_subquery().label("job_number"), turn.scalar_subquery().label("turn")).where(
-        Lane.tenant == tenant, Lane.dataset.in_(datasets), exists(select(Job.number).where(waits).correlate(Lane))
+        Lane.tenant == tenant, Lane.dataset.in_(datasets), exists(select(Job.number).where(_WAITS).correlate(Lane))
     )
 
 
