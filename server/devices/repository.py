@@ -113,9 +113,8 @@ class NonceRepository:
         if not spent:
             return set()
         devices = {one.device_id for one in spent}
-        self._session.execute(
-            delete(DeviceNonce).where(DeviceNonce.device_id.in_(devices), DeviceNonce.expires_at < now)
-        )
+        over = delete(DeviceNonce).where(DeviceNonce.device_id.in_(devices), DeviceNonce.expires_at < now)
+        self._session.execute(over.execution_options(synchronize_session=False))
         insert: Any = insert_sqlite if self._session.get_bind().dialect.name == "sqlite" else insert_postgresql
         rows = [{"device_id": one.device_id, "nonce": one.nonce, "expires_at": one.until} for one in spent]
         # Of the table, with its rows as parameters: a statement that SQLAlchemy has compiled before.

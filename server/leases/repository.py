@@ -42,6 +42,8 @@ _STANDING = select(
     ).label("had_lease"),
 ).where(Device.id == bindparam("device_id"))
 
+_OVERDUE = select(JobLease.number).where(JobLease.ending.is_(None), JobLease.expires_at < bindparam("now")).limit(1)
+
 
 class LeaseRepository:
     """Leases in one session."""
@@ -144,7 +146,7 @@ class LeaseRepository:
 
     def overdue(self, now: datetime) -> bool:
         """Whether a live lease's time is over."""
-        return self._session.scalar(select(JobLease.number).where(*_over(now)).limit(1)) is not None
+        return self._session.scalar(_OVERDUE, {"now": now}) is not None
 
     def take_overdue(self, now: datetime) -> Sequence[JobLease]:
         """Live leases whose time is over, with their jobs locked; not those that somebody else is busy with."""
