@@ -7,6 +7,7 @@ Knows no slice. What a route may answer beyond all others, it says by `responses
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -172,6 +173,16 @@ def _add_tags(method: str, operation: dict[str, Any]) -> None:
     if method == "get":
         operation.setdefault("parameters", []).append(_IF_NONE_MATCH)
         operation["responses"]["304"] = {"description": "the client has it", "headers": {"ETag": _TAG}}
+
+
+def methods_at(document: dict[str, Any], path: str) -> list[str]:
+    """The methods that an address takes; files also tell their headers alone."""
+    found: set[str] = set()
+    for template, operations in document["paths"].items():
+        if re.fullmatch(re.sub(r"\\{[^}]*\\}", "[^/]+", re.escape(template)), path):
+            found |= {method.upper() for method in operations}
+            found |= {"HEAD"} if "206" in operations.get("get", {}).get("responses", {}) else set()
+    return sorted(found)
 
 
 def text_of(document: dict[str, Any]) -> str:

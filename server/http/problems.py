@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from server.http.openapi import PROBLEM_JSON
+from server.http.openapi import PROBLEM_JSON, methods_at
 from shared.errors import (
     BadRequest,
     InvalidRequest,
@@ -109,4 +109,9 @@ def add_problem_handlers(app: FastAPI) -> None:
         response.status_code = error.status_code
         for name, value in (error.headers or {}).items():
             response.headers[name] = value
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and (
+            methods := methods_at(request.app.openapi(), request.url.path)
+        ):
+            # Starlette knows only the methods of the first route at the address.
+            response.headers["Allow"] = ", ".join(methods)
         return response

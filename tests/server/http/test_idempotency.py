@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import func, select, update
 
 from server.answers.models import KeptAnswer
+from server.answers.service import AnswerService
 from server.app import SLICES
 from server.auth.service import TokenService
 from server.clock import utc_now
@@ -43,6 +44,20 @@ def test_the_same_again_is_answered_again_and_not_done_again(app):
 def test_without_a_key_each_request_is_its_own(app, home):
     assert app.submit()["id"] != app.submit()["id"]
     assert count(home, KeptAnswer) == 0
+
+
+def test_an_answer_that_cannot_be_kept_leaves_nothing_done(app, home, problem, monkeypatch):
+    """Effect and answer are one transaction: there is no moment in which a kill could part them."""
+
+    def explode(place, sender, answer):
+        assert answer.status == 202
+        raise RuntimeError
+
+    monkeypatch.setattr(AnswerService, "keep", staticmethod(explode))
+    problem(app.post("/v1/jobs", json=job_request(), headers=KEY), 500, "internal-error")
+    monkeypatch.undo()
+    assert (jobs(app), count(home, KeptAnswer)) == ([], 0)
+    assert "idempotency-replayed" not in app.post("/v1/jobs", json=job_request(), headers=KEY).headers
 
 
 def test_a_key_names_one_request(app, problem):
