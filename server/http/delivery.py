@@ -29,12 +29,14 @@ def handed_over(
     if settings.delivery is Delivery.ACCEL and isinstance(artifacts, DiskArtifacts):
         if request.headers.get(UNDERSTANDS[0]) != UNDERSTANDS[1]:
             return None
+        place.meters.handed_over(settings.delivery, size)
         location = {"X-Accel-Redirect": settings.accel_prefix + artifacts.name(sha256)}
         return Response(headers=headers | location, media_type="application/octet-stream")
     if settings.delivery is Delivery.REDIRECT and isinstance(artifacts, BucketArtifacts):
         # A bucket honours Range, but knows no tag of ours: a range that If-Range forbids would be sent all the same.
         if size < settings.redirect_bytes or (whole and "range" in request.headers):
             return None
+        place.meters.handed_over(settings.delivery, size)
         url = artifacts.signed_url(sha256, settings.redirect_seconds)
         return Response(status_code=307, headers={"Location": url, "Cache-Control": "private, no-store"})
     return None

@@ -35,6 +35,14 @@ class Meters:
             "mobizo_http_received_bytes", "Bytes of requests' bodies", ("route",), registry=self.registry
         )
         self._sent = Counter("mobizo_http_sent_bytes", "Bytes of answers' bodies", ("route",), registry=self.registry)
+        self._handed_over = Counter(
+            "mobizo_files_handed_over_bytes",
+            "Bytes of the files that nginx (accel) or the bucket (redirect) was left to send; a part counts as whole",
+            ("by",),
+            registry=self.registry,
+        )
+        for by in ("accel", "redirect"):
+            self._handed_over.labels(by)
         self.running = Gauge("mobizo_http_requests_running", "Requests being answered", registry=self.registry)
         self.polls = Gauge("mobizo_polls_open", "Devices that wait here for a job", registry=self.registry)
         self.streams = Gauge("mobizo_event_streams_open", "Event streams being followed", registry=self.registry)
@@ -60,6 +68,10 @@ class Meters:
         """Bytes of an answer's body go out."""
         if size:
             self._sent.labels(route).inc(size)
+
+    def handed_over(self, by: str, size: int) -> None:
+        """Another was left to send a file."""
+        self._handed_over.labels(by).inc(size)
 
     def program_asked(self, ready: bool) -> None:
         """A job was submitted; ready: its program was there."""

@@ -36,7 +36,7 @@ class Census:
     """What the database holds at one moment."""
 
     jobs: dict[JobState, int]
-    oldest_seconds: dict[JobState, float]  # since the job that waits longest in that state came into it
+    oldest_seconds: dict[JobState, float]  # since the oldest job in that state came into it
     tenants: int
     devices: int
     devices_seen: dict[str, int]
@@ -60,9 +60,10 @@ class CensusRepository:
 
     def take(self, now: datetime) -> Census:
         """Everything at once."""
+        jobs, oldest = self._jobs()
         return Census(
-            jobs=self._jobs(),
-            oldest_seconds={state: self._oldest(state, now) for state in WAITING},
+            jobs=jobs,
+            oldest_seconds={state: self._waiting(oldest.get(state), now) for state in WAITING},
             tenants=self._session.scalar(select(func.count()).select_from(Tenant)) or 0,
             devices=self._devices(),
             devices_seen={name: self._devices(now - window) for name, window in SEEN.items()},
@@ -73,15 +74,17 @@ class CensusRepository:
             workers=self._workers(now - WORKER_ALIVE),
         )
 
-    def _jobs(self) -> dict[JobState, int]:
-        counts = dict.fromkeys(JobState, 0)
-        for state, count in self._session.execute(select(Job.state, func.count()).group_by(Job.state)):
-            counts[state] = count
-        return counts
+    def _jobs(self) -> tuple[dict[JobState, int], dict[JobState, int]]:
+        """By state: how many, and the number of the oldest. From an index alone."""
+        counts, oldest = dict.fromkeys(JobState, 0), {}
+        columns = Job.state, func.count(), func.min(Job.number)
+        for state, count, first in self._session.execute(select(*columns).group_by(Job.state)):
+            counts[state], oldest[state] = count, first
+        return counts, oldest
 
-    def _oldest(self, state: JobState, now: datetime) -> float:
+    def _waiting(self, number: int | None, now: datetime) -> float:
         # A waiting job changes only when it comes and goes.
-        since = self._session.scalar(select(func.min(Job.updated_at)).where(Job.state == state))
+        since = self._session.scalar(select(Job.updated_at).where(Job.number == number))
         return 0.0 if since is None else max(0.0, (now - since).total_seconds())
 
     def _devices(self, seen_after: datetime | None = None) -> int:

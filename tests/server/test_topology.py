@@ -45,7 +45,7 @@ JOB = {
     "task": "sst2",
     "dataset": "demo",
     "recipe": {"rank": 2, "queries": 2, "effective_batch": 4, "sequence_length": 40},
-    "training": {"steps": 400, "evaluation_interval": 200},
+    "training": {"steps": 1500, "evaluation_interval": 1000},
 }
 
 
@@ -336,7 +336,6 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     write_base(tmp_path / "tiny")
     assert topology.start("migrate", "migrate").wait(PATIENCE) == 0
     made = json.loads(topology.call("server", ["mobizo-server", "init", "--json"]))
-    topology.call("server", ["mobizo-server", "bases", "add", "tiny", str(tmp_path / "tiny")])
     # Only what takes time is shorter than docker-compose.yml leaves it.
     quick = {"MOBIZO_COMPILE_LEASE_SECONDS": "2", "MOBIZO_LEASE_SECONDS": "4"}
     ports = [free_port(), free_port()]
@@ -344,6 +343,7 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
         topology.start("server", f"server-{number}", [f"--port={port}"], **quick) for number, port in enumerate(ports)
     ]
     workers = {topology.start("worker", f"worker-{number}", **quick) for number in range(2)}
+    topology.call("server", ["mobizo-server", "bases", "add", "tiny", str(tmp_path / "tiny")])
     balancer = Balancer(ports)
     url = f"https://localhost:{balancer.port}"
     trust = ssl.create_default_context(cafile=topology.secrets / "tls-cert")
@@ -357,15 +357,6 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
 
     for port in ports:
         until(lambda port=port: httpx.get(f"https://localhost:{port}/readyz", verify=trust).status_code == 200)
-    tokens = [made["token"]]
-    for number in range(2):
-        once = ask("POST", "/v1/enrolments", json={}).json()["token"]
-        tokens.append(once)
-        home = {"MOBIZO_AGENT_HOME": str(tmp_path / f"agent-{number}")}
-        words = ["mobizo-agent", "enroll", f"--server={url}", f"--token={once}", f"--name=agent-{number}"]
-        topology.call("agent", words, **home)
-        topology.start("agent", f"agent-{number}", **home)
-        tokens.append(json.loads((tmp_path / f"agent-{number}" / "config.json").read_text())["token"])
     job = ask("POST", "/v1/jobs", json=JOB).json()
 
     def state():
@@ -382,8 +373,18 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     (victim,) = [worker for worker in workers if worker.pid == until(compiling)]
     os.killpg(victim.pid, signal.SIGKILL)
     victim.wait()
+    tokens = [made["token"]]
+    for number in range(2):
+        once = ask("POST", "/v1/enrolments", json={}).json()["token"]
+        tokens.append(once)
+        home = {"MOBIZO_AGENT_HOME": str(tmp_path / f"agent-{number}")}
+        words = ["mobizo-agent", "enroll", f"--server={url}", f"--token={once}", f"--name=agent-{number}"]
+        topology.call("agent", words, **home)
+        topology.start("agent", f"agent-{number}", **home)
+        tokens.append(json.loads((tmp_path / f"agent-{number}" / "config.json").read_text())["token"])
     # The server that everyone speaks to is killed while a device trains: the device goes on with the other.
-    until(lambda: (state()["progress"] or {}).get("phase") == "training")
+    phase = until(lambda: (found := state())["result"] or (found["progress"] or {}).get("phase") == "training")
+    assert phase is True, "the job ended before anything could be killed"
     servers[0].kill()
     servers[0].wait()
     until(lambda: state()["state"] not in ("queued", "compiling", "ready", "training"))

@@ -4,6 +4,7 @@ import asyncio
 import platform
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from importlib.metadata import version
 
@@ -23,9 +24,11 @@ from server.metrics.exposition import Exposition
 from server.metrics.listener import metrics_listener
 from server.metrics.meters import Meters
 from server.programs.models import Program, ProgramState, Worker
+from server.settings import Delivery
 from shared.errors import Unavailable
-from tests.server.conftest import adapter_bytes
+from tests.server.conftest import BOTH, adapter_bytes
 
+DATABASES = BOTH
 PATIENCE = 60
 COUNT = "mobizo_http_request_seconds_count"
 
@@ -183,6 +186,19 @@ def test_bytes_both_ways(fleet, scrape, lease, device):
     told = scrape()
     assert told["mobizo_http_received_bytes_total", "/v1/leases/{lease_id}/adapter"] == len(data)
     assert told["mobizo_http_sent_bytes_total", "/v1/files/{sha256}"] == file["size"] + 100
+
+
+def test_files_that_nginx_sends(standing, scrape, lease, device):
+    app, _ = standing
+    app.state.place = replace(
+        app.state.place, settings=app.state.place.settings.model_copy(update={"delivery": Delivery.ACCEL})
+    )
+    (file,) = [file for file in lease["manifest"]["manifest"]["files"] if file["role"] == "weights"]
+    answer = device.get(f"/v1/files/{file['sha256']}", headers={"X-Sendfile-Type": "X-Accel-Redirect"})
+    assert answer.headers["x-accel-redirect"]
+    told = scrape()
+    assert told["mobizo_files_handed_over_bytes_total", "accel"] == file["size"]
+    assert ("mobizo_http_sent_bytes_total", "/v1/files/{sha256}") not in told
 
 
 def test_who_waits(fleet, app, device, scrape):
