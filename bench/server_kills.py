@@ -93,7 +93,7 @@ def _measure(directory: Path, engine: Any, url: str | None, kills: int) -> Row:
         finally:
             unanswered = load.stop()
         stopped = server.stop()
-    found = _audit(settings, load.submitted)
+    found = audit(settings, load.submitted)
     return {
         "what": "server kills",
         "database": "sqlite" if url is None else "postgresql",
@@ -257,7 +257,7 @@ def _wait_for_jobs(settings: Settings, load: Load) -> None:
         raise RuntimeError(f"the load met what it must not: {load.errors[0]}")
 
 
-def _audit(settings: Settings, submitted: dict[str, str]) -> Row:
+def audit(settings: Settings, submitted: dict[str, str]) -> Row:
     """What became of what was asked for."""
     database = Database(settings.url)
     with database.reading() as session:

@@ -208,6 +208,7 @@ class Assignment:
             return self._refused("its token is not valid any more")
         if self.keeper.lost.is_set():
             return self._lost("the lease has ended")
+        self._say(lambda: self.client.leave(self.lease.id))
         return Ended(Outcome.INTERRUPTED)
 
     def _lost(self, detail: str) -> Ended:

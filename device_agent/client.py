@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from device_agent.clock import ServerClock
 from device_agent.errors import UnsafeManifest
+from shared.capabilities import Capabilities
 from shared.errors import ClockSkew, MobizoError, Replayed
 from shared.job import JobError, Progress, Result
 from shared.program import ProgramFile
@@ -35,6 +36,7 @@ from shared.succession import ServerKeys
 from shared.transport import ByteProgress, Transport
 
 HEARTBEAT_TIMEOUT = 10.0  # seconds
+LEAVE_TIMEOUT = 2.0
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -68,13 +70,22 @@ class DeviceClient:
         # Once: a lost answer has spent the token, and a second try would only hide that.
         return _read(DeviceGrant, self._ask("POST", "/v1/devices", json=_json(body), retry=False))
 
-    def lease(self, datasets: list[str], wait_seconds: float = 0, memory_bytes: int | None = None) -> Lease | None:
+    def lease(
+        self,
+        datasets: list[str],
+        wait_seconds: float = 0,
+        memory_bytes: int | None = None,
+        capabilities: Capabilities | None = None,
+    ) -> Lease | None:
         """A job that this device can train, or None; the same job again while its lease lives.
 
-        memory_bytes: what can be spared; jobs that this device declined for want of more are left out. Raises
+        memory_bytes: what can be spared; jobs that this device declined for want of more are left out. capabilities:
+        what this device can do, so that it is offered nothing else; None: what it can is left unsaid. Raises
         UnsafeManifest for a lease whose program names a file that would lie outside its directory.
         """
-        body = LeaseRequest(datasets=datasets, wait_seconds=wait_seconds, memory_bytes=memory_bytes)
+        body = LeaseRequest(
+            datasets=datasets, wait_seconds=wait_seconds, memory_bytes=memory_bytes, capabilities=capabilities
+        )
         content = self._ask("POST", "/v1/leases", json=_json(body))
         return _read_lease(content) if content else None
 
@@ -91,6 +102,11 @@ class DeviceClient:
     def release(self, lease_id: str) -> LeaseState:
         """Gives the job back."""
         return _read(LeaseState, self._ask("POST", f"/v1/leases/{lease_id}/release"))
+
+    def leave(self, lease_id: str) -> LeaseState:
+        """Tells that this device stops: unless it is back within seconds, the job is another's. Tried once, shortly."""
+        answer = self._ask("POST", f"/v1/leases/{lease_id}/leave", retry=False, timeout=LEAVE_TIMEOUT)
+        return _read(LeaseState, answer)
 
     def decline(self, lease_id: str, reason: Decline) -> LeaseState:
         """Gives a job back that needs more memory than this device has."""

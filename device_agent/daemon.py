@@ -33,6 +33,7 @@ from device_agent.sensors_linux import LinuxSensors
 from device_agent.state import Home
 from device_agent.trust import follow_server
 from device_agent.watchdog import Watchdog
+from shared.capabilities import Capabilities
 from shared.errors import BadRequest, MobizoError, Unauthorized
 from shared.job import JobError, Progress
 from shared.program import ProgramManifest
@@ -82,15 +83,17 @@ class Daemon:
         watchdog: Watchdog | None = None,
         cache_bytes: int | None = None,
         rules: Path | None = None,
+        capabilities: Callable[[], Capabilities] | None = None,
     ) -> None:
         """datasets: directory of each data set by name. pause_seconds: the shortest pause.
 
         engines: what trains a program. sensors: this machine's by default. cache_bytes: of program files at most.
-        rules: the owner's; the home's rules.toml by default.
+        rules: the owner's; the home's rules.toml by default. capabilities: of `engines`; None: they are left unsaid.
         Raises NotEnrolled, or BadRequest for rules that cannot be read.
         """
         self._home, self._datasets, self._display = home, dict(datasets), display
         self._config = home.config()
+        self._capabilities = capabilities
         self._engines, self._watchdog = engines, watchdog or Watchdog()
         self._seen, self._shelf = SeenVersions(home.seen), AdapterShelf(home)
         self._cache = FileCache(home.cache, cache_bytes, self._shelf.pins)
@@ -170,7 +173,7 @@ class Daemon:
         self._waiting = True
         try:
             memory = self._guard.spare_bytes(self._guard.rules)
-            lease = client.lease(sorted(self._datasets), wait_seconds, memory)
+            lease = client.lease(sorted(self._datasets), wait_seconds, memory, self._can())
         except UnsafeManifest as error:
             _log.error("a job is refused", detail=error.detail)
             client.fail(error.lease_id, JobError(code=error.code, detail=error.detail))
@@ -181,6 +184,14 @@ class Daemon:
         if skew is not None and abs(skew) >= SKEW_SECONDS:
             self._display.skew(round(skew))
         return None if lease is None else self._work(client, lease)
+
+    def _can(self) -> Capabilities | None:
+        """What this device can do, as it stands now."""
+        if self._capabilities is None:
+            return None
+        charging, percent = self._guard.power(self._guard.rules)
+        power = {"battery": percent is not None, "charging": charging, "battery_percent": percent}
+        return self._capabilities().model_copy(update=power)
 
     def _look(self) -> None:
         """Raises NotNow unless the owner's rules allow training and its downloads."""

@@ -68,6 +68,11 @@ class Guard:
         except OSError as error:
             _log.warning("the minutes trained are not on disk; they count until a restart", detail=str(error))
 
+    def power(self, rules: Rules) -> tuple[bool | None, float | None]:
+        """(on external power, percent of the battery), each None where nothing can tell."""
+        readings = self._sensors.read(rules)
+        return readings.charging, readings.battery_percent
+
     def spare_bytes(self, rules: Rules) -> int:
         """Memory that training could have beside what the rules keep free."""
         available = self._sensors.read(rules).available_bytes

@@ -40,6 +40,11 @@ def spare_bytes() -> int:
     return int(psutil.virtual_memory().available)
 
 
+def total_bytes() -> int:
+    """Memory of the machine."""
+    return int(psutil.virtual_memory().total)
+
+
 def drop_idle_code() -> None:
     """Gives back the pages of libraries' machine code, which is read from its file again where it runs again.
 

@@ -234,6 +234,7 @@ def _work(
             sensors=_sensors(engines.phone),
             watchdog=watchdog,
             rules=rules,
+            capabilities=engines.capabilities,
         )
 
         def end(_number: int, _frame: FrameType | None) -> None:

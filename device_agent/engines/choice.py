@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,9 +21,11 @@ from device_agent.engines.adb import AdbEngine
 from device_agent.engines.native import NativeEngine
 from device_agent.engines.python import PythonEngine
 from device_agent.errors import NoRunner
-from device_agent.runner_place import PROGRAM, RunnerPlace
+from device_agent.memory import total_bytes
+from device_agent.runner_place import EXECUTORCH, PROGRAM, RunnerPlace
 from device_agent.runner_supply import Supply, ensure_runner
 from device_agent.state import Home
+from shared.capabilities import NOISE_OPERATOR, Capabilities, EngineKind
 from shared.errors import BadRequest
 from shared.program import ProgramManifest
 from shared.recipe import RUNNER_BACKENDS
@@ -66,6 +69,24 @@ class EngineChoice:
             return PythonEngine()
         return NativeEngine(_got(supply))
 
+    def capabilities(self) -> Capabilities:
+        """What programs it can have trained, without fetching or building anything to find out."""
+        if self.phone is not None or self.wanted is EngineName.ADB:
+            return _with_runner("adb", Capabilities.model_validate({}))  # the phone's memory is not known
+        here = Capabilities(total_bytes=total_bytes(), engines=(), backends=(), operators=(), executorch=None)
+        if self.wanted is EngineName.NATIVE or (self.wanted is None and self._may_have_runner()):
+            here = _with_runner("native", here)
+        if self.wanted is not EngineName.NATIVE and _has_python_runtime():
+            here = _with_python(here)
+        return here
+
+    def _may_have_runner(self) -> bool:
+        """Whether the native runner is here, or may be: it is got when a program first needs it."""
+        if os.environ.get(RUNNER_VARIABLE):
+            return True
+        place = RunnerPlace.within(self.home.path)
+        return place.find() is not None or place.remembered(place.path.name) is None
+
     def _supply(self, platform: str | None) -> Supply:
         given = os.environ.get(RUNNER_VARIABLE)
         if given:
@@ -93,6 +114,35 @@ def phone_platform(adb: Adb) -> str:
     if not system.strip():
         return f"linux-{machine.strip()}"  # a board with adbd and no Android
     return f"android-{'arm64' if machine.strip() == 'aarch64' else machine.strip()}"
+
+
+def _with_runner(engine: EngineKind, here: Capabilities) -> Capabilities:
+    return here.model_copy(
+        update={
+            "engines": (engine,),
+            "backends": RUNNER_BACKENDS,
+            "operators": (NOISE_OPERATOR,),
+            "executorch": EXECUTORCH,
+        }
+    )
+
+
+def _with_python(here: Capabilities) -> Capabilities:
+    """What ExecuTorch's and PyTorch's Python runtimes add."""
+    return here.model_copy(
+        update={
+            "engines": (*(here.engines or ()), "python"),
+            "backends": (*RUNNER_BACKENDS, "torch"),
+            "executorch": here.executorch or _python_executorch(),
+        }
+    )
+
+
+def _python_executorch() -> str | None:
+    try:
+        return version("executorch")
+    except PackageNotFoundError:
+        return None
 
 
 def _check_backend(backend: str) -> None:

@@ -24,6 +24,9 @@ from server.runners.models import Runner
 from shared.errors import NotFound, Unavailable
 from shared.job import JobState
 
+# Columns whose every value is a stored file; runner builds and uploads under way name files, too.
+COLUMNS = (ProgramBlob.sha256, BaseModelEntry.tokenizer_sha256, StoredVersion.sha256, StoredPeftFile.sha256)
+
 
 class Collected(Unavailable):
     """A file was removed before it was named; send it again."""
@@ -59,12 +62,6 @@ def named(session: Session, sha256s: Many[str]) -> set[str]:
 
 
 def _named(sha256s: list[str]) -> CompoundSelect[str]:
-    columns = (
-        ProgramBlob.sha256,
-        BaseModelEntry.tokenizer_sha256,
-        StoredVersion.sha256,
-        StoredPeftFile.sha256,
-    )
     # An expired lease may live again while its job waits; its upload is then as good as before.
     may_complete = or_(JobLease.ending.is_(None), (JobLease.ending == Ending.EXPIRED) & (Job.state == JobState.READY))
     uploads = (
@@ -72,7 +69,7 @@ def _named(sha256s: list[str]) -> CompoundSelect[str]:
         .join(Job, Job.number == JobLease.job_number)
         .where(JobLease.upload_sha256.in_(sha256s), may_complete)
     )
-    return union_all(*(select(column).where(column.in_(sha256s)) for column in columns), uploads)
+    return union_all(*(select(column).where(column.in_(sha256s)) for column in COLUMNS), uploads)
 
 
 def begin_pass(session: Session, now: datetime, unless_after: datetime | None) -> bool:

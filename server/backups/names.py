@@ -5,17 +5,14 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from server.adapters.models import StoredPeftFile, StoredVersion
-from server.bases.models import BaseModelEntry
+from server.artifacts.naming import COLUMNS
 from server.leases.models import JobLease
-from server.programs.models import ProgramBlob
 from server.runners.models import Runner
 
 
 def named_files(session: Session) -> frozenset[str]:
     """sha256 of every file that must be there."""
-    columns = (ProgramBlob.sha256, BaseModelEntry.tokenizer_sha256, StoredVersion.sha256, StoredPeftFile.sha256)
-    named = {sha256 for column in columns for sha256 in session.scalars(select(column).distinct())}
+    named = {sha256 for column in COLUMNS for sha256 in session.scalars(select(column).distinct())}
     runners = session.scalars(select(Runner)).all()
     return frozenset(named | {runner.signed.build.sha256 for runner in runners})
 

@@ -282,6 +282,9 @@ class ServerDouble:
     def _release(self, body, parts):
         return self._state()
 
+    def _leave(self, body, parts):
+        return self._state()
+
     def _decline(self, body, parts):
         self.declines.append(Decline.model_validate_json(body))
         self.jobs.pop(0)

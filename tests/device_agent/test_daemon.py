@@ -10,6 +10,7 @@ from device_agent.assignment import Outcome
 from device_agent.daemon import Daemon
 from device_agent.display import Display
 from device_agent.journal import RunDirectory
+from shared.capabilities import Capabilities
 from shared.errors import Gone, Unauthorized, Unavailable
 from shared.job import Result
 from shared.lora import load_adapter
@@ -18,6 +19,7 @@ from shared.succession import sign_succession
 from shared.trajectory import parse_trajectory
 from tests.device_agent.conftest import enrol
 from tests.device_agent.double import NOW, ServerDouble
+from tests.device_agent.sensing import BATTERY, Told
 
 FOREVER = 1_000_000
 
@@ -198,7 +200,20 @@ def test_stopping_the_daemon_keeps_lease_and_journal(daemon, server, rademacher,
     assert not thread.is_alive()
     assert home.status().last_outcome == "interrupted"
     assert ("POST", "release") not in server.calls
+    assert ("POST", "leave") in server.calls
     assert (home.run("job-1").path / "trajectory.bin").exists()
+
+
+def test_the_server_is_told_what_the_device_can_do(home, server, server_key, dataset):
+    enrol(home, server.url, server_key)
+    can = Capabilities(engines=("python",), backends=("xnnpack",), operators=())
+    with Display(home, live=False) as display:
+        Daemon(home, {"movies": dataset}, display, sensors=Told(BATTERY), capabilities=lambda: can).run(once=True)
+        Daemon(home, {"movies": dataset}, display, sensors=Told(BATTERY)).run(once=True)
+    told, unsaid = server.asked
+    power = {"battery": True, "charging": False, "battery_percent": 80}
+    assert told.capabilities == can.model_copy(update=power)
+    assert unsaid.capabilities is None
 
 
 def test_training_goes_on_while_the_server_is_away_and_the_upload_is_tried_again(

@@ -1,5 +1,8 @@
 """Which engine an agent trains with, and what it says when what was asked for cannot be had."""
 
+from importlib.metadata import version
+
+import psutil
 import pytest
 
 from device_agent.engines.adb import AdbEngine
@@ -84,3 +87,30 @@ def test_the_runner_predicts_as_python_does(rademacher, runner_directory):
     assert list(native.generate(prompt, 6)) == list(python.generate(prompt, 6))
     native.close()
     python.close()
+
+
+def test_what_it_can_do_is_told_without_getting_anything(choose, home):
+    """The runner counts as long as it may be had; only it has the noise operator."""
+    with_both = choose().capabilities()
+    assert with_both.engines == ("native", "python")
+    assert with_both.operators == ("mobizo::noise",)
+    assert set(with_both.backends) == {"xnnpack", "portable", "torch"}
+    assert with_both.total_bytes == psutil.virtual_memory().total
+    python = choose(EngineName.PYTHON).capabilities()
+    assert (python.engines, python.operators) == (("python",), ())
+    assert python.executorch == version("executorch")
+    native = choose(EngineName.NATIVE).capabilities()
+    assert (native.engines, native.backends) == (("native",), ("xnnpack", "portable"))
+    assert RunnerPlace.within(home.path).find() is None
+
+
+def test_a_runner_that_could_not_be_built_is_not_told_of(choose, home):
+    place = RunnerPlace.within(home.path)
+    place.directory.mkdir(parents=True, exist_ok=True)
+    place.remember(place.path.name, "no compiler", None)
+    assert choose().capabilities().operators == ()
+
+
+def test_a_phone_runs_what_the_runner_does(home):
+    told = EngineChoice(home, EngineName.ADB).capabilities()
+    assert (told.engines, told.operators, told.total_bytes) == (("adb",), ("mobizo::noise",), None)

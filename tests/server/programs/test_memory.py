@@ -1,0 +1,59 @@
+"""What a compile is thought to take, against what compiles were measured to take; and what a machine may give."""
+
+import psutil
+import pytest
+
+from server.programs.memory import SHARE, compile_bytes, host_budget, machine_bytes
+from server.settings import Settings
+from shared.lora import BaseShape
+from shared.recipe import TARGETS, Recipe
+
+SMOLLM2 = BaseShape(
+    architecture="llama",
+    layers=30,
+    hidden=576,
+    intermediate=1536,
+    heads=9,
+    kv_heads=3,
+    head_dim=64,
+    vocabulary=49152,
+    context_length=8192,
+)
+PARAMETERS = 134_515_008
+MIB = 1 << 20
+
+
+def recipe(**settings):
+    return Recipe(base={"name": "x", "sha256": "b" * 64}, answer_length=1, choices=2, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "measured"),
+    [
+        ({}, 1458 * MIB),
+        ({"precision": "int8-weight"}, 1762 * MIB),
+        ({"rank": 64, "queries": 8, "targets": TARGETS}, 1750 * MIB),
+    ],
+)
+def test_estimates_are_near_what_was_measured(settings, measured):
+    """The compiler's peak resident bytes on SmolLM2-135M, XNNPACK."""
+    assert compile_bytes(recipe(**settings), SMOLLM2, PARAMETERS) == pytest.approx(measured, rel=0.1)
+
+
+def test_seven_billion_weights_do_not_start_beside_others():
+    large = compile_bytes(recipe(), SMOLLM2, 7_000_000_000)
+    assert 2 * large > 32 << 30
+    assert large > 50 * compile_bytes(recipe(), SMOLLM2, PARAMETERS) / 2
+
+
+def test_a_machine_s_budget(tmp_path):
+    assert host_budget(Settings(home=tmp_path)) == (round(machine_bytes() * SHARE), False)
+    assert host_budget(Settings(home=tmp_path, compile_budget_bytes=123)) == (123, True)
+
+
+def test_a_container_has_what_it_is_given(tmp_path):
+    limit = tmp_path / "memory.max"
+    limit.write_text("1000000\n")
+    assert machine_bytes((str(tmp_path / "none"), str(limit))) == 1_000_000
+    limit.write_text("max\n")
+    assert machine_bytes((str(limit),)) == psutil.virtual_memory().total
