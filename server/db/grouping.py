@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 from sqlalchemy.orm import Session
 
 from server.db.database import Database
+from server.db.failures import DatabaseUnavailable
 from server.db.turns import Turns
 
 Work = TypeVar("Work")
@@ -52,6 +53,8 @@ class GroupCommit(Generic[Work, Answer]):
         answers: Sequence[Answer | Exception]
         try:
             answers = await self._turns.run(self._transact, [work for work, _ in group])
+        except DatabaseUnavailable as error:
+            answers = [error] * len(group)
         except Exception as error:
             if len(group) > 1:
                 # One may have been in the way of all.

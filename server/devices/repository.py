@@ -67,6 +67,10 @@ class DeviceRepository:
         """A device that is known to exist."""
         return self._session.scalars(select(Device).where(Device.id == device_id)).one()
 
+    def unless_busy(self, device_id: str) -> Device | None:
+        """A device that is known to exist, locked; None if another transaction has it, as while it asks for a job."""
+        return self._session.scalar(locked(select(Device).where(Device.id == device_id), skip=True))
+
 
 class EnrolmentRepository:
     """One-time tokens in one session."""

@@ -28,7 +28,7 @@ from server.devices.repository import NonceRepository, Spent
 from server.http.openapi import may_raise
 from server.http.place import Here, Place
 from server.settings import Settings
-from shared.errors import BadSignature, ClockSkew, DigestMismatch, MobizoError, Replayed, Untrusted
+from shared.errors import BadSignature, ClockSkew, DigestMismatch, MobizoError, Replayed, Unavailable, Untrusted
 from shared.request_signature import RequestSignature, is_signed, parse_signature
 from shared.signing import parse_public
 
@@ -144,7 +144,8 @@ def _spending(place: Place, principal: Principal, signature: RequestSignature | 
             if signature is not None:
                 spend(session, place, device_id, signature)
             yield session
-    except Replayed:
+    except (Replayed, Unavailable):
+        # Nothing was done, and the same may be done again.
         raise
     except MobizoError:
         # What it asked for was refused, and its nonce was given back with the rest; it is spent all the same.

@@ -26,7 +26,20 @@ Call = TypeVar("Call")
 Responses = dict[int | str, dict[str, Any]]
 _RAISED = "x-raised"
 _MARK = "may_raise"
-_TAG = {"description": "strong entity tag", "schema": {"type": "string"}}
+
+
+def _text(description: str) -> dict[str, Any]:
+    return {"description": description, "schema": {"type": "string"}}
+
+
+_TAG = _text("strong entity tag")
+_RETRY = _text("seconds to wait")
+_HEADERS = {
+    "401": {"WWW-Authenticate": _text("Bearer")},
+    "416": {"Content-Range": _text("bytes */ and the file's size")},
+    "429": {"Retry-After": _RETRY, "RateLimit": _text("the limit that was met")},
+    "503": {"Retry-After": _RETRY},
+}
 _BYTES = {"content": {BINARY: {"schema": {"type": "string", "format": "binary"}}}}
 _PROBLEM = {
     "type": "object",
@@ -158,10 +171,22 @@ def describe(app: FastAPI) -> dict[str, Any]:
     schemas["Problem"] = _PROBLEM
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
+            _add_headers(operation)
             if path.startswith(TAGGED_PATHS) and method.upper() in TAGGED_METHODS:
                 _add_tags(method, operation)
     app.openapi_schema = document
     return document
+
+
+def _add_headers(operation: dict[str, Any]) -> None:
+    """Says what else answers carry in their headers."""
+    keyed = any(item["name"] == "Idempotency-Key" for item in operation.get("parameters", []))
+    for status, response in operation["responses"].items():
+        headers = dict(_HEADERS.get(status, {}))
+        if keyed and status.startswith("2"):
+            headers["Idempotency-Replayed"] = _text("true: this is the answer that its key got before")
+        if headers:
+            response["headers"] = response.get("headers", {}) | headers
 
 
 def _add_tags(method: str, operation: dict[str, Any]) -> None:

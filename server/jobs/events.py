@@ -11,6 +11,7 @@ from fastapi.sse import ServerSentEvent
 
 from server.auth.repository import TokenRepository
 from server.clock import utc_now
+from server.db.failures import DatabaseUnavailable
 from server.http.place import Place
 from server.jobs.models import JobEvent
 from server.jobs.repository import JobRepository
@@ -52,7 +53,11 @@ async def job_events(place: Place, token_id: str, number: int, after: int) -> As
     """
     with place.meters.streams.track_inprogress():
         while True:
-            events, done = await run_in_threadpool(_read, place, token_id, number, after)
+            try:
+                events, done = await run_in_threadpool(_read, place, token_id, number, after)
+            except DatabaseUnavailable:
+                # Whoever watches may as well wait until it is back.
+                events, done = [], False
             for event in events:
                 after = event.position
                 yield ServerSentEvent(raw_data=event.data, event=event.kind, id=str(event.position))

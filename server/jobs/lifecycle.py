@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from server.clock import utc_now
-from server.jobs.models import Job
+from server.jobs.models import JOB_EVENT, PROGRESS_EVENT, Job
 from server.jobs.repository import JobRepository
 from server.programs.repository import ProgramRepository
 from server.queue.matching import needs_of
@@ -19,8 +19,6 @@ from server.queue.repository import QueueRepository
 from shared.errors import Conflict
 from shared.job import MOVES, JobState, Progress
 from shared.program import SignedManifest
-
-JOB_EVENT, PROGRESS_EVENT = "job", "progress"
 
 
 class JobLifecycle:

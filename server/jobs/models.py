@@ -12,6 +12,7 @@ from shared.job import JobError, JobRequest, JobState, JobView, Progress, Result
 from shared.recipe import Recipe
 from shared.task import Task
 
+JOB_EVENT, PROGRESS_EVENT = "job", "progress"  # kinds of events
 _QUEUED = text("state = 'queued'")
 # Jobs whose progress will be forgotten; said in these very words also where they are looked for.
 ENDED_WHOLE = text("NOT thinned AND state IN ('succeeded', 'failed', 'cancelled')")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from server.db.columns import MOST
 from server.db.locking import locked
 from server.db.paging import PageRequest, PageRows, page_of
-from server.jobs.models import Job, JobEvent
+from server.jobs.models import ENDED_WHOLE, PROGRESS_EVENT, Job, JobEvent
 from shared.job import JobState
 
 WANTING = (JobState.QUEUED, JobState.COMPILING)  # states in which a job waits for its program
@@ -95,3 +96,14 @@ class JobRepository:
             .limit(limit)
         )
         return self._session.scalars(statement).all()
+
+    def thin(self, before: datetime, limit: int) -> int:
+        """Removes the progress of up to `limit` jobs that ended before a moment, and returns of how many."""
+        ended = select(Job).where(ENDED_WHOLE, Job.updated_at < before).order_by(Job.updated_at).limit(limit)
+        jobs = self._session.scalars(locked(ended, skip=True)).all()
+        numbers = [job.number for job in jobs]
+        gone = delete(JobEvent).where(JobEvent.job_number.in_(numbers), JobEvent.kind == PROGRESS_EVENT)
+        self._session.execute(gone, execution_options={"synchronize_session": False})
+        for job in jobs:
+            job.thinned = True
+        return len(jobs)

@@ -67,7 +67,10 @@ class LeaseService:
             job = self._jobs.by_number(lease.job_number)
             lost = self._leases.expired(job.number) + 1
             lease.ending, lease.ended_at = Ending.EXPIRED, now
-            count_failure(self._devices.by_id(lease.device_id), now)
+            # Who is busy here at this moment is not lost; to wait for it could be to wait in a ring.
+            device = self._devices.unless_busy(lease.device_id)
+            if device is not None:
+                count_failure(device, now)
             if lost < self._attempts:
                 self._lifecycle.move(job, JobState.READY, attempts=job.attempts + 1)
                 continue

@@ -204,7 +204,7 @@ def postgres():
     server.remove()
 
 
-def _fill(settings, tokenizer):
+def fill(settings, tokenizer):
     """Makes a database what `init` and the registration of one base model leave."""
     database = Database(settings.url, settings.tuning)
     upgrade(database.engine)
@@ -231,7 +231,7 @@ def home_template(tmp_path_factory):
     settings.home.mkdir()
     keys.create_key(settings.key_path)
     write_source(root / "source")
-    _fill(settings, (root / "source" / "tokenizer.json").read_bytes())
+    fill(settings, (root / "source" / "tokenizer.json").read_bytes())
     return root
 
 
@@ -240,7 +240,7 @@ def postgres_template(postgres, home_template):
     """The same on PostgreSQL: a database that is made anew for each test; its URL."""
     url = postgres.create("home")
     tokenizer = (home_template / "source" / "tokenizer.json").read_bytes()
-    _fill(Settings(home=home_template / "home", database_url=url), tokenizer)
+    fill(Settings(home=home_template / "home", database_url=url), tokenizer)
     with postgres.administrator("home") as link:
         remember(link)
     return url
