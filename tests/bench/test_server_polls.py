@@ -20,8 +20,10 @@ def test_spread():
 
 
 async def play(orders, notes):
-    status, _ = await Connection(orders, orders.app).ask("POST", "/v1/jobs", json.dumps(orders.jobs[0]).encode())
+    app = Connection(orders, orders.app)
+    status, _ = await app.ask("POST", "/v1/jobs", json.dumps(orders.jobs[0]).encode())
     assert status == 202
+    app.close()
     device = Device(orders, 0, notes)
     notes.submitted[orders.jobs[0]["adapter"]] = 0.0
     work = asyncio.create_task(device.work())
@@ -29,6 +31,8 @@ async def play(orders, notes):
         assert not work.done(), notes.errors
         await asyncio.sleep(0.02)
     work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    await asyncio.sleep(0.01)  # for the sockets to be closed
 
 
 def test_a_device_sees_a_job_to_its_end(tmp_path, monkeypatch):
