@@ -28,8 +28,10 @@ from server.db.database import Database
 from server.db.paging import PageRequest
 from server.db.schema import upgrade
 from server.jobs.repository import JobFilter, JobRepository
+from server.leases.repository import LeaseRepository
 from server.leases.service import LeaseService
 from server.programs.waiting import WaitingRepository
+from server.queue.repository import QueueRepository
 from shared.job import JobState, Progress
 from shared.protocol import LeaseRequest
 from tests.postgres import Postgres
@@ -67,7 +69,7 @@ def _measure(url: str, number: int, times: int) -> list[Row]:
     busy = populate(database, number)
     queries: list[tuple[str, bool, Query]] = [
         *((f"list {_named(chosen)}", False, _list(chosen)) for chosen in _filters()),
-        ("lease: is there work", False, lambda session, rng, _: _may_be_work(session, busy + rng.randrange(busy))),
+        ("lease: is there work", False, lambda session, rng, _: _look(session, busy + rng.randrange(busy))),
         ("lease: the one it has", True, lambda session, rng, _: _acquire(session, rng.randrange(busy))),
         # Each time another device: whoever has a job asks for no other.
         ("lease: a new one", True, lambda session, _, turn: _acquire(session, busy + turn)),
@@ -118,8 +120,10 @@ def _asking(session: Session, device: int, lock: bool) -> Any:
     return LeaseService(session, LEASE_SECONDS).asking(tenant_of(device), device_id(device), request, lock)
 
 
-def _may_be_work(session: Session, device: int) -> bool:
-    return LeaseService(session, LEASE_SECONDS).may_be_work(_asking(session, device, lock=False))
+def _look(session: Session, device: int) -> object:
+    """What a device's request costs before there is a job for it."""
+    asking = _asking(session, device, lock=False)
+    return LeaseRepository(session).overdue(utc_now()), QueueRepository(session).heads(asking)
 
 
 def _acquire(session: Session, device: int) -> None:

@@ -17,8 +17,10 @@ from server.db.database import Database
 from server.db.paging import PageRequest
 from server.db.schema import upgrade
 from server.jobs.repository import JobFilter, JobRepository
+from server.leases.repository import LeaseRepository
 from server.leases.service import LeaseService
 from server.programs.waiting import WaitingRepository
+from server.queue.repository import QueueRepository
 from shared.job import JobState, Progress
 from shared.protocol import LeaseRequest
 from tests.server.conftest import BOTH
@@ -107,8 +109,9 @@ def ask(session, number, lock=False):
 
 def test_looking_for_work_reads_jobs_and_leases_by_indexes_alone(database):
     with plans(database) as found, database.reading() as session:
-        service = LeaseService(session, 120)
-        assert service.may_be_work(ask(session, IDLE))
+        asking = ask(session, IDLE)
+        assert not LeaseRepository(session).overdue(utc_now())
+        assert QueueRepository(session).heads(asking)
     assert_by_index(found)
     steps = [step for plan in found.values() for step in plan]
     assert any(alone(step, "ix_jobs_lane") for step in steps), steps
@@ -117,6 +120,16 @@ def test_looking_for_work_reads_jobs_and_leases_by_indexes_alone(database):
     assert all(re.match("SEARCH jobs USING INTEGER PRIMARY KEY|Index Scan jobs pk_jobs", step) for step in others), (
         others
     )
+
+
+def test_looking_for_all_who_wait_counts_jobs_by_an_index_alone(database):
+    with plans(database) as found, database.reading() as session:
+        assert QueueRepository(session).ready(TENANT, datasets_of(IDLE))
+    # The lanes, of which there are few, are sorted.
+    assert_by_index(found, sorts=True)
+    steps = [step for plan in found.values() for step in plan if re.search(r"\bjobs\b", step)]
+    assert steps
+    assert all(alone(step, "ix_jobs_lane") for step in steps), steps
 
 
 @pytest.mark.parametrize("number", [BUSY, IDLE], ids=["with a lease", "without"])
