@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from bench.poll_clients import Orders
+from bench.poll_clients import WARM_UP, Orders
 from bench.postgres import postgres
 from bench.server_home import DATASET, fill, request, running
 from server.settings import Settings
@@ -51,11 +51,10 @@ def poll(settings: Settings, database: str, devices: int, seconds: float) -> lis
         orders = Orders(
             host=place.hostname or "",
             port=place.port or 0,
-            seconds=seconds,
             rate=RATE,
             dataset=DATASET,
             app=app,
-            jobs=[request(number).model_dump(mode="json") for number in range(round(seconds * RATE))],
+            jobs=[request(number).model_dump(mode="json") for number in range(WARM_UP + round(seconds * RATE))],
             devices=[(device.token, device.key) for device in credentials],
         )
         before = server.cpu_times()

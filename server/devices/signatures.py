@@ -5,7 +5,7 @@
     signature: Signature            no nonce is spent: asking for a job twice does nothing more than asking once
 
 The body of these is whole in memory by then and is held against its digest. One that is read in pieces is the route's
-to hold against it (`ResultSignature`, `spend_ahead`).
+to hold against it (`ResultSignature`, `spending`).
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ _WholeResult = Annotated[RequestSignature | None, Depends(_Check("results", whol
 
 
 @contextmanager
-def _spending(place: Place, principal: Principal, signature: RequestSignature | None) -> Iterator[Session]:
+def spending(place: Place, principal: Principal, signature: RequestSignature | None) -> Iterator[Session]:
+    """A writing transaction that spends a signature's nonce, also where what it is for is refused."""
     device_id = principal.device_id or ""
     try:
         with place.database.writing() as session:
@@ -155,13 +156,13 @@ def _spending(place: Place, principal: Principal, signature: RequestSignature | 
 
 @may_raise(Replayed)
 async def _writing(principal: Device, here: Here, signature: Signature) -> AsyncIterator[Session]:
-    async with here.turns.holding(_spending(here, principal, signature)) as session:
+    async with here.turns.holding(spending(here, principal, signature)) as session:
         yield session
 
 
 @may_raise(Replayed)
 async def _writing_result(principal: Device, here: Here, signature: _WholeResult) -> AsyncIterator[Session]:
-    async with here.turns.holding(_spending(here, principal, signature)) as session:
+    async with here.turns.holding(spending(here, principal, signature)) as session:
         yield session
 
 

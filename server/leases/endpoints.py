@@ -20,7 +20,7 @@ from server.devices.signatures import (
     SignedResult,
     SignedWriting,
     check_digest,
-    spend_ahead,
+    spending,
     spent_by,
 )
 from server.http.bodies import check_binary_type, read_limited
@@ -144,8 +144,8 @@ async def upload(
     check_binary_type(request.headers)
     service = UploadService(here.database, here.artifacts, here.settings.lease_seconds, here.settings.upload_rms_limit)
     device_id = principal.device_id or ""
-    size, limit = await here.turns.run(service.limit, device_id, lease_id)
-    await here.turns.run(spend_ahead, here, device_id, signature)
+    async with here.turns.holding(spending(here, principal, signature)) as session:
+        size, limit = await run_in_threadpool(service.limit, session, device_id, lease_id)
     digest = hashlib.sha256()
     data = await read_limited(request, limit, digest.update)
     check_digest(signature, digest.digest())

@@ -43,15 +43,14 @@ class UploadService:
     lease_seconds: float
     rms_limit: float
 
-    def limit(self, device_id: str, lease_id: str) -> tuple[int, int]:
+    def limit(self, session: Session, device_id: str, lease_id: str) -> tuple[int, int]:
         """(D, most bytes) of the file that a lease's program makes. Raises NotFound, or Gone if it cannot be sent."""
-        with self.database.writing() as session:
-            leases = LeaseService(session, self.lease_seconds)
-            lease, job = leases.find(device_id, lease_id)
-            if lease.ending is not Ending.COMPLETED:
-                leases.hold(lease)
-            size = leases.manifest(job).manifest.size
-            return size, 4 * size + HEADER_BYTES
+        leases = LeaseService(session, self.lease_seconds)
+        lease, job = leases.find(device_id, lease_id)
+        if lease.ending is not Ending.COMPLETED:
+            leases.hold(lease)
+        size = leases.manifest(job).manifest.size
+        return size, 4 * size + HEADER_BYTES
 
     def upload(self, device_id: str, lease_id: str, size: int, data: bytes) -> UploadReceipt:
         """Stores an adapter file of `size` elements under a lease; the same again is the same receipt.

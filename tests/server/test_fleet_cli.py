@@ -113,3 +113,20 @@ def test_devices_that_cannot_be_revoked(command, fleet):
     command("devices", "revoke", first.device_id)
     assert second.device_id in command("devices", "revoke", "twin")
     assert theirs.post("/v1/leases", json={"datasets": []}).status_code == 204
+
+
+def test_labelling_a_device(command, device):
+    shown = command("devices", "label", device.device_id, "site=lab", "row=2")
+    assert shown.strip().endswith("row=2, site=lab")
+    labels = json.loads(command("devices", "label", "phone", "row=", "shelf=a", "--json"))
+    assert labels == {"labels": {"shelf": "a", "site": "lab"}}
+    (row,) = json.loads(command("devices", "list", "--json"))
+    assert row["labels"] == labels["labels"]
+
+
+@pytest.mark.parametrize("label", ["site", "Site=lab", "site=in the lab", "=lab"])
+def test_labels_that_are_none(command, device, label):
+    with pytest.raises(BadRequest):
+        command("devices", "label", "phone", label)
+    with pytest.raises(NotFound):
+        command("devices", "label", "nobody", "site=lab")
