@@ -58,6 +58,7 @@ class Postgres:
             if not _readable_by_all(self._install):
                 self._install = shutil.copytree(self._install, self.root / "install")
         self._process = None
+        self._created = set()
         initdb = [self._install / "bin" / "initdb", "--no-sync", "--auth=trust", "--username=postgres"]
         self._run([*initdb, "--encoding=UTF8", "--locale=C", "--pgdata", self.root / "data"])
 
@@ -104,6 +105,17 @@ class Postgres:
         """A new, empty database; its URL."""
         with self.administrator() as link:
             link.execute(f'CREATE DATABASE "{name}"')
+        self._created.add(name)
+        return self.url(name)
+
+    def empty(self, name):
+        """The same, or that database emptied if it is there: a tenth of what another takes."""
+        if name not in self._created:
+            return self.create(name)
+        with self.administrator(name) as link:
+            link.execute("SET lock_timeout = '5s'")
+            link.execute("DROP SCHEMA public CASCADE")
+            link.execute("CREATE SCHEMA public")
         return self.url(name)
 
 

@@ -13,7 +13,6 @@ import ssl
 import sys
 import threading
 import time
-import uuid
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -299,7 +298,7 @@ def empty_url(request, database_kind, tmp_path):
     """Of an empty database."""
     if database_kind == "sqlite":
         return f"sqlite:///{tmp_path / 'empty.sqlite3'}"
-    return request.getfixturevalue("postgres").create(f"empty-{uuid.uuid4().hex}")
+    return request.getfixturevalue("postgres").empty("empty")
 
 
 @contextlib.contextmanager

@@ -20,18 +20,25 @@ DATABASES = BOTH[1:]
 HANGING = 15  # seconds; a client that waits longer than this for a refusal has been left hanging
 
 
-@pytest.fixture
-def away(tmp_path_factory):
-    """A PostgreSQL of this test alone, which keeps what it said it has kept."""
+@pytest.fixture(scope="module")
+def own():
+    """A PostgreSQL of these tests alone, which keeps what it said it has kept."""
     server = Postgres(synchronous_commit="on")
-    yield server.start()
+    yield server
     server.remove()
+
+
+@pytest.fixture
+def away(own):
+    """The same, running; a test may stop it."""
+    yield own.start()
+    own.stop()
 
 
 @pytest.fixture
 def home(home_template, away, tmp_path):
     root = tmp_path / "server"
-    settings = copy_home(home_template, root, away.create("home"))
+    settings = copy_home(home_template, root, away.empty("home"))
     fill(settings, (root / "source" / "tokenizer.json").read_bytes())
     with home_of(settings, root / "source") as found:
         yield found

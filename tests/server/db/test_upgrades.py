@@ -13,7 +13,8 @@ from sqlalchemy import text
 
 from server.db.database import Database
 from server.db.schema import upgrade
-from tests.server.conftest import BOTH, adapter_bytes, copy_home, home_of
+from shared.job import JobState
+from tests.server.conftest import BOTH, copy_home, home_of
 
 DATABASES = BOTH
 STATES = Path(__file__).parent / "states"
@@ -95,72 +96,46 @@ def everything(client, url):
             return found
 
 
-def test_every_job_is_told_as_it_was(fleet, home, state):
-    jobs = {
-        job["id"]: job for name in ("app", "acme") for job in everything(fleet.actor(state.tokens[name]), "/v1/jobs")
-    }
+def test_everything_is_told_as_it_was(fleet, home, state):
+    apps = [fleet.actor(state.tokens[name]) for name in ("app", "acme")]
+    jobs = {job["id"]: job for app in apps for job in everything(app, "/v1/jobs")}
     assert {job_id: job["state"] for job_id, job in jobs.items()} == {
         row["id"]: row["state"] for row in home.old["jobs"]
     }
-    assert {job["state"] for job in jobs.values()} == {
-        "queued",
-        "compiling",
-        "ready",
-        "training",
-        "succeeded",
-        "failed",
-        "cancelled",
-    }
+    assert {job["state"] for job in jobs.values()} == set(JobState)
     for row in home.old["jobs"]:
         events = [event for event in home.old["job_events"] if event["job_number"] == row["number"]]
-        told = [json.loads(event["data"]) for event in events if event["kind"] == "job"]
         last = max(events, key=lambda event: event["position"])
         if last["kind"] == "job":
-            assert covers(jobs[row["id"]], told[-1])
-        assert events, row
-
-
-def test_events_are_told_again(fleet, home, state):
-    app = fleet.actor(state.tokens["app"])
-    row = next(row for row in home.old["jobs"] if row["state"] == "succeeded")
-    with app.stream("GET", f"/v1/jobs/{row['id']}/events") as response:
-        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
-    old = sorted(
-        (event["position"], event["data"]) for event in home.old["job_events"] if event["job_number"] == row["number"]
-    )
-    assert lines == [data for _, data in old]
-
-
-def test_adapters_are_there_with_every_version(fleet, home, state):
-    app = fleet.actor(state.tokens["app"])
+            assert covers(jobs[row["id"]], json.loads(last["data"]))
+    assert_events_again(apps[0], home)
     for row in home.old["adapter_versions"]:
-        version = app.get(f"/v1/adapters/alice-movies/versions/{row['version']}").json()
+        version = apps[0].get(f"/v1/adapters/alice-movies/versions/{row['version']}").json()
         assert (version["sha256"], version["job_id"], version["size"]) == (row["sha256"], row["job_id"], row["size"])
-    assert app.get("/v1/adapters/alice-movies").json()["versions"] == len(home.old["adapter_versions"])
-
-
-def test_devices_are_there(fleet, home, state):
+    assert apps[0].get("/v1/adapters/alice-movies").json()["versions"] == len(home.old["adapter_versions"])
     found = everything(fleet.actor(state.tokens["operator"]), "/v1/devices")
     assert {(device["id"], device["name"]) for device in found} == {
         (row["id"], row["name"]) for row in home.old["devices"] if row["tenant"] == "default"
     }
 
 
+def assert_events_again(app, home):
+    """The stream of a job that has ended tells what it told."""
+    row = next(row for row in home.old["jobs"] if row["state"] == "succeeded")
+    with app.stream("GET", f"/v1/jobs/{row['id']}/events") as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+    old = [event for event in home.old["job_events"] if event["job_number"] == row["number"]]
+    assert lines == [event["data"] for event in sorted(old, key=lambda event: event["position"])]
+
+
 def test_training_goes_on(fleet, home, state):
-    """A device gets the job that it had, although its time is over, and hands it in."""
-    app, tablet = fleet.actor(state.tokens["app"]), fleet.actor(state.tokens["tablet"])
+    """A device gets the job that it had, although its time is over, and hands it in; then it gets those that wait."""
+    app, tablet, phone = (fleet.actor(state.tokens[name]) for name in ("app", "tablet", "phone"))
+    waiting = [row["id"] for row in home.old["jobs"] if row["state"] == "ready" and row["tenant"] == "default"]
     lease = tablet.lease("books")
-    row = next(row for row in home.old["leases"] if row["ending"] is None)
-    assert lease["id"] == row["id"]
-    data = adapter_bytes(lease["manifest"]["manifest"]["size"])
-    assert tablet.upload(lease, data).status_code == 200
+    assert lease["id"] == next(row["id"] for row in home.old["leases"] if row["ending"] is None)
     assert tablet.finish(lease)["version"] == 1
     assert app.get(f"/v1/jobs/{lease['job']['id']}").json()["state"] == "succeeded"
-
-
-def test_jobs_that_wait_are_given_in_their_order(fleet, home, state):
-    waiting = [row["id"] for row in home.old["jobs"] if row["state"] == "ready" and row["tenant"] == "default"]
-    phone = fleet.actor(state.tokens["phone"])
     given = []
     for dataset in itertools.chain(["songs"], ["movies"] * 3, ["notes", "cats", "plays"]):
         lease = phone.lease(dataset, memory_bytes=2**40)
@@ -171,20 +146,15 @@ def test_jobs_that_wait_are_given_in_their_order(fleet, home, state):
     assert fleet.actor(state.tokens["robot"]).lease()["job"]["request"]["user"] == "hal"
 
 
-def test_compilations_go_on(fleet, home, state):
-    app = fleet.actor(state.tokens["app"])
+def test_compilations_go_on_and_new_jobs_take_their_place(fleet, home, state):
+    app, phone = fleet.actor(state.tokens["app"]), fleet.actor(state.tokens["phone"])
     home.compile()
     ranks = {job["recipe"]["rank"]: job["state"] for job in everything(app, "/v1/jobs") if job["recipe"]["rank"] > 2}
     assert ranks == {3: "failed", 4: "ready", 5: "ready"}
-
-
-def test_new_jobs_take_their_place_among_the_old(fleet, home, state):
-    app, phone = fleet.actor(state.tokens["app"]), fleet.actor(state.tokens["phone"])
     job = app.submit(user="zoe", adapter="zoe-new", dataset="new")
     assert job["state"] == "ready"
     assert phone.lease("new")["job"]["id"] == job["id"]
-    version = app.submit()
-    assert phone.finish(_of(phone, version))["version"] == 3
+    assert phone.finish(_of(phone, app.submit()))["version"] == 3
 
 
 def _of(device, job):
