@@ -42,9 +42,9 @@ class RunnerServer(ServerDouble):
         }
         self.signed = sign_runner(RunnerBuild(**(stated | facts)), key or self.key)
 
-    def answer(self, method, path, body):
+    def answer(self, method, path, body, headers):
         if not path.startswith("/v1/runners/"):
-            return super().answer(method, path, body)
+            return super().answer(method, path, body, headers)
         parts = path.split("/")[3:]
         if self.signed is None:
             error = NotFound()
