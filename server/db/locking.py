@@ -9,6 +9,9 @@ seldom as can be (and are tried again where they do, see `server.db.collisions`)
 4. a job's row guards the job, its events' numbers, and its leases: no lease changes but with its job locked
 5. an adapter's row guards its versions
 
+A statement that waits for a lock sees the locked row as the one before left it, but everything else, such as what an
+EXISTS looks at, as it was when the statement began: what depends on a lock is read by a later statement.
+
 SQLite has one lock, which a writing transaction takes as it begins; there all this is already so.
 """
 

@@ -31,6 +31,7 @@ class Standing:
 
 
 # Built once, since every request for a job asks it: building a statement costs more than running it.
+_LOCK = select(Device.number).where(Device.id == bindparam("device_id")).with_for_update(key_share=True)
 _STANDING = select(
     Device.labels,
     Device.revoked_at,
@@ -84,8 +85,10 @@ class LeaseRepository:
 
     def standing(self, device_id: str, lock: bool = False) -> Standing:
         """How a device that is known to exist stands. lock: its row, until the transaction ends."""
-        statement = _STANDING.with_for_update(of=Device, key_share=True) if lock else _STANDING
-        row = self._session.execute(statement, {"device_id": device_id}).one()
+        if lock:
+            # By itself: what a statement finds in other tables is as it was when the statement began to wait.
+            self._session.execute(_LOCK, {"device_id": device_id})
+        row = self._session.execute(_STANDING, {"device_id": device_id}).one()
         return Standing(row.labels.root, row.revoked_at, row.rests_until, row.has_declined, row.had_lease)
 
     def may_hold(self, device_id: str, datasets: Collection[str]) -> bool:
