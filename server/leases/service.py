@@ -107,12 +107,13 @@ class LeaseService:
     def acquire(self, asking: Asking, seconds: float | None = None) -> Lease | None:
         """A job for a device: the one it has, the one it had, or the first in the queue that it may train.
 
+        asking: from this transaction, with the device locked.
         seconds: how long the lease is to last without a heartbeat; None: as the server is set.
         """
-        lease = self._leases.live(asking.device_id, asking.datasets)
+        lease = self._leases.live(asking.device_id, asking.datasets) if asking.may_hold else None
         if lease is None:
             self.take_back_overdue()
-            lease = self._leases.lapsed(asking.device_id, asking.datasets)
+            lease = self._leases.lapsed(asking.device_id, asking.datasets) if asking.may_hold else None
             if lease is not None:
                 self._revive(lease)
         if lease is None:
