@@ -59,7 +59,7 @@ def test_enroll_pins_the_servers_key(agent, server, home):
         (["enroll", "--server", "URL", "--token", "spent", "--name", "x"], 1, "valid token"),
         (["enroll", "--server", "http://127.0.0.1:9", "--token", "t", "--name", "x"], 1, "cannot be reached"),
         (["enroll", "--server", "URL", "--token", "t", "--name", "Not A Name"], 2, "lower-case"),
-        (["enroll", "--server", "URL"], 2, "--token"),
+        (["enroll", "--server", "URL"], 2, "--name"),
     ],
 )
 def test_an_enrolment_that_fails_says_why_in_one_line(agent, server, arguments, status, words):
