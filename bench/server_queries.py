@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from bench.server_population import (
@@ -28,6 +29,7 @@ from server.db.database import Database
 from server.db.paging import PageRequest
 from server.db.schema import upgrade
 from server.jobs.repository import JobFilter, JobRepository
+from server.leases.models import JobLease
 from server.leases.repository import LeaseRepository
 from server.leases.service import LeaseService
 from server.programs.waiting import WaitingRepository
@@ -67,13 +69,14 @@ def _measure(url: str, number: int, times: int) -> list[Row]:
     database = Database(url)
     upgrade(database.engine)
     busy = populate(database, number)
+    held = _held(database)
     queries: list[tuple[str, bool, Query]] = [
         *((f"list {_named(chosen)}", False, _list(chosen)) for chosen in _filters()),
         ("lease: is there work", False, lambda session, rng, _: _look(session, busy + rng.randrange(busy))),
         ("lease: the one it has", True, lambda session, rng, _: _acquire(session, rng.randrange(busy))),
         # Each time another device: whoever has a job asks for no other.
         ("lease: a new one", True, lambda session, _, turn: _acquire(session, busy + turn)),
-        ("lease: heartbeat", True, lambda session, rng, turn: _heartbeat(session, rng.randrange(busy), turn)),
+        ("lease: heartbeat", True, lambda session, rng, turn: _heartbeat(session, rng.randrange(busy), turn, held)),
         ("claim: is there any", False, lambda session, *_: WaitingRepository(session).any(utc_now())),
         ("claim: the next", True, lambda session, *_: WaitingRepository(session).next(utc_now())),
     ]
@@ -132,9 +135,13 @@ def _acquire(session: Session, device: int) -> None:
         raise RuntimeError(f"device {device} got no job")
 
 
-def _heartbeat(session: Session, device: int, turn: int) -> None:
-    leases = LeaseService(session, LEASE_SECONDS)
-    lease = leases.acquire(_asking(session, device, lock=True))
-    if lease is None:
-        raise RuntimeError(f"device {device} has no lease")
-    leases.heartbeat(device_id(device), lease.id, Progress(phase="training", step=turn, steps=1000))
+def _heartbeat(session: Session, device: int, turn: int, held: dict[str, str]) -> None:
+    progress = Progress(phase="training", step=turn, steps=1000)
+    LeaseService(session, LEASE_SECONDS).heartbeat(device_id(device), held[device_id(device)], progress)
+
+
+def _held(database: Database) -> dict[str, str]:
+    """The lease of each device that has one."""
+    with database.reading() as session:
+        rows = session.execute(select(JobLease.device_id, JobLease.id).where(JobLease.ending.is_(None)))
+        return {row.device_id: row.id for row in rows}
