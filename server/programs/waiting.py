@@ -71,16 +71,11 @@ class WaitingRepository:
 
     def any(self, now: datetime) -> bool:
         """Whether there is something for a worker to do: a program that may be compiled, or one to take back."""
-        can = _can_start(now, None)
-        wanted = or_(Program.anew, select(Job.number).where(*_waits()).correlate(Program).exists())
-        return bool(
-            self._session.scalar(select(Program.number).where(or_(can & wanted, _lapsed(now))).limit(1)) is not None
-        )
+        return self._session.scalar(select(Program.number).where(_to_claim(now)).limit(1)) is not None
 
     def startable(self, now: datetime, limit: int) -> Sequence[str]:
-        """Recipe ids of programs that may be compiled now."""
-        wanted = or_(Program.anew, select(Job.number).where(*_waits()).correlate(Program).exists())
-        statement = select(Program.recipe_id).where(_can_start(now, None), wanted).order_by(Program.number)
+        """Recipe ids of programs that may be compiled now, or taken back from a worker that fell silent."""
+        statement = select(Program.recipe_id).where(_to_claim(now)).order_by(Program.number)
         return self._session.scalars(statement.limit(limit)).all()
 
     def lapsed(self, now: datetime) -> Sequence[Program]:
@@ -127,6 +122,11 @@ def _can_start(now: datetime, most_bytes: int | None) -> ColumnElement[bool]:
     due = or_(Program.next_attempt_at.is_(None), Program.next_attempt_at <= now)
     can = (Program.state == ProgramState.PENDING) & due
     return can if most_bytes is None else can & (Program.memory_bytes <= most_bytes)
+
+
+def _to_claim(now: datetime) -> ColumnElement[bool]:
+    wanted = or_(Program.anew, select(Job.number).where(*_waits()).correlate(Program).exists())
+    return or_(_can_start(now, None) & wanted, _lapsed(now))
 
 
 def _lapsed(now: datetime) -> ColumnElement[bool]:
