@@ -25,7 +25,7 @@ class Pins:
     """Keys (base64 Ed25519) by server address, kept at first contact. Later keys count only where theirs name them."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """path: a JSON file to keep them in; None: kept while this object lives. Raises BadRequest for a broken file."""
+        """path: a JSON file to keep them in; None: kept by this object. Raises BadRequest for a broken file."""
         self.path = path
         self._keys = {} if path is None else _read(path)
 
