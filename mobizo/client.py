@@ -64,7 +64,7 @@ class Client:
 
     def submit(self, request: JobRequest) -> JobView:
         """Asks for a job. Tried again where no answer came: the server makes one job of all tries."""
-        return JobView.model_validate(self._make("/v1/jobs", request.model_dump(mode="json")))
+        return JobView.model_validate(self._make("/v1/jobs", request.model_dump(mode="json", exclude_unset=True)))
 
     def job(self, job_id: str) -> JobView:
         """A job as it stands."""

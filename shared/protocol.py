@@ -32,6 +32,7 @@
     POST /v1/leases/{id}/leave                             -> LeaseState           device (stops; may be back soon)
     POST /v1/leases/{id}/decline   Decline                 -> LeaseState           device (its memory is too small)
     PUT  /v1/leases/{id}/adapter   safetensors             -> UploadReceipt        device
+    GET  /v1/leases/{id}/start     Range, strong ETag      -> bytes                device
     POST /v1/leases/{id}/complete  Completion              -> AdapterVersion       device
     GET  /v1/programs/{recipe_id}                          -> SignedManifest       app
     GET  /v1/files/{sha256}        Range, strong ETag      -> bytes                device, app
@@ -204,12 +205,25 @@ class LeaseRequest(_Wire):
     )
 
 
+class StartFile(_Wire):
+    """The LoRA-B file that a job goes on from, which `GET /v1/leases/{id}/start` sends."""
+
+    adapter: str
+    version: int
+    revision: str
+    sha256: Sha256
+    size: int = Field(ge=1)
+    size_d: int = Field(ge=1, description="D: elements of flat B")
+    a_sha256: Sha256 = Field(description="of the A that it was trained with")
+
+
 class Lease(_Wire):
     """One job, for one device, until `expires_at` unless heartbeats extend it."""
 
     id: str
     job: JobView
     manifest: SignedManifest
+    start: StartFile | None = Field(None, description="null: the run begins from B = 0")
     expires_at: datetime
 
 
