@@ -18,6 +18,7 @@ from server.artifacts.models import THE_ONE, Collection
 from server.artifacts.store import ArtifactStore
 from server.bases.models import BaseModelEntry
 from server.history.models import StoredTrajectory
+from server.formats.models import ConversionFile
 from server.jobs.models import Job
 from server.leases.models import Ending, JobLease
 from server.programs.models import ProgramBlob
