@@ -38,10 +38,8 @@ TEXT_FILES = (
     "generation_config.json",
 )
 _GGUF_TOP = {"embedding": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head"}
-_GGUF_LAYER = {
-    **{own: stock for stock, own in LLAMA_NORMS.items()},
-    **{target: hf_module_name("llama", target) for target in TARGETS},
-}
+_GGUF_LAYER: dict[str, str] = {own: stock for stock, own in LLAMA_NORMS.items()}
+_GGUF_LAYER |= {target: hf_module_name("llama", target) for target in TARGETS}
 # Of the facts: what transformers' conversion of a GGUF file's metadata must agree on.
 _SAME = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocabulary", "norm_eps", "rope", "tied")
 

@@ -99,7 +99,7 @@ class _Shards:
         if len(self._written) == 1:
             self._path(1).rename(self._directory / ONE_FILE)
             return
-        places = {}
+        places: dict[str, str] = {}
         for number, names in enumerate(self._written, 1):
             final = f"model-{number:05d}-of-{len(self._written):05d}.safetensors"
             self._path(number).rename(self._directory / final)

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime
-from enum import StrEnum
 
 from sqlalchemy import BigInteger, ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from server.db.columns import Document, Moment, Numbered, Table, word
 from shared.job import JobError
+from shared.protocol import ConversionState
 
-
-class ConversionState(StrEnum):
-    """Where a conversion stands."""
-
-    PENDING = "pending"  # waits for a worker
-    CONVERTING = "converting"
-    READY = "ready"
-    FAILED = "failed"
+__all__ = ["Conversion", "ConversionFile", "ConversionState"]
 
 
 class Conversion(Numbered, Table):
@@ -27,7 +20,7 @@ class Conversion(Numbered, Table):
     __tablename__ = "conversions"
 
     id: Mapped[str] = mapped_column(String(64), unique=True)
-    version_number: Mapped[int] = mapped_column(ForeignKey("adapter_versions.number"), unique=True)
+    version_number: Mapped[int] = mapped_column(ForeignKey("adapter_versions.number", ondelete="CASCADE"), unique=True)
     state: Mapped[ConversionState] = mapped_column(word(ConversionState), index=True)
     worker_id: Mapped[str | None] = mapped_column(ForeignKey("workers.id"))
     lease_expires_at: Mapped[datetime | None] = mapped_column(Moment)
@@ -45,7 +38,9 @@ class ConversionFile(Table):
 
     __tablename__ = "conversion_files"
 
-    conversion_number: Mapped[int] = mapped_column(ForeignKey("conversions.number"), primary_key=True)
+    conversion_number: Mapped[int] = mapped_column(
+        ForeignKey("conversions.number", ondelete="CASCADE"), primary_key=True
+    )
     path: Mapped[str] = mapped_column(String(100), primary_key=True)
     size: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str] = mapped_column(String(64), index=True)

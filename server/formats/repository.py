@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, delete, or_, select
+from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session
 
 from server.adapters.models import Adapter, StoredVersion
@@ -37,12 +37,6 @@ class ConversionRepository:
     def add_files(self, files: Sequence[ConversionFile]) -> None:
         """Stores the files of a conversion."""
         self._session.add_all(files)
-
-    def forget(self, version_number: int) -> None:
-        """Forgets the conversion of a version and the names of its files, which the collector then removes."""
-        of_version = select(Conversion.number).where(Conversion.version_number == version_number)
-        self._session.execute(delete(ConversionFile).where(ConversionFile.conversion_number.in_(of_version)))
-        self._session.execute(delete(Conversion).where(Conversion.version_number == version_number))
 
     def version(self, conversion: Conversion) -> tuple[Adapter, StoredVersion]:
         """What it converts."""

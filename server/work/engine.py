@@ -1,6 +1,7 @@
 """The port: what an engine does for a worker and for a server. Which one, the settings say.
 
-The tables of jobs, programs and conversions are the truth whichever engine runs: it only brings workers to look. Knows no compiler.
+The tables of jobs, programs and conversions are the truth whichever engine runs: it only brings workers to look. Knows
+no compiler.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 A task is deferred for each program or conversion that waits, in the transaction that asks for it; its queueing lock is
 the recipe's or the conversion's id, so there is at most one. A task brings one worker to look: what that makes, the
-tables of programs and conversions decide, with their turns, priorities and memory. Tasks are therefore never the truth: every worker compares them with the table now
-and then, defers those that lack, and clears away those of workers that died.
+tables of programs and conversions decide, with their turns, priorities and memory. Tasks are therefore never the truth:
+every worker compares them with the tables now and then, defers those that lack, and clears away those of workers that
+died.
 
 Procrastinate's tables have a schema of their own in the same database, which no migration of ours touches.
 """
@@ -55,7 +56,7 @@ def prepare_schema(engine: Engine) -> None:
 
 
 def tell_wanted(session: Session) -> None:
-    """Defers a task for each program or conversion that the session's transaction asks for; committed or dropped with it."""
+    """Defers a task for each thing that the session's transaction asks for; committed or dropped with it."""
     wanted = noted_wanted(session)
     if not wanted:
         return

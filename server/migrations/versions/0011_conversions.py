@@ -30,7 +30,9 @@ def upgrade() -> None:
         sa.Column("ready_at", sa.DateTime(), nullable=True),
         sa.Column("next_attempt_at", sa.DateTime(), nullable=True),
         sa.Column("number", sa.Integer(), nullable=False),
-        sa.ForeignKeyConstraint(["version_number"], ["adapter_versions.number"], name="fk_conversions_version_number"),
+        sa.ForeignKeyConstraint(
+            ["version_number"], ["adapter_versions.number"], name="fk_conversions_version_number", ondelete="CASCADE"
+        ),
         sa.ForeignKeyConstraint(["worker_id"], ["workers.id"], name="fk_conversions_worker_id"),
         sa.PrimaryKeyConstraint("number", name="pk_conversions"),
         sa.UniqueConstraint("id", name="uq_conversions_id"),
@@ -44,7 +46,10 @@ def upgrade() -> None:
         sa.Column("size", sa.BigInteger(), nullable=False),
         sa.Column("sha256", sa.String(64), nullable=False),
         sa.ForeignKeyConstraint(
-            ["conversion_number"], ["conversions.number"], name="fk_conversion_files_conversion_number"
+            ["conversion_number"],
+            ["conversions.number"],
+            name="fk_conversion_files_conversion_number",
+            ondelete="CASCADE",
         ),
         sa.PrimaryKeyConstraint("conversion_number", "path", name="pk_conversion_files"),
     )

@@ -85,6 +85,9 @@ ROWS = {
     "GET /v1/adapters/{name}/versions/{version}": Row("adapters:read"),
     "GET /v1/adapters/{name}/versions/{version}/lora_B.safetensors": Row("adapters:read"),
     "GET /v1/adapters/{name}/versions/{version}/peft": Row("adapters:read"),
+    "POST /v1/adapters/{name}/versions/{version}/merged": Row("adapters:read"),
+    "GET /v1/adapters/{name}/versions/{version}/merged": Row("adapters:read"),
+    "GET /v1/adapters/{name}/versions/{version}/merged/{file}": Row("adapters:read"),
     "GET /v1/adapters/{name}/versions/{version}/peft/{file}": Row("adapters:read"),
 }
 # The pages that describe the API: plain routes of FastAPI's, open to all, about no tenant.
