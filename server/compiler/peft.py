@@ -27,6 +27,17 @@ def write_peft(recipe: Recipe, shape: BaseShape, flat: F32, directory: Path) -> 
 
     flat: B, float32 (D,). Raises InvalidUpload when it is not of the recipe's size.
     """
+    tensors = peft_tensors_file(recipe, shape, flat)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / TENSORS_NAME).write_bytes(tensors)
+    (directory / CONFIG_NAME).write_bytes(peft_config_file(recipe, shape))
+
+
+def peft_tensors_file(recipe: Recipe, shape: BaseShape, flat: F32) -> bytes:
+    """adapter_model.safetensors; the same bytes at every call. Raises InvalidUpload when B is not of the recipe's size.
+
+    flat: B, float32 (D,).
+    """
     size = flat_size(recipe, shape)
     if flat.shape != (size,):
         raise InvalidUpload(f"B has shape {list(flat.shape)}; this recipe's is [{size}]")
@@ -35,10 +46,12 @@ def write_peft(recipe: Recipe, shape: BaseShape, flat: F32, directory: Path) -> 
         name = f"{PREFIX}{module.name}"
         tensors[f"{name}.lora_A.weight"] = np.ascontiguousarray(init_a(recipe, module).T)  # (r, in)
         tensors[f"{name}.lora_B.weight"] = np.ascontiguousarray(module.b(flat).T)  # (out, r)
-    directory.mkdir(parents=True, exist_ok=True)
-    safetensors.numpy.save_file(tensors, directory / TENSORS_NAME, metadata={"format": "pt"})
-    config = json.dumps(peft_config(recipe, shape), indent=2, sort_keys=True)
-    (directory / CONFIG_NAME).write_text(config + "\n", encoding="utf-8")
+    return safetensors.numpy.save(tensors, metadata={"format": "pt"})
+
+
+def peft_config_file(recipe: Recipe, shape: BaseShape) -> bytes:
+    """adapter_config.json."""
+    return (json.dumps(peft_config(recipe, shape), indent=2, sort_keys=True) + "\n").encode()
 
 
 def peft_config(recipe: Recipe, shape: BaseShape) -> dict[str, object]:

@@ -1,0 +1,117 @@
+"""The files of a version: a PEFT directory with the version's facts, and other forms of the same B by name.
+
+What is uploaded is B alone. All else is made of it when it is first asked for, stored by its content, and named in the
+database; of two requests at once, the first to commit counts. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from server.adapters.card import CARD, model_card
+from server.adapters.models import StoredPeftFile, StoredVersion
+from server.adapters.repository import AdapterRepository
+from server.artifacts.naming import hold
+from server.artifacts.store import ArtifactStore
+from server.compiler.peft import CONFIG_NAME, TENSORS_NAME, peft_config_file, peft_tensors_file
+from server.db.database import Database
+from shared.errors import FileNotInAdapter
+from shared.lora import F32, BaseShape, load_adapter
+from shared.recipe import Recipe
+from shared.registry import AdapterManifest
+
+RAW = "lora_B.safetensors"  # as the device uploaded it
+MANIFEST = "mobizo.json"
+
+# What a converter gets: recipe, shape, flat B (D,) and manifest. The same input gives the same bytes, always.
+Converter = Callable[[Recipe, BaseShape, F32, AdapterManifest], bytes]
+LISTED: dict[str, Converter] = {
+    CARD: lambda recipe, shape, flat, manifest: model_card(manifest),
+    CONFIG_NAME: lambda recipe, shape, flat, manifest: peft_config_file(recipe, shape),
+    TENSORS_NAME: lambda recipe, shape, flat, manifest: peft_tensors_file(recipe, shape, flat),
+}
+EXTRAS: dict[str, Converter] = {}  # to be had by name, beside the listing
+
+
+@dataclass(frozen=True)
+class AdapterFile:
+    """A stored file of a version, by the path that it has there."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+def flat_b(artifacts: ArtifactStore, version: StoredVersion) -> F32:
+    """B of a version, float32 (D,)."""
+    return load_adapter(artifacts.read(version.sha256), version.size_d)
+
+
+def listing(database: Database, artifacts: ArtifactStore, version: StoredVersion) -> list[AdapterFile]:
+    """The files of a version's PEFT directory, by name; made if they are not there yet."""
+    return _having(database, artifacts, version, (*LISTED, MANIFEST))
+
+
+def extra(database: Database, artifacts: ArtifactStore, version: StoredVersion, path: str) -> AdapterFile:
+    """A file that is not in the listing. Raises FileNotInAdapter."""
+    if path == RAW:
+        return AdapterFile(RAW, version.size, version.sha256)
+    if path not in EXTRAS:
+        raise FileNotInAdapter(f"version {version.version} has no file {path[:200]!r}")
+    return _having(database, artifacts, version, [path])[0]
+
+
+def find(database: Database, artifacts: ArtifactStore, version: StoredVersion, path: str) -> AdapterFile:
+    """A file of the listing or beside it. Raises FileNotInAdapter."""
+    if path not in LISTED and path != MANIFEST:
+        return extra(database, artifacts, version, path)
+    return next(file for file in listing(database, artifacts, version) if file.path == path)
+
+
+def _having(
+    database: Database, artifacts: ArtifactStore, version: StoredVersion, paths: Iterable[str]
+) -> list[AdapterFile]:
+    """These files, those that are not there made outside of any transaction."""
+    with database.reading() as session:
+        made = {row.path: row for row in AdapterRepository(session).made_files(version)}
+        session.expunge_all()
+    files = {path: AdapterFile(path, row.size, row.sha256) for path, row in made.items()}
+    absent = [path for path in paths if path not in files]
+    if absent:
+        fresh = [_stored(artifacts, path, data) for path, data in _make(artifacts, version, absent).items()]
+        files |= {file.path: file for file in _name(database, artifacts, version, fresh)}
+    return [files[path] for path in sorted(paths)]
+
+
+def _make(artifacts: ArtifactStore, version: StoredVersion, paths: Iterable[str]) -> Mapping[str, bytes]:
+    converters, signed = LISTED | EXTRAS, version.signed
+    found: dict[str, bytes] = {}
+    flat: F32 | None = None
+    for path in paths:
+        if path == MANIFEST:
+            found[path] = (signed.model_dump_json(indent=1) + "\n").encode()
+            continue
+        flat = flat_b(artifacts, version) if flat is None else flat
+        found[path] = converters[path](version.recipe, version.shape, flat, signed.manifest)
+    return found
+
+
+def _stored(artifacts: ArtifactStore, path: str, data: bytes) -> AdapterFile:
+    return AdapterFile(path, len(data), artifacts.put(data))
+
+
+def _name(
+    database: Database, artifacts: ArtifactStore, version: StoredVersion, files: list[AdapterFile]
+) -> list[AdapterFile]:
+    """Names files in the database, and those that count: who named one meanwhile was first."""
+    with database.writing() as session:
+        adapters = AdapterRepository(session)
+        named = {row.path: row for row in adapters.made_files(version)}
+        hold(session, artifacts, [file.sha256 for file in files])
+        for file in files:
+            if file.path not in named:
+                row = StoredPeftFile(version_number=version.number, path=file.path, size=file.size, sha256=file.sha256)
+                adapters.add(row)
+                named[file.path] = row
+        return [AdapterFile(file.path, named[file.path].size, named[file.path].sha256) for file in files]
