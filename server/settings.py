@@ -138,6 +138,17 @@ class Settings(BaseSettings):
     upload_rms_limit: float = Field(
         100, gt=0, description="root mean square of an uploaded adapter's elements above which it is refused"
     )
+    # Trajectories that devices send
+    trajectory_bytes: int = Field(64 * MEBIBYTE, ge=1024, description="the largest that is taken")
+    replay_updates: int = Field(
+        30_000_000_000,
+        ge=0,
+        description="steps times queries times elements up to which one is replayed; a longer one stays unverified",
+    )
+    replays_at_once: int = Field(1, ge=1, description="in one process; others wait")
+    history_instead: bool = Field(
+        True, description="keep a verified trajectory in place of its LoRA-B file where it is smaller"
+    )
     # Leases of jobs
     lease_seconds: float = Field(120, gt=0, description="how long a job is a device's without a heartbeat")
     lease_seconds_most: float = Field(3600, gt=0, description="the longest that a device may ask for")
@@ -165,6 +176,24 @@ class Settings(BaseSettings):
         default_factory=lambda: [sys.executable, "-m", "server.compiler"],
         description="takes recipe file, base source, output directory; see server/programs/compiler_process.py",
     )
+    # Scoring: a process beside the server that holds base models and adapters
+    scorer: Literal["lazy", "eager", "off"] = Field(
+        "lazy", description="when the process that scores and generates starts: when it is first asked, at once, never"
+    )
+    scorer_base_bytes: int = Field(
+        2048 * MEBIBYTE, ge=1, description="base models that it keeps, float32; the one used longest ago goes first"
+    )
+    scorer_adapter_bytes: int = Field(
+        512 * MEBIBYTE, ge=1, description="adapters that it keeps, with their A; the one used longest ago goes first"
+    )
+    scorer_cache_bytes: int = Field(
+        512 * MEBIBYTE, ge=1, description="keys and values of the texts that it generates at once"
+    )
+    scorer_batch_tokens: int = Field(2048, ge=1, description="tokens, padding included, that one of its batches holds")
+    scorer_request_tokens: int = Field(131_072, ge=1, description="of one request to score")
+    scorer_queue_tokens: int = Field(524_288, ge=1, description="that wait in all; one tenant has at most half of them")
+    scorer_seconds: float = Field(120, gt=0, description="how long a request may wait for its answer")
+    scorer_threads: int | None = Field(None, ge=1, description="that it computes with; null: one for each core")
 
     @classmethod
     def settings_customise_sources(

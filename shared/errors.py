@@ -10,6 +10,9 @@ MobizoError
 |  |- InvalidTask       422     a task whose template or answers cannot be used
 |  |- InvalidDataset    422     a data file with a bad line (named, with its line)
 |  |- InvalidUpload     422     an adapter file that does not fit its program
+|  |  |- InvalidTrajectory 422  a ledger that is damaged, or not of this job's run
+|  |  `- TrajectoryMismatch 422 a ledger that does not yield the adapter that it came with
+|  |- UnsupportedFormat 422     a format that this adapter cannot be converted to exactly
 |  `- DigestMismatch    400     a body that is not what its Content-Digest says
 |- Unauthorized         401   no valid token
 |  |- BadSignature      401     a device's request that its key did not sign as it stands
@@ -21,14 +24,19 @@ MobizoError
 |  |- RevisionNotFound  404     a version, tag or revision that an adapter has not
 |  `- FileNotInAdapter  404     a file that no version of that kind has
 |- Conflict             409   the thing is not in a state that allows this
+|  |- NotReplayable     409     a version whose earlier steps cannot be made again
 |  `- Replayed          409     a signed request that came before
 |- Gone                 410   a lease that ended
 |- TooLarge             413   a body over its limit
 |- TooManyRequests      429   more requests than this token or address may make
 |- Untrusted            -     a signature or hash that does not match
+|  |- AMismatch          -     a frozen A that is not the one that B was trained with
+|  `- BaseMismatch       -     a base model whose files are not those that the adapter was trained on
 |- Unavailable          503   the server (or its disk) cannot serve right now
-`- CompileFailed        500   the compiler stopped
-   `- CompileTooLarge   500   it would take more memory than any worker's machine may give
+|- CompileFailed        500   the compiler stopped
+|  `- CompileTooLarge   500   it would take more memory than any worker's machine may give
+`- ConversionFailed     500   the conversion of an adapter stopped
+   `- ConversionTooLarge 500  it would take more memory than any worker's machine may give
 """
 
 from __future__ import annotations
@@ -130,6 +138,24 @@ class InvalidUpload(BadRequest):
     status, code, title = 422, "invalid-upload", "Invalid upload"
 
 
+class InvalidTrajectory(InvalidUpload):
+    """The trajectory is damaged, or is not that of this job's run; nothing was stored."""
+
+    code, title = "invalid-trajectory", "Invalid trajectory"
+
+
+class TrajectoryMismatch(InvalidUpload):
+    """Replayed, the trajectory yields another adapter than the one it came with; send that adapter without it."""
+
+    code, title = "trajectory-mismatch", "Trajectory mismatch"
+
+
+class UnsupportedFormat(BadRequest):
+    """This adapter cannot be converted to that format exactly; take another format."""
+
+    status, code, title = 422, "unsupported-format", "Unsupported format"
+
+
 class Unauthorized(MobizoError):
     """A valid token is needed: send `Authorization: Bearer TOKEN`."""
 
@@ -196,6 +222,12 @@ class Conflict(MobizoError):
     status, code, title = 409, "conflict", "Conflict"
 
 
+class NotReplayable(Conflict):
+    """This version's steps cannot be made again: it came without a trajectory, or with one that was not verified."""
+
+    code, title = "not-replayable", "Not replayable"
+
+
 class Replayed(Conflict):
     """A request with this nonce came before; sign each try anew."""
 
@@ -226,6 +258,18 @@ class Untrusted(MobizoError):
     status, code, title = 422, "untrusted", "Untrusted content"
 
 
+class AMismatch(Untrusted):
+    """The frozen A is not the one that this adapter was trained with; nothing was made of it."""
+
+    code, title = "a-mismatch", "Another frozen A"
+
+
+class BaseMismatch(Untrusted):
+    """The base model is not the one that this adapter was trained on; give the base that its manifest names."""
+
+    code, title = "base-mismatch", "Another base model"
+
+
 class Unavailable(MobizoError):
     """The server cannot serve this right now; try again later."""
 
@@ -236,6 +280,18 @@ class CompileFailed(MobizoError):
     """The compiler stopped; the server's log has its output."""
 
     status, code, title = 500, "compile-failed", "Compilation failed"
+
+
+class ConversionFailed(MobizoError):
+    """The conversion stopped; the server's log has its output."""
+
+    status, code, title = 500, "conversion-failed", "Conversion failed"
+
+
+class ConversionTooLarge(ConversionFailed):
+    """Converting this takes more memory than any worker's machine may give; raise MOBIZO_COMPILE_BUDGET_BYTES."""
+
+    code, title = "conversion-too-large", "Conversion too large"
 
 
 class CompileTooLarge(CompileFailed):

@@ -118,7 +118,7 @@ class ApprovalRule(_Fact):
         """
         if not self.automatic:
             return "a person approves each version of this adapter"
-        before = [score for score in (result.zero_shot_accuracy, parent_score) if score is not None]
+        before = [score for score in (result.before_accuracy, parent_score) if score is not None]
         if result.tuned_accuracy is None or not before:
             return None if self.unmeasured == "approve" else "the device measured no score before and after"
         fall = max(before) - result.tuned_accuracy

@@ -6,7 +6,7 @@ database; of two requests at once, the first to commit counts. Knows no HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.adapters.card import CARD, model_card
@@ -14,24 +14,15 @@ from server.adapters.models import StoredPeftFile, StoredVersion
 from server.adapters.repository import AdapterRepository
 from server.artifacts.naming import hold
 from server.artifacts.store import ArtifactStore
-from server.compiler.peft import CONFIG_NAME, TENSORS_NAME, peft_config_file, peft_tensors_file
 from server.db.database import Database
+from server.formats.peft import CONFIG_NAME, TENSORS_NAME, peft_files
+from server.formats.table import CONVERTERS
 from shared.errors import FileNotInAdapter
-from shared.lora import F32, BaseShape, load_adapter
-from shared.recipe import Recipe
-from shared.registry import AdapterManifest
+from shared.lora import F32, load_adapter
 
 RAW = "lora_B.safetensors"  # as the device uploaded it
 MANIFEST = "mobizo.json"
-
-# What a converter gets: recipe, shape, flat B (D,) and manifest. The same input gives the same bytes, always.
-Converter = Callable[[Recipe, BaseShape, F32, AdapterManifest], bytes]
-LISTED: dict[str, Converter] = {
-    CARD: lambda recipe, shape, flat, manifest: model_card(manifest),
-    CONFIG_NAME: lambda recipe, shape, flat, manifest: peft_config_file(recipe, shape),
-    TENSORS_NAME: lambda recipe, shape, flat, manifest: peft_tensors_file(recipe, shape, flat),
-}
-EXTRAS: dict[str, Converter] = {}  # to be had by name, beside the listing
+LISTED = (CARD, CONFIG_NAME, TENSORS_NAME, MANIFEST)
 
 
 @dataclass(frozen=True)
@@ -50,27 +41,27 @@ def flat_b(artifacts: ArtifactStore, version: StoredVersion) -> F32:
 
 def listing(database: Database, artifacts: ArtifactStore, version: StoredVersion) -> list[AdapterFile]:
     """The files of a version's PEFT directory, by name; made if they are not there yet."""
-    return _having(database, artifacts, version, (*LISTED, MANIFEST))
+    return _having(database, artifacts, version, LISTED)
 
 
 def extra(database: Database, artifacts: ArtifactStore, version: StoredVersion, path: str) -> AdapterFile:
     """A file that is not in the listing. Raises FileNotInAdapter."""
     if path == RAW:
         return AdapterFile(RAW, version.size, version.sha256)
-    if path not in EXTRAS:
+    if path not in CONVERTERS:
         raise FileNotInAdapter(f"version {version.version} has no file {path[:200]!r}")
     return _having(database, artifacts, version, [path])[0]
 
 
 def find(database: Database, artifacts: ArtifactStore, version: StoredVersion, path: str) -> AdapterFile:
     """A file of the listing or beside it. Raises FileNotInAdapter."""
-    if path not in LISTED and path != MANIFEST:
+    if path not in LISTED:
         return extra(database, artifacts, version, path)
     return next(file for file in listing(database, artifacts, version) if file.path == path)
 
 
 def _having(
-    database: Database, artifacts: ArtifactStore, version: StoredVersion, paths: Iterable[str]
+    database: Database, artifacts: ArtifactStore, version: StoredVersion, paths: Sequence[str]
 ) -> list[AdapterFile]:
     """These files, those that are not there made outside of any transaction."""
     with database.reading() as session:
@@ -84,17 +75,19 @@ def _having(
     return [files[path] for path in sorted(paths)]
 
 
-def _make(artifacts: ArtifactStore, version: StoredVersion, paths: Iterable[str]) -> Mapping[str, bytes]:
-    converters, signed = LISTED | EXTRAS, version.signed
+def _make(artifacts: ArtifactStore, version: StoredVersion, paths: Sequence[str]) -> dict[str, bytes]:
+    recipe, shape, a_sha256, signed = version.recipe, version.shape, version.a_sha256, version.signed
     found: dict[str, bytes] = {}
-    flat: F32 | None = None
-    for path in paths:
-        if path == MANIFEST:
-            found[path] = (signed.model_dump_json(indent=1) + "\n").encode()
-            continue
-        flat = flat_b(artifacts, version) if flat is None else flat
-        found[path] = converters[path](version.recipe, version.shape, flat, signed.manifest)
-    return found
+    if MANIFEST in paths:
+        found[MANIFEST] = (signed.model_dump_json(indent=1) + "\n").encode()
+    if CARD in paths:
+        found[CARD] = model_card(signed.manifest)
+    rest = [path for path in paths if path not in found]
+    if rest:
+        flat = flat_b(artifacts, version)
+        found |= peft_files(recipe, shape, flat, a_sha256) if {CONFIG_NAME, TENSORS_NAME} & set(rest) else {}
+        found |= {path: CONVERTERS[path](recipe, shape, flat, a_sha256) for path in rest if path in CONVERTERS}
+    return {path: found[path] for path in paths}
 
 
 def _stored(artifacts: ArtifactStore, path: str, data: bytes) -> AdapterFile:

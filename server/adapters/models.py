@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, ForeignKey, Index, String, Text, UniqueConstraint, text
+from sqlalchemy import BigInteger, ForeignKey, Index, String, Text, UniqueConstraint, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from server.db.columns import Document, Moment, Numbered, Table, word
@@ -65,6 +65,8 @@ class StoredVersion(Numbered, Table):
     size: Mapped[int] = mapped_column(BigInteger)
     size_d: Mapped[int] = mapped_column(BigInteger)
     result: Mapped[Result] = mapped_column(Document(Result))
+    verified: Mapped[bool] = mapped_column(default=False, server_default=false())  # its trajectory yields B
+    by_ledger: Mapped[bool] = mapped_column(default=False, server_default=false())  # B is made of it when asked for
     created_at: Mapped[datetime] = mapped_column(Moment)
     # Absent only of versions that an older server made, until `server.adapters.signature` has come by.
     manifest: Mapped[AdapterManifest | None] = mapped_column(Document(AdapterManifest))
@@ -104,6 +106,7 @@ class StoredVersion(Numbered, Table):
             size=self.size,
             size_d=self.size_d,
             result=self.result,
+            verified=self.verified,
             created_at=self.created_at,
             revision=self.revision,
             parent=None if self.manifest is None else self.manifest.parent,

@@ -1,0 +1,136 @@
+"""What is asked of `POST /v1/score` and `POST /v1/generate`, and what they answer. Knows no HTTP library and no model.
+
+A row names its adapter as `name` or `name@revision`; a revision is `main` (the default), `v7` or `7`, a tag, or at least
+7 digits of a version's `revision`. A row without an adapter meets the base model alone.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from shared.recipe import MAX_SEED, Sha256
+from shared.task import Task
+
+MOST_ROWS = 1024
+MOST_ANSWERS = 64  # of one row, as of a task
+MOST_NEW_TOKENS = 4096
+
+AdapterRef = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z0-9][a-z0-9._-]{0,95}(@[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$",
+        description="`name` or `name@revision`; null: the base model alone",
+    ),
+]
+BaseName = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Asked(_Wire):
+    base: BaseName | None = Field(None, description="a registered base model; null: the one that the adapters are of")
+    base_sha256: Sha256 | None = Field(None, description="refuse any other base model")
+
+
+class ScoreRow(_Wire):
+    """A prompt and the answers that may follow it, or a record of the request's task."""
+
+    adapter: AdapterRef | None = None
+    prompt: str | None = Field(None, min_length=1)
+    answers: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), max_length=MOST_ANSWERS, description="texts that follow the prompt, with their leading spaces if any"
+    )
+    record: dict[str, Any] | None = Field(
+        None, description="the fields that the task asks for; a label is not looked at"
+    )
+
+    @model_validator(mode="after")
+    def _one_form(self) -> ScoreRow:
+        texts = self.prompt is not None or bool(self.answers)
+        if texts == (self.record is not None) or (self.prompt is None) != (not self.answers):
+            raise ValueError("give prompt and answers, or a record")
+        return self
+
+
+class ScoreRequest(_Asked):
+    """Rows to score together. Their adapters may differ, in recipe and base too."""
+
+    task: str | Task | None = Field(
+        None, description="of rows that are records: a shipped task's name, or a whole task"
+    )
+    rows: tuple[ScoreRow, ...] = Field(min_length=1, max_length=MOST_ROWS)
+
+    @model_validator(mode="after")
+    def _task_of_records(self) -> ScoreRequest:
+        if self.task is None and any(row.record is not None for row in self.rows):
+            raise ValueError("rows with a record need a task")
+        return self
+
+
+class ScoredBy(_Wire):
+    """What a row met."""
+
+    base: str
+    adapter: str | None = None
+    version: int | None = None
+    revision: str | None = Field(None, description="of that version, 40 hexadecimal digits")
+
+
+class AnswerScore(_Wire):
+    """One answer of a row."""
+
+    text: str
+    label: str | None = Field(None, description="of a record's task: the first of the answer's labels")
+    tokens: int = Field(description="of the answer")
+    log_probability: float = Field(description="of the answer's text after its prompt, nats")
+    probability: float = Field(description="among the row's answers")
+
+
+class RowScore(ScoredBy):
+    """A row's answers in their order."""
+
+    answers: tuple[AnswerScore, ...]
+    best: int = Field(description="index of the likeliest answer")
+
+
+class ScoreResult(_Wire):
+    """The rows, in the request's order."""
+
+    rows: tuple[RowScore, ...]
+
+
+class GenerateRequest(_Asked):
+    """A text to go on with. Temperature 0 takes the likeliest token each time; else `seed` decides, reproducibly."""
+
+    adapter: AdapterRef | None = None
+    prompt: str = Field(min_length=1)
+    max_tokens: int = Field(128, ge=1, le=MOST_NEW_TOKENS)
+    temperature: float = Field(0, ge=0, le=100, allow_inf_nan=False)
+    top_p: float = Field(
+        1, gt=0, le=1, allow_inf_nan=False, description="draw from the likeliest tokens that together have this share"
+    )
+    seed: int = Field(0, ge=0, le=MAX_SEED)
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = Field(
+        (), max_length=8, description="texts before which the answer ends"
+    )
+    stream: bool = Field(False, description="answer as server-sent events: `text` pieces, then `end`")
+
+
+class GenerateResult(ScoredBy):
+    """What follows the prompt."""
+
+    text: str
+    tokens: int = Field(description="that were generated, with those of a stop text")
+    finish: Literal["stop", "length"] = Field(
+        description="stop: at a stop text, or where the model ended the text; length: max_tokens, or the base's context"
+    )
+
+
+class GeneratedText(_Wire):
+    """The data of a `text` event."""
+
+    text: str
