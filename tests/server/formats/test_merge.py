@@ -9,10 +9,13 @@ import safetensors.numpy
 import torch
 from transformers import AutoModelForCausalLM
 
+from server.compiler.base import locate_base
+from server.compiler.checkpoint import load_checkpoint
 from server.formats.merge import INDEX, ONE_FILE, merge
 from server.formats.peft import write_peft
 from shared.canonical import file_sha256
 from shared.errors import AMismatch, BaseMismatch, UnreadableCheckpoint
+from tests.server.compiler.conftest import eager_logits
 from tests.server.formats.stock import ADAPTED, VOCABULARY, adapted, make_base, next_token, prompts, with_peft
 from tests.server.formats.stock import write_gguf as write_gguf_base
 
@@ -49,6 +52,8 @@ def test_the_merged_model_is_pefts(tmp_path, name):
     expected = next_token(with_peft(base.model(), tmp_path / "peft"), tokens)
     np.testing.assert_allclose(next_token(ours, tokens), expected, atol=1e-3)
     assert np.abs(expected - next_token(base.model(), tokens)).max() > 0.1  # the adapter does something
+    decoded = eager_logits(load_checkpoint(str(tmp_path / "merged")), torch.from_numpy(tokens))[:, -1]
+    np.testing.assert_allclose(torch.log_softmax(decoded, -1), expected, atol=1e-3)  # and our own decoder agrees
     assert [(file.path, file.size, file.sha256) for file in files] == [
         (path.name, path.stat().st_size, file_sha256(path)) for path in sorted((tmp_path / "merged").iterdir())
     ]
@@ -102,14 +107,12 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
         merge(recipe.model_copy(update={"base": other}), *arguments)
     shutil.copy(base.directory / ONE_FILE, tmp_path / "kept")
     (base.directory / ONE_FILE).write_bytes((tmp_path / "kept").read_bytes()[:-100])
-    damaged = adapted_to_whatever(base)
+    damaged = pinned_anew(base)
     with pytest.raises(UnreadableCheckpoint):
         merge(damaged, *arguments)
 
 
-def adapted_to_whatever(base):
+def pinned_anew(base):
     """The recipe, pinned to the base's files as they are now."""
-    from server.compiler.base import locate_base
-
     pinned = base.recipe.base.model_copy(update={"sha256": locate_base(str(base.directory)).sha256})
     return base.recipe.model_copy(update={"base": pinned})
