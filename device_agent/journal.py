@@ -208,6 +208,7 @@ class RunDirectory:
             "job_id": plan.job_id,
             "recipe_id": plan.manifest.recipe_id,
             "a_sha256": plan.manifest.a_sha256,
+            "base_sha256": plan.manifest.recipe.base.sha256,
             "step": step,
         }
         # One entry only: safetensors writes several in no fixed order.
