@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from starlette.types import Lifespan
 
+from server.adapters import changes
 from server.adapters import endpoints as adapters
 from server.artifacts.opening import open_artifacts
 from server.auth import endpoints as access
@@ -37,7 +38,7 @@ from server.succession.service import prepare_keys
 from server.work.engine import prepare_engine
 
 API_VERSION = "1"  # of the routes under /v1; the release is what GET /v1/server says
-SLICES = (info, succession, metrics, access, devices, joining, jobs, leases, programs, runners, adapters)
+SLICES = (info, succession, metrics, access, devices, joining, jobs, leases, programs, runners, adapters, changes)
 
 
 def create_api(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
@@ -52,6 +53,7 @@ def create_api(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
     )
     for slice_ in SLICES:
         app.include_router(slice_.router)
+    app.include_router(changes.rules)
     add_problem_handlers(app)
     app.openapi = partial(describe, app)  # type: ignore[method-assign]  # the documented way to extend it
     return app
