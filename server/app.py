@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from starlette.types import Lifespan
 
-from server.adapters import changes
+from server.adapters import changes, rules
 from server.adapters import endpoints as adapters
 from server.artifacts.opening import open_artifacts
 from server.auth import endpoints as access
@@ -24,6 +24,7 @@ from server.http.envelope import Envelope
 from server.http.openapi import describe, operation_id
 from server.http.place import Place
 from server.http.problems import add_problem_handlers
+from server.hub import endpoints as hub
 from server.info import endpoints as info
 from server.jobs import endpoints as jobs
 from server.keys import load_key
@@ -38,7 +39,23 @@ from server.succession.service import prepare_keys
 from server.work.engine import prepare_engine
 
 API_VERSION = "1"  # of the routes under /v1; the release is what GET /v1/server says
-SLICES = (info, succession, metrics, access, devices, joining, jobs, leases, programs, runners, adapters, changes)
+# The Hub's addresses begin with names of tenants, so they come after all others.
+SLICES = (
+    info,
+    succession,
+    metrics,
+    access,
+    devices,
+    joining,
+    jobs,
+    leases,
+    programs,
+    runners,
+    adapters,
+    changes,
+    rules,
+    hub,
+)
 
 
 def create_api(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
@@ -53,7 +70,6 @@ def create_api(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
     )
     for slice_ in SLICES:
         app.include_router(slice_.router)
-    app.include_router(changes.rules)
     add_problem_handlers(app)
     app.openapi = partial(describe, app)  # type: ignore[method-assign]  # the documented way to extend it
     return app
