@@ -136,7 +136,6 @@ ABSENT = {
     "tag": "stable",
     "file": "README.md",
     "tenant": "default",
-    "revision": "main",
     "path": "README.md",
     "platform": "linux-x86_64",
     "user_code": "AAAA-AAAA",
