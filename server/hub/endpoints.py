@@ -1,6 +1,6 @@
 """Routes of the Hub's read API, at the root: huggingface_hub finds them with `endpoint=` or HF_ENDPOINT set to us.
 
-They come after all others, and none of them matches an address of those. Writing goes through /v1.
+They come after all others, which therefore keep every address that both could answer. Writing goes through /v1.
 """
 
 from __future__ import annotations
