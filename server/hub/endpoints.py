@@ -13,20 +13,20 @@ from fastapi import Depends, Query, Request, Response
 
 from server.adapters.files import AdapterFile
 from server.artifacts.naming import Collected
-from server.artifacts.store import StorageFull
+from server.artifacts.store import Damaged, StorageFull
 from server.auth.guard import needs
 from server.auth.models import Scope
 from server.auth.service import Principal
 from server.http.bodies import read_limited
-from server.http.openapi import Responses, may_raise, raises
+from server.http.openapi import FILE, may_raise, raises
 from server.http.pages import InvalidCursor
 from server.http.place import Here, Place
-from server.http.problems import TooSlow
+from server.http.problems import RangeNotSatisfiable, TooSlow
 from server.http.ranges import FILE_ROUTE
 from server.hub import views
-from server.hub.downloads import download, is_devious
+from server.hub.downloads import download, is_devious, warning
 from server.hub.paging import Paging
-from server.hub.refusals import HubRoutes, NotReleased, plain
+from server.hub.refusals import HubRoutes, NotReleased
 from server.hub.repository import HubRepository
 from server.hub.service import HubService, Snapshot
 from server.hub.wire import Account, CommitInfo, ModelInfo, Refs, TreeEntry
@@ -54,8 +54,10 @@ _FORM = {
     }
 }
 _FOUND = raises(AdapterNotFound)
-_AT = raises(AdapterNotFound, RevisionNotFound, NotReleased)
-_LISTED = raises(AdapterNotFound, RevisionNotFound, FileNotInAdapter, NotReleased, Collected, StorageFull)
+_ABSENT = (AdapterNotFound, RevisionNotFound, NotReleased)
+_MADE = (*_ABSENT, FileNotInAdapter, Collected, StorageFull)
+_AT, _LISTED = raises(*_ABSENT), raises(*_MADE)
+_FILE = FILE_ROUTE | {"responses": FILE | raises(*_MADE, RangeNotSatisfiable, Damaged)}
 _BARE: dict[str, Any] = {"response_model_exclude_none": True}
 
 router = HubRoutes(tags=["hub"])
@@ -67,7 +69,7 @@ def _service(place: Place, principal: Principal) -> HubService:
 
 
 def _warn(response: Response, snapshot: Snapshot) -> None:
-    response.headers.update({name: plain(text) for name, text in views.warning(snapshot).items()})
+    response.headers.update(warning(snapshot))
 
 
 @router.get("/api/whoami-v2", **_BARE)
@@ -247,11 +249,8 @@ def _or_none(service: HubService, snapshot: Snapshot, path: str) -> AdapterFile 
         return None
 
 
-_FILE_RESPONSES: Responses = FILE_ROUTE["responses"] | raises(NotReleased) | _LISTED
-
-
 @router.head("/{tenant}/{name}/resolve/{revision}/{path:path}", include_in_schema=False)
-@router.get("/{tenant}/{name}/resolve/{revision}/{path:path}", **FILE_ROUTE | {"responses": _FILE_RESPONSES})
+@router.get("/{tenant}/{name}/resolve/{revision}/{path:path}", **_FILE)
 def resolve(
     principal: Reader, tenant: str, name: str, revision: str, path: str, request: Request, here: Here
 ) -> Response:
@@ -260,4 +259,4 @@ def resolve(
     snapshot = service.snapshot(tenant, name, revision)
     if is_devious(request):
         raise service.absent(snapshot)
-    return download(request, here.artifacts, service.file(snapshot, path), snapshot.commit, revision)
+    return download(request, here.artifacts, snapshot, service.file(snapshot, path), revision)

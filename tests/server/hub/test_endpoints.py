@@ -196,7 +196,8 @@ def test_what_is_deprecated_says_so(home, app, made):
     assert told.startswith(
         f"deprecated-{made['revision']}; version 1 of default/alice-movies is deprecated: too old: use v2"
     )
-    assert app.get(f"{MOVIES}/tree/main").headers["x-hf-warning"] == told
+    for path in (f"{MOVIES}/tree/main", f"{FILES}/v1/README.md"):
+        assert app.get(path).headers["x-hf-warning"] == told
 
 
 def test_what_was_deleted_is_not_there(home, app, made):
