@@ -70,7 +70,7 @@ class HubService:
         if tenant == self.caller:
             with suppress(AdapterNotFound):
                 return find_adapter(session, tenant, name)
-        raise AdapterNotFound(f"there is no adapter {tenant}/{name} here, or it is not yours")
+        raise AdapterNotFound(f"there is no adapter {tenant[:100]}/{name[:100]} here, or it is not yours")
 
     def files(self, snapshot: Snapshot) -> list[AdapterFile]:
         """What is listed, made at the first request."""

@@ -3,7 +3,7 @@
 import http.client
 import json
 import re
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 from sqlalchemy import delete, select
@@ -147,6 +147,15 @@ def test_who_is_refused_is_told_why(fleet, home, made, problem):
     suspended = shut.get("/api/models/shut/x")
     problem(suspended, 403, "tenant-suspended")
     assert suspended.headers["x-error-message"] == "Access to this resource is disabled."
+
+
+def test_any_name_may_be_asked_for(app, made):
+    for name in ("\u00fc" * 1000, "a\u2028b", "%", "x" * 20_000):
+        answer = app.get(f"/api/models/default/{quote(name)}")
+        assert (answer.status_code, answer.headers["x-error-code"]) == (404, "RepoNotFound")
+        assert len(answer.headers["x-error-message"]) <= 500
+    long = app.get(f"{MOVIES}/revision/{'x' * 20_000}")
+    assert (long.status_code, long.headers["x-error-code"]) == (404, "RevisionNotFound")
 
 
 def test_an_adapter_without_an_approved_version(fleet, app, device, problem):
