@@ -19,6 +19,7 @@ from server.db.database import Database
 from server.db.revisions import prepare
 from server.devices import endpoints as devices
 from server.devices import joining
+from server.history import endpoints as history
 from server.http.envelope import Envelope
 from server.http.openapi import describe, operation_id
 from server.http.place import Place
@@ -37,7 +38,7 @@ from server.succession.service import prepare_keys
 from server.work.engine import prepare_engine
 
 API_VERSION = "1"  # of the routes under /v1; the release is what GET /v1/server says
-SLICES = (info, succession, metrics, access, devices, joining, jobs, leases, programs, runners, adapters)
+SLICES = (info, succession, metrics, access, devices, joining, jobs, leases, programs, runners, adapters, history)
 
 
 def create_api(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:

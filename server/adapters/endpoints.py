@@ -14,6 +14,7 @@ from server.artifacts.store import StorageFull
 from server.auth.guard import needs
 from server.auth.models import Scope
 from server.auth.service import Principal
+from server.history.remaking import b_file
 from server.http.openapi import raises
 from server.http.pages import Paging
 from server.http.place import Here, Reading
@@ -53,7 +54,7 @@ def lora_b(principal: Reader, name: str, version: Version, request: Request, her
     """The LoRA-B file as the device uploaded it; takes Range."""
     adapter, stored = AdapterService(session).version(principal.tenant, name, version)
     filename = f"{adapter.name}-{stored.version}.lora_B.safetensors"
-    return file_response(request, here.artifacts, stored.sha256, filename)
+    return file_response(request, here.artifacts, b_file(here.database, here.artifacts, stored), filename)
 
 
 @router.get("/{name}/versions/{version}/peft", responses=raises(Collected, StorageFull))

@@ -14,6 +14,7 @@ from server.artifacts.naming import hold
 from server.artifacts.store import ArtifactStore
 from server.compiler.peft import write_peft
 from server.db.database import Database
+from server.history.remaking import b_file
 from server.jobs.repository import JobRepository
 from shared.errors import NotFound
 from shared.job import JobRequest
@@ -51,7 +52,7 @@ class PeftService:
 
     def _make(self, adapter: Adapter, version: StoredVersion, request: JobRequest) -> list[StoredPeftFile]:
         """Writes the files outside of any transaction; of two requests at once, the first to commit counts."""
-        flat = load_adapter(self.artifacts.read(version.sha256), version.size_d)
+        flat = load_adapter(self.artifacts.read(b_file(self.database, self.artifacts, version)), version.size_d)
         with tempfile.TemporaryDirectory() as name:
             directory = Path(name)
             write_peft(version.recipe, version.shape, flat, directory)

@@ -26,11 +26,14 @@ class StoredTrajectory(Table):
 
 
 class MaterialisedStep(Table):
-    """What B was after a step, as it was first made; the file itself is removed when nobody asks for it."""
+    """What B was after a step, as it was first made; the file itself is removed when nobody asks for it.
+
+    head: what the file has before its numbers.
+    """
 
     __tablename__ = "trajectory_steps"
 
     version_number: Mapped[int] = mapped_column(ForeignKey("trajectories.version_number"), primary_key=True)
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     sha256: Mapped[str] = mapped_column(String(64))
-    size: Mapped[int] = mapped_column(BigInteger)
+    head: Mapped[bytes] = mapped_column(LargeBinary)

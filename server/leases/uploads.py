@@ -10,13 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 from sqlalchemy.orm import Session
 
+from server.adapters.repository import AdapterRepository
 from server.adapters.service import AdapterService
 from server.artifacts.naming import hold
 from server.artifacts.store import ArtifactStore
 from server.db.database import Database
+from server.history.recording import Proof, check_sent, record
 from server.jobs.lifecycle import JobLifecycle
 from server.leases.models import Ending
 from server.leases.service import LeaseService
+from server.settings import Settings
 from shared.canonical import sha256_hex
 from shared.errors import Conflict, Gone, InvalidUpload
 from shared.job import JobState
@@ -74,12 +77,13 @@ class UploadService:
 
 
 def complete(
-    session: Session, lease_seconds: float, device_id: str, lease_id: str, completion: Completion
+    session: Session, settings: Settings, device_id: str, lease_id: str, completion: Completion, proof: Proof | None
 ) -> AdapterVersion:
     """Makes the uploaded file the adapter's next version and ends job and lease; said twice, it counts once.
 
-    Raises NotFound, Gone, or Conflict if that file was not uploaded.
+    proof: of the trajectory that the completion names. Raises NotFound, Gone, or Conflict if a file was not uploaded.
     """
+    lease_seconds = settings.lease_seconds
     leases, adapters = LeaseService(session, lease_seconds), AdapterService(session)
     lease, job = leases.find(device_id, lease_id)
     if lease.ending is Ending.COMPLETED:
@@ -89,8 +93,15 @@ def complete(
     leases.hold(lease)
     if lease.upload_sha256 != completion.adapter_sha256:
         raise Conflict(f"the file {completion.adapter_sha256} was not uploaded under this lease; upload it first")
+    if proof is None:
+        lease.trajectory_sha256 = lease.trajectory_size = None
+    else:
+        check_sent(lease, completion)
     manifest = leases.manifest(job).manifest
     stored = adapters.add_version(job, manifest, completion, lease.upload_size or 0, device_id)
+    if proof is not None:
+        record(session, AdapterRepository(session).of_job(job.id)[1], proof, instead=settings.history_instead)
+        stored = adapters.version_of_job(job)
     leases.end(lease, Ending.COMPLETED)
     JobLifecycle(session).move(
         job, JobState.SUCCEEDED, result=completion.result, adapter_version=stored.version, error=None
