@@ -20,7 +20,7 @@ from server.leases.service import LeaseService
 from server.leases.uploads import UploadService
 from server.settings import Settings
 from shared.canonical import sha256_hex
-from shared.errors import Conflict, TrajectoryMismatch
+from shared.errors import NotReplayable, TrajectoryMismatch
 from shared.job import TrainingSettings
 from shared.ledger import check_result, check_run, read_ledger
 from shared.lora import F32, adapter_file, split_adapter
@@ -76,8 +76,8 @@ class ProofService:
     def prove(self, claim: Claim) -> Proof:
         """What the claim's trajectory proves.
 
-        Raises TrajectoryMismatch if it yields another adapter file, InvalidTrajectory, Conflict if the file must be
-        uploaded, too, or Unavailable.
+        Raises TrajectoryMismatch if it yields another adapter file, InvalidTrajectory, NotReplayable if the file must
+        be uploaded, too, or Unavailable.
         """
         result, sha256 = claim.completion.result, claim.completion.trajectory_sha256 or ""
         data = self.artifacts.read(sha256)
@@ -86,7 +86,7 @@ class ProofService:
         check_result(trajectory, result)
         why = self._unproven(claim, trajectory)
         if why is not None and not claim.uploaded:
-            raise Conflict(f"upload the adapter, too: {why}")
+            raise NotReplayable(f"upload the adapter, too: {why}")
         flat = self._replay(claim, trajectory) if why is None else None
         file = self.artifacts.read(claim.completion.adapter_sha256) if claim.uploaded else None
         made = None

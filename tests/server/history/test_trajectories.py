@@ -234,7 +234,7 @@ def test_what_is_exact_on_its_device_alone_comes_beside_b_and_unverified(fleet, 
     run = Run(lease, tmp_path)
     send(device, lease, run.ledger).raise_for_status()
     adapter = adapter_bytes(run.size)
-    problem(complete(device, lease, adapter, run.ledger, run.result()), 409, "conflict")
+    problem(complete(device, lease, adapter, run.ledger, run.result()), 409, "not-replayable")
     device.upload(lease, adapter).raise_for_status()
     assert complete(device, lease, adapter, run.ledger, run.result()).json()["verified"] is False
     url = version_url(lease)
@@ -247,7 +247,7 @@ def test_a_run_over_the_servers_limit_stays_unverified(standing, fleet, device, 
     small = place.settings.model_copy(update={"replay_updates": STEPS * run.size - 1})
     standing[0].state.place = replace(place, settings=small)
     send(device, lease, run.ledger).raise_for_status()
-    problem(complete(device, lease, run.adapter(), run.ledger, run.result()), 409, "conflict")
+    problem(complete(device, lease, run.adapter(), run.ledger, run.result()), 409, "not-replayable")
     device.upload(lease, run.adapter()).raise_for_status()
     assert complete(device, lease, run.adapter(), run.ledger, run.result()).json()["verified"] is False
 
