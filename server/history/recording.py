@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from server.adapters.models import StoredVersion
 from server.history.models import StoredTrajectory
 from server.history.repository import HistoryRepository
 from server.leases.models import JobLease
@@ -39,13 +38,18 @@ def check_sent(lease: JobLease, completion: Completion) -> None:
         )
 
 
-def record(session: Session, version: StoredVersion, proof: Proof, *, instead: bool) -> None:
-    """Adds its trajectory to a version. instead: keep it in place of the LoRA-B file, where that can be made of it."""
+def record(session: Session, job_id: str, proof: Proof, *, instead: bool) -> None:
+    """Adds the trajectory to the version that a job has just made.
+
+    instead: keep it in place of the LoRA-B file, where that can be made of it.
+    """
+    history = HistoryRepository(session)
+    version = history.of_job(job_id)
     # A run that started elsewhere depends on a version that may be deleted: its B stays.
     alone = proof.verified and proof.start_sha256 is None
     version.verified = proof.verified
     version.by_ledger = instead and alone and proof.size + len(proof.head) < version.size
-    HistoryRepository(session).add(
+    history.add(
         StoredTrajectory(
             version_number=version.number,
             sha256=proof.sha256,

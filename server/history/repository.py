@@ -28,6 +28,10 @@ class HistoryRepository:
         """What B was after a step, if it was ever made."""
         return self._session.get(MaterialisedStep, (version.number, step))
 
+    def of_job(self, job_id: str) -> StoredVersion:
+        """The version that a job has made."""
+        return self._session.scalars(select(StoredVersion).where(StoredVersion.job_id == job_id)).one()
+
     def with_b(self, tenant: str, sha256: str) -> StoredVersion | None:
         """A version of the tenant whose LoRA-B file has that hash."""
         statement = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from server.adapters.service import AdapterService
+from server.adapters.resolution import resolve
 from server.history.repository import HistoryRepository
 from shared.errors import NotFound
 from shared.protocol import TrajectoryView
@@ -17,8 +17,8 @@ class HistoryService:
         self._session = session
 
     def view(self, tenant: str, name: str, version: int) -> TrajectoryView:
-        """The trajectory that came with a version. Raises NotFound."""
-        adapter, stored = AdapterService(self._session).version(tenant, name, version)
+        """The trajectory that came with a version. Raises AdapterNotFound, RevisionNotFound or NotFound."""
+        adapter, stored = resolve(self._session, tenant, name, f"v{version}")
         found = HistoryRepository(self._session).of_version(stored)
         if found is None:
             raise NotFound(f"version {version} of adapter {name!r} came without a trajectory")

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from sqlalchemy.orm import Session
 
-from server.adapters.repository import AdapterRepository
-from server.adapters.service import AdapterService
+from server.adapters.service import AdapterService, Publication
 from server.artifacts.naming import hold
 from server.artifacts.store import ArtifactStore
 from server.db.database import Database
@@ -20,6 +19,7 @@ from server.jobs.lifecycle import JobLifecycle
 from server.leases.models import Ending
 from server.leases.service import LeaseService
 from server.settings import Settings
+from server.succession.service import KeyService
 from shared.canonical import sha256_hex
 from shared.errors import Conflict, Gone, InvalidUpload
 from shared.job import JobState
@@ -81,10 +81,12 @@ def complete(
 ) -> AdapterVersion:
     """Makes the uploaded file the adapter's next version and ends job and lease; said twice, it counts once.
 
-    proof: of the trajectory that the completion names. Raises NotFound, Gone, or Conflict if a file was not uploaded.
+    proof: of the trajectory that the completion names. Raises NotFound, Gone, Conflict if a file was not uploaded, or
+    Unavailable if this host lacks the key that signs.
     """
-    lease_seconds = settings.lease_seconds
-    leases, adapters = LeaseService(session, lease_seconds), AdapterService(session)
+    # First, as a rotation of the key holds it while it changes what belongs to devices.
+    key = KeyService(session, settings).private()
+    leases, adapters = LeaseService(session, settings.lease_seconds), AdapterService(session)
     lease, job = leases.find(device_id, lease_id)
     if lease.ending is Ending.COMPLETED:
         if lease.upload_sha256 != completion.adapter_sha256:
@@ -97,10 +99,15 @@ def complete(
         lease.trajectory_sha256 = lease.trajectory_size = None
     else:
         check_sent(lease, completion)
-    manifest = leases.manifest(job).manifest
-    stored = adapters.add_version(job, manifest, completion, lease.upload_size or 0, device_id)
+    publication = Publication(
+        program=leases.manifest(job).manifest,
+        completion=completion,
+        size=lease.upload_size or 0,
+        device_id=device_id,
+    )
+    stored = adapters.publish(job, publication, key)
     if proof is not None:
-        record(session, AdapterRepository(session).of_job(job.id)[1], proof, instead=settings.history_instead)
+        record(session, job.id, proof, instead=settings.history_instead)
         stored = adapters.version_of_job(job)
     leases.end(lease, Ending.COMPLETED)
     JobLifecycle(session).move(
