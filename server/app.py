@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from starlette.types import Lifespan
 
+from server.adapters import changes, rules
 from server.adapters import endpoints as adapters
 from server.artifacts.opening import open_artifacts
 from server.auth import endpoints as access
@@ -52,6 +53,8 @@ SLICES = (
     programs,
     runners,
     adapters,
+    changes,
+    rules,
     history,
     hub,
 )

@@ -29,10 +29,7 @@ def upgrade() -> None:
         sa.Column("start_sha256", sa.String(64), nullable=True),
         sa.Column("head", sa.LargeBinary(), nullable=False),
         sa.ForeignKeyConstraint(
-            ["version_number"],
-            ["adapter_versions.number"],
-            name="fk_trajectories_version_number",
-            ondelete="CASCADE",
+            ["version_number"], ["adapter_versions.number"], name="fk_trajectories_version_number", ondelete="CASCADE"
         ),
         sa.PrimaryKeyConstraint("version_number", name="pk_trajectories"),
     )
