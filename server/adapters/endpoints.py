@@ -117,9 +117,8 @@ def compare(
     facts = first.signed.manifest, second.signed.manifest
     weights = None
     if comparable(*facts):
-        weights = compare_weights(
-            files.flat_b(here.database, here.artifacts, first), files.flat_b(here.artifacts, second)
-        )
+        left_b, right_b = (files.flat_b(here.database, here.artifacts, version) for version in (first, second))
+        weights = compare_weights(left_b, right_b)
     return comparison(*facts, weights)
 
 
