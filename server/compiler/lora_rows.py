@@ -60,7 +60,7 @@ class ServedAdapter:
     @property
     def nbytes(self) -> int:
         """Memory that it takes besides its projections."""
-        return self.flat.nbytes
+        return int(self.flat.nbytes)
 
     def b(self, place: Place) -> Tensor:
         """B (r, out) of one linear layer, a view."""

@@ -20,8 +20,7 @@ from server.compiler.base import BaseFacts, locate_base
 from server.compiler.checkpoint import Checkpoint, load_checkpoint
 from server.compiler.decoder import DecoderLayer, LayerShape, LayerTables
 from server.compiler.lora_rows import AdaptedRows, ServedAdapter
-from server.compiler.network import QuantizedBase
-from server.compiler.trunk import Trunk
+from server.compiler.trunk import Trunk, TrunkTensors
 from shared.errors import Untrusted
 from shared.recipe import Target
 
@@ -104,9 +103,16 @@ class ServingBase:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.facts = checkpoint.facts
-        base = QuantizedBase.of(checkpoint, "fp32")
-        self._trunk = Trunk(self.facts, base.trunk, 1)
-        self.layers = [ServingLayer(self.facts, index, layer) for index, layer in enumerate(base.layers)]
+        tables: dict[str, Tensor | None] = {"lm_head": None, "positions": None, **checkpoint.tables}
+        tensors = TrunkTensors(
+            norms=checkpoint.norms,
+            head_norms=checkpoint.head_norms,
+            embedding_scale=None,
+            lm_head_scale=None,
+            **tables,
+        )
+        self._trunk = Trunk(self.facts, tensors, 1)
+        self.layers = [ServingLayer(self.facts, index, layer) for index, layer in enumerate(checkpoint.layers)]
 
     @classmethod
     def open(cls, source: str, sha256: str) -> ServingBase:

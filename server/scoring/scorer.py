@@ -52,6 +52,11 @@ class Scorer:
         """Of its process; None while there is none."""
         return None if self._link is None or self._link.ended else self._link.pid
 
+    @property
+    def waiting(self) -> int:
+        """Tokens of the requests that are not answered yet."""
+        return self._admission.waiting
+
     async def start(self) -> Link:
         """The process that lives, started if there is none. Raises ScorerOff."""
         if self._settings.scorer == "off":

@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM
 from server.compiler.checkpoint import load_checkpoint
 from server.compiler.growing import GrowingText, GrowingTexts, cache_bytes
 from server.compiler.lora_rows import Projections, ServedAdapter, family_of
-from server.compiler.peft import write_peft
 from server.compiler.serving import ScoredText, ServingBase
+from server.formats.peft import write_peft
 from shared.errors import Untrusted
-from shared.lora import flat_size
+from shared.lora import a_fingerprint, flat_size
 from tests.server.compiler.conftest import ADAPTED, CONFIGS, VOCABULARY, make_architecture, softcapped
 
 TOLERANCE = 1e-3  # nats
@@ -42,7 +42,7 @@ class Served:
             flat = random.normal(0, 0.3, flat_size(recipe, shape)).astype(np.float32)
             projections = known.setdefault(family_of(recipe, shape), Projections(recipe, shape))
             self.adapters.append(ServedAdapter(projections, flat))
-            write_peft(recipe, shape, flat, directory / str(number))
+            write_peft(recipe, shape, flat, a_fingerprint(recipe, shape), directory / str(number))
             model = AutoModelForCausalLM.from_pretrained(self.tiny.directory)
             if name == "gemma3_text":
                 model.set_attn_implementation("softcapped")
