@@ -35,6 +35,7 @@ router = Routes(prefix="/v1", tags=["scoring"])
 Asker = Annotated[Principal, needs(Scope.ADAPTERS_SCORE)]
 Found = TypeVar("Found")
 EVENTS = "text/event-stream"
+UNBUFFERED = {"X-Accel-Buffering": "no"}
 REFUSALS: tuple[type[MobizoError], ...] = (
     *(UnknownBase, AdapterNotFound, RevisionNotFound, VersionHeld, BaseMismatch, InvalidTask, TextTooLong),
     *(ScorerOff, ScorerBusy, ScorerStopped, ScorerLate, ScorerFull),
@@ -63,7 +64,7 @@ async def generate(principal: Asker, request: GenerateRequest, asker: Request, h
     pieces = growth.pieces()
     # What is refused at once is answered as by any route.
     first = await anext(pieces)
-    return StreamingResponse(_events(here, first, pieces), media_type=EVENTS)
+    return StreamingResponse(_events(here, first, pieces), media_type=EVENTS, headers=UNBUFFERED)
 
 
 async def _whole(growth: answers.Growth) -> GenerateResult:

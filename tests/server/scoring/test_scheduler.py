@@ -184,6 +184,18 @@ def test_texts_wait_for_room_to_grow(bench):
     assert [message["token"] for message in bench.said[alone:] if "token" in message] == tokens
 
 
+def test_scores_wait_for_memory_too(bench):
+    """Texts that grow hold all memory for adapters: what is to be scored waits for them, and no new text goes first."""
+    for number in range(2):
+        bench.grow(number, [1, 2, 3 + number], 4, [bench.adapter(number)])
+    bench.scheduler.turn()
+    bench.ask(5, [([1, 2, 5], 0)], [bench.adapter(5)])
+    bench.grow(6, [1, 2], 4, [bench.adapter(6)])
+    bench.run()
+    assert [message["id"] for message in bench.said if "token" not in message] == [0, 1, 5, 6]
+    assert "scores" in bench.answers()[5]
+
+
 def test_what_is_cancelled_is_not_worked_at(bench):
     bench.ask(1, [([1, 2], None)])
     bench.grow(2, [1, 2], 30)
