@@ -171,22 +171,24 @@ def write_vocabulary(writer, size):
 
 
 class LlamaCpp:
-    """llama.cpp with a base and an adapter, by whose scale it is turned on and off."""
+    """llama.cpp with a base and an adapter, by whose scale it is turned on and off.
 
-    def __init__(self, base, adapter=None):
+    threads: one is fastest for a tiny model, since several wait for each other at every tensor.
+    """
+
+    def __init__(self, base, adapter, threads=1):
         params = xllamacpp.CommonParams()
         params.model.path = str(base)
         params.n_ctx = 64
         params.n_parallel = 1
         params.n_gpu_layers = 0
-        params.cpuparams.n_threads = 2
+        params.cpuparams.n_threads = threads
         params.warmup = params.fit_params = False
         params.verbosity = -1
         # As exact as the reference: by default keys and values are kept in half precision.
         params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        if adapter is not None:
-            params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(adapter), 1.0)]
+        params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(adapter), 1.0)]
         self._server = xllamacpp.Server(params)
 
     def top(self, tokens, scale=1.0):

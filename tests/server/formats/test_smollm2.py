@@ -57,7 +57,7 @@ def test_the_same_answers_from_every_format(source, tmp_path):
     theirs = with_peft(stock, tmp_path / "peft")
     expected = next_token(theirs, tokens)
     assert (plain.argmax(1) != expected.argmax(1)).sum() > PROMPTS / 10  # the adapter decides
-    llama = LlamaCpp(unquantized(source, tmp_path / "base.gguf"), tmp_path / "adapter.gguf")
+    llama = LlamaCpp(unquantized(source, tmp_path / "base.gguf"), tmp_path / "adapter.gguf", threads=2)
     found = [llama.top(row) for row in tokens]
     assert [token for token, _ in found] == expected.argmax(1).tolist()
     np.testing.assert_allclose([value for _, value in found], expected.max(1), atol=1e-3)
