@@ -10,6 +10,7 @@ MobizoError
 |  |- InvalidTask       422     a task whose template or answers cannot be used
 |  |- InvalidDataset    422     a data file with a bad line (named, with its line)
 |  |- InvalidUpload     422     an adapter file that does not fit its program
+|  |- StartMismatch     422     a job whose program cannot go on from the adapter version that it names
 |  |  |- InvalidTrajectory 422  a ledger that is damaged, or not of this job's run
 |  |  `- TrajectoryMismatch 422 a ledger that does not yield the adapter that it came with
 |  `- DigestMismatch    400     a body that is not what its Content-Digest says
@@ -20,6 +21,8 @@ MobizoError
 |  `- TenantSuspended    403   a valid token of a tenant that is shut out for now
 |- NotFound             404   absent, or another tenant's
 |- Conflict             409   the thing is not in a state that allows this
+|  |- VersionHeld       409     an adapter version that waits for a person's approval
+|  |- StartDeleted      409     a job goes on from an adapter version that is there no more
 |  |- NotReplayable     409     a version whose earlier steps cannot be made again
 |  `- Replayed          409     a signed request that came before
 |- Gone                 410   a lease that ended
@@ -142,6 +145,12 @@ class TrajectoryMismatch(InvalidUpload):
     code, title = "trajectory-mismatch", "Trajectory mismatch"
 
 
+class StartMismatch(BadRequest):
+    """A run of this job cannot go on from that adapter version; give it the version's own recipe."""
+
+    status, code, title = 422, "start-mismatch", "Start does not fit"
+
+
 class Unauthorized(MobizoError):
     """A valid token is needed: send `Authorization: Bearer TOKEN`."""
 
@@ -194,6 +203,18 @@ class NotReplayable(Conflict):
     """This version's steps cannot be made again: it came without a trajectory, or with one that was not verified."""
 
     code, title = "not-replayable", "Not replayable"
+
+
+class VersionHeld(Conflict):
+    """The adapter version waits for a person's approval; approve it first."""
+
+    code, title = "version-held", "Version held"
+
+
+class StartDeleted(Conflict):
+    """The adapter version that the job goes on from was deleted; submit a job with another start."""
+
+    code, title = "start-deleted", "Start deleted"
 
 
 class Replayed(Conflict):

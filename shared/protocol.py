@@ -48,6 +48,11 @@
     GET  /v1/adapters/{name}/versions/{version}/steps/{step}/lora_B.safetensors    -> bytes       app
     GET  /v1/adapters/{name}/versions/{version}/peft       -> PeftListing          app
     GET  /v1/adapters/{name}/versions/{version}/peft/{file} -> bytes               app
+    GET  /v1/adapters/{name}/devices                       -> Page of AssignmentView  app
+    PUT  /v1/adapters/{name}/devices/{id}                  -> AssignmentView       app
+    DELETE /v1/adapters/{name}/devices/{id}                -> 204                  app
+    GET  /v1/devices/self/adapters/{name}/{revision}       -> DeviceAdapter        device (its own, or assigned)
+    GET  /v1/devices/self/adapters/{name}/{revision}/lora_B.safetensors  -> bytes  device (its own, or assigned)
     GET  /healthz, /readyz                                                         anyone
 
 What a device sends is signed, besides, by the key that it enrolled with (shared.request_signature).
@@ -215,6 +220,9 @@ class Lease(_Wire):
     id: str
     job: JobView
     manifest: SignedManifest
+    start: SignedAdapter | None = Field(
+        None, description="whose LoRA-B the run begins from, which `/start` sends; null: B = 0"
+    )
     expires_at: datetime
 
 
@@ -318,6 +326,21 @@ class AdapterView(_Wire):
     versions: int
     latest: AdapterVersion
     created_at: datetime
+
+
+class AssignmentView(_Wire):
+    """That a device may have an adapter's published versions."""
+
+    adapter: str
+    device_id: str
+    assigned_at: datetime
+
+
+class DeviceAdapter(_Wire):
+    """An adapter version for use on a device, and the program that runs it."""
+
+    adapter: SignedAdapter
+    program: SignedManifest
 
 
 class PeftFile(_Wire):
