@@ -1,7 +1,7 @@
 """A personal model that stays open while its adapter changes: before a question it takes what is newest on the shelf.
 
-Where the program is the same, only B is loaded anew, by the program's own `load`; base weights stay where they are. What
-is newest may have been trained here, pulled, or rolled back to, by any other process. Knows no network.
+Where the program is the same, only B is loaded anew, by the program's own `load`; base weights stay where they are.
+What is newest may have been trained here, pulled, or rolled back to, by any other process. Knows no network.
 """
 
 from __future__ import annotations

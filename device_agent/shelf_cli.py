@@ -1,4 +1,4 @@
-"""The commands of the shelf, where adapters are kept: `adapters list|pull|rollback|remove`. Only `pull` knows the network."""
+"""The commands of the shelf of kept adapters: `adapters list|pull|rollback|remove`. Only `pull` knows the network."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from server.succession.service import prepare_keys
 from server.work.engine import prepare_engine
 
 API_VERSION = "1"  # of the routes under /v1; the release is what GET /v1/server says
-SLICES = (info, succession, metrics, access, devices, joining, jobs, leases, programs, runners, adapters)
+SLICES = (info, succession, metrics, access, devices, joining, jobs, leases, programs, runners, adapters, assignments)
 
 
 def create_api(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:

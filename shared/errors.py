@@ -10,9 +10,10 @@ MobizoError
 |  |- InvalidTask       422     a task whose template or answers cannot be used
 |  |- InvalidDataset    422     a data file with a bad line (named, with its line)
 |  |- InvalidUpload     422     an adapter file that does not fit its program
-|  |- StartMismatch     422     a job whose program cannot go on from the adapter version that it names
 |  |  |- InvalidTrajectory 422  a ledger that is damaged, or not of this job's run
 |  |  `- TrajectoryMismatch 422 a ledger that does not yield the adapter that it came with
+|  |- StartMismatch     422     a job whose program cannot go on from the adapter version that it names
+|  |- UnsupportedFormat 422     a format that this adapter cannot be converted to exactly
 |  `- DigestMismatch    400     a body that is not what its Content-Digest says
 |- Unauthorized         401   no valid token
 |  |- BadSignature      401     a device's request that its key did not sign as it stands
@@ -20,6 +21,9 @@ MobizoError
 |- Forbidden            403   a valid token that may not do this
 |  `- TenantSuspended    403   a valid token of a tenant that is shut out for now
 |- NotFound             404   absent, or another tenant's
+|  |- AdapterNotFound   404     an adapter that the tenant has not, or has deleted
+|  |- RevisionNotFound  404     a version, tag or revision that an adapter has not
+|  `- FileNotInAdapter  404     a file that no version of that kind has
 |- Conflict             409   the thing is not in a state that allows this
 |  |- VersionHeld       409     an adapter version that waits for a person's approval
 |  |- StartDeleted      409     a job goes on from an adapter version that is there no more
@@ -29,9 +33,13 @@ MobizoError
 |- TooLarge             413   a body over its limit
 |- TooManyRequests      429   more requests than this token or address may make
 |- Untrusted            -     a signature or hash that does not match
+|  |- AMismatch          -     a frozen A that is not the one that B was trained with
+|  `- BaseMismatch       -     a base model whose files are not those that the adapter was trained on
 |- Unavailable          503   the server (or its disk) cannot serve right now
-`- CompileFailed        500   the compiler stopped
-   `- CompileTooLarge   500   it would take more memory than any worker's machine may give
+|- CompileFailed        500   the compiler stopped
+|  `- CompileTooLarge   500   it would take more memory than any worker's machine may give
+`- ConversionFailed     500   the conversion of an adapter stopped
+   `- ConversionTooLarge 500  it would take more memory than any worker's machine may give
 """
 
 from __future__ import annotations
@@ -151,6 +159,12 @@ class StartMismatch(BadRequest):
     status, code, title = 422, "start-mismatch", "Start does not fit"
 
 
+class UnsupportedFormat(BadRequest):
+    """This adapter cannot be converted to that format exactly; take another format."""
+
+    status, code, title = 422, "unsupported-format", "Unsupported format"
+
+
 class Unauthorized(MobizoError):
     """A valid token is needed: send `Authorization: Bearer TOKEN`."""
 
@@ -191,6 +205,24 @@ class NotFound(MobizoError):
     """There is no such thing here, or it is not yours."""
 
     status, code, title = 404, "not-found", "Not found"
+
+
+class AdapterNotFound(NotFound):
+    """There is no adapter of that name here, or it is not yours."""
+
+    code, title = "adapter-not-found", "Adapter not found"
+
+
+class RevisionNotFound(NotFound):
+    """The adapter has no such version, tag or revision."""
+
+    code, title = "revision-not-found", "Revision not found"
+
+
+class FileNotInAdapter(NotFound):
+    """The version has no file of that name."""
+
+    code, title = "file-not-in-adapter", "File not in adapter"
 
 
 class Conflict(MobizoError):
@@ -247,6 +279,18 @@ class Untrusted(MobizoError):
     status, code, title = 422, "untrusted", "Untrusted content"
 
 
+class AMismatch(Untrusted):
+    """The frozen A is not the one that this adapter was trained with; nothing was made of it."""
+
+    code, title = "a-mismatch", "Another frozen A"
+
+
+class BaseMismatch(Untrusted):
+    """The base model is not the one that this adapter was trained on; give the base that its manifest names."""
+
+    code, title = "base-mismatch", "Another base model"
+
+
 class Unavailable(MobizoError):
     """The server cannot serve this right now; try again later."""
 
@@ -257,6 +301,18 @@ class CompileFailed(MobizoError):
     """The compiler stopped; the server's log has its output."""
 
     status, code, title = 500, "compile-failed", "Compilation failed"
+
+
+class ConversionFailed(MobizoError):
+    """The conversion stopped; the server's log has its output."""
+
+    status, code, title = 500, "conversion-failed", "Conversion failed"
+
+
+class ConversionTooLarge(ConversionFailed):
+    """Converting this takes more memory than any worker's machine may give; raise MOBIZO_COMPILE_BUDGET_BYTES."""
+
+    code, title = "conversion-too-large", "Conversion too large"
 
 
 class CompileTooLarge(CompileFailed):

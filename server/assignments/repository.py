@@ -47,7 +47,9 @@ class AssignmentRepository:
 
     def sees(self, device_id: str, adapter: Adapter) -> bool:
         """Whether a device may have an adapter's published versions."""
-        statement = select(Adapter.number).where(Adapter.number == adapter.number, Adapter.number.in_(_seen_by(device_id)))
+        statement = select(Adapter.number).where(
+            Adapter.number == adapter.number, Adapter.number.in_(_seen_by(device_id))
+        )
         return self._session.scalar(statement) is not None
 
     def file(self, device_id: str, sha256: str) -> ProgramBlob | None:

@@ -28,7 +28,7 @@ class AssignmentService:
         self._assignments = AssignmentRepository(session)
 
     def assign(self, tenant: str, name: str, device_id: str) -> AssignmentView:
-        """Lets a device have an adapter; said twice, it counts once. Raises AdapterNotFound, or NotFound: the device."""
+        """Lets a device have an adapter; twice is once. Raises AdapterNotFound, or NotFound for the device."""
         adapter = find_adapter(self._session, tenant, name, lock=True)
         device = DeviceRepository(self._session).get(tenant, device_id)
         if device is None or device.revoked_at is not None:

@@ -32,6 +32,7 @@ __all__ = [
     "adapters",
     "answers",
     "artifacts",
+    "assignments",
     "auth",
     "bases",
     "devices",

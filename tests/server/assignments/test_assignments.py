@@ -1,10 +1,11 @@
-"""Which adapters a device may have: those it was assigned or has trained, of its own tenant, once they are published."""
+"""Which adapters a device may have: of its own tenant, published, and assigned to it or trained by it."""
 
 import pytest
 from sqlalchemy import update
 
 from server.adapters.models import Adapter
 from server.clock import utc_now
+from server.devices.service import DeviceService
 from shared.protocol import DeviceAdapter
 from shared.signing import parse_public, verify_adapter, verify_manifest
 from tests.server.conftest import adapter_bytes
@@ -62,7 +63,8 @@ def test_another_device_has_it_once_it_is_assigned(app, tablet, version, problem
 
 
 def test_the_programs_files_come_with_it(app, tablet, version, problem):
-    url = f"/v1/files/{app.get(f'/v1/programs/{version["recipe_id"]}').json()['manifest']['files'][0]['sha256']}"
+    program = app.get(f"/v1/programs/{version['recipe_id']}").json()["manifest"]
+    url = f"/v1/files/{program['files'][0]['sha256']}"
     problem(tablet.get(url), 404, "not-found")
     app.put(place(tablet))
     assert tablet.get(url).status_code == 200
@@ -103,8 +105,6 @@ def test_no_tenant_reaches_into_another(fleet, app, device, version, problem):
 def test_an_unknown_or_revoked_device_is_assigned_nothing(fleet, app, tablet, version, problem):
     problem(app.put(f"/v1/adapters/{NAME}/devices/device_none"), 404, "not-found")
     app.put(place(tablet))
-    from server.devices.service import DeviceService
-
     with fleet.home.database.writing() as session:
         DeviceService(session).revoke("default", tablet.device_id)
     problem(own(tablet), 401, "unauthorized")

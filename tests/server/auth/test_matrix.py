@@ -75,6 +75,7 @@ ROWS = {
     "POST /v1/leases/{lease_id}/leave": Row(DEVICE),
     "POST /v1/leases/{lease_id}/decline": Row(DEVICE, {"needed_bytes": 2, "available_bytes": 1}),
     "PUT /v1/leases/{lease_id}/adapter": Row(DEVICE, b"bytes"),
+    "GET /v1/leases/{lease_id}/start": Row(DEVICE),
     "POST /v1/leases/{lease_id}/complete": Row(DEVICE, {"adapter_sha256": "0" * 64, "result": result()}),
     "GET /v1/programs/{recipe_id}": Row("jobs:read"),
     "GET /v1/files/{sha256}": Row(EITHER + "jobs:read"),
@@ -82,6 +83,11 @@ ROWS = {
     "GET /v1/runners/{platform}/{sha256}": Row(DEVICE, shared=True),
     "GET /v1/adapters": Row("adapters:read"),
     "GET /v1/adapters/{name}": Row("adapters:read"),
+    "GET /v1/adapters/{name}/devices": Row("adapters:read"),
+    "PUT /v1/adapters/{name}/devices/{device_id}": Row("adapters:write"),
+    "DELETE /v1/adapters/{name}/devices/{device_id}": Row("adapters:write"),
+    "GET /v1/devices/self/adapters/{name}/{revision}": Row(DEVICE),
+    "GET /v1/devices/self/adapters/{name}/{revision}/lora_B.safetensors": Row(DEVICE),
     "GET /v1/adapters/{name}/versions/{version}": Row("adapters:read"),
     "GET /v1/adapters/{name}/versions/{version}/lora_B.safetensors": Row("adapters:read"),
     "GET /v1/adapters/{name}/versions/{version}/peft": Row("adapters:read"),
@@ -101,6 +107,7 @@ ABSENT = {
     "sha256": "0" * 64,
     "name": "nothing",
     "version": "1",
+    "revision": "main",
     "file": "README.md",
     "platform": "linux-x86_64",
     "user_code": "AAAA-AAAA",
@@ -196,6 +203,8 @@ ALL = frozenset(
         "jobs:read",
         "jobs:write",
         "adapters:read",
+        "adapters:write",
+        "adapters:score",
         "devices:read",
         "devices:write",
         "tokens:write",
@@ -204,7 +213,7 @@ ALL = frozenset(
     }
 )
 OF_SERVER = frozenset({"server:read", "metrics:read"})
-OF_APP = frozenset({"jobs:read", "jobs:write", "adapters:read"})
+OF_APP = frozenset({"jobs:read", "jobs:write", "adapters:read", "adapters:write", "adapters:score"})
 
 
 @pytest.fixture

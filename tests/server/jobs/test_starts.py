@@ -13,7 +13,7 @@ from shared.access import Scope
 from shared.canonical import sha256_hex
 from shared.registry import SignedAdapter
 from shared.signing import parse_public, verify_adapter
-from tests.server.conftest import SHAPE, adapter_bytes
+from tests.server.conftest import SHAPE, adapter_bytes, job_request
 
 NAME = "alice-movies"
 FROM = {"start": {"adapter": NAME}}
@@ -33,13 +33,7 @@ def started(fleet, app, device, first):
 
 
 def refusal(app, problem, status, code, **body):
-    return problem(app.post("/v1/jobs", json=submission(app, **body)), status, code)
-
-
-def submission(app, **changes):
-    from tests.server.conftest import job_request
-
-    return job_request(**changes)
+    return problem(app.post("/v1/jobs", json=job_request(**body)), status, code)
 
 
 def delete(fleet, version):
@@ -96,7 +90,7 @@ def test_what_it_makes_records_its_parent(app, device, first, started):
 def test_a_recipe_that_is_left_out_is_the_starts(fleet, app, device):
     fleet.ready_job(app, recipe={"rank": 4, "a_seed": 9, "queries": 2})
     first = device.finish(device.lease())
-    body = submission(app, **FROM)
+    body = job_request(**FROM)
     del body["recipe"]
     job = app.post("/v1/jobs", json=body).json()
     assert job["recipe"] == first["recipe"]
@@ -104,7 +98,7 @@ def test_a_recipe_that_is_left_out_is_the_starts(fleet, app, device):
 
 
 def test_what_shapes_no_b_may_differ(app, first):
-    recipe = {"queries": 2, "effective_batch": 1, "sequence_length": 12, "precision": "int8-weight", "loss": "candidates"}
+    recipe = {"queries": 2, "effective_batch": 1, "sequence_length": 12, "precision": "int8-weight"}
     assert app.submit(**FROM, recipe=recipe)["recipe"]["precision"] == "int8-weight"
 
 
