@@ -1,9 +1,5 @@
 """An adapter that changes under a model in use: B is loaded into the running program, and nothing is started again."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import psutil
 import pytest
@@ -16,9 +12,9 @@ from device_agent.personal import open_personal
 from device_agent.predict import predict
 from shared.lora import dump_adapter
 from shared.signing import sign_manifest
-from tests.device_agent.conftest import ROOT, TASK
+from tests.device_agent.conftest import TASK
 from tests.device_agent.starts import random_b
-from tests.device_agent.use import keep_adapter
+from tests.device_agent.use import Session, keep_adapter
 
 NAME = "alice-movies"
 RECORD = {"text": "a warm plot"}
@@ -143,32 +139,6 @@ def test_a_conversation_goes_on_under_another_adapter(home, keep, live):
     assert found == "".join(Chat(model, "plain", 6).answer("so"))
     model.close()
     assert talk.forgotten == 0
-
-
-class Session:
-    """A `mobizo-agent` that answers line by line."""
-
-    def __init__(self, home, *arguments):
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "device_agent", *arguments, "--json"],
-            cwd=ROOT,
-            env=os.environ | {"MOBIZO_AGENT_HOME": str(home.path)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def ask(self, line):
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline()
-
-    def end(self):
-        """What it said beside its answers."""
-        _, said = self.process.communicate()
-        assert self.process.returncode == 0, said
-        return said
 
 
 @pytest.mark.parametrize("arguments", [["predict", NAME], ["chat", NAME, "--most", "8"]])
