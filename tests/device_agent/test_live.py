@@ -142,7 +142,7 @@ def test_a_conversation_goes_on_under_another_adapter(home, keep, live):
 
 
 @pytest.mark.parametrize("arguments", [["predict", NAME], ["chat", NAME, "--most", "8"]])
-def test_a_running_session_takes_it_without_a_restart(home, keep, arguments):
+def test_a_running_session_takes_it_without_a_restart(home, keep, with_runner, arguments):
     session = Session(home, *arguments)
     first = session.ask("it was")
     keep(2)
