@@ -60,6 +60,7 @@ SLICES = (
     "auth",
     "devices",
     "http",
+    "hub",
     "info",
     "jobs",
     "leases",
