@@ -118,7 +118,6 @@ ABSENT = {
     "sha256": "0" * 64,
     "name": "nothing",
     "version": "1",
-    "revision": "main",
     "file": "README.md",
     "tenant": "default",
     "revision": "main",
