@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from starlette.types import Lifespan
 
+from server.adapters import changes, rules
 from server.adapters import endpoints as adapters
 from server.artifacts.opening import open_artifacts
 from server.assignments import endpoints as assignments
@@ -41,7 +42,20 @@ from server.work.engine import prepare_engine
 API_VERSION = "1"  # of the routes under /v1; the release is what GET /v1/server says
 # The Hub's addresses begin with names of tenants, so they come after all others.
 SLICES = (
-    *(info, succession, metrics, access, devices, joining, jobs, leases, programs, runners, adapters, assignments),
+    info,
+    succession,
+    metrics,
+    access,
+    devices,
+    joining,
+    jobs,
+    leases,
+    programs,
+    runners,
+    adapters,
+    changes,
+    rules,
+    assignments,
     hub,
 )
 
