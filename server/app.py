@@ -21,6 +21,7 @@ from server.db.database import Database
 from server.db.revisions import prepare
 from server.devices import endpoints as devices
 from server.devices import joining
+from server.history import endpoints as history
 from server.http.envelope import Envelope
 from server.http.openapi import describe, operation_id
 from server.http.place import Place
@@ -56,6 +57,7 @@ SLICES = (
     changes,
     rules,
     assignments,
+    history,
     hub,
 )
 
