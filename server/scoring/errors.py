@@ -8,6 +8,7 @@ MobizoError
    |- ScorerBusy        503   too much waits already
    |- ScorerStopped     503   the scorer ended before it had answered
    |- ScorerLate        503   no answer in time
+   |- BaseNotServed      503   the files of the base model are not what they were, or cannot be read
    `- ScorerFull        503   it does not fit the memory that the operator gave
 """
 
