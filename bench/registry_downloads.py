@@ -25,10 +25,10 @@ from bench.server_kills import make_home
 from device_agent.client import DeviceClient
 from mobizo import Client
 from server.artifacts.disk import DiskArtifacts
-from server.auth.models import Role
 from server.auth.service import DEFAULT_TENANT, TokenService
 from server.db.database import Database
 from server.settings import Delivery, Settings
+from shared.access import Role, TokenRequest
 from shared.canonical import sha256_hex
 from shared.job import JobRequest, JobState, Result
 from shared.lora import BaseShape, dump_adapter
@@ -101,7 +101,7 @@ def measure(quick: bool) -> tuple[list[Row], dict[str, float]]:
         root = Path(name)
         settings = make_home(root, shape=LLAMA_1B).model_copy(update={"delivery": Delivery.ACCEL})
         with serving(settings) as (pid, port):
-            found = publish(settings, f"http://127.0.0.1:{port}")
+            found = publish(f"http://127.0.0.1:{port}", _operator(settings), JOB)
             bearer = f"Authorization: Bearer {found.token}\r\n"
             ours = Source("stream", port, (found.paths(lying=False),), bearer)
             idle = peak_memory(pid)
@@ -136,9 +136,9 @@ def measure(quick: bool) -> tuple[list[Row], dict[str, float]]:
     return rows, {"download_vs_nginx": ratios[ours], "download_accel_vs_nginx": ratios[fronted]}
 
 
-def publish(settings: Settings, url: str, job: JobRequest = JOB) -> Published:
-    """A version of an adapter with a random B, through the routes that a device has."""
-    with Client(url, _token(settings, Role.OPERATOR)) as operator, _device(url, operator) as device:
+def publish(url: str, operator_token: str, job: JobRequest) -> Published:
+    """A version of an adapter with a random B, through the routes that a device has; the token is an app's."""
+    with Client(url, operator_token) as operator, _device(url, operator) as device:
         deadline = time.monotonic() + PATIENCE
         submitted = operator.submit(job)
         while operator.job(submitted.id).state is not JobState.READY:
@@ -152,8 +152,9 @@ def publish(settings: Settings, url: str, job: JobRequest = JOB) -> Published:
         data = dump_adapter(flat, {"job": submitted.id})
         device.upload(lease.id, data)
         device.complete(lease.id, sha256_hex(data), RESULT)
-    token = _token(settings, Role.APP)
-    repository = f"{DEFAULT_TENANT}/{job.adapter}"
+        token = operator.make_token(TokenRequest(name="reader", role=Role.APP)).token
+        tenant = operator.whoami().tenant
+    repository = f"{tenant}/{job.adapter}"
     info = HfApi(url, token).model_info(repository, files_metadata=True)
     files = [(file.rfilename, file.size, file.lfs and file.lfs.sha256) for file in info.siblings or ()]
     whole = tuple((path, size, sha256) for path, size, sha256 in files if size is not None and sha256 is not None)
@@ -162,10 +163,11 @@ def publish(settings: Settings, url: str, job: JobRequest = JOB) -> Published:
     return Published(token, repository, info.sha, whole)
 
 
-def _token(settings: Settings, role: Role) -> str:
+def _operator(settings: Settings) -> str:
+    """An operator's token."""
     database = Database(settings.url)
     with database.writing() as session:
-        token = TokenService(session).issue(role, DEFAULT_TENANT, "bench")[1]
+        token = TokenService(session).issue(Role.OPERATOR, DEFAULT_TENANT, "bench")[1]
     database.close()
     return token
 
