@@ -133,6 +133,17 @@ class Settings(BaseSettings):
     upload_rms_limit: float = Field(
         100, gt=0, description="root mean square of an uploaded adapter's elements above which it is refused"
     )
+    # Trajectories that devices send
+    trajectory_bytes: int = Field(64 * MEBIBYTE, ge=1024, description="the largest that is taken")
+    replay_updates: int = Field(
+        30_000_000_000,
+        ge=0,
+        description="steps times queries times elements up to which one is replayed; a longer one stays unverified",
+    )
+    replays_at_once: int = Field(1, ge=1, description="in one process; others wait")
+    history_instead: bool = Field(
+        True, description="keep a verified trajectory in place of its LoRA-B file where it is smaller"
+    )
     # Leases of jobs
     lease_seconds: float = Field(120, gt=0, description="how long a job is a device's without a heartbeat")
     lease_seconds_most: float = Field(3600, gt=0, description="the longest that a device may ask for")

@@ -10,6 +10,8 @@ MobizoError
 |  |- InvalidTask       422     a task whose template or answers cannot be used
 |  |- InvalidDataset    422     a data file with a bad line (named, with its line)
 |  |- InvalidUpload     422     an adapter file that does not fit its program
+|  |  |- InvalidTrajectory 422  a ledger that is damaged, or not of this job's run
+|  |  `- TrajectoryMismatch 422 a ledger that does not yield the adapter that it came with
 |  `- DigestMismatch    400     a body that is not what its Content-Digest says
 |- Unauthorized         401   no valid token
 |  |- BadSignature      401     a device's request that its key did not sign as it stands
@@ -18,6 +20,7 @@ MobizoError
 |  `- TenantSuspended    403   a valid token of a tenant that is shut out for now
 |- NotFound             404   absent, or another tenant's
 |- Conflict             409   the thing is not in a state that allows this
+|  |- NotReplayable     409     a version whose earlier steps cannot be made again
 |  `- Replayed          409     a signed request that came before
 |- Gone                 410   a lease that ended
 |- TooLarge             413   a body over its limit
@@ -127,6 +130,18 @@ class InvalidUpload(BadRequest):
     status, code, title = 422, "invalid-upload", "Invalid upload"
 
 
+class InvalidTrajectory(InvalidUpload):
+    """The trajectory is damaged, or is not that of this job's run; nothing was stored."""
+
+    code, title = "invalid-trajectory", "Invalid trajectory"
+
+
+class TrajectoryMismatch(InvalidUpload):
+    """Replayed, the trajectory yields another adapter than the one it came with; send that adapter without it."""
+
+    code, title = "trajectory-mismatch", "Trajectory mismatch"
+
+
 class Unauthorized(MobizoError):
     """A valid token is needed: send `Authorization: Bearer TOKEN`."""
 
@@ -173,6 +188,12 @@ class Conflict(MobizoError):
     """The thing is not in a state that allows this; read it again and decide anew."""
 
     status, code, title = 409, "conflict", "Conflict"
+
+
+class NotReplayable(Conflict):
+    """This version's steps cannot be made again: it came without a trajectory, or with one that was not verified."""
+
+    code, title = "not-replayable", "Not replayable"
 
 
 class Replayed(Conflict):

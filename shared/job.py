@@ -21,6 +21,7 @@ from shared.trajectory import Evaluation
 MOST_PRIORITY = 10
 NAME = r"^[a-z0-9][a-z0-9._-]{0,95}$"  # of adapters, users, data sets and devices: safe in URLs and paths
 Schedule = Literal["constant", "linear", "cosine"]
+History = Literal["none", "beside", "instead"]
 
 
 class JobState(StrEnum):
@@ -103,6 +104,11 @@ class JobRequest(BaseModel):
     device: str | None = Field(None, description="id of the only device that may train it; null: any with the data set")
     rules: Rules = Field(default_factory=Rules, description="when it may be trained, beside the device's own rules")
     requires: Requirements = Field(default_factory=Requirements, description="what the device must have")
+    history: History = Field(
+        "none",
+        description="asks for the trajectory beside B, or instead of it; a device sends it only if its owner's rules "
+        "allow it, else B alone",
+    )
     shrink: bool = Field(False, description="a smaller recipe may take its place where a device has too little memory")
     priority: int = Field(
         0,

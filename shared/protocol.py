@@ -32,6 +32,7 @@
     POST /v1/leases/{id}/leave                             -> LeaseState           device (stops; may be back soon)
     POST /v1/leases/{id}/decline   Decline                 -> LeaseState           device (its memory is too small)
     PUT  /v1/leases/{id}/adapter   safetensors             -> UploadReceipt        device
+    PUT  /v1/leases/{id}/trajectory  shared.trajectory     -> UploadReceipt        device (if its owner allows it)
     POST /v1/leases/{id}/complete  Completion              -> AdapterVersion       device
     GET  /v1/programs/{recipe_id}                          -> SignedManifest       app
     GET  /v1/files/{sha256}        Range, strong ETag      -> bytes                device, app
@@ -41,6 +42,9 @@
     GET  /v1/adapters/{name}                               -> AdapterView          app
     GET  /v1/adapters/{name}/versions/{version}            -> AdapterVersion       app
     GET  /v1/adapters/{name}/versions/{version}/lora_B.safetensors  -> bytes       app
+    GET  /v1/adapters/{name}/versions/{version}/trajectory -> TrajectoryView       app
+    GET  /v1/adapters/{name}/versions/{version}/trajectory.bin      -> bytes       app
+    GET  /v1/adapters/{name}/versions/{version}/steps/{step}/lora_B.safetensors    -> bytes       app
     GET  /v1/adapters/{name}/versions/{version}/peft       -> PeftListing          app
     GET  /v1/adapters/{name}/versions/{version}/peft/{file} -> bytes               app
     GET  /healthz, /readyz                                                         anyone
@@ -267,7 +271,10 @@ class UploadReceipt(_Wire):
 class Completion(_Wire):
     """Ends a lease with the adapter uploaded before; sent twice, it counts once."""
 
-    adapter_sha256: Sha256
+    adapter_sha256: Sha256 = Field(
+        description="of the LoRA-B file; with a trajectory that is replayed, it need not be uploaded"
+    )
+    trajectory_sha256: Sha256 | None = Field(None, description="of the trajectory uploaded before; null: none is sent")
     result: Result
 
 
@@ -285,7 +292,21 @@ class AdapterVersion(_Wire):
     size: int
     size_d: int = Field(description="D: elements of flat B")
     result: Result
+    verified: bool = Field(False, description="the server replayed the run's trajectory and got this B, bit for bit")
     created_at: datetime
+
+
+class TrajectoryView(_Wire):
+    """The trajectory that came with a version."""
+
+    adapter: str
+    version: int
+    sha256: Sha256
+    size: int
+    steps: int = Field(description="of the run; any of them can be made again if it is verified")
+    verified: bool
+    instead: bool = Field(description="it is kept in place of the LoRA-B file, which is made of it when asked for")
+    start_sha256: Sha256 | None = Field(description="LoRA-B file that the run started from; null: B = 0")
 
 
 class AdapterView(_Wire):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, ForeignKey, Index, String, UniqueConstraint
+from sqlalchemy import BigInteger, ForeignKey, Index, String, UniqueConstraint, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from server.db.columns import Document, Moment, Numbered, Table
@@ -45,6 +45,8 @@ class StoredVersion(Numbered, Table):
     size: Mapped[int] = mapped_column(BigInteger)
     size_d: Mapped[int] = mapped_column(BigInteger)
     result: Mapped[Result] = mapped_column(Document(Result))
+    verified: Mapped[bool] = mapped_column(default=False, server_default=false())  # its trajectory yields B
+    by_ledger: Mapped[bool] = mapped_column(default=False, server_default=false())  # B is made of it when asked for
     created_at: Mapped[datetime] = mapped_column(Moment)
 
     def view(self, adapter: Adapter) -> AdapterVersion:
@@ -61,6 +63,7 @@ class StoredVersion(Numbered, Table):
             size=self.size,
             size_d=self.size_d,
             result=self.result,
+            verified=self.verified,
             created_at=self.created_at,
         )
 

@@ -10,13 +10,14 @@ from collections.abc import Collection as Many
 from collections.abc import Iterable
 from datetime import datetime
 
-from sqlalchemy import CompoundSelect, or_, select, union_all, update
+from sqlalchemy import CompoundSelect, or_, select, true, union_all, update
 from sqlalchemy.orm import Session
 
 from server.adapters.models import StoredPeftFile, StoredVersion
 from server.artifacts.models import THE_ONE, Collection
 from server.artifacts.store import ArtifactStore
 from server.bases.models import BaseModelEntry
+from server.history.models import StoredTrajectory
 from server.jobs.models import Job
 from server.leases.models import Ending, JobLease
 from server.programs.models import ProgramBlob
@@ -24,8 +25,15 @@ from server.runners.models import Runner
 from shared.errors import NotFound, Unavailable
 from shared.job import JobState
 
-# Columns whose every value is a stored file; runner builds and uploads under way name files, too.
-COLUMNS = (ProgramBlob.sha256, BaseModelEntry.tokenizer_sha256, StoredVersion.sha256, StoredPeftFile.sha256)
+# Columns that name stored files, and in which rows; runner builds and uploads under way name files, too. The LoRA-B of
+# a version that is kept as its trajectory may be removed: it is made again when it is asked for.
+NAMES = (
+    (ProgramBlob.sha256, true()),
+    (BaseModelEntry.tokenizer_sha256, true()),
+    (StoredVersion.sha256, StoredVersion.by_ledger.is_(False)),
+    (StoredTrajectory.sha256, true()),
+    (StoredPeftFile.sha256, true()),
+)
 
 
 class Collected(Unavailable):
@@ -64,12 +72,11 @@ def named(session: Session, sha256s: Many[str]) -> set[str]:
 def _named(sha256s: list[str]) -> CompoundSelect[str]:
     # An expired lease may live again while its job waits; its upload is then as good as before.
     may_complete = or_(JobLease.ending.is_(None), (JobLease.ending == Ending.EXPIRED) & (Job.state == JobState.READY))
-    uploads = (
-        select(JobLease.upload_sha256)
-        .join(Job, Job.number == JobLease.job_number)
-        .where(JobLease.upload_sha256.in_(sha256s), may_complete)
-    )
-    return union_all(*(select(column).where(column.in_(sha256s)) for column in COLUMNS), uploads)
+    uploads = [
+        select(column).join(Job, Job.number == JobLease.job_number).where(column.in_(sha256s), may_complete)
+        for column in (JobLease.upload_sha256, JobLease.trajectory_sha256)
+    ]
+    return union_all(*(select(column).where(column.in_(sha256s), rows) for column, rows in NAMES), *uploads)
 
 
 def begin_pass(session: Session, now: datetime, unless_after: datetime | None) -> bool:

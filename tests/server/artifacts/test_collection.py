@@ -27,14 +27,17 @@ from tests.server.conftest import SHAPE, adapter_bytes
 
 DATABASES = ("sqlite", "postgresql")
 HOUR, NONE = timedelta(hours=1), timedelta(0)
-# Columns with a hash in their name that is of no stored file.
-NOT_OURS = {"adapter_versions.a_sha256", "bases.sha256"}
+# Columns with a hash in their name that is of no stored file, of one that another column names, or of one that is made
+# again once it is gone.
+NOT_OURS = {"adapter_versions.a_sha256", "bases.sha256", "trajectories.start_sha256", "trajectory_steps.sha256"}
 NAMES = {
     "adapter_versions.sha256",
     "bases.tokenizer_sha256",
+    "leases.trajectory_sha256",
     "leases.upload_sha256",
     "peft_files.sha256",
     "program_files.sha256",
+    "trajectories.sha256",
 }
 
 
