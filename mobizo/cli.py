@@ -11,7 +11,7 @@ from rich.table import Table
 
 from mobizo.access_cli import tokens, whoami
 from mobizo.console import DEFAULT_SERVER, Json, Server, Token, connected, err, out, print_json, stop, whole
-from mobizo.job_file import parse_hours, read_request
+from mobizo.job_file import parse_hours, parse_start, read_request
 from mobizo.live import show_live
 from shared.errors import BadRequest
 from shared.job import MOST_PRIORITY, JobState, JobView
@@ -44,6 +44,10 @@ def submit(
         int | None,
         typer.Option(min=-MOST_PRIORITY, max=MOST_PRIORITY, help="the higher goes first among the tenant's jobs"),
     ] = None,
+    start: Annotated[str | None, typer.Option(help="go on from an adapter: NAME or NAME@REVISION")] = None,
+    history: Annotated[
+        str | None, typer.Option(help="ask for the run's trajectory: none, beside LoRA-B, or instead of it")
+    ] = None,
     watch: Annotated[bool, typer.Option(help="stay and show progress")] = False,
     as_json: Json = False,
 ) -> None:
@@ -59,7 +63,13 @@ def submit(
         rules: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if hours:
             rules["hours"] = [parse_hours(text) for text in hours]
-        request = read_request(file, rules, shrink, priority)
+        others = {
+            "shrink": shrink or None,
+            "priority": priority,
+            "start": start and parse_start(start),
+            "history": history,
+        }
+        request = read_request(file, rules, {name: value for name, value in others.items() if value is not None})
     except BadRequest as error:
         raise stop(error.detail, 2) from error
     with connected(server, token) as client:
