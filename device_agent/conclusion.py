@@ -39,6 +39,7 @@ def conclude(plan: RunPlan, trajectory: Trajectory, spent: Figures, examples: in
         tuned = recorded(trajectory, "test", best.step, "best")
     else:
         zero = recorded(trajectory, "validation", 0)
+    before = zero and zero.accuracy
     return Result(
         steps=trajectory.steps,
         best_step=best.step,
@@ -48,6 +49,7 @@ def conclude(plan: RunPlan, trajectory: Trajectory, spent: Figures, examples: in
         train_examples=examples,
         truncated_examples=truncated,
         evaluations=tuple(trajectory.evaluations),
-        zero_shot_accuracy=zero and zero.accuracy,
+        zero_shot_accuracy=before if plan.start is None else None,
+        start_accuracy=None if plan.start is None else before,
         tuned_accuracy=tuned and tuned.accuracy,
     )

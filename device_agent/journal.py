@@ -6,6 +6,7 @@
     best.safetensors    B at the best validation; the file that is uploaded
     last.safetensors    B after the last step, kept beside it
     limits              how the run is to hold back from its next step on; the daemon writes it, the training reads it
+    start.safetensors   B that the run goes on from, if it goes on from an adapter
     plan.bin            the plan and the data as the native runner takes them (`device_agent.plan`)
     prepared.json       what the native plan was made of, and its sha256
     best.f32, last.f32  the same B's from the native runner, D little-endian float32 each
@@ -25,12 +26,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from device_agent.durable import write_durably
-from shared.canonical import canonical_json
+from shared.canonical import canonical_json, sha256_hex
+from shared.errors import Untrusted
 from shared.job import Result, TrainingSettings
-from shared.lora import F32, dump_adapter
+from shared.lora import F32, dump_adapter, load_adapter
 from shared.program import ProgramManifest
 from shared.recipe import Sha256
 from shared.task import Task
@@ -54,6 +57,8 @@ class RunPlan(BaseModel):
     program: Path
     weights: Path
     tokenizer: Path
+    start: Path | None = None
+    start_sha256: Sha256 | None = None
 
     @property
     def header(self) -> TrajectoryHeader:
@@ -65,7 +70,17 @@ class RunPlan(BaseModel):
             noise=self.manifest.recipe.noise,
             queries=self.manifest.recipe.queries,
             size=self.manifest.size,
+            start_sha256=self.start_sha256,
         )
+
+    def begin_b(self) -> F32:
+        """B (D,) before the first step. Raises Untrusted if the start's file is not the one that the plan names."""
+        if self.start is None:
+            return np.zeros(self.manifest.size, np.float32)
+        data = self.start.read_bytes() if self.start.is_file() else b""
+        if sha256_hex(data) != self.start_sha256:
+            raise Untrusted(f"{self.start} is not the adapter that the run goes on from; remove it and it is fetched")
+        return load_adapter(data, self.manifest.size)
 
 
 class Figures(BaseModel):
@@ -113,6 +128,11 @@ class RunDirectory:
     def last(self) -> Path:
         """The adapter after the last step."""
         return self.path / "last.safetensors"
+
+    @property
+    def start(self) -> Path:
+        """The adapter that the run goes on from, if it goes on from one."""
+        return self.path / "start.safetensors"
 
     @property
     def log(self) -> Path:

@@ -59,7 +59,7 @@ class Trainer:
             self._prefix = PrefixCache(runtime, width, bound, dynamic=self._dynamic)
         answers = tuple(example.correct for example in splits.train)
         self._order = ExampleOrder(plan.training.seed, answers, self._recipe.effective_batch)
-        self._start = np.zeros(plan.manifest.size, np.float32)
+        self._start = plan.begin_b()
         self._ledger: TrajectoryFile = run.open_trajectory(plan)
         self._before = run.figures()
         self._began = time.monotonic()

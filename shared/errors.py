@@ -12,6 +12,7 @@ MobizoError
 |  |- InvalidUpload     422     an adapter file that does not fit its program
 |  |  |- InvalidTrajectory 422  a ledger that is damaged, or not of this job's run
 |  |  `- TrajectoryMismatch 422 a ledger that does not yield the adapter that it came with
+|  |- UnsupportedFormat 422     a format that this adapter cannot be converted to exactly
 |  `- DigestMismatch    400     a body that is not what its Content-Digest says
 |- Unauthorized         401   no valid token
 |  |- BadSignature      401     a device's request that its key did not sign as it stands
@@ -26,9 +27,13 @@ MobizoError
 |- TooLarge             413   a body over its limit
 |- TooManyRequests      429   more requests than this token or address may make
 |- Untrusted            -     a signature or hash that does not match
+|  |- AMismatch          -     a frozen A that is not the one that B was trained with
+|  `- BaseMismatch       -     a base model whose files are not those that the adapter was trained on
 |- Unavailable          503   the server (or its disk) cannot serve right now
-`- CompileFailed        500   the compiler stopped
-   `- CompileTooLarge   500   it would take more memory than any worker's machine may give
+|- CompileFailed        500   the compiler stopped
+|  `- CompileTooLarge   500   it would take more memory than any worker's machine may give
+`- ConversionFailed     500   the conversion of an adapter stopped
+   `- ConversionTooLarge 500  it would take more memory than any worker's machine may give
 """
 
 from __future__ import annotations
@@ -142,6 +147,12 @@ class TrajectoryMismatch(InvalidUpload):
     code, title = "trajectory-mismatch", "Trajectory mismatch"
 
 
+class UnsupportedFormat(BadRequest):
+    """This adapter cannot be converted to that format exactly; take another format."""
+
+    status, code, title = 422, "unsupported-format", "Unsupported format"
+
+
 class Unauthorized(MobizoError):
     """A valid token is needed: send `Authorization: Bearer TOKEN`."""
 
@@ -226,6 +237,18 @@ class Untrusted(MobizoError):
     status, code, title = 422, "untrusted", "Untrusted content"
 
 
+class AMismatch(Untrusted):
+    """The frozen A is not the one that this adapter was trained with; nothing was made of it."""
+
+    code, title = "a-mismatch", "Another frozen A"
+
+
+class BaseMismatch(Untrusted):
+    """The base model is not the one that this adapter was trained on; give the base that its manifest names."""
+
+    code, title = "base-mismatch", "Another base model"
+
+
 class Unavailable(MobizoError):
     """The server cannot serve this right now; try again later."""
 
@@ -236,6 +259,18 @@ class CompileFailed(MobizoError):
     """The compiler stopped; the server's log has its output."""
 
     status, code, title = 500, "compile-failed", "Compilation failed"
+
+
+class ConversionFailed(MobizoError):
+    """The conversion stopped; the server's log has its output."""
+
+    status, code, title = 500, "conversion-failed", "Conversion failed"
+
+
+class ConversionTooLarge(ConversionFailed):
+    """Converting this takes more memory than any worker's machine may give; raise MOBIZO_COMPILE_BUDGET_BYTES."""
+
+    code, title = "conversion-too-large", "Conversion too large"
 
 
 class CompileTooLarge(CompileFailed):

@@ -89,6 +89,19 @@ class TrainingSettings(BaseModel):
         return self.lr
 
 
+class JobStart(BaseModel):
+    """The adapter version that a job goes on from, of the job's own tenant."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    adapter: str = Field(pattern=NAME)
+    revision: str = Field(
+        "main",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$",
+        description="main, a tag, v7 or 7, or hexadecimal digits of a revision; a job that was taken has all 40",
+    )
+
+
 class JobRequest(BaseModel):
     """What `POST /v1/jobs` takes."""
 
@@ -99,7 +112,10 @@ class JobRequest(BaseModel):
     adapter: str = Field(pattern=NAME, description="registry name of the adapter; each success adds a version")
     task: str | Task = Field(description="a shipped task's name, or a whole task")
     dataset: str = Field(pattern=NAME, description="the device's own name for the data to train on")
-    recipe: RecipeSettings = Field(default_factory=RecipeSettings)
+    recipe: RecipeSettings = Field(
+        default_factory=RecipeSettings, description="left out where the job has a start: the start's own"
+    )
+    start: JobStart | None = Field(None, description="the adapter version to go on from; null: B = 0, the base alone")
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     device: str | None = Field(None, description="id of the only device that may train it; null: any with the data set")
     rules: Rules = Field(default_factory=Rules, description="when it may be trained, beside the device's own rules")
@@ -131,8 +147,18 @@ class Result(BaseModel):
     train_examples: int = Field(ge=0)
     truncated_examples: int = Field(ge=0)
     evaluations: tuple[Evaluation, ...] = Field((), max_length=10_000)
-    zero_shot_accuracy: float | None = Field(None, ge=0, le=1)
+    zero_shot_accuracy: float | None = Field(
+        None, ge=0, le=1, description="of the base alone; null where the run went on from an adapter"
+    )
+    start_accuracy: float | None = Field(
+        None, ge=0, le=1, description="of the adapter that the run went on from; null where it began from the base"
+    )
     tuned_accuracy: float | None = Field(None, ge=0, le=1)
+
+    @property
+    def before_accuracy(self) -> float | None:
+        """Accuracy before the run's first step, whatever it began from."""
+        return self.zero_shot_accuracy if self.start_accuracy is None else self.start_accuracy
 
 
 class Progress(BaseModel):

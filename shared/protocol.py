@@ -33,6 +33,7 @@
     POST /v1/leases/{id}/decline   Decline                 -> LeaseState           device (its memory is too small)
     PUT  /v1/leases/{id}/adapter   safetensors             -> UploadReceipt        device
     PUT  /v1/leases/{id}/trajectory  shared.trajectory     -> UploadReceipt        device (if its owner allows it)
+    GET  /v1/leases/{id}/start     Range, strong ETag      -> bytes                device
     POST /v1/leases/{id}/complete  Completion              -> AdapterVersion       device
     GET  /v1/programs/{recipe_id}                          -> SignedManifest       app
     GET  /v1/files/{sha256}        Range, strong ETag      -> bytes                device, app

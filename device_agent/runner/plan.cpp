@@ -102,6 +102,9 @@ Plan Plan::read(const std::string &path) {
     case 'H':
       plan.header = frame.payload;
       break;
+    case 'B':
+      plan.start = numbers.many<float>(static_cast<size_t>(s.size));
+      break;
     case 'L':
       plan.lr = numbers.many<float>(static_cast<size_t>(s.steps));
       break;

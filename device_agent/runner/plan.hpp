@@ -46,6 +46,7 @@ struct ScoreBatch {
 struct Plan {
   Settings settings{};
   std::string header; // the ledger's, as it is written there
+  std::vector<float> start;          // B (D,) before the first step; empty: zeros
   std::vector<float> lr;             // (steps,)
   std::vector<int32_t> seeds, order; // (steps, q, 2), (steps, E)
   std::vector<Example> examples;

@@ -54,7 +54,8 @@ void Trainer::train() {
 
 void Trainer::restore(size_t steps) {
   tell("loading");
-  program_.call("load", {floats(std::vector<float>(static_cast<size_t>(plan_.settings.size), 0.0F))});
+  const std::vector<float> zeros(static_cast<size_t>(plan_.settings.size));
+  program_.call("load", {floats(plan_.start.empty() ? zeros : plan_.start)});
   for (size_t step = 0; step < steps; ++step) {
     pulse();
     std::vector<Tensor> inputs{plan_.seeds_of(step), floats(ledger_.coefficients(step))};

@@ -12,8 +12,8 @@ from server.adapters.repository import AdapterRepository
 from server.adapters.service import AdapterService
 from server.artifacts.naming import hold
 from server.artifacts.store import ArtifactStore
-from server.compiler.peft import write_peft
 from server.db.database import Database
+from server.formats.peft import write_peft
 from server.jobs.repository import JobRepository
 from shared.errors import NotFound
 from shared.job import JobRequest
@@ -54,7 +54,7 @@ class PeftService:
         flat = load_adapter(self.artifacts.read(version.sha256), version.size_d)
         with tempfile.TemporaryDirectory() as name:
             directory = Path(name)
-            write_peft(version.recipe, version.shape, flat, directory)
+            write_peft(version.recipe, version.shape, flat, version.a_sha256, directory)
             (directory / CARD).write_text(model_card(adapter, version, request), encoding="utf-8")
             files = [self._store(version, path) for path in sorted(directory.iterdir())]
         with self.database.writing() as session:

@@ -1,7 +1,6 @@
 """The compiler: a recipe and a base model become a multi-method ExecuTorch program with external weights.
 
-Knows `shared` and no other package of the product. torch is loaded at the first use of a name that needs it, so that
-`server.compiler.peft` can be had without.
+Knows `shared` and no other package of the product. torch is loaded at the first use of a name that needs it.
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from server.compiler.base import BaseFacts
     from server.compiler.checkpoint import inspect_base
-    from server.compiler.peft import write_peft
     from server.compiler.program import compile_program
 
-__all__ = ["BaseFacts", "compile_program", "inspect_base", "write_peft"]
+__all__ = ["BaseFacts", "compile_program", "inspect_base"]
 
-HOMES = {"BaseFacts": "base", "compile_program": "program", "inspect_base": "checkpoint", "write_peft": "peft"}
+HOMES = {"BaseFacts": "base", "compile_program": "program", "inspect_base": "checkpoint"}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from server.compiler import inspect_base, write_peft
+from server.compiler import inspect_base
+from server.formats.peft import write_peft
 from shared.errors import InvalidUpload
 from shared.lora import lora_modules
 from shared.program import TOKEN_DTYPE
@@ -31,7 +32,7 @@ def largest_difference(program: Program, stock: nn.Module, directory: Path) -> f
     choices = token_batch(rng, rows, t, c, vocabulary=shape.vocabulary)
     program("load", flat)
     (ours,) = program("score", tokens, positions, choices)
-    write_peft(recipe, shape, flat, directory)
+    write_peft(recipe, shape, flat, program.manifest.a_sha256, directory)
     model = peft.PeftModel.from_pretrained(stock, directory).eval()
     assert sum(name.endswith("lora_B.default") for name, _ in model.named_modules()) == len(lora_modules(recipe, shape))
     theirs = log_probabilities(model, tokens, positions, choices)
@@ -83,9 +84,9 @@ def test_stock_peft_gives_smollm2s_answers(smollm2_gguf: Path, tmp_path: Path) -
 def test_a_b_of_another_recipe_is_refused(programs: Programs, tmp_path: Path) -> None:
     program, _ = programs(1, "rademacher", "full", "xnnpack")
     with pytest.raises(InvalidUpload, match="B has shape"):
-        write_peft(program.manifest.recipe, program.manifest.shape, np.zeros(3, np.float32), tmp_path)
+        write_peft(program.manifest.recipe, program.manifest.shape, np.zeros(3, np.float32), "0" * 64, tmp_path)
 
 
 def test_writing_needs_no_torch() -> None:
-    check = "import sys, server.compiler.peft; sys.exit('torch' in sys.modules)"
+    check = "import sys, server.formats.table, server.formats.peft; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-from shared.errors import InvalidUpload
-from shared.lora import F32, BaseShape, flat_size, hf_module_name, init_a, lora_modules
+from server.formats.frozen import joined
+from shared.lora import F32, BaseShape, hf_module_name
 from shared.recipe import Recipe
 
 CONFIG_NAME = "adapter_config.json"
@@ -22,23 +22,31 @@ PREFIX = "base_model.model."  # where PEFT's wrapper holds the model
 LAYERS_PATTERN = "layers"  # what every architecture calls its list of decoder layers
 
 
-def write_peft(recipe: Recipe, shape: BaseShape, flat: F32, directory: Path) -> None:
-    """Writes adapter_config.json and adapter_model.safetensors into `directory` (made if absent).
+def peft_files(recipe: Recipe, shape: BaseShape, flat: F32, a_sha256: str) -> dict[str, bytes]:
+    """adapter_config.json and adapter_model.safetensors by name; the same arguments give the same bytes.
 
-    flat: B, float32 (D,). Raises InvalidUpload when it is not of the recipe's size.
+    flat: B, float32 (D,). a_sha256: fingerprint of the A that B was trained with. Raises AMismatch, or InvalidUpload
+    when B is not of the recipe's size.
     """
-    size = flat_size(recipe, shape)
-    if flat.shape != (size,):
-        raise InvalidUpload(f"B has shape {list(flat.shape)}; this recipe's is [{size}]")
     tensors: dict[str, F32] = {}
-    for module in lora_modules(recipe, shape):
+    for module, a, b in joined(recipe, shape, flat, a_sha256):
         name = f"{PREFIX}{module.name}"
-        tensors[f"{name}.lora_A.weight"] = np.ascontiguousarray(init_a(recipe, module).T)  # (r, in)
-        tensors[f"{name}.lora_B.weight"] = np.ascontiguousarray(module.b(flat).T)  # (out, r)
-    directory.mkdir(parents=True, exist_ok=True)
-    safetensors.numpy.save_file(tensors, directory / TENSORS_NAME, metadata={"format": "pt"})
+        tensors[f"{name}.lora_A.weight"] = np.ascontiguousarray(a.T)  # (r, in)
+        tensors[f"{name}.lora_B.weight"] = np.ascontiguousarray(b.T)  # (out, r)
     config = json.dumps(peft_config(recipe, shape), indent=2, sort_keys=True)
-    (directory / CONFIG_NAME).write_text(config + "\n", encoding="utf-8")
+    # One entry of metadata only: safetensors writes several in no fixed order.
+    return {
+        CONFIG_NAME: f"{config}\n".encode(),
+        TENSORS_NAME: safetensors.numpy.save(tensors, metadata={"format": "pt"}),
+    }
+
+
+def write_peft(recipe: Recipe, shape: BaseShape, flat: F32, a_sha256: str, directory: Path) -> None:
+    """Writes those files into `directory`, made if absent; raises as `peft_files` does."""
+    files = peft_files(recipe, shape, flat, a_sha256)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        (directory / name).write_bytes(data)
 
 
 def peft_config(recipe: Recipe, shape: BaseShape) -> dict[str, object]:
