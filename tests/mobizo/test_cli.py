@@ -163,9 +163,20 @@ def test_rules_are_options_that_replace_the_file_s(call, tmp_path):
     }
 
 
+def test_a_start_and_a_history_are_options(call, fleet, app, device, request_file):
+    fleet.ready_job(app)
+    device.finish(device.lease())
+    options = ["--start", "alice-movies@v1", "--history", "beside"]
+    request = json.loads(call("submit", request_file, *options, "--json").stdout)["request"]
+    assert request["start"]["adapter"] == "alice-movies"
+    assert request["history"] == "beside"
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        (["--start", "Alice"], "start.adapter"),
+        (["--history", "all"], "history"),
         (["--hours", "22:00"], "22:00-06:00"),
         (["--hours", "late-early"], "22:00-06:00"),
         (["--hours", "22:00-22:00"], "22:00-06:00"),
