@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mobizo.connection import Connection
-from shared.errors import Untrusted
+from shared.errors import RevisionNotFound, Untrusted
 from shared.protocol import AdapterVersion, AdapterView, PeftListing
 
 
@@ -27,12 +27,15 @@ class Adapters(Connection):
         return AdapterVersion.model_validate(self._get(f"/v1/adapters/{name}/versions/{version}"))
 
     def pull(self, name: str, directory: Path, version: int | None = None) -> AdapterVersion:
-        """Writes a version (the latest by default) as a PEFT directory; every file is checked against its sha256.
+        """Writes a version (`main` by default) as a PEFT directory; every file is checked against its sha256.
 
-        Raises Untrusted for a file that does not match or whose name leaves the directory.
+        Raises Untrusted for a file that does not match or whose name leaves the directory, RevisionNotFound if there is
+        no `main`.
         """
         if version is None:
-            version = self.adapter(name).latest.version
+            version = self.adapter(name).main
+            if version is None:
+                raise RevisionNotFound(f"no version of adapter {name!r} is approved yet; say which one to pull")
         found = self.adapter_version(name, version)
         root = f"/v1/adapters/{name}/versions/{version}/peft"
         listing = PeftListing.model_validate(self._get(root))

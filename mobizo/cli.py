@@ -157,9 +157,9 @@ def list_adapters(server: Server = DEFAULT_SERVER, token: Token = "", as_json: J
         return
     table = Table(whole("adapter"), "versions", "user", "tuned accuracy", "latest")
     for adapter in adapters:
-        tuned = adapter.latest.result.tuned_accuracy
+        tuned = None if adapter.latest is None else adapter.latest.result.tuned_accuracy
         accuracy = "" if tuned is None else f"{tuned:.1%}"
-        latest = adapter.latest.created_at.isoformat(" ", "seconds")
+        latest = "" if adapter.latest is None else adapter.latest.created_at.isoformat(" ", "seconds")
         table.add_row(adapter.name, str(adapter.versions), adapter.user, accuracy, latest)
     out.print(table)
 
@@ -168,7 +168,7 @@ def list_adapters(server: Server = DEFAULT_SERVER, token: Token = "", as_json: J
 def pull(
     name: str,
     to: Annotated[Path, typer.Option("--to", help="directory to write")],
-    version: Annotated[int | None, typer.Option(help="a version; the latest by default")] = None,
+    version: Annotated[int | None, typer.Option(help="a version; `main` by default")] = None,
     server: Server = DEFAULT_SERVER,
     token: Token = "",
     as_json: Json = False,

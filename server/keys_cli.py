@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from server.adapters.backlog import sign_backlog
 from server.console import Json, moment, open_home, tell, tell_rows
 from server.keys import KeyFiles
 from server.succession.repository import KeyRepository
@@ -58,9 +59,18 @@ def rotate(
         raise BadRequest("nothing was changed")
     settings, database = open_home()
     done = rotate_key(database, settings, compromised=compromised)
+    versions = sign_backlog(database, settings)
     database.close()
-    value = {"before": done.before, "after": done.after, "signed": done.signed, "devices_shut_out": done.devices}
+    value = {
+        "before": done.before,
+        "after": done.after,
+        "signed": done.signed,
+        "adapter_versions": versions,
+        "devices_shut_out": done.devices,
+    }
     text = f"{done.after} signs from now on; {done.signed} programs and runners are signed anew."
+    if versions:
+        text += f" So are {versions} versions of adapters."
     if compromised:
         text += f" {done.before} is destroyed and trusted no more; {done.devices} devices must enrol again."
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from datetime import timedelta
 from enum import StrEnum
 from ipaddress import ip_network
 from pathlib import Path
@@ -83,6 +84,10 @@ class Settings(BaseSettings):
     redirect_seconds: int = Field(300, ge=10, le=86_400, description="how long a signed address works")
     collect_hours: float = Field(24, ge=0, description="between two collections of unnamed files; 0: none by itself")
     collect_grace_hours: float = Field(24, ge=0, description="how long a file may be unnamed before it is removed")
+    # Adapters
+    adapter_grace_days: float = Field(
+        30, ge=0, le=36_500, description="how long a deleted adapter or version can be taken back before it is removed"
+    )
     # Operation
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="to listen on; 0: a free one")
@@ -241,6 +246,11 @@ class Settings(BaseSettings):
             statement_seconds=self.database_statement_seconds,
             lock_seconds=self.database_lock_seconds,
         )
+
+    @property
+    def adapter_grace(self) -> timedelta:
+        """How long what was deleted of the registry can be taken back."""
+        return timedelta(days=self.adapter_grace_days)
 
     @property
     def artifacts_path(self) -> Path:

@@ -18,6 +18,7 @@ from typing import TypeVar
 import structlog
 from sqlalchemy.orm import Session
 
+from server.adapters.backlog import Signing
 from server.artifacts.collection import Collector, Housekeeping
 from server.artifacts.naming import hold
 from server.artifacts.opening import open_artifacts
@@ -62,6 +63,7 @@ class CompileWorker:
         self._artifacts = open_artifacts(settings)
         collector = Collector(self._database, self._artifacts, self.stopping.is_set)
         self._housekeeping = Housekeeping(settings, collector)
+        self._signing = Signing(self._database, settings, self.stopping.is_set)
         self._thinning = Thinning(self._database, settings.event_days, self.stopping.is_set)
         load_key(settings.key_path)
         self._interval = min(1.0, settings.compile_lease_seconds / 4)
@@ -98,6 +100,7 @@ class CompileWorker:
             self._note_memory()
         self._take_back_leases()
         self._housekeeping.look()
+        self._signing.look()
         self._thinning.look()
         with self._database.reading() as session:
             waiting = WaitingRepository(session)

@@ -28,6 +28,8 @@ class Scope(StrEnum):
     JOBS_READ = "jobs:read"  # jobs, and the programs that they were compiled to
     JOBS_WRITE = "jobs:write"  # submit and cancel
     ADAPTERS_READ = "adapters:read"
+    ADAPTERS_WRITE = "adapters:write"  # approve, promote, roll back, tag, deprecate and delete
+    ADAPTERS_SCORE = "adapters:score"  # score and generate with them on the server
     DEVICES_READ = "devices:read"
     DEVICES_WRITE = "devices:write"  # let devices in, change and revoke them
     TOKENS_WRITE = "tokens:write"  # list, make and revoke tokens
@@ -35,7 +37,9 @@ class Scope(StrEnum):
     METRICS_READ = "metrics:read"  # figures of every tenant together
 
 
-APP_SCOPES = frozenset({Scope.JOBS_READ, Scope.JOBS_WRITE, Scope.ADAPTERS_READ})
+APP_SCOPES = frozenset(
+    {Scope.JOBS_READ, Scope.JOBS_WRITE, Scope.ADAPTERS_READ, Scope.ADAPTERS_WRITE, Scope.ADAPTERS_SCORE}
+)
 SERVER_SCOPES = frozenset({Scope.SERVER_READ, Scope.METRICS_READ})  # they tell of more than one tenant
 _OF_ROLE = {Role.OPERATOR: frozenset(Scope), Role.APP: APP_SCOPES, Role.DEVICE: frozenset[Scope]()}
 

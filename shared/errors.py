@@ -20,6 +20,9 @@ MobizoError
 |- Forbidden            403   a valid token that may not do this
 |  `- TenantSuspended    403   a valid token of a tenant that is shut out for now
 |- NotFound             404   absent, or another tenant's
+|  |- AdapterNotFound   404     an adapter that the tenant has not, or has deleted
+|  |- RevisionNotFound  404     a version, tag or revision that an adapter has not
+|  `- FileNotInAdapter  404     a file that no version of that kind has
 |- Conflict             409   the thing is not in a state that allows this
 |  |- NotReplayable     409     a version whose earlier steps cannot be made again
 |  `- Replayed          409     a signed request that came before
@@ -193,6 +196,24 @@ class NotFound(MobizoError):
     """There is no such thing here, or it is not yours."""
 
     status, code, title = 404, "not-found", "Not found"
+
+
+class AdapterNotFound(NotFound):
+    """There is no adapter of that name here, or it is not yours."""
+
+    code, title = "adapter-not-found", "Adapter not found"
+
+
+class RevisionNotFound(NotFound):
+    """The adapter has no such version, tag or revision."""
+
+    code, title = "revision-not-found", "Revision not found"
+
+
+class FileNotInAdapter(NotFound):
+    """The version has no file of that name."""
+
+    code, title = "file-not-in-adapter", "File not in adapter"
 
 
 class Conflict(MobizoError):

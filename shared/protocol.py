@@ -66,6 +66,7 @@ from shared.capabilities import Capabilities, LabelName, Labels, LabelValue
 from shared.job import NAME, JobState, JobView, Result
 from shared.program import SignedManifest
 from shared.recipe import Recipe, Sha256
+from shared.registry import Parent, VersionState
 
 Item = TypeVar("Item")
 
@@ -295,6 +296,11 @@ class AdapterVersion(_Wire):
     result: Result
     verified: bool = Field(False, description="the server replayed the run's trajectory and got this B, bit for bit")
     created_at: datetime
+    revision: str | None = Field(None, description="what its manifest's sha256 begins with; null: not signed yet")
+    parent: Parent | None = Field(None, description="the version that training began from; null: B = 0")
+    state: VersionState = VersionState.APPROVED
+    message: str = Field("", description="why it is held, deprecated or deleted")
+    removed_after: datetime | None = Field(None, description="when a deleted version is lost for good")
 
 
 class TrajectoryView(_Wire):
@@ -311,13 +317,16 @@ class TrajectoryView(_Wire):
 
 
 class AdapterView(_Wire):
-    """An adapter and its latest version."""
+    """An adapter with its latest version."""
 
     name: str
     user: str
-    versions: int
-    latest: AdapterVersion
+    versions: int = Field(description="how many there were; their numbers are never given again")
+    latest: AdapterVersion | None = Field(description="held or not; null: all were deleted")
+    main: int | None = Field(None, description="the version that is `main`; null: none was approved")
+    tags: dict[str, int] = Field(default_factory=dict, description="versions by the tags on them")
     created_at: datetime
+    removed_after: datetime | None = Field(None, description="when a deleted adapter is lost for good")
 
 
 class PeftFile(_Wire):

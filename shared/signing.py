@@ -1,4 +1,7 @@
-"""Ed25519 signatures over manifests and runner builds. Knows nothing of where keys are kept or sent."""
+"""Ed25519 signatures over manifests of programs and adapters, and over runner builds.
+
+Knows nothing of where keys are kept or sent.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from shared.canonical import canonical_json, sha256_hex
 from shared.errors import Untrusted
 from shared.program import ProgramManifest, SignedManifest
 from shared.protocol import RunnerBuild, SignedRunner
+from shared.registry import AdapterManifest, SignedAdapter
 
 
 def new_private_key() -> Ed25519PrivateKey:
@@ -77,6 +81,23 @@ def verify_runner(signed: SignedRunner, key: Ed25519PublicKey) -> RunnerBuild:
     """
     _verify("runner", signed.signature, _runner_bytes(signed.build), key)
     return signed.build
+
+
+def sign_adapter(manifest: AdapterManifest, key: Ed25519PrivateKey) -> SignedAdapter:
+    """An adapter version's manifest with the server's signature."""
+    return SignedAdapter(manifest=manifest, key_id=key_id(key.public_key()), signature=_sign(manifest.canonical(), key))
+
+
+def verify_adapter(signed: SignedAdapter, key: Ed25519PublicKey) -> AdapterManifest:
+    """The manifest, once its signature and its recipe id hold. Raises Untrusted otherwise.
+
+    The caller compares the files with the hashes in it.
+    """
+    manifest = signed.manifest
+    _verify("adapter", signed.signature, manifest.canonical(), key)
+    if manifest.recipe.id != manifest.recipe_id or manifest.recipe.base != manifest.base:
+        raise Untrusted("the adapter's recipe does not have the id or the base that its manifest states")
+    return manifest
 
 
 def _runner_bytes(build: RunnerBuild) -> bytes:

@@ -1,37 +1,57 @@
-"""The tables of adapters, their versions, and the PEFT files made of them."""
+"""The tables of adapters, their versions and tags, who did what to them, and the files made of them.
+
+Another slice's table that refers to a version does so with ON DELETE CASCADE: versions are removed in the end.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, ForeignKey, Index, String, UniqueConstraint, false
+from sqlalchemy import BigInteger, ForeignKey, Index, String, Text, UniqueConstraint, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from server.db.columns import Document, Moment, Numbered, Table
+from server.db.columns import Document, Moment, Numbered, Table, word
+from shared.errors import Unavailable
 from shared.job import Result
 from shared.lora import BaseShape
 from shared.protocol import AdapterVersion
 from shared.recipe import Recipe
+from shared.registry import AdapterAction, AdapterManifest, ApprovalRule, SignedAdapter, VersionState
+
+_DELETED = text("deleted_at IS NOT NULL")
 
 
 class Adapter(Numbered, Table):
     """A name in a tenant's registry; its versions count from 1 and never change."""
 
     __tablename__ = "adapters"
-    __table_args__ = (UniqueConstraint("tenant", "name"), Index("ix_adapters_tenant", "tenant", "number"))
+    __table_args__ = (
+        UniqueConstraint("tenant", "name"),
+        Index("ix_adapters_tenant", "tenant", "number", "deleted_at"),
+        Index("ix_adapters_deleted", "deleted_at", sqlite_where=_DELETED, postgresql_where=_DELETED),
+    )
 
     tenant: Mapped[str] = mapped_column(String(96))
     name: Mapped[str] = mapped_column(String(96))
     user: Mapped[str] = mapped_column(String(96))
     versions: Mapped[int] = mapped_column(default=0)
+    main_version: Mapped[int | None] = mapped_column()
+    rule: Mapped[ApprovalRule | None] = mapped_column(Document(ApprovalRule))
     created_at: Mapped[datetime] = mapped_column(Moment)
+    deleted_at: Mapped[datetime | None] = mapped_column(Moment)
 
 
 class StoredVersion(Numbered, Table):
-    """One immutable version."""
+    """One immutable version, and what was decided of it."""
 
     __tablename__ = "adapter_versions"
-    __table_args__ = (UniqueConstraint("adapter_number", "version"),)
+    __table_args__ = (
+        UniqueConstraint("adapter_number", "version"),
+        # What a list of versions looks at, and what looks for the latest approved one.
+        Index("ix_adapter_versions_state", "adapter_number", "number", "kept_state", "deleted_at"),
+        Index("ix_adapter_versions_revision", "adapter_number", "revision"),
+        Index("ix_adapter_versions_deleted", "deleted_at", sqlite_where=_DELETED, postgresql_where=_DELETED),
+    )
 
     adapter_number: Mapped[int] = mapped_column(ForeignKey("adapters.number"))
     version: Mapped[int] = mapped_column()
@@ -48,8 +68,31 @@ class StoredVersion(Numbered, Table):
     verified: Mapped[bool] = mapped_column(default=False, server_default=false())  # its trajectory yields B
     by_ledger: Mapped[bool] = mapped_column(default=False, server_default=false())  # B is made of it when asked for
     created_at: Mapped[datetime] = mapped_column(Moment)
+    # Absent only of versions that an older server made, until `server.adapters.signature` has come by.
+    manifest: Mapped[AdapterManifest | None] = mapped_column(Document(AdapterManifest))
+    revision: Mapped[str | None] = mapped_column(String(40))
+    key_id: Mapped[str | None] = mapped_column(String(16), index=True)
+    signature: Mapped[str | None] = mapped_column(String(100))
+    # HELD, APPROVED or DEPRECATED; a deleted version keeps it, in case it is taken back.
+    kept_state: Mapped[VersionState] = mapped_column(
+        word(VersionState), default=VersionState.APPROVED, server_default=str(VersionState.APPROVED)
+    )
+    message: Mapped[str] = mapped_column(Text, default="", server_default="")
+    deleted_at: Mapped[datetime | None] = mapped_column(Moment)
 
-    def view(self, adapter: Adapter) -> AdapterVersion:
+    @property
+    def state(self) -> VersionState:
+        """What was decided of it."""
+        return VersionState.DELETED if self.deleted_at is not None else self.kept_state
+
+    @property
+    def signed(self) -> SignedAdapter:
+        """Its manifest with the server's signature. Raises Unavailable in the moments after an upgrade."""
+        if self.manifest is None or self.key_id is None or self.signature is None:
+            raise Unavailable(f"version {self.version} is not signed yet; it soon will be, ask again")
+        return SignedAdapter(manifest=self.manifest, key_id=self.key_id, signature=self.signature)
+
+    def view(self, adapter: Adapter, removed_after: datetime | None = None) -> AdapterVersion:
         """As the API shows it."""
         return AdapterVersion(
             adapter=adapter.name,
@@ -65,11 +108,57 @@ class StoredVersion(Numbered, Table):
             result=self.result,
             verified=self.verified,
             created_at=self.created_at,
+            revision=self.revision,
+            parent=None if self.manifest is None else self.manifest.parent,
+            state=self.state,
+            message=self.message,
+            removed_after=removed_after,
         )
 
 
+class AdapterTag(Numbered, Table):
+    """A word that stands for a version until it is moved."""
+
+    __tablename__ = "adapter_tags"
+    __table_args__ = (UniqueConstraint("adapter_number", "name"),)
+
+    adapter_number: Mapped[int] = mapped_column(ForeignKey("adapters.number", ondelete="CASCADE"))
+    name: Mapped[str] = mapped_column(String(96))
+    version_number: Mapped[int] = mapped_column(ForeignKey("adapter_versions.number", ondelete="CASCADE"), index=True)
+    moved_at: Mapped[datetime] = mapped_column(Moment)
+
+
+class StoredEvent(Numbered, Table):
+    """One line of the audit trail. Lines are added, never changed, and outlive what they tell of."""
+
+    __tablename__ = "adapter_events"
+    __table_args__ = (Index("ix_adapter_events_adapter", "tenant", "adapter", "number"),)
+
+    tenant: Mapped[str] = mapped_column(String(96))
+    adapter: Mapped[str] = mapped_column(String(96))
+    at: Mapped[datetime] = mapped_column(Moment)
+    actor: Mapped[str] = mapped_column(String(64))
+    actor_name: Mapped[str] = mapped_column(String(96))
+    user: Mapped[str | None] = mapped_column(String(96))
+    action: Mapped[AdapterAction] = mapped_column(word(AdapterAction))
+    version: Mapped[int | None] = mapped_column()
+    main_before: Mapped[int | None] = mapped_column()
+    main_after: Mapped[int | None] = mapped_column()
+    tag: Mapped[str | None] = mapped_column(String(96))
+    reason: Mapped[str] = mapped_column(Text)
+
+
+class TenantRule(Table):
+    """The rule by which new versions of a tenant's adapters are approved, where they have none of their own."""
+
+    __tablename__ = "approval_rules"
+
+    tenant: Mapped[str] = mapped_column(String(96), primary_key=True)
+    rule: Mapped[ApprovalRule] = mapped_column(Document(ApprovalRule))
+
+
 class StoredPeftFile(Table):
-    """A file of a version's PEFT directory, made when it was first asked for."""
+    """A file made of a version when it was first asked for."""
 
     __tablename__ = "peft_files"
 

@@ -157,5 +157,4 @@ def complete(
     principal: Device, lease_id: str, completion: Completion, here: Here, session: SignedResult
 ) -> AdapterVersion:
     """Makes the uploaded file the adapter's next version; the job has succeeded. Saying it twice is fine."""
-    seconds = here.settings.lease_seconds
-    return uploads.complete(session, seconds, principal.device_id or "", lease_id, completion)
+    return uploads.complete(session, here.settings, principal.device_id or "", lease_id, completion)

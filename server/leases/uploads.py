@@ -10,13 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 from sqlalchemy.orm import Session
 
-from server.adapters.service import AdapterService
+from server.adapters.service import AdapterService, Publication
 from server.artifacts.naming import hold
 from server.artifacts.store import ArtifactStore
 from server.db.database import Database
 from server.jobs.lifecycle import JobLifecycle
 from server.leases.models import Ending
 from server.leases.service import LeaseService
+from server.settings import Settings
+from server.succession.service import KeyService
 from shared.canonical import sha256_hex
 from shared.errors import Conflict, Gone, InvalidUpload
 from shared.job import JobState
@@ -74,13 +76,15 @@ class UploadService:
 
 
 def complete(
-    session: Session, lease_seconds: float, device_id: str, lease_id: str, completion: Completion
+    session: Session, settings: Settings, device_id: str, lease_id: str, completion: Completion
 ) -> AdapterVersion:
     """Makes the uploaded file the adapter's next version and ends job and lease; said twice, it counts once.
 
-    Raises NotFound, Gone, or Conflict if that file was not uploaded.
+    Raises NotFound, Gone, Conflict if that file was not uploaded, or Unavailable if this host lacks the key that signs.
     """
-    leases, adapters = LeaseService(session, lease_seconds), AdapterService(session)
+    # First, as a rotation of the key holds it while it changes what belongs to devices.
+    key = KeyService(session, settings).private()
+    leases, adapters = LeaseService(session, settings.lease_seconds), AdapterService(session)
     lease, job = leases.find(device_id, lease_id)
     if lease.ending is Ending.COMPLETED:
         if lease.upload_sha256 != completion.adapter_sha256:
@@ -89,8 +93,13 @@ def complete(
     leases.hold(lease)
     if lease.upload_sha256 != completion.adapter_sha256:
         raise Conflict(f"the file {completion.adapter_sha256} was not uploaded under this lease; upload it first")
-    manifest = leases.manifest(job).manifest
-    stored = adapters.add_version(job, manifest, completion, lease.upload_size or 0, device_id)
+    publication = Publication(
+        program=leases.manifest(job).manifest,
+        completion=completion,
+        size=lease.upload_size or 0,
+        device_id=device_id,
+    )
+    stored = adapters.publish(job, publication, key)
     leases.end(lease, Ending.COMPLETED)
     JobLifecycle(session).move(
         job, JobState.SUCCEEDED, result=completion.result, adapter_version=stored.version, error=None

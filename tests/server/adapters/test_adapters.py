@@ -70,6 +70,7 @@ def test_a_peft_directory(fleet, app, device, lease):
         "README.md",
         "adapter_config.json",
         "adapter_model.safetensors",
+        "mobizo.json",
     ]
     files = {}
     for file in listing["files"]:
@@ -123,18 +124,19 @@ def test_the_directory_is_made_once(fleet, home, app, version):
 
 
 @pytest.mark.parametrize(
-    "path",
+    ("path", "code"),
     [
-        "nothing",
-        "alice-movies/versions/2",
-        "alice-movies/versions/2/peft",
-        "alice-movies/versions/1/peft/x",
-        "alice-movies/versions/2/lora_B.safetensors",
-        "alice-movies/versions/1/peft/..%2f..%2fx",
+        ("nothing", "adapter-not-found"),
+        ("nothing/versions/1", "adapter-not-found"),
+        ("alice-movies/versions/2", "revision-not-found"),
+        ("alice-movies/versions/2/peft", "revision-not-found"),
+        ("alice-movies/versions/1/peft/x", "file-not-in-adapter"),
+        ("alice-movies/versions/2/lora_B.safetensors", "revision-not-found"),
+        ("alice-movies/versions/1/peft/..%2f..%2fx", "not-found"),
     ],
 )
-def test_what_is_not_there(app, version, problem, path):
-    problem(app.get(f"/v1/adapters/{path}"), 404, "not-found")
+def test_what_is_not_there(app, version, problem, path, code):
+    problem(app.get(f"/v1/adapters/{path}"), 404, code)
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "x", str(2**31), str(2**80)])

@@ -196,6 +196,8 @@ ALL = frozenset(
         "jobs:read",
         "jobs:write",
         "adapters:read",
+        "adapters:write",
+        "adapters:score",
         "devices:read",
         "devices:write",
         "tokens:write",
@@ -204,7 +206,7 @@ ALL = frozenset(
     }
 )
 OF_SERVER = frozenset({"server:read", "metrics:read"})
-OF_APP = frozenset({"jobs:read", "jobs:write", "adapters:read"})
+OF_APP = frozenset({"jobs:read", "jobs:write", "adapters:read", "adapters:write", "adapters:score"})
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from server.adapters.backlog import sign_backlog
 from server.db.database import Database
 from server.db.schema import upgrade
 from shared.job import JobState
@@ -70,6 +71,7 @@ def home(home_template, database_kind, empty_url, state, tmp_path):
     old = state.load(empty_url)
     database = Database(empty_url)
     upgrade(database.engine)
+    sign_backlog(database, settings)  # as a worker does when it starts
     database.close()
     # Their keys are not ours: the agents of then sign nothing.
     settings = settings.model_copy(update={"signed_requests": "none"})
