@@ -1,13 +1,13 @@
-"""The client's adapters: listed, described, downloaded. Knows their routes; HTTP is the transport's."""
+"""The client's adapters: listed, described, decided on. Knows their routes; HTTP is the transport's."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from mobizo.connection import Connection
-from shared.errors import RevisionNotFound, Untrusted
-from shared.protocol import AdapterVersion, AdapterView, PeftListing
+from shared.errors import RevisionNotFound
+from shared.protocol import AdapterVersion, AdapterView
 
 
 class Adapters(Connection):
@@ -22,27 +22,19 @@ class Adapters(Connection):
         """One adapter with its latest version."""
         return AdapterView.model_validate(self._get(f"/v1/adapters/{name}"))
 
-    def adapter_version(self, name: str, version: int) -> AdapterVersion:
-        """One immutable version."""
-        return AdapterVersion.model_validate(self._get(f"/v1/adapters/{name}/versions/{version}"))
+    def version(self, name: str, revision: str | int = "main") -> AdapterVersion:
+        """The version that a revision stands for: `main`, a number (7, "7", "v7"), a tag, digits of a revision.
 
-    def pull(self, name: str, directory: Path, version: int | None = None) -> AdapterVersion:
-        """Writes a version (`main` by default) as a PEFT directory; every file is checked against its sha256.
-
-        Raises Untrusted for a file that does not match or whose name leaves the directory, RevisionNotFound if there is
-        no `main`.
+        Raises AdapterNotFound, RevisionNotFound.
         """
-        if version is None:
-            version = self.adapter(name).main
-            if version is None:
-                raise RevisionNotFound(f"no version of adapter {name!r} is approved yet; say which one to pull")
-        found = self.adapter_version(name, version)
-        root = f"/v1/adapters/{name}/versions/{version}/peft"
-        listing = PeftListing.model_validate(self._get(root))
-        directory.mkdir(parents=True, exist_ok=True)
-        for file in listing.files:
-            if Path(file.path).name != file.path or file.path in ("", ".", ".."):
-                raise Untrusted(f"the server names a file {file.path!r}, which is no plain file name")
-            target = directory / file.path
-            self._transport.download(f"{root}/{file.path}", target, size=file.size, sha256=file.sha256)
+        return AdapterVersion.model_validate(self._get(f"/v1/adapters/{name}/versions/{self._number(name, revision)}"))
+
+    def _number(self, name: str, revision: str | int) -> int:
+        number = re.fullmatch("v?([1-9][0-9]{0,9})", str(revision))
+        if number is not None:
+            return int(number[1])
+        adapter = self.adapter(name)
+        found = adapter.main if revision == "main" else adapter.tags.get(str(revision))
+        if found is None:
+            raise RevisionNotFound(f"adapter {name!r} has no version {revision!r}")
         return found

@@ -13,6 +13,7 @@ from mobizo.access_cli import tokens, whoami
 from mobizo.console import DEFAULT_SERVER, Json, Server, Token, connected, err, out, print_json, stop, whole
 from mobizo.job_file import parse_hours, parse_start, read_request
 from mobizo.live import show_live
+from mobizo.registry_cli import commands as registry
 from shared.errors import BadRequest
 from shared.job import MOST_PRIORITY, JobState, JobView
 from shared.protocol import DeviceRequestView
@@ -20,6 +21,7 @@ from shared.protocol import DeviceRequestView
 app = typer.Typer(help="Submit personalization jobs, watch them, pull adapters.", no_args_is_help=True)
 app.add_typer(tokens, name="tokens")
 app.command()(whoami)
+app.registered_commands += registry.registered_commands
 
 
 @app.command()
@@ -145,38 +147,6 @@ def cancel(job_id: str, server: Server = DEFAULT_SERVER, token: Token = "", as_j
     with connected(server, token) as client:
         job = client.cancel(job_id)
     print_json(job) if as_json else out.print(f"{job.id}  {job.state}")
-
-
-@app.command(name="adapters")
-def list_adapters(server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
-    """List adapters."""
-    with connected(server, token) as client:
-        adapters = list(client.adapters())
-    if as_json:
-        print_json(list[BaseModel](adapters))
-        return
-    table = Table(whole("adapter"), "versions", "user", "tuned accuracy", "latest")
-    for adapter in adapters:
-        tuned = None if adapter.latest is None else adapter.latest.result.tuned_accuracy
-        accuracy = "" if tuned is None else f"{tuned:.1%}"
-        latest = "" if adapter.latest is None else adapter.latest.created_at.isoformat(" ", "seconds")
-        table.add_row(adapter.name, str(adapter.versions), adapter.user, accuracy, latest)
-    out.print(table)
-
-
-@app.command()
-def pull(
-    name: str,
-    to: Annotated[Path, typer.Option("--to", help="directory to write")],
-    version: Annotated[int | None, typer.Option(help="a version; `main` by default")] = None,
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
-    as_json: Json = False,
-) -> None:
-    """Download an adapter as a PEFT directory."""
-    with connected(server, token) as client:
-        found = client.pull(name, to, version)
-    print_json(found) if as_json else out.print(f"{name} version {found.version} -> {to}")
 
 
 @app.command()

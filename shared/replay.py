@@ -8,7 +8,6 @@ Knows no file, no runtime and no torch.
 
 from __future__ import annotations
 
-
 import numpy as np
 from numpy.typing import NDArray
 
