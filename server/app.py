@@ -23,6 +23,7 @@ from server.http.envelope import Envelope
 from server.http.openapi import describe, operation_id
 from server.http.place import Place
 from server.http.problems import add_problem_handlers
+from server.hub import endpoints as hub
 from server.info import endpoints as info
 from server.jobs import endpoints as jobs
 from server.keys import load_key
@@ -37,7 +38,8 @@ from server.succession.service import prepare_keys
 from server.work.engine import prepare_engine
 
 API_VERSION = "1"  # of the routes under /v1; the release is what GET /v1/server says
-SLICES = (info, succession, metrics, access, devices, joining, jobs, leases, programs, runners, adapters)
+# The Hub's addresses begin with names of tenants, so they come after all others.
+SLICES = (info, succession, metrics, access, devices, joining, jobs, leases, programs, runners, adapters, hub)
 
 
 def create_api(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:

@@ -6,6 +6,8 @@ the bucket sends it, to whoever has the signed address that we answer with. Know
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fastapi import Request, Response
 
 from server.artifacts.bucket import BucketArtifacts
@@ -18,11 +20,19 @@ UNDERSTANDS = ("x-sendfile-type", "X-Accel-Redirect")  # what deploy/nginx.conf 
 
 
 def handed_over(
-    request: Request, artifacts: ArtifactStore, sha256: str, size: int, *, whole: bool, headers: dict[str, str]
+    request: Request,
+    artifacts: ArtifactStore,
+    sha256: str,
+    size: int,
+    *,
+    whole: bool,
+    headers: dict[str, str],
+    more: Mapping[str, str],
 ) -> Response | None:
     """The answer to a GET that leaves the sending to another; None if we send it ourselves.
 
-    whole: whether all `size` bytes are to be sent, whatever range was asked for. headers: of an answer that we send.
+    whole: whether all `size` bytes are to be sent, whatever range was asked for. headers: of an answer that we send;
+    more: those of them that also go with an answer that sends the client elsewhere.
     """
     place: Place = request.app.state.place
     settings = place.settings
@@ -38,5 +48,5 @@ def handed_over(
             return None
         place.meters.handed_over(settings.delivery, size)
         url = artifacts.signed_url(sha256, settings.redirect_seconds)
-        return Response(status_code=307, headers={"Location": url, "Cache-Control": "private, no-store"})
+        return Response(status_code=307, headers={**more, "Location": url, "Cache-Control": "private, no-store"})
     return None

@@ -57,7 +57,8 @@ class Pages(PageRequest):
         return Page(items=items, next=None if before is None else write_cursor(before, self.binding))
 
 
-def _binding(request: Request) -> bytes:
+def list_binding(request: Request) -> bytes:
+    """Of the list that a request asks for, with its filters."""
     filters = sorted(pair for pair in request.query_params.multi_items() if pair[0] not in ("cursor", "limit"))
     return sha256(repr((request.url.path, filters)).encode()).digest()[:_BINDING_BYTES]
 
@@ -69,7 +70,7 @@ def pages(
     limit: Annotated[int, Query(ge=1, le=200, description="most items")] = 50,
 ) -> Pages:
     """The page that is asked for. Raises InvalidCursor."""
-    binding = _binding(request)
+    binding = list_binding(request)
     return Pages(None if cursor is None else read_cursor(cursor, binding), limit, binding)
 
 

@@ -7,6 +7,7 @@ If-None-Match; hence this.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Request, Response
@@ -55,8 +56,14 @@ def requested_range(headers: Headers, etag: str, size: int) -> tuple[int, int] |
     return start, end
 
 
-def file_response(request: Request, artifacts: ArtifactStore, sha256: str, filename: str) -> Response:
-    """A GET's or HEAD's answer. Raises RangeNotSatisfiable, or NotFound if the store lacks the file."""
+def file_response(
+    request: Request, artifacts: ArtifactStore, sha256: str, filename: str, more: Mapping[str, str] | None = None
+) -> Response:
+    """A GET's or HEAD's answer. Raises RangeNotSatisfiable, or NotFound if the store lacks the file.
+
+    more: headers of every answer, also of one that sends the client elsewhere; they replace those of the same name.
+    """
+    more = more or {}
     size = artifacts.size(sha256)
     etag = f'"{sha256}"'
     headers = {
@@ -66,12 +73,13 @@ def file_response(request: Request, artifacts: ArtifactStore, sha256: str, filen
         "Cache-Control": "private, max-age=31536000, immutable",
         "Content-Disposition": f'attachment; filename="{filename}"',
         "X-Content-Type-Options": "nosniff",
+        **more,
     }
     if _unchanged(request.headers, etag):
         return Response(status_code=304, headers=headers)
     span = requested_range(request.headers, etag, size)
     if request.method != "HEAD":
-        elsewhere = handed_over(request, artifacts, sha256, size, whole=span is None, headers=headers)
+        elsewhere = handed_over(request, artifacts, sha256, size, whole=span is None, headers=headers, more=more)
         if elsewhere is not None:
             return elsewhere
     start, end = span or (0, size)

@@ -86,6 +86,17 @@ ROWS = {
     "GET /v1/adapters/{name}/versions/{version}/lora_B.safetensors": Row("adapters:read"),
     "GET /v1/adapters/{name}/versions/{version}/peft": Row("adapters:read"),
     "GET /v1/adapters/{name}/versions/{version}/peft/{file}": Row("adapters:read"),
+    "GET /api/whoami-v2": Row(PERSON),
+    "GET /api/models": Row("adapters:read"),
+    "GET /api/models/{tenant}/{name}": Row("adapters:read"),
+    "GET /api/models/{tenant}/{name}/revision/{revision:path}": Row("adapters:read"),
+    "GET /api/models/{tenant}/{name}/tree/{revision}": Row("adapters:read"),
+    "GET /api/models/{tenant}/{name}/tree/{revision}/{path:path}": Row("adapters:read"),
+    "GET /api/models/{tenant}/{name}/refs": Row("adapters:read"),
+    "GET /api/models/{tenant}/{name}/commits/{revision:path}": Row("adapters:read"),
+    "GET /api/models/{tenant}/{name}/auth-check": Row("adapters:read"),
+    "POST /api/models/{tenant}/{name}/paths-info/{revision:path}": Row("adapters:read", b"paths=README.md"),
+    "GET /{tenant}/{name}/resolve/{revision}/{path:path}": Row("adapters:read"),
 }
 # The pages that describe the API: plain routes of FastAPI's, open to all, about no tenant.
 PAGES = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
@@ -102,6 +113,9 @@ ABSENT = {
     "name": "nothing",
     "version": "1",
     "file": "README.md",
+    "tenant": "default",
+    "revision": "main",
+    "path": "README.md",
     "platform": "linux-x86_64",
     "user_code": "AAAA-AAAA",
 }

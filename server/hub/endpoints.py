@@ -1,0 +1,254 @@
+"""Routes of the Hub's read API, at the root: huggingface_hub finds them with `endpoint=` or HF_ENDPOINT set to us.
+
+They come after all others, and none of them matches an address of those. Writing goes through /v1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+from urllib.parse import parse_qsl
+
+from fastapi import Depends, Query, Request, Response
+
+from server.adapters.files import AdapterFile
+from server.artifacts.naming import Collected
+from server.artifacts.store import StorageFull
+from server.auth.guard import needs
+from server.auth.models import Scope
+from server.auth.service import Principal
+from server.http.bodies import read_limited
+from server.http.openapi import Responses, may_raise, raises
+from server.http.pages import InvalidCursor
+from server.http.place import Here, Place
+from server.http.problems import TooSlow
+from server.http.ranges import FILE_ROUTE
+from server.hub import views
+from server.hub.downloads import download, is_devious
+from server.hub.paging import Paging
+from server.hub.refusals import HubRoutes, NotReleased, plain
+from server.hub.repository import HubRepository
+from server.hub.service import HubService, Snapshot
+from server.hub.wire import Account, CommitInfo, ModelInfo, Refs, TreeEntry
+from shared.errors import AdapterNotFound, BadRequest, FileNotInAdapter, RevisionNotFound, TooLarge
+from shared.registry import MAIN
+
+MOST_FORM_BYTES = 262_144
+MOST_PATHS = 1000
+MODEL = "/api/models/{tenant}/{name}"
+_FORM = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/x-www-form-urlencoded": {
+                "schema": {
+                    "type": "object",
+                    "required": ["paths"],
+                    "properties": {
+                        "paths": {"type": "array", "items": {"type": "string"}},
+                        "expand": {"type": "boolean"},
+                    },
+                }
+            }
+        },
+    }
+}
+_FOUND = raises(AdapterNotFound)
+_AT = raises(AdapterNotFound, RevisionNotFound, NotReleased)
+_LISTED = raises(AdapterNotFound, RevisionNotFound, FileNotInAdapter, NotReleased, Collected, StorageFull)
+_BARE: dict[str, Any] = {"response_model_exclude_none": True}
+
+router = HubRoutes(tags=["hub"])
+Reader = Annotated[Principal, needs(Scope.ADAPTERS_READ)]
+
+
+def _service(place: Place, principal: Principal) -> HubService:
+    return HubService(place.database, place.artifacts, principal.tenant)
+
+
+def _warn(response: Response, snapshot: Snapshot) -> None:
+    response.headers.update({name: plain(text) for name, text in views.warning(snapshot).items()})
+
+
+@router.get("/api/whoami-v2", **_BARE)
+def whoami(principal: Annotated[Principal, needs()]) -> Account:
+    """Whose token the request bore; its name is the tenant's, which repositories begin with."""
+    return views.account(principal)
+
+
+@router.get("/api/models", responses=raises(InvalidCursor), **_BARE)
+def models(
+    principal: Reader,
+    here: Here,
+    paging: Paging,
+    response: Response,
+    author: Annotated[str | None, Query(max_length=100, description="a tenant; another than the caller's has none")] = None,
+    search: Annotated[str, Query(max_length=100, description="part of the name")] = "",
+    filter_: Annotated[list[str], Query(alias="filter", max_length=20, description="tags it must have")] = [],  # noqa: B006
+) -> list[ModelInfo]:
+    """The caller's adapters, newest first; more by the Link header."""
+    if author not in (None, principal.tenant) or not set(filter_) <= set(views.TAGS):
+        return []
+    with here.database.reading() as session:
+        repository = HubRepository(session)
+        found = repository.page(principal.tenant, search, paging.request)
+        mains = repository.mains(found.rows)
+        shown = [views.described(adapter, mains.get(adapter.number)) for adapter in found.rows]
+    paging.tell_next(response, found.before)
+    return shown
+
+
+@router.get(MODEL, responses=_LISTED, **_BARE)
+def model(
+    principal: Reader,
+    tenant: str,
+    name: str,
+    here: Here,
+    response: Response,
+    blobs: bool = False,
+    expand: Annotated[list[str], Query(max_length=50, description="only these properties")] = [],  # noqa: B006
+) -> ModelInfo:
+    """An adapter at `main`."""
+    return _model(_service(here, principal), tenant, name, MAIN, response, blobs, expand)
+
+
+@router.get(MODEL + "/revision/{revision:path}", responses=_LISTED, **_BARE)
+def model_revision(
+    principal: Reader,
+    tenant: str,
+    name: str,
+    revision: str,
+    here: Here,
+    response: Response,
+    blobs: bool = False,
+    expand: Annotated[list[str], Query(max_length=50, description="only these properties")] = [],  # noqa: B006
+) -> ModelInfo:
+    """An adapter at a revision."""
+    return _model(_service(here, principal), tenant, name, revision, response, blobs, expand)
+
+
+def _model(
+    service: HubService, tenant: str, name: str, revision: str, response: Response, blobs: bool, expand: Sequence[str]
+) -> ModelInfo:
+    snapshot = service.snapshot(tenant, name, revision)
+    _warn(response, snapshot)
+    # Files are made when they are asked for, and who asks for the revision alone shall not wait for them.
+    asked = not expand or {"siblings", "usedStorage"} & set(expand)
+    info = views.model_info(snapshot, service.files(snapshot) if asked else [], blobs=blobs)
+    return views.only(info, expand) if expand else info
+
+
+@router.get(MODEL + "/tree/{revision}", responses=_LISTED | raises(InvalidCursor), **_BARE)
+def tree(
+    principal: Reader,
+    tenant: str,
+    name: str,
+    revision: str,
+    here: Here,
+    paging: Paging,
+    response: Response,
+    recursive: Annotated[bool, Query(description="taken, and changes nothing: there are no folders")] = False,
+    expand: Annotated[bool, Query(description="with the version that each file came with")] = False,
+) -> list[TreeEntry]:
+    """The files of a revision by name; more by the Link header."""
+    service = _service(here, principal)
+    snapshot = service.snapshot(tenant, name, revision)
+    _warn(response, snapshot)
+    files = service.files(snapshot)
+    first, last = paging.span(len(files))
+    paging.tell_next(response, last if last < len(files) else None)
+    return [views.tree_entry(snapshot, file, expand=expand) for file in files[first:last]]
+
+
+@router.get(MODEL + "/tree/{revision}/{path:path}", responses=_AT | raises(FileNotInAdapter), **_BARE)
+def subtree(principal: Reader, tenant: str, name: str, revision: str, path: str, here: Here) -> list[TreeEntry]:
+    """The files in a folder: there is none."""
+    service = _service(here, principal)
+    raise service.absent(service.snapshot(tenant, name, revision))
+
+
+@router.get(MODEL + "/refs", responses=_FOUND, **_BARE)
+def refs(
+    principal: Reader, tenant: str, name: str, here: Here, include_prs: Annotated[bool, Query()] = False
+) -> Refs:
+    """`main`, the tags, and every version's number."""
+    adapter = _service(here, principal).adapter(tenant, name)
+    with here.database.reading() as session:
+        repository = HubRepository(session)
+        main = repository.mains([adapter]).get(adapter.number)
+        names = repository.names(adapter)
+    return views.refs(None if main is None else main.revision, names, pull_requests=include_prs)
+
+
+@router.get(MODEL + "/commits/{revision:path}", responses=_AT | raises(InvalidCursor), **_BARE)
+def commits(
+    principal: Reader, tenant: str, name: str, revision: str, here: Here, paging: Paging, response: Response
+) -> list[CommitInfo]:
+    """The versions up to a revision, newest first; more by the Link header."""
+    snapshot = _service(here, principal).snapshot(tenant, name, revision)
+    with here.database.reading() as session:
+        found = HubRepository(session).history(snapshot.version, paging.request)
+        shown = views.commits(snapshot.adapter, found.rows)
+    paging.tell_next(response, found.before)
+    return shown
+
+
+@router.get(MODEL + "/auth-check", responses=_FOUND)
+def auth_check(principal: Reader, tenant: str, name: str, here: Here) -> dict[str, bool]:
+    """Whether the caller may read an adapter: 200, or the refusal."""
+    _service(here, principal).adapter(tenant, name)
+    return {"ok": True}
+
+
+@may_raise(TooLarge, TooSlow)
+async def _asked(request: Request) -> tuple[list[str], bool]:
+    """(paths, expand) of a form. Raises BadRequest, TooLarge."""
+    raw = await read_limited(request, MOST_FORM_BYTES)
+    try:
+        fields = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=MOST_PATHS + 1, errors="strict")
+    except ValueError as error:
+        raise BadRequest(f"send a form with at most {MOST_PATHS} `paths`, and `expand`") from error
+    paths = [value for field, value in fields if field == "paths"]
+    return paths, any(field == "expand" and value.lower() in ("true", "1") for field, value in fields)
+
+
+@router.post(MODEL + "/paths-info/{revision:path}", responses=_LISTED, openapi_extra=_FORM, **_BARE)
+def paths_info(
+    principal: Reader,
+    tenant: str,
+    name: str,
+    revision: str,
+    here: Here,
+    response: Response,
+    asked: Annotated[tuple[list[str], bool], Depends(_asked)],
+) -> list[TreeEntry]:
+    """The named files, also those that are not listed; names that lead to nothing are passed over."""
+    paths, expand = asked
+    service = _service(here, principal)
+    snapshot = service.snapshot(tenant, name, revision)
+    _warn(response, snapshot)
+    found = [file for path in dict.fromkeys(paths) if (file := _or_none(service, snapshot, path)) is not None]
+    return [views.tree_entry(snapshot, file, expand=expand) for file in found]
+
+
+def _or_none(service: HubService, snapshot: Snapshot, path: str) -> AdapterFile | None:
+    try:
+        return service.file(snapshot, path)
+    except FileNotInAdapter:
+        return None
+
+
+_FILE_RESPONSES: Responses = FILE_ROUTE["responses"] | raises(NotReleased) | _LISTED
+
+
+@router.head("/{tenant}/{name}/resolve/{revision}/{path:path}", include_in_schema=False)
+@router.get("/{tenant}/{name}/resolve/{revision}/{path:path}", **FILE_ROUTE | {"responses": _FILE_RESPONSES})
+def resolve(
+    principal: Reader, tenant: str, name: str, revision: str, path: str, request: Request, here: Here
+) -> Response:
+    """A file; takes Range. HEAD tells its sha256 (ETag), size and version (X-Repo-Commit)."""
+    service = _service(here, principal)
+    snapshot = service.snapshot(tenant, name, revision)
+    if is_devious(request):
+        raise service.absent(snapshot)
+    return download(request, here.artifacts, service.file(snapshot, path), snapshot.commit, revision)

@@ -1,0 +1,91 @@
+"""Adapters found as repositories: by who asks, `tenant/name`, a revision and a path. Knows no HTTP."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from server.adapters.files import AdapterFile, find, listing
+from server.adapters.models import Adapter, StoredVersion
+from server.adapters.resolution import find_adapter, find_version
+from server.artifacts.store import ArtifactStore
+from server.db.database import Database
+from server.hub.refusals import NotReleased
+from shared.errors import AdapterNotFound, FileNotInAdapter, RevisionNotFound
+from shared.registry import MAIN
+
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # there are no folders, so nothing leads out of one
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """An adapter at one of its versions."""
+
+    adapter: Adapter
+    version: StoredVersion
+    commit: str  # 40 hex digits
+
+    @property
+    def id(self) -> str:
+        """tenant/name."""
+        return f"{self.adapter.tenant}/{self.adapter.name}"
+
+
+@dataclass(frozen=True)
+class HubService:
+    """What a caller of one tenant finds in one server."""
+
+    database: Database
+    artifacts: ArtifactStore
+    caller: str
+
+    def snapshot(self, tenant: str, name: str, revision: str) -> Snapshot:
+        """An adapter at a revision.
+
+        Raises AdapterNotFound, the same for another tenant's, RevisionNotFound, and NotReleased for a `main` there is not.
+        """
+        with self.database.reading() as session:
+            adapter = self._adapter(session, tenant, name)
+            try:
+                version = find_version(session, adapter, revision)
+            except RevisionNotFound:
+                if revision == MAIN:
+                    raise NotReleased from None
+                raise
+            commit = version.revision or version.signed.manifest.revision
+            session.expunge_all()
+        return Snapshot(adapter, version, commit)
+
+    def adapter(self, tenant: str, name: str) -> Adapter:
+        """An adapter. Raises AdapterNotFound, the same for another tenant's."""
+        with self.database.reading() as session:
+            adapter = self._adapter(session, tenant, name)
+            session.expunge_all()
+        return adapter
+
+    def _adapter(self, session: Session, tenant: str, name: str) -> Adapter:
+        if tenant == self.caller:
+            with suppress(AdapterNotFound):
+                return find_adapter(session, tenant, name)
+        raise AdapterNotFound(f"there is no adapter {tenant}/{name} here, or it is not yours")
+
+    def files(self, snapshot: Snapshot) -> list[AdapterFile]:
+        """What is listed, made at the first request."""
+        return listing(self.database, self.artifacts, snapshot.version)
+
+    def file(self, snapshot: Snapshot, path: str) -> AdapterFile:
+        """One file, listed or to be had by its name only. Raises FileNotInAdapter."""
+        if not _FILE.fullmatch(path):
+            raise self.absent(snapshot)
+        try:
+            return find(self.database, self.artifacts, snapshot.version, path)
+        except FileNotInAdapter:
+            raise self.absent(snapshot) from None
+
+    @staticmethod
+    def absent(snapshot: Snapshot) -> FileNotInAdapter:
+        """What is said of a path that leads to nothing."""
+        return FileNotInAdapter(f"version {snapshot.version.version} has no such file", revision=snapshot.commit)

@@ -1,0 +1,124 @@
+"""Adapters, versions and files in the words of the Hub's API. Knows no database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from server.adapters.files import AdapterFile
+from server.adapters.models import Adapter, StoredVersion
+from server.auth.service import Principal
+from server.hub.pointers import blob_id, pointer
+from server.hub.service import Snapshot
+from server.hub.wire import (
+    AccessToken,
+    Account,
+    Auth,
+    Author,
+    CommitInfo,
+    LastCommit,
+    ModelInfo,
+    Ref,
+    Refs,
+    Sibling,
+    SiblingPointer,
+    TreeEntry,
+    TreePointer,
+)
+from shared.registry import MAIN, VersionState
+
+LIBRARY = "peft"
+TAGS = (LIBRARY, "safetensors", "lora", "mobizo")
+CARD = {"library_name": LIBRARY, "tags": ["lora", "mobizo"]}  # as README.md begins
+_PROPERTIES = {field.alias or name: name for name, field in ModelInfo.model_fields.items()}
+
+
+def described(adapter: Adapter, version: StoredVersion | None) -> ModelInfo:
+    """An adapter as lists show it; version: its `main`, if it has one."""
+    name = f"{adapter.tenant}/{adapter.name}"
+    return ModelInfo(
+        id=name,
+        model_id=name,
+        author=adapter.tenant,
+        sha=None if version is None else version.revision,
+        created_at=adapter.created_at,
+        last_modified=adapter.created_at if version is None else version.created_at,
+        private=True,
+        gated=False,
+        disabled=False,
+        library_name=LIBRARY,
+        tags=list(TAGS),
+    )
+
+
+def model_info(snapshot: Snapshot, files: Sequence[AdapterFile], *, blobs: bool) -> ModelInfo:
+    """An adapter at a version. blobs: what its files are, too, not only their names."""
+    siblings = [_sibling(file) if blobs else Sibling(rfilename=file.path) for file in files]
+    more = {"sha": snapshot.commit, "card_data": CARD, "siblings": siblings, "used_storage": sum(f.size for f in files)}
+    return described(snapshot.adapter, snapshot.version).model_copy(update=more)
+
+
+def only(info: ModelInfo, properties: Iterable[str]) -> ModelInfo:
+    """What `expand` asks for; what this server cannot tell is left out."""
+    wanted = {"id"} | {_PROPERTIES[name] for name in properties if name in _PROPERTIES}
+    return ModelInfo(**{name: getattr(info, name) for name in wanted})
+
+
+def _sibling(file: AdapterFile) -> Sibling:
+    content = pointer(file.sha256, file.size)
+    where = SiblingPointer(sha256=file.sha256, size=file.size, pointer_size=len(content))
+    return Sibling(rfilename=file.path, size=file.size, blob_id=blob_id(content), lfs=where)
+
+
+def tree_entry(snapshot: Snapshot, file: AdapterFile, *, expand: bool) -> TreeEntry:
+    """A file in a listing. expand: with the version that it came with."""
+    content = pointer(file.sha256, file.size)
+    where = TreePointer(oid=file.sha256, size=file.size, pointer_size=len(content))
+    last = LastCommit(id=snapshot.commit, title=_title(snapshot.version), date=snapshot.version.created_at)
+    return TreeEntry(
+        path=file.path, size=file.size, oid=blob_id(content), lfs=where, last_commit=last if expand else None
+    )
+
+
+def _title(version: StoredVersion) -> str:
+    state = "" if version.state is VersionState.APPROVED else f" ({version.state})"
+    return f"Version {version.version}{state}"
+
+
+def refs(main: str | None, names: Iterable[tuple[str, str]], *, pull_requests: bool) -> Refs:
+    """main: the revision that is `main`. names: (name, revision) of all others, which never move by themselves."""
+    return Refs(
+        branches=[] if main is None else [Ref(name=MAIN, ref=f"refs/heads/{MAIN}", target_commit=main)],
+        tags=[Ref(name=name, ref=f"refs/tags/{name}", target_commit=commit) for name, commit in names],
+        pull_requests=[] if pull_requests else None,
+    )
+
+
+def commits(adapter: Adapter, versions: Iterable[StoredVersion]) -> list[CommitInfo]:
+    """Versions as a history."""
+    return [
+        CommitInfo(
+            id=version.revision,
+            title=_title(version),
+            message=version.message,
+            authors=[Author(user=adapter.user)],
+            date=version.created_at,
+        )
+        for version in versions
+        if version.revision is not None
+    ]
+
+
+def account(principal: Principal) -> Account:
+    """Who asks."""
+    told = principal.user or principal.name or str(principal.role)
+    auth = Auth(access_token=AccessToken(display_name=principal.name or principal.token_id))
+    return Account(id=principal.token_id, name=principal.tenant, fullname=told, auth=auth)
+
+
+def warning(snapshot: Snapshot) -> Mapping[str, str]:
+    """A header that clients show to people: that a version is deprecated, and why."""
+    version = snapshot.version
+    if version.state is not VersionState.DEPRECATED:
+        return {}
+    text = f"version {version.version} of {snapshot.id} is deprecated: {version.message}"
+    return {"X-HF-Warning": f"deprecated-{snapshot.commit}; {text}"}

@@ -1,0 +1,51 @@
+"""Does what lines of JSON say with the huggingface_hub that this process finds, and answers each with one."""
+
+import dataclasses
+import json
+import sys
+
+import huggingface_hub
+from huggingface_hub import HfApi, HfFileSystem
+from huggingface_hub.utils import paginate
+
+
+def shown(value):
+    """What JSON has no word for."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if hasattr(value, field.name)}
+    if hasattr(value, "__iter__"):
+        return list(value)
+    return str(value)
+
+
+def read(path, begin, length, **options):
+    """A part of a file, as libraries of data read it."""
+    with HfFileSystem(**options).open(path, "rb", block_size=length) as file:
+        file.seek(begin)
+        return file.read(length).hex()
+
+
+def called(name, arguments, options):
+    if name == "version":
+        return huggingface_hub.__version__
+    if name == "read":
+        return read(*arguments, **options)
+    if name == "paginate":
+        return list(paginate(*arguments, **options))
+    kind, _, method = name.rpartition(".")
+    if kind:
+        made = {"endpoint": options.pop("endpoint", None), "token": options.pop("token", None)}
+        return getattr({"api": HfApi, "fs": HfFileSystem}[kind](**made), method)(*arguments, **options)
+    return getattr(huggingface_hub, name)(*arguments, **options)
+
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    try:
+        told = {"value": called(asked["call"], asked["arguments"], asked["options"])}
+        answer = json.dumps(told, default=shown)
+    except Exception as error:
+        classes = [kind.__name__ for kind in type(error).__mro__]
+        answer = json.dumps({"raised": {"name": classes[0], "classes": classes, "text": str(error)}})
+    sys.stdout.write(answer + "\n")
+    sys.stdout.flush()
