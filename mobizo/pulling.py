@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from mobizo.adapters import Adapters
 from shared.canonical import file_sha256
-from shared.errors import Conflict, Untrusted
+from shared.errors import BaseMismatch, Untrusted
 from shared.protocol import AdapterVersion, PeftFile, PeftListing
 from shared.registry import AdapterManifest, SignedAdapter
 from shared.signing import verify_adapter
@@ -54,12 +54,12 @@ class Pulling(Adapters):
         """Writes a version to a directory. Files that are there already are not fetched again; broken ones go on.
 
         `mobizo.json` is written last: where it lies, the rest is whole. base_sha256: of the base model that it is for.
-        Raises Conflict if it is for another, Untrusted for a file or signature that does not match.
+        Raises BaseMismatch if it is for another, Untrusted for a file or signature that does not match.
         """
         found = self.version(name, revision)
         manifest, signed = self._facts(found)
         if base_sha256 is not None and manifest.base.sha256 != base_sha256:
-            raise Conflict(f"{name} v{found.version} is for base {manifest.base.name} {manifest.base.sha256}")
+            raise BaseMismatch(f"{name} v{found.version} is for base {manifest.base.name} {manifest.base.sha256}")
         files = self._files(manifest, Format(format))
         directory.mkdir(parents=True, exist_ok=True)
         (directory / MANIFEST_NAME).unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from starlette.types import Lifespan
 
+from server.adapters import changes
 from server.adapters import endpoints as adapters
 from server.artifacts.opening import open_artifacts
 from server.auth import endpoints as access
@@ -39,7 +40,7 @@ from server.work.engine import prepare_engine
 
 API_VERSION = "1"  # of the routes under /v1; the release is what GET /v1/server says
 # The Hub's addresses begin with names of tenants, so they come after all others.
-SLICES = (info, succession, metrics, access, devices, joining, jobs, leases, programs, runners, adapters, hub)
+SLICES = (info, succession, metrics, access, devices, joining, jobs, leases, programs, runners, adapters, changes, hub)
 
 
 def create_api(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
@@ -54,6 +55,7 @@ def create_api(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
     )
     for slice_ in SLICES:
         app.include_router(slice_.router)
+    app.include_router(changes.rules)
     add_problem_handlers(app)
     app.openapi = partial(describe, app)  # type: ignore[method-assign]  # the documented way to extend it
     return app

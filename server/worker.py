@@ -19,6 +19,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from server.adapters.backlog import Signing
+from server.adapters.removal import Removal
 from server.artifacts.collection import Collector, Housekeeping
 from server.artifacts.naming import hold
 from server.artifacts.opening import open_artifacts
@@ -63,6 +64,7 @@ class CompileWorker:
         self._artifacts = open_artifacts(settings)
         collector = Collector(self._database, self._artifacts, self.stopping.is_set)
         self._housekeeping = Housekeeping(settings, collector)
+        self._removal = Removal(self._database, settings.adapter_grace, self.stopping.is_set)
         self._signing = Signing(self._database, settings, self.stopping.is_set)
         self._thinning = Thinning(self._database, settings.event_days, self.stopping.is_set)
         load_key(settings.key_path)
@@ -99,6 +101,7 @@ class CompileWorker:
         if time.monotonic() - self._noted > NOTED_SECONDS:
             self._note_memory()
         self._take_back_leases()
+        self._removal.look()
         self._housekeeping.look()
         self._signing.look()
         self._thinning.look()

@@ -41,7 +41,26 @@
     GET  /v1/runners/{platform}/{sha256}  Range, ETag      -> bytes                device
     GET  /v1/adapters                                      -> Page of AdapterView  app
     GET  /v1/adapters/{name}                               -> AdapterView          app
+    DELETE /v1/adapters/{name}     ?reason=                -> AdapterView          app
+    POST /v1/adapters/{name}/undelete  registry.Decision   -> AdapterView          app
+    POST /v1/adapters/{name}/promote   registry.Promotion  -> AdapterView          app
+    POST /v1/adapters/{name}/rollback  registry.Rollback   -> AdapterView          app
+    PUT  /v1/adapters/{name}/tags/{tag}  registry.Tagging  -> AdapterView          app
+    DELETE /v1/adapters/{name}/tags/{tag}  ?reason=        -> AdapterView          app
+    GET  /v1/adapters/{name}/events                        -> Page of registry.AdapterEvent        app
+    GET  /v1/adapters/{name}/compare  ?left=&right=&other= -> registry.Comparison  app
+    GET  /v1/adapters/{name}/rule                          -> registry.RuleView    app
+    PUT  /v1/adapters/{name}/rule  registry.RuleChange     -> registry.RuleView    app
+    GET  /v1/approval-rule                                 -> registry.RuleView    app
+    PUT  /v1/approval-rule         registry.RuleChange     -> registry.RuleView    app
+    GET  /v1/adapters/{name}/revisions/{revision}          -> AdapterVersion       app
+    GET  /v1/adapters/{name}/versions  ?state=             -> Page of AdapterVersion               app
     GET  /v1/adapters/{name}/versions/{version}            -> AdapterVersion       app
+    DELETE /v1/adapters/{name}/versions/{version}  ?reason=       -> AdapterVersion                app
+    POST /v1/adapters/{name}/versions/{version}/undelete   registry.Decision     -> AdapterVersion  app
+    POST /v1/adapters/{name}/versions/{version}/approve    registry.Decision     -> AdapterVersion  app
+    POST /v1/adapters/{name}/versions/{version}/reject     registry.Decision     -> AdapterVersion  app
+    POST /v1/adapters/{name}/versions/{version}/deprecate  registry.Deprecation  -> AdapterVersion  app
     GET  /v1/adapters/{name}/versions/{version}/lora_B.safetensors  -> bytes       app
     GET  /v1/adapters/{name}/versions/{version}/trajectory -> TrajectoryView       app
     GET  /v1/adapters/{name}/versions/{version}/trajectory.bin      -> bytes       app

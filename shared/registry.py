@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from shared.canonical import canonical_json, sha256_hex
 from shared.job import Result, TrainingSettings
@@ -47,7 +47,7 @@ class Parent(_Fact):
     """The version that a training run began from."""
 
     adapter: str
-    version: int = Field(ge=1)
+    version: int | None = Field(ge=1, description="null: it was removed before the run ended")
     revision: str = Field(pattern=rf"^[0-9a-f]{{{REVISION_DIGITS}}}$")
 
 
@@ -169,20 +169,6 @@ class Tagging(Decision):
     """Puts a tag on a version, or moves it there."""
 
     revision: str = Field(max_length=100, description="number, tag, revision or `main`")
-
-
-class TagView(_Wire):
-    """A tag and the version it stands for."""
-
-    name: str
-    version: int
-    revision: str | None
-    moved_at: datetime
-
-    @field_validator("name")
-    @classmethod
-    def _may_be_one(cls, name: str) -> str:
-        return check_tag(name)
 
 
 class AdapterAction(StrEnum):

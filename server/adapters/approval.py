@@ -44,9 +44,7 @@ class ApprovalService:
         return self.of_adapter(adapter).rule.objection(result, self._score(adapter.tenant, parent))
 
     def _score(self, tenant: str, parent: Parent | None) -> float | None:
-        adapter = None if parent is None else self._adapters.get(tenant, parent.adapter)
-        if adapter is None or parent is None:
+        if parent is None:
             return None
-        version = self._adapters.version(adapter, parent.version)
-        # Another adapter may have that name by now.
-        return version.result.tuned_accuracy if version is not None and version.revision == parent.revision else None
+        version = self._adapters.parent(tenant, parent.adapter, parent.revision)
+        return None if version is None else version.result.tuned_accuracy

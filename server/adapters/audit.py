@@ -73,7 +73,7 @@ class AuditTrail:
         return page_of(self._session, statement, StoredEvent, request)
 
     def main_before(self, adapter: Adapter) -> int | None:
-        """What `main` was before it became what it is; None if it was nothing else."""
+        """What `main` was before it became what it is, other than by a rollback; None if it was nothing else."""
         statement = (
             select(StoredEvent.main_before)
             .where(
@@ -81,6 +81,9 @@ class AuditTrail:
                 StoredEvent.adapter == adapter.name,
                 StoredEvent.main_after == adapter.main_version,
                 StoredEvent.main_before != adapter.main_version,
+                # So that two rollbacks go back by two, and not back and forth.
+                StoredEvent.action != AdapterAction.ROLLED_BACK,
+                # A removed adapter may have had the name before.
                 StoredEvent.at >= adapter.created_at,
             )
             .order_by(StoredEvent.number.desc())

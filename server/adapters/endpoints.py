@@ -7,10 +7,13 @@ from typing import Annotated
 from fastapi import Path, Query, Request, Response
 
 from server.adapters import files
+from server.adapters.audit import AuditTrail, shown
+from server.adapters.comparison import comparable, compare_weights
+from server.adapters.comparison import compare as comparison
 from server.adapters.models import StoredVersion
 from server.adapters.repository import AdapterRepository
 from server.adapters.resolution import find_adapter, resolve
-from server.adapters.service import AdapterService
+from server.adapters.service import AdapterService, removed_after
 from server.artifacts.naming import Collected
 from server.artifacts.store import Damaged, StorageFull
 from server.auth.guard import needs
@@ -24,10 +27,12 @@ from server.http.ranges import FILE_ROUTE, file_response
 from server.http.routes import Routes
 from shared.errors import AdapterNotFound, FileNotInAdapter, RevisionNotFound
 from shared.protocol import AdapterVersion, AdapterView, Page, PeftFile, PeftListing
+from shared.registry import AdapterEvent, Comparison, VersionState
 
 router = Routes(prefix="/v1/adapters", tags=["adapters"])
 Reader = Annotated[Principal, needs(Scope.ADAPTERS_READ)]
 Version = Annotated[int, Path(ge=1, le=2**31 - 1)]
+Revision = Annotated[str, Path(max_length=100)]
 ABSENT = (AdapterNotFound, RevisionNotFound)
 FILE_OF_ADAPTER = FILE_ROUTE | {
     "responses": FILE | raises(RangeNotSatisfiable, Damaged, *ABSENT, FileNotInAdapter, Collected, StorageFull)
@@ -59,6 +64,60 @@ def version(principal: Reader, name: str, version: Version, session: Reading) ->
     """One immutable version."""
     adapter, stored = resolve(session, principal.tenant, name, f"v{version}")
     return stored.view(adapter)
+
+
+@router.get("/{name}/versions", responses=raises(AdapterNotFound))
+def versions(
+    principal: Reader,
+    name: str,
+    here: Here,
+    session: Reading,
+    paging: Paging,
+    state: Annotated[VersionState | None, Query(description="only those; null: all, deleted ones too")] = None,
+) -> Page[AdapterVersion]:
+    """An adapter's versions, newest first."""
+    adapter = find_adapter(session, principal.tenant, name)
+    found = AdapterRepository(session).versions(adapter, paging, state)
+    grace = here.settings.adapter_grace
+    shown = [stored.view(adapter, removed_after(stored.deleted_at, grace)) for stored in found.rows]
+    return paging.page(shown, found.before)
+
+
+@router.get("/{name}/revisions/{revision}", responses=raises(*ABSENT))
+def revision(principal: Reader, name: str, revision: Revision, session: Reading) -> AdapterVersion:
+    """The version that `main`, a tag, a number or (the beginning of) a revision stands for."""
+    adapter, stored = resolve(session, principal.tenant, name, revision)
+    return stored.view(adapter)
+
+
+@router.get("/{name}/events", responses=raises(AdapterNotFound))
+def adapter_events(principal: Reader, name: str, session: Reading, paging: Paging) -> Page[AdapterEvent]:
+    """Who did what to an adapter and why, newest first; to be had also once it is deleted or removed."""
+    found = AuditTrail(session).page(principal.tenant, name, paging)
+    if not found.rows and paging.before is None:
+        find_adapter(session, principal.tenant, name)
+    return paging.page([shown(row) for row in found.rows], found.before)
+
+
+@router.get("/{name}/compare", responses=raises(*ABSENT, Damaged))
+def compare(
+    principal: Reader,
+    name: str,
+    here: Here,
+    left: Annotated[str, Query(max_length=100, description="a revision")],
+    right: Annotated[str, Query(max_length=100, description="a revision")],
+    other: Annotated[str | None, Query(max_length=100, description="the adapter on the right; null: the same")] = None,
+) -> Comparison:
+    """What two versions differ in: settings, scores, and B where it multiplies the same A."""
+    with here.database.reading() as session:
+        _, first = resolve(session, principal.tenant, name, left)
+        _, second = resolve(session, principal.tenant, other or name, right)
+        session.expunge_all()
+    facts = first.signed.manifest, second.signed.manifest
+    weights = None
+    if comparable(*facts):
+        weights = compare_weights(files.flat_b(here.artifacts, first), files.flat_b(here.artifacts, second))
+    return comparison(*facts, weights)
 
 
 @router.head("/{name}/versions/{version}/lora_B.safetensors", include_in_schema=False)

@@ -58,14 +58,18 @@ class AdapterRepository:
         return self._session.scalar(statement)
 
     def by_revision(self, adapter: Adapter, prefix: str) -> Sequence[StoredVersion]:
-        """At most two versions whose revision begins with `prefix`, hexadecimal digits."""
+        """At most two versions whose revision begins with `prefix`, hexadecimal digits; also deleted ones."""
         statement = select(StoredVersion).where(
             StoredVersion.adapter_number == adapter.number,
             StoredVersion.revision >= prefix,
             StoredVersion.revision < prefix + "g",
-            _LIVE,
         )
         return self._session.scalars(statement.limit(2)).all()
+
+    def parent(self, tenant: str, name: str, revision: str) -> StoredVersion | None:
+        """The version of a whole revision, also a deleted one; None once it was removed."""
+        statement = select(StoredVersion).join(Adapter, Adapter.number == StoredVersion.adapter_number)
+        return self._session.scalar(statement.where(_is(tenant, name), StoredVersion.revision == revision))
 
     def by_tag(self, adapter: Adapter, name: str) -> StoredVersion | None:
         """The version that has a tag."""

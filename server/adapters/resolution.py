@@ -35,15 +35,15 @@ def find_adapter(session: Session, tenant: str, name: str, *, lock: bool = False
     return found
 
 
-def find_version(session: Session, adapter: Adapter, revision: str) -> StoredVersion:
-    """The version of an adapter that a revision stands for. Raises RevisionNotFound."""
+def find_version(session: Session, adapter: Adapter, revision: str, *, deleted: bool = False) -> StoredVersion:
+    """The version of an adapter that a revision stands for. deleted: also one that was. Raises RevisionNotFound."""
     adapters = AdapterRepository(session)
     if revision == MAIN:
         if adapter.main_version is None:
             raise RevisionNotFound(f"adapter {adapter.name!r} has no `main`: none of its versions is approved")
         revision = f"v{adapter.main_version}"
     found = _named(adapters, adapter, revision)
-    if found is None or found.deleted_at is not None:
+    if found is None or (found.deleted_at is not None and not deleted):
         raise RevisionNotFound(f"adapter {adapter.name!r} has no version {revision[:100]!r}")
     return found
 

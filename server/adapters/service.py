@@ -24,13 +24,12 @@ from shared.registry import AdapterAction, Parent, VersionState
 
 @dataclass(frozen=True)
 class Publication:
-    """What a device hands in: the program it ran, its result, bytes of the file, who it is, what it began from."""
+    """What a device hands in: the program it ran, its result, bytes of the file, and who it is."""
 
     program: ProgramManifest
     completion: Completion
     size: int
     device_id: str
-    parent: Parent | None = None
 
 
 class AdapterService:
@@ -69,15 +68,23 @@ class AdapterService:
             result=completion.result,
             created_at=now,
         )
-        sign(version, make_manifest(adapter, version, job, publication.parent), key)
-        self._decide(adapter, version, publication)
+        parent = self._parent(job)
+        sign(version, make_manifest(adapter, version, job, parent), key)
+        self._decide(adapter, version, parent)
         self._adapters.add(version)
         return version.view(adapter)
 
-    def _decide(self, adapter: Adapter, version: StoredVersion, publication: Publication) -> None:
-        approval = ApprovalService(self._session)
-        before, actor = adapter.main_version, Actor(publication.device_id)
-        objection = approval.objection(adapter, publication.completion.result, publication.parent)
+    def _parent(self, job: Job) -> Parent | None:
+        start = job.request.start
+        if start is None:
+            return None
+        version = self._adapters.parent(job.tenant, start.adapter, start.revision)
+        number = None if version is None else version.version
+        return Parent(adapter=start.adapter, version=number, revision=start.revision)
+
+    def _decide(self, adapter: Adapter, version: StoredVersion, parent: Parent | None) -> None:
+        before, actor = adapter.main_version, Actor(version.device_id)
+        objection = ApprovalService(self._session).objection(adapter, version.result, parent)
         if objection is None:
             version.kept_state = VersionState.APPROVED
             adapter.main_version = version.version

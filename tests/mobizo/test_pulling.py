@@ -11,7 +11,7 @@ import pytest
 
 from mobizo import Client, Pins
 from shared.canonical import file_sha256
-from shared.errors import Conflict, RevisionNotFound, Untrusted
+from shared.errors import BaseMismatch, RevisionNotFound, Untrusted
 from shared.lora import load_adapter
 from shared.registry import SignedAdapter
 from shared.signing import new_private_key, parse_public, public_text, verify_adapter
@@ -94,7 +94,7 @@ def test_what_broke_off_goes_on(client, tmp_path):
 
 def test_an_adapter_for_another_base(client, versions, tmp_path):
     own = versions[0]["recipe"]["base"]["sha256"]
-    with pytest.raises(Conflict, match=own):
+    with pytest.raises(BaseMismatch, match=own):
         client.pull(NAME, tmp_path / "a", base_sha256="0" * 64)
     assert not (tmp_path / "a").exists()
     assert client.pull(NAME, tmp_path / "a", base_sha256=own).version == 2

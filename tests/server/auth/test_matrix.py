@@ -36,6 +36,7 @@ class Row:
     who: str
     body: object = None
     shared: bool = False  # what its path names is the same for every tenant
+    query: str = ""
 
 
 # One row for each route: "METHOD /path" -> who may ask it. HEAD is as GET.
@@ -82,7 +83,26 @@ ROWS = {
     "GET /v1/runners/{platform}/{sha256}": Row(DEVICE, shared=True),
     "GET /v1/adapters": Row("adapters:read"),
     "GET /v1/adapters/{name}": Row("adapters:read"),
+    "DELETE /v1/adapters/{name}": Row("adapters:write"),
+    "POST /v1/adapters/{name}/undelete": Row("adapters:write"),
+    "POST /v1/adapters/{name}/promote": Row("adapters:write", {"revision": "v1"}),
+    "POST /v1/adapters/{name}/rollback": Row("adapters:write", {}),
+    "PUT /v1/adapters/{name}/tags/{tag}": Row("adapters:write", {"revision": "v1"}),
+    "DELETE /v1/adapters/{name}/tags/{tag}": Row("adapters:write"),
+    "GET /v1/adapters/{name}/events": Row("adapters:read"),
+    "GET /v1/adapters/{name}/compare": Row("adapters:read", query="left=v1&right=v1"),
+    "GET /v1/adapters/{name}/rule": Row("adapters:read"),
+    "PUT /v1/adapters/{name}/rule": Row("adapters:write", {"rule": None}),
+    "GET /v1/approval-rule": Row("adapters:read"),
+    "PUT /v1/approval-rule": Row("adapters:write", {"rule": None}),
+    "GET /v1/adapters/{name}/revisions/{revision}": Row("adapters:read"),
+    "GET /v1/adapters/{name}/versions": Row("adapters:read"),
     "GET /v1/adapters/{name}/versions/{version}": Row("adapters:read"),
+    "DELETE /v1/adapters/{name}/versions/{version}": Row("adapters:write"),
+    "POST /v1/adapters/{name}/versions/{version}/undelete": Row("adapters:write"),
+    "POST /v1/adapters/{name}/versions/{version}/approve": Row("adapters:write"),
+    "POST /v1/adapters/{name}/versions/{version}/reject": Row("adapters:write"),
+    "POST /v1/adapters/{name}/versions/{version}/deprecate": Row("adapters:write", {"message": "old"}),
     "GET /v1/adapters/{name}/versions/{version}/lora_B.safetensors": Row("adapters:read"),
     "GET /v1/adapters/{name}/versions/{version}/peft": Row("adapters:read"),
     "GET /v1/adapters/{name}/versions/{version}/peft/{file}": Row("adapters:read"),
@@ -112,6 +132,8 @@ ABSENT = {
     "sha256": "0" * 64,
     "name": "nothing",
     "version": "1",
+    "revision": "main",
+    "tag": "stable",
     "file": "README.md",
     "tenant": "default",
     "revision": "main",
@@ -280,7 +302,8 @@ def ask(actor, route, row, names):
     options = {"content": row.body} if isinstance(row.body, bytes) else {"json": row.body}
     if row.body is None:
         options = {}
-    return actor.request(route.method, route.path.format_map(names), **options)
+    path = route.path.format_map(names)
+    return actor.request(route.method, f"{path}?{row.query}" if row.query else path, **options)
 
 
 def test_every_route_with_every_kind_of_caller(routes, callers):
