@@ -40,9 +40,7 @@ class Adapters(Connection):
         """The version that a revision stands for."""
         return AdapterVersion.model_validate(self._get(f"{_of(name)}/revisions/{_word(name, revision)}"))
 
-    def compare(
-        self, name: str, left: str | int, right: str | int = "main", *, other: str | None = None
-    ) -> Comparison:
+    def compare(self, name: str, left: str | int, right: str | int = "main", *, other: str | None = None) -> Comparison:
         """What two versions differ in. other: the adapter on the right; None: the same."""
         return Comparison.model_validate(self._get(f"{_of(name)}/compare", left=left, right=right, other=other))
 

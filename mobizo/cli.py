@@ -11,6 +11,7 @@ from rich.table import Table
 
 from mobizo.access_cli import tokens, whoami
 from mobizo.console import DEFAULT_SERVER, Json, Server, Token, connected, err, out, print_json, stop, whole
+from mobizo.decisions_cli import commands as decisions
 from mobizo.job_file import parse_hours, parse_start, read_request
 from mobizo.live import show_live
 from mobizo.registry_cli import commands as registry
@@ -21,7 +22,7 @@ from shared.protocol import DeviceRequestView
 app = typer.Typer(help="Submit personalization jobs, watch them, pull adapters.", no_args_is_help=True)
 app.add_typer(tokens, name="tokens")
 app.command()(whoami)
-app.registered_commands += registry.registered_commands
+app.registered_commands += [*registry.registered_commands, *decisions.registered_commands]
 
 
 @app.command()

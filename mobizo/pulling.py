@@ -41,6 +41,12 @@ class Pulling(Adapters):
         """A version's facts, once the server's signature over them holds. Raises Untrusted."""
         return self._facts(self.version(name, revision))[0]
 
+    def card(self, name: str, revision: str | int = "main") -> str:
+        """A version's model card, Markdown."""
+        found = self.version(name, revision)
+        path = f"/v1/adapters/{found.adapter}/versions/{found.version}/peft/README.md"
+        return self._transport.request("GET", path).text
+
     def pull(
         self,
         name: str,

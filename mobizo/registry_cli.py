@@ -1,9 +1,9 @@
-"""`mobizo`'s commands about adapters and their versions: read, downloaded, decided on. The client knows the API."""
+"""`mobizo`'s commands that read the registry: lists, cards, comparisons, downloads. The client knows the API."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
@@ -13,28 +13,34 @@ from mobizo.console import DEFAULT_SERVER, Json, Server, Token, connected, err, 
 from mobizo.progress import bars
 from mobizo.pulling import Format
 from shared.protocol import AdapterVersion
-from shared.registry import Comparison
+from shared.registry import Comparison, VersionState
 
 commands = typer.Typer()
 Name = Annotated[str, typer.Argument(metavar="ADAPTER", help="its name in the tenant")]
 Revision = Annotated[str, typer.Option("--revision", "-r", help="main, v7, a tag, or digits of a revision")]
-Which = Annotated[str, typer.Argument(metavar="REVISION", help="v7, a tag, or digits of a revision")]
-Reason = Annotated[str, typer.Option("--reason", help="for the audit trail")]
+Which = Annotated[str, typer.Argument(metavar="REVISION", help="main, v7, a tag, or digits of a revision")]
 
 
 def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 
 
-def _shown(version: AdapterVersion) -> str:
-    return f"{version.adapter} v{version.version} {version.revision} {version.state}"
+def line(version: AdapterVersion) -> str:
+    """A version on one line."""
+    said = f": {version.message}" if version.message else ""
+    return f"{version.adapter} v{version.version} {version.revision} {version.state}{said}"
 
 
 @commands.command("adapters")
-def list_adapters(server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
-    """List adapters."""
+def list_adapters(
+    deleted: Annotated[bool, typer.Option("--deleted", help="those that can be taken back")] = False,
+    server: Server = DEFAULT_SERVER,
+    token: Token = "",
+    as_json: Json = False,
+) -> None:
+    """List adapters, newest first."""
     with connected(server, token) as client:
-        adapters = list(client.adapters())
+        adapters = list(client.adapters(deleted=deleted))
     if as_json:
         print_json(list[BaseModel](adapters))
         return
@@ -50,10 +56,16 @@ def list_adapters(server: Server = DEFAULT_SERVER, token: Token = "", as_json: J
 
 
 @commands.command("versions")
-def list_versions(name: Name, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+def list_versions(
+    name: Name,
+    state: Annotated[VersionState | None, typer.Option(help="only those")] = None,
+    server: Server = DEFAULT_SERVER,
+    token: Token = "",
+    as_json: Json = False,
+) -> None:
     """List an adapter's versions, newest first, with what was decided of them."""
     with connected(server, token) as client:
-        versions = list(client.versions(name))
+        versions = list(client.versions(name, state))
         adapter = client.adapter(name)
     if as_json:
         print_json(list[BaseModel](versions))
@@ -75,6 +87,19 @@ def list_versions(name: Name, server: Server = DEFAULT_SERVER, token: Token = ""
     out.print(table)
 
 
+@commands.command("tags")
+def list_tags(name: Name, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+    """List an adapter's tags, and what `main` is."""
+    with connected(server, token) as client:
+        adapter = client.adapter(name)
+    named = ({} if adapter.main is None else {"main": adapter.main}) | adapter.tags
+    if as_json:
+        print_json(dict[str, Any](named))
+        return
+    for tag, version in named.items():
+        out.print(f"{tag}  v{version}", markup=False)
+
+
 @commands.command()
 def pull(
     name: Name,
@@ -91,52 +116,14 @@ def pull(
     """Download a version, every file checked; what broke off goes on."""
     with connected(server, token) as client, bars(err) as progress:
         found = client.pull(name, to, revision, format, base_sha256=base_sha256, progress=progress)
-    print_json(found) if as_json else out.print(f"{_shown(found)} -> {to}", soft_wrap=True, markup=False)
+    print_json(found) if as_json else out.print(f"{line(found)} -> {to}", soft_wrap=True, markup=False)
 
 
 @commands.command()
 def card(name: Name, revision: Revision = "main", server: Server = DEFAULT_SERVER, token: Token = "") -> None:
     """Print a version's model card."""
     with connected(server, token) as client:
-        out.print(client.card(name, revision), markup=False, soft_wrap=True, end="")
-
-
-@commands.command()
-def tag(
-    name: Name,
-    tag: Annotated[str, typer.Argument(help="a word for a version")],
-    revision: Revision = "main",
-    reason: Reason = "",
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
-    as_json: Json = False,
-) -> None:
-    """Put a tag on a version, or move it there."""
-    with connected(server, token) as client:
-        made = client.tag(name, tag, revision, reason)
-    print_json(made) if as_json else out.print(f"{name} {made.name} is v{made.version}", markup=False)
-
-
-@commands.command()
-def untag(name: Name, tag: str, reason: Reason = "", server: Server = DEFAULT_SERVER, token: Token = "") -> None:
-    """Take a tag away."""
-    with connected(server, token) as client:
-        client.untag(name, tag, reason)
-    out.print(f"{name} {tag} is no more", markup=False)
-
-
-@commands.command("tags")
-def list_tags(name: Name, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
-    """List an adapter's tags."""
-    with connected(server, token) as client:
-        tags = list(client.tags(name))
-    if as_json:
-        print_json(list[BaseModel](tags))
-        return
-    table = Table(whole("tag"), "version", whole("revision"), "since")
-    for item in tags:
-        table.add_row(item.name, f"v{item.version}", item.revision, item.moved_at.isoformat(" ", "seconds"))
-    out.print(table)
+        typer.echo(client.card(name, revision), nl=False)
 
 
 @commands.command()
@@ -144,27 +131,42 @@ def compare(
     name: Name,
     left: Which,
     right: Which,
+    other: Annotated[str | None, typer.Option(help="the adapter on the right, if it is another")] = None,
     server: Server = DEFAULT_SERVER,
     token: Token = "",
     as_json: Json = False,
 ) -> None:
-    """Show what two versions of an adapter differ in."""
+    """Show what two versions differ in."""
     with connected(server, token) as client:
-        found = client.compare(name, left, right)
+        found = client.compare(name, left, right, other=other)
     print_json(found) if as_json else out.print("\n".join(_lines(found)), markup=False, soft_wrap=True)
 
 
 def _lines(found: Comparison) -> list[str]:
-    sides = found.left, found.right
-    lines = ["  ->  ".join(f"{side.adapter} v{side.version}" for side in sides)]
+    lines = [" -> ".join(f"{side.adapter} v{side.version}" for side in (found.left, found.right))]
     lines += [f"{item.field}: {item.left} -> {item.right}" for item in (*found.recipe, *found.task, *found.training)]
     for score in found.scores:
         if score.difference is not None:
             lines.append(f"{score.field}: {score.left:g} -> {score.right:g} ({score.difference:+g})")
     if found.weights is None:
-        lines.append("B: over different A or of different sizes, not to be compared")
-    else:
-        cosine = "" if found.weights.cosine is None else f", cosine {found.weights.cosine:.4f}"
-        norms = f"{found.weights.left_norm:.4g} -> {found.weights.right_norm:.4g}"
-        lines.append(f"B: norm {norms}, of the difference {found.weights.difference_norm:.4g}{cosine}")
-    return lines
+        return [*lines, "B: over different A or of different sizes, not to be compared"]
+    cosine = "" if found.weights.cosine is None else f", cosine {found.weights.cosine:.4f}"
+    norms = f"{found.weights.left_norm:.4g} -> {found.weights.right_norm:.4g}"
+    return [*lines, f"B: norm {norms}, of the difference {found.weights.difference_norm:.4g}{cosine}"]
+
+
+@commands.command("events")
+def list_events(name: Name, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+    """Show who did what to an adapter, when and why."""
+    with connected(server, token) as client:
+        events = list(client.events(name))
+    if as_json:
+        print_json(list[BaseModel](events))
+        return
+    table = Table("at", "who", "what", "version", "main", "why")
+    for event in events:
+        version = event.tag or "" if event.version is None else f"v{event.version} {event.tag or ''}"
+        main = "" if event.main_after is None else f"v{event.main_after}"
+        who = event.user or event.name or event.actor
+        table.add_row(event.at.isoformat(" ", "seconds"), who, event.action, version, main, event.reason)
+    out.print(table)
