@@ -15,6 +15,7 @@ from mobizo.decisions_cli import commands as decisions
 from mobizo.job_file import parse_hours, parse_start, read_request
 from mobizo.live import show_live
 from mobizo.registry_cli import commands as registry
+from mobizo.scoring_cli import commands as scoring
 from shared.errors import BadRequest
 from shared.job import MOST_PRIORITY, JobState, JobView
 from shared.protocol import DeviceRequestView
@@ -22,7 +23,8 @@ from shared.protocol import DeviceRequestView
 app = typer.Typer(help="Submit personalization jobs, watch them, pull adapters.", no_args_is_help=True)
 app.add_typer(tokens, name="tokens")
 app.command()(whoami)
-app.registered_commands += [*registry.registered_commands, *decisions.registered_commands]
+for group in (registry, decisions, scoring):
+    app.registered_commands += group.registered_commands
 
 
 @app.command()

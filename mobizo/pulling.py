@@ -6,7 +6,8 @@ LoRA-B is checked against the signed hash; files that the server makes of it, ag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
 
@@ -14,12 +15,13 @@ from pydantic import ValidationError
 
 from mobizo.adapters import Adapters
 from shared.canonical import file_sha256
-from shared.errors import BaseMismatch, Untrusted
-from shared.protocol import AdapterVersion, PeftFile, PeftListing
+from shared.errors import BaseMismatch, MobizoError, Untrusted
+from shared.protocol import AdapterVersion, ConversionState, MergedModel, PeftFile, PeftListing
 from shared.registry import AdapterManifest, SignedAdapter
 from shared.signing import verify_adapter
 
-MANIFEST_NAME = "mobizo.json"
+MANIFEST_NAME, GGUF_NAME, RAW_NAME = "mobizo.json", "adapter.gguf", "lora_B.safetensors"
+LOOK_SECONDS = 1.0  # between looks at a merged model that is being made
 Progress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all
 
 
@@ -28,10 +30,8 @@ class Format(StrEnum):
 
     PEFT = "peft"  # a directory that peft loads
     GGUF = "gguf"  # one file for llama.cpp
-    RAW = "raw"  # LoRA-B as the device uploaded it, for mobizo-agent
-
-
-ONE_FILE = {Format.GGUF: "adapter.gguf", Format.RAW: "lora_B.safetensors"}
+    RAW = "raw"  # LoRA-B as the device uploaded it
+    MERGED = "merged"  # the base model with the adapter in it, as transformers loads it
 
 
 class Pulling(Adapters):
@@ -43,9 +43,7 @@ class Pulling(Adapters):
 
     def card(self, name: str, revision: str | int = "main") -> str:
         """A version's model card, Markdown."""
-        found = self.version(name, revision)
-        path = f"/v1/adapters/{found.adapter}/versions/{found.version}/peft/README.md"
-        return self._transport.request("GET", path).text
+        return self._transport.request("GET", f"{version_address(self.version(name, revision))}/peft/README.md").text
 
     def pull(
         self,
@@ -66,48 +64,66 @@ class Pulling(Adapters):
         manifest, signed = self._facts(found)
         if base_sha256 is not None and manifest.base.sha256 != base_sha256:
             raise BaseMismatch(f"{name} v{found.version} is for base {manifest.base.name} {manifest.base.sha256}")
-        files = self._files(manifest, Format(format))
+        root, files = self._files(found, manifest, Format(format))
         directory.mkdir(parents=True, exist_ok=True)
         (directory / MANIFEST_NAME).unlink(missing_ok=True)
         for file in files:
-            self._fetch(_address(manifest, file.path), file, directory / file.path, progress)
+            self._fetch(f"{root}/{file.path}", file, directory / file.path, progress)
         (directory / MANIFEST_NAME).write_bytes(signed)
         return found
 
+    def merge(self, name: str, revision: str | int = "main") -> MergedModel:
+        """Asks for a version merged into its base model; a worker of the server makes it."""
+        return MergedModel.model_validate(self._make(f"{version_address(self.version(name, revision))}/merged"))
+
+    def merged(self, name: str, revision: str | int = "main") -> MergedModel:
+        """Where a merged model stands. Raises NotFound for one that nobody asked for."""
+        return MergedModel.model_validate(self._get(f"{version_address(self.version(name, revision))}/merged"))
+
     def _facts(self, version: AdapterVersion) -> tuple[AdapterManifest, bytes]:
         """The manifest, and the signed file that it came in. Raises Untrusted if it is not that version's."""
-        path = f"/v1/adapters/{version.adapter}/versions/{version.version}/peft/{MANIFEST_NAME}"
-        content = self._transport.request("GET", path).content
+        content = self._transport.request("GET", f"{version_address(version)}/peft/{MANIFEST_NAME}").content
         try:
             signed = SignedAdapter.model_validate_json(content)
         except ValidationError as error:
             raise Untrusted(f"what the server calls {MANIFEST_NAME} is no signed manifest") from error
-        key = self._pins.key(self.address, signed.key_id, self.keys)
-        manifest = verify_adapter(signed, key)
+        manifest = verify_adapter(signed, self._pins.key(self.address, signed.key_id, self.keys))
         told = (version.adapter, version.version, version.revision, version.sha256)
         if (manifest.adapter, manifest.version, manifest.revision, manifest.sha256) != told:
             raise Untrusted(f"the signed facts are not those of {version.adapter} v{version.version}")
         return manifest, content
 
-    def _files(self, manifest: AdapterManifest, format: Format) -> list[PeftFile]:
-        if format is Format.RAW:
-            return [PeftFile(path=ONE_FILE[format], size=manifest.size, sha256=manifest.sha256)]
-        if format in ONE_FILE:
-            return [self._told(manifest, ONE_FILE[format])]
-        listing = PeftListing.model_validate(self._get(_address(manifest)))
-        for file in listing.files:
-            if Path(file.path).name != file.path or file.path in ("", ".", ".."):
-                raise Untrusted(f"the server names a file {file.path!r}, which is no plain file name")
-        return [file for file in listing.files if file.path != MANIFEST_NAME]
+    def _files(self, version: AdapterVersion, manifest: AdapterManifest, format: Format) -> tuple[str, list[PeftFile]]:
+        """Where a format's files are asked for, and which they are, `mobizo.json` left out."""
+        root = f"{version_address(version)}/peft"
+        match format:
+            case Format.RAW:
+                return root, [PeftFile(path=RAW_NAME, size=manifest.size, sha256=manifest.sha256)]
+            case Format.GGUF:
+                return root, [self._told(f"{root}/{GGUF_NAME}", GGUF_NAME)]
+            case Format.MERGED:
+                return f"{version_address(version)}/merged", _plain(self._ready(version).files)
+            case Format.PEFT:
+                return root, _plain(PeftListing.model_validate(self._get(root)).files)
 
-    def _told(self, manifest: AdapterManifest, name: str) -> PeftFile:
-        """A file that is in no listing, as the server tells it."""
-        headers = self._transport.request("HEAD", _address(manifest, name)).headers
+    def _told(self, address: str, name: str) -> PeftFile:
+        """A file that is in no listing, as the server tells it. Raises Untrusted if it does not."""
+        headers = self._transport.request("HEAD", address).headers
         size, tag = headers.get("Content-Length", ""), headers.get("ETag", "").strip('"')
         try:
             return PeftFile(path=name, size=int(size), sha256=tag)
         except ValueError as error:
             raise Untrusted(f"the server does not say which file {name} is") from error
+
+    def _ready(self, version: AdapterVersion) -> MergedModel:
+        """A merged model, once a worker has made it. Raises MobizoError if it cannot."""
+        made = self.merge(version.adapter, version.version)
+        while made.state is not ConversionState.READY:
+            if made.error is not None:
+                raise MobizoError(f"it cannot be merged: {made.error.detail}")
+            time.sleep(LOOK_SECONDS)
+            made = self.merged(version.adapter, version.version)
+        return made
 
     def _fetch(self, path: str, file: PeftFile, target: Path, progress: Progress | None) -> None:
         if target.is_file() and target.stat().st_size == file.size and file_sha256(target) == file.sha256:
@@ -120,6 +136,15 @@ class Pulling(Adapters):
         self._transport.download(path, target, size=file.size, sha256=file.sha256, progress=tell)
 
 
-def _address(manifest: AdapterManifest, file: str | None = None) -> str:
-    root = f"/v1/adapters/{manifest.adapter}/versions/{manifest.version}/peft"
-    return root if file is None else f"{root}/{file}"
+def _plain(files: Iterable[PeftFile]) -> list[PeftFile]:
+    """All but the signed facts. Raises Untrusted for a name that leaves the directory."""
+    found = [file for file in files if file.path != MANIFEST_NAME]
+    for file in found:
+        if Path(file.path).name != file.path or file.path in ("", ".", ".."):
+            raise Untrusted(f"the server names a file {file.path!r}, which is no plain file name")
+    return found
+
+
+def version_address(version: AdapterVersion) -> str:
+    """Where a version's routes begin."""
+    return f"/v1/adapters/{version.adapter}/versions/{version.version}"

@@ -9,7 +9,7 @@ import typer
 from pydantic import BaseModel
 from rich.table import Table
 
-from mobizo.console import DEFAULT_SERVER, Json, Server, Token, connected, err, out, print_json, whole
+from mobizo.console import DEFAULT_SERVER, Json, Server, Token, connected, err, out, print_json, stop, whole
 from mobizo.progress import bars
 from mobizo.pulling import Format
 from shared.protocol import AdapterVersion
@@ -106,7 +106,8 @@ def pull(
     to: Annotated[Path, typer.Option("--to", help="directory to write")],
     revision: Revision = "main",
     format: Annotated[
-        Format, typer.Option("--format", help="peft: a directory; gguf: for llama.cpp; raw: LoRA-B, for mobizo-agent")
+        Format,
+        typer.Option("--format", help="peft: a directory; gguf: for llama.cpp; raw: LoRA-B; merged: with its base"),
     ] = Format.PEFT,
     base_sha256: Annotated[str | None, typer.Option(help="refuse an adapter for any other base model")] = None,
     server: Server = DEFAULT_SERVER,
@@ -170,3 +171,33 @@ def list_events(name: Name, server: Server = DEFAULT_SERVER, token: Token = "", 
         who = event.user or event.name or event.actor
         table.add_row(event.at.isoformat(" ", "seconds"), who, event.action, version, main, event.reason)
     out.print(table)
+
+
+@commands.command()
+def history(
+    name: Name,
+    to: Annotated[Path | None, typer.Option("--to", help="file to write the trajectory, or B, to")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="B as it was after this step of the run")] = None,
+    revision: Revision = "main",
+    server: Server = DEFAULT_SERVER,
+    token: Token = "",
+    as_json: Json = False,
+) -> None:
+    """Show the trajectory that came with a version, download it, or B after any step of it."""
+    if step is not None and to is None:
+        raise stop("say with --to where B is to be written", 2)
+    with connected(server, token) as client, bars(err) as progress:
+        if step is not None and to is not None:
+            version = client.pull_step(name, step, to, revision)
+            print_json(version) if as_json else out.print(f"{name} v{version.version} after {step} steps -> {to}")
+            return
+        if to is None:
+            found = client.trajectory(name, revision)
+        else:
+            found = client.pull_trajectory(name, to, revision, progress=progress)
+    if as_json:
+        print_json(found)
+        return
+    verified = "replayed, and gives its B bit for bit" if found.verified else "not replayed"
+    kept = "in place of B" if found.instead else "beside B"
+    out.print(f"{name} v{found.version}: {found.steps} steps, {found.size} bytes, kept {kept}; {verified}")
