@@ -1,6 +1,6 @@
 """A file of a repository as it is sent: the version it is of, its sha256 and size, whoever sends it in the end.
 
-Clients take what they need from a HEAD, then fetch: here the HEAD is always answered by us, with the file's own size, and
+Clients take what they need from a HEAD, then fetch. We always answer the HEAD ourselves, with the file's own size, and
 a GET that is sent to a bucket carries the same headers. So each try gets a signed address of its own, and a download
 that is taken up again after an hour does not fail because the first address has run out.
 """

@@ -82,7 +82,9 @@ def models(
     here: Here,
     paging: Paging,
     response: Response,
-    author: Annotated[str | None, Query(max_length=100, description="a tenant; another than the caller's has none")] = None,
+    author: Annotated[
+        str | None, Query(max_length=100, description="a tenant; another than the caller's has none")
+    ] = None,
     search: Annotated[str, Query(max_length=100, description="part of the name")] = "",
     filter_: Annotated[list[str], Query(alias="filter", max_length=20, description="tags it must have")] = [],  # noqa: B006
 ) -> list[ModelInfo]:
@@ -160,17 +162,24 @@ def tree(
     return [views.tree_entry(snapshot, file, expand=expand) for file in files[first:last]]
 
 
-@router.get(MODEL + "/tree/{revision}/{path:path}", responses=_AT | raises(FileNotInAdapter), **_BARE)
-def subtree(principal: Reader, tenant: str, name: str, revision: str, path: str, here: Here) -> list[TreeEntry]:
-    """The files in a folder: there is none."""
+@router.get(MODEL + "/tree/{revision}/{path:path}", responses=_LISTED, **_BARE)
+def subtree(
+    principal: Reader,
+    tenant: str,
+    name: str,
+    revision: str,
+    path: str,
+    here: Here,
+    expand: Annotated[bool, Query(description="with the version that the file came with")] = False,
+) -> list[TreeEntry]:
+    """One file of a revision; there are no folders."""
     service = _service(here, principal)
-    raise service.absent(service.snapshot(tenant, name, revision))
+    snapshot = service.snapshot(tenant, name, revision)
+    return [views.tree_entry(snapshot, service.file(snapshot, path), expand=expand)]
 
 
 @router.get(MODEL + "/refs", responses=_FOUND, **_BARE)
-def refs(
-    principal: Reader, tenant: str, name: str, here: Here, include_prs: Annotated[bool, Query()] = False
-) -> Refs:
+def refs(principal: Reader, tenant: str, name: str, here: Here, include_prs: Annotated[bool, Query()] = False) -> Refs:
     """`main`, the tags, and every version's number."""
     adapter = _service(here, principal).adapter(tenant, name)
     with here.database.reading() as session:

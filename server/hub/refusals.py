@@ -1,7 +1,7 @@
 """Refusals in the form that huggingface_hub turns into its own errors: a status, X-Error-Code and X-Error-Message.
 
-The body stays a problem document. Who has no token, or asks for another tenant's repository, is told that there is none:
-RepoNotFound. Knows no repository.
+The body stays a problem document. Who has no token, or asks for another tenant's repository, is told that there is
+none: RepoNotFound. Knows no repository.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class HubService:
     def snapshot(self, tenant: str, name: str, revision: str) -> Snapshot:
         """An adapter at a revision.
 
-        Raises AdapterNotFound, the same for another tenant's, RevisionNotFound, and NotReleased for a `main` there is not.
+        Raises AdapterNotFound, the same for another tenant's, RevisionNotFound, or NotReleased if it has no `main`.
         """
         with self.database.reading() as session:
             adapter = self._adapter(session, tenant, name)

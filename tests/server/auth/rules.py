@@ -50,4 +50,5 @@ def found_routes(app):
         before = calls[: calls.index(rules[0])] if rules else []
         late = any(inspect.isgeneratorfunction(call) for call in before)
         for method in sorted(getattr(route, "methods", None) or {"ANY"}):
-            yield Found(method, path, rules, late)
+            # As the description writes it: without the kind of a parameter.
+            yield Found(method, path.replace(":path}", "}"), rules, late)

@@ -109,14 +109,14 @@ ROWS = {
     "GET /api/whoami-v2": Row(PERSON),
     "GET /api/models": Row("adapters:read"),
     "GET /api/models/{tenant}/{name}": Row("adapters:read"),
-    "GET /api/models/{tenant}/{name}/revision/{revision:path}": Row("adapters:read"),
+    "GET /api/models/{tenant}/{name}/revision/{revision}": Row("adapters:read"),
     "GET /api/models/{tenant}/{name}/tree/{revision}": Row("adapters:read"),
-    "GET /api/models/{tenant}/{name}/tree/{revision}/{path:path}": Row("adapters:read"),
+    "GET /api/models/{tenant}/{name}/tree/{revision}/{path}": Row("adapters:read"),
     "GET /api/models/{tenant}/{name}/refs": Row("adapters:read"),
-    "GET /api/models/{tenant}/{name}/commits/{revision:path}": Row("adapters:read"),
+    "GET /api/models/{tenant}/{name}/commits/{revision}": Row("adapters:read"),
     "GET /api/models/{tenant}/{name}/auth-check": Row("adapters:read"),
-    "POST /api/models/{tenant}/{name}/paths-info/{revision:path}": Row("adapters:read", b"paths=README.md"),
-    "GET /{tenant}/{name}/resolve/{revision}/{path:path}": Row("adapters:read"),
+    "POST /api/models/{tenant}/{name}/paths-info/{revision}": Row("adapters:read", b"paths=README.md"),
+    "GET /{tenant}/{name}/resolve/{revision}/{path}": Row("adapters:read"),
 }
 # The pages that describe the API: plain routes of FastAPI's, open to all, about no tenant.
 PAGES = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}

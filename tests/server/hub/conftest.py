@@ -53,7 +53,10 @@ def fill(fleet):
     """The adapters of the tests: what each completion was answered."""
     app, device = fleet.app(), fleet.device()
     found = {
-        "alice-movies": [publish(fleet, app, device, "alice-movies", 0.5), publish(fleet, app, device, "alice-movies", 0.25)],
+        "alice-movies": [
+            publish(fleet, app, device, "alice-movies", 0.5),
+            publish(fleet, app, device, "alice-movies", 0.25),
+        ],
         "bob": [publish(fleet, app, device, "bob", 0.125)],
         "worse": [publish(fleet, app, device, "worse", tuned_accuracy=0.25)],
         "big": [publish(fleet, app, device, "big")],

@@ -12,7 +12,9 @@ from huggingface_hub.utils import paginate
 def shown(value):
     """What JSON has no word for."""
     if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if hasattr(value, field.name)}
+        return {
+            field.name: getattr(value, field.name) for field in dataclasses.fields(value) if hasattr(value, field.name)
+        }
     if hasattr(value, "__iter__"):
         return list(value)
     return str(value)

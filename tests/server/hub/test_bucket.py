@@ -44,7 +44,9 @@ def big(shelf):
     return enlarge(shelf.home, "default", "big")
 
 
-def test_a_download_breaks_off_at_the_bucket_and_goes_on_there(version, client, at, shelf, relay, outside, big, tmp_path):
+def test_a_download_breaks_off_at_the_bucket_and_goes_on_there(
+    version, client, at, shelf, relay, outside, big, tmp_path
+):
     outside.take()
     outside.break_after = 15 << 20
 

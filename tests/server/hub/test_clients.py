@@ -166,7 +166,10 @@ def test_names_of_versions(client, at, shelf):
     assert {ref["name"]: ref["target_commit"] for ref in refs["tags"]} == {"v1": first, "v2": second}
     assert refs["pull_requests"] == []
     commits = client("api.list_repo_commits", MOVIES, **at)
-    assert [(commit["commit_id"], commit["title"]) for commit in commits] == [(second, "Version 2"), (first, "Version 1")]
+    assert [(commit["commit_id"], commit["title"]) for commit in commits] == [
+        (second, "Version 2"),
+        (first, "Version 1"),
+    ]
     assert [commit["commit_id"] for commit in client("api.list_repo_commits", MOVIES, revision="v1", **at)] == [first]
 
 
@@ -234,7 +237,15 @@ def test_revisions_and_files_that_are_not_there(client, at, second, tmp_path):
         raised_entry(client, "hf_hub_download", MOVIES, name, cache_dir=str(tmp_path), **at)
     absent = next(tmp_path.rglob(".no_exist")) / second["revision"]
     assert files_of(absent) == ["config.json", "folder/README.md"]
-    raised("LocalEntryNotFoundError", client, "hf_hub_download", MOVIES, "README.md", cache_dir=str(tmp_path), local_files_only=True)
+    raised(
+        "LocalEntryNotFoundError",
+        client,
+        "hf_hub_download",
+        MOVIES,
+        "README.md",
+        cache_dir=str(tmp_path),
+        local_files_only=True,
+    )
 
 
 def test_what_awaits_approval_is_there_by_its_number_only(client, at, tmp_path):

@@ -103,7 +103,11 @@ def look_alike(stranger, anyone, path):
     for asked, instead in (("alice-movies", "nothing"), ("default/alice-movies", "nobody/x")):
         seen, nothing = stranger.get(path), stranger.get(path.replace(asked, instead))
         assert (seen.status_code, seen.headers["x-error-code"]) == (404, "RepoNotFound")
-        kept = {name: value for name, value in seen.headers.items() if name not in ("x-request-id", "date", "content-length")}
+        kept = {
+            name: value
+            for name, value in seen.headers.items()
+            if name not in ("x-request-id", "date", "content-length")
+        }
         told = {name: nothing.headers.get(name) for name in kept}
         assert {name: value.replace("default/alice-movies", "?") for name, value in kept.items()} == {
             name: value.replace("default/nothing", "?").replace("nobody/x", "?") for name, value in told.items()
@@ -143,7 +147,11 @@ def test_an_adapter_without_an_approved_version(fleet, app, device, problem):
     held = app.get(f"{MOVIES}/revision/v1").json()
     assert held["sha"] == version["revision"]
     refs = app.get(f"{MOVIES}/refs").json()
-    assert refs == {"branches": [], "tags": [{"name": "v1", "ref": "refs/tags/v1", "targetCommit": held["sha"]}], "converts": []}
+    assert refs == {
+        "branches": [],
+        "tags": [{"name": "v1", "ref": "refs/tags/v1", "targetCommit": held["sha"]}],
+        "converts": [],
+    }
     (listed,) = app.get("/api/models").json()
     assert "sha" not in listed
     (commit,) = app.get(f"{MOVIES}/commits/v1").json()
@@ -173,7 +181,9 @@ def test_what_is_deprecated_says_so(home, app, made):
         version = session.scalars(stored(home, made)).one()
         version.kept_state, version.message = VersionState.DEPRECATED, "too old:\nuse v2 \u2013 really"
     told = app.get(MOVIES).headers["x-hf-warning"]
-    assert told.startswith(f"deprecated-{made['revision']}; version 1 of default/alice-movies is deprecated: too old: use v2")
+    assert told.startswith(
+        f"deprecated-{made['revision']}; version 1 of default/alice-movies is deprecated: too old: use v2"
+    )
     assert app.get(f"{MOVIES}/tree/main").headers["x-hf-warning"] == told
 
 
