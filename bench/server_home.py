@@ -70,8 +70,13 @@ def request(number: int) -> JobRequest:
     )
 
 
-def fill(settings: Settings, devices: int) -> tuple[str, list[Credentials]]:
-    """Makes a home in `settings.home`; an app's token, and the devices."""
+def fill(
+    settings: Settings, devices: int, shape: BaseShape = SHAPE, wanted: JobRequest | None = None
+) -> tuple[str, list[Credentials]]:
+    """Makes a home in `settings.home`; an app's token, and the devices.
+
+    shape: of its base model. wanted: a job whose program is there; None: as `request` makes them.
+    """
     settings.home.mkdir(parents=True)
     keys.create_key(settings.key_path)
     database = Database(settings.url, settings.tuning)
@@ -84,23 +89,23 @@ def fill(settings: Settings, devices: int) -> tuple[str, list[Credentials]]:
             name=BASE,
             source="nowhere",
             sha256="b" * 64,
-            shape=SHAPE,
+            shape=shape,
             parameters=1000,
             tokenizer_sha256=open_artifacts(settings).put(tokenizer.to_str().encode()),
             created_at=now,
         )
         session.add(base)
         session.flush()
-        wanted = request(0)
+        wanted = wanted or request(0)
         reference = BaseRef(name=BASE, sha256=base.sha256)
-        recipe = resolve_recipe(wanted, resolve_task(wanted), reference, SHAPE, tokenizer)
+        recipe = resolve_recipe(wanted, resolve_task(wanted), reference, shape, tokenizer)
         session.add(
             programs.Program(
                 recipe_id=recipe.id,
                 recipe=recipe,
                 base_number=base.number,
                 state=programs.ProgramState.READY,
-                signed=sign_manifest(_manifest(recipe), keys.load_key(settings.key_path)),
+                signed=sign_manifest(_manifest(recipe, shape), keys.load_key(settings.key_path)),
                 attempts=1,
                 created_at=now,
                 ready_at=now,
@@ -127,13 +132,13 @@ def fill(settings: Settings, devices: int) -> tuple[str, list[Credentials]]:
     return app, found
 
 
-def _manifest(recipe: Recipe) -> ProgramManifest:
+def _manifest(recipe: Recipe, shape: BaseShape) -> ProgramManifest:
     return ProgramManifest(
         recipe=recipe,
         recipe_id=recipe.id,
-        shape=SHAPE,
-        size=flat_size(recipe, SHAPE),
-        a_sha256=a_fingerprint(recipe, SHAPE),
+        shape=shape,
+        size=flat_size(recipe, shape),
+        a_sha256=a_fingerprint(recipe, shape),
         score_rows=recipe.score_rows,
         files=tuple(
             ProgramFile(role=role, name=name, size=1000, sha256=digit * 64)

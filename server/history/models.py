@@ -17,7 +17,9 @@ class StoredTrajectory(Table):
 
     __tablename__ = "trajectories"
 
-    version_number: Mapped[int] = mapped_column(ForeignKey("adapter_versions.number"), primary_key=True)
+    version_number: Mapped[int] = mapped_column(
+        ForeignKey("adapter_versions.number", ondelete="CASCADE"), primary_key=True
+    )
     sha256: Mapped[str] = mapped_column(String(64), index=True)
     size: Mapped[int] = mapped_column(BigInteger)
     steps: Mapped[int] = mapped_column()
@@ -30,7 +32,9 @@ class MaterialisedStep(Table):
 
     __tablename__ = "trajectory_steps"
 
-    version_number: Mapped[int] = mapped_column(ForeignKey("trajectories.version_number"), primary_key=True)
+    version_number: Mapped[int] = mapped_column(
+        ForeignKey("trajectories.version_number", ondelete="CASCADE"), primary_key=True
+    )
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     sha256: Mapped[str] = mapped_column(String(64))
     size: Mapped[int] = mapped_column(BigInteger)

@@ -28,7 +28,9 @@ def upgrade() -> None:
         sa.Column("steps", sa.Integer(), nullable=False),
         sa.Column("start_sha256", sa.String(64), nullable=True),
         sa.Column("head", sa.LargeBinary(), nullable=False),
-        sa.ForeignKeyConstraint(["version_number"], ["adapter_versions.number"], name="fk_trajectories_version_number"),
+        sa.ForeignKeyConstraint(
+            ["version_number"], ["adapter_versions.number"], name="fk_trajectories_version_number", ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("version_number", name="pk_trajectories"),
     )
     op.create_index("ix_trajectories_sha256", "trajectories", ["sha256"])
@@ -39,7 +41,10 @@ def upgrade() -> None:
         sa.Column("sha256", sa.String(64), nullable=False),
         sa.Column("size", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
-            ["version_number"], ["trajectories.version_number"], name="fk_trajectory_steps_version_number"
+            ["version_number"],
+            ["trajectories.version_number"],
+            name="fk_trajectory_steps_version_number",
+            ondelete="CASCADE",
         ),
         sa.PrimaryKeyConstraint("version_number", "step", name="pk_trajectory_steps"),
     )

@@ -1,0 +1,29 @@
+"""Versions made the way that devices make them."""
+
+import pytest
+
+URL = "/v1/adapters/alice-movies"
+
+
+@pytest.fixture
+def publish(fleet, app, device):
+    """Trains one more version of an adapter; what the device is told of it."""
+
+    def published(value=0.5, *, job=None, **changes):
+        fleet.ready_job(app, **(job or {}))
+        return device.finish(device.lease(), value, **changes)
+
+    return published
+
+
+@pytest.fixture
+def decide(app):
+    """Asks for something about an adapter version; what is answered, which must be 200."""
+
+    def asked(method, path, body=None, url=URL, **headers):
+        options = {} if body is None else {"json": body}
+        answer = app.request(method, f"{url}{path}", headers=headers, **options)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    return asked
