@@ -33,14 +33,17 @@ from server.metrics import endpoints as metrics
 from server.metrics.meter import Meter
 from server.programs import endpoints as programs
 from server.runners import endpoints as runners
+from server.scoring import endpoints as scoring
 from server.settings import Settings
 from server.succession import endpoints as succession
 from server.succession.service import prepare_keys
 from server.work.engine import prepare_engine
 
 API_VERSION = "1"  # of the routes under /v1; the release is what GET /v1/server says
-# The Hub's addresses begin with names of tenants, so they come after all others.
-SLICES = (info, succession, metrics, access, devices, joining, jobs, leases, programs, runners, adapters, changes, hub)
+SLICES = (
+    *(info, succession, metrics, access, devices, joining, jobs, leases, programs, runners, adapters, changes, scoring),
+    hub,  # its addresses begin with names of tenants, so they come after all others
+)
 
 
 def create_api(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
@@ -76,7 +79,10 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         place: Place = app.state.place
         noting = asyncio.create_task(place.uses.keep_writing(place.database))
+        if settings.scorer == "eager":
+            await place.scorer.start()
         yield
+        await place.scorer.close()
         noting.cancel()
         await run_in_threadpool(place.uses.write, place.database)
         database.close()
