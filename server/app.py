@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from starlette.types import Lifespan
 
-from server.adapters import changes
+from server.adapters import changes, rules
 from server.adapters import endpoints as adapters
 from server.artifacts.opening import open_artifacts
 from server.auth import endpoints as access
@@ -44,6 +44,7 @@ SLICES = (
     *(info, succession, metrics, access, devices, joining, jobs, leases, programs, runners, adapters, changes, scoring),
     hub,  # its addresses begin with names of tenants, so they come after all others
 )
+)
 
 
 def create_api(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
@@ -58,7 +59,6 @@ def create_api(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
     )
     for slice_ in SLICES:
         app.include_router(slice_.router)
-    app.include_router(changes.rules)
     add_problem_handlers(app)
     app.openapi = partial(describe, app)  # type: ignore[method-assign]  # the documented way to extend it
     return app

@@ -1,4 +1,4 @@
-"""Routes that change the adapter registry: what people decide of adapters, versions and rules."""
+"""Routes that change the adapter registry: what people decide of adapters and versions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from fastapi import Body, Path, Query
 from pydantic import AfterValidator
 from sqlalchemy.orm import Session
 
-from server.adapters.approval import ApprovalService
 from server.adapters.audit import Actor
 from server.adapters.decisions import DecisionService
-from server.adapters.endpoints import ABSENT, Reader, Version
+from server.adapters.endpoints import ABSENT, Version
 from server.adapters.models import StoredVersion
-from server.adapters.resolution import find_adapter
 from server.adapters.service import AdapterService, removed_after
 from server.auth.guard import needs
 from server.auth.models import Scope
@@ -21,14 +19,13 @@ from server.auth.service import Principal
 from server.http.etags import IfMatch, Precondition
 from server.http.idempotency import Once
 from server.http.openapi import raises
-from server.http.place import Here, Place, Reading, Writing
+from server.http.place import Here, Place, Writing
 from server.http.routes import Routes
 from shared.errors import AdapterNotFound, Conflict
 from shared.protocol import AdapterVersion, AdapterView
-from shared.registry import Decision, Deprecation, Promotion, Rollback, RuleChange, RuleView, Tagging, check_tag
+from shared.registry import Decision, Deprecation, Promotion, Rollback, Tagging, check_tag
 
 router = Routes(prefix="/v1/adapters", tags=["adapters"])
-rules = Routes(prefix="/v1/approval-rule", tags=["adapters"])
 Writer = Annotated[Principal, needs(Scope.ADAPTERS_WRITE)]
 Why = Annotated[Decision | None, Body()]
 Reason = Annotated[str, Query(max_length=1000, description="for the audit trail")]
@@ -36,7 +33,8 @@ Tag = Annotated[str, Path(max_length=96), AfterValidator(check_tag)]
 DECIDED = raises(*ABSENT, Conflict)
 
 
-def _decisions(session: Session, principal: Principal, name: str, *, deleted: bool = False) -> DecisionService:
+def decisions_on(session: Session, principal: Principal, name: str, *, deleted: bool = False) -> DecisionService:
+    """Decisions of whoever makes a request, about one adapter. Raises AdapterNotFound."""
     return DecisionService(session, Actor.of(principal), principal.tenant, name, deleted=deleted)
 
 
@@ -61,7 +59,7 @@ def promote(
     principal: Writer, name: str, promotion: Promotion, here: Here, session: Writing, match: IfMatch
 ) -> AdapterView:
     """Makes an approved version `main`."""
-    decisions = _decisions(session, principal, name)
+    decisions = decisions_on(session, principal, name)
     match.check(_view(here, session, decisions))
     decisions.promote(promotion.revision, promotion.reason)
     return _view(here, session, decisions)
@@ -72,7 +70,7 @@ def rollback(
     principal: Writer, name: str, asked: Rollback, here: Here, session: Writing, match: IfMatch, once: Once
 ) -> AdapterView:
     """Makes an earlier version `main` again: the one before, unless another is named. The next approval moves it on."""
-    decisions = _decisions(session, principal, name)
+    decisions = decisions_on(session, principal, name)
     match.check(_view(here, session, decisions))
     decisions.roll_back(asked.revision, asked.reason)
     return _view(here, session, decisions)
@@ -83,7 +81,7 @@ def delete(
     principal: Writer, name: str, here: Here, session: Writing, match: IfMatch, reason: Reason = ""
 ) -> AdapterView:
     """Deletes an adapter with its versions; it can be taken back until `removed_after`."""
-    decisions = _decisions(session, principal, name)
+    decisions = decisions_on(session, principal, name)
     match.check(_view(here, session, decisions))
     decisions.delete(reason)
     return _view(here, session, decisions)
@@ -92,7 +90,7 @@ def delete(
 @router.post("/{name}/undelete", responses=raises(AdapterNotFound))
 def undelete(principal: Writer, name: str, here: Here, session: Writing, why: Why = None) -> AdapterView:
     """Takes a deleted adapter back."""
-    decisions = _decisions(session, principal, name, deleted=True)
+    decisions = decisions_on(session, principal, name, deleted=True)
     decisions.undelete(why.reason if why else "")
     return _view(here, session, decisions)
 
@@ -102,7 +100,7 @@ def put_tag(
     principal: Writer, name: str, tag: Tag, tagging: Tagging, here: Here, session: Writing, match: IfMatch
 ) -> AdapterView:
     """Puts a tag on a version, or moves it there."""
-    decisions = _decisions(session, principal, name)
+    decisions = decisions_on(session, principal, name)
     match.check(_view(here, session, decisions))
     decisions.tag(tag, tagging.revision, tagging.reason)
     return _view(here, session, decisions)
@@ -113,7 +111,7 @@ def delete_tag(
     principal: Writer, name: str, tag: Tag, here: Here, session: Writing, match: IfMatch, reason: Reason = ""
 ) -> AdapterView:
     """Takes a tag away."""
-    decisions = _decisions(session, principal, name)
+    decisions = decisions_on(session, principal, name)
     match.check(_view(here, session, decisions))
     decisions.untag(tag, reason)
     return _view(here, session, decisions)
@@ -124,7 +122,7 @@ def approve(
     principal: Writer, name: str, version: Version, here: Here, session: Writing, match: IfMatch, why: Why = None
 ) -> AdapterVersion:
     """Approves a held or deprecated version; it becomes `main` if no later one was approved."""
-    decisions = _decisions(session, principal, name)
+    decisions = decisions_on(session, principal, name)
     revision = _check(here, decisions, match, version)
     return _version_view(here, decisions, decisions.approve(revision, why.reason if why else ""))
 
@@ -134,7 +132,7 @@ def reject(
     principal: Writer, name: str, version: Version, here: Here, session: Writing, match: IfMatch, why: Why = None
 ) -> AdapterVersion:
     """Deletes a held version; it can be taken back until `removed_after`."""
-    decisions = _decisions(session, principal, name)
+    decisions = decisions_on(session, principal, name)
     revision = _check(here, decisions, match, version)
     return _version_view(here, decisions, decisions.reject(revision, why.reason if why else ""))
 
@@ -150,7 +148,7 @@ def deprecate(
     match: IfMatch,
 ) -> AdapterVersion:
     """Warns of a version; it can still be had. `main` moves to the latest approved one, if there is another."""
-    decisions = _decisions(session, principal, name)
+    decisions = decisions_on(session, principal, name)
     revision = _check(here, decisions, match, version)
     found = decisions.deprecate(revision, deprecation.message, deprecation.reason)
     return _version_view(here, decisions, found)
@@ -161,7 +159,7 @@ def delete_version(
     principal: Writer, name: str, version: Version, here: Here, session: Writing, match: IfMatch, reason: Reason = ""
 ) -> AdapterVersion:
     """Deletes a version; it can be taken back until `removed_after`."""
-    decisions = _decisions(session, principal, name)
+    decisions = decisions_on(session, principal, name)
     revision = _check(here, decisions, match, version)
     return _version_view(here, decisions, decisions.delete_version(revision, reason))
 
@@ -171,36 +169,6 @@ def undelete_version(
     principal: Writer, name: str, version: Version, here: Here, session: Writing, why: Why = None
 ) -> AdapterVersion:
     """Takes a deleted version back, as it was."""
-    decisions = _decisions(session, principal, name)
+    decisions = decisions_on(session, principal, name)
     found = decisions.undelete_version(f"v{version}", why.reason if why else "")
     return _version_view(here, decisions, found)
-
-
-@router.get("/{name}/rule", responses=raises(AdapterNotFound))
-def adapter_rule(principal: Reader, name: str, session: Reading) -> RuleView:
-    """The rule by which the adapter's new versions are approved."""
-    return ApprovalService(session).of_adapter(find_adapter(session, principal.tenant, name))
-
-
-@router.put("/{name}/rule", responses=raises(AdapterNotFound))
-def put_adapter_rule(principal: Writer, name: str, change: RuleChange, session: Writing, match: IfMatch) -> RuleView:
-    """Sets the adapter's own rule, for versions to come; null: as the tenant's."""
-    decisions, approval = _decisions(session, principal, name), ApprovalService(session)
-    match.check(approval.of_adapter(decisions.adapter))
-    decisions.rule(change.rule)
-    return approval.of_adapter(decisions.adapter)
-
-
-@rules.get("")
-def tenant_rule(principal: Reader, session: Reading) -> RuleView:
-    """The rule for adapters that have none of their own."""
-    return ApprovalService(session).of_tenant(principal.tenant)
-
-
-@rules.put("")
-def put_tenant_rule(principal: Writer, change: RuleChange, session: Writing, match: IfMatch) -> RuleView:
-    """Sets the tenant's rule, for versions to come; null: as the server's."""
-    approval = ApprovalService(session)
-    match.check(approval.of_tenant(principal.tenant))
-    approval.keep_tenant_rule(principal.tenant, change.rule)
-    return approval.of_tenant(principal.tenant)
