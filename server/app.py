@@ -40,10 +40,23 @@ from server.succession.service import prepare_keys
 from server.work.engine import prepare_engine
 
 API_VERSION = "1"  # of the routes under /v1; the release is what GET /v1/server says
+# The Hub's addresses begin with names of tenants, so they come after all others.
 SLICES = (
-    *(info, succession, metrics, access, devices, joining, jobs, leases, programs, runners, adapters, changes, scoring),
-    hub,  # its addresses begin with names of tenants, so they come after all others
-)
+    info,
+    succession,
+    metrics,
+    access,
+    devices,
+    joining,
+    jobs,
+    leases,
+    programs,
+    runners,
+    adapters,
+    changes,
+    rules,
+    scoring,
+    hub,
 )
 
 
