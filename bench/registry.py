@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bench import registry_downloads
+from bench import registry_downloads, registry_publish, registry_scoring
 from bench.report import write
 from bench.step import notes, show
 
@@ -23,11 +23,15 @@ Row = dict[str, Any]
 class Part(StrEnum):
     """What may be measured alone."""
 
+    PUBLISH = "publish"
     DOWNLOADS = "downloads"
+    SCORING = "scoring"
 
 
 MEASURES: dict[Part, Callable[[bool], tuple[list[Row], dict[str, float]]]] = {
+    Part.PUBLISH: registry_publish.measure,
     Part.DOWNLOADS: registry_downloads.measure,
+    Part.SCORING: registry_scoring.measure,
 }
 
 
