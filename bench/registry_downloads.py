@@ -101,7 +101,7 @@ def measure(quick: bool) -> tuple[list[Row], dict[str, float]]:
         root = Path(name)
         settings = make_home(root, shape=LLAMA_1B).model_copy(update={"delivery": Delivery.ACCEL})
         with serving(settings) as (pid, port):
-            found = publish(f"http://127.0.0.1:{port}", _operator(settings), JOB)
+            found = publish(f"http://127.0.0.1:{port}", operator_of(settings), JOB)
             bearer = f"Authorization: Bearer {found.token}\r\n"
             ours = Source("stream", port, (found.paths(lying=False),), bearer)
             idle = peak_memory(pid)
@@ -163,7 +163,7 @@ def publish(url: str, operator_token: str, job: JobRequest) -> Published:
     return Published(token, repository, info.sha, whole)
 
 
-def _operator(settings: Settings) -> str:
+def operator_of(settings: Settings) -> str:
     """An operator's token."""
     database = Database(settings.url)
     with database.writing() as session:

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.reader import read_all
-from bench.registry_downloads import JOB, _operator, publish
+from bench.registry_downloads import JOB, operator_of, publish
 from bench.server_downloads import Source, race, serving
 from bench.server_kills import make_home
 from server.artifacts.opening import open_artifacts
@@ -13,11 +13,11 @@ from server.artifacts.opening import open_artifacts
 def published(tmp_path_factory):
     settings = make_home(tmp_path_factory.mktemp("registry"))
     with serving(settings) as (_, port):
-        yield settings, port, publish(f"http://127.0.0.1:{port}", _operator(settings), JOB)
+        yield settings, port, publish(f"http://127.0.0.1:{port}", operator_of(settings), JOB)
 
 
 def test_every_file_is_read_whole(published):
-    settings, port, found = published
+    _, port, found = published
     assert {path for path, _, _ in found.files} == {
         "README.md",
         "adapter_config.json",
