@@ -53,7 +53,7 @@ def compare_weights(left: F32, right: F32) -> WeightsComparison:
         a, b = left[at : at + _PIECE].astype(np.float64), right[at : at + _PIECE].astype(np.float64)
         dot, lefts, rights = dot + float(a @ b), lefts + float(a @ a), rights + float(b @ b)
         apart += float((b - a) @ (b - a))
-    product = math.sqrt(lefts) * math.sqrt(rights)
+    product = math.sqrt(lefts * rights)
     return WeightsComparison(
         cosine=max(-1.0, min(1.0, dot / product)) if product else None,
         left_norm=math.sqrt(lefts),

@@ -47,8 +47,8 @@ def collected(home, grow_old):
     return run
 
 
-def files_of(app, version):
-    return {file["sha256"] for file in app.get(f"{URL}/versions/{version}/peft").json()["files"]}
+def files_of(app, version, url=URL):
+    return {file["sha256"] for file in app.get(f"{url}/versions/{version}/peft").json()["files"]}
 
 
 def test_the_grace_is_a_setting():
@@ -60,7 +60,8 @@ def test_a_version_goes_after_its_grace_and_its_bytes_with_it(app, device, publi
     first, second = publish(0.25), publish(0.5)
     shared = publish(0.5, job={"adapter": "alice-books"})  # the same bytes, in another adapter
     assert shared["sha256"] == second["sha256"]
-    mine = files_of(app, 1)
+    mine, others = files_of(app, 1), files_of(app, 1, "/v1/adapters/alice-books")
+    assert mine & others  # adapter_config.json tells of the recipe alone
     decide("PUT", "/tags/old", {"revision": "v1"})
     decide("DELETE", "/versions/1")
     decide("DELETE", "/versions/2")
@@ -75,11 +76,7 @@ def test_a_version_goes_after_its_grace_and_its_bytes_with_it(app, device, publi
     gone = collected()
     assert first["sha256"] in gone
     assert shared["sha256"] not in gone
-    assert mine - gone == {
-        file["sha256"]
-        for file in app.get("/v1/adapters/alice-books/versions/1/peft").json()["files"]
-        if file["sha256"] in mine
-    }
+    assert mine - gone == mine & others
     assert app.get(books).status_code == 200
     assert publish(0.75)["version"] == 3  # numbers are never given again
     assert [event["action"] for event in decide("GET", "/events")["items"]][:2] == ["published", "removed"]
