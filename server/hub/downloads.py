@@ -8,12 +8,16 @@ that is taken up again after an hour does not fail because the first address has
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from fastapi import Request, Response
 
 from server.adapters.files import AdapterFile
 from server.artifacts.store import ArtifactStore
 from server.http.ranges import file_response
+from server.hub.refusals import plain
+from server.hub.service import Snapshot
+from shared.registry import VersionState
 
 _HIDDEN = re.compile(rb"%(2f|5c)", re.IGNORECASE)  # a slash or backslash that the path does not show
 _FOR_GOOD = "private, max-age=31536000, immutable, no-transform"
@@ -25,14 +29,26 @@ def is_devious(request: Request) -> bool:
     return _HIDDEN.search(request.scope.get("raw_path", b"")) is not None
 
 
-def download(request: Request, artifacts: ArtifactStore, file: AdapterFile, commit: str, revision: str) -> Response:
+def warning(snapshot: Snapshot) -> Mapping[str, str]:
+    """A header that clients show to people, once: that a version is deprecated, and why."""
+    version = snapshot.version
+    if version.state is not VersionState.DEPRECATED:
+        return {}
+    text = f"version {version.version} of {snapshot.id} is deprecated: {version.message}"
+    return {"X-HF-Warning": plain(f"deprecated-{snapshot.commit}; {text}")}
+
+
+def download(
+    request: Request, artifacts: ArtifactStore, snapshot: Snapshot, file: AdapterFile, revision: str
+) -> Response:
     """The answer to a HEAD or GET of a file. revision: as it was asked for; a name may lead elsewhere tomorrow."""
     headers = {
-        "X-Repo-Commit": commit,
+        "X-Repo-Commit": snapshot.commit,
         # The file's own, whatever becomes of ETag and Content-Length on the way.
         "X-Linked-Etag": f'"{file.sha256}"',
         "X-Linked-Size": str(file.size),
         # no-transform: nobody on the way is to compress it, since ranges and sizes are of the bytes as they are.
-        "Cache-Control": _FOR_GOOD if revision == commit else _ASK_AGAIN,
+        "Cache-Control": _FOR_GOOD if revision == snapshot.commit else _ASK_AGAIN,
+        **warning(snapshot),
     }
     return file_response(request, artifacts, file.sha256, file.path, headers)

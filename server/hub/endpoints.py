@@ -1,61 +1,43 @@
 """Routes of the Hub's read API, at the root: huggingface_hub finds them with `endpoint=` or HF_ENDPOINT set to us.
 
-They come after all others, and none of them matches an address of those. Writing goes through /v1.
+They come after all others, which therefore keep every address that both could answer. Writing goes through /v1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any
-from urllib.parse import parse_qsl
 
-from fastapi import Depends, Query, Request, Response
+from fastapi import Query, Request, Response
 
 from server.adapters.files import AdapterFile
 from server.artifacts.naming import Collected
-from server.artifacts.store import StorageFull
+from server.artifacts.store import Damaged, StorageFull
 from server.auth.guard import needs
 from server.auth.models import Scope
 from server.auth.service import Principal
-from server.http.bodies import read_limited
-from server.http.openapi import Responses, may_raise, raises
+from server.http.openapi import FILE, raises
 from server.http.pages import InvalidCursor
 from server.http.place import Here, Place
-from server.http.problems import TooSlow
+from server.http.problems import RangeNotSatisfiable
 from server.http.ranges import FILE_ROUTE
 from server.hub import views
-from server.hub.downloads import download, is_devious
+from server.hub.downloads import download, is_devious, warning
+from server.hub.forms import FORM, Asked
 from server.hub.paging import Paging
-from server.hub.refusals import HubRoutes, NotReleased, plain
+from server.hub.refusals import HubRoutes, NotReleased
 from server.hub.repository import HubRepository
 from server.hub.service import HubService, Snapshot
 from server.hub.wire import Account, CommitInfo, ModelInfo, Refs, TreeEntry
-from shared.errors import AdapterNotFound, BadRequest, FileNotInAdapter, RevisionNotFound, TooLarge
+from shared.errors import AdapterNotFound, FileNotInAdapter, RevisionNotFound
 from shared.registry import MAIN
 
-MOST_FORM_BYTES = 262_144
-MOST_PATHS = 1000
 MODEL = "/api/models/{tenant}/{name}"
-_FORM = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/x-www-form-urlencoded": {
-                "schema": {
-                    "type": "object",
-                    "required": ["paths"],
-                    "properties": {
-                        "paths": {"type": "array", "items": {"type": "string"}},
-                        "expand": {"type": "boolean"},
-                    },
-                }
-            }
-        },
-    }
-}
 _FOUND = raises(AdapterNotFound)
-_AT = raises(AdapterNotFound, RevisionNotFound, NotReleased)
-_LISTED = raises(AdapterNotFound, RevisionNotFound, FileNotInAdapter, NotReleased, Collected, StorageFull)
+_ABSENT = (AdapterNotFound, RevisionNotFound, NotReleased)
+_MADE = (*_ABSENT, FileNotInAdapter, Collected, StorageFull)
+_AT, _LISTED = raises(*_ABSENT), raises(*_MADE)
+_FILE = FILE_ROUTE | {"responses": FILE | raises(*_MADE, RangeNotSatisfiable, Damaged)}
 _BARE: dict[str, Any] = {"response_model_exclude_none": True}
 
 router = HubRoutes(tags=["hub"])
@@ -67,7 +49,7 @@ def _service(place: Place, principal: Principal) -> HubService:
 
 
 def _warn(response: Response, snapshot: Snapshot) -> None:
-    response.headers.update({name: plain(text) for name, text in views.warning(snapshot).items()})
+    response.headers.update(warning(snapshot))
 
 
 @router.get("/api/whoami-v2", **_BARE)
@@ -209,19 +191,7 @@ def auth_check(principal: Reader, tenant: str, name: str, here: Here) -> dict[st
     return {"ok": True}
 
 
-@may_raise(TooLarge, TooSlow)
-async def _asked(request: Request) -> tuple[list[str], bool]:
-    """(paths, expand) of a form. Raises BadRequest, TooLarge."""
-    raw = await read_limited(request, MOST_FORM_BYTES)
-    try:
-        fields = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=MOST_PATHS + 1, errors="strict")
-    except ValueError as error:
-        raise BadRequest(f"send a form with at most {MOST_PATHS} `paths`, and `expand`") from error
-    paths = [value for field, value in fields if field == "paths"]
-    return paths, any(field == "expand" and value.lower() in ("true", "1") for field, value in fields)
-
-
-@router.post(MODEL + "/paths-info/{revision:path}", responses=_LISTED, openapi_extra=_FORM, **_BARE)
+@router.post(MODEL + "/paths-info/{revision:path}", responses=_LISTED, openapi_extra=FORM, **_BARE)
 def paths_info(
     principal: Reader,
     tenant: str,
@@ -229,15 +199,14 @@ def paths_info(
     revision: str,
     here: Here,
     response: Response,
-    asked: Annotated[tuple[list[str], bool], Depends(_asked)],
+    asked: Asked,
 ) -> list[TreeEntry]:
     """The named files, also those that are not listed; names that lead to nothing are passed over."""
-    paths, expand = asked
     service = _service(here, principal)
     snapshot = service.snapshot(tenant, name, revision)
     _warn(response, snapshot)
-    found = [file for path in dict.fromkeys(paths) if (file := _or_none(service, snapshot, path)) is not None]
-    return [views.tree_entry(snapshot, file, expand=expand) for file in found]
+    found = [file for path in dict.fromkeys(asked.paths) if (file := _or_none(service, snapshot, path)) is not None]
+    return [views.tree_entry(snapshot, file, expand=asked.expand) for file in found]
 
 
 def _or_none(service: HubService, snapshot: Snapshot, path: str) -> AdapterFile | None:
@@ -247,11 +216,8 @@ def _or_none(service: HubService, snapshot: Snapshot, path: str) -> AdapterFile 
         return None
 
 
-_FILE_RESPONSES: Responses = FILE_ROUTE["responses"] | raises(NotReleased) | _LISTED
-
-
 @router.head("/{tenant}/{name}/resolve/{revision}/{path:path}", include_in_schema=False)
-@router.get("/{tenant}/{name}/resolve/{revision}/{path:path}", **FILE_ROUTE | {"responses": _FILE_RESPONSES})
+@router.get("/{tenant}/{name}/resolve/{revision}/{path:path}", **_FILE)
 def resolve(
     principal: Reader, tenant: str, name: str, revision: str, path: str, request: Request, here: Here
 ) -> Response:
@@ -260,4 +226,4 @@ def resolve(
     snapshot = service.snapshot(tenant, name, revision)
     if is_devious(request):
         raise service.absent(snapshot)
-    return download(request, here.artifacts, service.file(snapshot, path), snapshot.commit, revision)
+    return download(request, here.artifacts, snapshot, service.file(snapshot, path), revision)

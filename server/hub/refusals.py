@@ -24,6 +24,7 @@ from shared.errors import (
     Unauthorized,
 )
 
+MOST_CHARACTERS = 500
 CODE, MESSAGE = "X-Error-Code", "X-Error-Message"
 # Clients know these two by heart. The first keeps them from taking a bad token for a repository that is not there.
 BAD_TOKEN = "Invalid credentials in Authorization header"  # noqa: S105
@@ -46,8 +47,8 @@ _MESSAGES: dict[type[MobizoError], str] = {Unauthorized: BAD_TOKEN, TenantSuspen
 
 
 def plain(text: str) -> str:
-    """Text as a header may carry it."""
-    return " ".join(text.encode("ascii", "backslashreplace").decode().split())
+    """Text as a header may carry it: one line of ASCII, and not too long for clients to read."""
+    return " ".join(text.encode("ascii", "backslashreplace").decode().split())[:MOST_CHARACTERS]
 
 
 def refusal_headers(error: MobizoError, *, token: bool) -> dict[str, str]:

@@ -14,7 +14,7 @@ from server.adapters.resolution import find_adapter, find_version
 from server.artifacts.store import ArtifactStore
 from server.db.database import Database
 from server.hub.refusals import NotReleased
-from shared.errors import AdapterNotFound, FileNotInAdapter, RevisionNotFound
+from shared.errors import AdapterNotFound, FileNotInAdapter, RevisionNotFound, UnsupportedFormat
 from shared.registry import MAIN
 
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # there are no folders, so nothing leads out of one
@@ -70,7 +70,7 @@ class HubService:
         if tenant == self.caller:
             with suppress(AdapterNotFound):
                 return find_adapter(session, tenant, name)
-        raise AdapterNotFound(f"there is no adapter {tenant}/{name} here, or it is not yours")
+        raise AdapterNotFound(f"there is no adapter {tenant[:100]}/{name[:100]} here, or it is not yours")
 
     def files(self, snapshot: Snapshot) -> list[AdapterFile]:
         """What is listed, made at the first request."""
@@ -84,6 +84,9 @@ class HubService:
             return find(self.database, self.artifacts, snapshot.version, path)
         except FileNotInAdapter:
             raise self.absent(snapshot) from None
+        except UnsupportedFormat as error:
+            # A form that this base cannot have is a file that is not there; clients ask for some on the off chance.
+            raise FileNotInAdapter(error.detail, revision=snapshot.commit) from None
 
     @staticmethod
     def absent(snapshot: Snapshot) -> FileNotInAdapter:

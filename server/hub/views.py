@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from server.adapters.files import AdapterFile
 from server.adapters.models import Adapter, StoredVersion
@@ -113,12 +113,3 @@ def account(principal: Principal) -> Account:
     told = principal.user or principal.name or str(principal.role)
     auth = Auth(access_token=AccessToken(display_name=principal.name or principal.token_id))
     return Account(id=principal.token_id, name=principal.tenant, fullname=told, auth=auth)
-
-
-def warning(snapshot: Snapshot) -> Mapping[str, str]:
-    """A header that clients show to people: that a version is deprecated, and why."""
-    version = snapshot.version
-    if version.state is not VersionState.DEPRECATED:
-        return {}
-    text = f"version {version.version} of {snapshot.id} is deprecated: {version.message}"
-    return {"X-HF-Warning": f"deprecated-{snapshot.commit}; {text}"}

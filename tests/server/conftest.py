@@ -54,7 +54,20 @@ __all__ = ["s3"]  # a fixture
 
 BOTH = ("sqlite", "postgresql")
 # Folders of tests that hold on both.
-SLICES = ("adapters", "auth", "devices", "http", "hub", "info", "jobs", "leases", "programs", "queue", "runners", "succession")
+SLICES = (
+    "adapters",
+    "auth",
+    "devices",
+    "http",
+    "hub",
+    "info",
+    "jobs",
+    "leases",
+    "programs",
+    "queue",
+    "runners",
+    "succession",
+)
 SHAPE = BaseShape(
     architecture="llama",
     layers=2,

@@ -114,6 +114,28 @@ def test_nginx_sends_parts_by_our_tag(behind, url, weights):
     assert (several.status_code, several.content) == (200, CONTENT)
 
 
+def test_nginx_sends_a_repositorys_files_uncompressed(front, behind, fleet, app, device, lease):
+    version = device.finish(lease)
+    path = "/default/alice-movies/resolve/main/lora_B.safetensors"
+    headers = {"Authorization": f"Bearer {app.token}", "Accept-Encoding": "gzip"}
+    for answer in (behind.head(path, headers=headers), behind.get(path, headers=headers)):
+        assert answer.status_code == 200
+        assert answer.headers["server"].startswith("nginx")
+        assert answer.headers["x-repo-commit"] == version["revision"]
+        assert answer.headers["etag"] == f'"{version["sha256"]}"'
+        assert answer.headers["content-length"] == str(version["size"])
+        assert "no-transform" in answer.headers["cache-control"]
+        assert "content-encoding" not in answer.headers
+    part = behind.get(path, headers=headers | {"Range": "bytes=0-0"})
+    assert (part.status_code, part.headers["content-range"]) == (206, f"bytes 0-0/{version['size']}")
+    assert part.headers["x-repo-commit"] == version["revision"]
+    absent = behind.get("/default/nothing/resolve/main/README.md", headers=headers)
+    assert (absent.status_code, absent.headers["x-error-code"]) == (404, "RepoNotFound")
+    # The address of the next page is the one by which nginx is reached.
+    listing = behind.get("/api/models/default/alice-movies/tree/main?limit=1", headers=headers)
+    assert listing.links["next"]["url"].startswith(front + "/api/")
+
+
 def test_the_rest_is_the_servers_own_answer(behind, url, weights, problem):
     tag = f'"{weights["sha256"]}"'
     assert behind.get(url, headers={"If-None-Match": tag}).status_code == 304

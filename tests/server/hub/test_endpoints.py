@@ -3,12 +3,12 @@
 import http.client
 import json
 import re
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
-from server.adapters.models import AdapterTag, StoredVersion
+from server.adapters.models import AdapterTag, StoredPeftFile, StoredVersion
 from server.auth.models import Scope
 from server.auth.service import TokenService
 from server.auth.tenants import TenantService
@@ -42,7 +42,7 @@ def made(device, lease):
     return device.finish(lease)
 
 
-def stored(home, version):
+def stored(version):
     return select(StoredVersion).where(StoredVersion.revision == version["revision"])
 
 
@@ -72,6 +72,18 @@ def test_files_that_are_not_there(app, made, problem):
         assert answer.headers["x-repo-commit"] == made["revision"]
         assert app.head(f"{FILES}/{path}").headers["x-error-code"] == "EntryNotFound"
     problem(app.get(f"{FILES}/main/README.md%00"), 400, "bad-request")
+
+
+def test_a_form_that_the_base_cannot_have(home, app, made):
+    assert app.head(f"{FILES}/main/adapter.gguf").status_code == 200
+    with home.database.writing() as session:
+        version = session.scalars(stored(made)).one()
+        version.shape = version.shape.model_copy(update={"architecture": "opt"})
+        session.execute(delete(StoredPeftFile).where(StoredPeftFile.path == "adapter.gguf"))
+    answer = app.head(f"{FILES}/main/adapter.gguf")
+    assert (answer.status_code, answer.headers["x-error-code"]) == (404, "EntryNotFound")
+    assert "'opt'" in answer.headers["x-error-message"]
+    assert app.post(f"{MOVIES}/paths-info/main", data={"paths": ["adapter.gguf"]}).json() == []
 
 
 def test_no_path_leads_out(app, fleet, made, problem):
@@ -137,6 +149,15 @@ def test_who_is_refused_is_told_why(fleet, home, made, problem):
     assert suspended.headers["x-error-message"] == "Access to this resource is disabled."
 
 
+def test_any_name_may_be_asked_for(app, made):
+    for name in ("\u00fc" * 1000, "a\u2028b", "%", "x" * 20_000):
+        answer = app.get(f"/api/models/default/{quote(name)}")
+        assert (answer.status_code, answer.headers["x-error-code"]) == (404, "RepoNotFound")
+        assert len(answer.headers["x-error-message"]) <= 500
+    long = app.get(f"{MOVIES}/revision/{'x' * 20_000}")
+    assert (long.status_code, long.headers["x-error-code"]) == (404, "RevisionNotFound")
+
+
 def test_an_adapter_without_an_approved_version(fleet, app, device, problem):
     fleet.ready_job(app)
     version = device.finish(device.lease(), tuned_accuracy=0.1)
@@ -160,7 +181,7 @@ def test_an_adapter_without_an_approved_version(fleet, app, device, problem):
 
 def test_tags_and_what_they_lead_to(home, app, made):
     with home.database.writing() as session:
-        version = session.scalars(stored(home, made)).one()
+        version = session.scalars(stored(made)).one()
         session.add(
             AdapterTag(
                 adapter_number=version.adapter_number,
@@ -178,18 +199,19 @@ def test_tags_and_what_they_lead_to(home, app, made):
 def test_what_is_deprecated_says_so(home, app, made):
     assert "x-hf-warning" not in app.get(MOVIES).headers
     with home.database.writing() as session:
-        version = session.scalars(stored(home, made)).one()
+        version = session.scalars(stored(made)).one()
         version.kept_state, version.message = VersionState.DEPRECATED, "too old:\nuse v2 \u2013 really"
     told = app.get(MOVIES).headers["x-hf-warning"]
     assert told.startswith(
         f"deprecated-{made['revision']}; version 1 of default/alice-movies is deprecated: too old: use v2"
     )
-    assert app.get(f"{MOVIES}/tree/main").headers["x-hf-warning"] == told
+    for path in (f"{MOVIES}/tree/main", f"{FILES}/v1/README.md"):
+        assert app.get(path).headers["x-hf-warning"] == told
 
 
 def test_what_was_deleted_is_not_there(home, app, made):
     with home.database.writing() as session:
-        session.scalars(stored(home, made)).one().deleted_at = utc_now()
+        session.scalars(stored(made)).one().deleted_at = utc_now()
     assert app.get(f"{MOVIES}/revision/v1").headers["x-error-code"] == "RevisionNotFound"
     assert app.get(f"{FILES}/{made['revision']}/README.md").headers["x-error-code"] == "RevisionNotFound"
     assert app.get(f"{MOVIES}/refs").json()["tags"] == []
