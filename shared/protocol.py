@@ -67,6 +67,8 @@
     GET  /v1/adapters/{name}/versions/{version}/steps/{step}/lora_B.safetensors    -> bytes       app
     GET  /v1/adapters/{name}/versions/{version}/peft       -> PeftListing          app
     GET  /v1/adapters/{name}/versions/{version}/peft/{file} -> bytes               app
+    POST /v1/score                 scoring.ScoreRequest    -> scoring.ScoreResult  app
+    POST /v1/generate              scoring.GenerateRequest -> scoring.GenerateResult, or text/event-stream    app
     GET  /healthz, /readyz                                                         anyone
 
 What a device sends is signed, besides, by the key that it enrolled with (shared.request_signature).

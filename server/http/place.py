@@ -92,7 +92,7 @@ class Place:
     @cached_property
     def scorer(self) -> Scorer:
         """What scores and generates."""
-        return Scorer(self.settings, self.meters.registry)
+        return Scorer(self.settings, self.meters.scorer)
 
     @cached_property
     def limits(self) -> Limits:

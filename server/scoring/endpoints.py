@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 
+from server.artifacts.store import Damaged
 from server.auth.guard import needs
 from server.auth.models import Scope
 from server.auth.service import Principal
@@ -18,7 +19,16 @@ from server.http.openapi import Responses, raises
 from server.http.place import Here
 from server.http.routes import Routes
 from server.scoring import answers
-from server.scoring.errors import ScorerBusy, ScorerFull, ScorerLate, ScorerOff, ScorerStopped, TextTooLong, VersionHeld
+from server.scoring.errors import (
+    BaseNotServed,
+    ScorerBusy,
+    ScorerFull,
+    ScorerLate,
+    ScorerOff,
+    ScorerStopped,
+    TextTooLong,
+    VersionHeld,
+)
 from shared.errors import (
     AdapterNotFound,
     BadRequest,
@@ -35,9 +45,10 @@ router = Routes(prefix="/v1", tags=["scoring"])
 Asker = Annotated[Principal, needs(Scope.ADAPTERS_SCORE)]
 Found = TypeVar("Found")
 EVENTS = "text/event-stream"
+UNBUFFERED = {"X-Accel-Buffering": "no"}
 REFUSALS: tuple[type[MobizoError], ...] = (
     *(UnknownBase, AdapterNotFound, RevisionNotFound, VersionHeld, BaseMismatch, InvalidTask, TextTooLong),
-    *(ScorerOff, ScorerBusy, ScorerStopped, ScorerLate, ScorerFull),
+    *(ScorerOff, ScorerBusy, ScorerStopped, ScorerLate, ScorerFull, BaseNotServed, Damaged),
 )
 STREAMED: Responses = {200: {"content": {EVENTS: {"schema": {"type": "string"}}}}}
 
@@ -63,7 +74,7 @@ async def generate(principal: Asker, request: GenerateRequest, asker: Request, h
     pieces = growth.pieces()
     # What is refused at once is answered as by any route.
     first = await anext(pieces)
-    return StreamingResponse(_events(here, first, pieces), media_type=EVENTS)
+    return StreamingResponse(_events(here, first, pieces), media_type=EVENTS, headers=UNBUFFERED)
 
 
 async def _whole(growth: answers.Growth) -> GenerateResult:

@@ -54,6 +54,12 @@ class ScorerLate(Unavailable):
     code, title = "scorer-late", "Scorer late"
 
 
+class BaseNotServed(Unavailable):
+    """The server cannot read this base model's files; its log says why, for whoever runs it."""
+
+    code, title = "base-not-served", "Base model not served"
+
+
 class ScorerFull(Unavailable):
     """This does not fit the scorer's memory; whoever runs the server can give it more."""
 

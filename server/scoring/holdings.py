@@ -10,16 +10,20 @@ from collections.abc import Collection, Iterable
 from functools import lru_cache
 from typing import Any
 
-from server.artifacts.store import ArtifactStore
+import structlog
+
+from server.artifacts.store import ArtifactStore, Damaged
 from server.compiler.lora_rows import Family, Projections, ServedAdapter, family_of
 from server.compiler.serving import ServingBase
-from server.scoring.errors import ScorerFull
+from server.scoring.errors import BaseNotServed, ScorerFull
 from server.scoring.frames import ServedAdapterRef, ServedBaseRef
 from server.scoring.shelf import Shelf
+from shared.errors import BadRequest, InvalidUpload, NotFound, Untrusted
 from shared.lora import BaseShape, flat_size, load_adapter, lora_modules
 from shared.recipe import Recipe
 
 FLOAT_BYTES = 4
+_log = structlog.get_logger()
 Key = tuple[object, ...]
 
 
@@ -32,16 +36,20 @@ class Holdings:
         self.adapters: Shelf[Key, Any] = Shelf(adapter_bytes)  # `Projections` and `ServedAdapter`s
 
     def base(self, ref: ServedBaseRef, in_use: Collection[str]) -> ServingBase:
-        """A base model. Raises ScorerFull, or as `ServingBase.open`. in_use: sha256s of those that must stay."""
+        """A base model. Raises ScorerFull or BaseNotServed. in_use: sha256s of those that must stay."""
         try:
             return self.bases.get(ref.sha256, ref.nbytes, lambda: ServingBase.open(ref.source, ref.sha256), in_use)
+        except (BadRequest, Untrusted) as error:
+            # Who asks has done nothing wrong, and need not learn where the files are.
+            _log.error("base-not-served", sha256=ref.sha256, source=ref.source, cause=error.detail)
+            raise BaseNotServed from error
         except MemoryError as error:
             raise ScorerFull(
                 f"the base model takes {ref.nbytes} bytes; MOBIZO_SCORER_BASE_BYTES is the most"
             ) from error
 
     def adapter(self, ref: ServedAdapterRef, in_use: Collection[Key]) -> ServedAdapter:
-        """An adapter. Raises ScorerFull, NotFound, Damaged or InvalidUpload. in_use: keys of those that must stay."""
+        """An adapter. Raises ScorerFull, Damaged or Unavailable. in_use: keys of those that must stay."""
         family, own = keys_of(ref)
         sizes = needs([ref])
         stay = {*in_use, family, own}
@@ -55,6 +63,8 @@ class Holdings:
                 return ServedAdapter(projections, flat)
 
             adapter: ServedAdapter = self.adapters.get(own, sizes[own], read, stay)
+        except (NotFound, InvalidUpload) as error:
+            raise Damaged(f"the stored file {ref.sha256} is damaged or gone; restore it from a backup") from error
         except MemoryError as error:
             raise ScorerFull(
                 f"the adapter takes {sum(sizes.values())} bytes; MOBIZO_SCORER_ADAPTER_BYTES is the most"

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from server.scoring.frames import Batch
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+WORKS = ("score", "read", "grow")  # read: the prompts of texts that then grow
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -36,7 +37,13 @@ class ScorerMeters:
         self._growing = Gauge("mobizo_scorer_growing_texts", "Texts being generated", registry=registry)
         self._rss = Gauge("mobizo_scorer_resident_bytes", "Resident memory of the scorer", registry=registry)
         self._starts = Counter("mobizo_scorer_starts", "How often the scorer was started", registry=registry)
+        for each in WORKS:
+            for family in (self._tokens, self._rows, self._adapters, self._seconds):
+                family.labels(each)
         self._seen = {"adapters": 0, "bases": 0}  # evictions of this scorer that were counted
+        for of in self._seen:
+            self._evicted.labels(of)
+        self.gone()
 
     def started(self) -> None:
         """A scorer was started; it holds nothing."""

@@ -12,8 +12,6 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any, Literal
 
-from prometheus_client import CollectorRegistry
-
 from server.scoring.admission import Admission
 from server.scoring.errors import ScorerLate, ScorerOff, ScorerStopped
 from server.scoring.frames import (
@@ -37,10 +35,8 @@ Finish = Literal["stop", "length"]
 class Scorer:
     """One server's scorer. Belongs to one event loop."""
 
-    def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
-        """registry: of the server's metrics."""
-        self._settings = settings
-        self._meters = ScorerMeters(registry)
+    def __init__(self, settings: Settings, meters: ScorerMeters) -> None:
+        self._settings, self._meters = settings, meters
         self._admission = Admission(settings.scorer_queue_tokens)
         self._numbers = count(1)
         self._starting = asyncio.Lock()
@@ -111,7 +107,7 @@ class Scorer:
 
     @asynccontextmanager
     async def _conversation(self, tenant: str, tokens: int, task: ScoreTask | GenerateTask) -> AsyncIterator[Inbox]:
-        """What the scorer says to a task; if that is not heard to its end, the scorer is told to let it be."""
+        """What the scorer says to a task, which it lets be once nobody listens."""
         with self._admission.admitted(tenant, tokens):
             link = await self.start()
             inbox = link.open(task.id)

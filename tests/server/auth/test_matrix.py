@@ -81,6 +81,8 @@ ROWS = {
     "GET /v1/files/{sha256}": Row(EITHER + "jobs:read"),
     "GET /v1/runners/{platform}": Row(DEVICE, shared=True),
     "GET /v1/runners/{platform}/{sha256}": Row(DEVICE, shared=True),
+    "POST /v1/score": Row("adapters:score", {"rows": [{"adapter": "a", "prompt": "a", "answers": ["x"]}]}),
+    "POST /v1/generate": Row("adapters:score", {"adapter": "a", "prompt": "a"}),
     "GET /v1/adapters": Row("adapters:read"),
     "GET /v1/adapters/{name}": Row("adapters:read"),
     "DELETE /v1/adapters/{name}": Row("adapters:write"),

@@ -152,8 +152,7 @@ def test_what_one_request_lacks_fails_no_other(bench):
     bench.ask(4, [([1, 2], 0)], [bench.adapter(4)])
     bench.run()
     answers = bench.answers()
-    assert answers[1]["problem"]["code"] == "not-found"
-    assert answers[3]["problem"]["code"] == "invalid-upload"
+    assert [answers[number]["problem"]["code"] for number in (1, 3)] == ["damaged-file"] * 2
     assert "scores" in answers[2]
     assert "scores" in answers[4]
 
@@ -184,6 +183,18 @@ def test_texts_wait_for_room_to_grow(bench):
     assert [message["token"] for message in bench.said[alone:] if "token" in message] == tokens
 
 
+def test_scores_wait_for_memory_too(bench):
+    """Texts that grow hold all memory for adapters: what is to be scored waits for them, and no new text goes first."""
+    for number in range(2):
+        bench.grow(number, [1, 2, 3 + number], 4, [bench.adapter(number)])
+    bench.scheduler.turn()
+    bench.ask(5, [([1, 2, 5], 0)], [bench.adapter(5)])
+    bench.grow(6, [1, 2], 4, [bench.adapter(6)])
+    bench.run()
+    assert [message["id"] for message in bench.said if "token" not in message] == [0, 1, 5, 6]
+    assert "scores" in bench.answers()[5]
+
+
 def test_what_is_cancelled_is_not_worked_at(bench):
     bench.ask(1, [([1, 2], None)])
     bench.grow(2, [1, 2], 30)
@@ -196,8 +207,9 @@ def test_what_is_cancelled_is_not_worked_at(bench):
     assert sum(message.get("id") == 2 for message in bench.said) <= 2
 
 
-def test_another_process_files_are_no_base(bench, tmp_path):
+def test_other_files_are_not_the_base(bench):
     bench.base = bench.base.model_copy(update={"sha256": "f" * 64})
     bench.ask(1, [([1, 2], None)])
     bench.run()
-    assert bench.answers()[1]["problem"]["code"] == "untrusted"
+    assert bench.answers()[1]["problem"]["code"] == "base-not-served"
+    assert bench.base.source not in str(bench.said)
