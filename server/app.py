@@ -20,6 +20,7 @@ from server.db.database import Database
 from server.db.revisions import prepare
 from server.devices import endpoints as devices
 from server.devices import joining
+from server.formats import endpoints as formats
 from server.http.envelope import Envelope
 from server.http.openapi import describe, operation_id
 from server.http.place import Place
@@ -54,6 +55,7 @@ SLICES = (
     runners,
     adapters,
     changes,
+    formats,
     rules,
     scoring,
     hub,
