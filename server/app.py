@@ -21,6 +21,7 @@ from server.db.revisions import prepare
 from server.devices import endpoints as devices
 from server.devices import joining
 from server.formats import endpoints as formats
+from server.history import endpoints as history
 from server.http.envelope import Envelope
 from server.http.openapi import describe, operation_id
 from server.http.place import Place
@@ -58,6 +59,7 @@ SLICES = (
     formats,
     rules,
     scoring,
+    history,
     hub,
 )
 

@@ -145,7 +145,6 @@ class Settings(BaseSettings):
         ge=0,
         description="steps times queries times elements up to which one is replayed; a longer one stays unverified",
     )
-    replays_at_once: int = Field(1, ge=1, description="in one process; others wait")
     history_instead: bool = Field(
         True, description="keep a verified trajectory in place of its LoRA-B file where it is smaller"
     )

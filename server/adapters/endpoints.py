@@ -19,6 +19,7 @@ from server.artifacts.store import Damaged, StorageFull
 from server.auth.guard import needs
 from server.auth.models import Scope
 from server.auth.service import Principal
+from server.history.remaking import b_file
 from server.http.openapi import FILE, raises
 from server.http.pages import Paging
 from server.http.place import Here, Place, Reading
@@ -124,11 +125,10 @@ def compare(
 
 @router.head("/{name}/versions/{version}/lora_B.safetensors", include_in_schema=False)
 @router.get("/{name}/versions/{version}/lora_B.safetensors", **FILE_OF_ADAPTER)
-def lora_b(principal: Reader, name: str, version: Version, request: Request, here: Here, session: Reading) -> Response:
-    """The LoRA-B file as the device uploaded it; takes Range."""
-    adapter, stored = resolve(session, principal.tenant, name, f"v{version}")
-    filename = f"{adapter.name}-{stored.version}.lora_B.safetensors"
-    return file_response(request, here.artifacts, stored.sha256, filename)
+def lora_b(principal: Reader, name: str, version: Version, request: Request, here: Here) -> Response:
+    """The LoRA-B file as the device made it; takes Range."""
+    sha256 = b_file(here.database, here.artifacts, _stored(here, principal, name, version))
+    return file_response(request, here.artifacts, sha256, f"{name}-{version}.lora_B.safetensors")
 
 
 @router.get("/{name}/versions/{version}/peft", responses=raises(*ABSENT, AMismatch, Collected, StorageFull))
