@@ -14,6 +14,7 @@ from starlette.types import Lifespan
 from server.adapters import changes, rules
 from server.adapters import endpoints as adapters
 from server.artifacts.opening import open_artifacts
+from server.assignments import endpoints as assignments
 from server.auth import endpoints as access
 from server.clock import utc_now
 from server.db.database import Database
@@ -55,6 +56,7 @@ SLICES = (
     programs,
     runners,
     adapters,
+    assignments,
     changes,
     formats,
     rules,

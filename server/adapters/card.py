@@ -36,7 +36,7 @@ def model_card(manifest: AdapterManifest) -> bytes:
         ("task", manifest.task.name),
         ("loss", recipe.loss),
         ("training examples", str(result.train_examples)),
-        ("test accuracy before", _share(result.zero_shot_accuracy)),
+        ("test accuracy before", _share(result.before_accuracy)),
         ("test accuracy after", _share(result.tuned_accuracy)),
         ("job", manifest.job_id),
         ("recipe", manifest.recipe_id),
