@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bench import registry_downloads, registry_publish, registry_scoring
+from bench import registry_downloads, registry_publish, registry_replay, registry_scoring
 from bench.report import write
 from bench.step import notes, show
 
@@ -26,12 +26,14 @@ class Part(StrEnum):
     PUBLISH = "publish"
     DOWNLOADS = "downloads"
     SCORING = "scoring"
+    REPLAY = "replay"
 
 
 MEASURES: dict[Part, Callable[[bool], tuple[list[Row], dict[str, float]]]] = {
     Part.PUBLISH: registry_publish.measure,
     Part.DOWNLOADS: registry_downloads.measure,
     Part.SCORING: registry_scoring.measure,
+    Part.REPLAY: registry_replay.measure,
 }
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 from mobizo.connection import Connection
 from shared.errors import AdapterNotFound, RevisionNotFound
 from shared.job import NAME
-from shared.protocol import AdapterVersion, AdapterView
+from shared.protocol import AdapterVersion, AdapterView, AssignmentView
 from shared.registry import AdapterEvent, ApprovalRule, Comparison, RuleView, VersionState
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -92,6 +93,20 @@ class Adapters(Connection):
             return self._adapter("POST", f"{_of(name)}/undelete", {"reason": reason})
         path = f"{_of(name)}/versions/{version}/undelete"
         return AdapterVersion.model_validate(self._ask("POST", path, {"reason": reason}))
+
+    def assignments(self, name: str) -> Iterator[AssignmentView]:
+        """The devices that an adapter was assigned to, newest first; those that trained it need no assignment."""
+        for item in self._pages(f"{_of(name)}/devices"):
+            yield AssignmentView.model_validate(item)
+
+    def assign(self, name: str, device_id: str) -> AssignmentView:
+        """Lets a device have an adapter's published versions."""
+        path = f"{_of(name)}/devices/{quote(device_id, safe='')}"
+        return AssignmentView.model_validate(self._ask("PUT", path))
+
+    def withdraw(self, name: str, device_id: str) -> None:
+        """Takes that back; what the device has fetched stays with it."""
+        self._transport.request("DELETE", f"{_of(name)}/devices/{quote(device_id, safe='')}")
 
     def rule(self, name: str | None = None) -> RuleView:
         """By which new versions are approved: an adapter's, or with None the tenant's."""

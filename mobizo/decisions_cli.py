@@ -157,3 +157,30 @@ def undelete(
     """Take a deleted version back, or the whole adapter."""
     with connected(server, token) as client:
         _show(client.undelete(name, version, reason), as_json)
+
+
+@commands.command()
+def assign(
+    name: Name,
+    device_id: Annotated[str, typer.Argument(metavar="DEVICE", help="its id, as `mobizo-agent status` shows it")],
+    server: Server = DEFAULT_SERVER,
+    token: Token = "",
+    as_json: Json = False,
+) -> None:
+    """Let a device have an adapter's published versions; one that trained it may anyway."""
+    with connected(server, token) as client:
+        made = client.assign(name, device_id)
+    print_json(made) if as_json else out.print(f"{made.device_id} may have {made.adapter}", markup=False)
+
+
+@commands.command()
+def withdraw(
+    name: Name,
+    device_id: Annotated[str, typer.Argument(metavar="DEVICE", help="its id")],
+    server: Server = DEFAULT_SERVER,
+    token: Token = "",
+) -> None:
+    """Take that back; what the device has fetched stays with it."""
+    with connected(server, token) as client:
+        client.withdraw(name, device_id)
+    out.print(f"{device_id} may have {name} no more", markup=False)

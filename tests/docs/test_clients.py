@@ -71,7 +71,7 @@ def place(tmp_path_factory):
     )
     url = re.search(r"http://\S+", server.stdout.readline()).group()
     published = publish(url, operator, JobRequest.model_validate(job_request()))
-    yield root, env | {"MOBIZO_SERVER": url, "MOBIZO_TOKEN": published.token}
+    yield root, env | {"MOBIZO_SERVER": url, "MOBIZO_TOKEN": published.token, "OPERATOR_TOKEN": operator}
     server.terminate()
     assert server.wait(60) == 0
     server.stdout.close()
@@ -96,7 +96,8 @@ def test_commands_run_as_they_stand(place, section, tmp_path):
     for name in ("base", "base.gguf"):
         (tmp_path / name).symlink_to(root / name)
     assert BLOCK.search(SECTIONS[section])
+    own = env | {"MOBIZO_AGENT_HOME": str(tmp_path / "agent")}
     done = subprocess.run(
-        ["bash", "-c", script(section)], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        ["bash", "-c", script(section)], cwd=tmp_path, env=own, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
