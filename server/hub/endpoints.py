@@ -23,9 +23,10 @@ from server.http.problems import RangeNotSatisfiable
 from server.http.ranges import FILE_ROUTE
 from server.hub import views
 from server.hub.downloads import download, is_devious, warning
+from server.hub.errors import NotReleased
 from server.hub.forms import FORM, Asked
 from server.hub.paging import Paging
-from server.hub.refusals import HubRoutes, NotReleased
+from server.hub.refusals import HubRoutes
 from server.hub.repository import HubRepository
 from server.hub.service import HubService, Snapshot
 from server.hub.wire import Account, CommitInfo, ModelInfo, Refs, TreeEntry
@@ -41,6 +42,8 @@ _FILE = FILE_ROUTE | {"responses": FILE | raises(*_MADE, RangeNotSatisfiable, Da
 _BARE: dict[str, Any] = {"response_model_exclude_none": True}
 
 router = HubRoutes(tags=["hub"])
+Expand = Annotated[list[str], Query(default_factory=list, max_length=50, description="only these properties")]
+Blobs = Annotated[bool, Query(description="what the files are, too, not only their names")]
 Reader = Annotated[Principal, needs(Scope.ADAPTERS_READ)]
 
 
@@ -64,14 +67,14 @@ def models(
     here: Here,
     paging: Paging,
     response: Response,
+    tags: Annotated[list[str], Query(alias="filter", default_factory=list, max_length=20, description="it must have")],
     author: Annotated[
         str | None, Query(max_length=100, description="a tenant; another than the caller's has none")
     ] = None,
     search: Annotated[str, Query(max_length=100, description="part of the name")] = "",
-    filter_: Annotated[list[str], Query(alias="filter", max_length=20, description="tags it must have")] = [],  # noqa: B006
 ) -> list[ModelInfo]:
     """The caller's adapters, newest first; more by the Link header."""
-    if author not in (None, principal.tenant) or not set(filter_) <= set(views.TAGS):
+    if author not in (None, principal.tenant) or not set(tags) <= set(views.TAGS):
         return []
     with here.database.reading() as session:
         repository = HubRepository(session)
@@ -89,8 +92,8 @@ def model(
     name: str,
     here: Here,
     response: Response,
-    blobs: bool = False,
-    expand: Annotated[list[str], Query(max_length=50, description="only these properties")] = [],  # noqa: B006
+    expand: Expand,
+    blobs: Blobs = False,
 ) -> ModelInfo:
     """An adapter at `main`."""
     return _model(_service(here, principal), tenant, name, MAIN, response, blobs, expand)
@@ -104,8 +107,8 @@ def model_revision(
     revision: str,
     here: Here,
     response: Response,
-    blobs: bool = False,
-    expand: Annotated[list[str], Query(max_length=50, description="only these properties")] = [],  # noqa: B006
+    expand: Expand,
+    blobs: Blobs = False,
 ) -> ModelInfo:
     """An adapter at a revision."""
     return _model(_service(here, principal), tenant, name, revision, response, blobs, expand)

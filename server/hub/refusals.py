@@ -14,10 +14,10 @@ from fastapi import APIRouter, Request, Response
 
 from server.http.problems import problem_response
 from server.http.routes import Route
+from server.hub.errors import NotReleased
 from shared.errors import (
     AdapterNotFound,
     FileNotInAdapter,
-    Forbidden,
     MobizoError,
     RevisionNotFound,
     TenantSuspended,
@@ -29,12 +29,6 @@ CODE, MESSAGE = "X-Error-Code", "X-Error-Message"
 # Clients know these two by heart. The first keeps them from taking a bad token for a repository that is not there.
 BAD_TOKEN = "Invalid credentials in Authorization header"  # noqa: S105
 DISABLED = "Access to this resource is disabled."
-
-
-class NotReleased(Forbidden):
-    """No version of this adapter is approved, so it has no `main`; approve one, or name a version."""
-
-    code, title = "not-released", "No approved version"
 
 
 _CODES: dict[type[MobizoError], str] = {

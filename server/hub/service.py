@@ -13,7 +13,7 @@ from server.adapters.models import Adapter, StoredVersion
 from server.adapters.resolution import find_adapter, find_version
 from server.artifacts.store import ArtifactStore
 from server.db.database import Database
-from server.hub.refusals import NotReleased
+from server.hub.errors import NotReleased
 from shared.errors import AdapterNotFound, FileNotInAdapter, RevisionNotFound, UnsupportedFormat
 from shared.registry import MAIN
 

@@ -34,7 +34,7 @@ def test_from_one_key_to_the_next_and_the_last(command, home, fleet, device):
     assert (row["id"], row["state"], row["private_key"]) == (first, "signs", "here")
     done = json.loads(command("rotate", "--json"))
     second = key_id(load_key(path).public_key())
-    assert done == {"before": first, "after": second, "signed": 0, "devices_shut_out": 0}
+    assert done == {"before": first, "after": second, "signed": 0, "adapter_versions": 0, "devices_shut_out": 0}
     told = [(row["id"], row["state"], row["private_key"]) for row in json.loads(command("list", "--json"))]
     assert told == [(first, "handed over", "kept aside"), (second, "signs", "here")]
     assert json.loads(command("retire", "--json")) == {"retired": [first]}

@@ -1,7 +1,8 @@
 """Signed manifests, states and tags of adapter versions; who did what to them.
 
 Versions that are there already are approved, and the latest is `main`. Their manifests are made and signed by the
-first server or worker of this release that starts: a migration has no key.
+first worker of this release that starts: a migration has no key. Operators' tokens that could do everything can do what
+is new; apps' stay as they are, and a new one can do more.
 
 Revision ID: 0010
 """
@@ -46,6 +47,11 @@ def upgrade() -> None:
         for column in columns:
             op.add_column(table, column)
     op.execute("UPDATE adapters SET main_version = versions WHERE versions > 0")
+    op.execute(
+        "UPDATE tokens SET scopes = replace(scopes, 'adapters:read', 'adapters:read adapters:score adapters:write') "
+        "WHERE role = 'operator' AND scopes "
+        "LIKE 'adapters:read devices:read devices:write jobs:read jobs:write%tokens:write'"
+    )
     op.drop_index("ix_adapters_tenant", table_name="adapters")
     op.create_index("ix_adapters_tenant", "adapters", ["tenant", "number", "deleted_at"])
     op.create_index(
