@@ -1,6 +1,6 @@
 """The adapter that a run goes on from: whether it is the job's own, and its file in the run's directory.
 
-Knows no HTTP and no training.
+Knows no training.
 """
 
 from __future__ import annotations

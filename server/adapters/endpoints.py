@@ -119,7 +119,7 @@ def compare(
     facts = first.signed.manifest, second.signed.manifest
     weights = None
     if comparable(*facts):
-        weights = compare_weights(files.flat_b(here.artifacts, first), files.flat_b(here.artifacts, second))
+        weights = compare_weights(*(files.flat_b(here.database, here.artifacts, side) for side in (first, second)))
     return comparison(*facts, weights)
 
 

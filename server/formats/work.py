@@ -73,7 +73,7 @@ class ConversionWork:
         with self.artifacts.workspace(self.worker_id) as workspace:
             try:
                 order = Order(recipe=version.recipe, shape=version.shape, a_sha256=version.a_sha256)
-                raw_b = dump_adapter(flat_b(self.artifacts, version), {})
+                raw_b = dump_adapter(flat_b(self.database, self.artifacts, version), {})
                 outcome = converter.run(order, raw_b, assignment.source, workspace)
                 if isinstance(outcome, Stopped):
                     self._end(lambda queue: queue.release(assignment.id))

@@ -14,11 +14,11 @@ from server.programs.repository import ProgramRepository
 from shared.errors import NotFound, StartDeleted, StartMismatch, VersionHeld
 from shared.job import JobRequest
 from shared.lora import BaseShape, flat_size
-from shared.program import SignedManifest
 from shared.recipe import Recipe, RecipeSettings
 from shared.registry import Parent, SignedAdapter, VersionState
 
-# What places B's elements, and what a B means: (field, its name for people).
+_SETTINGS = tuple(RecipeSettings.model_fields)
+# What places B's elements: (field, its name for people).
 _LAYOUT = (("rank", "rank"), ("targets", "targets"), ("layers", "adapted layers"))
 
 
@@ -27,6 +27,7 @@ class StartService:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._programs = ProgramRepository(session)
 
     def pin(self, tenant: str, request: JobRequest) -> tuple[JobRequest, StoredVersion | None]:
         """The request with its start pinned to one version, and that version; None for a job without a start.
@@ -49,8 +50,8 @@ class StartService:
         """Raises StartMismatch unless a program of `recipe` can go on from a version's B."""
         check_fit(start, recipe, shape)
         signed = self._programs.signed(recipe.id)
-        if signed is not None:
-            _check_a(start, signed)
+        if signed is not None and start.a_sha256 != signed.manifest.a_sha256:
+            raise _mismatch("a_sha256", "frozen A, by its sha256", start.a_sha256, signed.manifest.a_sha256)
 
     def file(self, job: Job) -> StoredVersion:
         """The version whose B a job goes on from. Raises StartDeleted, or NotFound for a job without a start."""
@@ -59,19 +60,13 @@ class StartService:
         try:
             _, version = resolve(self._session, job.tenant, job.start.adapter, job.start.revision)
         except NotFound as error:
-            raise StartDeleted(f"{_named(job.start)}, which job {job.id} goes on from, was deleted") from error
+            named = f"version {job.start.version} of {job.start.adapter!r}"
+            raise StartDeleted(f"{named}, which job {job.id} goes on from, was deleted") from error
         return version
 
     def signed(self, job: Job) -> SignedAdapter | None:
         """What the device that trains a job is told of its start; None for a job without one. Raises StartDeleted."""
         return None if job.start is None else self.file(job).signed
-
-    @property
-    def _programs(self) -> ProgramRepository:
-        return ProgramRepository(self._session)
-
-
-_SETTINGS = tuple(RecipeSettings.model_fields)
 
 
 def parent_of(start: StoredVersion) -> Parent:
@@ -99,11 +94,6 @@ def check_fit(start: StoredVersion, recipe: Recipe, shape: BaseShape) -> None:
         raise _mismatch("size_d", "D", start.size_d, flat_size(recipe, shape))
 
 
-def _check_a(start: StoredVersion, signed: SignedManifest) -> None:
-    if start.a_sha256 != signed.manifest.a_sha256:
-        raise _mismatch("a_sha256", "frozen A, by its sha256", start.a_sha256, signed.manifest.a_sha256)
-
-
 def _mismatch(field: str, words: str, start: object, job: object) -> StartMismatch:
     return StartMismatch(
         f"start: the version's {words} is {start}, the job's is {job}; give the job the same, or leave `recipe` out",
@@ -111,7 +101,3 @@ def _mismatch(field: str, words: str, start: object, job: object) -> StartMismat
         start=start,
         job=job,
     )
-
-
-def _named(start: Parent) -> str:
-    return f"version {start.version} of {start.adapter!r}"

@@ -339,9 +339,10 @@ def test_every_route_with_every_kind_of_caller(routes, callers):
 def theirs(fleet, app, device, lease):
     """What tenant `default` owns, by what paths call it."""
     device.finish(lease)
+    fleet.ready_job(app, start={"adapter": lease["job"]["request"]["adapter"]})
     return ABSENT | {
-        "job_id": lease["job"]["id"],
-        "lease_id": lease["id"],
+        "job_id": lease["job"]["id"],  # which has ended, and so have its events
+        "lease_id": device.lease()["id"],
         "recipe_id": lease["job"]["recipe_id"],
         "sha256": lease["manifest"]["manifest"]["files"][0]["sha256"],
         "name": "alice-movies",
