@@ -47,7 +47,7 @@ class Parent(_Fact):
     """The version that a training run began from."""
 
     adapter: str
-    version: int | None = Field(ge=1, description="null: it was removed before the run ended")
+    version: int = Field(ge=1)
     revision: str = Field(pattern=rf"^[0-9a-f]{{{REVISION_DIGITS}}}$")
 
 

@@ -24,12 +24,13 @@ from shared.registry import AdapterAction, Parent, VersionState
 
 @dataclass(frozen=True)
 class Publication:
-    """What a device hands in: the program it ran, its result, bytes of the file, and who it is."""
+    """What a device hands in: the program it ran, its result, bytes of the file, who it is, what it began from."""
 
     program: ProgramManifest
     completion: Completion
     size: int
     device_id: str
+    parent: Parent | None = None
 
 
 class AdapterService:
@@ -68,19 +69,10 @@ class AdapterService:
             result=completion.result,
             created_at=now,
         )
-        parent = self._parent(job)
-        sign(version, make_manifest(adapter, version, job, parent), key)
-        self._decide(adapter, version, parent)
+        sign(version, make_manifest(adapter, version, job, publication.parent), key)
+        self._decide(adapter, version, publication.parent)
         self._adapters.add(version)
         return version.view(adapter)
-
-    def _parent(self, job: Job) -> Parent | None:
-        start = job.request.start
-        if start is None:
-            return None
-        version = self._adapters.parent(job.tenant, start.adapter, start.revision)
-        number = None if version is None else version.version
-        return Parent(adapter=start.adapter, version=number, revision=start.revision)
 
     def _decide(self, adapter: Adapter, version: StoredVersion, parent: Parent | None) -> None:
         before, actor = adapter.main_version, Actor(version.device_id)
