@@ -12,6 +12,7 @@ from server.artifacts.collection import Collector
 from server.history.models import StoredTrajectory
 from shared.canonical import sha256_hex
 from shared.lora import adapter_file, load_adapter
+from shared.recipe import Recipe
 from shared.trajectory import MAGIC, Evaluation, TrajectoryFile, TrajectoryHeader, frame, parse_trajectory
 from tests.server.conftest import adapter_bytes, result
 from tests.server.leases.test_uploads import at_once
@@ -53,9 +54,8 @@ class Run:
     def adapter(self, step=None):
         at = self.best if step is None else step
         manifest = self.manifest
-        return adapter_file(
-            self.b(at), job_id=self.job_id, recipe_id=manifest["recipe_id"], a_sha256=manifest["a_sha256"], step=at
-        )
+        recipe = Recipe.model_validate(manifest["recipe"])
+        return adapter_file(self.b(at), recipe, job_id=self.job_id, a_sha256=manifest["a_sha256"], step=at)
 
     def result(self, **changes):
         return result(steps=self.steps, best_step=self.best, **changes)
