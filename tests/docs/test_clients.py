@@ -61,21 +61,23 @@ def place(tmp_path_factory):
 
     operator = re.search(r'"token": "([^"]+)"', command("init", "--json"))[1]
     command("bases", "add", "tiny", str(root / "base"))
-    log = (root / "log").open("wb")
-    server = subprocess.Popen(
-        [sys.executable, "-m", "server.cli", "run", "--port", "0"],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-    )
-    url = re.search(r"http://\S+", server.stdout.readline()).group()
-    published = publish(url, operator, JobRequest.model_validate(job_request()))
-    yield root, env | {"MOBIZO_SERVER": url, "MOBIZO_TOKEN": published.token, "OPERATOR_TOKEN": operator}
-    server.terminate()
-    assert server.wait(60) == 0
-    server.stdout.close()
-    log.close()
+    with (
+        (root / "log").open("wb") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "server.cli", "run", "--port", "0"],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as server,
+    ):
+        try:
+            url = re.search(r"http://\S+", server.stdout.readline()).group()
+            published = publish(url, operator, JobRequest.model_validate(job_request()))
+            yield root, env | {"MOBIZO_SERVER": url, "MOBIZO_TOKEN": published.token, "OPERATOR_TOKEN": operator}
+        finally:
+            server.terminate()
+    assert server.returncode == 0
 
 
 def script(section):
