@@ -19,9 +19,11 @@ class TextStream:
         self._shown, self._pending = list(before), list[int]()
 
     def push(self, token: int) -> str:
-        """The text that one more token completes; "" while a character lacks bytes."""
+        """The text that one more token completes; "" while a character lacks bytes, or for a token that is no text."""
         self._pending.append(token)
-        return "" if self._new().endswith(TORN) else self._take()
+        new = self._new()
+        # What has no text of its own cannot tell how the next piece is spelled.
+        return self._take() if new and not new.endswith(TORN) else ""
 
     def flush(self) -> str:
         """The text of what is left; bytes that are no whole character show as U+FFFD."""

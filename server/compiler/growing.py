@@ -47,9 +47,12 @@ class GrowingTexts:
         self._rows = AdaptedRows([])
         self._caches: list[LayerCache] = []
 
-    @torch.inference_mode()
     def admit(self, texts: Sequence[GrowingText]) -> dict[Hashable, F32]:
         """Reads new texts. Returns the logits (V,) after each, by name."""
+        with torch.inference_mode():
+            return self._admit(texts)
+
+    def _admit(self, texts: Sequence[GrowingText]) -> dict[Hashable, F32]:
         rows = AdaptedRows([text.adapter for text in texts])
         ordered = [texts[row] for row in rows.order]
         hidden = self._base.read(rows, [text.tokens for text in ordered], keep=True)
@@ -62,9 +65,12 @@ class GrowingTexts:
             layer.made = None
         return {text.name: row.numpy() for text, row in zip(ordered, logits, strict=True)}
 
-    @torch.inference_mode()
     def follow(self, tokens: Mapping[Hashable, int]) -> dict[Hashable, F32]:
         """Each text goes on with one token. Returns the logits (V,) after it, by name."""
+        with torch.inference_mode():
+            return self._follow(tokens)
+
+    def _follow(self, tokens: Mapping[Hashable, int]) -> dict[Hashable, F32]:
         places = torch.tensor([text.length for text in self.texts])
         given = torch.tensor([tokens[text.name] for text in self.texts])
         seen = int(places.max()) + 1
@@ -75,11 +81,11 @@ class GrowingTexts:
         logits = self._base.logits(hidden, [(row, 0) for row in range(len(self.texts))])
         return {text.name: row.numpy() for text, row in zip(self.texts, logits, strict=True)}
 
-    @torch.inference_mode()
     def drop(self, names: Collection[Hashable]) -> None:
         """Forgets texts."""
         if any(text.name in names for text in self.texts):
-            self._lay_out(self.texts, [], names)
+            with torch.inference_mode():
+                self._lay_out(self.texts, [], names)
 
     def _lay_out(
         self,

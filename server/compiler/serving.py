@@ -124,11 +124,15 @@ class ServingBase:
     @property
     def nbytes(self) -> int:
         """Memory of its weights."""
-        return sum(tensor.nbytes for module in (self._trunk, *self.layers) for tensor in module.buffers())
+        own = int(sum(tensor.nbytes for tensor in self._trunk.buffers()))
+        return own + int(sum(tensor.nbytes for layer in self.layers for tensor in layer.buffers()))
 
-    @torch.inference_mode()
     def score(self, texts: Sequence[ScoredText]) -> list[list[float]]:
         """The log-probability of each answer of each text, nats, in one batch."""
+        with torch.inference_mode():
+            return self._score(texts)
+
+    def _score(self, texts: Sequence[ScoredText]) -> list[list[float]]:
         rows = AdaptedRows([text.adapter for text in texts])
         ordered = [texts[row] for row in rows.order]
         hidden = self.read(rows, [text.tokens for text in ordered])

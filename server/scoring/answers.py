@@ -6,7 +6,7 @@ Holds no transaction and no thread while the scorer works. Knows no HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from fastapi.concurrency import run_in_threadpool
@@ -61,7 +61,7 @@ class Growth:
     def __init__(self, place: Place, tenant: str, request: GenerateRequest) -> None:
         self._place, self._tenant, self._request = place, tenant, request
 
-    async def pieces(self) -> AsyncIterator[str | GenerateResult]:
+    async def pieces(self) -> AsyncGenerator[str | GenerateResult, None]:
         """The text as it comes, then all of it. Raises what is wrong with the request, or with the scorer.
 
         Whoever has enough closes the iterator.

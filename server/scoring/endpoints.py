@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing
 from typing import Annotated, Any, TypeVar
 
@@ -83,7 +83,7 @@ async def _whole(growth: answers.Growth) -> GenerateResult:
 
 
 async def _events(
-    here: Here, first: str | GenerateResult, rest: AsyncIterator[str | GenerateResult]
+    here: Here, first: str | GenerateResult, rest: AsyncGenerator[str | GenerateResult, None]
 ) -> AsyncIterator[bytes]:
     with here.meters.streams.track_inprogress():
         async with aclosing(rest):

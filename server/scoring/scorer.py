@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any, Literal
@@ -90,7 +90,7 @@ class Scorer:
 
     async def generate(
         self, tenant: str, base: ServedBaseRef, adapters: Sequence[ServedAdapterRef], text: TextToGrow
-    ) -> AsyncIterator[int | Finish]:
+    ) -> AsyncGenerator[int | Finish, None]:
         """The tokens that follow a text as they are found, then why there are no more. Raises as `score` does.
 
         Whoever has enough closes the iterator.
