@@ -21,12 +21,10 @@ from shared.errors import (
     BadSignature,
     ClockSkew,
     DigestMismatch,
-    Gone,
     MobizoError,
     NotFound,
     Replayed,
     Unauthorized,
-    Unavailable,
 )
 from shared.job import JobError, JobRequest, JobStart, JobState, JobView, Progress, TrainingSettings
 from shared.program import SignedManifest
@@ -109,6 +107,7 @@ class ServerDouble:
         self.beats: list[Progress] = []
         self.failures: list[JobError] = []
         self.uploads: list[bytes] = []
+        self.trajectories: list[bytes] = []
         self.completions: list[Completion] = []
         self.declines: list[Decline] = []
         self.asked: list[LeaseRequest] = []
@@ -187,6 +186,7 @@ class ServerDouble:
         rules=None,
         manifest=None,
         start=None,
+        history="none",
         **training,
     ):
         """Queues a job on a compiled program; `key` signs instead of the server's own, `manifest` takes its place.
@@ -209,6 +209,7 @@ class ServerDouble:
             start=None
             if start is None
             else JobStart(adapter=start[0].manifest.adapter, revision=start[0].manifest.revision),
+            history=history,
         )
         if start is not None:
             self.starts[job_id] = start
@@ -267,7 +268,7 @@ class ServerDouble:
                 if self.broken.get(action):
                     raise self.broken[action].pop(0)
                 result = getattr(self, f"_{action}")(body, parts)
-            except (Gone, NotFound, Unauthorized, Unavailable) as error:
+            except MobizoError as error:
                 return error.status, json.dumps(error.problem()).encode()
             finally:
                 self.changed.notify_all()
@@ -328,9 +329,16 @@ class ServerDouble:
         self.uploads.append(body)
         return UploadReceipt(sha256=sha256_hex(body), size=len(body))
 
+    def _trajectory(self, body, parts):
+        self.trajectories.append(body)
+        return UploadReceipt(sha256=sha256_hex(body), size=len(body))
+
     def _complete(self, body, parts):
         completion = Completion.model_validate_json(body)
-        assert completion.adapter_sha256 == sha256_hex(self.uploads[-1])
+        if completion.trajectory_sha256 is None or self.uploads:
+            assert completion.adapter_sha256 == sha256_hex(self.uploads[-1])
+        if completion.trajectory_sha256 is not None:
+            assert completion.trajectory_sha256 == sha256_hex(self.trajectories[-1])
         self.completions.append(completion)
         job, signed = self.jobs.pop(0)
         manifest = signed.manifest
@@ -343,7 +351,8 @@ class ServerDouble:
             recipe_id=job.recipe_id,
             a_sha256=manifest.a_sha256,
             sha256=completion.adapter_sha256,
-            size=len(self.uploads[-1]),
+            size=len(self.uploads[-1]) if self.uploads else 0,
+            verified=completion.trajectory_sha256 is not None,
             size_d=manifest.size,
             result=completion.result,
             created_at=NOW,

@@ -11,63 +11,11 @@ from sqlalchemy import update
 from server.artifacts.collection import Collector
 from server.history.models import StoredTrajectory
 from shared.canonical import sha256_hex
-from shared.lora import adapter_file, load_adapter
-from shared.recipe import Recipe
-from shared.trajectory import MAGIC, Evaluation, TrajectoryFile, TrajectoryHeader, frame, parse_trajectory
-from tests.server.conftest import adapter_bytes, result
+from shared.lora import load_adapter
+from shared.trajectory import MAGIC, frame, parse_trajectory
+from tests.server.conftest import adapter_bytes
+from tests.server.history.runs import BEST, STEPS, TRAINING, Run, complete, finish, send
 from tests.server.leases.test_uploads import at_once
-
-STEPS, BEST = 40, 25
-TRAINING = {"steps": STEPS, "seed": 77, "evaluation_interval": 5}
-
-
-class Run:
-    """What a device has after a run: its ledger and its best B."""
-
-    def __init__(self, lease, directory, steps=STEPS, best=BEST, **header):
-        manifest = lease["manifest"]["manifest"]
-        self.size, self.steps, self.best, self.manifest = manifest["size"], steps, best, manifest
-        self.job_id = lease["job"]["id"]
-        said = {
-            "job_id": self.job_id,
-            "job_seed": 77,
-            "recipe_id": manifest["recipe_id"],
-            "noise": manifest["recipe"]["noise"],
-            "queries": manifest["recipe"]["queries"],
-            "size": self.size,
-        } | header
-        path = directory / f"{self.job_id}.bin"
-        file = TrajectoryFile(path, TrajectoryHeader(**said))
-        rng = np.random.default_rng(5)
-        for step in range(steps):
-            file.append_step(rng.normal(size=said["queries"]).astype(np.float32))
-            if step % 5 == 0:
-                file.append_evaluation(Evaluation(step=step, split="validation", correct=1, total=2, loss=0.5))
-        file.close()
-        self.trajectory, self.ledger = file.trajectory, path.read_bytes()
-
-    def b(self, step=None):
-        """Flat B by the plain replay."""
-        start = np.zeros(self.size, np.float32)
-        return self.trajectory.replay(start, self.best if step is None else step)
-
-    def adapter(self, step=None):
-        at = self.best if step is None else step
-        manifest = self.manifest
-        recipe = Recipe.model_validate(manifest["recipe"])
-        return adapter_file(self.b(at), recipe, job_id=self.job_id, a_sha256=manifest["a_sha256"], step=at)
-
-    def result(self, **changes):
-        return result(steps=self.steps, best_step=self.best, **changes)
-
-
-def send(device, lease, ledger):
-    return device.put(f"/v1/leases/{lease['id']}/trajectory", content=ledger)
-
-
-def complete(device, lease, adapter, ledger, told):
-    body = {"adapter_sha256": sha256_hex(adapter), "trajectory_sha256": ledger and sha256_hex(ledger), "result": told}
-    return device.post(f"/v1/leases/{lease['id']}/complete", json=body)
 
 
 @pytest.fixture
@@ -252,13 +200,6 @@ def test_a_run_over_the_servers_limit_stays_unverified(standing, fleet, device, 
     assert complete(device, lease, run.adapter(), run.ledger, run.result()).json()["verified"] is False
 
 
-def finish(device, lease, run):
-    send(device, lease, run.ledger).raise_for_status()
-    done = complete(device, lease, run.adapter(), run.ledger, run.result())
-    assert done.status_code == 200, done.text
-    return done.json()
-
-
 def test_b_after_any_step(fleet, device, app, lease, run, problem):
     finish(device, lease, run)
     url = version_url(lease)
@@ -273,7 +214,7 @@ def test_b_after_any_step(fleet, device, app, lease, run, problem):
     problem(app.get(f"{url}/steps/{STEPS + 1}/lora_B.safetensors"), 404, "not-found")
     problem(app.get(f"{url}/steps/-1/lora_B.safetensors"), 422, "invalid-request")
     for path in ("trajectory", "trajectory.bin", "steps/1/lora_B.safetensors"):
-        problem(fleet.app("elsewhere").get(f"{url}/{path}"), 404, "not-found")
+        problem(fleet.app("elsewhere").get(f"{url}/{path}"), 404, "adapter-not-found")
         problem(device.get(f"{url}/{path}"), 403, "forbidden")
 
 
