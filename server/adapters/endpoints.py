@@ -119,7 +119,8 @@ def compare(
     facts = first.signed.manifest, second.signed.manifest
     weights = None
     if comparable(*facts):
-        weights = compare_weights(*(files.flat_b(here.database, here.artifacts, side) for side in (first, second)))
+        left_b, right_b = (files.flat_b(here.database, here.artifacts, version) for version in (first, second))
+        weights = compare_weights(left_b, right_b)
     return comparison(*facts, weights)
 
 

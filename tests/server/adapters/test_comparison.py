@@ -9,6 +9,8 @@ from shared.canonical import sha256_hex
 from tests.server.adapters.conftest import URL
 from tests.server.conftest import result
 
+DATABASES = ("sqlite",)  # no statement here that others do not make
+
 
 @pytest.fixture
 def trained(fleet, app, device):

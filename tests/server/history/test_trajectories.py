@@ -80,7 +80,7 @@ def flipped(run, step=10):
     """The ledger with one bit of one coefficient changed, its checksums right."""
     trajectory, _ = parse_trajectory(run.ledger)
     coefficients = trajectory.coefficients[step].view(np.uint32)
-    coefficients[0] ^= 1
+    coefficients[0] ^= 1 << 20  # of the mantissa: what is less may be lost in rounding
     return rewritten(trajectory)
 
 
