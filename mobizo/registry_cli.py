@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from pydantic import BaseModel
@@ -94,7 +94,7 @@ def list_tags(name: Name, server: Server = DEFAULT_SERVER, token: Token = "", as
         adapter = client.adapter(name)
     named = ({} if adapter.main is None else {"main": adapter.main}) | adapter.tags
     if as_json:
-        print_json(dict[str, Any](named))
+        print_json(named)
         return
     for tag, version in named.items():
         out.print(f"{tag}  v{version}", markup=False)
