@@ -69,7 +69,7 @@ def test_a_finished_job_is_watched_listed_and_pulled(call, fleet, app, device, t
     pulled = call("pull", version["adapter"], "--to", tmp_path / "adapter")
     assert pulled.exit_code == 0, pulled.output
     names = {path.name for path in (tmp_path / "adapter").iterdir()}
-    assert names == {"adapter_config.json", "adapter_model.safetensors", "README.md"}
+    assert names == {"adapter_config.json", "adapter_model.safetensors", "README.md", "mobizo.json"}
 
 
 def test_a_watcher_that_is_there_from_the_start_sees_the_end(fleet, app, device):

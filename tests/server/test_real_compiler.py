@@ -124,6 +124,7 @@ def test_from_init_to_a_peft_directory(installed, tmp_path):
             "README.md",
             "adapter_config.json",
             "adapter_model.safetensors",
+            "mobizo.json",
         }
         assert [event.state for event in events] == ["queued", "compiling", "ready", "training", "succeeded"]
         assert operator.submit(recipe=recipe)["state"] == "ready"
