@@ -39,8 +39,8 @@ from shared.transport import ByteProgress, Transport
 
 HEARTBEAT_TIMEOUT = 10.0  # seconds
 LEAVE_TIMEOUT = 2.0
-REPLAY_TIMEOUT = 180.0  # that the server may take to replay a trajectory, behind others
 _OWN = "/v1/devices/self/adapters"
+REPLAY_TIMEOUT = 180.0  # that the server may take to replay a trajectory, behind others
 
 Answer = TypeVar("Answer", bound=BaseModel)
 

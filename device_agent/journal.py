@@ -204,7 +204,9 @@ class RunDirectory:
     def write_adapter(self, path: Path, flat: F32, plan: RunPlan, step: int) -> None:
         """B (D,) after `step` steps as an adapter file; equal runs write equal bytes."""
         manifest = plan.manifest
-        data = adapter_file(flat, manifest.recipe, job_id=plan.job_id, a_sha256=manifest.a_sha256, step=step)
+        data = adapter_file(
+            flat, job_id=plan.job_id, recipe_id=manifest.recipe_id, a_sha256=manifest.a_sha256, step=step
+        )
         write_durably(path, data)
 
     @contextmanager

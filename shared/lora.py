@@ -146,16 +146,9 @@ def dump_adapter(flat: F32, metadata: Mapping[str, str]) -> bytes:
     return safetensors.numpy.save({ADAPTER_TENSOR: np.ascontiguousarray(flat, "<f4")}, dict(metadata))
 
 
-def adapter_file(flat: F32, recipe: Recipe, *, job_id: str, a_sha256: str, step: int) -> bytes:
+def adapter_file(flat: F32, *, job_id: str, recipe_id: str, a_sha256: str, step: int) -> bytes:
     """Flat B (D,) after `step` steps of a job's run, as an adapter file; equal runs make equal bytes everywhere."""
-    about = {
-        "format": 1,
-        "job_id": job_id,
-        "recipe_id": recipe.id,
-        "a_sha256": a_sha256,
-        "base_sha256": recipe.base.sha256,
-        "step": step,
-    }
+    about = {"format": 1, "job_id": job_id, "recipe_id": recipe_id, "a_sha256": a_sha256, "step": step}
     # One entry only: safetensors writes several in no fixed order.
     return dump_adapter(flat, {"mobizo": canonical_json(about).decode()})
 

@@ -13,17 +13,16 @@ from typing import TypeVar
 import structlog
 from sqlalchemy.orm import Session
 
-from server.adapters.files import flat_b
 from server.artifacts.naming import hold
 from server.artifacts.store import ArtifactStore
 from server.db.database import Database
 from server.formats.converter_process import RESULT, ConverterCrashed, ConverterProcess, Order
 from server.formats.queue import Assignment, ConversionQueue
+from server.history.remaking import b_file
 from server.settings import Settings
 from server.work.child import ChildProcess, Stopped
 from server.work.outage import OUTAGES, insist
 from shared.errors import MobizoError, Unavailable
-from shared.lora import dump_adapter
 from shared.protocol import PeftFile
 
 Ended = TypeVar("Ended")
@@ -73,7 +72,7 @@ class ConversionWork:
         with self.artifacts.workspace(self.worker_id) as workspace:
             try:
                 order = Order(recipe=version.recipe, shape=version.shape, a_sha256=version.a_sha256)
-                raw_b = dump_adapter(flat_b(self.database, self.artifacts, version), {})
+                raw_b = self.artifacts.read(b_file(self.database, self.artifacts, version))
                 outcome = converter.run(order, raw_b, assignment.source, workspace)
                 if isinstance(outcome, Stopped):
                     self._end(lambda queue: queue.release(assignment.id))

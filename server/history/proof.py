@@ -138,7 +138,9 @@ def _check(claim: Claim, flat: F32, file: bytes | None) -> bytes | None:
                 "differ; nothing was lost: complete the job without the trajectory"
             )
         return None
-    made = adapter_file(flat, manifest.recipe, job_id=claim.header.job_id, a_sha256=manifest.a_sha256, step=step)
+    made = adapter_file(
+        flat, job_id=claim.header.job_id, recipe_id=manifest.recipe_id, a_sha256=manifest.a_sha256, step=step
+    )
     if sha256_hex(made) != claim.completion.adapter_sha256:
         raise TrajectoryMismatch(
             f"after {step} steps the trajectory yields another adapter file than {claim.completion.adapter_sha256}; "

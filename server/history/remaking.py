@@ -93,7 +93,9 @@ class StepService:
 
     def _note(self, version: StoredVersion, step: int, flat: F32) -> str:
         """Stores flat B (D,) after a step, and what it is from now on."""
-        data = adapter_file(flat, version.recipe, job_id=version.job_id, a_sha256=version.a_sha256, step=step)
+        data = adapter_file(
+            flat, job_id=version.job_id, recipe_id=version.recipe_id, a_sha256=version.a_sha256, step=step
+        )
         head, _ = split_adapter(data, version.size_d)
         sha256 = self.artifacts.put(data)
         with self.database.writing() as session:

@@ -144,6 +144,15 @@ def decline(principal: Device, lease_id: str, declined: Decline, here: Here, ses
     return DeclineService(session, here.settings.lease_seconds).decline(principal.device_id or "", lease_id, declined)
 
 
+_UPLOADED = Gone, Collected, Replayed, StorageFull, TooLarge, TooSlow, UnsupportedMediaType  # what may become of bytes
+_BYTES: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+
 @router.head("/{lease_id}/start", include_in_schema=False)
 @router.get("/{lease_id}/start", **START_FILE)
 def start(principal: Device, lease_id: str, request: Request, here: Here) -> Response:
@@ -153,15 +162,6 @@ def start(principal: Device, lease_id: str, request: Request, here: Here) -> Res
         session.expunge_all()
     found = files.find(here.database, here.artifacts, version, files.RAW)
     return file_response(request, here.artifacts, found.sha256, found.path)
-
-
-_UPLOADED = Gone, Collected, Replayed, StorageFull, TooLarge, TooSlow, UnsupportedMediaType  # what may become of bytes
-_BYTES: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-    }
-}
 
 
 @router.put("/{lease_id}/adapter", responses=raises(InvalidUpload, *_UPLOADED), openapi_extra=_BYTES)

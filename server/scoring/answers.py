@@ -12,6 +12,7 @@ from contextlib import aclosing
 from fastapi.concurrency import run_in_threadpool
 from tokenizers import Tokenizer
 
+from server.history.remaking import b_file
 from server.http.place import Place
 from server.scoring.frames import ServedAdapterRef, TextToGrow
 from server.scoring.service import (
@@ -44,7 +45,15 @@ def _read_rows(place: Place, tenant: str, request: ScoreRequest) -> tuple[list[R
     with place.database.reading() as session:
         rows = ScoringService(session, place.artifacts, tenant).read(request, place.settings.scorer_request_tokens)
         session.expunge_all()
+    for met in {id(row.met): row.met for row in rows}.values():
+        _put_there(place, met)
     return rows, calls_of(rows)
+
+
+def _put_there(place: Place, met: Met) -> None:
+    """The scorer reads files from the store: one that is kept as a trajectory is made again before."""
+    if met.version is not None:
+        b_file(place.database, place.artifacts, met.version)
 
 
 async def _ask(place: Place, tenant: str, call: Call, scores: list[list[float]]) -> None:
@@ -88,4 +97,5 @@ class Growth:
             met = service.meet(self._request, self._request.adapter)
             tokenizer = service.tokenizer(met)
             session.expunge_all()
+        _put_there(self._place, met)
         return met, refs_of(met), text_to_grow(self._request, met, tokenizer), tokenizer

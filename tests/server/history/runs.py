@@ -4,7 +4,6 @@ import numpy as np
 
 from shared.canonical import sha256_hex
 from shared.lora import adapter_file
-from shared.recipe import Recipe
 from shared.trajectory import Evaluation, TrajectoryFile, TrajectoryHeader
 from tests.server.conftest import result
 
@@ -45,8 +44,9 @@ class Run:
     def adapter(self, step=None):
         at = self.best if step is None else step
         manifest = self.manifest
-        recipe = Recipe.model_validate(manifest["recipe"])
-        return adapter_file(self.b(at), recipe, job_id=self.job_id, a_sha256=manifest["a_sha256"], step=at)
+        return adapter_file(
+            self.b(at), job_id=self.job_id, recipe_id=manifest["recipe_id"], a_sha256=manifest["a_sha256"], step=at
+        )
 
     def result(self, **changes):
         return result(steps=self.steps, best_step=self.best, **changes)
