@@ -2,7 +2,6 @@
 
 import pytest
 
-from bench.reader import read_all
 from bench.registry_downloads import JOB, operator_of, publish
 from bench.server_downloads import Source, race, serving
 from bench.server_kills import make_home
@@ -38,10 +37,3 @@ def test_files_lie_where_nginx_looks_for_them(published):
         size for _, size, _ in found.files
     ]
     assert open_artifacts(settings).read(found.files[1][2])
-
-
-def test_a_reader_takes_no_refusal_for_a_file(published):
-    _, port, found = published
-    plan = {"host": "127.0.0.1", "port": port, "headers": "", "downloads": [found.paths(lying=False)]}
-    with pytest.raises(RuntimeError, match="401"):
-        read_all(plan)
