@@ -175,6 +175,10 @@ class Settings(BaseSettings):
         default_factory=lambda: [sys.executable, "-m", "server.compiler"],
         description="takes recipe file, base source, output directory; see server/programs/compiler_process.py",
     )
+    converter_command: list[str] = Field(
+        default_factory=lambda: [sys.executable, "-m", "server.formats"],
+        description="takes order, raw B, base source, output directory; see server/formats/converter_process.py",
+    )
     # Scoring: a process beside the server that holds base models and adapters
     scorer: Literal["lazy", "eager", "off"] = Field(
         "lazy", description="when the process that scores and generates starts: when it is first asked, at once, never"

@@ -26,7 +26,7 @@ from server.http.place import Here, Place, Reading
 from server.http.problems import RangeNotSatisfiable
 from server.http.ranges import FILE_ROUTE, file_response
 from server.http.routes import Routes
-from shared.errors import AdapterNotFound, FileNotInAdapter, RevisionNotFound
+from shared.errors import AdapterNotFound, AMismatch, FileNotInAdapter, RevisionNotFound, UnsupportedFormat
 from shared.protocol import AdapterVersion, AdapterView, Page, PeftFile, PeftListing
 from shared.registry import AdapterEvent, Comparison, VersionState
 
@@ -35,8 +35,10 @@ Reader = Annotated[Principal, needs(Scope.ADAPTERS_READ)]
 Version = Annotated[int, Path(ge=1, le=2**31 - 1)]
 Revision = Annotated[str, Path(max_length=100)]
 ABSENT = (AdapterNotFound, RevisionNotFound)
+UNCONVERTIBLE = (UnsupportedFormat, AMismatch)
 FILE_OF_ADAPTER = FILE_ROUTE | {
-    "responses": FILE | raises(RangeNotSatisfiable, Damaged, *ABSENT, FileNotInAdapter, Collected, StorageFull)
+    "responses": FILE
+    | raises(RangeNotSatisfiable, Damaged, *ABSENT, FileNotInAdapter, *UNCONVERTIBLE, Collected, StorageFull)
 }
 
 
@@ -130,7 +132,7 @@ def lora_b(principal: Reader, name: str, version: Version, request: Request, her
     return file_response(request, here.artifacts, sha256, f"{name}-{version}.lora_B.safetensors")
 
 
-@router.get("/{name}/versions/{version}/peft", responses=raises(*ABSENT, Collected, StorageFull))
+@router.get("/{name}/versions/{version}/peft", responses=raises(*ABSENT, AMismatch, Collected, StorageFull))
 def peft(principal: Reader, name: str, version: Version, here: Here) -> PeftListing:
     """The files that make the version a PEFT directory."""
     stored = _stored(here, principal, name, version)

@@ -178,8 +178,8 @@ def test_a_trajectory_instead_of_b(ask, agent, server):
     """Trained by the real runtime here, replayed by the server there, to the bit."""
     job = submit(ask, "by-ledger", history="instead", seed=2**53 - 1, steps=2)
     process, home = agent("by-ledger-1", "trajectory = true")
-    said, _ = process.communicate()
-    assert process.returncode == 0, said
+    returned, said = process.wait(), process.stdout.read()
+    assert returned == 0, said
     run = home.run(job["id"])
     assert len(run.ledger.read_bytes()) < len(run.best.read_bytes())
     version = ask("GET", "/v1/adapters/by-ledger/versions/1").json()
