@@ -79,6 +79,7 @@ class Tools:
     shelf: AdapterShelf
     guard: Guard
     engines: Callable[[ProgramManifest], Engine]
+    may_send_trajectory: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,8 @@ class Assignment:
         if result is None:
             with self.tools.cache.hold(manifest.training_files):
                 result = self._train(conduct, manifest)
-        handover = HandOver(self.client, self.lease, self.run, self.tools.shelf, self._check, self.wait)
+        history = self.lease.job.request.history if self.tools.may_send_trajectory else "none"
+        handover = HandOver(self.client, self.lease, self.run, self.tools.shelf, self._check, self.wait, history)
         try:
             handover.send(conduct, result)
         except Gone as error:

@@ -6,7 +6,7 @@ other base goes on with the text as it stands. Knows no command line.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,12 +14,12 @@ from tokenizers import Tokenizer
 
 from device_agent.personal import PersonalModel
 from shared.errors import BadRequest
+from shared.text_stream import TextStream
 
 Form = Literal["plain", "chatml"]
 
 OPEN, CLOSE = "<|im_start|>", "<|im_end|>"
 TRAINED = ("instruct", "chat")  # in the name of a base that was trained on conversations
-TORN = "\ufffd"  # what a decoder shows for bytes that are no whole character
 
 
 def known_form(tokenizer: Tokenizer, base: str) -> tuple[Form, str]:
@@ -37,39 +37,6 @@ def known_form(tokenizer: Tokenizer, base: str) -> tuple[Form, str]:
 def _has_marks(tokenizer: Tokenizer) -> bool:
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     return {OPEN, CLOSE} <= special
-
-
-class TextStream:
-    """Tokens to text, token by token: a character of several tokens appears with its last."""
-
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
-        """before: the tokens that the text follows, so that its first word gets its space."""
-        self._tokenizer = tokenizer
-        # Whole characters, always: some decoders give up on all bytes in a row where one lacks its fellows.
-        self._shown, self._pending = list(before), list[int]()
-
-    def push(self, token: int) -> str:
-        """The text that one more token completes; "" while a character lacks bytes."""
-        self._pending.append(token)
-        return "" if self._new().endswith(TORN) else self._take()
-
-    def flush(self) -> str:
-        """The text of what is left; bytes that are no whole character show as U+FFFD."""
-        return self._take()
-
-    def _new(self) -> str:
-        return self._decode(self._shown + self._pending)[len(self._decode(self._shown)) :]
-
-    def _take(self) -> str:
-        new = self._new()
-        if self._pending:
-            # The last piece is enough for the next one to be spelled as it is after it.
-            self._shown, self._pending = self._pending, []
-        return new
-
-    def _decode(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=False)
-        return text
 
 
 @dataclass

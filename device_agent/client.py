@@ -37,6 +37,7 @@ from shared.transport import ByteProgress, Transport
 
 HEARTBEAT_TIMEOUT = 10.0  # seconds
 LEAVE_TIMEOUT = 2.0
+REPLAY_TIMEOUT = 180.0  # that the server may take to replay a trajectory, behind others
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -118,10 +119,23 @@ class DeviceClient:
         answer = self._ask("PUT", f"/v1/leases/{lease_id}/adapter", content=adapter, headers=headers)
         return _read(UploadReceipt, answer)
 
-    def complete(self, lease_id: str, adapter_sha256: str, result: Result) -> AdapterVersion:
-        """Ends the lease with the adapter uploaded before."""
-        body = Completion(adapter_sha256=adapter_sha256, result=result)
-        return _read(AdapterVersion, self._ask("POST", f"/v1/leases/{lease_id}/complete", json=_json(body)))
+    def upload_trajectory(self, lease_id: str, trajectory: bytes) -> UploadReceipt:
+        """Sends a run's trajectory."""
+        headers = {"Content-Type": "application/octet-stream"}
+        answer = self._ask("PUT", f"/v1/leases/{lease_id}/trajectory", content=trajectory, headers=headers)
+        return _read(UploadReceipt, answer)
+
+    def complete(
+        self, lease_id: str, adapter_sha256: str, result: Result, trajectory_sha256: str | None = None
+    ) -> AdapterVersion:
+        """Ends the lease with the adapter uploaded before, or with one that the server makes of the trajectory.
+
+        Raises TrajectoryMismatch if that yields another, NotReplayable if the adapter has to be uploaded, too.
+        """
+        body = Completion(adapter_sha256=adapter_sha256, result=result, trajectory_sha256=trajectory_sha256)
+        timeout = None if trajectory_sha256 is None else REPLAY_TIMEOUT
+        path = f"/v1/leases/{lease_id}/complete"
+        return _read(AdapterVersion, self._ask("POST", path, json=_json(body), timeout=timeout))
 
     def download(self, file: ProgramFile, target: Path, progress: ByteProgress | None = None) -> None:
         """Fetches a program file to `target`. Raises Untrusted if something else arrived."""

@@ -1,4 +1,8 @@
-"""Handing a finished run in: its B to the server, and onto this device's own shelf. Knows no training."""
+"""Handing a finished run in: its B to the server, and onto this device's own shelf. Knows no training.
+
+Where the job asks for the trajectory and the owner lets it go, that goes beside B or instead; a server that does not
+take it gets B alone.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,19 @@ from device_agent.conduct import Conduct
 from device_agent.errors import NotNow, os_words
 from device_agent.journal import RunDirectory
 from shared.canonical import sha256_hex
-from shared.errors import Gone, MobizoError, NotFound, Unavailable
-from shared.job import Progress, Result
-from shared.protocol import Lease
+from shared.errors import (
+    Gone,
+    InvalidTrajectory,
+    MobizoError,
+    NotFound,
+    NotReplayable,
+    TooLarge,
+    TrajectoryMismatch,
+    Unavailable,
+)
+from shared.job import History, Progress, Result
+from shared.protocol import AdapterVersion, Lease
+from shared.trajectory import parse_trajectory
 
 PAUSE_SECONDS = 2.0
 LONGEST_PAUSE_SECONDS = 120.0
@@ -29,6 +43,7 @@ class HandOver:
     """One run and where it goes.
 
     check: raises if there is nothing left to work for. wait: sleeps that many seconds, less if the daemon is to stop.
+    history: what is sent of the trajectory; the owner has allowed it.
     """
 
     client: DeviceClient
@@ -37,6 +52,7 @@ class HandOver:
     shelf: AdapterShelf
     check: Callable[[], None]
     wait: Callable[[float], bool]
+    history: History = "none"
 
     def send(self, conduct: Conduct, result: Result) -> None:
         """Sends the best B, however long the server takes to be there again; sent twice, it counts once.
@@ -66,11 +82,52 @@ class HandOver:
                 return
 
     def _send_once(self, data: bytes, result: Result) -> None:
+        ledger = self._ledger()
+        if ledger is not None:
+            try:
+                self._stored(self._send_both(ledger, data, result))
+                return
+            except (InvalidTrajectory, TrajectoryMismatch, TooLarge) as error:
+                _log.warning("the server does not take the trajectory; the adapter goes alone", detail=error.detail)
         self.client.upload(self.lease.id, data)
         # Before the job ends, so that no kill can come between: nobody would hand the job out again.
         self._keep(data)
-        version = self.client.complete(self.lease.id, sha256_hex(data), result)
-        _log.info("adapter stored", adapter=version.adapter, version=version.version, bytes=len(data))
+        self._stored(self.client.complete(self.lease.id, sha256_hex(data), result))
+
+    def _send_both(self, ledger: bytes, data: bytes, result: Result) -> AdapterVersion:
+        """Sends the trajectory, and the adapter unless the server may make it of that."""
+        self.client.upload_trajectory(self.lease.id, ledger)
+        instead = self.history == "instead" and len(ledger) < len(data)
+        if not instead:
+            self.client.upload(self.lease.id, data)
+        self._keep(data)
+        hashes = sha256_hex(data), sha256_hex(ledger)
+        try:
+            return self.client.complete(self.lease.id, hashes[0], result, hashes[1])
+        except NotReplayable:
+            if not instead:
+                raise
+        self.client.upload(self.lease.id, data)
+        return self.client.complete(self.lease.id, hashes[0], result, hashes[1])
+
+    def _ledger(self) -> bytes | None:
+        """The trajectory's whole frames, if it is to be sent."""
+        if self.history == "none":
+            return None
+        try:
+            data = self.run.ledger.read_bytes()
+        except FileNotFoundError:
+            return None
+        return data[: parse_trajectory(data)[1]]
+
+    def _stored(self, version: AdapterVersion) -> None:
+        _log.info(
+            "adapter stored",
+            adapter=version.adapter,
+            version=version.version,
+            bytes=version.size,
+            verified=version.verified,
+        )
 
     def _keep(self, data: bytes) -> None:
         """Puts the adapter on this device's own shelf; the job does not depend on it."""

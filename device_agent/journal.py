@@ -30,10 +30,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from device_agent.durable import write_durably
-from shared.canonical import canonical_json, sha256_hex
+from shared.canonical import sha256_hex
 from shared.errors import Untrusted
 from shared.job import Result, TrainingSettings
-from shared.lora import F32, dump_adapter, load_adapter
+from shared.lora import F32, adapter_file, load_adapter
 from shared.program import ProgramManifest
 from shared.recipe import Sha256
 from shared.task import Task
@@ -203,15 +203,11 @@ class RunDirectory:
 
     def write_adapter(self, path: Path, flat: F32, plan: RunPlan, step: int) -> None:
         """B (D,) after `step` steps as an adapter file; equal runs write equal bytes."""
-        about = {
-            "format": 1,
-            "job_id": plan.job_id,
-            "recipe_id": plan.manifest.recipe_id,
-            "a_sha256": plan.manifest.a_sha256,
-            "step": step,
-        }
-        # One entry only: safetensors writes several in no fixed order.
-        write_durably(path, dump_adapter(flat, {"mobizo": canonical_json(about).decode()}))
+        manifest = plan.manifest
+        data = adapter_file(
+            flat, job_id=plan.job_id, recipe_id=manifest.recipe_id, a_sha256=manifest.a_sha256, step=step
+        )
+        write_durably(path, data)
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -21,23 +22,40 @@ ALLOWED = {
     "metered": "true or false",
     "daily_minutes": "minutes from 0 to 1440",
 }
+CONSENTS = {"trajectory": "true or false"}  # what the owner alone says, and no job
 
 
 def load_rules(path: Path) -> Rules:
     """The rules in the file; none if there is no file. Raises BadRequest naming the key and what may be said."""
+    found = _read(path)
+    try:
+        return Rules.model_validate({key: value for key, value in found.items() if key in ALLOWED})
+    except ValidationError as error:
+        key = str(error.errors()[0]["loc"][0])
+        raise BadRequest(f"{path}: {key} must be {ALLOWED[key]}") from error
+
+
+def may_send_trajectory(path: Path) -> bool:
+    """Whether the owner lets trajectories leave this device, with jobs that ask for them; no if the file says nothing.
+
+    Raises BadRequest as `load_rules` does.
+    """
+    said = _read(path).get("trajectory", False)
+    if not isinstance(said, bool):
+        raise BadRequest(f"{path}: trajectory must be {CONSENTS['trajectory']}")
+    return said
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         found = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        return Rules()
+        return {}
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"{path} cannot be read ({error})") from error
     except tomllib.TOMLDecodeError as error:
         raise BadRequest(f"{path} is not TOML: {error}") from error
     for key in found:
-        if key not in ALLOWED:
-            raise BadRequest(f"{path}: {key!r} is no rule; the rules are {', '.join(ALLOWED)}")
-    try:
-        return Rules.model_validate(found)
-    except ValidationError as error:
-        key = str(error.errors()[0]["loc"][0])
-        raise BadRequest(f"{path}: {key} must be {ALLOWED[key]}") from error
+        if key not in ALLOWED | CONSENTS:
+            raise BadRequest(f"{path}: {key!r} is no rule; the rules are {', '.join(ALLOWED | CONSENTS)}")
+    return found

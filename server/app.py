@@ -20,6 +20,8 @@ from server.db.database import Database
 from server.db.revisions import prepare
 from server.devices import endpoints as devices
 from server.devices import joining
+from server.formats import endpoints as formats
+from server.history import endpoints as history
 from server.http.envelope import Envelope
 from server.http.openapi import describe, operation_id
 from server.http.place import Place
@@ -33,6 +35,7 @@ from server.metrics import endpoints as metrics
 from server.metrics.meter import Meter
 from server.programs import endpoints as programs
 from server.runners import endpoints as runners
+from server.scoring import endpoints as scoring
 from server.settings import Settings
 from server.succession import endpoints as succession
 from server.succession.service import prepare_keys
@@ -54,6 +57,9 @@ SLICES = (
     adapters,
     changes,
     rules,
+    formats,
+    scoring,
+    history,
     hub,
 )
 
@@ -90,7 +96,10 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         place: Place = app.state.place
         noting = asyncio.create_task(place.uses.keep_writing(place.database))
+        if settings.scorer == "eager":
+            await place.scorer.start()
         yield
+        await place.scorer.close()
         noting.cancel()
         await run_in_threadpool(place.uses.write, place.database)
         database.close()

@@ -18,8 +18,9 @@ from typing import Any
 import pydantic
 
 from server.compiler.base import BaseFiles, locate_base
-from server.programs.compiler_process import CompilerCrashed, CompilerProcess, Stopped
+from server.programs.compiler_process import CompilerCrashed, CompilerProcess
 from server.scratch import scratch
+from server.work.child import Stopped
 from shared.canonical import file_sha256
 from shared.errors import BadRequest, CompileFailed
 from shared.program import ProgramFile, ProgramManifest

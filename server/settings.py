@@ -145,7 +145,6 @@ class Settings(BaseSettings):
         ge=0,
         description="steps times queries times elements up to which one is replayed; a longer one stays unverified",
     )
-    replays_at_once: int = Field(1, ge=1, description="in one process; others wait")
     history_instead: bool = Field(
         True, description="keep a verified trajectory in place of its LoRA-B file where it is smaller"
     )
@@ -175,6 +174,10 @@ class Settings(BaseSettings):
     compiler_command: list[str] = Field(
         default_factory=lambda: [sys.executable, "-m", "server.compiler"],
         description="takes recipe file, base source, output directory; see server/programs/compiler_process.py",
+    )
+    converter_command: list[str] = Field(
+        default_factory=lambda: [sys.executable, "-m", "server.formats"],
+        description="takes order, raw B, base source, output directory; see server/formats/converter_process.py",
     )
     # Scoring: a process beside the server that holds base models and adapters
     scorer: Literal["lazy", "eager", "off"] = Field(

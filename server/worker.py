@@ -1,4 +1,4 @@
-"""The worker process: compiles the programs that jobs wait for, and takes lapsed leases back.
+"""The worker process: compiles the programs that jobs wait for, merges adapters, and takes lapsed leases back.
 
 `python -m server.worker`, with the server's settings in the environment. Any number may run at once, and each may be
 killed at any moment. Imports neither torch nor a web framework.
@@ -26,19 +26,22 @@ from server.artifacts.opening import open_artifacts
 from server.clock import utc_now
 from server.db.database import Database
 from server.db.schema import programs
+from server.formats.repository import ConversionRepository
+from server.formats.work import ConversionWork
 from server.identity import new_id
 from server.jobs.thinning import Thinning
 from server.keys import load_key
 from server.leases.service import LeaseService
 from server.logs import configure_logs
 from server.programs.compilation import Assignment, CompileQueue
-from server.programs.compiler_process import CompilerCrashed, CompilerProcess, Stopped
+from server.programs.compiler_process import CompilerCrashed, CompilerProcess
 from server.programs.memory import host_budget
 from server.programs.repository import ProgramRepository, WorkerRepository
 from server.programs.stages import Stages
 from server.programs.waiting import WaitingRepository
 from server.settings import Settings
 from server.succession.service import KeyService
+from server.work.child import ChildProcess, Stopped
 from server.work.engine import engine_of, prepare_engine
 from server.work.outage import OUTAGES, insist
 from server.work.whereabouts import host_name, is_dead, pid_space
@@ -69,6 +72,17 @@ class CompileWorker:
         self._thinning = Thinning(self._database, settings.event_days, self.stopping.is_set)
         load_key(settings.key_path)
         self._interval = min(1.0, settings.compile_lease_seconds / 4)
+        self._conversions = ConversionWork(
+            settings,
+            self._database,
+            self._artifacts,
+            self.id,
+            self.stopping,
+            self._interval,
+            sweep=self._sweep,
+            beat=self._beat,
+        )
+        self._kinds: list[Callable[[], bool]] = [self._work_on_program, self._conversions.work]
         self._pid_space = pid_space()
         self._noted = time.monotonic()
 
@@ -86,9 +100,20 @@ class CompileWorker:
         _log.info("worker-stopped", worker=self.id)
 
     def work(self) -> bool:
-        """Claims the program whose turn it is and compiles it to an end; False if there was none to claim."""
-        if self.stopping.is_set():
-            return False
+        """Claims a program or a conversion whose turn it is and brings it to an end; False if there was none.
+
+        The kind that came last is looked at last, so that neither keeps the other waiting.
+        """
+        for kind in list(self._kinds):
+            if self.stopping.is_set():
+                return False
+            if kind():
+                self._kinds.remove(kind)
+                self._kinds.append(kind)
+                return True
+        return False
+
+    def _work_on_program(self) -> bool:
         with self._database.writing() as session:
             assignment = self._queue_in(session).claim()
         if assignment is None:
@@ -112,17 +137,26 @@ class CompileWorker:
                 for program, worker in waiting.under_way(self._pid_space)
                 if self._pid_space and worker.id != self.id and is_dead(worker.pid, worker.started_at)
             ]
-            something = waiting.any(utc_now())
-        if dead:
+            conversions = ConversionRepository(session)
+            dead_conversions = [
+                (conversion.id, worker.id)
+                for conversion, worker in conversions.under_way(self._pid_space)
+                if self._pid_space and worker.id != self.id and is_dead(worker.pid, worker.started_at)
+            ]
+            something = waiting.any(utc_now()) or conversions.any(utc_now())
+        if dead or dead_conversions:
             with self._database.writing() as session:
                 for recipe_id, worker_id in dead:
                     self._queue_in(session).vanished(recipe_id, worker_id)
-        return something or bool(dead)
+                for conversion_id, worker_id in dead_conversions:
+                    self._conversions.queue(session).vanished(conversion_id, worker_id)
+        return something or bool(dead or dead_conversions)
 
     def startable(self, limit: int) -> list[str]:
-        """Recipe ids of programs that wait and might be claimed now."""
+        """Recipe ids of programs and ids of conversions that wait and might be claimed now."""
         with self._database.reading() as session:
-            return list(WaitingRepository(session).startable(utc_now(), limit))
+            found = [*WaitingRepository(session).startable(utc_now(), limit)]
+            return [*found, *ConversionRepository(session).startable(utc_now(), limit)]
 
     def _register(self) -> None:
         now, host = utc_now(), host_name(self._settings)
@@ -187,7 +221,8 @@ class CompileWorker:
         # Listed first: a workspace is made after its program was claimed, so a live one's holder is found below.
         names = self._artifacts.workspaces()
         with self._database.reading() as session:
-            holders = ProgramRepository(session).holders(utc_now())
+            now = utc_now()
+            holders = [*ProgramRepository(session).holders(now), *ConversionRepository(session).holders(now)]
         for name in set(names) - set(holders):
             self._artifacts.remove_workspace(name)
 
@@ -206,8 +241,7 @@ class CompileWorker:
         if self.stopping.is_set():
             return False
         try:
-            self._take_back_leases()
-            self._note_memory(compiler)
+            self._beat(compiler)
             with self._database.writing() as session:
                 return self._queue_in(session).keep(recipe_id, stages.news())
         except OUTAGES as error:
@@ -215,7 +249,11 @@ class CompileWorker:
             _log.warning("database-away", worker=self.id, error=str(error))
             return True
 
-    def _note_memory(self, compiler: CompilerProcess | None = None) -> None:
+    def _beat(self, process: ChildProcess | None) -> None:
+        self._take_back_leases()
+        self._note_memory(process)
+
+    def _note_memory(self, compiler: ChildProcess | None = None) -> None:
         """Says that this worker lives, and what it and its compilers took."""
         ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * KIBIBYTE
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE

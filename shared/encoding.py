@@ -222,7 +222,7 @@ class ScoreBatch:
         ]
 
 
-def _score_rows(example: Example) -> list[list[int]]:
+def score_rows(example: Example) -> list[list[int]]:
     """Candidates grouped into rows: those that read the same tokens share one."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for index, row in enumerate(example.rows):
@@ -239,7 +239,7 @@ def pack_score(examples: Sequence[Example], recipe: Recipe, *, dynamic: bool = F
     pending: list[Example] = []
     used = 0
     for example in examples:
-        need = len(_score_rows(example))
+        need = len(score_rows(example))
         if need > recipe.score_rows:
             raise InvalidDataset(f"{need} candidates of one record do not fit {recipe.score_rows} score rows")
         if used + need > recipe.score_rows:
@@ -261,7 +261,7 @@ def _score_batch(examples: Sequence[Example], recipe: Recipe, dynamic: bool) -> 
     r = 0
     for example in examples:
         of_example: list[tuple[tuple[int, int, int], ...]] = [()] * len(example.rows)
-        for group in _score_rows(example):
+        for group in score_rows(example):
             first = example.rows[group[0]]
             tokens[r, : len(first.tokens)] = first.tokens
             positions[r, : len(first.answer)] = list(first.positions)

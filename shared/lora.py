@@ -18,6 +18,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from shared.canonical import canonical_json
 from shared.errors import InvalidRecipe, InvalidUpload
 from shared.noise import DOMAIN_A, stream_key, threefry2x32, uniform
 from shared.recipe import TARGETS, Recipe, Target
@@ -143,6 +144,18 @@ def a_fingerprint(recipe: Recipe, shape: BaseShape) -> str:
 def dump_adapter(flat: F32, metadata: Mapping[str, str]) -> bytes:
     """Flat B (D,) as a safetensors file of one float32 tensor `lora_B`; at most 4 D + 4096 bytes."""
     return safetensors.numpy.save({ADAPTER_TENSOR: np.ascontiguousarray(flat, "<f4")}, dict(metadata))
+
+
+def adapter_file(flat: F32, *, job_id: str, recipe_id: str, a_sha256: str, step: int) -> bytes:
+    """Flat B (D,) after `step` steps of a job's run, as an adapter file; equal runs make equal bytes everywhere."""
+    about = {"format": 1, "job_id": job_id, "recipe_id": recipe_id, "a_sha256": a_sha256, "step": step}
+    # One entry only: safetensors writes several in no fixed order.
+    return dump_adapter(flat, {"mobizo": canonical_json(about).decode()})
+
+
+def split_adapter(data: bytes, size: int) -> tuple[bytes, bytes]:
+    """An adapter file that `load_adapter` took, cut where its `size` float32 numbers begin."""
+    return data[: len(data) - 4 * size], data[len(data) - 4 * size :]
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:

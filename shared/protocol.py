@@ -67,6 +67,11 @@
     GET  /v1/adapters/{name}/versions/{version}/steps/{step}/lora_B.safetensors    -> bytes       app
     GET  /v1/adapters/{name}/versions/{version}/peft       -> PeftListing          app
     GET  /v1/adapters/{name}/versions/{version}/peft/{file} -> bytes               app
+    POST /v1/adapters/{name}/versions/{version}/merged     -> MergedModel          app
+    GET  /v1/adapters/{name}/versions/{version}/merged     -> MergedModel          app
+    GET  /v1/adapters/{name}/versions/{version}/merged/{file} -> bytes             app
+    POST /v1/score                 scoring.ScoreRequest    -> scoring.ScoreResult  app
+    POST /v1/generate              scoring.GenerateRequest -> scoring.GenerateResult, or text/event-stream    app
     GET  /healthz, /readyz                                                         anyone
 
 What a device sends is signed, besides, by the key that it enrolled with (shared.request_signature).
@@ -77,12 +82,13 @@ Knows no HTTP library.
 from __future__ import annotations
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.capabilities import Capabilities, LabelName, Labels, LabelValue
-from shared.job import NAME, JobState, JobView, Result
+from shared.job import NAME, JobError, JobState, JobView, Result
 from shared.program import SignedManifest
 from shared.recipe import Recipe, Sha256
 from shared.registry import Parent, VersionState
@@ -362,3 +368,24 @@ class PeftListing(_Wire):
     adapter: str
     version: int
     files: list[PeftFile]
+
+
+class ConversionState(StrEnum):
+    """Where a conversion stands."""
+
+    PENDING = "pending"  # waits for a worker
+    CONVERTING = "converting"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class MergedModel(_Wire):
+    """A version merged into its base model: a Hugging Face directory that needs no PEFT, made by a worker."""
+
+    adapter: str
+    version: int
+    state: ConversionState
+    files: list[PeftFile] = Field(description="empty until it is ready")
+    error: JobError | None = Field(None, description="why it failed; asked for again, it is tried again")
+    created_at: datetime
+    ready_at: datetime | None = None

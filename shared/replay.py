@@ -8,7 +8,6 @@ Knows no file, no runtime and no torch.
 
 from __future__ import annotations
 
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -55,7 +54,7 @@ def _words(first: U32, second: U32, spare: U32, keys: U32, counters: U32) -> Non
 
 
 def replay(trajectory: Trajectory, start: F32, steps: int | None = None) -> F32:
-    """B after `steps` steps (all by default) from `start` (D,), bit for bit what `Trajectory.replay` gives; float32 (D,).
+    """B after `steps` steps (all by default) from `start` (D,), float32 (D,): bit for bit `Trajectory.replay`'s.
 
     Raises NotReplayable unless the noise is Rademacher: no other is the same on two machines.
     """
@@ -71,9 +70,11 @@ def replay(trajectory: Trajectory, start: F32, steps: int | None = None) -> F32:
     bits = coefficients.view(np.uint32)
     seeds = _seeds(header.job_seed, len(coefficients) // header.queries, header.queries)  # (steps * q, 2)
     calls = -(-header.size // SIGNS_PER_CALL)
-    for at in range(0, calls, BLOCK_CALLS):
-        counters = np.arange(at, min(at + BLOCK_CALLS, calls), dtype=np.uint32)
-        _replay_block(flat[at * SIGNS_PER_CALL : (at + BLOCK_CALLS) * SIGNS_PER_CALL], counters, seeds, bits)
+    # What grows beyond float32 is no B, but the caller's to find.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for at in range(0, calls, BLOCK_CALLS):
+            counters = np.arange(at, min(at + BLOCK_CALLS, calls), dtype=np.uint32)
+            _replay_block(flat[at * SIGNS_PER_CALL : (at + BLOCK_CALLS) * SIGNS_PER_CALL], counters, seeds, bits)
     return flat
 
 
@@ -87,7 +88,7 @@ def _seeds(job_seed: int, steps: int, queries: int) -> U32:
 def _replay_block(block: F32, counters: U32, seeds: U32, bits: U32) -> None:
     """Takes one block of B through the whole run, in place: block -= c z for every (seed, coefficient) in order.
 
-    block: a view of B, of at most 64 elements for each of `counters` (m,). seeds: (n, 2). bits: (n,), the coefficients'.
+    block: a view of B, at most 64 elements for each of `counters` (m,). seeds: (n, 2). bits: (n,), the coefficients'.
     """
     scratch = np.empty((3, min(CHUNK_KEYS, len(seeds)), len(counters)), np.uint32)
     words = np.empty((*scratch.shape[1:], 2), "<u4")  # (keys, m, 2)

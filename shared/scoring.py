@@ -1,7 +1,7 @@
 """What is asked of `POST /v1/score` and `POST /v1/generate`, and what they answer. Knows no HTTP library and no model.
 
-A row names its adapter as `name` or `name@revision`; a revision is `main` (the default), `v7` or `7`, a tag, or at least
-7 digits of a version's `revision`. A row without an adapter meets the base model alone.
+A row names its adapter as `name` or `name@revision`; a revision is `main` (the default), `v7` or `7`, a tag, or at
+least 7 digits of a version's `revision`. A row without an adapter meets the base model alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The import arrows of the house: who may know whom."""
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,14 @@ def test_the_compiler_knows_nothing_else_of_the_server():
     for path in modules("server/compiler"):
         other = {name for name in imports(path) if name.startswith("server.")}
         assert all(name.startswith("server.compiler") for name in other), (path, other)
+
+
+@pytest.mark.parametrize("name", ["frozen", "peft", "gguf_lora", "table"])
+def test_a_converter_needs_numpy_safetensors_and_gguf_only(name):
+    others = {found for found in imports(ROOT / "server" / "formats" / f"{name}.py") if found.startswith("server.")}
+    assert all(found.startswith("server.formats") for found in others)
+    foreign = tops(ROOT / "server" / "formats" / f"{name}.py") - {"server", "shared", *sys.stdlib_module_names}
+    assert foreign <= {"numpy", "safetensors", "gguf"}
 
 
 def test_executorch_is_touched_in_two_places_only():

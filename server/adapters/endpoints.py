@@ -19,13 +19,14 @@ from server.artifacts.store import Damaged, StorageFull
 from server.auth.guard import needs
 from server.auth.models import Scope
 from server.auth.service import Principal
+from server.history.remaking import b_file
 from server.http.openapi import FILE, raises
 from server.http.pages import Paging
 from server.http.place import Here, Place, Reading
 from server.http.problems import RangeNotSatisfiable
 from server.http.ranges import FILE_ROUTE, file_response
 from server.http.routes import Routes
-from shared.errors import AdapterNotFound, FileNotInAdapter, RevisionNotFound
+from shared.errors import AdapterNotFound, AMismatch, FileNotInAdapter, RevisionNotFound, UnsupportedFormat
 from shared.protocol import AdapterVersion, AdapterView, Page, PeftFile, PeftListing
 from shared.registry import AdapterEvent, Comparison, VersionState
 
@@ -34,8 +35,10 @@ Reader = Annotated[Principal, needs(Scope.ADAPTERS_READ)]
 Version = Annotated[int, Path(ge=1, le=2**31 - 1)]
 Revision = Annotated[str, Path(max_length=100)]
 ABSENT = (AdapterNotFound, RevisionNotFound)
+UNCONVERTIBLE = (UnsupportedFormat, AMismatch)
 FILE_OF_ADAPTER = FILE_ROUTE | {
-    "responses": FILE | raises(RangeNotSatisfiable, Damaged, *ABSENT, FileNotInAdapter, Collected, StorageFull)
+    "responses": FILE
+    | raises(RangeNotSatisfiable, Damaged, *ABSENT, FileNotInAdapter, *UNCONVERTIBLE, Collected, StorageFull)
 }
 
 
@@ -116,20 +119,20 @@ def compare(
     facts = first.signed.manifest, second.signed.manifest
     weights = None
     if comparable(*facts):
-        weights = compare_weights(files.flat_b(here.artifacts, first), files.flat_b(here.artifacts, second))
+        left_b, right_b = (files.flat_b(here.database, here.artifacts, version) for version in (first, second))
+        weights = compare_weights(left_b, right_b)
     return comparison(*facts, weights)
 
 
 @router.head("/{name}/versions/{version}/lora_B.safetensors", include_in_schema=False)
 @router.get("/{name}/versions/{version}/lora_B.safetensors", **FILE_OF_ADAPTER)
-def lora_b(principal: Reader, name: str, version: Version, request: Request, here: Here, session: Reading) -> Response:
-    """The LoRA-B file as the device uploaded it; takes Range."""
-    adapter, stored = resolve(session, principal.tenant, name, f"v{version}")
-    filename = f"{adapter.name}-{stored.version}.lora_B.safetensors"
-    return file_response(request, here.artifacts, stored.sha256, filename)
+def lora_b(principal: Reader, name: str, version: Version, request: Request, here: Here) -> Response:
+    """The LoRA-B file as the device made it; takes Range."""
+    sha256 = b_file(here.database, here.artifacts, _stored(here, principal, name, version))
+    return file_response(request, here.artifacts, sha256, f"{name}-{version}.lora_B.safetensors")
 
 
-@router.get("/{name}/versions/{version}/peft", responses=raises(*ABSENT, Collected, StorageFull))
+@router.get("/{name}/versions/{version}/peft", responses=raises(*ABSENT, AMismatch, Collected, StorageFull))
 def peft(principal: Reader, name: str, version: Version, here: Here) -> PeftListing:
     """The files that make the version a PEFT directory."""
     stored = _stored(here, principal, name, version)

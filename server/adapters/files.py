@@ -17,6 +17,7 @@ from server.artifacts.store import ArtifactStore
 from server.db.database import Database
 from server.formats.peft import CONFIG_NAME, TENSORS_NAME, peft_files
 from server.formats.table import CONVERTERS
+from server.history.remaking import b_file
 from shared.errors import FileNotInAdapter
 from shared.lora import F32, load_adapter
 
@@ -34,9 +35,9 @@ class AdapterFile:
     sha256: str
 
 
-def flat_b(artifacts: ArtifactStore, version: StoredVersion) -> F32:
+def flat_b(database: Database, artifacts: ArtifactStore, version: StoredVersion) -> F32:
     """B of a version, float32 (D,)."""
-    return load_adapter(artifacts.read(version.sha256), version.size_d)
+    return load_adapter(artifacts.read(b_file(database, artifacts, version)), version.size_d)
 
 
 def listing(database: Database, artifacts: ArtifactStore, version: StoredVersion) -> list[AdapterFile]:
@@ -47,7 +48,7 @@ def listing(database: Database, artifacts: ArtifactStore, version: StoredVersion
 def extra(database: Database, artifacts: ArtifactStore, version: StoredVersion, path: str) -> AdapterFile:
     """A file that is not in the listing. Raises FileNotInAdapter."""
     if path == RAW:
-        return AdapterFile(RAW, version.size, version.sha256)
+        return AdapterFile(RAW, version.size, b_file(database, artifacts, version))
     if path not in CONVERTERS:
         raise FileNotInAdapter(f"version {version.version} has no file {path[:200]!r}")
     return _having(database, artifacts, version, [path])[0]
@@ -70,12 +71,14 @@ def _having(
     files = {path: AdapterFile(path, row.size, row.sha256) for path, row in made.items()}
     absent = [path for path in paths if path not in files]
     if absent:
-        fresh = [_stored(artifacts, path, data) for path, data in _make(artifacts, version, absent).items()]
+        fresh = [_stored(artifacts, path, data) for path, data in _make(database, artifacts, version, absent).items()]
         files |= {file.path: file for file in _name(database, artifacts, version, fresh)}
     return [files[path] for path in sorted(paths)]
 
 
-def _make(artifacts: ArtifactStore, version: StoredVersion, paths: Sequence[str]) -> dict[str, bytes]:
+def _make(
+    database: Database, artifacts: ArtifactStore, version: StoredVersion, paths: Sequence[str]
+) -> dict[str, bytes]:
     recipe, shape, a_sha256, signed = version.recipe, version.shape, version.a_sha256, version.signed
     found: dict[str, bytes] = {}
     if MANIFEST in paths:
@@ -84,7 +87,7 @@ def _make(artifacts: ArtifactStore, version: StoredVersion, paths: Sequence[str]
         found[CARD] = model_card(signed.manifest)
     rest = [path for path in paths if path not in found]
     if rest:
-        flat = flat_b(artifacts, version)
+        flat = flat_b(database, artifacts, version)
         found |= peft_files(recipe, shape, flat, a_sha256) if {CONFIG_NAME, TENSORS_NAME} & set(rest) else {}
         found |= {path: CONVERTERS[path](recipe, shape, flat, a_sha256) for path in rest if path in CONVERTERS}
     return {path: found[path] for path in paths}

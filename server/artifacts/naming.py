@@ -17,6 +17,7 @@ from server.adapters.models import StoredPeftFile, StoredVersion
 from server.artifacts.models import THE_ONE, Collection
 from server.artifacts.store import ArtifactStore
 from server.bases.models import BaseModelEntry
+from server.formats.models import ConversionFile
 from server.history.models import StoredTrajectory
 from server.jobs.models import Job
 from server.leases.models import Ending, JobLease
@@ -33,6 +34,7 @@ NAMES = (
     (StoredVersion.sha256, StoredVersion.by_ledger.is_(False)),
     (StoredTrajectory.sha256, true()),
     (StoredPeftFile.sha256, true()),
+    (ConversionFile.sha256, true()),
 )
 
 

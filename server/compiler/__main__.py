@@ -6,49 +6,33 @@ Prints one JSON object a line: {"stage", "fraction"} as it goes, {"manifest"} at
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any, TextIO
 
 import pydantic
 
 from server.compiler.program import compile_program
+from server.compiler.said import Lines
 from shared.errors import CompileFailed, InvalidRecipe, MobizoError
 from shared.recipe import Recipe
 
 
 def main(arguments: list[str]) -> int:
     """Compiles as the arguments say; returns the exit code."""
-    lines = _own_stdout()
-
-    def say(message: dict[str, Any]) -> None:
-        lines.write(json.dumps(message) + "\n")
-        lines.flush()
-
+    lines = Lines()
     recipe_path, source, out_dir = arguments
     try:
         recipe = _read_recipe(Path(recipe_path))
-        manifest = compile_program(
-            recipe, source, Path(out_dir), lambda stage, fraction: say({"stage": stage, "fraction": fraction})
-        )
+        manifest = compile_program(recipe, source, Path(out_dir), lines.stage)
     except Exception as error:
         if not isinstance(error, MobizoError):
             traceback.print_exc()
             error = CompileFailed(f"the compiler stopped: {type(error).__name__}: {error}")
-        say({"error": {"code": error.code, "detail": error.detail}})
+        lines.say({"error": {"code": error.code, "detail": error.detail}})
         return 1
-    say({"manifest": manifest.model_dump(mode="json")})
+    lines.say({"manifest": manifest.model_dump(mode="json")})
     return 0
-
-
-def _own_stdout() -> TextIO:
-    """Standard output for this protocol alone; what libraries print goes to standard error."""
-    lines = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return lines
 
 
 def _read_recipe(path: Path) -> Recipe:

@@ -311,9 +311,13 @@ class DecoderLayer(nn.Module):
         q = q.view(rows, -1, kv, groups, dim).permute(0, 2, 3, 1, 4).contiguous().view(rows * kv, -1, dim)
         k = k.permute(0, 2, 3, 1).contiguous().view(rows * kv, dim, -1)
         v = v.permute(0, 2, 1, 3).contiguous().view(rows * kv, -1, dim)
+        mixed = self.attend(q, k, v, mask, tables).view(rows, kv, groups, -1, dim)
+        return mixed.permute(0, 3, 1, 2, 4).contiguous().view(rows, -1, facts.heads * dim)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, tables: Sequence[Tensor]) -> Tensor:
+        """Attention by key-value head: q (R*KV, G*S, head_dim), k (R*KV, head_dim, K), v (R*KV, K, head_dim), as q."""
         scores = torch.bmm(q, k)  # (R*KV, G*S, K)
-        if facts.attention_softcap is not None:
+        if self.shape.facts.attention_softcap is not None:
             cap, uncap = tables[-2:]
             scores = torch.tanh(scores * uncap) * cap
-        mixed = torch.bmm(torch.softmax(scores + mask, dim=-1), v).view(rows, kv, groups, -1, dim)
-        return mixed.permute(0, 3, 1, 2, 4).contiguous().view(rows, -1, facts.heads * dim)
+        return torch.bmm(torch.softmax(scores + mask, dim=-1), v)

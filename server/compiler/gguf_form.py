@@ -7,6 +7,7 @@ place in the decoder is refused, never ignored.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import gguf
@@ -41,7 +42,12 @@ def gguf_facts(files: BaseFiles) -> BaseFacts:
 def gguf_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, torch.Tensor]]:
     """The facts and every weight by canonical name, from one reading: parsing the metadata takes seconds."""
     reader = _read(files)
-    return _facts(files, reader), _tensors(reader)
+    return _facts(files, reader), dict(_tensors(reader))
+
+
+def gguf_tensors(files: BaseFiles) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every weight by canonical name, one at a time."""
+    return _tensors(_read(files))
 
 
 def _facts(files: BaseFiles, reader: gguf.GGUFReader) -> BaseFacts:
@@ -102,11 +108,10 @@ def _scaling(reader: gguf.GGUFReader) -> str:
     return str(_field(reader, "llama.rope.scaling.type", "linear"))
 
 
-def _tensors(reader: gguf.GGUFReader) -> dict[str, torch.Tensor]:
+def _tensors(reader: gguf.GGUFReader) -> Iterator[tuple[str, torch.Tensor]]:
     """Every weight, dequantized to float32, under its canonical name and in Hugging Face's row order."""
     heads = int(_field(reader, "llama.attention.head_count"))
     kv_heads = int(_field(reader, "llama.attention.head_count_kv", heads))
-    tensors: dict[str, torch.Tensor] = {}
     for tensor in _weights(reader):
         name = _canonical(tensor.name)
         try:
@@ -115,8 +120,7 @@ def _tensors(reader: gguf.GGUFReader) -> dict[str, torch.Tensor]:
             raise UnsupportedModel(f"tensor {tensor.name} has type {tensor.tensor_type.name}, not readable") from error
         if name.endswith(("q_proj", "k_proj")):
             values = _unpermute(values, heads if name.endswith("q_proj") else kv_heads)
-        tensors[name] = torch.from_numpy(np.array(values, order="C"))  # a copy: the reader maps the file read-only
-    return tensors
+        yield name, torch.from_numpy(np.array(values, order="C"))  # a copy: the reader maps the file read-only
 
 
 def _unpermute(rows: np.ndarray, heads: int) -> np.ndarray:

@@ -18,6 +18,7 @@ from server.auth import models as auth
 from server.bases import models as bases
 from server.db.columns import Table
 from server.devices import models as devices
+from server.formats import models as formats
 from server.history import models as history
 from server.jobs import models as jobs
 from server.leases import models as leases
@@ -35,6 +36,7 @@ __all__ = [
     "bases",
     "devices",
     "downgrade",
+    "formats",
     "history",
     "jobs",
     "leases",

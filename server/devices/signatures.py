@@ -1,8 +1,8 @@
 """Whether a device signed what it sends, and that it counts once: FastAPI dependencies of what only devices may call.
 
     session: SignedWriting          writes, and spends the signature's nonce in the same transaction
-    session: SignedResult           the same, where the default settings require a signature
     signature: Signature            no nonce is spent: asking for a job twice does nothing more than asking once
+    signature: WholeResultSignature    where the default settings require one; the route spends it (`spending`)
 
 The body of these is whole in memory by then and is held against its digest. One that is read in pieces is the route's
 to hold against it (`ResultSignature`, `spending`).
@@ -133,7 +133,7 @@ def _sha256(body: bytes) -> bytes:
 
 Signature = Annotated[RequestSignature | None, Depends(_Check("all", whole=True))]
 ResultSignature = Annotated[RequestSignature | None, Depends(_Check("results", whole=False))]
-_WholeResult = Annotated[RequestSignature | None, Depends(_Check("results", whole=True))]
+WholeResultSignature = Annotated[RequestSignature | None, Depends(_Check("results", whole=True))]
 
 
 @contextmanager
@@ -160,11 +160,4 @@ async def _writing(principal: Device, here: Here, signature: Signature) -> Async
         yield session
 
 
-@may_raise(Replayed)
-async def _writing_result(principal: Device, here: Here, signature: _WholeResult) -> AsyncIterator[Session]:
-    async with here.turns.holding(spending(here, principal, signature)) as session:
-        yield session
-
-
 SignedWriting = Annotated[Session, Depends(_writing, scope="function")]
-SignedResult = Annotated[Session, Depends(_writing_result, scope="function")]

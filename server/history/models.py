@@ -28,7 +28,10 @@ class StoredTrajectory(Table):
 
 
 class MaterialisedStep(Table):
-    """What B was after a step, as it was first made; the file itself is removed when nobody asks for it."""
+    """What B was after a step, as it was first made; the file itself is removed when nobody asks for it.
+
+    head: what the file has before its numbers.
+    """
 
     __tablename__ = "trajectory_steps"
 
@@ -37,4 +40,4 @@ class MaterialisedStep(Table):
     )
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     sha256: Mapped[str] = mapped_column(String(64))
-    size: Mapped[int] = mapped_column(BigInteger)
+    head: Mapped[bytes] = mapped_column(LargeBinary)

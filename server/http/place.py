@@ -26,6 +26,7 @@ from server.leases.service import Beat, LeaseService
 from server.metrics.exposition import Exposition
 from server.metrics.meters import Meters
 from server.queue.room import WaitingRoom
+from server.scoring.scorer import Scorer
 from server.settings import Settings
 from shared.protocol import LeaseState
 
@@ -87,6 +88,11 @@ class Place:
         """Notes that a device is there, if that was not done just before."""
         if self.attendance.due(presence):
             await self.presences.add(presence)
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        """What scores and generates."""
+        return Scorer(self.settings, self.meters.scorer)
 
     @cached_property
     def limits(self) -> Limits:

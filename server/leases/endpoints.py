@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from typing import Any
 
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -17,12 +18,15 @@ from server.devices.presence import Presence
 from server.devices.signatures import (
     ResultSignature,
     Signature,
-    SignedResult,
     SignedWriting,
+    WholeResultSignature,
     check_digest,
     spending,
     spent_by,
 )
+from server.history.intake import TrajectoryIntake
+from server.history.proof import ProofService
+from server.history.recording import Proof
 from server.http.bodies import check_binary_type, read_limited
 from server.http.json_bodies import UnsupportedMediaType
 from server.http.openapi import raises
@@ -34,7 +38,16 @@ from server.leases.declines import DeclineService
 from server.leases.service import Beat, LeaseService
 from server.leases.uploads import UploadService
 from server.queue.matching import Asking
-from shared.errors import Conflict, Gone, InvalidUpload, Replayed, TooLarge
+from shared.errors import (
+    Conflict,
+    Gone,
+    InvalidTrajectory,
+    InvalidUpload,
+    NotReplayable,
+    Replayed,
+    TooLarge,
+    TrajectoryMismatch,
+)
 from shared.job import JobError, Progress
 from shared.protocol import AdapterVersion, Completion, Decline, Lease, LeaseRequest, LeaseState, UploadReceipt
 
@@ -127,16 +140,16 @@ def decline(principal: Device, lease_id: str, declined: Decline, here: Here, ses
     return DeclineService(session, here.settings.lease_seconds).decline(principal.device_id or "", lease_id, declined)
 
 
-@router.put(
-    "/{lease_id}/adapter",
-    responses=raises(Gone, Collected, InvalidUpload, Replayed, StorageFull, TooLarge, TooSlow, UnsupportedMediaType),
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-        }
-    },
-)
+_UPLOADED = Gone, Collected, Replayed, StorageFull, TooLarge, TooSlow, UnsupportedMediaType  # what may become of bytes
+_BYTES: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+
+@router.put("/{lease_id}/adapter", responses=raises(InvalidUpload, *_UPLOADED), openapi_extra=_BYTES)
 async def upload(
     principal: Device, lease_id: str, request: Request, here: Here, signature: ResultSignature
 ) -> UploadReceipt:
@@ -152,9 +165,49 @@ async def upload(
     return await here.turns.run(service.upload, device_id, lease_id, size, data)
 
 
-@router.post("/{lease_id}/complete", responses=raises(Gone, Conflict))
-def complete(
-    principal: Device, lease_id: str, completion: Completion, here: Here, session: SignedResult
+@router.put("/{lease_id}/trajectory", responses=raises(InvalidTrajectory, *_UPLOADED), openapi_extra=_BYTES)
+async def upload_trajectory(
+    principal: Device, lease_id: str, request: Request, here: Here, signature: ResultSignature
+) -> UploadReceipt:
+    """The trajectory of the run, whole and of this job; sent only where the device's owner allows it."""
+    check_binary_type(request.headers)
+    intake = TrajectoryIntake(here.database, here.artifacts, here.settings)
+    device_id = principal.device_id or ""
+    async with here.turns.holding(spending(here, principal, signature)) as session:
+        expected = await run_in_threadpool(intake.expect, session, device_id, lease_id)
+    digest = hashlib.sha256()
+    data = await read_limited(request, expected.limit, digest.update)
+    check_digest(signature, digest.digest())
+    await run_in_threadpool(intake.check, expected, data)
+    return await here.turns.run(intake.store, device_id, lease_id, data)
+
+
+@router.post(
+    "/{lease_id}/complete",
+    responses=raises(Gone, Conflict, Replayed, InvalidTrajectory, NotReplayable, TrajectoryMismatch),
+)
+async def complete(
+    principal: Device, lease_id: str, completion: Completion, here: Here, signature: WholeResultSignature
 ) -> AdapterVersion:
-    """Makes the uploaded file the adapter's next version; the job has succeeded. Saying it twice is fine."""
-    return uploads.complete(session, here.settings, principal.device_id or "", lease_id, completion)
+    """Makes the uploaded file the adapter's next version; the job has succeeded. Saying it twice is fine.
+
+    A trajectory that is named is replayed first, for seconds; if it does not yield that file, nothing has happened.
+    """
+    device_id = principal.device_id or ""
+    proof = await _proof(here, device_id, lease_id, completion)
+    async with here.turns.holding(spending(here, principal, signature)) as session:
+        return await run_in_threadpool(uploads.complete, session, here.settings, device_id, lease_id, completion, proof)
+
+
+async def _proof(here: Place, device_id: str, lease_id: str, completion: Completion) -> Proof | None:
+    """Of the trajectory that a completion names, if it does. The replay is no transaction's, and keeps no turn."""
+    if completion.trajectory_sha256 is None:
+        return None
+    service = ProofService(here.database, here.artifacts, here.settings)
+    claim = await here.turns.run(service.begin, device_id, lease_id, completion)
+    if claim is None:
+        return None
+    proof = await run_in_threadpool(service.prove, claim)
+    if proof.made is not None:
+        await here.turns.run(service.keep, claim, proof.made)
+    return proof

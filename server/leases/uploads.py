@@ -14,6 +14,7 @@ from server.adapters.service import AdapterService, Publication
 from server.artifacts.naming import hold
 from server.artifacts.store import ArtifactStore
 from server.db.database import Database
+from server.history.recording import Proof, check_sent, record
 from server.jobs.lifecycle import JobLifecycle
 from server.leases.models import Ending
 from server.leases.service import LeaseService
@@ -76,11 +77,12 @@ class UploadService:
 
 
 def complete(
-    session: Session, settings: Settings, device_id: str, lease_id: str, completion: Completion
+    session: Session, settings: Settings, device_id: str, lease_id: str, completion: Completion, proof: Proof | None
 ) -> AdapterVersion:
     """Makes the uploaded file the adapter's next version and ends job and lease; said twice, it counts once.
 
-    Raises NotFound, Gone, Conflict if that file was not uploaded, or Unavailable if this host lacks the key that signs.
+    proof: of the trajectory that the completion names. Raises NotFound, Gone, Conflict if a file was not uploaded, or
+    Unavailable if this host lacks the key that signs.
     """
     # First, as a rotation of the key holds it while it changes what belongs to devices.
     key = KeyService(session, settings).private()
@@ -93,6 +95,10 @@ def complete(
     leases.hold(lease)
     if lease.upload_sha256 != completion.adapter_sha256:
         raise Conflict(f"the file {completion.adapter_sha256} was not uploaded under this lease; upload it first")
+    if proof is None:
+        lease.trajectory_sha256 = lease.trajectory_size = None
+    else:
+        check_sent(lease, completion)
     publication = Publication(
         program=leases.manifest(job).manifest,
         completion=completion,
@@ -100,6 +106,9 @@ def complete(
         device_id=device_id,
     )
     stored = adapters.publish(job, publication, key)
+    if proof is not None:
+        record(session, job.id, proof, instead=settings.history_instead)
+        stored = adapters.version_of_job(job)
     leases.end(lease, Ending.COMPLETED)
     JobLifecycle(session).move(
         job, JobState.SUCCEEDED, result=completion.result, adapter_version=stored.version, error=None

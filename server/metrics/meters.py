@@ -12,6 +12,8 @@ from importlib.metadata import version
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.process_collector import ProcessCollector
 
+from server.scoring.meters import ScorerMeters
+
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -54,6 +56,7 @@ class Meters:
         )
         for cache in ("hit", "miss"):
             self._programs.labels(cache)
+        self.scorer = ScorerMeters(self.registry)
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """A request was answered. route: its template, "none" if nothing is there."""

@@ -1,4 +1,4 @@
-"""What a transaction asked to have compiled, for an engine that tells workers. Knows no engine."""
+"""What a transaction asked to have compiled or converted, for an engine that tells workers. Knows no engine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from sqlalchemy.orm import Session
 _KEY = "mobizo-wanted"
 
 
-def note_wanted(session: Session, recipe_id: str) -> None:
-    """Notes that a recipe's program waits for a worker."""
-    session.info.setdefault(_KEY, set()).add(recipe_id)
+def note_wanted(session: Session, waiting_id: str) -> None:
+    """Notes that a program, by its recipe's id, or a conversion waits for a worker."""
+    session.info.setdefault(_KEY, set()).add(waiting_id)
 
 
 def noted_wanted(session: Session) -> list[str]:

@@ -16,8 +16,9 @@ from server.clock import utc_now
 from server.jobs.lifecycle import JobLifecycle
 from server.jobs.repository import JobRepository
 from server.programs.lifecycle import ProgramLifecycle
-from server.programs.models import Program, ProgramBlob, ProgramState, WorkerHost
+from server.programs.models import Program, ProgramBlob, ProgramState
 from server.programs.repository import ProgramRepository, WorkerRepository
+from server.programs.room import MemoryRoom, backoff
 from server.programs.waiting import Candidate, WaitingRepository
 from server.settings import Settings
 from shared.errors import CompileFailed, CompileTooLarge, MobizoError
@@ -26,9 +27,6 @@ from shared.program import SignedManifest
 from shared.recipe import Recipe
 
 _MAX_DETAIL = 4000
-MOST_BACKOFF = timedelta(minutes=10)
-HOST_LASTS = timedelta(minutes=5)  # a machine not heard from for longer is not one to wait for
-PATIENCE = timedelta(minutes=10)  # a large program that waits longer keeps smaller ones from starting before it
 
 
 @dataclass(frozen=True)
@@ -60,13 +58,13 @@ class CompileQueue:
         """
         now = utc_now()
         self._take_back(now)
-        host = self._waiting.locked_host(self._worker_id)
+        room = MemoryRoom(self._waiting, self._worker_id, now)
         while (candidate := self._waiting.next(now)) is not None:
             program = candidate.program
-            if program.memory_bytes > self._most_bytes(host, now):
-                self._fail(program, self._too_large(program, now))
+            if program.memory_bytes > (most := room.most_bytes()):
+                self._fail(program, _too_large(program, int(most)))
                 continue
-            chosen = candidate if host is None else self._fitting(candidate, host, now)
+            chosen = self._fitting(candidate, room, now)
             if chosen is None:
                 return None
             self._waiting.took_turn(chosen.tenant)
@@ -123,8 +121,7 @@ class CompileQueue:
         if program.attempts >= self._settings.compile_attempts:
             self._fail(program, error)
             return
-        seconds = self._settings.compile_backoff_seconds * 2 ** (program.attempts - 1)
-        wait = min(timedelta(seconds=seconds), MOST_BACKOFF)
+        wait = backoff(self._settings, program.attempts)
         self._give_back(program, counts=True)
         program.next_attempt_at = utc_now() + wait
         left = self._settings.compile_attempts - program.attempts
@@ -155,29 +152,13 @@ class CompileQueue:
         else:
             self._give_back(program, counts=True)
 
-    def _fitting(self, first: Candidate, host: WorkerHost, now: datetime) -> Candidate | None:
+    def _fitting(self, first: Candidate, room: MemoryRoom, now: datetime) -> Candidate | None:
         """`first`, or the next that fits beside what the machine compiles now; None if neither may start."""
-        used = self._waiting.used_bytes(host.name)
-        free = host.memory_bytes - used
-        if first.program.memory_bytes <= free or (used == 0 and not host.limited):
+        if room.fits(first.program.memory_bytes):
             return first
-        if first.program.memory_bytes <= host.memory_bytes and now - first.since > PATIENCE:
+        if room.worth_waiting(first.program.memory_bytes, first.since):
             return None
-        return self._waiting.next(now, free)
-
-    def _most_bytes(self, host: WorkerHost | None, now: datetime) -> float:
-        """What any machine may give to one compile; infinite unless an operator limited them all."""
-        hosts = self._waiting.hosts(now - HOST_LASTS)
-        if host is None or any(not each.limited for each in hosts):
-            return float("inf")
-        return max((each.memory_bytes for each in hosts), default=host.memory_bytes)
-
-    def _too_large(self, program: Program, now: datetime) -> CompileTooLarge:
-        most = max(each.memory_bytes for each in self._waiting.hosts(now - HOST_LASTS))
-        return CompileTooLarge(
-            f"compiling this takes about {program.memory_bytes:,} bytes of memory, and no machine with workers may "
-            f"give more than {most:,} (MOBIZO_COMPILE_BUDGET_BYTES); use a smaller base model, or a larger machine"
-        )
+        return self._waiting.next(now, room.free_bytes())
 
     def _assign(self, program: Program, now: datetime) -> Assignment:
         attempts = program.attempts + 1
@@ -201,3 +182,10 @@ class CompileQueue:
         # A program that only was to be made anew is still there as it was.
         state = ProgramState.READY if program.anew and program.signed is not None else ProgramState.FAILED
         self._lifecycle.move(program, state, error=reason, anew=False)
+
+
+def _too_large(program: Program, most: int) -> CompileTooLarge:
+    return CompileTooLarge(
+        f"compiling this takes about {program.memory_bytes:,} bytes of memory, and no machine with workers may "
+        f"give more than {most:,} (MOBIZO_COMPILE_BUDGET_BYTES); use a smaller base model, or a larger machine"
+    )

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from server.db.locking import locked
 from server.db.upsert import add_if_absent
+from server.formats.models import Conversion, ConversionState
 from server.jobs.models import Job
 from server.programs.models import CompileTurn, Program, ProgramState, Worker, WorkerHost
 from shared.job import JobState
@@ -105,13 +106,18 @@ class WaitingRepository:
         return self._session.scalar(locked(statement, of=WorkerHost))
 
     def used_bytes(self, host: str) -> int:
-        """What the compiles under way on a machine take together, as estimated."""
-        statement = (
+        """What the compiles and conversions under way on a machine take together, as estimated."""
+        compiles = (
             select(func.sum(Program.memory_bytes))
             .join(Worker, Worker.id == Program.worker_id)
             .where(Program.state == ProgramState.COMPILING, Worker.host == host)
         )
-        return int(self._session.scalar(statement) or 0)
+        conversions = (
+            select(func.sum(Conversion.memory_bytes))
+            .join(Worker, Worker.id == Conversion.worker_id)
+            .where(Conversion.state == ConversionState.CONVERTING, Worker.host == host)
+        )
+        return int(self._session.scalar(compiles) or 0) + int(self._session.scalar(conversions) or 0)
 
     def hosts(self, since: datetime) -> Sequence[WorkerHost]:
         """Machines heard from after `since`."""

@@ -1,6 +1,7 @@
 """The port: what an engine does for a worker and for a server. Which one, the settings say.
 
-The tables of jobs and programs are the truth whichever engine runs: it only brings workers to look. Knows no compiler.
+The tables of jobs, programs and conversions are the truth whichever engine runs: it only brings workers to look. Knows
+no compiler.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from shared.errors import BadRequest
 
 
 class Worker(Protocol):
-    """What an engine drives: one process that compiles one program at a time."""
+    """What an engine drives: one process that makes one program or conversion at a time."""
 
     id: str
     stopping: threading.Event
 
     def work(self) -> bool:
-        """Claims the program whose turn it is and compiles it to an end; False if there was none to claim."""
+        """Claims what has its turn and brings it to an end; False if there was none to claim."""
 
     def look_around(self) -> bool:
         """Takes back what the dead held; True if there may be something to claim."""
 
     def startable(self, limit: int) -> list[str]:
-        """Recipe ids of programs that wait and might be claimed now."""
+        """Recipe ids of programs and ids of conversions that wait and might be claimed now."""
 
 
 class Engine(Protocol):

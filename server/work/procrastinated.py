@@ -1,9 +1,10 @@
 """The engine for many hosts: Procrastinate, a task queue in PostgreSQL that tells workers at once.
 
-A task is deferred for each program that waits, in the transaction that asks for it; its queueing lock is the recipe's
-id, so there is at most one. A task brings one worker to look: what that compiles, the table of programs decides, with
-its turns, priorities and memory. Tasks are therefore never the truth: every worker compares them with the table now
-and then, defers those that lack, and clears away those of workers that died.
+A task is deferred for each program or conversion that waits, in the transaction that asks for it; its queueing lock is
+the recipe's or the conversion's id, so there is at most one. A task brings one worker to look: what that makes, the
+tables of programs and conversions decide, with their turns, priorities and memory. Tasks are therefore never the truth:
+every worker compares them with the tables now and then, defers those that lack, and clears away those of workers that
+died.
 
 Procrastinate's tables have a schema of their own in the same database, which no migration of ours touches.
 """
@@ -55,7 +56,7 @@ def prepare_schema(engine: Engine) -> None:
 
 
 def tell_wanted(session: Session) -> None:
-    """Defers a task for each program that the session's transaction asks for; committed or dropped with it."""
+    """Defers a task for each thing that the session's transaction asks for; committed or dropped with it."""
     wanted = noted_wanted(session)
     if not wanted:
         return
@@ -63,11 +64,11 @@ def tell_wanted(session: Session) -> None:
     path = f"SELECT set_config('search_path', '{SCHEMA},' || current_setting('search_path'), true)"
     connection.execute(text(path))
     app = procrastinate.App(connector=procrastinate.SyncPsycopgConnector())
-    for recipe_id in wanted:
+    for waiting_id in wanted:
         # What fails must not take the transaction with it.
         with suppress(AlreadyEnqueued), connection.begin_nested():
-            task = app.configure_task(TASK, queue=QUEUE, queueing_lock=recipe_id, connection=_driver(connection))
-            task.defer(recipe_id=recipe_id)
+            task = app.configure_task(TASK, queue=QUEUE, queueing_lock=waiting_id, connection=_driver(connection))
+            task.defer(waiting_id=waiting_id)
 
 
 class ProcrastinateEngine:
@@ -92,7 +93,7 @@ class ProcrastinateEngine:
         seconds = self._settings.compile_lease_seconds
 
         @app.task(name=TASK, queue=QUEUE)
-        async def compile_next(recipe_id: str) -> None:
+        async def work_on_next(**waiting: str) -> None:
             await asyncio.get_running_loop().run_in_executor(thread, worker.work)
             await self._compare(app, worker)  # what did not fit beside this one may fit now
 
@@ -135,11 +136,11 @@ class ProcrastinateEngine:
         if not wanted:
             return
         queued = {job.queueing_lock for job in await manager.list_jobs_async(queue=QUEUE, status=Status.TODO.value)}
-        for recipe_id in wanted:
-            if recipe_id not in queued:
+        for waiting_id in wanted:
+            if waiting_id not in queued:
                 with suppress(AlreadyEnqueued):
-                    task = app.configure_task(TASK, queue=QUEUE, queueing_lock=recipe_id)
-                    await task.defer_async(recipe_id=recipe_id)
+                    task = app.configure_task(TASK, queue=QUEUE, queueing_lock=waiting_id)
+                    await task.defer_async(waiting_id=waiting_id)
 
     def _connector(self) -> procrastinate.PsycopgConnector:
         url = make_url(self._settings.url)

@@ -20,12 +20,10 @@ from shared.errors import (
     BadSignature,
     ClockSkew,
     DigestMismatch,
-    Gone,
     MobizoError,
     NotFound,
     Replayed,
     Unauthorized,
-    Unavailable,
 )
 from shared.job import JobError, JobRequest, JobState, JobView, Progress, TrainingSettings
 from shared.program import SignedManifest
@@ -104,6 +102,7 @@ class ServerDouble:
         self.beats: list[Progress] = []
         self.failures: list[JobError] = []
         self.uploads: list[bytes] = []
+        self.trajectories: list[bytes] = []
         self.completions: list[Completion] = []
         self.declines: list[Decline] = []
         self.asked: list[LeaseRequest] = []
@@ -173,7 +172,16 @@ class ServerDouble:
         return b"".join(self.received)
 
     def add_job(
-        self, program, dataset="movies", job_id="job-1", key=None, task=None, rules=None, manifest=None, **training
+        self,
+        program,
+        dataset="movies",
+        job_id="job-1",
+        key=None,
+        task=None,
+        rules=None,
+        manifest=None,
+        history="none",
+        **training,
     ):
         """Queues a job on a compiled program; `key` signs instead of the server's own, `manifest` takes its place."""
         from tests.device_agent.conftest import TASK
@@ -189,6 +197,7 @@ class ServerDouble:
             dataset=dataset,
             training=TrainingSettings(**training),
             rules=rules or Rules(),
+            history=history,
         )
         job = JobView(
             id=job_id,
@@ -245,7 +254,7 @@ class ServerDouble:
                 if self.broken.get(action):
                     raise self.broken[action].pop(0)
                 result = getattr(self, f"_{action}")(body, parts)
-            except (Gone, NotFound, Unauthorized, Unavailable) as error:
+            except MobizoError as error:
                 return error.status, json.dumps(error.problem()).encode()
             finally:
                 self.changed.notify_all()
@@ -294,9 +303,16 @@ class ServerDouble:
         self.uploads.append(body)
         return UploadReceipt(sha256=sha256_hex(body), size=len(body))
 
+    def _trajectory(self, body, parts):
+        self.trajectories.append(body)
+        return UploadReceipt(sha256=sha256_hex(body), size=len(body))
+
     def _complete(self, body, parts):
         completion = Completion.model_validate_json(body)
-        assert completion.adapter_sha256 == sha256_hex(self.uploads[-1])
+        if completion.trajectory_sha256 is None or self.uploads:
+            assert completion.adapter_sha256 == sha256_hex(self.uploads[-1])
+        if completion.trajectory_sha256 is not None:
+            assert completion.trajectory_sha256 == sha256_hex(self.trajectories[-1])
         self.completions.append(completion)
         job, signed = self.jobs.pop(0)
         manifest = signed.manifest
@@ -309,7 +325,8 @@ class ServerDouble:
             recipe_id=job.recipe_id,
             a_sha256=manifest.a_sha256,
             sha256=completion.adapter_sha256,
-            size=len(self.uploads[-1]),
+            size=len(self.uploads[-1]) if self.uploads else 0,
+            verified=completion.trajectory_sha256 is not None,
             size_d=manifest.size,
             result=completion.result,
             created_at=NOW,

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from device_agent.chat import CLOSE, OPEN, TORN, Chat, TextStream, known_form
+from device_agent.chat import CLOSE, OPEN, Chat, known_form
 from device_agent.personal import PersonalModel, open_personal
 from shared.errors import BadRequest
+from shared.text_stream import TORN, TextStream
 from tests.device_agent.use import keep_adapter
 
 

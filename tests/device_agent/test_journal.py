@@ -1,10 +1,12 @@
 """A run's directory: whole files or none, one process at a time."""
 
+import json
 import os
 import threading
 
 import numpy as np
 import pytest
+import safetensors
 
 from device_agent.durable import write_durably
 from device_agent.journal import Figures, RunDirectory, prune_runs
@@ -46,6 +48,17 @@ def test_equal_adapters_are_equal_files_of_allowed_size(run, rademacher, dataset
     assert len(hashes) == 1
     assert run.best.stat().st_size <= 4 * flat.size + 4096
     np.testing.assert_array_equal(load_adapter(run.best.read_bytes(), flat.size), flat)
+
+
+def test_an_adapter_file_says_what_it_belongs_to(run, rademacher, dataset):
+    plan = rademacher.plan(dataset)
+    run.begin(plan)
+    run.write_adapter(run.best, np.zeros(plan.manifest.size, np.float32), plan, 7)
+    with safetensors.safe_open(run.best, "np") as file:
+        said = json.loads(file.metadata()["mobizo"])
+    manifest = plan.manifest
+    assert (said["recipe_id"], said["a_sha256"]) == (manifest.recipe_id, manifest.a_sha256)
+    assert said["step"] == 7
 
 
 def test_a_ledger_of_another_seed_is_refused(run, rademacher, dataset):

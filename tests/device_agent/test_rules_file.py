@@ -6,7 +6,7 @@ import pytest
 
 from device_agent import policy
 from device_agent.heat import SHORTEST, STAGES
-from device_agent.rules_file import ALLOWED, load_rules
+from device_agent.rules_file import ALLOWED, load_rules, may_send_trajectory
 from shared.errors import BadRequest
 from shared.rules import QuietHours, Rules
 
@@ -43,6 +43,22 @@ def test_no_file_and_an_empty_one_rule_nothing(tmp_path):
 
 def test_every_rule_says_what_it_allows():
     assert set(ALLOWED) == set(Rules.model_fields)
+
+
+@pytest.mark.parametrize(("text", "said"), [("", False), ("trajectory = false", False), ("trajectory = true", True)])
+def test_trajectories_stay_here_unless_the_owner_says_otherwise(tmp_path, text, said):
+    path = tmp_path / "rules.toml"
+    assert may_send_trajectory(path) is False
+    path.write_text(f"idle = true\n{text}\n")
+    assert may_send_trajectory(path) is said
+    assert load_rules(path) == Rules(idle=True)
+
+
+@pytest.mark.parametrize("said", ['"asked"', "1"])
+def test_a_consent_that_is_none(tmp_path, said):
+    (tmp_path / "rules.toml").write_text(f"trajectory = {said}")
+    with pytest.raises(BadRequest, match="trajectory must be true or false"):
+        may_send_trajectory(tmp_path / "rules.toml")
 
 
 @pytest.mark.parametrize(

@@ -104,10 +104,11 @@ def agent(call, server, ask, environment, dataset, tmp_path):
     """Enrols an agent by name, and starts it for one job."""
     processes = []
 
-    def agent(name):
+    def agent(name, rules=""):
         home = str(tmp_path / name)
         once = ask("POST", "/v1/enrolments", json={}).json()["token"]
         call("device_agent", "enroll", "--server", server.url, "--token", once, "--name", name, "--home", home)
+        (Path(home) / "rules.toml").write_text(rules)
         command = [sys.executable, "-m", "device_agent", "train", "--once", "--data", f"movies={dataset}"]
         process = subprocess.Popen(
             [*command, "--home", home, "--json"],
@@ -140,10 +141,10 @@ def wait_until(condition, seconds=240):
         time.sleep(0.2)
 
 
-def submit(ask, adapter, **training):
+def submit(ask, adapter, history="none", **training):
     """A job whose program is compiled."""
     wait_until(lambda: ask("GET", "/v1/server"))
-    body = JOB | {"adapter": adapter, "training": JOB["training"] | training}
+    body = JOB | {"adapter": adapter, "history": history, "training": JOB["training"] | training}
     job = ask("POST", "/v1/jobs", json=body).json()
     wait_until(lambda: state(ask, job) not in ("queued", "compiling"))
     return job
@@ -168,6 +169,24 @@ def test_the_life_of_a_job(ask, agent, server):
     stored = ask("GET", "/v1/adapters/plain/versions/1/lora_B.safetensors").content
     assert len(stored) == version["size"] <= 4 * version["size_d"] + 4096
     load_adapter(stored, version["size_d"])
+
+
+def test_a_trajectory_instead_of_b(ask, agent, server):
+    """Trained by the real runtime here, replayed by the server there, to the bit."""
+    job = submit(ask, "by-ledger", history="instead", seed=2**53 - 1, steps=2)
+    process, home = agent("by-ledger-1", "trajectory = true")
+    returned, said = process.wait(), process.stdout.read()
+    assert returned == 0, said
+    run = home.run(job["id"])
+    assert len(run.ledger.read_bytes()) < len(run.best.read_bytes())
+    version = ask("GET", "/v1/adapters/by-ledger/versions/1").json()
+    assert version["verified"] is True
+    assert '"verified": true' in said
+    path = "/v1/adapters/by-ledger/versions/1"
+    assert ask("GET", f"{path}/lora_B.safetensors").content == run.best.read_bytes()
+    assert ask("GET", f"{path}/trajectory.bin").content == run.ledger.read_bytes()
+    assert ask("GET", f"{path}/trajectory").json()["steps"] == 2
+    assert ask("GET", f"{path}/steps/2/lora_B.safetensors").content == run.last.read_bytes()
 
 
 def test_a_lease_that_lapsed_while_the_server_was_away_is_still_this_devices_if_nobody_has_the_job(ask, agent, server):

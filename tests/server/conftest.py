@@ -47,7 +47,7 @@ from shared.lora import BaseShape, dump_adapter
 from shared.request_signature import RequestSigner
 from shared.signing import new_private_key, public_text, sign_manifest
 from tests.postgres import Postgres, remember, restore
-from tests.server import fake_compiler
+from tests.server import fake_compiler, fake_converter
 from tests.server.s3 import s3
 
 __all__ = ["s3"]  # a fixture
@@ -159,6 +159,15 @@ class Home:
     def starts(self):
         """Process ids of all compilers that were started."""
         log = self.source / "starts.log"
+        return [int(line) for line in log.read_text().split()] if log.exists() else []
+
+    def convert_so(self, **behaviour):
+        """How the fake converter behaves from now on."""
+        (self.source / "converter.json").write_text(json.dumps(behaviour))
+
+    def conversions(self):
+        """Process ids of all converters that were started."""
+        log = self.source / "conversions.log"
         return [int(line) for line in log.read_text().split()] if log.exists() else []
 
     def compile(self):
@@ -286,6 +295,7 @@ def copy_home(template, root, database_url):
         compile_lease_seconds=2,
         compile_backoff_seconds=0,
         compiler_command=[sys.executable, fake_compiler.__file__],
+        converter_command=[sys.executable, fake_converter.__file__],
     )
 
 

@@ -39,7 +39,7 @@ def upgrade() -> None:
         sa.Column("version_number", sa.Integer(), nullable=False),
         sa.Column("step", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("sha256", sa.String(64), nullable=False),
-        sa.Column("size", sa.BigInteger(), nullable=False),
+        sa.Column("head", sa.LargeBinary(), nullable=False),
         sa.ForeignKeyConstraint(
             ["version_number"],
             ["trajectories.version_number"],

@@ -21,6 +21,7 @@ from shared.access import Scope
 from shared.signing import new_private_key, public_text
 from tests.server.auth.rules import found_routes
 from tests.server.conftest import job_request, result
+from tests.server.history.runs import Run, finish
 
 ANYONE, ONE_TIME, DEVICE = "anyone", "the bearer of a one-time token", "a device"
 EITHER = "either "  # and a scope: or a device
@@ -76,11 +77,14 @@ ROWS = {
     "POST /v1/leases/{lease_id}/leave": Row(DEVICE),
     "POST /v1/leases/{lease_id}/decline": Row(DEVICE, {"needed_bytes": 2, "available_bytes": 1}),
     "PUT /v1/leases/{lease_id}/adapter": Row(DEVICE, b"bytes"),
+    "PUT /v1/leases/{lease_id}/trajectory": Row(DEVICE, b"bytes"),
     "POST /v1/leases/{lease_id}/complete": Row(DEVICE, {"adapter_sha256": "0" * 64, "result": result()}),
     "GET /v1/programs/{recipe_id}": Row("jobs:read"),
     "GET /v1/files/{sha256}": Row(EITHER + "jobs:read"),
     "GET /v1/runners/{platform}": Row(DEVICE, shared=True),
     "GET /v1/runners/{platform}/{sha256}": Row(DEVICE, shared=True),
+    "POST /v1/score": Row("adapters:score", {"rows": [{"adapter": "a", "prompt": "a", "answers": ["x"]}]}),
+    "POST /v1/generate": Row("adapters:score", {"adapter": "a", "prompt": "a"}),
     "GET /v1/adapters": Row("adapters:read"),
     "GET /v1/adapters/{name}": Row("adapters:read"),
     "DELETE /v1/adapters/{name}": Row("adapters:write"),
@@ -104,7 +108,13 @@ ROWS = {
     "POST /v1/adapters/{name}/versions/{version}/reject": Row("adapters:write"),
     "POST /v1/adapters/{name}/versions/{version}/deprecate": Row("adapters:write", {"message": "old"}),
     "GET /v1/adapters/{name}/versions/{version}/lora_B.safetensors": Row("adapters:read"),
+    "GET /v1/adapters/{name}/versions/{version}/trajectory": Row("adapters:read"),
+    "GET /v1/adapters/{name}/versions/{version}/trajectory.bin": Row("adapters:read"),
+    "GET /v1/adapters/{name}/versions/{version}/steps/{step}/lora_B.safetensors": Row("adapters:read"),
     "GET /v1/adapters/{name}/versions/{version}/peft": Row("adapters:read"),
+    "POST /v1/adapters/{name}/versions/{version}/merged": Row("adapters:read"),
+    "GET /v1/adapters/{name}/versions/{version}/merged": Row("adapters:read"),
+    "GET /v1/adapters/{name}/versions/{version}/merged/{file}": Row("adapters:read"),
     "GET /v1/adapters/{name}/versions/{version}/peft/{file}": Row("adapters:read"),
     "GET /api/whoami-v2": Row(PERSON),
     "GET /api/models": Row("adapters:read"),
@@ -132,6 +142,7 @@ ABSENT = {
     "sha256": "0" * 64,
     "name": "nothing",
     "version": "1",
+    "step": "1",
     "revision": "main",
     "tag": "stable",
     "file": "README.md",
@@ -325,9 +336,9 @@ def test_every_route_with_every_kind_of_caller(routes, callers):
 
 
 @pytest.fixture
-def theirs(fleet, app, device, lease):
+def theirs(fleet, app, device, lease, tmp_path):
     """What tenant `default` owns, by what paths call it."""
-    device.finish(lease)
+    finish(device, lease, Run(lease, tmp_path, steps=3, best=2, job_seed=0))
     return ABSENT | {
         "job_id": lease["job"]["id"],
         "lease_id": lease["id"],

@@ -7,7 +7,8 @@ import time
 import psutil
 import pytest
 
-from server.programs.compiler_process import CompilerCrashed, CompilerProcess, Stopped
+from server.programs.compiler_process import CompilerCrashed, CompilerProcess
+from server.work.child import Stopped
 from shared.errors import CompileFailed, InvalidRecipe, Unavailable, UnsupportedModel
 from shared.recipe import Recipe
 from tests.server import fake_compiler

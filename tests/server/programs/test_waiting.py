@@ -7,9 +7,10 @@ import pytest
 from sqlalchemy import select, update
 
 from server.jobs.models import Job
-from server.programs.compilation import PATIENCE, CompileQueue
+from server.programs.compilation import CompileQueue
 from server.programs.models import Program, ProgramState, Worker
 from server.programs.repository import WorkerRepository
+from server.programs.room import PATIENCE
 from server.programs.waiting import WaitingRepository
 from shared.errors import CompileFailed
 from shared.recipe import Recipe

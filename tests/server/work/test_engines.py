@@ -264,3 +264,83 @@ def test_a_program_made_anew_is_signed_with_the_next_version(fleet, home, app, d
     key = parse_public(fleet.actor().get("/v1/server").json()["public_key"])
     signed = SignedManifest.model_validate(device.lease()["manifest"])
     assert verify_manifest(signed, key).version == 2
+
+
+MERGED = "/v1/adapters/alice-movies/versions/1/merged"
+
+
+@pytest.fixture
+def version(fleet, app, device):
+    """A version that may be merged; its program is compiled."""
+    fleet.ready_job(app)
+    return device.finish(device.lease())
+
+
+def test_a_merged_model_asked_for_many_times_at_once_is_made_once(fleet, home, version, start):
+    start()
+    start()
+    barrier, answers = threading.Barrier(6), []
+    actors = [fleet.app() for _ in range(6)]
+
+    def ask(actor):
+        barrier.wait()
+        answers.append(actor.post(MERGED).status_code)
+
+    threads = [threading.Thread(target=ask, args=(actor,)) for actor in actors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [202] * 6
+    merged = eventually(lambda: (seen := actors[0].get(MERGED).json())["state"] == "ready" and seen)
+    assert [file["path"] for file in merged["files"]] == ["config.json", "model.safetensors"]
+    assert len(home.conversions()) == 1
+    eventually(lambda: not workspaces(home))
+
+
+def test_a_worker_killed_while_it_merges(home, app, version, start):
+    home.convert_so(hang=True)
+    first = start()
+    app.post(MERGED)
+    converter = eventually(home.conversions)[0]
+    assert app.get(MERGED).json()["state"] == "converting"
+    first.send_signal(signal.SIGKILL)
+    eventually(lambda: not alive(converter))
+    # As if it had run on another machine: only its silence tells that it is dead.
+    with home.database.writing() as session:
+        session.execute(update(Worker).values(pid_space="elsewhere"))
+    home.convert_so()
+    start()
+    eventually(lambda: app.get(MERGED).json()["state"] == "ready")
+    assert len(home.conversions()) == 2
+    eventually(lambda: not workspaces(home))
+
+
+def test_a_worker_that_is_asked_to_stop_while_it_merges(home, app, version, start):
+    patient = {"compile_lease_seconds": 600.0}
+    home.convert_so(hang=True)
+    worker = start(**patient)
+    app.post(MERGED)
+    converter = eventually(home.conversions)[0]
+    worker.terminate()
+    assert worker.wait(PATIENCE) == 0
+    assert not alive(converter)
+    assert app.get(MERGED).json()["state"] == "pending"
+    # A worker on the same machine sees at once that the next one is dead.
+    killed = start(**patient)
+    eventually(lambda: len(home.conversions()) == 2)
+    killed.send_signal(signal.SIGKILL)
+    eventually(lambda: not alive(home.conversions()[1]))
+    home.convert_so()
+    start(**patient)
+    eventually(lambda: app.get(MERGED).json()["state"] == "ready")
+
+
+def test_compiles_and_conversions_do_not_keep_each_other_waiting(home, app, version, start, state):
+    app.post(MERGED)
+    jobs = [app.submit(adapter=f"a{rank}", recipe={"rank": rank}) for rank in range(3, 6)]
+    start()
+    eventually(lambda: app.get(MERGED).json()["state"] == "ready")
+    for job in jobs:
+        eventually(lambda job=job: state(job) == "ready")
+    assert len(home.conversions()) == 1

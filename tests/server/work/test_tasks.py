@@ -47,6 +47,15 @@ def test_what_is_compiled_has_none(fleet, home, app, tasks):
     assert tasks() == before
 
 
+def test_a_merged_model_that_is_asked_for_has_one_task(fleet, app, device, tasks):
+    fleet.ready_job(app)
+    device.finish(device.lease())
+    before = tasks()
+    for _ in range(2):
+        app.post("/v1/adapters/alice-movies/versions/1/merged")
+    assert [task.partition("_")[0] for task in tasks()[len(before) :]] == ["conversion"]
+
+
 class ChangedMind(Exception):
     """Why a transaction is dropped."""
 

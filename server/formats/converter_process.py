@@ -1,0 +1,65 @@
+"""The converter as a child process. Knows no database and no torch.
+
+Its command gets an order (`Order` as JSON), a raw B file, the base's source and an output directory, and ends with
+{"files": [{"path", "size", "sha256"}, ...]}.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from server.work.child import ChildProcess, Stopped
+from shared.errors import ConversionFailed, MobizoError
+from shared.lora import BaseShape
+from shared.protocol import PeftFile
+from shared.recipe import Recipe, Sha256
+
+ORDER, RAW_B, RESULT = "order.json", "lora_B.safetensors", "merged"
+_FILES = TypeAdapter(list[PeftFile])
+
+
+class ConverterCrashed(ConversionFailed):
+    """The converter died without saying why; the server's log has its output."""
+
+
+class Order(BaseModel):
+    """What is to be merged."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    recipe: Recipe
+    shape: BaseShape
+    a_sha256: Sha256
+
+
+@dataclass
+class ConverterProcess(ChildProcess):
+    """One conversion."""
+
+    task: ClassVar[str] = "conversion"
+    result: ClassVar[str] = "files"
+    failed: ClassVar[type[MobizoError]] = ConversionFailed
+    crashed: ClassVar[type[MobizoError]] = ConverterCrashed
+
+    def run(self, order: Order, raw_b: bytes, source: str, workspace: Path) -> list[PeftFile] | Stopped:
+        """Converts into `workspace`/merged; no process is left when it returns or raises.
+
+        Raises the error that the converter reports, ConverterCrashed, or ConversionFailed if it takes too much memory.
+        """
+        (workspace / ORDER).write_text(order.model_dump_json(), encoding="utf-8")
+        (workspace / RAW_B).write_bytes(raw_b)
+        said = self.listen([str(workspace / ORDER), str(workspace / RAW_B), source, str(workspace / RESULT)])
+        if isinstance(said, Stopped):
+            return said
+        try:
+            files = _FILES.validate_python(said)
+        except pydantic.ValidationError as error:
+            raise ConversionFailed("what the converter says of its files is not of the agreed form") from error
+        if not files or any(Path(file.path).name != file.path for file in files):
+            raise ConversionFailed("the converter's files have no plain names")
+        return files

@@ -1,0 +1,1 @@
+"""Scoring and generating on the server, for who has no device: many adapters in one batch."""
