@@ -3,8 +3,6 @@
 MobizoError
 |- BadRequest
 |  `- TextTooLong       422   more tokens than the base's context, or than one request may have
-|- Conflict
-|  `- VersionHeld       409   a version that waits for a person's approval
 `- Unavailable
    |- ScorerOff         503   the operator does not let this server score
    |- ScorerBusy        503   too much waits already
@@ -15,19 +13,13 @@ MobizoError
 
 from __future__ import annotations
 
-from shared.errors import BadRequest, Conflict, Unavailable
+from shared.errors import BadRequest, Unavailable
 
 
 class TextTooLong(BadRequest):
     """A text has more tokens than can be read; shorten it, or send fewer at once."""
 
     status, code, title = 422, "text-too-long", "Text too long"
-
-
-class VersionHeld(Conflict):
-    """This version waits for a person to approve it; until then it does not score or generate."""
-
-    code, title = "version-held", "Version held"
 
 
 class ScorerOff(Unavailable):

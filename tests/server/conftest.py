@@ -56,6 +56,7 @@ BOTH = ("sqlite", "postgresql")
 # Folders of tests that hold on both.
 SLICES = (
     "adapters",
+    "assignments",
     "auth",
     "devices",
     "http",
