@@ -43,7 +43,7 @@ router = Routes(prefix="/v1/leases", tags=["leases"])
 
 def _look(place: Place, principal: Principal, asked: LeaseRequest) -> Asking:
     """The device as the queue sees it."""
-    with place.database.reading() as session:
+    with place.database.glancing() as session:
         service = LeaseService(session, place.settings.lease_seconds)
         return service.asking(principal.tenant, principal.device_id or "", asked)
 
