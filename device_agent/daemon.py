@@ -145,7 +145,8 @@ class Daemon:
         """A job, a wait for one, or a pause. Raises Unauthorized if the server refuses this device."""
         began = time.monotonic()
         try:
-            ended = self._turn(client, WAIT_SECONDS)
+            # Devices that a server's restart brought together drift apart.
+            ended = self._turn(client, jittered(WAIT_SECONDS))
         except Unauthorized:
             raise
         except NotNow as error:

@@ -60,7 +60,7 @@ START_FILE = FILE_ROUTE | {"responses": FILE_ROUTE["responses"] | raises(Gone, S
 
 def _look(place: Place, principal: Principal, asked: LeaseRequest) -> Asking:
     """The device as the queue sees it."""
-    with place.database.reading() as session:
+    with place.database.glancing() as session:
         service = LeaseService(session, place.settings.lease_seconds)
         return service.asking(principal.tenant, principal.device_id or "", asked)
 

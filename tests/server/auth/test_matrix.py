@@ -9,13 +9,16 @@ from datetime import timedelta
 
 import pytest
 from fastapi import APIRouter, FastAPI
+from sqlalchemy import select
 
 from server.auth.guard import Device as DeviceCaller
 from server.auth.guard import Holder, OneTime, Open
 from server.auth.models import Role
 from server.auth.service import TokenService
 from server.auth.tenants import TenantService, UserService
+from server.clock import utc_now
 from server.devices.service import DeviceService
+from server.formats.models import Conversion, ConversionFile, ConversionState
 from server.http.place import Reading
 from shared.access import Scope
 from shared.signing import new_private_key, public_text
@@ -342,9 +345,16 @@ def test_every_route_with_every_kind_of_caller(routes, callers):
 
 
 @pytest.fixture
-def theirs(fleet, app, device, lease, tmp_path):
+def theirs(fleet, home, app, device, lease, tmp_path):
     """What tenant `default` owns, by what paths call it."""
     finish(device, lease, Run(lease, tmp_path, steps=3, best=2, job_seed=0))
+    assert app.post("/v1/adapters/alice-movies/versions/1/merged").status_code == 202
+    with home.database.writing() as session:
+        # No worker is here to make it.
+        merged = session.scalars(select(Conversion)).one()
+        merged.state, merged.ready_at = ConversionState.READY, utc_now()
+        sha256 = home.artifacts.put(b"merged")
+        session.add(ConversionFile(conversion_number=merged.number, path="README.md", size=6, sha256=sha256))
     fleet.ready_job(app, start={"adapter": lease["job"]["request"]["adapter"]})
     return ABSENT | {
         "job_id": lease["job"]["id"],  # which has ended, and so have its events
