@@ -6,6 +6,7 @@ import typer
 
 from bench.agent import agent
 from bench.precision import precision
+from bench.registry import registry
 from bench.server import server
 from bench.step import step
 
@@ -14,6 +15,7 @@ app.command()(step)
 app.command()(precision)
 app.command()(agent)
 app.command()(server)
+app.command()(registry)
 
 
 @app.callback()

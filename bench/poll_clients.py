@@ -23,6 +23,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel
 
+from device_agent.backoff import jittered
 from shared.canonical import sha256_hex
 from shared.job import Progress, Result
 from shared.lora import dump_adapter
@@ -96,18 +97,19 @@ class Device:
         signer = RequestSigner(Ed25519PrivateKey.from_private_bytes(base64.b64decode(key)), time.time)
         self._connection = Connection(orders, token, signer)
         self._notes = notes
-        asked = {"datasets": [orders.dataset], "wait_seconds": WAIT_SECONDS, "capabilities": CAPABILITIES}
-        self._request = LeaseRequest.model_validate(asked).model_dump_json(exclude_none=True).encode()
+        self._dataset = orders.dataset
 
     async def work(self) -> None:
         """Until cancelled."""
         try:
             while True:
+                wait = jittered(WAIT_SECONDS)
+                body = self._request(wait)
                 began = time.monotonic()
-                status, content = await self._connection.ask("POST", "/v1/leases", self._request)
+                status, content = await self._connection.ask("POST", "/v1/leases", body)
                 now = time.monotonic()
                 if status == 204:
-                    self._notes.seconds["poll without a job"].append(now - began - WAIT_SECONDS)
+                    self._notes.seconds["poll without a job"].append(now - began - wait)
                 elif status == 200:
                     lease = json.loads(content)
                     sent = self._notes.submitted[lease["job"]["request"]["adapter"]]
@@ -119,6 +121,10 @@ class Device:
                     await asyncio.sleep(1)
         finally:
             self._connection.close()
+
+    def _request(self, wait: float) -> bytes:
+        asked = {"datasets": [self._dataset], "wait_seconds": wait, "capabilities": CAPABILITIES}
+        return LeaseRequest.model_validate(asked).model_dump_json(exclude_none=True).encode()
 
     async def _train(self, lease: dict[str, Any]) -> None:
         path = f"/v1/leases/{lease['id']}"

@@ -180,7 +180,7 @@ def _publish(app: httpx.Client, operator: httpx.Client, port: int) -> list[str]:
         device.put(f"/v1/leases/{lease['id']}/adapter", content=data).raise_for_status()
         done = {"adapter_sha256": sha256_hex(data), "result": RESULT}
         device.post(f"/v1/leases/{lease['id']}/complete", json=done).raise_for_status()
-        names.append(lease["job"]["adapter"])
+        names.append(job["adapter"])
     return names
 
 

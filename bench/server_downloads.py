@@ -47,12 +47,16 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Source:
-    """Where the files may be had. before: what stands before a file's name in its path."""
+    """Where files may be had. sets: each download fetches one of them, in turn; of each file, path and bytes."""
 
     name: str
     port: int
-    before: str
+    sets: tuple[tuple[tuple[str, int], ...], ...]
     headers: str = ""
+
+    def bytes(self, downloads: int) -> int:
+        """Of so many downloads."""
+        return sum(size for number in range(downloads) for _, size in self.sets[number % len(self.sets)])
 
 
 def measure(quick: bool) -> tuple[list[Row], dict[str, float]]:
@@ -61,19 +65,21 @@ def measure(quick: bool) -> tuple[list[Row], dict[str, float]]:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         settings = make_home(root).model_copy(update={"delivery": Delivery.ACCEL})
-        with _server(settings) as (pid, port):
+        with serving(settings) as (pid, port):
             token, files = _publish(settings, port)
             bearer = f"Authorization: Bearer {token}\r\n"
-            ours = Source("stream", port, "/v1/files/", bearer)
-            idle = _peak(pid)
+            asked = tuple(((f"/v1/files/{file}", FILE_BYTES),) for file in files)
+            lying = tuple(((f"/{DiskArtifacts.name(file)}", FILE_BYTES),) for file in files)
+            ours = Source("stream", port, asked, bearer)
+            idle = peak_memory(pid)
             try:
-                with _front(root, settings, port) as (plain, accel):
-                    static = Source("nginx", plain, "/")
-                    fronted = Source("accel", accel, "/v1/files/", bearer)
-                    seconds = _race((static, ours, fronted), files, downloads, rounds)
+                with front(root, settings, port) as (plain, accel):
+                    static = Source("nginx", plain, lying)
+                    fronted = Source("accel", accel, asked, bearer)
+                    seconds = race((static, ours, fronted), downloads, rounds)
             except Missing as error:
                 return [{"what": "downloads", "skipped": str(error)}], {}
-            peak = _peak(pid)
+            peak = peak_memory(pid)
     rows: list[Row] = [
         {
             "what": "downloads",
@@ -96,7 +102,7 @@ def measure(quick: bool) -> tuple[list[Row], dict[str, float]]:
 
 
 @contextmanager
-def _server(settings: Settings) -> Iterator[tuple[int, int]]:
+def serving(settings: Settings) -> Iterator[tuple[int, int]]:
     """`mobizo-server run` with a worker: process id and port."""
     command = [sys.executable, "-m", "server.cli", "run", "--port", "0", "--workers", "1"]
     environment = os.environ | settings.environment() | {"PYTHONUNBUFFERED": "1"}
@@ -142,7 +148,7 @@ def _publish(settings: Settings, port: int) -> tuple[str, list[str]]:
 
 
 @contextmanager
-def _front(root: Path, settings: Settings, port: int) -> Iterator[tuple[int, int]]:
+def front(root: Path, settings: Settings, port: int) -> Iterator[tuple[int, int]]:
     """An nginx: the port where it sends the files as they lie, and the one where it asks the server first.
 
     Raises Missing.
@@ -166,21 +172,20 @@ def _front(root: Path, settings: Settings, port: int) -> Iterator[tuple[int, int
         yield plain, accel
 
 
-def _race(sources: tuple[Source, ...], files: list[str], downloads: int, rounds: int) -> dict[Source, list[float]]:
+def race(sources: tuple[Source, ...], downloads: int, rounds: int) -> dict[Source, list[float]]:
     """Seconds of each round, the sources taking turns."""
     seconds: dict[Source, list[float]] = {source: [] for source in sources}
     for _ in range(rounds):
         for source in sources:
-            seconds[source].append(_read(source, files, downloads))
+            seconds[source].append(_read(source, downloads))
     return seconds
 
 
-def _read(source: Source, files: list[str], downloads: int) -> float:
+def _read(source: Source, downloads: int) -> float:
     """Seconds from the first reader's begin to the last one's end."""
-    name = DiskArtifacts.name if source.name == "nginx" else str
-    paths = [source.before + name(files[number % len(files)]) for number in range(downloads)]
-    plan = {"host": "127.0.0.1", "port": source.port, "size": FILE_BYTES, "headers": source.headers}
-    readers = [_reader(plan | {"paths": paths[number::READERS]}) for number in range(READERS)]
+    lists = [source.sets[number % len(source.sets)] for number in range(downloads)]
+    plan = {"host": "127.0.0.1", "port": source.port, "headers": source.headers}
+    readers = [_reader(plan | {"downloads": lists[number::READERS]}) for number in range(READERS)]
     for _, given, _ in readers:
         given.write("go\n")
         given.flush()
@@ -190,7 +195,7 @@ def _read(source: Source, files: list[str], downloads: int) -> float:
         if reader.returncode != 0:
             raise RuntimeError(f"a reader of {source.name} failed")
         told.append(json.loads(out))
-    if sum(each["bytes"] for each in told) != downloads * FILE_BYTES:
+    if sum(each["bytes"] for each in told) != source.bytes(downloads):
         raise RuntimeError(f"{source.name} sent other files than it was asked for")
     return float(max(each["ended"] for each in told) - min(each["began"] for each in told))
 
@@ -208,7 +213,7 @@ def _reader(plan: dict[str, Any]) -> tuple[subprocess.Popen[str], IO[str], IO[st
     return process, process.stdin, process.stdout
 
 
-def _peak(pid: int) -> int:
+def peak_memory(pid: int) -> int:
     """The highest resident set of a process, bytes."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(found[1]) * 1024 if found else 0

@@ -109,15 +109,15 @@ def _measure(directory: Path, engine: Any, url: str | None, kills: int) -> Row:
     }
 
 
-def make_home(directory: Path, engine: Any = "embedded", url: str | None = None) -> Settings:
-    """A home as `init` makes it, with one tiny base that the tests' compiler takes."""
+def make_home(directory: Path, engine: Any = "embedded", url: str | None = None, shape: BaseShape = SHAPE) -> Settings:
+    """A home as `init` makes it, with one base `tiny` of this shape that the tests' compiler takes."""
     source = directory / "source"
     source.mkdir(parents=True)
     words = {word: number for number, word in enumerate(("[UNK]", "It", "was", "terrible", "great"))}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))  # no secret
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(source / "tokenizer.json"))
-    (source / "shape.json").write_text(SHAPE.model_dump_json())
+    (source / "shape.json").write_text(shape.model_dump_json())
     (source / "behaviour.json").write_text(json.dumps({"seconds": COMPILE_SECONDS}))
     settings = Settings(
         home=directory / "home",
@@ -145,7 +145,7 @@ def make_home(directory: Path, engine: Any = "embedded", url: str | None = None)
                 name="tiny",
                 source=str(source),
                 sha256="b" * 64,
-                shape=SHAPE,
+                shape=shape,
                 parameters=1000,
                 tokenizer_sha256=open_artifacts(settings).put((source / "tokenizer.json").read_bytes()),
                 created_at=utc_now(),

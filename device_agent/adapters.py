@@ -31,7 +31,8 @@ from shared.job import NAME
 from shared.lora import F32, load_adapter
 from shared.program import ProgramFile, ProgramManifest, SignedManifest
 from shared.recipe import Sha256
-from shared.signing import key_id, verify_manifest
+from shared.registry import SignedAdapter
+from shared.signing import choose_key, verify_adapter, verify_manifest
 from shared.task import Task
 
 KEPT_VERSIONS = 2  # the one in use, and the one to go back to
@@ -48,6 +49,14 @@ class KeptAdapter(BaseModel):
     signed: SignedManifest
     sha256: Sha256 = Field(description="of the adapter file")
     kept_at: datetime
+    origin: SignedAdapter | None = Field(None, description="the registry's version that it is; null: trained here")
+
+    @property
+    def words(self) -> str:
+        """Which adapter it is, for people."""
+        if self.origin is None:
+            return f"of job {self.job_id}"
+        return f"version {self.origin.manifest.version}, of job {self.job_id}"
 
     @property
     def files(self) -> tuple[ProgramFile, ...]:
@@ -73,14 +82,29 @@ class AdapterShelf:
     def __init__(self, home: Home) -> None:
         self._directory = home.path / "adapters"
 
-    def keep(self, name: str, adapter: bytes, signed: SignedManifest, task: Task, job_id: str) -> KeptAdapter:
+    def keep(
+        self,
+        name: str,
+        adapter: bytes,
+        signed: SignedManifest,
+        task: Task,
+        job_id: str,
+        origin: SignedAdapter | None = None,
+    ) -> KeptAdapter:
         """Puts an adapter file on the shelf as the newest of its name; the same job's file twice is kept once.
 
-        Raises InvalidUpload if the file does not fit the manifest, OSError if the disk is full; nothing changed then.
+        origin: the registry's version that it is, if it comes from there. Raises InvalidUpload if the file does not fit
+        the manifest, OSError if the disk is full; nothing changed then.
         """
         load_adapter(adapter, signed.manifest.size)
         about = KeptAdapter(
-            name=name, job_id=job_id, task=task, signed=signed, sha256=sha256_hex(adapter), kept_at=datetime.now(UTC)
+            name=name,
+            job_id=job_id,
+            task=task,
+            signed=signed,
+            sha256=sha256_hex(adapter),
+            kept_at=datetime.now(UTC),
+            origin=origin,
         )
         with self._lock():
             versions = self._versions(name)
@@ -106,14 +130,27 @@ class AdapterShelf:
         data = _adapter(version).read_bytes() if _adapter(version).is_file() else b""
         if about is None or sha256_hex(data) != about.sha256:
             raise Untrusted(f"{version} is damaged; `mobizo-agent adapters rollback {name}` takes the one before")
-        signer = next((key for key in keys if key_id(key) == about.signed.key_id), keys[0])
-        manifest = verify_manifest(about.signed, signer)
+        manifest = verify_manifest(about.signed, choose_key(about.signed.key_id, keys))
+        if about.origin is not None:
+            origin = verify_adapter(about.origin, choose_key(about.origin.key_id, keys))
+            if origin.sha256 != about.sha256:
+                raise Untrusted(f"{version} is not the version that its server vouched for; pull it again")
         return OpenedAdapter(about, manifest, load_adapter(data, manifest.size))
 
     def kept(self) -> list[KeptAdapter]:
         """The newest adapter of every name, by name."""
         newest = (self._read(self._versions(name)[-1]) for name in self._names())
         return [about for about in newest if about is not None]
+
+    def newest(self, name: str) -> str | None:
+        """What tells one newest adapter of a name from the next; None if none is kept."""
+        versions = self._versions(name)
+        return versions[-1].name if versions else None
+
+    def arriving(self, sha256: str) -> Path:
+        """Where an adapter file is downloaded to, before it is kept; what a kill leaves there is gone on with."""
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return self._directory / f".{sha256}"
 
     def has_previous(self, name: str) -> bool:
         """Whether `rollback` can go back."""

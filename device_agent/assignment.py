@@ -27,6 +27,7 @@ from device_agent.journal import RunDirectory, RunPlan
 from device_agent.lease import LeaseKeeper
 from device_agent.messages import describe
 from device_agent.seen import SeenVersions
+from device_agent.start import admit_start, fetch_start, holds_start
 from shared.errors import Gone, MobizoError, NotFound, Unauthorized, Unavailable
 from shared.job import JobError, Progress, Result
 from shared.program import ProgramFile, ProgramManifest
@@ -73,7 +74,7 @@ class _Failed(Exception):
 class Tools:
     """What every assignment of a device works with."""
 
-    key: Ed25519PublicKey
+    keys: tuple[Ed25519PublicKey, ...]  # the server's, then those that handed over to it
     cache: FileCache
     seen: SeenVersions
     shelf: AdapterShelf
@@ -130,7 +131,7 @@ class Assignment:
             return self._fail(reason, str(error))
 
     def _attempt(self) -> Ended:
-        manifest = admit(self.lease, self.tools.key, self.tools.seen)
+        manifest = admit(self.lease, self.tools.keys[0], self.tools.seen)
         conduct = Conduct(self.tools.guard, self.lease.job.request.rules, self._tell, self._over, self.wait)
         self._forget_another(manifest)
         result = self.run.result()
@@ -171,7 +172,10 @@ class Assignment:
         """Everything the training process needs, on this disk."""
         cache = self.tools.cache
         cache.reserve(manifest.training_files)
+        start = admit_start(self.lease, manifest, self.tools.keys)
         paths = {file.role: self._fetch(conduct, file) for file in manifest.training_files}
+        if start is not None and not holds_start(self.run, start):
+            conduct.transfer(lambda progress: fetch_start(self.client, self.lease.id, self.run, start, progress))
         self._check()
         return RunPlan(
             job_id=self.lease.job.id,
@@ -182,6 +186,8 @@ class Assignment:
             program=paths["program"],
             weights=paths["weights"],
             tokenizer=paths["tokenizer"],
+            start=None if start is None else self.run.start,
+            start_sha256=None if start is None else start.sha256,
         )
 
     def _fetch(self, conduct: Conduct, file: ProgramFile) -> Path:

@@ -58,6 +58,13 @@ class Chat:
         if self.form == "chatml" and not _has_marks(self.model.tokenizer):
             raise BadRequest(f"the tokenizer lacks {OPEN} and {CLOSE}, so there is no ChatML; use --form plain")
 
+    def use(self, model: PersonalModel) -> None:
+        """Goes on with another model; what was said is forgotten if its tokens mean something else there."""
+        if model.manifest.file("tokenizer") != self.model.manifest.file("tokenizer"):
+            self.forgotten += len(self._turns)
+            self._turns.clear()
+        self.model = model
+
     def answer(self, text: str) -> Generator[str, None, None]:
         """Pieces of the answer to `text` as they come; whoever has enough closes the iterator.
 

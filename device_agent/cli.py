@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from device_agent import adapter_cli, machine_cli, run_cli
+from device_agent import adapter_cli, machine_cli, run_cli, shelf_cli
 from device_agent.client import DeviceClient
 from device_agent.errors import AlreadyRunning, NotEnrolled
 from device_agent.joining import join
@@ -99,6 +99,7 @@ def _ask_to_join(place: Home, server: str, name: str, json_lines: bool) -> Devic
 app.add_typer(run_cli.app)
 app.add_typer(machine_cli.app)
 app.add_typer(adapter_cli.app)
+app.add_typer(shelf_cli.app, name="adapters")
 
 
 def spell_out(arguments: list[str]) -> list[str]:

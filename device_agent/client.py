@@ -22,6 +22,7 @@ from shared.protocol import (
     AdapterVersion,
     Completion,
     Decline,
+    DeviceAdapter,
     DeviceEnrol,
     DeviceGrant,
     Lease,
@@ -31,12 +32,14 @@ from shared.protocol import (
     SignedRunner,
     UploadReceipt,
 )
+from shared.registry import AdapterManifest
 from shared.request_signature import RequestSigner
 from shared.succession import ServerKeys
 from shared.transport import ByteProgress, Transport
 
 HEARTBEAT_TIMEOUT = 10.0  # seconds
 LEAVE_TIMEOUT = 2.0
+_OWN = "/v1/devices/self/adapters"
 REPLAY_TIMEOUT = 180.0  # that the server may take to replay a trajectory, behind others
 
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -142,6 +145,22 @@ class DeviceClient:
         self._transport.download(
             f"/v1/files/{file.sha256}", target, size=file.size, sha256=file.sha256, progress=progress
         )
+
+    def download_start(
+        self, lease_id: str, start: AdapterManifest, target: Path, progress: ByteProgress | None = None
+    ) -> None:
+        """Fetches the LoRA-B that a leased job goes on from. Raises Untrusted if something else arrived."""
+        path = f"/v1/leases/{lease_id}/start"
+        self._transport.download(path, target, size=start.size, sha256=start.sha256, progress=progress)
+
+    def adapter(self, name: str, revision: str) -> DeviceAdapter:
+        """An adapter version that this device may have. Raises AdapterNotFound, RevisionNotFound or VersionHeld."""
+        return _read(DeviceAdapter, self._ask("GET", f"{_OWN}/{name}/{revision}"))
+
+    def download_adapter(self, adapter: AdapterManifest, target: Path, progress: ByteProgress | None = None) -> None:
+        """Fetches the LoRA-B of such a version. Raises Untrusted if something else arrived."""
+        path = f"{_OWN}/{adapter.adapter}/{adapter.revision}/lora_B.safetensors"
+        self._transport.download(path, target, size=adapter.size, sha256=adapter.sha256, progress=progress)
 
     def runner(self, system: str) -> SignedRunner:
         """The native runner that the server has for a platform such as linux-aarch64. Raises NotFound."""

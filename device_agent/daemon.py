@@ -38,7 +38,6 @@ from shared.errors import BadRequest, MobizoError, Unauthorized
 from shared.job import JobError, Progress
 from shared.program import ProgramManifest
 from shared.protocol import Lease
-from shared.signing import parse_public
 
 WAIT_SECONDS = 20.0  # the server may hold a request for a job this long
 PAUSE_SECONDS = 30.0  # after a job given back, or a server that does not answer
@@ -146,7 +145,8 @@ class Daemon:
         """A job, a wait for one, or a pause. Raises Unauthorized if the server refuses this device."""
         began = time.monotonic()
         try:
-            ended = self._turn(client, WAIT_SECONDS)
+            # Devices that a server's restart brought together drift apart.
+            ended = self._turn(client, jittered(WAIT_SECONDS))
         except Unauthorized:
             raise
         except NotNow as error:
@@ -212,14 +212,14 @@ class Daemon:
         self._display.begin(job.id, job.request.adapter)
         self._watchdog.expect(longest_silence(lease.manifest.manifest, dataset))
         self._config = follow_server(self._home, self._config, client, lease.manifest.key_id)
-        key = parse_public(self._config.public_key)
+        keys = self._config.trusted_keys()
         with LeaseKeeper(client, lease) as keeper:
             ended = Assignment(
                 client=client,
                 lease=lease,
                 keeper=keeper,
                 tools=Tools(
-                    key, self._cache, self._seen, self._shelf, self._guard, self._engines, self._may_send_trajectory
+                    keys, self._cache, self._seen, self._shelf, self._guard, self._engines, self._may_send_trajectory
                 ),
                 run=run,
                 dataset=dataset,

@@ -21,3 +21,4 @@ AdbOption = Annotated[
     str | None,
     typer.Option("--adb", metavar="[SERIAL]", help="train on a phone behind adb: this one, or the only one there is"),
 ]
+NameArgument = Annotated[str, typer.Argument(metavar="ADAPTER", help="its name; `adapters list` shows them")]

@@ -257,7 +257,8 @@ def _demo(report_path: Path, directory: Path, steps: int, test_limit: int) -> No
             processes.check()
             raise MobizoError(f"the job is {job.state}: {job.error.detail if job.error else 'no reason given'}")
         pulled = directory / "adapter"
-        client.pull(job.request.adapter, pulled)
+        # This very version: one that did not get better is held, and `main` is not it.
+        client.pull(job.request.adapter, pulled, job.adapter_version or "main")
         classified = classify(pulled, directory / "logs")
         report = _report(client, job, time.monotonic() - began)
     report_path.write_text(json.dumps(report, indent=2) + "\n")

@@ -11,8 +11,11 @@ from rich.table import Table
 
 from mobizo.access_cli import tokens, whoami
 from mobizo.console import DEFAULT_SERVER, Json, Server, Token, connected, err, out, print_json, stop, whole
-from mobizo.job_file import parse_hours, read_request
+from mobizo.decisions_cli import commands as decisions
+from mobizo.job_file import parse_hours, parse_start, read_request
 from mobizo.live import show_live
+from mobizo.registry_cli import commands as registry
+from mobizo.scoring_cli import commands as scoring
 from shared.errors import BadRequest
 from shared.job import MOST_PRIORITY, JobState, JobView
 from shared.protocol import DeviceRequestView
@@ -20,6 +23,8 @@ from shared.protocol import DeviceRequestView
 app = typer.Typer(help="Submit personalization jobs, watch them, pull adapters.", no_args_is_help=True)
 app.add_typer(tokens, name="tokens")
 app.command()(whoami)
+for group in (registry, decisions, scoring):
+    app.registered_commands += group.registered_commands
 
 
 @app.command()
@@ -44,6 +49,10 @@ def submit(
         int | None,
         typer.Option(min=-MOST_PRIORITY, max=MOST_PRIORITY, help="the higher goes first among the tenant's jobs"),
     ] = None,
+    start: Annotated[str | None, typer.Option(help="go on from an adapter: NAME or NAME@REVISION")] = None,
+    history: Annotated[
+        str | None, typer.Option(help="ask for the run's trajectory: none, beside LoRA-B, or instead of it")
+    ] = None,
     watch: Annotated[bool, typer.Option(help="stay and show progress")] = False,
     as_json: Json = False,
 ) -> None:
@@ -59,7 +68,13 @@ def submit(
         rules: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if hours:
             rules["hours"] = [parse_hours(text) for text in hours]
-        request = read_request(file, rules, shrink, priority)
+        others = {
+            "shrink": shrink or None,
+            "priority": priority,
+            "start": start and parse_start(start),
+            "history": history,
+        }
+        request = read_request(file, rules, {name: value for name, value in others.items() if value is not None})
     except BadRequest as error:
         raise stop(error.detail, 2) from error
     with connected(server, token) as client:
@@ -135,38 +150,6 @@ def cancel(job_id: str, server: Server = DEFAULT_SERVER, token: Token = "", as_j
     with connected(server, token) as client:
         job = client.cancel(job_id)
     print_json(job) if as_json else out.print(f"{job.id}  {job.state}")
-
-
-@app.command(name="adapters")
-def list_adapters(server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
-    """List adapters."""
-    with connected(server, token) as client:
-        adapters = list(client.adapters())
-    if as_json:
-        print_json(list[BaseModel](adapters))
-        return
-    table = Table(whole("adapter"), "versions", "user", "tuned accuracy", "latest")
-    for adapter in adapters:
-        tuned = None if adapter.latest is None else adapter.latest.result.tuned_accuracy
-        accuracy = "" if tuned is None else f"{tuned:.1%}"
-        latest = "" if adapter.latest is None else adapter.latest.created_at.isoformat(" ", "seconds")
-        table.add_row(adapter.name, str(adapter.versions), adapter.user, accuracy, latest)
-    out.print(table)
-
-
-@app.command()
-def pull(
-    name: str,
-    to: Annotated[Path, typer.Option("--to", help="directory to write")],
-    version: Annotated[int | None, typer.Option(help="a version; `main` by default")] = None,
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
-    as_json: Json = False,
-) -> None:
-    """Download an adapter as a PEFT directory."""
-    with connected(server, token) as client:
-        found = client.pull(name, to, version)
-    print_json(found) if as_json else out.print(f"{name} version {found.version} -> {to}")
 
 
 @app.command()

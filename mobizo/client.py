@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from mobizo.access import Access
-from mobizo.adapters import Adapters
+from mobizo.history import Histories
 from mobizo.jobs import Event, Jobs
+from mobizo.scoring import Scoring
 
 __all__ = ["Client", "Event"]
 
 
-class Client(Jobs, Adapters, Access):
-    """One server, seen by one token: jobs, adapters, and who may do what.
+class Client(Jobs, Histories, Scoring, Access):
+    """One server, seen by one token: jobs, adapters, scoring, and who may do what.
 
     Synchronous; use one in a thread. Every method raises shared.errors.MobizoError with what the server said.
     """

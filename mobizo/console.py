@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Column
 
 from mobizo.client import Client
+from mobizo.pins import Pins, default_path
 from shared.errors import MobizoError
 
 out = Console(highlight=False)
@@ -30,7 +31,7 @@ def connected(server: str, token: str) -> Iterator[Client]:
     if not token:
         raise stop("no token: give --token or set MOBIZO_TOKEN", 2)
     try:
-        with Client(server, token) as client:
+        with Client(server, token, pins=Pins(default_path())) as client:
             yield client
     except MobizoError as error:
         raise stop(error.detail, 1) from error

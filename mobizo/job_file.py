@@ -14,11 +14,10 @@ from shared.job import JobRequest
 from shared.rules import QuietHours
 
 
-def read_request(file: Path, rules: dict[str, Any], shrink: bool, priority: int | None = None) -> JobRequest:
-    """The job in `file`, with these rules in place of the file's own of the same names.
+def read_request(file: Path, rules: dict[str, Any], changes: dict[str, Any]) -> JobRequest:
+    """The job in `file`, with these rules and other fields in place of the file's own of the same names.
 
-    shrink: whether the job may shrink, whatever the file says. priority: in place of the file's. Raises BadRequest,
-    naming the field.
+    Raises BadRequest, naming the field.
     """
     try:
         job = json.loads(file.read_bytes())
@@ -27,10 +26,7 @@ def read_request(file: Path, rules: dict[str, Any], shrink: bool, priority: int 
     if isinstance(job, dict):
         if rules and isinstance(job.setdefault("rules", {}), dict):
             job["rules"] |= rules
-        if shrink:
-            job["shrink"] = True
-        if priority is not None:
-            job["priority"] = priority
+        job |= changes
     try:
         return JobRequest.model_validate_json(json.dumps(job))
     except ValidationError as error:
@@ -47,3 +43,9 @@ def parse_hours(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise BadRequest(f"{text!r} is no span of hours such as 22:00-06:00") from error
     return span.model_dump(mode="json")
+
+
+def parse_start(text: str) -> dict[str, Any]:
+    """The job's form of NAME or NAME@REVISION."""
+    adapter, _, revision = text.partition("@")
+    return {"adapter": adapter} | ({"revision": revision} if revision else {})

@@ -14,6 +14,7 @@ from starlette.types import Lifespan
 from server.adapters import changes, rules
 from server.adapters import endpoints as adapters
 from server.artifacts.opening import open_artifacts
+from server.assignments import endpoints as assignments
 from server.auth import endpoints as access
 from server.clock import utc_now
 from server.db.database import Database
@@ -57,6 +58,7 @@ SLICES = (
     adapters,
     changes,
     rules,
+    assignments,
     formats,
     scoring,
     history,

@@ -12,6 +12,7 @@ MobizoError
 |  |- InvalidUpload     422     an adapter file that does not fit its program
 |  |  |- InvalidTrajectory 422  a ledger that is damaged, or not of this job's run
 |  |  `- TrajectoryMismatch 422 a ledger that does not yield the adapter that it came with
+|  |- StartMismatch     422     a job whose program cannot go on from the adapter version that it names
 |  |- UnsupportedFormat 422     a format that this adapter cannot be converted to exactly
 |  `- DigestMismatch    400     a body that is not what its Content-Digest says
 |- Unauthorized         401   no valid token
@@ -24,6 +25,8 @@ MobizoError
 |  |- RevisionNotFound  404     a version, tag or revision that an adapter has not
 |  `- FileNotInAdapter  404     a file that no version of that kind has
 |- Conflict             409   the thing is not in a state that allows this
+|  |- VersionHeld       409     an adapter version that waits for a person's approval
+|  |- StartDeleted      409     a job goes on from an adapter version that is there no more
 |  |- NotReplayable     409     a version whose earlier steps cannot be made again
 |  `- Replayed          409     a signed request that came before
 |- Gone                 410   a lease that ended
@@ -150,6 +153,12 @@ class TrajectoryMismatch(InvalidUpload):
     code, title = "trajectory-mismatch", "Trajectory mismatch"
 
 
+class StartMismatch(BadRequest):
+    """A run of this job cannot go on from that adapter version; give it the version's own recipe."""
+
+    status, code, title = 422, "start-mismatch", "Start does not fit"
+
+
 class UnsupportedFormat(BadRequest):
     """This adapter cannot be converted to that format exactly; take another format."""
 
@@ -226,6 +235,18 @@ class NotReplayable(Conflict):
     """This version's steps cannot be made again: it came without a trajectory, or with one that was not verified."""
 
     code, title = "not-replayable", "Not replayable"
+
+
+class VersionHeld(Conflict):
+    """The adapter version waits for a person's approval; approve it first."""
+
+    code, title = "version-held", "Version held"
+
+
+class StartDeleted(Conflict):
+    """The adapter version that the job goes on from was deleted; submit a job with another start."""
+
+    code, title = "start-deleted", "Start deleted"
 
 
 class Replayed(Conflict):

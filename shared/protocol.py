@@ -67,6 +67,11 @@
     GET  /v1/adapters/{name}/versions/{version}/steps/{step}/lora_B.safetensors    -> bytes       app
     GET  /v1/adapters/{name}/versions/{version}/peft       -> PeftListing          app
     GET  /v1/adapters/{name}/versions/{version}/peft/{file} -> bytes               app
+    GET  /v1/adapters/{name}/devices                       -> Page of AssignmentView  app
+    PUT  /v1/adapters/{name}/devices/{id}                  -> AssignmentView       app
+    DELETE /v1/adapters/{name}/devices/{id}                -> 204                  app
+    GET  /v1/devices/self/adapters/{name}/{revision}       -> DeviceAdapter        device (its own, or assigned)
+    GET  /v1/devices/self/adapters/{name}/{revision}/lora_B.safetensors  -> bytes  device (its own, or assigned)
     POST /v1/adapters/{name}/versions/{version}/merged     -> MergedModel          app
     GET  /v1/adapters/{name}/versions/{version}/merged     -> MergedModel          app
     GET  /v1/adapters/{name}/versions/{version}/merged/{file} -> bytes             app
@@ -91,7 +96,7 @@ from shared.capabilities import Capabilities, LabelName, Labels, LabelValue
 from shared.job import NAME, JobError, JobState, JobView, Result
 from shared.program import SignedManifest
 from shared.recipe import Recipe, Sha256
-from shared.registry import Parent, VersionState
+from shared.registry import Parent, SignedAdapter, VersionState
 
 Item = TypeVar("Item")
 
@@ -241,6 +246,9 @@ class Lease(_Wire):
     id: str
     job: JobView
     manifest: SignedManifest
+    start: SignedAdapter | None = Field(
+        None, description="whose LoRA-B the run begins from, which `/start` sends; null: B = 0"
+    )
     expires_at: datetime
 
 
@@ -352,6 +360,21 @@ class AdapterView(_Wire):
     tags: dict[str, int] = Field(default_factory=dict, description="versions by the tags on them")
     created_at: datetime
     removed_after: datetime | None = Field(None, description="when a deleted adapter is lost for good")
+
+
+class AssignmentView(_Wire):
+    """That a device may have an adapter's published versions."""
+
+    adapter: str
+    device_id: str
+    assigned_at: datetime
+
+
+class DeviceAdapter(_Wire):
+    """An adapter version for use on a device, and the program that runs it."""
+
+    adapter: SignedAdapter
+    program: SignedManifest
 
 
 class PeftFile(_Wire):

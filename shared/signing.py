@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Sequence
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
@@ -46,6 +47,11 @@ def parse_public(text: str) -> Ed25519PublicKey:
 def key_id(key: Ed25519PublicKey) -> str:
     """A short name of a public key: 16 hexadecimal digits of its sha256."""
     return sha256_hex(public_text(key).encode())[:16]
+
+
+def choose_key(named: str, keys: Sequence[Ed25519PublicKey]) -> Ed25519PublicKey:
+    """The key of `keys` with that id; the first where none has it, which then refuses the signature."""
+    return next((key for key in keys if key_id(key) == named), keys[0])
 
 
 def fingerprint(public: str) -> str:

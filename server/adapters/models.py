@@ -50,6 +50,7 @@ class StoredVersion(Numbered, Table):
         # What a list of versions looks at, and what looks for the latest approved one.
         Index("ix_adapter_versions_state", "adapter_number", "number", "kept_state", "deleted_at"),
         Index("ix_adapter_versions_revision", "adapter_number", "revision"),
+        Index("ix_adapter_versions_device", "device_id", "adapter_number"),
         Index("ix_adapter_versions_deleted", "deleted_at", sqlite_where=_DELETED, postgresql_where=_DELETED),
     )
 

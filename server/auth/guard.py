@@ -39,7 +39,7 @@ class Rule:
 
 
 def _lookup(place: Place, bearer: str) -> Principal:
-    with place.database.reading() as session:
+    with place.database.glancing() as session:
         return TokenService(session).principal(bearer)
 
 

@@ -1,4 +1,4 @@
-"""Engine and transactions: one that reads, one that writes. Knows no tables.
+"""Engine and transactions: one that reads, one that writes, and a glance, which is none. Knows no tables.
 
 On SQLite a writing transaction takes the write lock when it begins (BEGIN IMMEDIATE): what it read cannot change
 before it writes, and two writers wait for each other instead of failing half-way.
@@ -7,19 +7,25 @@ On PostgreSQL a reading transaction is REPEATABLE READ and READ ONLY: one snapsh
 be tried again. A writing one is READ COMMITTED with locks on the rows that it is about (`server.db.locking`): it waits
 for who is there first and then goes on from what that one left, where SERIALIZABLE would make one of the two start
 over. What locks do not order, unique constraints do: the later one meets a `Collision` and starts over.
+
+What a transaction costs beside its statements, beginning, end and the question whether its connection still stands, are
+trips to PostgreSQL as long as a statement's. So a glance has none of them, and only a connection that rested, or that
+something has come in on, is asked.
 """
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, InvalidatePoolError
 from sqlalchemy.orm import Session, sessionmaker
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from server.db.failures import told
 from server.db.sqlite import tune_sqlite
@@ -27,6 +33,8 @@ from server.db.tuning import Tuning
 from shared.errors import BadRequest
 
 CLOSE_SECONDS = 5.0
+RESTED_SECONDS = 1.0  # a connection not used for as long is asked whether it still stands, though nothing was heard
+_RESTS_SINCE = "mobizo-rests-since"
 APPLICATION = "mobizo-server"
 DRIVERS = {
     "sqlite": "sqlite",
@@ -45,19 +53,26 @@ class Database:
     def __init__(self, url: str, tuning: Tuning | None = None) -> None:
         """Raises BadRequest for a URL of another kind of database."""
         self.engine = _engine(_parsed(url), tuning or Tuning())
-        self._reading = sessionmaker(self._reader(), autoflush=False)
+        self._reading = sessionmaker(self._reader("REPEATABLE READ"), autoflush=False)
+        self._glancing = sessionmaker(self._reader("AUTOCOMMIT"), autoflush=False)
         self._listeners: list[Callable[[Session], None]] = []
         self._writing = sessionmaker(self.engine.execution_options(writes=True), expire_on_commit=False)
 
-    def _reader(self) -> Engine:
+    def _reader(self, isolation: str) -> Engine:
         if self.engine.dialect.name == "sqlite":
             return self.engine
-        return self.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        return self.engine.execution_options(isolation_level=isolation, postgresql_readonly=True)
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
         """A session on one snapshot; what it is told to write is dropped, or refused."""
         with told(), self._reading() as session:
+            yield session
+
+    @contextmanager
+    def glancing(self) -> Iterator[Session]:
+        """A session whose every statement reads for itself: for a single one, or where a transaction looks again."""
+        with told(), self._glancing() as session:
             yield session
 
     @contextmanager
@@ -124,11 +139,38 @@ def _engine(url: URL, tuning: Tuning) -> Engine:
         "keepalives_count": 3,
         "tcp_user_timeout": round(tuning.statement_seconds * 1000),
     }
-    return create_engine(
+    engine = create_engine(
         url,
         **pool,
-        # A connection that broke while nobody used it, as when the database is started again, is replaced unseen.
-        pool_pre_ping=True,
         pool_recycle=round(tuning.recycle_seconds),
         connect_args={name: value for name, value in given.items() if name not in url.query},
     )
+    _ask_rested(engine)
+    return engine
+
+
+def _ask_rested(engine: Engine) -> None:
+    """A connection that broke while nobody used it, as when the database is started again, is replaced unseen."""
+
+    @event.listens_for(engine, "checkin")
+    def checkin(connection: Any, record: ConnectionPoolEntry) -> None:
+        record.info[_RESTS_SINCE] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def checkout(connection: Any, record: ConnectionPoolEntry, proxy: Any) -> None:
+        since = record.info.get(_RESTS_SINCE)
+        # Who hangs up can be heard to; a host that is gone cannot.
+        if since is None or (time.monotonic() - since < RESTED_SECONDS and not _has_news(connection)):
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as error:
+            # The others of the pool broke with it.
+            raise InvalidatePoolError from error
+
+
+def _has_news(connection: Any) -> bool:
+    """Whether PostgreSQL has said something unasked on a connection, its end included. Waits for nothing."""
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))

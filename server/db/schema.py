@@ -14,6 +14,7 @@ from sqlalchemy import Engine, func, select
 from server.adapters import models as adapters
 from server.answers import models as answers
 from server.artifacts import models as artifacts
+from server.assignments import models as assignments
 from server.auth import models as auth
 from server.bases import models as bases
 from server.db.columns import Table
@@ -32,6 +33,7 @@ __all__ = [
     "adapters",
     "answers",
     "artifacts",
+    "assignments",
     "auth",
     "bases",
     "devices",

@@ -14,11 +14,12 @@ from server.artifacts.naming import hold
 from server.artifacts.store import ArtifactStore
 from server.db.database import Database
 from server.jobs.models import Job
+from server.jobs.starts import StartService
 from server.leases.models import Ending
 from server.leases.service import LeaseService
 from server.settings import Settings
 from shared.canonical import sha256_hex
-from shared.errors import Gone
+from shared.errors import Gone, InvalidTrajectory, StartDeleted
 from shared.job import TrainingSettings
 from shared.ledger import check_run, ledger_limit, read_ledger
 from shared.program import ProgramManifest
@@ -35,8 +36,12 @@ class Expected:
     limit: int
 
 
-def header_of(job: Job, manifest: ProgramManifest) -> TrajectoryHeader:
-    """What the header of a trajectory of that job says."""
+def header_of(session: Session, job: Job, manifest: ProgramManifest) -> TrajectoryHeader:
+    """What the header of a trajectory of that job says. Raises InvalidTrajectory if what it goes on from is gone."""
+    try:
+        start_sha256 = None if job.start is None else StartService(session).file(job).sha256
+    except StartDeleted as error:
+        raise InvalidTrajectory(f"{error.detail}: nothing is left to replay it from, send the adapter alone") from error
     return TrajectoryHeader(
         job_id=job.id,
         job_seed=job.request.training.seed,
@@ -44,6 +49,7 @@ def header_of(job: Job, manifest: ProgramManifest) -> TrajectoryHeader:
         noise=manifest.recipe.noise,
         queries=manifest.recipe.queries,
         size=manifest.size,
+        start_sha256=start_sha256,
     )
 
 
@@ -61,7 +67,7 @@ class TrajectoryIntake:
         lease, job = leases.find(device_id, lease_id)
         if lease.ending is not Ending.COMPLETED:
             leases.hold(lease)
-        header, training = header_of(job, leases.manifest(job).manifest), job.request.training
+        header, training = header_of(session, job, leases.manifest(job).manifest), job.request.training
         limit = min(ledger_limit(training, header.queries), self.settings.trajectory_bytes)
         return Expected(header, training, limit)
 

@@ -67,7 +67,7 @@ class ProofService:
                 lease_id,
                 completion,
                 tenant=job.tenant,
-                header=header_of(job, manifest),
+                header=header_of(session, job, manifest),
                 training=job.request.training,
                 manifest=manifest,
                 uploaded=lease.upload_sha256 == completion.adapter_sha256,

@@ -22,7 +22,19 @@ from server.jobs.events import LastEventId, job_events
 from server.jobs.repository import JobFilter, JobRepository
 from server.jobs.service import JobService
 from server.queue.explanation import ExplanationService
-from shared.errors import BadRequest, Conflict, InvalidRecipe, InvalidTask, NotFound, UnknownBase
+from shared.errors import (
+    AdapterNotFound,
+    BadRequest,
+    Conflict,
+    Forbidden,
+    InvalidRecipe,
+    InvalidTask,
+    NotFound,
+    RevisionNotFound,
+    StartMismatch,
+    UnknownBase,
+    VersionHeld,
+)
 from shared.job import NAME, JobRequest, JobState, JobView
 from shared.protocol import JobWaiting, Page
 
@@ -38,12 +50,21 @@ LOCATION: Responses = {
 @router.post(
     "",
     status_code=202,
-    responses=LOCATION | raises(UnknownBase, InvalidTask, InvalidRecipe, NotFound, Conflict),
+    responses=LOCATION
+    | raises(
+        *(UnknownBase, InvalidTask, InvalidRecipe, NotFound, Conflict),
+        *(AdapterNotFound, RevisionNotFound, StartMismatch, VersionHeld),
+    ),
 )
 def submit(
     principal: Writer, request: JobRequest, response: Response, here: Here, session: Writing, once: Once
 ) -> JobView:
-    """Asks for a personalization; watch it at the Location, or at its /events."""
+    """Asks for a personalization; watch it at the Location, or at its /events.
+
+    With `start` it goes on from an adapter version of the tenant's, which takes the scope `adapters:read` too.
+    """
+    if request.start is not None and Scope.ADAPTERS_READ not in principal.scopes:
+        raise Forbidden("start: the token lacks: adapters:read", missing=[Scope.ADAPTERS_READ])
     job = JobService(session, here.artifacts).submit(principal.tenant, request)
     here.meters.program_asked(ready=job.state is JobState.READY)
     _log.info("job-submitted", job=job.id, recipe=job.recipe_id, state=job.state)

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from server.db.columns import Document, Moment, Numbered, Table, word
 from shared.job import JobError, JobRequest, JobState, JobView, Progress, Result
 from shared.recipe import Recipe
+from shared.registry import Parent
 from shared.task import Task
 
 JOB_EVENT, PROGRESS_EVENT = "job", "progress"  # kinds of events
@@ -45,6 +46,7 @@ class Job(Numbered, Table):
     user: Mapped[str] = mapped_column(String(96))
     dataset: Mapped[str] = mapped_column(String(96))
     priority: Mapped[int] = mapped_column(default=0, server_default="0")
+    start: Mapped[Parent | None] = mapped_column(Document(Parent))  # the adapter version that it goes on from
     only_device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
     device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
     turn: Mapped[int] = mapped_column(default=0, server_default="0")

@@ -14,6 +14,7 @@ from server.jobs.lifecycle import JobLifecycle
 from server.jobs.models import Job
 from server.jobs.recipes import resolve_recipe, resolve_task
 from server.jobs.repository import JobRepository
+from server.jobs.starts import StartService, parent_of
 from server.leases.repository import LeaseRepository
 from server.programs.service import ProgramService
 from shared.errors import Conflict, NotFound
@@ -33,13 +34,17 @@ class JobService:
     def submit(self, tenant: str, request: JobRequest) -> Job:
         """A new job. READY at once if its recipe was compiled before.
 
-        Raises UnknownBase, InvalidTask, InvalidRecipe, NotFound for an unknown device, or Conflict if the adapter is
-        another user's.
+        Raises UnknownBase, InvalidTask, InvalidRecipe, NotFound for an unknown device, Conflict if the adapter is
+        another user's, and as `StartService` does for a start that cannot be.
         """
+        starts = StartService(self._session)
+        request, start = starts.pin(tenant, request)
         base = self._bases.named(request.base)
         task = resolve_task(request)
         reference = BaseRef(name=base.name, sha256=base.sha256)
         recipe = resolve_recipe(request, task, reference, base.shape, self._bases.tokenizer(base))
+        if start is not None:
+            starts.check(start, recipe, base.shape)
         # A later release may have another default; this job keeps what it was given.
         training = request.training.model_copy(update={"eps": request.training.eps_for(recipe)})
         request = request.model_copy(update={"training": training})
@@ -59,6 +64,7 @@ class JobService:
             user=request.user,
             dataset=request.dataset,
             priority=request.priority,
+            start=None if start is None else parent_of(start),
             only_device_id=request.device,
             attempts=0,
             events=0,

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 
+from server.adapters import files
 from server.artifacts.naming import Collected
 from server.artifacts.store import StorageFull
 from server.auth.guard import Device
@@ -32,6 +33,7 @@ from server.http.json_bodies import UnsupportedMediaType
 from server.http.openapi import raises
 from server.http.place import Here, Place
 from server.http.problems import TooSlow
+from server.http.ranges import FILE_ROUTE, file_response
 from server.http.routes import Routes
 from server.leases import uploads
 from server.leases.declines import DeclineService
@@ -45,6 +47,7 @@ from shared.errors import (
     InvalidUpload,
     NotReplayable,
     Replayed,
+    StartDeleted,
     TooLarge,
     TrajectoryMismatch,
 )
@@ -52,11 +55,12 @@ from shared.job import JobError, Progress
 from shared.protocol import AdapterVersion, Completion, Decline, Lease, LeaseRequest, LeaseState, UploadReceipt
 
 router = Routes(prefix="/v1/leases", tags=["leases"])
+START_FILE = FILE_ROUTE | {"responses": FILE_ROUTE["responses"] | raises(Gone, StartDeleted)}
 
 
 def _look(place: Place, principal: Principal, asked: LeaseRequest) -> Asking:
     """The device as the queue sees it."""
-    with place.database.reading() as session:
+    with place.database.glancing() as session:
         service = LeaseService(session, place.settings.lease_seconds)
         return service.asking(principal.tenant, principal.device_id or "", asked)
 
@@ -147,6 +151,17 @@ _BYTES: dict[str, Any] = {
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
+
+
+@router.head("/{lease_id}/start", include_in_schema=False)
+@router.get("/{lease_id}/start", **START_FILE)
+def start(principal: Device, lease_id: str, request: Request, here: Here) -> Response:
+    """The LoRA-B that the leased job goes on from, for the device that holds the lease alone; takes Range."""
+    with here.database.reading() as session:
+        version = LeaseService(session, here.settings.lease_seconds).start(principal.device_id or "", lease_id)
+        session.expunge_all()
+    found = files.find(here.database, here.artifacts, version, files.RAW)
+    return file_response(request, here.artifacts, found.sha256, found.path)
 
 
 @router.put("/{lease_id}/adapter", responses=raises(InvalidUpload, *_UPLOADED), openapi_extra=_BYTES)

@@ -74,6 +74,10 @@ class LeaseRepository:
         chosen = JobLease.device_id == device_id, JobLease.id == lease_id
         return self._guarded(select(JobLease.job_number).where(*chosen), *chosen)
 
+    def seen(self, device_id: str, lease_id: str) -> JobLease | None:
+        """The same, with nothing locked."""
+        return self._session.scalar(select(JobLease).where(JobLease.device_id == device_id, JobLease.id == lease_id))
+
     def live(self, device_id: str, datasets: Collection[str]) -> JobLease | None:
         """The device's live lease on a job whose data set it still holds, with its job locked."""
         return self._guarded(_of_live(device_id, datasets), *_live(device_id))

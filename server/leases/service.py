@@ -12,6 +12,7 @@ from datetime import timedelta
 
 from sqlalchemy.orm import Session
 
+from server.adapters.models import StoredVersion
 from server.auth.service import REVOKED
 from server.clock import utc_now
 from server.devices.repository import DeviceRepository, NonceRepository, Spent
@@ -20,12 +21,13 @@ from server.identity import new_id
 from server.jobs.lifecycle import JobLifecycle
 from server.jobs.models import Job
 from server.jobs.repository import JobRepository
+from server.jobs.starts import StartService
 from server.leases.models import Ending, JobLease
 from server.leases.repository import LeaseRepository
 from server.programs.repository import ProgramRepository
 from server.queue.matching import Asking
 from server.queue.repository import QueueRepository
-from shared.errors import Gone, MobizoError, NotFound, Replayed, Unauthorized
+from shared.errors import Gone, MobizoError, NotFound, Replayed, StartDeleted, Unauthorized
 from shared.job import JobError, JobState, Progress
 from shared.program import SignedManifest
 from shared.protocol import Lease, LeaseRequest, LeaseState
@@ -57,6 +59,7 @@ class LeaseService:
         self._queue = QueueRepository(session)
         self._nonces = NonceRepository(session)
         self._lifecycle = JobLifecycle(session)
+        self._starts = StartService(session)
         self._seconds = lease_seconds
         self._attempts = lease_attempts
 
@@ -129,10 +132,20 @@ class LeaseService:
         """The first job for a device that no other is taking just now."""
         for head in self._queue.heads(asking):
             job = self._queue.take(head)
-            if job is not None:
+            if job is not None and self._may_begin(job):
                 self._queue.advance(job.tenant, job.turn)
                 return job
         return None
+
+    def _may_begin(self, job: Job) -> bool:
+        """Whether what a job goes on from is still there; without it, the job fails."""
+        try:
+            self._starts.signed(job)
+        except StartDeleted as error:
+            reason = JobError(code=error.code, detail=error.detail)
+            self._lifecycle.move(job, JobState.FAILED, error=reason)
+            return False
+        return True
 
     def heartbeats(self, beats: Sequence[Beat]) -> list[LeaseState | Exception]:
         """Heartbeats of several devices, each as `heartbeat` is; what is wrong with one is its answer."""
@@ -188,6 +201,15 @@ class LeaseService:
         """A lease of the device with its job. Raises NotFound."""
         lease = self._find(device_id, lease_id)
         return lease, self._jobs.by_number(lease.job_number)
+
+    def start(self, device_id: str, lease_id: str) -> StoredVersion:
+        """The version that a leased job goes on from; changes nothing. Raises NotFound, Gone or StartDeleted."""
+        lease = self._leases.seen(device_id, lease_id)
+        if lease is None:
+            raise _no_lease(lease_id)
+        if lease.ending is not None:
+            raise Gone(f"the lease has ended ({lease.ending}); ask for a new one")
+        return self._starts.file(self._jobs.by_number(lease.job_number))
 
     def hold(self, lease: JobLease) -> None:
         """Extends a lease that is live, or lapsed but still to be had. Raises Gone otherwise."""
@@ -262,7 +284,13 @@ class LeaseService:
 
     def _shown(self, lease: JobLease) -> Lease:
         job = self._jobs.by_number(lease.job_number)
-        return Lease(id=lease.id, job=job.view(), manifest=self.manifest(job), expires_at=lease.expires_at)
+        manifest = self.manifest(job)
+        try:
+            start = self._starts.signed(job)
+        except StartDeleted:
+            # It was there when the job was given. The device reports what it lacks, unless its run is trained already.
+            start = None
+        return Lease(id=lease.id, job=job.view(), manifest=manifest, start=start, expires_at=lease.expires_at)
 
 
 def _no_lease(lease_id: str) -> NotFound:

@@ -104,6 +104,7 @@ def complete(
         completion=completion,
         size=lease.upload_size or 0,
         device_id=device_id,
+        parent=job.start,
     )
     stored = adapters.publish(job, publication, key)
     if proof is not None:

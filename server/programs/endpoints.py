@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import Path, Request, Response
 
+from server.assignments.repository import AssignmentRepository
 from server.auth.guard import needs
 from server.auth.models import Role, Scope
 from server.auth.service import Principal
@@ -38,10 +39,14 @@ def file(
     here: Here,
     session: Reading,
 ) -> Response:
-    """A program's file; takes Range. For devices: of jobs leased to them, now or before; for apps: of their jobs."""
+    """A program's file; takes Range.
+
+    For devices: of jobs leased to them, now or before, and of adapters that they may have; for apps: of their jobs.
+    """
     programs = ProgramRepository(session)
     if principal.role is Role.DEVICE:
-        found = programs.file_of_device(principal.device_id or "", sha256)
+        device_id = principal.device_id or ""
+        found = programs.file_of_device(device_id, sha256) or AssignmentRepository(session).file(device_id, sha256)
     else:
         found = programs.file_of_tenant(principal.tenant, sha256)
     if found is None:

@@ -68,6 +68,7 @@ class WaitingRoom:
         # In the order of their coming: all, and by tenant and data set.
         self._waiters: dict[Waiter, None] = {}
         self._by_dataset: dict[tuple[str, str], dict[Waiter, None]] = {}
+        self._new: list[Waiter] = []  # who came since the last look began
         self._busy: Counter[int] = Counter()  # called for a lane, and not yet back
         self._came = asyncio.Event()  # somebody, since the last look began
         self._task: asyncio.Task[None] | None = None
@@ -83,6 +84,7 @@ class WaitingRoom:
         self._listen()
         waiter = Waiter(asking)
         self._waiters[waiter] = None
+        self._new.append(waiter)
         for key in _keys(asking):
             self._by_dataset.setdefault(key, {})[waiter] = None
         self._came.set()
@@ -150,7 +152,7 @@ class WaitingRoom:
     async def _keep_looking(self) -> None:
         """Looks until nobody waits, or the server stops."""
         while await self._time_to_look() and self._waiters:
-            new = [waiter for waiter in self._waiters if not waiter.looked_at.done()]
+            new, self._new = self._new, []
             self._looking = asyncio.create_task(run_in_threadpool(self._ready, self._wanted()))
             error = None
             try:
@@ -190,7 +192,7 @@ class WaitingRoom:
     def _ready(self, wanted: Mapping[str, Sequence[str]]) -> Found:
         self._tidy()
         found: list[tuple[Line, int]] = []
-        with self._database.reading() as session:
+        with self._database.glancing() as session:
             queue = QueueRepository(session)
             for tenant, datasets in wanted.items():
                 for start in range(0, len(datasets), CHUNK):

@@ -27,7 +27,6 @@ from server.scoring.errors import (
     ScorerOff,
     ScorerStopped,
     TextTooLong,
-    VersionHeld,
 )
 from shared.errors import (
     AdapterNotFound,
@@ -38,6 +37,7 @@ from shared.errors import (
     MobizoError,
     RevisionNotFound,
     UnknownBase,
+    VersionHeld,
 )
 from shared.scoring import GeneratedText, GenerateRequest, GenerateResult, ScoreRequest, ScoreResult
 

@@ -3,31 +3,24 @@
 MobizoError
 |- BadRequest
 |  `- TextTooLong       422   more tokens than the base's context, or than one request may have
-|- Conflict
-|  `- VersionHeld       409   a version that waits for a person's approval
 `- Unavailable
    |- ScorerOff         503   the operator does not let this server score
    |- ScorerBusy        503   too much waits already
    |- ScorerStopped     503   the scorer ended before it had answered
    |- ScorerLate        503   no answer in time
+   |- BaseNotServed      503   the files of the base model are not what they were, or cannot be read
    `- ScorerFull        503   it does not fit the memory that the operator gave
 """
 
 from __future__ import annotations
 
-from shared.errors import BadRequest, Conflict, Unavailable
+from shared.errors import BadRequest, Unavailable
 
 
 class TextTooLong(BadRequest):
     """A text has more tokens than can be read; shorten it, or send fewer at once."""
 
     status, code, title = 422, "text-too-long", "Text too long"
-
-
-class VersionHeld(Conflict):
-    """This version waits for a person to approve it; until then it does not score or generate."""
-
-    code, title = "version-held", "Version held"
 
 
 class ScorerOff(Unavailable):

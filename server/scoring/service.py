@@ -18,10 +18,10 @@ from server.adapters.resolution import resolve
 from server.artifacts.store import ArtifactStore
 from server.bases.models import BaseModelEntry
 from server.bases.service import BaseService
-from server.scoring.errors import TextTooLong, VersionHeld
+from server.scoring.errors import TextTooLong
 from server.scoring.frames import ServedAdapterRef, ServedBaseRef, TextToGrow, TextToScore
 from shared.encoding import Example, Row, check_tokenizer, encode_choice, score_rows
-from shared.errors import BadRequest, BaseMismatch
+from shared.errors import BadRequest, BaseMismatch, VersionHeld
 from shared.registry import MAIN, VersionState
 from shared.scoring import AnswerScore, GenerateRequest, RowScore, ScoredBy, ScoreRequest, ScoreRow
 from shared.task import Choice, Task, read_question

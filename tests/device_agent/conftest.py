@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+import structlog
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from device_agent.data import read_splits
@@ -131,6 +132,15 @@ def compile_tiny(base, directory, **settings):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return Program(directory, ProgramManifest.model_validate(json.loads(done.stdout.splitlines()[-1])["manifest"]))
+
+
+@pytest.fixture(autouse=True)
+def plain_logs():
+    """Log lines as structlog prints them by itself, whatever tests before these told it."""
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from shared.canonical import sha256_hex
 from shared.errors import (
+    AdapterNotFound,
     BadSignature,
     ClockSkew,
     DigestMismatch,
@@ -25,12 +26,13 @@ from shared.errors import (
     Replayed,
     Unauthorized,
 )
-from shared.job import JobError, JobRequest, JobState, JobView, Progress, TrainingSettings
+from shared.job import JobError, JobRequest, JobStart, JobState, JobView, Progress, TrainingSettings
 from shared.program import SignedManifest
 from shared.protocol import (
     AdapterVersion,
     Completion,
     Decline,
+    DeviceAdapter,
     DeviceGrant,
     Lease,
     LeaseRequest,
@@ -38,6 +40,7 @@ from shared.protocol import (
     ServerInfo,
     UploadReceipt,
 )
+from shared.registry import SignedAdapter
 from shared.request_signature import parse_signature
 from shared.rules import Rules
 from shared.signing import key_id, public_text, sign_manifest
@@ -97,6 +100,8 @@ class ServerDouble:
         self.key, self.lease_seconds, self.ahead = key, lease_seconds, ahead
         self.jobs: list[tuple[JobView, SignedManifest]] = []
         self.files: dict[str, bytes] = {}
+        self.starts: dict[str, tuple[SignedAdapter | None, bytes]] = {}  # by the id of the job
+        self.versions: dict[tuple[str, str], tuple[DeviceAdapter, bytes]] = {}  # by name and revision
         self.received: list[bytes] = []
         self.calls: list[tuple[str, str]] = []
         self.beats: list[Progress] = []
@@ -133,7 +138,7 @@ class ServerDouble:
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 status, content = double.answer(self.command, self.path, body, headers)
                 whole = len(content)
-                if status == 200 and self.path.startswith("/v1/files/"):
+                if status == 200 and re.search(r"^/v1/files/|/start$|\.safetensors$", self.path):
                     status, content, whole = double.part_of(content, self.headers.get("Range"))
                 self.send_response(status)
                 self.send_header("Content-Length", str(whole))
@@ -180,10 +185,14 @@ class ServerDouble:
         task=None,
         rules=None,
         manifest=None,
+        start=None,
         history="none",
         **training,
     ):
-        """Queues a job on a compiled program; `key` signs instead of the server's own, `manifest` takes its place."""
+        """Queues a job on a compiled program; `key` signs instead of the server's own, `manifest` takes its place.
+
+        start: a signed version and its file, which the job goes on from.
+        """
         from tests.device_agent.conftest import TASK
 
         task = task or TASK
@@ -197,8 +206,13 @@ class ServerDouble:
             dataset=dataset,
             training=TrainingSettings(**training),
             rules=rules or Rules(),
+            start=None
+            if start is None
+            else JobStart(adapter=start[0].manifest.adapter, revision=start[0].manifest.revision),
             history=history,
         )
+        if start is not None:
+            self.starts[job_id] = start
         job = JobView(
             id=job_id,
             state=JobState.TRAINING,
@@ -277,7 +291,19 @@ class ServerDouble:
         found = next(((job, signed) for job, signed in self.jobs if job.request.dataset in wanted), None)
         if found is None:
             return None
-        return Lease(id=f"lease-{found[0].id}", job=found[0], manifest=found[1], expires_at=self._expiry())
+        job, signed = found
+        start, _ = self.starts.get(job.id, (None, b""))
+        return Lease(id=f"lease-{job.id}", job=job, manifest=signed, start=start, expires_at=self._expiry())
+
+    def _start(self, body, parts):
+        self.served["downloads"] += 1
+        return self.starts[parts[1].removeprefix("lease-")][1]
+
+    def _adapters(self, body, parts):
+        found = self.versions.get((parts[3], parts[4]))
+        if found is None:
+            raise AdapterNotFound
+        return found[1] if parts[-1].endswith(".safetensors") else found[0]
 
     def _heartbeat(self, body, parts):
         self.beats.append(Progress.model_validate_json(body))

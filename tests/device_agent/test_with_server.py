@@ -9,13 +9,16 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from device_agent.state import Home
 from shared.errors import MobizoError
 from shared.lora import load_adapter
+from shared.trajectory import parse_trajectory
 from shared.transport import Transport
 from tests.device_agent.conftest import ROOT
+from tests.device_agent.use import Session
 
 JOB = {
     "base": "tiny",
@@ -141,10 +144,10 @@ def wait_until(condition, seconds=240):
         time.sleep(0.2)
 
 
-def submit(ask, adapter, history="none", **training):
+def submit(ask, adapter, start=None, history="none", **training):
     """A job whose program is compiled."""
     wait_until(lambda: ask("GET", "/v1/server"))
-    body = JOB | {"adapter": adapter, "history": history, "training": JOB["training"] | training}
+    body = JOB | {"adapter": adapter, "start": start, "history": history, "training": JOB["training"] | training}
     job = ask("POST", "/v1/jobs", json=body).json()
     wait_until(lambda: state(ask, job) not in ("queued", "compiling"))
     return job
@@ -221,3 +224,49 @@ def test_a_job_that_another_device_trained_meanwhile_is_lost_and_stored_once(ask
     assert home.run(job["id"]).ledger.exists()
     assert ask("GET", "/v1/adapters/contested").json()["versions"] == 1
     assert ask("GET", "/v1/adapters/contested/versions/1").json()["device_id"] != home.config().device_id
+
+
+def test_a_job_goes_on_from_a_version_and_another_device_takes_that_while_it_is_in_use(
+    ask, agent, call, server, dataset, tmp_path
+):
+    """Killed in the middle, too; then a device that only uses the adapter pulls both versions under a session."""
+    (dataset / "test.jsonl").unlink()  # the best of several validations never falls, so each version is approved
+    submit(ask, "lineage", lr=0.3)
+    assert agent("lineage-1")[0].wait() == 0
+    first = ask("GET", "/v1/adapters/lineage/versions/1").json()
+    job = submit(ask, "lineage", {"adapter": "lineage"}, steps=400, evaluation_interval=100, lr=0.1, seed=1)
+    process, home = agent("lineage-2")
+    wait_until(lambda: training(ask, job))
+    os.killpg(process.pid, signal.SIGKILL)
+    trained = subprocess.run(
+        [sys.executable, "-m", "device_agent", "train", "--once", "--data", f"movies={dataset}"],
+        cwd=ROOT,
+        env=os.environ | {"MOBIZO_AGENT_HOME": str(home.path)},
+        check=False,
+    )
+    assert trained.returncode == 0
+    second = ask("GET", "/v1/adapters/lineage/versions/2").json()
+    assert second["parent"] == {"adapter": "lineage", "version": 1, "revision": first["revision"]}
+    assert second["result"]["zero_shot_accuracy"] is None
+    assert second["result"]["start_accuracy"] == first["result"]["tuned_accuracy"]
+    run = home.run(job["id"])
+    trajectory, _ = parse_trajectory(run.ledger.read_bytes())
+    start = load_adapter(ask("GET", "/v1/adapters/lineage/versions/1/lora_B.safetensors").content, first["size_d"])
+    last = load_adapter(run.last.read_bytes(), first["size_d"])
+    np.testing.assert_array_equal(trajectory.replay(start), last)
+
+    once = ask("POST", "/v1/enrolments", json={}).json()["token"]
+    tablet = Home(tmp_path / "tablet")
+    call("device_agent", "enroll", "--server", server.url, "--token", once, "--name", "tablet", "--home", tablet.path)
+    pull = ("device_agent", "adapters", "pull", "--home", tablet.path)
+    with pytest.raises(AssertionError, match="there is no adapter"):
+        call(*pull, "lineage@v1")
+    ask("PUT", f"/v1/adapters/lineage/devices/{tablet.config().device_id}")
+    assert "version 1" in call(*pull, "lineage@v1")
+    session = Session(tablet, "predict", "lineage")
+    old = session.ask("a warm plot")
+    assert "version 2" in call(*pull, "lineage@main")
+    new = session.ask("a warm plot")
+    call("device_agent", "adapters", "rollback", "lineage", "--home", tablet.path)
+    assert session.ask("a warm plot") == old != new
+    assert "now the adapter version 2" in session.end()

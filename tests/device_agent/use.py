@@ -1,13 +1,16 @@
-"""A home whose shelf holds an adapter of a compiled program, as a completed job leaves it."""
+"""A home whose shelf holds an adapter of a compiled program, as a completed job leaves it, and a session on it."""
 
+import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 
 from device_agent.adapters import AdapterShelf
 from shared.lora import dump_adapter
 from shared.signing import sign_manifest
-from tests.device_agent.conftest import TASK, enrol
+from tests.device_agent.conftest import ROOT, TASK, enrol
 
 
 def keep_adapter(home, program, key, name="alice-movies", task=TASK, roles=("weights", "tokenizer", "inference")):
@@ -19,3 +22,29 @@ def keep_adapter(home, program, key, name="alice-movies", task=TASK, roles=("wei
     flat = np.random.default_rng(1).normal(0, 0.1, program.manifest.size).astype(np.float32)
     AdapterShelf(home).keep(name, dump_adapter(flat, {}), sign_manifest(program.manifest, key), task, "job-1")
     return flat
+
+
+class Session:
+    """A `mobizo-agent` that answers line by line."""
+
+    def __init__(self, home, *arguments):
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "device_agent", *arguments, "--json"],
+            cwd=ROOT,
+            env=os.environ | {"MOBIZO_AGENT_HOME": str(home.path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, line):
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline()
+
+    def end(self):
+        """What it said beside its answers."""
+        _, said = self.process.communicate()
+        assert self.process.returncode == 0, said
+        return said

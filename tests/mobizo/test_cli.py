@@ -69,7 +69,7 @@ def test_a_finished_job_is_watched_listed_and_pulled(call, fleet, app, device, t
     pulled = call("pull", version["adapter"], "--to", tmp_path / "adapter")
     assert pulled.exit_code == 0, pulled.output
     names = {path.name for path in (tmp_path / "adapter").iterdir()}
-    assert names == {"adapter_config.json", "adapter_model.safetensors", "README.md"}
+    assert names == {"adapter_config.json", "adapter_model.safetensors", "README.md", "mobizo.json"}
 
 
 def test_a_watcher_that_is_there_from_the_start_sees_the_end(fleet, app, device):
@@ -163,9 +163,20 @@ def test_rules_are_options_that_replace_the_file_s(call, tmp_path):
     }
 
 
+def test_a_start_and_a_history_are_options(call, fleet, app, device, request_file):
+    fleet.ready_job(app)
+    device.finish(device.lease())
+    options = ["--start", "alice-movies@v1", "--history", "beside"]
+    request = json.loads(call("submit", request_file, *options, "--json").stdout)["request"]
+    assert request["start"]["adapter"] == "alice-movies"
+    assert request["history"] == "beside"
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        (["--start", "Alice"], "start.adapter"),
+        (["--history", "all"], "history"),
         (["--hours", "22:00"], "22:00-06:00"),
         (["--hours", "late-early"], "22:00-06:00"),
         (["--hours", "22:00-22:00"], "22:00-06:00"),

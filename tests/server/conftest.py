@@ -56,6 +56,7 @@ BOTH = ("sqlite", "postgresql")
 # Folders of tests that hold on both.
 SLICES = (
     "adapters",
+    "assignments",
     "auth",
     "devices",
     "http",
@@ -328,6 +329,7 @@ def empty_url(request, database_kind, tmp_path):
 def serving(app):
     """The application answering on a free port; yields its URL."""
     # Errors only, and without pytest's locals in their tracebacks.
+    before = structlog.get_config()
     structlog.configure(
         processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()],
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
@@ -346,6 +348,7 @@ def serving(app):
         server.should_exit = True
         thread.join()
         listening.close()
+        structlog.configure(**before)
 
 
 class Actor(httpx.Client):

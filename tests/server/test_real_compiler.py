@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mobizo.client import Client
 from shared.canonical import sha256_hex
+from shared.job import JobView
 from shared.program import SignedManifest
 from shared.request_signature import RequestSigner
 from shared.signing import new_private_key, parse_public, public_text, verify_manifest
@@ -124,8 +125,10 @@ def test_from_init_to_a_peft_directory(installed, tmp_path):
             "README.md",
             "adapter_config.json",
             "adapter_model.safetensors",
+            "mobizo.json",
         }
-        assert [event.state for event in events] == ["queued", "compiling", "ready", "training", "succeeded"]
+        states = [event.state for event in events if isinstance(event, JobView)]
+        assert states == ["queued", "compiling", "ready", "training", "succeeded"]
         assert operator.submit(recipe=recipe)["state"] == "ready"
         assert operator.get("/v1/server/usage").json()["compiler_peak_rss_bytes"] > 100 << 20
 

@@ -312,11 +312,12 @@ def test_another_runs_ledger_on_the_phone_is_no_beginning(run, expected, engine,
 
 
 def test_limits_reach_the_runner(run, engine):
-    changed = Limits(rest=1)
+    slow, changed = Limits(rest=100), Limits(rest=1)
+    run.limit(slow)  # many looks at the phone fit between the fifth step and the last
     message = engine.train(run, Once(5, lambda: run.limit(changed)), never)
     trajectory, _ = parse_trajectory(run.ledger.read_bytes())
     assert message.result is not None
-    assert [(limits.rest, limits.max_length) for limits in trajectory.limits] == [(20, None), (1, None)]
+    assert [(limits.rest, limits.max_length) for limits in trajectory.limits] == [(100, None), (1, None)]
     assert trajectory.limits[0].step == 0
     assert 5 <= trajectory.limits[1].step < STEPS
 

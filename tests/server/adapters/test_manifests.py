@@ -9,11 +9,15 @@ import rfc8785
 from server.adapters.backlog import Signing, sign_backlog
 from server.adapters.card import model_card
 from server.adapters.models import StoredVersion
+from server.adapters.service import AdapterService, Publication
 from server.keys import load_key
+from server.leases.models import Ending
+from server.leases.service import LeaseService
 from server.succession.service import prepare_keys, rotate_key
 from shared.canonical import sha256_hex
 from shared.errors import Untrusted
-from shared.registry import SignedAdapter
+from shared.protocol import Completion
+from shared.registry import Parent, SignedAdapter
 from shared.signing import verify_adapter
 from tests.server.adapters.conftest import URL
 from tests.server.conftest import adapter_bytes, result
@@ -127,3 +131,39 @@ def test_a_host_without_the_key_publishes_nothing(home, app, device, lease, prob
     problem(device.post(f"/v1/leases/{lease['id']}/complete", json=body), 503, "unavailable")
     assert app.get("/v1/adapters").json()["items"] == []
     assert app.get(f"/v1/jobs/{lease['job']['id']}").json()["state"] == "training"
+
+
+@pytest.fixture
+def go_on(home, fleet, app, device):
+    """Publishes a version whose run went on from another; what the device is told of it."""
+
+    def publish(parent, **scores):
+        fleet.ready_job(app)
+        lease = device.lease()
+        data = adapter_bytes(lease["manifest"]["manifest"]["size"], 0.5)
+        assert device.upload(lease, data).status_code == 200
+        completion = Completion(adapter_sha256=sha256_hex(data), result=result(**scores))
+        with home.database.writing() as session:
+            leases = LeaseService(session, 60)
+            held, job = leases.find(device.device_id, lease["id"])
+            program = leases.manifest(job).manifest
+            publication = Publication(program, completion, len(data), device.device_id, parent)
+            leases.end(held, Ending.COMPLETED)
+            return AdapterService(session).publish(job, publication, load_key(home.settings.key_path))
+
+    return publish
+
+
+def test_a_version_that_went_on_from_another_says_so(app, publish, go_on):
+    first = publish(0.25, tuned_accuracy=0.75)
+    parent = Parent(adapter="alice-movies", version=1, revision=first["revision"])
+    scores = {"zero_shot_accuracy": None, "start_accuracy": 0.6}
+    better = go_on(parent, **scores, tuned_accuracy=0.8)
+    assert (better.parent, better.state) == (parent, "approved")
+    assert json.loads(fetched(app, 2))["manifest"]["parent"] == parent.model_dump()
+    card = app.get(f"{URL}/versions/2/peft/README.md").text
+    assert f"| trained from | alice-movies, version 1 |\n| its revision | {first['revision']} |" in card
+    assert "| test accuracy before | 60.0% |" in card
+    # Better than it was on this device's data, and still worse than its parent was on its own.
+    worse = go_on(parent, **scores, tuned_accuracy=0.7)
+    assert (worse.state, worse.message) == ("held", "the score fell from 75.0% to 70.0%")

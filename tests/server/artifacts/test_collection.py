@@ -33,6 +33,7 @@ NOT_OURS = {"adapter_versions.a_sha256", "bases.sha256", "trajectories.start_sha
 NAMES = {
     "adapter_versions.sha256",
     "bases.tokenizer_sha256",
+    "conversion_files.sha256",
     "leases.trajectory_sha256",
     "leases.upload_sha256",
     "peft_files.sha256",

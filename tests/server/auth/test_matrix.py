@@ -9,13 +9,16 @@ from datetime import timedelta
 
 import pytest
 from fastapi import APIRouter, FastAPI
+from sqlalchemy import select
 
 from server.auth.guard import Device as DeviceCaller
 from server.auth.guard import Holder, OneTime, Open
 from server.auth.models import Role
 from server.auth.service import TokenService
 from server.auth.tenants import TenantService, UserService
+from server.clock import utc_now
 from server.devices.service import DeviceService
+from server.formats.models import Conversion, ConversionFile, ConversionState
 from server.http.place import Reading
 from shared.access import Scope
 from shared.signing import new_private_key, public_text
@@ -77,6 +80,7 @@ ROWS = {
     "POST /v1/leases/{lease_id}/leave": Row(DEVICE),
     "POST /v1/leases/{lease_id}/decline": Row(DEVICE, {"needed_bytes": 2, "available_bytes": 1}),
     "PUT /v1/leases/{lease_id}/adapter": Row(DEVICE, b"bytes"),
+    "GET /v1/leases/{lease_id}/start": Row(DEVICE),
     "PUT /v1/leases/{lease_id}/trajectory": Row(DEVICE, b"bytes"),
     "POST /v1/leases/{lease_id}/complete": Row(DEVICE, {"adapter_sha256": "0" * 64, "result": result()}),
     "GET /v1/programs/{recipe_id}": Row("jobs:read"),
@@ -87,6 +91,11 @@ ROWS = {
     "POST /v1/generate": Row("adapters:score", {"adapter": "a", "prompt": "a"}),
     "GET /v1/adapters": Row("adapters:read"),
     "GET /v1/adapters/{name}": Row("adapters:read"),
+    "GET /v1/adapters/{name}/devices": Row("adapters:read"),
+    "PUT /v1/adapters/{name}/devices/{device_id}": Row("adapters:write"),
+    "DELETE /v1/adapters/{name}/devices/{device_id}": Row("adapters:write"),
+    "GET /v1/devices/self/adapters/{name}/{revision}": Row(DEVICE),
+    "GET /v1/devices/self/adapters/{name}/{revision}/lora_B.safetensors": Row(DEVICE),
     "DELETE /v1/adapters/{name}": Row("adapters:write"),
     "POST /v1/adapters/{name}/undelete": Row("adapters:write"),
     "POST /v1/adapters/{name}/promote": Row("adapters:write", {"revision": "v1"}),
@@ -336,12 +345,20 @@ def test_every_route_with_every_kind_of_caller(routes, callers):
 
 
 @pytest.fixture
-def theirs(fleet, app, device, lease, tmp_path):
+def theirs(fleet, home, app, device, lease, tmp_path):
     """What tenant `default` owns, by what paths call it."""
     finish(device, lease, Run(lease, tmp_path, steps=3, best=2, job_seed=0))
+    assert app.post("/v1/adapters/alice-movies/versions/1/merged").status_code == 202
+    with home.database.writing() as session:
+        # No worker is here to make it.
+        merged = session.scalars(select(Conversion)).one()
+        merged.state, merged.ready_at = ConversionState.READY, utc_now()
+        sha256 = home.artifacts.put(b"merged")
+        session.add(ConversionFile(conversion_number=merged.number, path="README.md", size=6, sha256=sha256))
+    fleet.ready_job(app, start={"adapter": lease["job"]["request"]["adapter"]})
     return ABSENT | {
-        "job_id": lease["job"]["id"],
-        "lease_id": lease["id"],
+        "job_id": lease["job"]["id"],  # which has ended, and so have its events
+        "lease_id": device.lease()["id"],
         "recipe_id": lease["job"]["recipe_id"],
         "sha256": lease["manifest"]["manifest"]["files"][0]["sha256"],
         "name": "alice-movies",

@@ -130,13 +130,37 @@ def test_what_no_column_holds_is_the_requests_fault(database, word):
         session.execute(text("UPDATE words SET word = :word"), {"word": word})
 
 
+def none_left(link):
+    """Whether, soon, the server has no connection."""
+    count = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'words' AND application_name = 'mobizo-server'"
+    for _ in range(200):
+        if link.execute(count).fetchone()[0] == 0:
+            return True
+        link.execute("SELECT pg_sleep(0.02)")
+    return False
+
+
 def test_a_connection_that_was_cut_is_replaced_unseen(database, postgres):
     with database.reading() as session:
         session.execute(text("SELECT 1"))
     with postgres.administrator() as link:
         link.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'words'")
+        assert none_left(link)
     with database.reading() as session:
         assert session.scalar(text("SELECT 1")) == 1
+
+
+@pytest.mark.parametrize(("rested", "asked"), [(0, True), (3600, False)])
+def test_only_a_connection_that_rested_is_asked(database, postgres, monkeypatch, rested, asked):
+    monkeypatch.setattr("server.db.database.RESTED_SECONDS", rested)
+    with database.glancing() as session:
+        number = session.scalar(text("SELECT pg_backend_pid()"))
+    heard = "SELECT state_change FROM pg_stat_activity WHERE pid = %s"
+    with postgres.administrator() as link:
+        before = link.execute(heard, [number]).fetchone()
+        with database.glancing() as session:
+            session.connection()
+        assert (link.execute(heard, [number]).fetchone() != before) == asked
 
 
 def test_closing_leaves_no_connection(url, postgres):
@@ -145,9 +169,4 @@ def test_closing_leaves_no_connection(url, postgres):
         session.execute(text("SELECT 1"))
     database.close()
     with postgres.administrator() as link:
-        count = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'words' AND application_name = 'mobizo-server'"
-        for _ in range(200):
-            if link.execute(count).fetchone()[0] == 0:
-                return
-            link.execute("SELECT pg_sleep(0.02)")
-    pytest.fail("a connection is open still")
+        assert none_left(link)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from shared.canonical import sha256_hex
-from shared.lora import adapter_file
+from shared.lora import adapter_file, load_adapter
 from shared.trajectory import Evaluation, TrajectoryFile, TrajectoryHeader
 from tests.server.conftest import result
 
@@ -14,10 +14,12 @@ TRAINING = {"steps": STEPS, "seed": 77, "evaluation_interval": 5}
 class Run:
     """What a device has after a run: its ledger and its best B."""
 
-    def __init__(self, lease, directory, steps=STEPS, best=BEST, **header):
+    def __init__(self, lease, directory, steps=STEPS, best=BEST, start=None, **header):
+        """start: the adapter file that it goes on from."""
         manifest = lease["manifest"]["manifest"]
         self.size, self.steps, self.best, self.manifest = manifest["size"], steps, best, manifest
         self.job_id = lease["job"]["id"]
+        self.start = np.zeros(self.size, np.float32) if start is None else load_adapter(start, self.size)
         said = {
             "job_id": self.job_id,
             "job_seed": 77,
@@ -25,6 +27,7 @@ class Run:
             "noise": manifest["recipe"]["noise"],
             "queries": manifest["recipe"]["queries"],
             "size": self.size,
+            "start_sha256": None if start is None else sha256_hex(start),
         } | header
         path = directory / f"{self.job_id}.bin"
         file = TrajectoryFile(path, TrajectoryHeader(**said))
@@ -38,8 +41,7 @@ class Run:
 
     def b(self, step=None):
         """Flat B by the plain replay."""
-        start = np.zeros(self.size, np.float32)
-        return self.trajectory.replay(start, self.best if step is None else step)
+        return self.trajectory.replay(self.start, self.best if step is None else step)
 
     def adapter(self, step=None):
         at = self.best if step is None else step

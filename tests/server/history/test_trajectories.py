@@ -218,6 +218,22 @@ def test_b_after_any_step(fleet, device, app, lease, run, problem):
         problem(device.get(f"{url}/{path}"), 403, "forbidden")
 
 
+def test_a_run_that_goes_on_from_an_adapter(fleet, app, device, lease, run, tmp_path, problem):
+    finish(device, lease, run)
+    fleet.ready_job(app, training=TRAINING, recipe={"rank": 2}, start={"adapter": "alice-movies"})
+    second = device.lease()
+    for wrong in (None, run.adapter(1)):
+        problem(send(device, second, Run(second, tmp_path, start=wrong).ledger), 422, "invalid-trajectory")
+        (tmp_path / f"{second['job']['id']}.bin").unlink()
+    onward = Run(second, tmp_path, start=run.adapter())
+    assert finish(device, second, onward)["verified"] is True
+    url = version_url(second, 2)
+    told = app.get(f"{url}/trajectory").json()
+    assert (told["start_sha256"], told["instead"]) == (sha256_hex(run.adapter()), False)
+    assert app.get(f"{url}/lora_B.safetensors").content == onward.adapter()
+    assert app.get(f"{url}/steps/3/lora_B.safetensors").content == onward.adapter(3)
+
+
 @pytest.fixture
 def kept(fleet, app, device, tmp_path):
     """A version that is kept as its ledger, its lease and its run."""

@@ -1,0 +1,1 @@
+"""Which adapters a device may have for its own use."""

@@ -1,0 +1,23 @@
+"""A run on a phone that goes on from an adapter: the plan takes B there, and the bytes are the native engine's."""
+
+from device_agent.engines.adb import AdbEngine
+from device_agent.engines.native import NativeEngine
+from device_agent.journal import RunDirectory
+from shared.canonical import file_sha256
+from shared.trajectory import parse_trajectory
+from tests.device_agent.adb.conftest import TRAINING
+from tests.device_agent.starts import begin_from, random_b
+
+FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
+
+
+def test_a_phone_goes_on_from_the_same_b(adb, runner_directory, rademacher, movies, tmp_path):
+    runs = []
+    for engine in (AdbEngine(adb, runner_directory, poll_seconds=0.05), NativeEngine(runner_directory)):
+        run = RunDirectory(tmp_path / engine.name)
+        begin_from(run, rademacher.plan(movies, **TRAINING), random_b(rademacher.manifest))
+        assert engine.train(run, lambda progress: None, lambda: False).result.start_accuracy is not None
+        runs.append([file_sha256(run.path / name) for name in FILES])
+    assert runs[0] == runs[1]
+    trajectory, _ = parse_trajectory((tmp_path / "adb" / "trajectory.bin").read_bytes())
+    assert trajectory.header.start_sha256 == file_sha256(tmp_path / "adb" / "start.safetensors")

@@ -1,0 +1,105 @@
+"""docs/clients.md, run as it stands: each section's commands against a real server with one published adapter.
+
+The base is a tiny Llama with random weights; the device only pretends to train. Sections that say that they were not
+run here are not run here either.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.registry_downloads import publish
+from shared.job import JobRequest
+from shared.lora import BaseShape
+from tests.server import fake_compiler
+from tests.server.conftest import job_request
+from tests.server.formats.stock import Base, write_gguf
+from tests.server.test_real_compiler import CONFIG, write_llama
+
+PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
+SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n)*)", PAGE, re.MULTILINE))
+NOT_RUN = ("vLLM", "LoRAX")
+WHOLE = "*Not run here*:"  # how such a section begins
+BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with `base`, and the environment that the page speaks of."""
+    root = tmp_path_factory.mktemp("clients")
+    write_llama(root / "base")
+    shape = BaseShape(
+        architecture="llama",
+        layers=CONFIG["num_hidden_layers"],
+        hidden=CONFIG["hidden_size"],
+        intermediate=CONFIG["intermediate_size"],
+        heads=CONFIG["num_attention_heads"],
+        kv_heads=CONFIG["num_key_value_heads"],
+        head_dim=CONFIG["hidden_size"] // CONFIG["num_attention_heads"],
+        vocabulary=CONFIG["vocab_size"],
+        context_length=CONFIG["max_position_embeddings"],
+    )
+    (root / "base" / "shape.json").write_text(shape.model_dump_json())
+    write_gguf(Base(root / "base", None, shape, None), root / "base.gguf")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MOBIZO_", "HF_"))} | {
+        "HOME": str(root / "user"),
+        "MOBIZO_HOME": str(root / "home"),
+        "MOBIZO_COMPILER_COMMAND": f'["{sys.executable}", "{fake_compiler.__file__}"]',
+        "MOBIZO_POLL_SECONDS": "0.05",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONUNBUFFERED": "1",
+    }
+    (root / "user").mkdir()
+
+    def command(*arguments):
+        called = [sys.executable, "-m", "server.cli", *arguments]
+        return subprocess.run(called, env=env, capture_output=True, text=True, check=True).stdout
+
+    operator = re.search(r'"token": "([^"]+)"', command("init", "--json"))[1]
+    command("bases", "add", "tiny", str(root / "base"))
+    with (
+        (root / "log").open("wb") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "server.cli", "run", "--port", "0"],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as server,
+    ):
+        try:
+            url = re.search(r"http://\S+", server.stdout.readline()).group()
+            published = publish(url, operator, JobRequest.model_validate(job_request()))
+            yield root, env | {"MOBIZO_SERVER": url, "MOBIZO_TOKEN": published.token, "OPERATOR_TOKEN": operator}
+        finally:
+            server.terminate()
+    assert server.returncode == 0
+
+
+def script(section):
+    """A section's blocks as one shell script; what one exports, the next has."""
+    parts = ["set -euo pipefail"]
+    for language, text in BLOCK.findall(SECTIONS[section]):
+        parts.append(text if language == "sh" else f"{sys.executable} - <<'PYTHON'\n{text}PYTHON\n")
+    return "\n".join(parts)
+
+
+def test_sections_that_are_not_run_say_so():
+    assert [name for name, text in SECTIONS.items() if text.lstrip().startswith(WHOLE)] == list(NOT_RUN)
+
+
+@pytest.mark.parametrize("section", [name for name in SECTIONS if name not in NOT_RUN])
+def test_commands_run_as_they_stand(place, section, tmp_path):
+    root, env = place
+    for name in ("base", "base.gguf"):
+        (tmp_path / name).symlink_to(root / name)
+    assert BLOCK.search(SECTIONS[section])
+    own = env | {"MOBIZO_AGENT_HOME": str(tmp_path / "agent")}
+    done = subprocess.run(
+        ["bash", "-c", script(section)], cwd=tmp_path, env=own, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
