@@ -99,7 +99,7 @@ def check_run(trajectory: Trajectory, expected: TrajectoryHeader, training: Trai
     if trajectory.steps > training.steps:
         raise InvalidTrajectory(f"the trajectory has {trajectory.steps} steps; the job asks for {training.steps}")
     for step, factor in enumerate(trajectory.pulls):
-        # To a rounding: a cosine schedule's last bit is the device's own.
+        # To a rounding: the last bit of a cosine schedule's rate is the device's own.
         known = pull_factor(training.lr_at(step), expected.proximal or 0.0)
         if abs(float(factor) - float(known)) > FACTOR_TOLERANCE:
             raise InvalidTrajectory(f"the pull after step {step} has factor {factor:g}; the job's is {known:g}")

@@ -16,8 +16,13 @@ F32 = NDArray[np.float32]
 
 
 def pull_factor(lr: float, mu: float) -> np.float32:
-    """What B's distance from the start is multiplied with after a step at rate `lr`: 1 - lr mu, and 0 at the least."""
-    return np.float32(max(1.0 - lr * mu, 0.0))
+    """What B's distance from the start is multiplied with after a step at rate `lr`: 1 - lr mu.
+
+    Raises ValueError where lr mu > 1, which would overshoot the start.
+    """
+    if lr * mu > 1:
+        raise ValueError(f"mu {mu} pulls past the start at learning rate {lr}: take lr * mu <= 1")
+    return np.float32(1.0 - lr * mu)
 
 
 def pull(flat: F32, start: F32, factor: np.float32) -> F32:

@@ -6,9 +6,14 @@ import pytest
 from shared.proximal import pull, pull_factor
 
 
-@pytest.mark.parametrize(("lr", "mu", "factor"), [(0.1, 0.5, 0.95), (0.1, 0.0, 1.0), (1.0, 1.0, 0.0), (10.0, 1.0, 0.0)])
-def test_a_step_too_far_stops_at_the_start(lr, mu, factor):
+@pytest.mark.parametrize(("lr", "mu", "factor"), [(0.1, 0.5, 0.95), (0.1, 0.0, 1.0), (1.0, 1.0, 0.0)])
+def test_the_factor_is_what_one_step_leaves(lr, mu, factor):
     assert pull_factor(lr, mu) == np.float32(factor)
+
+
+def test_a_pull_past_the_start_is_refused():
+    with pytest.raises(ValueError, match=r"lr \* mu <= 1"):
+        pull_factor(1.1, 1.0)
 
 
 def test_a_pull_is_a_gradient_step_of_the_proximal_term():
