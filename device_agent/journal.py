@@ -8,6 +8,7 @@
     limits              how the run is to hold back from its next step on; the daemon writes it, the training reads it
     start.safetensors   B that the run goes on from, if it goes on from an adapter
     plan.bin            the plan and the data as the native runner takes them (`device_agent.plan`)
+    draws.npz           samples and noise of a private run; secret, and gone when it is done
     prepared.json       what the native plan was made of, and its sha256
     best.f32, last.f32  the same B's from the native runner, D little-endian float32 each
     result.json         what is reported; once it exists, only the upload is missing
@@ -34,6 +35,7 @@ from shared.canonical import sha256_hex
 from shared.errors import Untrusted
 from shared.job import Result, TrainingSettings
 from shared.lora import F32, adapter_file, load_adapter
+from shared.privacy import ExamplePrivacy
 from shared.program import ProgramManifest
 from shared.recipe import Sha256
 from shared.task import Task
@@ -59,6 +61,12 @@ class RunPlan(BaseModel):
     tokenizer: Path
     start: Path | None = None
     start_sha256: Sha256 | None = None
+    privacy: ExamplePrivacy | None = None
+
+    @property
+    def dynamic_length(self) -> bool:
+        """Whether batches are as short as their examples; if not all alike, one would change the others' rounding."""
+        return self.manifest.dynamic_length and self.privacy is None
 
     @property
     def header(self) -> TrajectoryHeader:
@@ -145,6 +153,11 @@ class RunDirectory:
         return self.path / "plan.bin"
 
     @property
+    def draws(self) -> Path:
+        """What a private run has drawn."""
+        return self.path / "draws.npz"
+
+    @property
     def ledger(self) -> Path:
         """The trajectory."""
         return self.path / "trajectory.bin"
@@ -194,8 +207,11 @@ class RunDirectory:
         return self._read("result.json", Result)
 
     def finish(self, result: Result) -> None:
-        """Notes that training is complete; both adapters must have been written."""
+        """Notes that training is complete; both adapters must have been written. What was secret goes."""
         self._write("result.json", result)
+        if self.draws.exists():
+            self.native_plan.unlink(missing_ok=True)
+            self.draws.unlink()
 
     def open_trajectory(self, plan: RunPlan) -> TrajectoryFile:
         """The ledger, continued or begun. Raises Conflict if it is another run's."""

@@ -48,7 +48,11 @@ struct Plan {
   std::string header; // the ledger's, as it is written there
   std::vector<float> start;          // B (D,) before the first step; empty: zeros
   std::vector<float> lr;             // (steps,)
-  std::vector<int32_t> seeds, order; // (steps, q, 2), (steps, E)
+  std::vector<int32_t> seeds, order; // (steps, q, 2), (steps, E); of a private run as many a step as `counts` says
+  bool secret = false;               // a private run: nothing that depends on the data is told
+  float clip = 0;                    // C
+  std::vector<int32_t> counts;       // (steps,)
+  std::vector<float> noise;          // (steps, q), whole units
   std::vector<Example> examples;
   std::vector<ScoreBatch> validation, test;
 
@@ -56,6 +60,9 @@ struct Plan {
   static Plan read(const std::string &path);
 
   Tensor seeds_of(size_t step) const;
+
+  // Indices of a step's examples.
+  std::vector<int32_t> sample(size_t step) const;
 
   // The data inputs of `step` for these examples; of `suffix` without the first.
   std::vector<Tensor> pack(const std::vector<const Example *> &batch) const;
