@@ -102,6 +102,15 @@ class JobStart(BaseModel):
     )
 
 
+class RoundRef(BaseModel):
+    """The round of a cohort (`shared.cohort`) that a job belongs to."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cohort: str = Field(pattern=NAME)
+    number: int = Field(ge=1, description="counts from 1 within the cohort")
+
+
 class JobRequest(BaseModel):
     """What `POST /v1/jobs` takes."""
 
@@ -221,6 +230,11 @@ class JobView(BaseModel):
     task: Task
     recipe: Recipe
     recipe_id: str
+    round: RoundRef | None = Field(
+        None,
+        exclude_if=lambda value: value is None,  # agents of earlier releases refuse a field that they do not know
+        description="the cohort's round that it is a member's part of; only the server makes such jobs",
+    )
     attempts: int
     device_id: str | None
     progress: Progress | None
