@@ -48,7 +48,10 @@ def clipped(update: F32, bound: float) -> F32:
     norm = float(np.sqrt(np.sum(np.square(update, dtype=np.float64))))
     if not np.isfinite(norm):
         raise InvalidUpload("the update has values that are not finite; training diverged: lower lr")
-    scaled = update if norm <= bound else (update * (bound / norm * _MARGIN)).astype(np.float32)
+    scaled = update
+    if norm > bound:
+        # In float64, as the factor alone may be too small for float32.
+        scaled = (update.astype(np.float64) * (bound / norm * _MARGIN)).astype(np.float32)
     largest = np.float32(bound)
     if largest > bound:
         largest = np.nextafter(largest, np.float32(0))
