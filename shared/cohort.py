@@ -110,6 +110,8 @@ class CohortSettings(_Fact):
         name, aggregator = self.algorithm.name, self.aggregator
         if name == "fedprox" and self.algorithm.mu == 0:
             raise ValueError("algorithm fedprox pulls by mu; give it mu > 0, or take fedavg")
+        if self.algorithm.mu * self.training.lr > 1:
+            raise ValueError(f"mu {self.algorithm.mu:g} pulls past the start at lr {self.training.lr:g}: lower either")
         if self.algorithm.asynchronous and self.quorum > self.algorithm.buffer_size:
             raise ValueError("a round of fedbuff ends with buffer_size updates; quorum cannot be more")
         if aggregator.name in ("krum", "multi_krum") and self.quorum < 2 * aggregator.krum_f + 3:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shared.federation.update import F32, difference
+from shared.proximal import pull
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,7 @@ class DeviceHalf:
 
         Each operation is rounded to float32 by itself, so that the same B comes out on every machine.
         """
-        moved = difference(flat, start)
-        np.multiply(moved, self.pull_factor(lrs), out=moved)
-        return np.add(start, moved, out=moved)
+        return pull(flat, start, self.pull_factor(lrs))
 
     def update(self, after: F32, start: F32) -> F32:
         """What counts for the round, float32 (D,)."""
