@@ -44,7 +44,7 @@ class KeptAdapter(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=NAME)
-    job_id: str
+    job_id: str | None = Field(description="null: the registry's version that a cohort's round made")
     task: Task
     signed: SignedManifest
     sha256: Sha256 = Field(description="of the adapter file")
@@ -56,7 +56,10 @@ class KeptAdapter(BaseModel):
         """Which adapter it is, for people."""
         if self.origin is None:
             return f"of job {self.job_id}"
-        return f"version {self.origin.manifest.version}, of job {self.job_id}"
+        manifest = self.origin.manifest
+        if manifest.cohort is not None:
+            return f"version {manifest.version}, of round {manifest.cohort.round} of cohort {manifest.cohort.cohort}"
+        return f"version {manifest.version}, of job {self.job_id}"
 
     @property
     def files(self) -> tuple[ProgramFile, ...]:
@@ -88,7 +91,7 @@ class AdapterShelf:
         adapter: bytes,
         signed: SignedManifest,
         task: Task,
-        job_id: str,
+        job_id: str | None,
         origin: SignedAdapter | None = None,
     ) -> KeptAdapter:
         """Puts an adapter file on the shelf as the newest of its name; the same job's file twice is kept once.

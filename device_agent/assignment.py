@@ -26,6 +26,7 @@ from device_agent.handover import HandOver
 from device_agent.journal import RunDirectory, RunPlan
 from device_agent.lease import LeaseKeeper
 from device_agent.messages import describe
+from device_agent.rules_file import Consents
 from device_agent.seen import SeenVersions
 from device_agent.start import admit_start, fetch_start, holds_start
 from shared.errors import Gone, MobizoError, NotFound, Unauthorized, Unavailable
@@ -80,7 +81,7 @@ class Tools:
     shelf: AdapterShelf
     guard: Guard
     engines: Callable[[ProgramManifest], Engine]
-    may_send_trajectory: bool = False
+    consents: Consents
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class Assignment:
         if result is None:
             with self.tools.cache.hold(manifest.training_files):
                 result = self._train(conduct, manifest)
-        history = self.lease.job.request.history if self.tools.may_send_trajectory else "none"
+        history = self.lease.job.request.history if self.tools.consents.trajectory else "none"
         handover = HandOver(self.client, self.lease, self.run, self.tools.shelf, self._check, self.wait, history)
         try:
             handover.send(conduct, result)

@@ -26,7 +26,7 @@ from device_agent.guard import Guard
 from device_agent.journal import prune_runs
 from device_agent.lease import LeaseKeeper
 from device_agent.memory import drop_idle_code
-from device_agent.rules_file import load_rules, may_send_trajectory
+from device_agent.rules_file import load_consents, load_rules
 from device_agent.seen import SeenVersions
 from device_agent.sensors import Sensors
 from device_agent.sensors_linux import LinuxSensors
@@ -103,7 +103,7 @@ class Daemon:
             DailyBudget(home.budget),
             pause.why,
         )
-        self._may_send_trajectory = may_send_trajectory(rules or home.rules)
+        self._consents = load_consents(rules or home.rules)
         self._pauses = Backoff(pause_seconds, LONGEST_PAUSE_SECONDS)
         self._early_seconds = min(pause_seconds, EARLY_SECONDS)
         self._stopping = threading.Event()
@@ -192,7 +192,7 @@ class Daemon:
             return None
         charging, percent = self._guard.power(self._guard.rules)
         power = {"battery": percent is not None, "charging": charging, "battery_percent": percent}
-        return self._capabilities().model_copy(update=power)
+        return self._capabilities().model_copy(update=power | {"cohorts": self._consents.cohorts})
 
     def _look(self) -> None:
         """Raises NotNow unless the owner's rules allow training and its downloads."""
@@ -218,9 +218,7 @@ class Daemon:
                 client=client,
                 lease=lease,
                 keeper=keeper,
-                tools=Tools(
-                    keys, self._cache, self._seen, self._shelf, self._guard, self._engines, self._may_send_trajectory
-                ),
+                tools=Tools(keys, self._cache, self._seen, self._shelf, self._guard, self._engines, self._consents),
                 run=run,
                 dataset=dataset,
                 show=self._show,

@@ -6,8 +6,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
+from shared.capabilities import MOST_COHORTS, Cohorts
 from shared.errors import BadRequest
 from shared.rules import Rules
 
@@ -22,7 +23,22 @@ ALLOWED = {
     "metered": "true or false",
     "daily_minutes": "minutes from 0 to 1440",
 }
-CONSENTS = {"trajectory": "true or false"}  # what the owner alone says, and no job
+# What the owner alone says, and no job.
+CONSENTS = {
+    "trajectory": "true or false",
+    "cohorts": f"true, false or a list of up to {MOST_COHORTS} cohorts' names",
+}
+
+
+class Consents(BaseModel):
+    """What may leave this device beyond its own users' adapters. Nothing does unless the owner says so."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    trajectory: StrictBool = Field(False, description="trajectories of jobs that ask for them")
+    cohorts: StrictBool | Cohorts = Field(
+        False, description="updates for a cohort's rounds: of every cohort, of none, or of these"
+    )
 
 
 def load_rules(path: Path) -> Rules:
@@ -35,15 +51,14 @@ def load_rules(path: Path) -> Rules:
         raise BadRequest(f"{path}: {key} must be {ALLOWED[key]}") from error
 
 
-def may_send_trajectory(path: Path) -> bool:
-    """Whether the owner lets trajectories leave this device, with jobs that ask for them; no if the file says nothing.
-
-    Raises BadRequest as `load_rules` does.
-    """
-    said = _read(path).get("trajectory", False)
-    if not isinstance(said, bool):
-        raise BadRequest(f"{path}: trajectory must be {CONSENTS['trajectory']}")
-    return said
+def load_consents(path: Path) -> Consents:
+    """What the owner has agreed to in the file. Raises BadRequest as `load_rules` does."""
+    found = {key: value for key, value in _read(path).items() if key in CONSENTS}
+    try:
+        return Consents.model_validate(found)
+    except ValidationError as error:
+        key = str(error.errors()[0]["loc"][0])
+        raise BadRequest(f"{path}: {key} must be {CONSENTS[key]}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:

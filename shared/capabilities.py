@@ -13,8 +13,11 @@ from shared.recipe import Backend
 from shared.versions import conditions, release
 
 MOST_BYTES = 2**63 - 1  # that a database holds
+MOST_COHORTS = 100  # that a device names
 NOISE_OPERATOR = "mobizo::noise"  # what a recipe with noise `operator` calls; the native runner registers it
 
+CohortName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,95}$")]
+Cohorts = Annotated[tuple[CohortName, ...], Field(max_length=MOST_COHORTS)]
 EngineKind = Literal["native", "python", "adb"]
 LabelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 LabelValue = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,63}$")]
@@ -36,6 +39,14 @@ class Capabilities(BaseModel):
     battery: bool | None = Field(None, description="whether it has one")
     charging: bool | None = Field(None, description="on external power now")
     battery_percent: float | None = Field(None, ge=0, le=100)
+    cohorts: bool | Cohorts | None = Field(
+        None,
+        description="whose rounds its owner lets it take part in: all, none or these; null: it knows no rounds",
+    )
+
+    def takes_part(self, cohort: str) -> bool:
+        """Whether it may be given a job of a cohort's round."""
+        return self.cohorts if isinstance(self.cohorts, bool) else cohort in (self.cohorts or ())
 
     @field_validator("executorch")
     @classmethod

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from shared.errors import InvalidTrajectory
 from shared.job import Result, TrainingSettings
+from shared.proximal import pull_factor
 from shared.trajectory import MAGIC, Evaluation, Limits, Trajectory, TrajectoryHeader
 
 _FRAME = struct.Struct("<cII")
@@ -20,13 +21,17 @@ _CRC = struct.Struct("<I")
 FRAME_BYTES = _FRAME.size + _CRC.size  # of a frame beside its payload
 NOTE_BYTES = 512  # most that one evaluation, the header or a change of limits takes
 MOST_WORDS = 100  # of what a header says, in an error
+FACTOR_TOLERANCE = 2.0**-23  # two roundings of a float32 below 1
 SPARE_NOTES = 16  # beside two evaluations for each time the run is measured
 
 
-def ledger_limit(training: TrainingSettings, queries: int) -> int:
-    """The most bytes of a run's trajectory. A device that holds itself back may note new limits at every other step."""
+def ledger_limit(training: TrainingSettings, numbers: int) -> int:
+    """The most bytes of a run's trajectory with so many float32 in a step's frame.
+
+    A device that holds itself back may note new limits at every other step.
+    """
     notes = 2 * (training.steps // training.evaluation_interval) + training.steps // 2 + SPARE_NOTES
-    return len(MAGIC) + training.steps * (FRAME_BYTES + 4 * queries) + notes * (FRAME_BYTES + NOTE_BYTES)
+    return len(MAGIC) + training.steps * (FRAME_BYTES + 4 * numbers) + notes * (FRAME_BYTES + NOTE_BYTES)
 
 
 def read_ledger(data: bytes) -> Trajectory:
@@ -69,12 +74,12 @@ def _take(trajectory: Trajectory | None, kind: bytes, step: int, payload: bytes)
     if step != trajectory.steps:
         raise InvalidTrajectory(f"it is of step {step} where step {trajectory.steps} belongs")
     if kind == b"S":
-        if len(payload) != 4 * trajectory.header.queries:
-            raise InvalidTrajectory(f"{len(payload)} bytes are no {trajectory.header.queries} coefficients")
-        coefficients = np.frombuffer(payload, "<f4").astype(np.float32)
-        if not np.isfinite(coefficients).all():
+        if len(payload) != 4 * trajectory.header.numbers:
+            raise InvalidTrajectory(f"{len(payload)} bytes are not the {trajectory.header.numbers} numbers of a step")
+        numbers = np.frombuffer(payload, "<f4").astype(np.float32)
+        if not np.isfinite(numbers).all():
             raise InvalidTrajectory("a coefficient is not finite")
-        trajectory.coefficients.append(coefficients)
+        trajectory.take(numbers)
     elif kind == b"E":
         trajectory.evaluations.append(Evaluation.model_validate_json(payload))
     elif kind == b"L":
@@ -93,6 +98,11 @@ def check_run(trajectory: Trajectory, expected: TrajectoryHeader, training: Trai
             raise InvalidTrajectory(f"the trajectory is of another run: its {name} is {words}, this job's {known!r}")
     if trajectory.steps > training.steps:
         raise InvalidTrajectory(f"the trajectory has {trajectory.steps} steps; the job asks for {training.steps}")
+    for step, factor in enumerate(trajectory.pulls):
+        # To a rounding: the last bit of a cosine schedule's rate is the device's own.
+        known = pull_factor(training.lr_at(step), expected.proximal or 0.0)
+        if abs(float(factor) - float(known)) > FACTOR_TOLERANCE:
+            raise InvalidTrajectory(f"the pull after step {step} has factor {factor:g}; the job's is {known:g}")
 
 
 def check_result(trajectory: Trajectory, result: Result) -> None:

@@ -93,6 +93,7 @@ from typing import Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.capabilities import Capabilities, LabelName, Labels, LabelValue
+from shared.cohort import CohortOrigin, RoundTask
 from shared.job import NAME, JobError, JobState, JobView, Result
 from shared.program import SignedManifest
 from shared.recipe import Recipe, Sha256
@@ -249,6 +250,11 @@ class Lease(_Wire):
     start: SignedAdapter | None = Field(
         None, description="whose LoRA-B the run begins from, which `/start` sends; null: B = 0"
     )
+    round: RoundTask | None = Field(
+        None,
+        exclude_if=lambda value: value is None,  # agents of earlier releases refuse a field that they do not know
+        description="what the job's round asks of the device beside plain training; null: the job is of no round",
+    )
     expires_at: datetime
 
 
@@ -318,8 +324,8 @@ class AdapterVersion(_Wire):
 
     adapter: str
     version: int
-    job_id: str
-    device_id: str
+    job_id: str | None = Field(description="null: a cohort's round made it")
+    device_id: str | None = Field(description="null: a cohort's round made it")
     recipe: Recipe
     recipe_id: str
     a_sha256: Sha256
@@ -331,6 +337,9 @@ class AdapterVersion(_Wire):
     created_at: datetime
     revision: str | None = Field(None, description="what its manifest's sha256 begins with; null: not signed yet")
     parent: Parent | None = Field(None, description="the version that training began from; null: B = 0")
+    cohort: CohortOrigin | None = Field(
+        None, exclude_if=lambda value: value is None, description="the round that made it; null: one device trained it"
+    )
     state: VersionState = VersionState.APPROVED
     message: str = Field("", description="why it is held, deprecated or deleted")
     removed_after: datetime | None = Field(None, description="when a deleted version is lost for good")

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.canonical import canonical_json, sha256_hex
+from shared.cohort import CohortOrigin
 from shared.job import Result, TrainingSettings
 from shared.recipe import BaseRef, Recipe, Sha256
 from shared.task import Task
@@ -66,12 +67,16 @@ class AdapterManifest(_Fact):
     sha256: Sha256 = Field(description="of the LoRA-B safetensors file")
     size: int = Field(ge=0, description="its bytes")
     size_d: int = Field(ge=1, description="D: elements of flat B")
-    job_id: str
-    device_id: str
+    job_id: str | None = Field(description="null: a cohort's round made it")
+    device_id: str | None = Field(description="null: a cohort's round made it")
     parent: Parent | None = Field(None, description="null: trained from B = 0")
+    # Absent where null, so that the manifests signed before there were cohorts keep their bytes.
+    cohort: CohortOrigin | None = Field(
+        None, exclude_if=lambda value: value is None, description="the round that made it; null: one device trained it"
+    )
     task: Task
     training: TrainingSettings
-    result: Result = Field(description="with the evaluation on the device")
+    result: Result = Field(description="with the evaluation on the device; of a round: sums and means of its members'")
     created_at: datetime
 
     def canonical(self) -> bytes:

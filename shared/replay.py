@@ -3,6 +3,7 @@
 Flat B is taken in blocks that stay in the processor's cache, each through all steps in order, so that every element
 sees the same float32 subtractions in the same order as on the device and in `Trajectory.replay`. A Threefry call gives
 the signs of 64 elements; eight of them, a byte, choose a row of eight products +-c from a table of the coefficient.
+In a run with pulls (`shared.proximal`), a block is pulled towards its own part of the start after each step.
 Knows no file, no runtime and no torch.
 """
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from shared.errors import NotReplayable
 from shared.noise import DOMAIN_QUERY, PARITY, ROTATIONS, ROUNDS, SIGNS_PER_CALL, stream_key, threefry2x32
+from shared.proximal import pull
 from shared.trajectory import F32, Trajectory
 
 U32 = NDArray[np.uint32]
@@ -69,12 +71,14 @@ def replay(trajectory: Trajectory, start: F32, steps: int | None = None) -> F32:
     coefficients = np.array(trajectory.coefficients[:steps], np.float32).reshape(-1)  # (steps * q,)
     bits = coefficients.view(np.uint32)
     seeds = _seeds(header.job_seed, len(coefficients) // header.queries, header.queries)  # (steps * q, 2)
+    pulls = np.array(trajectory.pulls[:steps], np.float32)  # (steps,), or empty
     calls = -(-header.size // SIGNS_PER_CALL)
     # What grows beyond float32 is no B, but the caller's to find.
     with np.errstate(over="ignore", invalid="ignore"):
         for at in range(0, calls, BLOCK_CALLS):
             counters = np.arange(at, min(at + BLOCK_CALLS, calls), dtype=np.uint32)
-            _replay_block(flat[at * SIGNS_PER_CALL : (at + BLOCK_CALLS) * SIGNS_PER_CALL], counters, seeds, bits)
+            block = flat[at * SIGNS_PER_CALL : (at + BLOCK_CALLS) * SIGNS_PER_CALL]
+            _replay_block(block, counters, seeds, bits, pulls)
     return flat
 
 
@@ -85,11 +89,14 @@ def _seeds(job_seed: int, steps: int, queries: int) -> U32:
     return np.stack(words, axis=2).reshape(-1, 2)
 
 
-def _replay_block(block: F32, counters: U32, seeds: U32, bits: U32) -> None:
+def _replay_block(block: F32, counters: U32, seeds: U32, bits: U32, pulls: F32) -> None:
     """Takes one block of B through the whole run, in place: block -= c z for every (seed, coefficient) in order.
 
     block: a view of B, at most 64 elements for each of `counters` (m,). seeds: (n, 2). bits: (n,), the coefficients'.
+    pulls: the factor of each step's pull; empty in a run without.
     """
+    start = block.copy()
+    queries = len(seeds) // len(pulls) if len(pulls) else 0
     scratch = np.empty((3, min(CHUNK_KEYS, len(seeds)), len(counters)), np.uint32)
     words = np.empty((*scratch.shape[1:], 2), "<u4")  # (keys, m, 2)
     table = np.empty_like(_SIGNS)
@@ -101,7 +108,9 @@ def _replay_block(block: F32, counters: U32, seeds: U32, bits: U32) -> None:
         _words(first, second, spare, keys, counters)
         words[: len(keys), :, 0], words[: len(keys), :, 1] = first, second
         rows = words[: len(keys)].view(np.uint8).reshape(len(keys), -1).astype(np.intp)  # (keys, 8 m)
-        for row, coefficient in zip(rows, bits[at : at + CHUNK_KEYS], strict=True):
+        for done, (row, coefficient) in enumerate(zip(rows, bits[at : at + CHUNK_KEYS], strict=True), start=at + 1):
             np.bitwise_xor(_SIGNS, coefficient, out=table)
             np.take(table.view(np.float32), row, axis=0, out=products, mode="clip")
             np.subtract(block, update, out=block)
+            if queries and done % queries == 0:
+                block[:] = pull(block, start, pulls[done // queries - 1])

@@ -2,8 +2,8 @@
 
 File: b"MOBIZO-TRAJECTORY 1\n", then frames. A frame is kind (1 byte), step (uint32), payload length (uint32),
 payload, CRC-32 of all that (uint32); integers little-endian. Kinds: `H` header (JSON, first, once), `S` one step's
-coefficients (q float32), `E` one evaluation (JSON), `L` limits that hold from the next step on (JSON). A torn last
-frame is what a kill leaves; it is cut off.
+coefficients (q float32, and in a run with a proximal pull its factor, see `shared.proximal`), `E` one evaluation
+(JSON), `L` limits that hold from the next step on (JSON). A torn last frame is what a kill leaves; it is cut off.
 Knows no runtime.
 """
 
@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shared.errors import Conflict
 from shared.noise import direction, query_seeds
+from shared.proximal import pull
 from shared.recipe import MAX_SEED, Noise, Sha256
 
 F32 = NDArray[np.float32]
@@ -44,6 +45,19 @@ class TrajectoryHeader(BaseModel):
     queries: int = Field(ge=1)
     size: int = Field(ge=1, description="D")
     start_sha256: Sha256 | None = Field(None, description="adapter file the run starts from; null: B = 0")
+    # Absent where null, so that the ledgers of runs without a pull begin with the bytes that they always began with.
+    proximal: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        exclude_if=lambda value: value is None,
+        description="mu of the pull towards the start after each step; null: none",
+    )
+
+    @property
+    def numbers(self) -> int:
+        """float32 in a step's frame: the coefficients, and the pull's factor where there is one."""
+        return self.queries + (self.proximal is not None)
 
 
 class Evaluation(BaseModel):
@@ -80,12 +94,13 @@ class Limits(BaseModel):
 
 @dataclass
 class Trajectory:
-    """A ledger in memory: coefficients[t] are step t's, float32 (q,)."""
+    """A ledger in memory: coefficients[t] are step t's, float32 (q,); pulls[t] its factor, in a run with pulls."""
 
     header: TrajectoryHeader
     coefficients: list[F32] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     limits: list[Limits] = field(default_factory=list)
+    pulls: list[np.float32] = field(default_factory=list)
 
     @property
     def steps(self) -> int:
@@ -94,6 +109,8 @@ class Trajectory:
 
     def replay(self, start: F32, steps: int | None = None) -> F32:
         """B after `steps` steps (all by default) from `start` (D,): B -= c_i z_i, for i in order, in float32.
+
+        In a run with pulls, B is pulled towards the start after each step.
 
         Exact for estimator `replay` with Rademacher noise, on every machine, since z = +-1 makes each product exact.
         Else close: Gaussian z come from this machine's logarithm and cosine, and `stored` recovers eps z from two
@@ -105,7 +122,15 @@ class Trajectory:
         for step, coefficients in enumerate(self.coefficients[:steps]):
             for seed, coefficient in zip(query_seeds(header.job_seed, step, header.queries), coefficients, strict=True):
                 flat -= np.float32(coefficient) * direction(header.noise, (int(seed[0]), int(seed[1])), header.size)
+            if self.pulls:
+                flat = pull(flat, start, self.pulls[step])
         return flat
+
+    def take(self, numbers: F32) -> None:
+        """Adds a step's frame, float32 (header.numbers,)."""
+        self.coefficients.append(numbers[: self.header.queries])
+        if self.header.proximal is not None:
+            self.pulls.append(numbers[-1])
 
 
 def frame(kind: bytes, step: int, payload: bytes) -> bytes:
@@ -139,9 +164,9 @@ def parse_trajectory(data: bytes) -> tuple[Trajectory | None, int]:
         elif trajectory is None:
             raise Conflict("the trajectory does not begin with its header; remove the file to start the run anew")
         elif kind == b"S":
-            if step != trajectory.steps or length != 4 * trajectory.header.queries:
+            if step != trajectory.steps or length != 4 * trajectory.header.numbers:
                 raise Conflict(f"the trajectory has step {step} where step {trajectory.steps} belongs")
-            trajectory.coefficients.append(np.frombuffer(payload, "<f4").astype(np.float32))
+            trajectory.take(np.frombuffer(payload, "<f4").astype(np.float32))
         elif kind == b"E":
             trajectory.evaluations.append(Evaluation.model_validate_json(payload))
         elif kind == b"L":
@@ -163,13 +188,18 @@ class Ledger:
         """Keeps whole frames, all of them or none."""
         self.data += data
 
-    def append_step(self, coefficients: F32) -> None:
-        """Adds the next step's coefficients, float32 (q,)."""
+    def append_step(self, coefficients: F32, factor: np.float32 | None = None) -> None:
+        """Adds the next step's coefficients, float32 (q,), and its pull's factor in a run that has pulls."""
+        header = self.trajectory.header
         payload = np.ascontiguousarray(coefficients, "<f4")
-        if payload.shape != (self.trajectory.header.queries,):
-            raise ValueError(f"{payload.shape} coefficients for {self.trajectory.header.queries} queries")
+        if payload.shape != (header.queries,):
+            raise ValueError(f"{payload.shape} coefficients for {header.queries} queries")
+        if (factor is None) != (header.proximal is None):
+            raise ValueError("a step has a pull's factor exactly where the run has pulls")
+        if factor is not None:
+            payload = np.append(payload, factor).astype("<f4")
         self._write(frame(b"S", self.trajectory.steps, payload.tobytes()))
-        self.trajectory.coefficients.append(payload.astype(np.float32))
+        self.trajectory.take(payload.astype(np.float32))
 
     def append_evaluation(self, evaluation: Evaluation) -> None:
         """Adds an evaluation of B as it is after the steps so far (or of the best, as it says)."""

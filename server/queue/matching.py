@@ -29,6 +29,7 @@ class Needs(BaseModel):
     executorch_asked: str | None = None  # conditions that the job states
     charging: bool = False
     battery_floor: float | None = None
+    cohort: str | None = None  # whose round the job is of: its device's owner must have agreed to take part
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,11 @@ def parse_needs(text: str) -> Needs:
     return Needs.model_validate_json(text)
 
 
-def needs_of(request: JobRequest, recipe: Recipe, manifest: ProgramManifest | None) -> Needs:
-    """What a job needs: what it asks for, what its recipe takes, and what its program says if it is there."""
+def needs_of(request: JobRequest, recipe: Recipe, manifest: ProgramManifest | None, cohort: str | None = None) -> Needs:
+    """What a job needs: what it asks for, what its recipe takes, and what its program says if it is there.
+
+    cohort: whose round it is of.
+    """
     asked, rules = request.requires, request.rules
     # A device that has too little may decline, and the job then shrinks, or fails where no other device may train it.
     fits_or_waits = manifest is not None and not request.shrink and request.device is None
@@ -68,6 +72,7 @@ def needs_of(request: JobRequest, recipe: Recipe, manifest: ProgramManifest | No
         executorch_asked=asked.executorch,
         charging=rules.charging,
         battery_floor=rules.battery_floor,
+        cohort=cohort,
     )
 
 
@@ -90,6 +95,8 @@ def lacks(needs: Needs, asking: Asking) -> Iterator[str]:
     for name, value in needs.labels.items():
         if asking.labels.get(name) != value:
             yield f"label {name}={value}"
+    if needs.cohort is not None and not can.takes_part(needs.cohort):
+        yield f"its owner's leave to take part in cohort {needs.cohort} (`cohorts` in the agent's rules.toml)"
     yield from _memory(needs, asking, can)
     if needs.backend is not None and can.backends is not None and needs.backend not in can.backends:
         yield f"backend {needs.backend}"

@@ -212,8 +212,18 @@ def test_the_server_is_told_what_the_device_can_do(home, server, server_key, dat
         Daemon(home, {"movies": dataset}, display, sensors=Told(BATTERY)).run(once=True)
     told, unsaid = server.asked
     power = {"battery": True, "charging": False, "battery_percent": 80}
-    assert told.capabilities == can.model_copy(update=power)
+    assert told.capabilities == can.model_copy(update=power | {"cohorts": False})
     assert unsaid.capabilities is None
+
+
+@pytest.mark.parametrize(("said", "told"), [("true", True), ('["reviews"]', ("reviews",))])
+def test_the_server_is_told_whose_rounds_the_owner_lets_it_take_part_in(home, server, server_key, dataset, said, told):
+    enrol(home, server.url, server_key)
+    home.rules.write_text(f"cohorts = {said}\n")
+    with Display(home, live=False) as display:
+        daemon = Daemon(home, {"movies": dataset}, display, sensors=Told(BATTERY), capabilities=lambda: Capabilities())
+        daemon.run(once=True)
+    assert server.asked[0].capabilities.cohorts == told
 
 
 def test_training_goes_on_while_the_server_is_away_and_the_upload_is_tried_again(

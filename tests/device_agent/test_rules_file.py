@@ -6,7 +6,7 @@ import pytest
 
 from device_agent import policy
 from device_agent.heat import SHORTEST, STAGES
-from device_agent.rules_file import ALLOWED, load_rules, may_send_trajectory
+from device_agent.rules_file import ALLOWED, CONSENTS, Consents, load_consents, load_rules
 from shared.errors import BadRequest
 from shared.rules import QuietHours, Rules
 
@@ -45,20 +45,44 @@ def test_every_rule_says_what_it_allows():
     assert set(ALLOWED) == set(Rules.model_fields)
 
 
-@pytest.mark.parametrize(("text", "said"), [("", False), ("trajectory = false", False), ("trajectory = true", True)])
-def test_trajectories_stay_here_unless_the_owner_says_otherwise(tmp_path, text, said):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", Consents(trajectory=False, cohorts=False)),
+        ("trajectory = false", Consents(trajectory=False, cohorts=False)),
+        ("trajectory = true", Consents(trajectory=True, cohorts=False)),
+        ("cohorts = true", Consents(trajectory=False, cohorts=True)),
+        ('cohorts = ["reviews", "notes"]', Consents(trajectory=False, cohorts=("reviews", "notes"))),
+        ("cohorts = []", Consents(trajectory=False, cohorts=())),
+    ],
+)
+def test_nothing_more_leaves_this_device_unless_the_owner_says_so(tmp_path, text, said):
     path = tmp_path / "rules.toml"
-    assert may_send_trajectory(path) is False
+    assert load_consents(path) == Consents(trajectory=False, cohorts=False)
     path.write_text(f"idle = true\n{text}\n")
-    assert may_send_trajectory(path) is said
+    assert load_consents(path) == said
     assert load_rules(path) == Rules(idle=True)
 
 
-@pytest.mark.parametrize("said", ['"asked"', "1"])
-def test_a_consent_that_is_none(tmp_path, said):
-    (tmp_path / "rules.toml").write_text(f"trajectory = {said}")
-    with pytest.raises(BadRequest, match="trajectory must be true or false"):
-        may_send_trajectory(tmp_path / "rules.toml")
+def test_every_consent_says_what_it_allows():
+    assert set(CONSENTS) == set(Consents.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('trajectory = "asked"', "trajectory must be true or false"),
+        ("trajectory = 1", "trajectory must be true or false"),
+        ('cohorts = "reviews"', "cohorts must be true, false or a list"),
+        ("cohorts = 1", "cohorts must be true, false or a list"),
+        ('cohorts = ["Two Words"]', "cohorts must be true, false or a list"),
+        (f"cohorts = {[f'c{index}' for index in range(101)]}", "a list of up to 100 cohorts' names"),
+    ],
+)
+def test_a_consent_that_is_none(tmp_path, text, said):
+    (tmp_path / "rules.toml").write_text(text)
+    with pytest.raises(BadRequest, match=said):
+        load_consents(tmp_path / "rules.toml")
 
 
 @pytest.mark.parametrize(

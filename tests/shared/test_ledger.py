@@ -75,6 +75,26 @@ BAD = {
 }
 
 
+def pulled(factor, mu=0.5):
+    """The ledger of one step at rate 0.01 with a pull."""
+    header = HEADER.model_copy(update={"proximal": mu})
+    return header, MAGIC + frame(b"H", 0, header.model_dump_json().encode()) + step(0, (0.5, -0.25, factor))
+
+
+def test_a_pull_of_another_strength_than_the_jobs_is_refused():
+    training = TrainingSettings(steps=1, lr=0.01)
+    for factor in (0.995, np.nextafter(np.float32(0.995), np.float32(1))):
+        header, data = pulled(factor)
+        check_run(read_ledger(data), header, training)
+    _, data = pulled(0.9951)
+    with pytest.raises(InvalidTrajectory, match=r"after step 0 has factor 0\.9951; the job's is 0\.995"):
+        check_run(read_ledger(data), header, training)
+    with pytest.raises(InvalidTrajectory, match=r"its proximal is 0\.5, this job's None"):
+        check_run(read_ledger(data), HEADER, training)
+    with pytest.raises(InvalidTrajectory, match="12 bytes are not the 2 numbers"):
+        read_ledger(HEAD + step(0, (0.5, -0.25, 0.995)))
+
+
 @pytest.mark.parametrize(("data", "why"), BAD.values(), ids=BAD)
 def test_each_kind_of_malformed_ledger(data, why):
     with pytest.raises(InvalidTrajectory, match=why):

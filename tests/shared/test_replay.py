@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import NotReplayable
+from shared.noise import query_seeds, rademacher
 from shared.replay import BLOCK_CALLS, CHUNK_KEYS
 from shared.replay import replay as replayed
 from shared.trajectory import Trajectory, TrajectoryHeader
@@ -13,10 +14,15 @@ from shared.trajectory import Trajectory, TrajectoryHeader
 BLOCK = 64 * BLOCK_CALLS
 
 
-def trajectory(size, steps, queries, seed=2**53 - 1, noise="rademacher", scale=1.0):
+def trajectory(size, steps, queries, seed=2**53 - 1, noise="rademacher", scale=1.0, mu=None):
     rng = np.random.default_rng(seed % 1000)
-    header = TrajectoryHeader(job_id="j", job_seed=seed, recipe_id="0" * 64, noise=noise, queries=queries, size=size)
-    return Trajectory(header, [(scale * rng.normal(size=queries)).astype(np.float32) for _ in range(steps)])
+    header = TrajectoryHeader(
+        job_id="j", job_seed=seed, recipe_id="0" * 64, noise=noise, queries=queries, size=size, proximal=mu
+    )
+    run = Trajectory(header)
+    for _ in range(steps):
+        run.take(np.array([*(scale * rng.normal(size=queries)), *([rng.random()] if mu else [])], np.float32))
+    return run
 
 
 def start(size):
@@ -36,12 +42,24 @@ def test_every_size_to_the_bit(size):
     queries=st.integers(1, CHUNK_KEYS + 3),
     seed=st.integers(0, 2**53 - 1),
     scale=st.sampled_from([0.0, 1e-42, 1e-3, 1.0, 1e30]),
+    mu=st.none() | st.just(0.5),
     data=st.data(),
 )
-def test_every_run_to_the_bit_after_every_step(size, steps, queries, seed, scale, data):
-    run = trajectory(size, steps, queries, seed, scale=scale)
+def test_every_run_to_the_bit_after_every_step(size, steps, queries, seed, scale, mu, data):
+    run = trajectory(size, steps, queries, seed, scale=scale, mu=mu)
     upto = data.draw(st.none() | st.integers(0, steps))
     assert replayed(run, start(size), upto).tobytes() == run.replay(start(size), upto).tobytes()
+
+
+def test_a_pull_comes_after_each_step_and_is_rounded_operation_by_operation():
+    run, size = trajectory(2 * BLOCK + 77, 5, 3, mu=0.5), 2 * BLOCK + 77
+    expected = begin = start(size)
+    for step, coefficients in enumerate(run.coefficients):
+        for seed, coefficient in zip(query_seeds(2**53 - 1, step, 3).tolist(), coefficients, strict=True):
+            expected = np.subtract(expected, coefficient * rademacher(tuple(seed), size), dtype=np.float32)
+        away = np.subtract(expected, begin, dtype=np.float32)
+        expected = np.add(begin, np.multiply(run.pulls[step], away, dtype=np.float32), dtype=np.float32)
+    assert replayed(run, begin).tobytes() == expected.tobytes()
 
 
 def test_the_order_of_updates_is_the_runs():

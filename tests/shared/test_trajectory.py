@@ -31,6 +31,37 @@ def test_what_was_written_is_read_back(tmp_path):
     assert length == (tmp_path / "t").stat().st_size
 
 
+def test_a_run_without_pulls_has_the_ledger_that_it_always_had(tmp_path):
+    """Its header is compared byte by byte by runners that know no pulls."""
+    record(tmp_path / "t", steps=0)
+    said = (
+        b'{"job_id":"j","job_seed":9,"recipe_id":"' + b"0" * 64 + b'","noise":"rademacher","queries":3,"size":200,'
+        b'"start_sha256":null}'
+    )
+    assert said in (tmp_path / "t").read_bytes()
+
+
+def test_a_run_with_pulls_has_a_factor_with_each_step(tmp_path):
+    header = HEADER.model_copy(update={"proximal": 0.25})
+    file = TrajectoryFile(tmp_path / "t", header)
+    file.append_step(np.array([1, 2, 3], np.float32), np.float32(0.75))
+    with pytest.raises(ValueError, match="exactly where"):
+        file.append_step(np.ones(3, np.float32))
+    file.close()
+    again = TrajectoryFile(tmp_path / "t", header)
+    again.append_step(np.array([4, 5, 6], np.float32), np.float32(0.5))
+    again.close()
+    read, _ = parse_trajectory((tmp_path / "t").read_bytes())
+    assert np.array_equal(read.coefficients, [[1, 2, 3], [4, 5, 6]])
+    assert read.pulls == [0.75, 0.5]
+    with pytest.raises(Conflict, match="another run"):
+        TrajectoryFile(tmp_path / "t", HEADER)
+    plain = TrajectoryFile(tmp_path / "plain", HEADER)
+    with pytest.raises(ValueError, match="exactly where"):
+        plain.append_step(np.ones(3, np.float32), np.float32(1))
+    plain.close()
+
+
 def test_replay_is_algorithm_1s_update_in_float32(tmp_path):
     trajectory = record(tmp_path / "t")
     start = np.random.default_rng(1).normal(size=200).astype(np.float32)

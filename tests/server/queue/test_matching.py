@@ -34,6 +34,8 @@ def asking(memory=None, labels=None, **can):
             asking(charging=False, battery_percent=40),
             asking(charging=False, battery_percent=39),
         ),
+        ({"cohort": "reviews"}, asking(cohorts=True), asking(cohorts=False)),
+        ({"cohort": "reviews"}, asking(cohorts=("notes", "reviews")), asking(cohorts=("notes",))),
     ],
 )
 def test_each_need(needs, has, has_not):
@@ -50,6 +52,7 @@ def test_a_device_that_says_nothing_has_what_every_agent_has_and_nothing_asked_f
         {"total_bytes": 1},
         {"executorch_asked": ">=1"},
         {"labels": {"a": "b"}},
+        {"cohort": "reviews"},
     ):
         assert not able(Needs(**needs), old)
 

@@ -1,0 +1,75 @@
+"""Both halves of each algorithm, against the papers' formulas."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.cohort import AlgorithmName, AlgorithmSettings
+from shared.federation.algorithms import ALGORITHMS, DeviceHalf, find
+
+
+def vectors(size=50, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(2, size)).astype(np.float32)
+
+
+def test_every_name_has_its_algorithm():
+    assert set(ALGORITHMS) == set(AlgorithmName.__args__)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox"])
+def test_synchronous_rounds_have_one_start_and_end_when_all_answered(name):
+    server = find(AlgorithmSettings(name=name, mu=0.1)).server
+    assert [server.accepts(staleness) for staleness in (0, 1, 5)] == [True, False, False]
+    assert server.scale(0) == 1
+    assert [server.full(updates, asked=4) for updates in (0, 3, 4)] == [False, False, True]
+
+
+def test_a_buffer_takes_updates_of_any_age_and_ends_with_k():
+    server = find(AlgorithmSettings(name="fedbuff", buffer_size=3, staleness_exponent=0.5)).server
+    assert all(server.accepts(staleness) for staleness in (0, 1, 100))
+    assert [server.scale(staleness) for staleness in (0, 3, 8)] == [1, 1 / 2, 1 / 3]
+    assert [server.full(updates, asked=100) for updates in (2, 3)] == [False, True]
+
+
+def test_without_staleness_weights_old_is_as_new():
+    assert find(AlgorithmSettings(name="fedbuff", staleness_exponent=0)).server.scale(7) == 1
+
+
+def test_pulling_is_gradient_descent_on_the_proximal_term():
+    """One small step at a time, in float64, along the gradient mu (B - B0) that FedProx adds."""
+    start, flat = vectors()
+    lrs, mu = [0.1, 0.05, 0.025, 0.0], 0.7
+    expected = flat.astype(np.float64)
+    for lr in lrs:
+        expected -= lr * mu * (expected - start)
+    pulled = find(AlgorithmSettings(name="fedprox", mu=mu)).device.pull(flat, start, lrs)
+    assert pulled.dtype == np.float32
+    assert np.allclose(pulled, expected, rtol=0, atol=1e-6)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 10), st.lists(st.floats(0, 0.1), max_size=8))
+def test_a_pull_never_leaves_the_way_between_b_and_its_start(seed, mu, lrs):
+    start, flat = vectors(seed=seed)
+    pulled = DeviceHalf(mu).pull(flat, start, lrs)
+    slack = 1e-6 * (np.abs(start) + np.abs(flat))
+    assert (pulled >= np.minimum(start, flat) - slack).all()
+    assert (pulled <= np.maximum(start, flat) + slack).all()
+
+
+def test_a_whole_pull_is_the_start_itself_and_more_is_refused():
+    start, flat = vectors()
+    assert DeviceHalf(2.0).pull(flat, start, [0.5]).tobytes() == start.tobytes()
+    with pytest.raises(ValueError, match=r"lr \* mu"):
+        DeviceHalf(2.0).pull(flat, start, [0.1, 0.6])
+
+
+def test_no_mu_is_no_pull():
+    assert not find(AlgorithmSettings()).device.pulls
+    assert find(AlgorithmSettings(mu=0.1)).device.pulls
+
+
+def test_an_update_is_what_the_device_changed():
+    start, after = vectors()
+    assert DeviceHalf().update(after, start).tobytes() == (after - start).tobytes()

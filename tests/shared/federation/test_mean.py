@@ -1,0 +1,109 @@
+"""The streaming mean against math.fsum, which rounds once."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.federation.mean import UNIT, WeightedMean, error_bound
+
+floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
+weights = st.integers(1, 2**31 - 1)
+scales = st.floats(2.0**-20, 1.0)
+terms = st.tuples(floats, weights, scales)
+
+
+def exact(values):
+    """(mean, mean of absolute values) of (x, weight, scale): every product is exact, and every sum rounded once.
+
+    x has 24 bits, a weight 31 and a scale 53, so that only integer arithmetic holds their product.
+    """
+    parts = []
+    for x, weight, scale in values:
+        (xn, xd), (sn, sd) = float(x).as_integer_ratio(), scale.as_integer_ratio()
+        parts.append((xn * sn * weight, xd * sd))
+    common = max(d for _, d in parts)  # all are powers of two
+    total = sum(n * (common // d) for n, d in parts)
+    absolute = sum(abs(n) * (common // d) for n, d in parts)
+    weight = sum(w for _, w, _ in values)
+    return total / (common * weight), absolute / (common * weight)
+
+
+def mean_of(values):
+    mean = WeightedMean(1)
+    for x, weight, scale in values:
+        mean.add(np.array([x], np.float32), weight, scale)
+    return mean
+
+
+def within(found, values, merges=0):
+    mean, absolute = exact(values)
+    bound = error_bound(len(values), np.array([absolute]), np.array([mean]), merges)
+    return abs(float(found[0]) - mean) <= bound[0]
+
+
+@given(st.lists(terms, min_size=1, max_size=40), st.randoms())
+def test_every_order_is_within_the_bound(values, random):
+    assert within(mean_of(values).result(), values)
+    random.shuffle(values)
+    assert within(mean_of(values).result(), values)
+
+
+@given(st.lists(terms, min_size=2, max_size=30), st.data())
+def test_merged_parts_are_within_the_bound(values, data):
+    cut = data.draw(st.integers(1, len(values) - 1))
+    left, right = mean_of(values[:cut]), mean_of(values[cut:])
+    left.merge(right)
+    assert left.count == len(values)
+    assert within(left.result(), values, merges=1)
+
+
+@given(st.lists(floats, min_size=1, max_size=60))
+def test_equal_weights_are_fsum_over_n(values):
+    """A second reference for the plain mean: fsum rounds the exact sum once."""
+    found = mean_of([(x, 1, 1.0) for x in values]).result()[0]
+    mean, absolute = math.fsum(values) / len(values), math.fsum(map(abs, values)) / len(values)
+    assert abs(found - mean) <= error_bound(len(values), np.array([absolute]), np.array([mean]))[0] + UNIT * abs(mean)
+
+
+def test_the_bound_is_not_loose():
+    """A mean in float32, as one might write it, breaks the bound that the one in float64 keeps."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(1000, 4000)).astype(np.float32)
+    exactly = values.astype(np.longdouble).mean(axis=0).astype(np.float64)
+    bound = error_bound(1000, np.abs(values).mean(axis=0, dtype=np.float64), exactly)
+    naive, mean = np.zeros(4000, np.float32), WeightedMean(4000)
+    for row in values:
+        naive += row
+        mean.add(row)
+    assert (np.abs(mean.result() - exactly) <= bound).all()
+    assert (np.abs(naive / np.float32(1000) - exactly) > bound).mean() > 0.5
+
+
+def test_many_of_many_blocks():
+    rng = np.random.default_rng(1)
+    size = 3 * 8192 + 17
+    updates = rng.normal(size=(7, size)).astype(np.float32)
+    weight, scale = rng.integers(1, 100, 7), rng.uniform(0.1, 1, 7)
+    mean = WeightedMean(size)
+    for row, w, s in zip(updates, weight, scale, strict=True):
+        mean.add(row, float(w), float(s))
+    expected = (weight * scale) @ updates.astype(np.float64) / weight.sum()
+    assert np.allclose(mean.result(), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("weight", "scale"), [(0, 1), (-1, 1), (math.inf, 1), (math.nan, 1), (1, math.nan)])
+def test_a_weight_that_is_none(weight, scale):
+    with pytest.raises(ValueError, match="make no mean"):
+        WeightedMean(2).add(np.zeros(2, np.float32), weight, scale)
+
+
+def test_another_size_and_no_updates():
+    with pytest.raises(ValueError, match="3 elements in a mean of 2"):
+        WeightedMean(2).add(np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match="cannot be one"):
+        WeightedMean(2).merge(WeightedMean(3))
+    with pytest.raises(ValueError, match="no updates"):
+        WeightedMean(2).result()
