@@ -30,6 +30,7 @@ from typing import TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from device_agent.draws import Draws, kept_draws
 from device_agent.durable import write_durably
 from shared.canonical import sha256_hex
 from shared.errors import Untrusted
@@ -153,7 +154,7 @@ class RunDirectory:
         return self.path / "plan.bin"
 
     @property
-    def draws(self) -> Path:
+    def kept_draws(self) -> Path:
         """What a private run has drawn."""
         return self.path / "draws.npz"
 
@@ -209,9 +210,20 @@ class RunDirectory:
     def finish(self, result: Result) -> None:
         """Notes that training is complete; both adapters must have been written. What was secret goes."""
         self._write("result.json", result)
-        if self.draws.exists():
+        if self.kept_draws.exists():
             self.native_plan.unlink(missing_ok=True)
-            self.draws.unlink()
+            self.kept_draws.unlink()
+
+    def begin_b(self, plan: RunPlan) -> F32:
+        """B (D,) before the first step; see `RunPlan.begin_b`."""
+        return plan.begin_b()
+
+    def draws(self, plan: RunPlan, examples: int) -> Draws:
+        """What a private run on so many examples draws, once. Raises ChangedData, InvalidDataset, or ValueError."""
+        if plan.privacy is None:
+            raise ValueError("a run that is not private draws nothing in secret")
+        steps, queries = plan.training.steps, plan.manifest.recipe.queries
+        return kept_draws(self.kept_draws, plan.privacy, examples, steps, queries)
 
     def open_trajectory(self, plan: RunPlan) -> TrajectoryFile:
         """The ledger, continued or begun. Raises Conflict if it is another run's."""
@@ -219,11 +231,7 @@ class RunDirectory:
 
     def write_adapter(self, path: Path, flat: F32, plan: RunPlan, step: int) -> None:
         """B (D,) after `step` steps as an adapter file; equal runs write equal bytes."""
-        manifest = plan.manifest
-        data = adapter_file(
-            flat, job_id=plan.job_id, recipe_id=manifest.recipe_id, a_sha256=manifest.a_sha256, step=step
-        )
-        write_durably(path, data)
+        write_durably(path, run_adapter(flat, plan, step))
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -247,6 +255,12 @@ class RunDirectory:
             return model.model_validate_json((self.path / name).read_bytes())
         except FileNotFoundError:
             return None
+
+
+def run_adapter(flat: F32, plan: RunPlan, step: int) -> bytes:
+    """B (D,) after `step` steps of a run as the adapter file that is uploaded."""
+    manifest = plan.manifest
+    return adapter_file(flat, job_id=plan.job_id, recipe_id=manifest.recipe_id, a_sha256=manifest.a_sha256, step=step)
 
 
 def prune_runs(runs: Path, keep: int = KEPT_RUNS) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from device_agent.data import read_splits
-from device_agent.draws import kept_draws
 from device_agent.durable import write_pieces
 from device_agent.errors import DoesNotFit
 from device_agent.journal import Prepared, RunDirectory
@@ -28,10 +27,7 @@ def prepare(run: RunDirectory) -> None:
     plan = run.plan()
     tokenizer = Tokenizer.from_file(str(plan.tokenizer))
     splits = read_splits(plan.dataset, plan.task, tokenizer, plan.manifest.recipe, plan.training)
-    draws = None
-    if plan.privacy is not None:
-        queries = plan.manifest.recipe.queries
-        draws = kept_draws(run.draws, plan.privacy, len(splits.train), plan.training.steps, queries)
+    draws = None if plan.privacy is None else run.draws(plan, len(splits.train))
     write_pieces(run.native_plan, dump_plan(plan, splits, draws))
     run.note_prepared(
         Prepared(

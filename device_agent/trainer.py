@@ -14,18 +14,19 @@ import numpy as np
 
 from device_agent.conclusion import best_validation, conclude, recorded
 from device_agent.data import Splits
-from device_agent.draws import Draws, kept_draws
+from device_agent.draws import Draws
 from device_agent.errors import Diverged
 from device_agent.evaluation import measure
-from device_agent.journal import Figures, RunDirectory, RunPlan
+from device_agent.journal import Figures, RunPlan
 from device_agent.memory import peak_rss_bytes, rss_bytes
 from device_agent.order import ExampleOrder
 from device_agent.prefix import PrefixCache
+from device_agent.run import Run
 from device_agent.runtimes import F32, Runtime, Secret
 from shared.encoding import Example, pack_step
 from shared.job import Progress, Result
 from shared.noise import query_seeds
-from shared.trajectory import Evaluation, Limits, TrajectoryFile
+from shared.trajectory import Evaluation, Ledger, Limits
 
 RATE_STEPS = 20  # over which examples per second are averaged
 TELL_SECONDS = 1.0  # between two words while a split is measured
@@ -41,7 +42,7 @@ class Trainer:
 
     def __init__(
         self,
-        run: RunDirectory,
+        run: Run,
         plan: RunPlan,
         splits: Splits,
         runtime: Runtime,
@@ -60,12 +61,9 @@ class Trainer:
             self._prefix = PrefixCache(runtime, width, bound, dynamic=self._dynamic)
         answers = tuple(example.correct for example in splits.train)
         self._order = ExampleOrder(plan.training.seed, answers, self._recipe.effective_batch)
-        self._draws: Draws | None = None
-        if plan.privacy is not None:
-            steps, queries = plan.training.steps, self._recipe.queries
-            self._draws = kept_draws(run.draws, plan.privacy, len(splits.train), steps, queries)
-        self._start = plan.begin_b()
-        self._ledger: TrajectoryFile = run.open_trajectory(plan)
+        self._draws: Draws | None = None if plan.privacy is None else run.draws(plan, len(splits.train))
+        self._start = run.begin_b(plan)
+        self._ledger: Ledger = run.open_trajectory(plan)
         self._before = run.figures()
         self._began = time.monotonic()
         self._train_seconds = self._program_seconds = 0.0

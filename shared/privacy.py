@@ -126,17 +126,6 @@ def unit_noise(settings: ExamplePrivacy, steps: int, queries: int, entropy: Entr
     return noise.astype(np.float32).reshape(steps, queries)
 
 
-def clip_update(update: F32, clip: float) -> F32:
-    """A member's update (D,) with an L2 norm of at most `clip`; one that is no number counts as zeros."""
-    norm = float(np.sqrt(np.square(update, dtype=np.float64).sum()))
-    if not np.isfinite(norm):
-        return np.zeros_like(update)
-    if norm <= clip:
-        return update
-    shrink = clip / norm * (1 - 2.0**-20)  # the rest pays for rounding to float32
-    return (update * shrink).astype(np.float32)
-
-
 def noised_mean(
     mean: NDArray[np.float64], members: int, settings: MemberPrivacy, entropy: Entropy = os.urandom
 ) -> NDArray[np.float64]:

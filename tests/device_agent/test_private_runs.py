@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from device_agent.draws import draw, kept_draws
+from device_agent.draws import draw
 from device_agent.engines.native import NativeEngine
 from device_agent.engines.python import PythonEngine
 from device_agent.errors import ChangedData
@@ -56,7 +56,7 @@ def ledger(run):
 def begun(run, plan, examples=13):
     """A run whose draws are there already, and the draws."""
     run.begin(plan)
-    return kept_draws(run.draws, PRIVACY, examples, plan.training.steps, plan.manifest.recipe.queries)
+    return run.draws(plan, examples)
 
 
 def test_each_step_is_the_mechanism_on_its_own_sample(run, plan, clipped):
@@ -92,7 +92,7 @@ def test_it_tells_nothing_of_the_data_and_keeps_no_secret(run, plan, clipped):
     assert (result.train_examples, result.truncated_examples, result.peak_rss_bytes) == (None, None, 0)
     assert (result.evaluations, result.tuned_accuracy, result.before_accuracy) == ((), None, None)
     assert all(progress.loss is None and progress.accuracy is None for progress in told)
-    assert not run.draws.exists()
+    assert not run.kept_draws.exists()
 
 
 def test_what_a_heartbeat_may_tell():
@@ -114,13 +114,13 @@ def test_both_engines_make_one_ledger_of_one_drawing(plan, clipped, tmp_path, ru
     # Stopped in the middle, it goes on by the same draws.
     message = engine.train(second, heard.append, lambda: bool(heard) and heard[-1].step >= 5)
     assert message.stopped
-    assert second.draws.exists()
+    assert second.kept_draws.exists()
     message = engine.train(second, heard.append, lambda: False)
     assert message.result.train_examples is None
     assert all(progress.loss is None and progress.accuracy is None for progress in heard)
     for file in ("trajectory.bin", "best.safetensors", "last.safetensors"):
         assert file_sha256(first.path / file) == file_sha256(second.path / file)
-    assert not second.draws.exists()
+    assert not second.kept_draws.exists()
     assert not second.native_plan.exists()
 
 
