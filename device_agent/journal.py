@@ -215,17 +215,17 @@ class RunDirectory:
         """Notes that training is complete; both adapters must have been written."""
         self._write("result.json", result)
 
+    def begin_b(self, plan: RunPlan) -> F32:
+        """B (D,) before the first step; see `RunPlan.begin_b`."""
+        return plan.begin_b()
+
     def open_trajectory(self, plan: RunPlan) -> TrajectoryFile:
         """The ledger, continued or begun. Raises Conflict if it is another run's."""
         return TrajectoryFile(self.ledger, plan.header)
 
     def write_adapter(self, path: Path, flat: F32, plan: RunPlan, step: int) -> None:
         """B (D,) after `step` steps as an adapter file; equal runs write equal bytes."""
-        manifest = plan.manifest
-        data = adapter_file(
-            flat, job_id=plan.job_id, recipe_id=manifest.recipe_id, a_sha256=manifest.a_sha256, step=step
-        )
-        write_durably(path, data)
+        write_durably(path, run_adapter(flat, plan, step))
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -249,6 +249,12 @@ class RunDirectory:
             return model.model_validate_json((self.path / name).read_bytes())
         except FileNotFoundError:
             return None
+
+
+def run_adapter(flat: F32, plan: RunPlan, step: int) -> bytes:
+    """B (D,) after `step` steps of a run as the adapter file that is uploaded."""
+    manifest = plan.manifest
+    return adapter_file(flat, job_id=plan.job_id, recipe_id=manifest.recipe_id, a_sha256=manifest.a_sha256, step=step)
 
 
 def prune_runs(runs: Path, keep: int = KEPT_RUNS) -> None:

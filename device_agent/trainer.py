@@ -16,16 +16,17 @@ from device_agent.conclusion import best_validation, conclude, handed_in, record
 from device_agent.data import Splits
 from device_agent.errors import Diverged
 from device_agent.evaluation import measure
-from device_agent.journal import Figures, RunDirectory, RunPlan
+from device_agent.journal import Figures, RunPlan
 from device_agent.memory import peak_rss_bytes, rss_bytes
 from device_agent.order import ExampleOrder
 from device_agent.prefix import PrefixCache
+from device_agent.run import Run
 from device_agent.runtimes import F32, Runtime
 from shared.encoding import Example, pack_step
 from shared.job import Progress, Result
 from shared.noise import query_seeds
 from shared.proximal import pull
-from shared.trajectory import Evaluation, Limits, TrajectoryFile
+from shared.trajectory import Evaluation, Ledger, Limits
 
 RATE_STEPS = 20  # over which examples per second are averaged
 TELL_SECONDS = 1.0  # between two words while a split is measured
@@ -41,7 +42,7 @@ class Trainer:
 
     def __init__(
         self,
-        run: RunDirectory,
+        run: Run,
         plan: RunPlan,
         splits: Splits,
         runtime: Runtime,
@@ -60,8 +61,8 @@ class Trainer:
             self._prefix = PrefixCache(runtime, width, bound, dynamic=self._dynamic)
         answers = tuple(example.correct for example in splits.train)
         self._order = ExampleOrder(plan.training.seed, answers, self._recipe.effective_batch)
-        self._start, self._half = plan.begin_b(), plan.half
-        self._ledger: TrajectoryFile = run.open_trajectory(plan)
+        self._start, self._half = run.begin_b(plan), plan.half
+        self._ledger: Ledger = run.open_trajectory(plan)
         self._before = run.figures()
         self._began = time.monotonic()
         self._train_seconds = self._program_seconds = 0.0

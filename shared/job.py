@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.capabilities import Requirements
+from shared.privacy import ExamplePrivacy
 from shared.recipe import DEFAULT_EPS, MAX_SEED, Recipe, RecipeSettings
 from shared.rules import Rules
 from shared.task import Task
@@ -126,6 +127,11 @@ class JobRequest(BaseModel):
     )
     start: JobStart | None = Field(None, description="the adapter version to go on from; null: B = 0, the base alone")
     training: TrainingSettings = Field(default_factory=TrainingSettings)
+    privacy: ExamplePrivacy | None = Field(
+        None,
+        description="of each example of the data; its recipe is then `clipped`. The last B is sent, not the best, and "
+        "no loss, accuracy or count of the data with it",
+    )
     device: str | None = Field(None, description="id of the only device that may train it; null: any with the data set")
     rules: Rules = Field(default_factory=Rules, description="when it may be trained, beside the device's own rules")
     requires: Requirements = Field(default_factory=Requirements, description="what the device must have")
@@ -153,8 +159,8 @@ class Result(BaseModel):
     train_seconds: float = Field(ge=0, allow_inf_nan=False)
     seconds: float = Field(ge=0, allow_inf_nan=False)
     peak_rss_bytes: int = Field(ge=0, description="of the agent's process that trains")
-    train_examples: int = Field(ge=0)
-    truncated_examples: int = Field(ge=0)
+    train_examples: int | None = Field(ge=0, description="null: a private run's, which nobody is told")
+    truncated_examples: int | None = Field(ge=0)
     evaluations: tuple[Evaluation, ...] = Field((), max_length=10_000)
     zero_shot_accuracy: float | None = Field(
         None, ge=0, le=1, description="of the base alone; null where the run went on from an adapter"

@@ -19,11 +19,13 @@ TARGETS: tuple[Target, ...] = get_args(Target)  # canonical order, the order of 
 Loss = Literal["full", "candidates"]
 Noise = Literal["rademacher", "gaussian", "randn", "operator"]
 Estimator = Literal["replay", "stored"]
+RunPrivacy = Literal["none", "clipped"]
 Precision = Literal["fp32", "int8", "int4", "int8-weight", "int4-weight"]
 Backend = Literal["xnnpack", "portable", "torch", "qnn", "vulkan"]
 Layers = str | tuple[int, ...]
 
 RUNNER_BACKENDS: tuple[Backend, ...] = ("xnnpack", "portable")  # whose programs the native runner runs
+PRIVATE_BACKENDS: tuple[Backend, ...] = ("xnnpack", "portable", "torch")  # whose sensitivity is tested
 
 # The perturbation scale that keeps a precision's finite difference above its rounding noise (ADR 7).
 DEFAULT_EPS: dict[Precision, float] = {
@@ -86,6 +88,13 @@ class RecipeSettings(BaseModel):
         "fp32", description="of frozen linear layers: int8 and int4 quantize activations too, on the fly (8da8w, 8da4w)"
     )
     backend: Backend = "xnnpack"
+    # Left out where it is "none", so that the ids and signatures of recipes without it stay what they were.
+    privacy: RunPrivacy = Field(
+        "none",
+        exclude_if=lambda privacy: privacy == "none",
+        description="clipped: each example's loss differences are clipped and secret noise is added to their sums "
+        "(shared.privacy); jobs of such a recipe say by how much",
+    )
 
     @field_validator("targets")
     @classmethod
@@ -117,6 +126,15 @@ class RecipeSettings(BaseModel):
                     "noise 'operator' is the native runner's, which runs backends xnnpack and portable; backend "
                     f"{self.backend} has 'gaussian', which draws the same"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _privacy_of_estimator(self) -> RecipeSettings:
+        if self.privacy == "clipped":
+            if self.estimator != "replay":
+                raise ValueError("privacy 'clipped' is of estimator 'replay' alone")
+            if self.backend not in PRIVATE_BACKENDS:
+                raise ValueError(f"privacy 'clipped' is of backends {', '.join(PRIVATE_BACKENDS)} alone")
         return self
 
 

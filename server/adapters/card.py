@@ -36,7 +36,7 @@ def model_card(manifest: AdapterManifest) -> bytes:
         ("taken after step", str(result.best_step)),
         ("task", manifest.task.name),
         ("loss", recipe.loss),
-        ("training examples", str(result.train_examples)),
+        ("training examples", "private" if result.train_examples is None else str(result.train_examples)),
         ("test accuracy before", _share(result.before_accuracy)),
         ("test accuracy after", _share(result.tuned_accuracy)),
         ("job", manifest.job_id),

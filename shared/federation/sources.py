@@ -38,7 +38,7 @@ class UpdateSource(Protocol):
     def blocks(self, columns: int) -> Iterator[tuple[int, F32]]:
         """All updates side by side, `columns` elements at a time: (offset, float32 (n, at most `columns`)).
 
-        To be asked for after `updates`, which checks them. The array is good until the next is asked for.
+        To be asked for after `updates`, which checks them. The array is the caller's until the next is asked for.
         """
 
 

@@ -45,6 +45,7 @@ class Update:
     def __post_init__(self) -> None:
         if self.flat.dtype != np.float32 or self.flat.ndim != 1:
             raise ValueError(f"{self.member}: an update is one float32 vector, not {self.flat.dtype} {self.flat.shape}")
+        Contribution(self.member, self.examples, self.staleness)  # which refuses claims that cannot be
 
     @property
     def contribution(self) -> Contribution:

@@ -1,0 +1,91 @@
+"""A round's updates become one: weights, staleness, clipping, and the aggregator that a cohort names.
+
+Knows neither files nor rounds, and not how the result moves the adapter (`shared.federation.optimizers`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shared.cohort import AggregatorSettings, Weights
+from shared.federation import robust
+from shared.federation.algorithms.base import ServerHalf
+from shared.federation.checkpoint import Checkpoint
+from shared.federation.mean import WeightedMean
+from shared.federation.sources import UpdateSource
+from shared.federation.update import F32, Contribution
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """How much each update counts."""
+
+    server: ServerHalf = field(default_factory=ServerHalf)
+    by: Weights = "equal"
+    most_examples: int = 1000  # a device that claims more counts as one that has these
+
+    def weight(self, contribution: Contribution) -> float:
+        """Its part of the mean, before staleness."""
+        if self.by == "equal":
+            return 1.0
+        return float(min(max(contribution.examples, 1), self.most_examples))
+
+    def scale(self, contribution: Contribution) -> float:
+        """What the update itself is multiplied by for its age."""
+        return self.server.scale(contribution.staleness)
+
+
+@dataclass(frozen=True)
+class Combined:
+    """What came of a round's updates."""
+
+    update: F32  # (D,)
+    count: int  # updates that were looked at
+    weight: float  # sum of the weights of those that are in it
+    clipped: int  # updates that were scaled down to the clip norm
+    chosen: tuple[str, ...] | None = None  # whose updates are in it, where the aggregator chooses; None: everyone's
+
+
+def combine(
+    source: UpdateSource,
+    settings: AggregatorSettings,
+    weighing: Weighing,
+    checkpoint: Checkpoint | None = None,
+) -> Combined:
+    """One update of all: clipped to `clip_norm`, scaled for staleness, aggregated.
+
+    checkpoint: where the mean keeps how far it has come, to go on from there after a kill; the others begin anew.
+    Raises InvalidUpload for an update that cannot be used, ValueError for settings that do not fit how many there are.
+    """
+    if settings.name == "mean":
+        return _mean(source, settings.clip_norm, weighing, checkpoint)
+    norms = [update.norm for update in source.updates()]
+    clips = [robust.clip_scale(norm, settings.clip_norm) for norm in norms]
+    scales = [clip * weighing.scale(each) for clip, each in zip(clips, source.contributions, strict=True)]
+    count, clipped = len(norms), sum(clip < 1 for clip in clips)
+    if settings.name == "median":
+        return Combined(robust.columnwise(source, scales, robust.median), count, count, clipped)
+    if settings.name == "trimmed_mean":
+        share = settings.trim_share
+        flat = robust.columnwise(source, scales, lambda block: robust.trimmed_mean(block, share))
+        return Combined(flat, count, count, clipped)
+    scores = robust.krum_scores(source, scales, norms, settings.krum_f)
+    taken = robust.krum_choice(scores, settings.krum_f, several=settings.name == "multi_krum")
+    mean = WeightedMean(source.size)
+    for number in taken:
+        mean.add(next(iter(source.updates(number))).flat, scale=scales[number])
+    members = tuple(source.contributions[number].member for number in taken)
+    return Combined(mean.result(), count, mean.weight, clipped, members)
+
+
+def _mean(source: UpdateSource, clip_norm: float | None, weighing: Weighing, checkpoint: Checkpoint | None) -> Combined:
+    mean, clipped = WeightedMean(source.size), 0
+    if checkpoint is not None:
+        mean, clipped = checkpoint.load(source.identity, source.size) or (mean, clipped)
+    for update in source.updates(mean.count):
+        clip = robust.clip_scale(update.norm, clip_norm) if clip_norm is not None else 1.0
+        clipped += clip < 1
+        mean.add(update.flat, weighing.weight(update.contribution), clip * weighing.scale(update.contribution))
+        if checkpoint is not None:
+            checkpoint.save_if_due(source.identity, mean, clipped)
+    return Combined(mean.result(), mean.count, mean.weight, clipped)

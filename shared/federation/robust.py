@@ -1,0 +1,108 @@
+"""Aggregators that withstand some malicious updates: norm clipping, coordinate median, trimmed mean, Krum.
+
+All updates are looked at side by side, a block of coordinates at a time, so that memory is a few MOST_BYTES and not
+devices x D. Every update counts as one: a weight would be what a liar asks for.
+Knows neither files nor rounds.
+
+source: Sun et al., 2019 (norm clipping); Yin et al., ICML 2018 (median, trimmed mean); Blanchard et al., NeurIPS 2017
+(Krum, multi-Krum).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from shared.federation.sources import UpdateSource
+from shared.federation.update import F32, F64
+
+MOST_BYTES = 64 << 20  # of updates side by side, and of Krum's distances
+
+
+def clip_scale(norm: float, clip_norm: float | None) -> float:
+    """What an update of this Euclidean norm is multiplied by so that it is at most clip_norm; 1 if it is already."""
+    return 1.0 if clip_norm is None or norm <= clip_norm else clip_norm / norm
+
+
+def median(block: F32) -> F32:
+    """The median of each column of (n, c), float32 (c,); of an even n the mean of the middle two."""
+    half = len(block) // 2
+    middle = (half, half) if len(block) % 2 else (half - 1, half)
+    parts = np.partition(block, middle, axis=0)
+    return _column_means(parts[middle[0] : half + 1])
+
+
+def trimmed_count(count: int, share: float) -> int:
+    """How many of `count` values are left out at either end of a coordinate."""
+    return int(count * share)
+
+
+def trimmed_mean(block: F32, share: float) -> F32:
+    """The mean of each column of (n, c) but for its floor(n share) largest and as many smallest, float32 (c,)."""
+    cut, count = trimmed_count(len(block), share), len(block)
+    if cut:
+        block = np.partition(block, (cut, count - cut - 1), axis=0)[cut : count - cut]
+    return _column_means(block)
+
+
+def _column_means(block: F32) -> F32:
+    """Summed in float64: (n, c) to float32 (c,)."""
+    sums: F64 = np.add.reduce(block, axis=0, dtype=np.float64)
+    return (sums / len(block)).astype(np.float32)
+
+
+def columnwise(source: UpdateSource, scales: Sequence[float], rule: Callable[[F32], F32]) -> F32:
+    """`rule` over each column of all updates, each times its scale: float32 (D,)."""
+    result = np.empty(source.size, np.float32)
+    factors = np.array(scales, np.float32)[:, None]
+    for at, block in source.blocks(columns(source)):
+        if (factors != 1).any():
+            block *= factors
+        result[at : at + block.shape[1]] = rule(block)
+    return result
+
+
+def columns(source: UpdateSource) -> int:
+    """Coordinates of all updates that are looked at together."""
+    return max(1, min(source.size, MOST_BYTES // (8 * len(source.contributions))))
+
+
+def krum_scores(source: UpdateSource, scales: Sequence[float], norms: Sequence[float], malicious: int) -> F64:
+    """Of each update, the sum of its squared distances to the n - f - 2 updates nearest to it, float64 (n,).
+
+    norms: of the updates before they are scaled. The Gram matrix is summed over blocks of coordinates, as many of its
+    rows at a time as MOST_BYTES allows. Raises ValueError where n < 2 f + 3, which Krum needs.
+    """
+    count = len(source.contributions)
+    check_krum(count, malicious)
+    factors = np.array(scales)[:, None]
+    squares = np.square(np.array(scales) * np.array(norms))
+    rows = max(1, min(count, MOST_BYTES // (32 * count)))  # four float64 arrays of that many rows live at once
+    scores = np.empty(count)
+    for top in range(0, count, rows):
+        part = slice(top, min(top + rows, count))
+        gram = np.zeros((part.stop - top, count))
+        for _, block in source.blocks(columns(source)):
+            wide = block * factors  # (n, c) float64
+            gram += wide[part] @ wide.T
+        distances = np.maximum(squares[part, None] + squares - 2 * gram, 0)
+        distances[np.arange(len(distances)), np.arange(top, part.stop)] = np.inf  # no update is its own neighbour
+        near = count - malicious - 2
+        scores[part] = np.partition(distances, near - 1, axis=1)[:, :near].sum(axis=1)
+    return scores
+
+
+def check_krum(count: int, malicious: int) -> None:
+    """Raises ValueError unless Krum can withstand `malicious` of `count` updates."""
+    if count < 2 * malicious + 3:
+        raise ValueError(f"krum withstands {malicious} malicious updates only among {2 * malicious + 3}, not {count}")
+
+
+def krum_choice(scores: F64, malicious: int, *, several: bool) -> list[int]:
+    """Numbers of the updates that Krum takes, ascending: the best one, or multi-Krum's best n - f - 2.
+
+    Of equal scores the earlier update is better.
+    """
+    order = np.argsort(scores, kind="stable")
+    return sorted(int(index) for index in order[: len(scores) - malicious - 2 if several else 1])

@@ -1,0 +1,99 @@
+"""Server optimizers against the papers' formulas, written out here element by element over several rounds."""
+
+import math
+
+import numpy as np
+import pytest
+
+from shared.cohort import OptimizerSettings
+from shared.federation.optimizers import advance, begin, load_state
+
+SIZE, ROUNDS = 8192 + 300, 5
+
+
+def updates():
+    return np.random.default_rng(0).normal(scale=1e-2, size=(ROUNDS, SIZE)).astype(np.float32)
+
+
+def run(settings, rounds=ROUNDS, *, stored=False):
+    flat, state = np.random.default_rng(1).normal(size=SIZE).astype(np.float32), begin(settings, SIZE)
+    for update in updates()[:rounds]:
+        if stored:
+            state = load_state(state.dump(), settings, SIZE)
+        flat, state = advance(settings, state, flat, update)
+    return flat, state
+
+
+def reference(settings, element):
+    """One element through all rounds, in Python's float64, as Reddi et al. (algorithm 2) and Hsu et al. write it."""
+    x = float(np.random.default_rng(1).normal(size=SIZE).astype(np.float32)[element])
+    m, v = 0.0, settings.eps * settings.eps
+    for delta in (float(update[element]) for update in updates()):
+        if settings.name == "sgd":
+            x = x + settings.lr * delta
+        elif settings.name == "momentum":
+            m = settings.beta1 * m + delta
+            x = x + settings.lr * m
+        else:
+            m = settings.beta1 * m + (1 - settings.beta1) * delta
+            v = settings.beta2 * v + (1 - settings.beta2) * delta * delta
+            x = x + settings.lr * m / (math.sqrt(v) + settings.eps)
+    return x
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        OptimizerSettings(name="sgd", lr=0.7),
+        OptimizerSettings(name="momentum", lr=0.5, beta1=0.8),
+        OptimizerSettings(name="adam", lr=0.1, beta1=0.9, beta2=0.95, eps=1e-3),
+    ],
+    ids=lambda settings: settings.name,
+)
+def test_each_is_its_formula_in_every_block(settings):
+    flat, state = run(settings)
+    assert state.rounds == ROUNDS
+    for element in (0, 1, 8191, 8192, SIZE - 1):
+        assert flat[element] == pytest.approx(reference(settings, element), rel=0, abs=2e-6)
+
+
+def test_the_defaults_are_the_plain_mean():
+    flat, _ = run(OptimizerSettings(), rounds=1)
+    start = np.random.default_rng(1).normal(size=SIZE).astype(np.float32)
+    assert flat.tobytes() == (start + updates()[0]).tobytes()
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_a_state_that_was_stored_goes_on_to_the_bit(name):
+    settings = OptimizerSettings(name=name)
+    kept, stored = run(settings), run(settings, stored=True)
+    assert kept[0].tobytes() == stored[0].tobytes()
+    assert kept[1].dump() == stored[1].dump()
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "size", "why"),
+    [
+        (b"", OptimizerSettings(name="adam"), 4, "no state"),
+        (begin(OptimizerSettings(name="adam"), 4).dump()[:-1], OptimizerSettings(name="adam"), 4, "no state"),
+        (b"\x02\0\0\0\0\0\0\0{}", OptimizerSettings(), 4, "no state"),
+        (begin(OptimizerSettings(name="adam"), 4).dump(), OptimizerSettings(name="momentum"), 4, "not of momentum"),
+        (begin(OptimizerSettings(name="adam"), 4).dump(), OptimizerSettings(name="adam"), 5, "D = 4"),
+    ],
+)
+def test_another_state_is_refused(data, settings, size, why):
+    with pytest.raises(ValueError, match=why):
+        load_state(data, settings, size)
+
+
+def test_a_state_without_its_vectors_is_refused():
+    whole = begin(OptimizerSettings(name="adam"), 4)
+    short = type(whole)("adam", 4, 0, {"m": np.zeros(4, np.float32)})
+    with pytest.raises(ValueError, match="does not hold"):
+        load_state(short.dump(), OptimizerSettings(name="adam"), 4)
+
+
+def test_sizes_must_agree():
+    settings = OptimizerSettings()
+    with pytest.raises(ValueError, match="on 3 and 4 elements"):
+        advance(settings, begin(settings, 4), np.zeros(3, np.float32), np.zeros(4, np.float32))

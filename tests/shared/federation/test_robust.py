@@ -1,0 +1,122 @@
+"""Robust aggregators against NumPy over all updates at once, and Krum against its definition."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from shared.cohort import AggregatorSettings
+from shared.federation import robust
+from shared.federation.aggregation import Weighing, combine
+from shared.federation.algorithms.fedbuff import BufferedServerHalf
+from shared.federation.sources import MemorySource
+from shared.federation.update import Update
+
+rows = arrays.arrays(
+    np.float32,
+    st.tuples(st.integers(1, 13), st.integers(1, 9)),
+    elements=st.floats(-1e6, 1e6, width=32),
+)
+
+
+def source(values, **claims):
+    return MemorySource([Update(f"m{number:04}", row, **claims) for number, row in enumerate(values)])
+
+
+def normal(count=9, size=500, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, size)).astype(np.float32)
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    """So little memory that blocks have a few columns and Krum's tiles a few rows."""
+    monkeypatch.setattr(robust, "MOST_BYTES", 1024)
+
+
+@given(rows)
+def test_the_median_of_each_column(values):
+    expected = np.median(values.astype(np.float64), axis=0).astype(np.float32)
+    assert np.array_equal(robust.median(values), expected)
+
+
+@given(rows, st.sampled_from([0.0, 0.1, 0.2, 0.34, 0.49]))
+def test_the_trimmed_mean_of_each_column(values, share):
+    cut = int(len(values) * share)
+    kept = np.sort(values.astype(np.float64), axis=0)[cut : len(values) - cut]
+    assert np.allclose(robust.trimmed_mean(values, share), kept.mean(axis=0), rtol=1e-6, atol=1e-6)
+
+
+def definition(values, malicious):
+    """Krum scores as Blanchard et al. define them: one pair after the other."""
+    scores = []
+    for i, one in enumerate(values):
+        others = sorted(float(((one - other) ** 2).sum()) for j, other in enumerate(values) if j != i)
+        scores.append(sum(others[: len(values) - malicious - 2]))
+    return scores
+
+
+@pytest.mark.parametrize("malicious", [0, 1, 3])
+def test_krum_scores_are_their_definition_over_blocks_and_tiles(narrow, malicious):
+    values, scales = normal(), np.linspace(0.5, 1, 9)
+    norms = [float(np.linalg.norm(row.astype(np.float64))) for row in values]
+    found = robust.krum_scores(source(values), list(scales), norms, malicious)
+    assert np.allclose(found, definition(values * scales[:, None], malicious), rtol=1e-9)
+
+
+def test_krum_takes_the_best_and_multi_krum_the_best_n_minus_f_minus_2():
+    values = normal()
+    order = np.argsort(definition(values.astype(np.float64), 2))
+    one = combine(source(values), AggregatorSettings(name="krum", krum_f=2), Weighing())
+    assert one.chosen == (f"m{order[0]:04}",)
+    assert one.update.tobytes() == values[order[0]].tobytes()
+    many = combine(source(values), AggregatorSettings(name="multi_krum", krum_f=2), Weighing())
+    assert set(many.chosen) == {f"m{index:04}" for index in order[:5]}
+    assert np.allclose(many.update, values[order[:5]].mean(axis=0), atol=1e-6)
+
+
+def test_krum_of_too_few_is_refused():
+    with pytest.raises(ValueError, match="among 7, not 6"):
+        combine(source(normal(6)), AggregatorSettings(name="krum", krum_f=2), Weighing())
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed_mean"])
+def test_blocks_are_the_whole(narrow, name):
+    values = normal()
+    found = combine(source(values), AggregatorSettings(name=name, trim_share=0.25), Weighing()).update
+    rule = robust.median if name == "median" else lambda block: robust.trimmed_mean(block, 0.25)
+    assert found.tobytes() == rule(values).tobytes()
+
+
+@pytest.mark.parametrize("name", ["mean", "median"])
+def test_clipping_scales_long_updates_down_and_leaves_short_ones(name):
+    values = normal(5)
+    values[1] *= 1e-3
+    norms = np.linalg.norm(values.astype(np.float64), axis=1)
+    limit = float(np.sort(norms)[2])
+    expected = values * np.minimum(1, limit / norms)[:, None]
+    found = combine(source(values), AggregatorSettings(name=name, clip_norm=limit), Weighing())
+    assert found.clipped == 2
+    reference = expected.mean(axis=0) if name == "mean" else np.median(expected, axis=0)
+    assert np.allclose(found.update, reference, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mean", "median", "krum"])
+def test_a_stale_update_moves_less(name):
+    values = np.ones((3, 4), np.float32)
+    weighing = Weighing(BufferedServerHalf(exponent=0.5))
+    found = combine(source(values, staleness=3), AggregatorSettings(name=name), weighing)
+    assert np.array_equal(found.update, np.full(4, 0.5, np.float32))
+
+
+def test_examples_weigh_up_to_the_cap_and_a_device_that_claims_none_counts_as_one():
+    updates = [
+        Update("honest", np.array([1, 0, 0], np.float32), examples=30),
+        Update("liar", np.array([0, 1, 0], np.float32), examples=10**9),
+        Update("none", np.array([0, 0, 1], np.float32), examples=0),
+    ]
+    found = combine(MemorySource(updates), AggregatorSettings(), Weighing(by="examples", most_examples=50))
+    assert found.weight == 81
+    assert np.allclose(found.update, np.array([30, 50, 1]) / 81)
+    equal = combine(MemorySource(updates), AggregatorSettings(), Weighing())
+    assert np.allclose(equal.update, 1 / 3)
