@@ -30,6 +30,8 @@ class Scope(StrEnum):
     ADAPTERS_READ = "adapters:read"
     ADAPTERS_WRITE = "adapters:write"  # approve, promote, roll back, tag, deprecate and delete
     ADAPTERS_SCORE = "adapters:score"  # score and generate with them on the server
+    COHORTS_READ = "cohorts:read"
+    COHORTS_WRITE = "cohorts:write"  # make them, let users in and out, open and close rounds
     DEVICES_READ = "devices:read"
     DEVICES_WRITE = "devices:write"  # let devices in, change and revoke them
     TOKENS_WRITE = "tokens:write"  # list, make and revoke tokens
@@ -38,7 +40,11 @@ class Scope(StrEnum):
 
 
 APP_SCOPES = frozenset(
-    {Scope.JOBS_READ, Scope.JOBS_WRITE, Scope.ADAPTERS_READ, Scope.ADAPTERS_WRITE, Scope.ADAPTERS_SCORE}
+    {
+        *(Scope.JOBS_READ, Scope.JOBS_WRITE),
+        *(Scope.ADAPTERS_READ, Scope.ADAPTERS_WRITE, Scope.ADAPTERS_SCORE),
+        *(Scope.COHORTS_READ, Scope.COHORTS_WRITE),
+    }
 )
 SERVER_SCOPES = frozenset({Scope.SERVER_READ, Scope.METRICS_READ})  # they tell of more than one tenant
 _OF_ROLE = {Role.OPERATOR: frozenset(Scope), Role.APP: APP_SCOPES, Role.DEVICE: frozenset[Scope]()}

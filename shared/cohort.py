@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shared.job import NAME, RoundRef, TrainingSettings
+from shared.masking.settings import MaskingParameters, MaskingSettings
 from shared.recipe import Recipe, RecipeSettings, Sha256
 from shared.task import Task
 
@@ -101,9 +102,15 @@ class CohortSettings(_Fact):
         24 * 3600.0, gt=0, le=MOST_DEADLINE, allow_inf_nan=False, description="how long a round is open"
     )
     upload: UploadForm = Field("weights", description="what a device sends: B, its trajectory, or masked numbers")
+    masking: MaskingSettings | None = Field(None, description="of upload masked, which needs it; null for all others")
     membership: Membership = Field("open", description="operator: only a token that may write cohorts adds members")
     automatic: bool = Field(False, description="the next round opens by itself once the last one has ended")
     most_rounds: int | None = Field(None, ge=1, le=1_000_000, description="no more are opened; null: any number")
+
+    @property
+    def most_weight(self) -> int:
+        """The most that one update may count for."""
+        return self.most_examples if self.weights == "examples" else 1
 
     @model_validator(mode="after")
     def _consistent(self) -> CohortSettings:
@@ -118,7 +125,15 @@ class CohortSettings(_Fact):
             raise ValueError(f"{aggregator.name} withstands krum_f of at least 2 krum_f + 3 updates; raise quorum")
         if aggregator.name != "mean" and self.weights != "equal":
             raise ValueError(f"aggregator {aggregator.name} takes every update as one; it needs weights equal")
-        if self.upload == "masked":
+        if (self.masking is not None) != (self.upload == "masked"):
+            raise ValueError("upload masked and masking belong together: give both, or neither")
+        if self.masking is not None:
+            if aggregator.clip_norm is None:
+                raise ValueError("upload masked needs aggregator.clip_norm, which bounds what a hidden update can do")
+            if self.quorum < self.masking.minimum:
+                raise ValueError(f"masking sums no fewer than {self.masking.minimum} updates; raise quorum to that")
+            if self.most_weight >= 2**24:
+                raise ValueError("upload masked takes most_examples under 2^24")
             if aggregator.name != "mean" or self.norm_limit is not None:
                 raise ValueError("upload masked hides each update: aggregator must be mean, without norm_limit")
             if self.algorithm.asynchronous:
@@ -147,6 +162,7 @@ class RoundTask(RoundRef):
 
     algorithm: AlgorithmSettings
     upload: UploadForm = "weights"
+    masking: MaskingParameters | None = Field(None, description="of upload masked: what all its devices agree on")
     deadline: datetime = Field(description="after it the update may come too late")
 
 

@@ -139,6 +139,11 @@ def frame(kind: bytes, step: int, payload: bytes) -> bytes:
     return body + _CRC.pack(zlib.crc32(body))
 
 
+def _opening(header: TrajectoryHeader) -> bytes:
+    """What every ledger begins with."""
+    return MAGIC + frame(b"H", 0, header.model_dump_json().encode())
+
+
 def parse_trajectory(data: bytes) -> tuple[Trajectory | None, int]:
     """The ledger in `data` and the length of its whole frames; None if not even the header is whole.
 
@@ -170,40 +175,18 @@ def parse_trajectory(data: bytes) -> tuple[Trajectory | None, int]:
     return trajectory, at if trajectory is not None else 0
 
 
-class TrajectoryFile:
-    """A ledger on disk. Every append is on the disk (fsync) before it returns."""
+class Ledger:
+    """A ledger that grows, in memory alone: `data` is what its file would hold."""
 
-    def __init__(self, path: Path, header: TrajectoryHeader) -> None:
-        """Opens the ledger at `path`, cutting off a torn tail, or begins one.
-
-        Raises Conflict if the file is another run's.
-        """
-        data = path.read_bytes() if path.exists() else b""
-        found, whole = parse_trajectory(data)
-        if found is not None and found.header != header:
-            raise Conflict(f"{path} is the trajectory of another run; move it away to start this one")
-        self.trajectory = found or Trajectory(header)
-        self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
-        self._file.truncate(whole)
-        self._file.seek(whole)
-        if found is None:
-            self._write(MAGIC + frame(b"H", 0, header.model_dump_json().encode()))
-            directory = os.open(path.parent, os.O_RDONLY)
-            os.fsync(directory)
-            os.close(directory)
+    def __init__(self, header: TrajectoryHeader) -> None:
+        """Begins the ledger of a run."""
+        self.trajectory = Trajectory(header)
+        self.data = bytearray()
+        self._write(_opening(header))
 
     def _write(self, data: bytes) -> None:
-        end = self._file.tell()
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[self._file.write(view) :]
-            os.fsync(self._file.fileno())
-        except OSError:
-            # A full disk must not leave half a frame in the middle of the ledger.
-            os.ftruncate(self._file.fileno(), end)
-            os.lseek(self._file.fileno(), end, os.SEEK_SET)
-            raise
+        """Keeps whole frames, all of them or none."""
+        self.data += data
 
     def append_step(self, coefficients: F32, factor: np.float32 | None = None) -> None:
         """Adds the next step's coefficients, float32 (q,), and its pull's factor in a run that has pulls."""
@@ -229,6 +212,45 @@ class TrajectoryFile:
         payload = json.dumps(limits.model_dump(mode="json")).encode()
         self._write(frame(b"L", self.trajectory.steps, payload))
         self.trajectory.limits.append(limits)
+
+    def close(self) -> None:
+        """Lets go of what the ledger is written to; it stays readable in memory."""
+
+
+class TrajectoryFile(Ledger):
+    """A ledger on disk. Every append is on the disk (fsync) before it returns."""
+
+    def __init__(self, path: Path, header: TrajectoryHeader) -> None:
+        """Opens the ledger at `path`, cutting off a torn tail, or begins one.
+
+        Raises Conflict if the file is another run's.
+        """
+        data = path.read_bytes() if path.exists() else b""
+        found, whole = parse_trajectory(data)
+        if found is not None and found.header != header:
+            raise Conflict(f"{path} is the trajectory of another run; move it away to start this one")
+        self.trajectory = found or Trajectory(header)
+        self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
+        self._file.truncate(whole)
+        self._file.seek(whole)
+        if found is None:
+            self._write(_opening(header))
+            directory = os.open(path.parent, os.O_RDONLY)
+            os.fsync(directory)
+            os.close(directory)
+
+    def _write(self, data: bytes) -> None:
+        end = self._file.tell()
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[self._file.write(view) :]
+            os.fsync(self._file.fileno())
+        except OSError:
+            # A full disk must not leave half a frame in the middle of the ledger.
+            os.ftruncate(self._file.fileno(), end)
+            os.lseek(self._file.fileno(), end, os.SEEK_SET)
+            raise
 
     def close(self) -> None:
         """Closes the file; the ledger stays readable in memory."""

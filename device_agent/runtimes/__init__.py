@@ -42,8 +42,12 @@ class Runtime(Protocol):
         """Frees the program's memory."""
 
 
-def open_runtime(manifest: ProgramManifest, program: Path, weights: Path) -> Runtime:
-    """The program at `program` with the base weights at `weights`, B = 0. Raises RuntimeFailed if it cannot load."""
+def open_runtime(manifest: ProgramManifest, program: Path, weights: Path, *, resident: bool = False) -> Runtime:
+    """The program at `program` with the base weights at `weights`, B = 0. Raises RuntimeFailed if it cannot load.
+
+    resident: methods stay loaded, for one process that trains and measures many runs by turns; a device's one run
+    spares the memory instead.
+    """
     # ExecuTorch and torch weigh hundreds of megabytes: only the process that trains pays for them.
     if manifest.recipe.backend == "torch":
         from device_agent.runtimes.torch_export import TorchRuntime
@@ -51,4 +55,4 @@ def open_runtime(manifest: ProgramManifest, program: Path, weights: Path) -> Run
         return TorchRuntime(manifest, program, weights)
     from device_agent.runtimes.inprocess import InProcessRuntime
 
-    return InProcessRuntime(manifest, program, weights)
+    return InProcessRuntime(manifest, program, weights, resident=resident)

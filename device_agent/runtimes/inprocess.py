@@ -46,9 +46,10 @@ def _give_freed_weights_back() -> None:
 class InProcessRuntime(CallingRuntime):
     """The methods of one `.pte`, loaded from one program so that they share B."""
 
-    def __init__(self, manifest: ProgramManifest, program: Path, weights: Path) -> None:
-        """Loads the program; B is zero. Raises RuntimeFailed."""
+    def __init__(self, manifest: ProgramManifest, program: Path, weights: Path, *, resident: bool = False) -> None:
+        """Loads the program; B is zero. resident: every method that was needed once stays. Raises RuntimeFailed."""
         super().__init__(manifest)
+        self._resident = resident
         if manifest.recipe.noise == "operator":
             raise RuntimeFailed(
                 f"the program of recipe {manifest.recipe_id[:12]} calls the noise operator, which ExecuTorch's Python "
@@ -82,7 +83,9 @@ class InProcessRuntime(CallingRuntime):
         One program could load and unload methods too, but keeps some memory of each until it goes itself. Buffers are
         carried as they are: `adapter` and `load` would round what `stored` has not applied yet.
         """
-        heavy = next(names for names in HEAVY if method in names)
+        heavy = tuple(name for names in HEAVY if method in names for name in names)
+        if self._resident:
+            heavy += tuple(name for name in self._methods if name not in LIGHT)
         kept = [buffer.clone() for buffer in self._state()]
         self.close()
         self._open((*LIGHT, *heavy))

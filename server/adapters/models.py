@@ -56,8 +56,9 @@ class StoredVersion(Numbered, Table):
 
     adapter_number: Mapped[int] = mapped_column(ForeignKey("adapters.number"))
     version: Mapped[int] = mapped_column()
-    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), unique=True)
-    device_id: Mapped[str] = mapped_column(ForeignKey("devices.id"))
+    # Of the one job and device that it comes from; a cohort's round has many.
+    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"), unique=True)
+    device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
     recipe: Mapped[Recipe] = mapped_column(Document(Recipe))
     shape: Mapped[BaseShape] = mapped_column(Document(BaseShape))
     recipe_id: Mapped[str] = mapped_column(String(64))
@@ -111,6 +112,7 @@ class StoredVersion(Numbered, Table):
             created_at=self.created_at,
             revision=self.revision,
             parent=None if self.manifest is None else self.manifest.parent,
+            cohort=None if self.manifest is None else self.manifest.cohort,
             state=self.state,
             message=self.message,
             removed_after=removed_after,

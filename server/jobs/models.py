@@ -8,7 +8,7 @@ from sqlalchemy import ForeignKey, Index, String, Text, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from server.db.columns import Document, Moment, Numbered, Table, word
-from shared.job import JobError, JobRequest, JobState, JobView, Progress, Result
+from shared.job import JobError, JobRequest, JobState, JobView, Progress, Result, RoundRef
 from shared.recipe import Recipe
 from shared.registry import Parent
 from shared.task import Task
@@ -47,6 +47,7 @@ class Job(Numbered, Table):
     dataset: Mapped[str] = mapped_column(String(96))
     priority: Mapped[int] = mapped_column(default=0, server_default="0")
     start: Mapped[Parent | None] = mapped_column(Document(Parent))  # the adapter version that it goes on from
+    round: Mapped[RoundRef | None] = mapped_column(Document(RoundRef))  # of a cohort, that it was made for
     only_device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
     device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
     turn: Mapped[int] = mapped_column(default=0, server_default="0")
@@ -70,6 +71,7 @@ class Job(Numbered, Table):
             task=self.task,
             recipe=self.recipe,
             recipe_id=self.recipe_id,
+            round=self.round,
             attempts=self.attempts,
             device_id=self.device_id,
             progress=self.progress,

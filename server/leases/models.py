@@ -55,6 +55,7 @@ class JobLease(Numbered, Table):
     ending: Mapped[Ending | None] = mapped_column(word(Ending))
     upload_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
     upload_size: Mapped[int | None] = mapped_column(BigInteger)
+    upload_norm: Mapped[float | None] = mapped_column(Float)  # of an update in a round: how far B moved
     trajectory_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
     trajectory_size: Mapped[int | None] = mapped_column(BigInteger)
     memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # what the device said it can spare

@@ -57,7 +57,7 @@ class MaskingParameters(BaseModel):
     start_sha256: str | None = Field(max_length=64, description="LoRA-B file that updates are against; null: B = 0")
     recipe_id: str = Field(max_length=64)
     size: int = Field(ge=1, lt=2**31, description="D: elements of an update")
-    clip: float = Field(gt=0, allow_inf_nan=False, description="C: L2 norm that an update is scaled down to")
+    clip: float = Field(gt=0, le=1e30, allow_inf_nan=False, description="C: L2 norm that an update is scaled down to")
     most_weight: int = Field(1, ge=1, lt=2**24, description="W: examples that one update may count for; 1: all equal")
     most_members: int = Field(ge=3, le=MOST_MEMBERS, description="N")
     minimum: int = Field(ge=3, le=MOST_MEMBERS, description="k")

@@ -1,0 +1,1 @@
+"""Cohorts: members, rounds, updates that count, and the versions made of them."""

@@ -1,0 +1,29 @@
+"""Masks: streams of ChaCha20 (RFC 8439) as integers, added to a vector or taken from it, modulo 2^32 or 2^64.
+
+Knows no phases and no fixed point.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+from shared.masking.fixed_point import Words
+
+BLOCK_BYTES = 1 << 18  # of a stream at once: in the processor's cache, and enough that a call costs nothing
+_ZEROS = bytes(BLOCK_BYTES)
+_NONCE = bytes(16)  # block counter 0 and nonce 0: a key makes one stream only
+
+
+def add_mask(vector: Words, key: bytes, sign: int) -> None:
+    """Adds (sign 1) or takes away (sign -1) a 32-byte key's stream, in place; vector: (L,), little-endian words."""
+    stream = Cipher(algorithms.ChaCha20(key, _NONCE), None).encryptor()
+    block = np.empty(BLOCK_BYTES // vector.itemsize, vector.dtype)
+    for begin in range(0, len(vector), len(block)):
+        part = vector[begin : begin + len(block)]
+        mask = block[: len(part)]
+        stream.update_into(_ZEROS[: mask.nbytes], mask.data.cast("B"))
+        if sign > 0:
+            np.add(part, mask, out=part)
+        else:
+            np.subtract(part, mask, out=part)
