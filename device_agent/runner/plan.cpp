@@ -106,13 +106,19 @@ Plan Plan::read(const std::string &path) {
     case 'B':
       plan.start = numbers.many<float>(static_cast<size_t>(s.size));
       break;
+    case 'P':
+      plan.pulls = numbers.many<float>(static_cast<size_t>(s.steps));
+      break;
+    case 'K':
+      plan.hands_in_last = true;
+      break;
     case 'L':
       plan.lr = numbers.many<float>(static_cast<size_t>(s.steps));
       break;
     case 'Q':
       plan.seeds = numbers.many<int32_t>(static_cast<size_t>(s.steps * s.queries * 2));
       break;
-    case 'K':
+    case 'D':
       plan.secret = true;
       plan.clip = numbers.one<float>();
       plan.counts = numbers.many<int32_t>(static_cast<size_t>(s.steps));
