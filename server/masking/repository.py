@@ -72,6 +72,10 @@ class MaskingRepository:
         statement = select(MemberUpdate.number).outerjoin(Job, Job.number == MemberUpdate.job_number)
         return self._session.scalar(statement.where(*waited_for, alive).limit(1)) is not None
 
+    def members(self, round_number: int) -> Sequence[MaskedMember]:
+        """Devices of a masked round."""
+        return self._session.scalars(select(MaskedMember).where(MaskedMember.round_number == round_number)).all()
+
     def gone(self, round_number: int) -> list[str]:
         """Devices of a masked round whose job has ended with nothing."""
         statement = select(MaskedMember.member).join(Job, Job.number == MaskedMember.job_number)
