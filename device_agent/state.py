@@ -9,6 +9,7 @@
     seen.json     the highest version of each recipe's program it has seen
     budget.json   minutes trained on each day
     rounds.jsonl  the rounds of cohorts that it took part in (device_agent.rounds)
+    peers.json    other devices' keys, as first seen in masked rounds (device_agent.peers)
     status.json   what the daemon is doing
     logs/         its log (device_agent.logs)
     control.sock  where the running daemon answers (device_agent.control)
@@ -34,6 +35,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from device_agent.durable import write_durably
 from device_agent.errors import AlreadyRunning, NotEnrolled
 from device_agent.journal import RunDirectory
+from device_agent.peers import Peers
 from shared.errors import BadRequest
 from shared.job import Progress, RoundRef
 from shared.signing import key_id, new_private_key, parse_public, private_bytes
@@ -128,6 +130,10 @@ class Home:
     def rounds(self) -> Path:
         """Past rounds."""
         return self.path / "rounds.jsonl"
+
+    def peers(self) -> Peers:
+        """Other devices' keys."""
+        return Peers(self.path / "peers.json")
 
     @property
     def control(self) -> Path:
