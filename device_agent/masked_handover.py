@@ -20,6 +20,7 @@ from device_agent.errors import NotNow
 from device_agent.handover import LONGEST_PAUSE_SECONDS, PAUSE_SECONDS, Sent
 from device_agent.journal import RunDirectory
 from device_agent.masking import FileNotebook, MaskedPart
+from device_agent.peers import PeerBook
 from device_agent.state import Home
 from shared.canonical import sha256_hex
 from shared.errors import Gone, MaskingOut, NotFound, Unavailable
@@ -102,7 +103,7 @@ class MaskedHandOver:
             parameters,
             self.device_id,
             self.home.device_key(),
-            self.home.peers(),
+            PeerBook(self.home.peers).trust,
             lambda: self._encoded(parameters, result),
         )
         waiting = Progress(phase="uploading", step=result.steps, steps=result.steps, why=WAITS)

@@ -1,7 +1,8 @@
-"""The keys of other devices, as this one first saw them in masked rounds: a server that swaps one later is found out.
+"""The keys by which this device knows others: trusted when first seen, and never to be another's after that.
 
-Trust on first use: whom a server shows from the first moment with a false key is not found out by this. Knows no
-masking and no HTTP.
+A device that is enrolled again gets another id, so that an id's key never changes by itself: a server that puts a key
+of its own in the place of a device's is found out by all that met the device before. Who meets it for the first time
+must take the server's word. Knows no masking.
 """
 
 from __future__ import annotations
@@ -9,43 +10,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import RootModel, ValidationError
 
 from device_agent.durable import write_durably
 from shared.errors import Untrusted
 
 
-class KnownPeers(BaseModel):
-    """What the file holds: hexadecimal Ed25519 public keys by device id."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    keys: dict[str, str] = Field(default_factory=dict)
+class _Keys(RootModel[dict[str, str]]):
+    """Ed25519 public keys by device id, in hexadecimal."""
 
 
-class Peers:
-    """The file that keeps them; called with a roster's identities, it pins the new ones."""
+class PeerBook:
+    """Other devices' keys, in a file of this agent's home."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def __call__(self, identities: Mapping[str, bytes]) -> None:
-        """Raises Untrusted if a device has another key (32 bytes) than it was first seen with."""
-        known = self._known().keys
-        shown = {member: key.hex() for member, key in identities.items()}
+    def trust(self, members: Mapping[str, bytes]) -> None:
+        """Notes devices' keys, all or none. Raises Untrusted if another one was noted before."""
+        known = self._read()
+        shown = {member: identity.hex() for member, identity in members.items()}
         for member, key in shown.items():
             if known.get(member, key) != key:
                 raise Untrusted(
-                    f"device {member} has another key in this round than before; if it was enrolled again, remove "
-                    f"{self._path} and all devices are met anew"
+                    f"the server shows device {member} with another key than before, and could read what is meant for "
+                    "that device alone; this device takes no part"
                 )
-        if not shown.items() <= known.items():
-            write_durably(self._path, KnownPeers(keys=known | shown).model_dump_json(indent=1).encode())
+        if shown.keys() - known.keys():
+            write_durably(self._path, _Keys(known | shown).model_dump_json(indent=1).encode())
 
-    def _known(self) -> KnownPeers:
+    def _read(self) -> dict[str, str]:
         try:
-            return KnownPeers.model_validate_json(self._path.read_bytes())
+            return _Keys.model_validate_json(self._path.read_bytes()).root
         except FileNotFoundError:
-            return KnownPeers()
+            return {}
         except ValidationError as error:
-            raise Untrusted(f"{self._path} is damaged, so that no device can be known again; remove it") from error
+            # Taking it for empty would let every key in.
+            raise Untrusted(f"{self._path} cannot be read; remove it to trust other devices anew") from error

@@ -35,7 +35,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from device_agent.durable import write_durably
 from device_agent.errors import AlreadyRunning, NotEnrolled
 from device_agent.journal import RunDirectory
-from device_agent.peers import Peers
 from shared.errors import BadRequest
 from shared.job import Progress, RoundRef
 from shared.signing import key_id, new_private_key, parse_public, private_bytes
@@ -131,9 +130,10 @@ class Home:
         """Past rounds."""
         return self.path / "rounds.jsonl"
 
-    def peers(self) -> Peers:
+    @property
+    def peers(self) -> Path:
         """Other devices' keys."""
-        return Peers(self.path / "peers.json")
+        return self.path / "peers.json"
 
     @property
     def control(self) -> Path:
