@@ -13,12 +13,12 @@ from sqlalchemy.orm import Session
 
 from server.artifacts.store import ArtifactStore
 from server.clock import utc_now
-from server.cohorts.asking import masking_parameters
 from server.cohorts.models import Cohort, CohortRound
 from server.jobs.models import Job
 from server.leases.repository import LeaseRepository
 from server.leases.service import LeaseService
 from server.masking.models import MaskedRound
+from server.masking.parameters import masking_parameters
 from server.masking.progress import MaskingProgress
 from server.masking.repository import DatabaseStore, MaskingRepository
 from shared.cohort import RoundState
