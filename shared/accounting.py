@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 INTERVAL = 1e-3  # of the privacy losses' grid; the cost is rounded up, by 0.1 % of epsilon at most in what was tried
-LEAST_NOISE = 0.1
+LEAST_NOISE = 0.3
 STEP = 1e-3  # of the noise multipliers that are looked at
 
 
