@@ -41,6 +41,8 @@ from shared.transport import ByteProgress
 RULES_PAUSE_SECONDS = 300.0  # after a job that the rules did not allow: the server may hand it right back
 PASSING = frozenset({Unavailable.code, DoesNotFit.code})  # errors of a training process that another time may not have
 
+UNTOLD = {"loss": None, "accuracy": None, "best_accuracy": None}  # in a masked round: they say how single steps went
+
 _log = structlog.get_logger()
 
 
@@ -156,7 +158,7 @@ class Assignment:
 
     def _handover(self) -> HandOver | MaskedHandOver:
         """How the run is handed in. What is to be masked is never sent in any other form."""
-        if self.lease.round is not None and self.lease.round.upload == "masked":
+        if self._masked:
             home, device_id = self.tools.home, self.tools.home.config().device_id
             return MaskedHandOver(self.client, self.lease, self.run, home, device_id, self._check, self.wait)
         shelf = self.tools.shelf
@@ -237,8 +239,12 @@ class Assignment:
         return move(None) if self.tools.cache.holds(file) else conduct.transfer(move)
 
     def _tell(self, progress: Progress) -> None:
-        self.keeper.tell(progress)
+        self.keeper.tell(progress.model_copy(update=UNTOLD) if self._masked else progress)
         self.show(progress)
+
+    @property
+    def _masked(self) -> bool:
+        return self.lease.round is not None and self.lease.round.upload == "masked"
 
     def _over(self) -> bool:
         return self.keeper.ended or self.wait(0)

@@ -122,7 +122,7 @@ class MaskedHandOver:
     def _encoded(self, parameters: MaskingParameters, result: Result) -> Words:
         plan = self.run.plan()
         after = load_adapter(self.run.best.read_bytes(), plan.manifest.size)
-        weight = min(max(result.train_examples, 1), parameters.most_weight)
+        weight = min(result.train_examples or 1, parameters.most_weight)
         return encode(plan.half.update(after, plan.begin_b()), weight, parameters)
 
     def _complete(self, transport: LeaseMasking, result: Result) -> bool:
@@ -130,7 +130,9 @@ class MaskedHandOver:
             named = transport.vector.read_text()
         except FileNotFoundError as error:
             raise MaskingOut("the round ended before this device's masked update was sent") from error
-        receipt = self.client.complete_round(self.lease.id, named, result)
+        # The count of examples is in the sum, and what single steps and measurements said is nobody's.
+        told = result.model_copy(update={"evaluations": (), "train_examples": None, "truncated_examples": None})
+        receipt = self.client.complete_round(self.lease.id, named, told)
         facts = {"cohort": receipt.cohort, "round": receipt.round, "updates": receipt.updates}
         _log.info("update counts", **facts, form="masked", bytes=transport.bytes)
         return True
