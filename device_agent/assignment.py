@@ -32,16 +32,15 @@ from device_agent.seen import SeenVersions
 from device_agent.start import admit_start, fetch_start, holds_start
 from device_agent.state import Home
 from shared.capabilities import may_take_part
-from shared.errors import Gone, MobizoError, NotFound, Unauthorized, Unavailable, Untrusted
+from shared.errors import Gone, MaskingOut, MobizoError, NotFound, Unauthorized, Unavailable, Untrusted
 from shared.job import History, JobError, Progress, Result
+from shared.masking.quiet import quiet_progress
 from shared.program import ProgramFile, ProgramManifest
 from shared.protocol import Decline, Lease
 from shared.transport import ByteProgress
 
 RULES_PAUSE_SECONDS = 300.0  # after a job that the rules did not allow: the server may hand it right back
 PASSING = frozenset({Unavailable.code, DoesNotFit.code})  # errors of a training process that another time may not have
-
-UNTOLD = {"loss": None, "accuracy": None, "best_accuracy": None}  # in a masked round: they say how single steps went
 
 _log = structlog.get_logger()
 
@@ -122,7 +121,7 @@ class Assignment:
             return self._lost(error.detail)
         except TooLittleMemory as error:
             return self._decline(error)
-        except NotNow as error:
+        except (NotNow, MaskingOut) as error:
             return self._release(error.detail, RULES_PAUSE_SECONDS)
         except Unavailable as error:
             return self._release(error.detail)
@@ -163,6 +162,10 @@ class Assignment:
             return MaskedHandOver(self.client, self.lease, self.run, home, device_id, self._check, self.wait)
         shelf = self.tools.shelf
         return HandOver(self.client, self.lease, self.run, shelf, self._check, self.wait, self._history())
+
+    @property
+    def _masked(self) -> bool:
+        return self.lease.round is not None and self.lease.round.upload == "masked"
 
     def _check_leave(self) -> None:
         """Raises NotNow unless the owner lets this device take part in the job's round, Untrusted for half a round.
@@ -229,6 +232,7 @@ class Assignment:
             start=None if start is None else self.run.start,
             start_sha256=None if start is None else start.sha256,
             round=self.lease.round,
+            privacy=self.lease.job.request.privacy,
         )
 
     def _fetch(self, conduct: Conduct, file: ProgramFile) -> Path:
@@ -239,12 +243,14 @@ class Assignment:
         return move(None) if self.tools.cache.holds(file) else conduct.transfer(move)
 
     def _tell(self, progress: Progress) -> None:
-        self.keeper.tell(progress.model_copy(update=UNTOLD) if self._masked else progress)
+        # A masked update's losses and accuracies would tell of it; a private run tells nothing that data decides.
+        told = quiet_progress(progress) if self._masked else progress
+        self.keeper.tell(told.private() if self._private else told)
         self.show(progress)
 
     @property
-    def _masked(self) -> bool:
-        return self.lease.round is not None and self.lease.round.upload == "masked"
+    def _private(self) -> bool:
+        return self.lease.job.request.privacy is not None
 
     def _over(self) -> bool:
         return self.keeper.ended or self.wait(0)
@@ -271,7 +277,9 @@ class Assignment:
         return Ended(Outcome.LOST, f"the server refuses this device ({detail}); the run is kept")
 
     def _fail(self, reason: JobError, detail: str) -> Ended:
-        """Reports a job that cannot be trained."""
+        """Reports a job that cannot be trained; of a private one only that this device's log says why."""
+        if self._private:
+            reason = JobError(code=reason.code, detail="the device's own log says why; the run was private")
         self._say(lambda: self.client.fail(self.lease.id, reason))
         return Ended(Outcome.FAILED, detail)
 
