@@ -10,8 +10,8 @@ from scipy.stats import chisquare, norm
 from shared.cohort import CohortSettings
 from shared.entropy import gaussian, poisson_samples, rounded_gaussian, uniform
 from shared.federation.aggregation import Weighing, combine_privately
-from shared.federation.sources import ArraySource
-from shared.federation.update import Contribution
+from shared.federation.sources import MemorySource
+from shared.federation.update import Update
 from shared.privacy import UNITS, ExamplePrivacy, MemberPrivacy, PrivacySettings, contributions, noised_mean, unit_noise
 
 
@@ -68,8 +68,7 @@ def test_samples_are_ascending_and_each_step_has_one():
 
 
 def source(updates):
-    who = [Contribution(member=f"m{index}", examples=10) for index in range(len(updates))]
-    return ArraySource(np.array(updates, np.float32), who)
+    return MemorySource([Update(f"m{index}", np.array(flat, np.float32)) for index, flat in enumerate(updates)])
 
 
 def test_the_private_mean_moves_by_no_more_than_its_noise_covers():
