@@ -149,7 +149,8 @@ def contributions(differences: F32, clip: float) -> I64:
     norms = np.sqrt(np.square(scaled).sum(axis=1, keepdims=True, dtype=np.float32))
     # One unit less than the bound pays for the rounding of norms and products in float32.
     factors = np.float32(UNITS - 1) / np.maximum(norms, np.float32(1))
-    return np.trunc(scaled * factors).astype(np.int64)
+    units: I64 = np.trunc(scaled * factors).astype(np.int64)
+    return units
 
 
 def coefficients_of(totals: F32, clip: float, lr: float, eps: float, batch: int) -> F32:
