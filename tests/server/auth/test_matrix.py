@@ -154,7 +154,6 @@ HERE = "add it to ROWS in tests/server/auth/test_matrix.py, with who may ask it"
 
 # What a path may name: nothing of the sort here, and (in `theirs`) a thing of tenant `default`.
 ABSENT = {
-    "user": "alice",
     "job_id": "job_none",
     "lease_id": "lease_none",
     "device_id": "device_none",
@@ -171,6 +170,7 @@ ABSENT = {
     "path": "README.md",
     "platform": "linux-x86_64",
     "user_code": "AAAA-AAAA",
+    "user": "alice",
 }
 
 
