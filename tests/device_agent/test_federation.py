@@ -125,7 +125,8 @@ def run_of(agent, position):
 def federations(call, server, runner_directory, tmp_path_factory):
     """The same cohort in two tenants, two rounds each: weights in the one, trajectories in the other."""
     made = {}
-    wait_until(lambda: Transport(server.url).request("GET", "/v1/server"))
+    with Transport(server.url) as transport:
+        wait_until(lambda: transport.request("GET", "/v1/server"))
     for form, rules in (("weights", "cohorts = true"), ("trajectory", 'cohorts = ["reviews"]\ntrajectory = true')):
         with tenant(call, server.url, form) as transport:
             ask = transport.request
