@@ -34,11 +34,9 @@ def median(block: F32) -> F32:
     half = len(block) // 2
     rows = _rows(block)
     rows.partition(half, axis=1)
-    upper: F32 = rows[:, half]
-    if len(block) % 2:
-        return upper
-    lower = rows[:, :half].max(axis=1)
-    return ((lower.astype(np.float64) + upper) / 2).astype(np.float32)
+    upper = rows[:, half].astype(np.float64)
+    lower = upper if len(block) % 2 else rows[:, :half].max(axis=1)
+    return ((lower + upper) / 2).astype(np.float32)
 
 
 def trimmed_count(count: int, share: float) -> int:
@@ -62,7 +60,7 @@ def trimmed_mean(block: F32, share: float) -> F32:
 def _rows(block: F32) -> F32:
     """Each column of (n, c) as a row, (c, n), one after the other in memory.
 
-    NumPy selects from such rows with vector instructions, if asked for one place at a time: twice to four times as fast.
+    NumPy selects from such rows with vector instructions, if asked for one place at a time: two to four times as fast.
     """
     return np.array(block.T, np.float32, order="C")
 
