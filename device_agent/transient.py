@@ -5,9 +5,11 @@ Its ledger and its adapter files hold what a run directory's would, byte for byt
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from device_agent.journal import Figures, RunPlan, run_adapter
+from shared.entropy import Entropy
 from shared.job import Result
 from shared.lora import F32
 from shared.trajectory import Ledger, Limits
@@ -19,11 +21,11 @@ class TransientRun:
     best = Path("best.safetensors")
     last = Path("last.safetensors")
 
-    def __init__(self, start: F32) -> None:
-        """start: B (D,) before the first step."""
-        self._start = start
+    def __init__(self, start: F32, entropy: Entropy = os.urandom) -> None:
+        """start: B (D,) before the first step. entropy: what a private run draws from."""
+        self._start, self._entropy = start, entropy
         self.files: dict[Path, bytes] = {}
-        self.ledger: Ledger | None = None
+        self.ledger_data = bytearray()  # what the ledger's file would hold
         self.result: Result | None = None
         self._figures = Figures()
 
@@ -33,8 +35,9 @@ class TransientRun:
 
     def open_trajectory(self, plan: RunPlan) -> Ledger:
         """A new ledger."""
-        self.ledger = Ledger(plan.header)
-        return self.ledger
+        ledger = Ledger(plan.header)
+        self.ledger_data = ledger.data
+        return ledger
 
     def limits(self) -> Limits:
         """None: a virtual device has no heat and no owner."""
