@@ -68,7 +68,7 @@ class TrajectoryIntake:
         if lease.ending is not Ending.COMPLETED:
             leases.hold(lease)
         header, training = header_of(session, job, leases.manifest(job).manifest), job.request.training
-        limit = min(ledger_limit(training, header.queries), self.settings.trajectory_bytes)
+        limit = min(ledger_limit(training, header.numbers), self.settings.trajectory_bytes)
         return Expected(header, training, limit)
 
     def check(self, expected: Expected, data: bytes) -> None:
