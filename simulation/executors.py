@@ -7,17 +7,19 @@ neither devices nor rounds.
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 from shared.errors import BadRequest, Unavailable
 from simulation.workshop import Place, call
 
-Engine = Literal["processes", "ray"]
+Engine = Literal["inline", "processes", "ray"]
 AHEAD = 4  # errands for each worker that are handed over before their turn
 
 
@@ -72,7 +74,8 @@ class Processes:
     def __init__(self, place: Place, workers: int) -> None:
         self._place, self.workers = place, workers
         # Not forked: the parent's threads and its copy of libraries' state are none of a worker's business.
-        self._pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(workers, context, initializer=_write_to, initargs=(place.log,))
 
     def submit(self, method: str, *arguments: Any) -> Handle:
         """Hands one errand to the next free process."""
@@ -81,6 +84,13 @@ class Processes:
     def close(self) -> None:
         """Ends the processes, without what was not begun."""
         self._pool.shutdown(cancel_futures=True)
+
+
+def _write_to(log: Path) -> None:
+    """Has this process's standard error go to a file: what libraries print is no terminal's."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
 
 
 class _Waited:
@@ -131,12 +141,12 @@ class Opened:
     """An executor for as long as a `with` lasts."""
 
     def __init__(self, place: Place, workers: int, engine: Engine = "processes") -> None:
-        """workers: with one of `processes`, everything is done in this process."""
+        """workers: of `inline` there is none but this process."""
         self._executor: Executor
-        if engine == "ray":
-            self._executor = Ray(place, workers)
+        if engine == "inline":
+            self._executor = InProcess(place)
         else:
-            self._executor = InProcess(place) if workers == 1 else Processes(place, workers)
+            self._executor = Ray(place, workers) if engine == "ray" else Processes(place, workers)
 
     def __enter__(self) -> Self:
         return self

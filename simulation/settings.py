@@ -55,8 +55,7 @@ class DataSettings(_Part):
 
     sources: tuple[str, ...] = Field(
         (),
-        description="directories with train.jsonl, and test.jsonl if there is one, as examples/data has them; none: the "
-        "built-in task",
+        description="directories with train.jsonl, and test.jsonl if there is one; none: the built-in task",
     )
     partition: Partition = Field(
         "dirichlet", description="iid; dirichlet: each device's labels in its own proportions; source: one source each"
@@ -65,7 +64,7 @@ class DataSettings(_Part):
         0.5, gt=0, le=1e6, allow_inf_nan=False, description="dirichlet: concentration; small: one label"
     )
     skew: float = Field(
-        0.0, ge=0, le=3, allow_inf_nan=False, description="sigma of a lognormal: how unlike devices' amounts of data are"
+        0.0, ge=0, le=3, allow_inf_nan=False, description="sigma of a lognormal: how unlike the amounts are"
     )
     per_device: int = Field(20, ge=4, le=100_000, description="examples that a device trains on, on average, at most")
     held_out: int = Field(8, ge=1, le=10_000, description="examples that a device measures on, at most")

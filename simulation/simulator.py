@@ -65,9 +65,7 @@ class Simulator:
         self._optimizer = begin(self._cohort.optimizer, manifest.size)
         if self.rounds:
             self.flat = store.adapter(len(self.rounds) - 1, manifest.size)
-            self._optimizer = load_state(
-                store.optimizer(len(self.rounds) - 1), self._cohort.optimizer, manifest.size
-            )
+            self._optimizer = load_state(store.optimizer(len(self.rounds) - 1), self._cohort.optimizer, manifest.size)
 
     def run(self) -> list[Round]:
         """To the last round that was asked for; all of them, with number 0 for how it stood before the first."""
@@ -164,7 +162,8 @@ class Simulator:
         looked_at = range(min(self._settings.devices, self._settings.measured))
         shards = [self._shards[device].held_out for device in looked_at]
         groups = [tuple(shards[at : at + MEASURED_TOGETHER]) for at in range(0, len(shards), MEASURED_TOGETHER)]
-        found = [each for many in in_order(self._executor, "measure", ((self.flat, g) for g in groups)) for each in many]
+        answers = in_order(self._executor, "measure", ((self.flat, group) for group in groups))
+        found = [each for answer in answers for each in answer]
         whole: Measured = tested.result()
         return whole, {device: each.accuracy for device, each in zip(looked_at, found, strict=True)}
 

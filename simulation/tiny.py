@@ -7,6 +7,7 @@ Everything is drawn from a fixed seed: the base is the same for everybody. Knows
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,15 @@ OWN = {
     ),
 }
 NEUTRAL = ("the", "a", "film", "plot", "cast", "camera", "phone", "screen", "really", "It", "was")
+UNKNOWN = "?"
 LABELS = ("positive", "negative")
-SENTENCES = 6000  # of each source's training split
-TEST_SENTENCES = 400
+ROOM = 1.5  # sentences for each that is asked for: labels in any proportions are to be had
 
 
 def vocabulary() -> dict[str, int]:
     """Every word and its token."""
     words = [*NEUTRAL, *SHARED[0], *SHARED[1], *(word for both in OWN.values() for side in both for word in side)]
-    return {word: number for number, word in enumerate(["?", *words])}
+    return {word: number for number, word in enumerate([UNKNOWN, *words])}
 
 
 def write_base(directory: Path) -> None:
@@ -60,6 +61,8 @@ def write_base(directory: Path) -> None:
         f"{name}.weight": (rng.normal(0, 0.3, shape) if len(shape) == 2 else np.ones(shape)).astype(np.float32)
         for name, shape in shapes.items()
     }
+    # What pretraining would see to: answers of the untrained model are unsure, not wrong with conviction.
+    tensors["model.norm.weight"] *= np.float32(0.25)
     safetensors.numpy.save_file(tensors, directory / "model.safetensors")
     config = {
         "model_type": "llama",
@@ -75,19 +78,23 @@ def write_base(directory: Path) -> None:
         "tie_word_embeddings": True,
     }
     (directory / "config.json").write_text(json.dumps(config))
-    tokenizer = Tokenizer(models.WordLevel(vocabulary(), unk_token="?"))
+    tokenizer = Tokenizer(models.WordLevel(vocabulary(), unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(directory / "tokenizer.json"))
 
 
-def write_task(directory: Path) -> tuple[Path, ...]:
-    """One directory with train.jsonl and test.jsonl for each source; both labels are equally frequent."""
+def write_task(directory: Path, examples: int, test: int) -> tuple[Path, ...]:
+    """One directory with train.jsonl and test.jsonl for each source; both labels are equally frequent.
+
+    examples, test: that are needed of all sources together.
+    """
     rng = np.random.default_rng(1)
+    counts = {"train": math.ceil(examples * ROOM / len(OWN)), "test": math.ceil(test / len(OWN))}
     found = []
     for source in OWN:
         home = directory / source
         home.mkdir(parents=True, exist_ok=True)
-        for split, count in (("train", SENTENCES), ("test", TEST_SENTENCES)):
+        for split, count in counts.items():
             lines = (json.dumps(_record(rng, source, index % 2)) + "\n" for index in range(count))
             (home / f"{split}.jsonl").write_text("".join(lines))
         found.append(home)

@@ -43,6 +43,7 @@ class Place:
     task: str  # JSON
     most_test: int
     threads: int
+    log: Path  # for what libraries print in processes of their own
 
 
 @dataclass(frozen=True)

@@ -10,4 +10,5 @@ from executorch.extension.pybindings import _C
 def use_threads(count: int) -> None:
     """To be called before a program is loaded: it replaces the pool of threads that programs hold on to."""
     torch.set_num_threads(count)
-    _C._unsafe_reset_threadpool(count)
+    if _C._threadpool_get_thread_count() != count:
+        _C._unsafe_reset_threadpool(count)
