@@ -212,7 +212,7 @@ class Daemon:
         run, dataset = self._home.run(job.id), self._datasets.get(job.request.dataset)
         if dataset is None:
             raise BadRequest(f"the server sent a job on {job.request.dataset!r}, a data set that this device lacks")
-        self._display.begin(job.id, job.request.adapter, job.round)
+        self._display.begin(job.id, job.request.adapter, lease.round)
         self._watchdog.expect(longest_silence(lease.manifest.manifest, dataset))
         self._config = follow_server(self._home, self._config, client, lease.manifest.key_id)
         keys = self._config.trusted_keys()

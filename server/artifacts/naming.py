@@ -21,6 +21,7 @@ from server.formats.models import ConversionFile
 from server.history.models import StoredTrajectory
 from server.jobs.models import Job
 from server.leases.models import Ending, JobLease
+from server.masking.models import MaskedMember
 from server.programs.models import ProgramBlob
 from server.runners.models import Runner
 from shared.errors import NotFound, Unavailable
@@ -35,6 +36,7 @@ NAMES = (
     (StoredTrajectory.sha256, true()),
     (StoredPeftFile.sha256, true()),
     (ConversionFile.sha256, true()),
+    (MaskedMember.vector_sha256, true()),
 )
 
 

@@ -145,7 +145,7 @@ def decline(principal: Device, lease_id: str, declined: Decline, here: Here, ses
 
 
 _UPLOADED = Gone, Collected, Replayed, StorageFull, TooLarge, TooSlow, UnsupportedMediaType  # what may become of bytes
-_BYTES: dict[str, Any] = {
+BYTES: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
@@ -164,7 +164,7 @@ def start(principal: Device, lease_id: str, request: Request, here: Here) -> Res
     return file_response(request, here.artifacts, found.sha256, found.path)
 
 
-@router.put("/{lease_id}/adapter", responses=raises(InvalidUpload, *_UPLOADED), openapi_extra=_BYTES)
+@router.put("/{lease_id}/adapter", responses=raises(InvalidUpload, *_UPLOADED), openapi_extra=BYTES)
 async def upload(
     principal: Device, lease_id: str, request: Request, here: Here, signature: ResultSignature
 ) -> UploadReceipt:
@@ -180,7 +180,7 @@ async def upload(
     return await here.turns.run(service.upload, device_id, lease_id, size, data)
 
 
-@router.put("/{lease_id}/trajectory", responses=raises(InvalidTrajectory, *_UPLOADED), openapi_extra=_BYTES)
+@router.put("/{lease_id}/trajectory", responses=raises(InvalidTrajectory, *_UPLOADED), openapi_extra=BYTES)
 async def upload_trajectory(
     principal: Device, lease_id: str, request: Request, here: Here, signature: ResultSignature
 ) -> UploadReceipt:

@@ -45,10 +45,10 @@ OUT = "the others of the round went on without this device"
 
 
 class MemberRow(Protocol):
-    """What is kept of one device. reached: the last phase that it answered. Its vector is elsewhere."""
+    """What is kept of one device. place: its number on the roster. reached: the last phase that it answered."""
 
     member: str
-    number: int | None
+    place: int | None
     reached: Phase
     advertisement: Advertisement
     sealed: bytes | None
@@ -71,7 +71,9 @@ class SessionRow(Protocol):
 class MaskingStore(Protocol):
     """Where the rows of one round are; at most one caller changes them at a time."""
 
-    session: SessionRow
+    @property
+    def session(self) -> SessionRow:
+        """The round's row."""
 
     def row(self, member: str) -> MemberRow | None:
         """A device's."""
@@ -115,13 +117,13 @@ class MaskingSession:
         view = MaskingView(
             phase=phase,
             closes_at=self._session.closes_at,
-            number=None if row is None else row.number,
+            number=None if row is None else row.place,
             waits=answered or out or phase.over,
             why=why,
         )
-        if row is None or row.number is None or view.waits or phase is known:
+        if row is None or row.place is None or view.waits or phase is known:
             return view
-        return view.model_copy(update=self._given(row.number))
+        return view.model_copy(update=self._given(row.place))
 
     def _given(self, number: int) -> dict[str, object]:
         if self._session.phase is Phase.SHARES:
@@ -132,7 +134,7 @@ class MaskingSession:
             return {"survivors": self._reached(Phase.VECTORS)}
         if self._session.phase is Phase.UNMASKING:
             rows = [row for row in self._store.rows() if _at(row.reached) >= _at(Phase.CONSENTS)]
-            numbers = tuple(row.number for row in rows if row.number is not None)
+            numbers = tuple(row.place for row in rows if row.place is not None)
             return {"consents": Consents(numbers=numbers, signatures=b"".join(row.signature or b"" for row in rows))}
         return {}
 
@@ -235,7 +237,7 @@ class MaskingSession:
         """What `unmasked` needs beside the vectors. Raises MaskingOut before SUMMING."""
         if self._session.phase is not Phase.SUMMING:
             raise MaskingOut(f"the masked round is in phase {self._session.phase}; it is not ready to be summed")
-        rows = [(row, row.number) for row in self._store.rows() if row.number is not None]
+        rows = [(row, row.place) for row in self._store.rows() if row.place is not None]
         return Gathered(
             parameters=self._parameters,
             roster=self._roster(),
@@ -267,7 +269,7 @@ class MaskingSession:
             self._fail(f"{len(rows)} devices had their updates ready in time; {least} are the least of this round")
             return
         for number, row in enumerate(rows, 1):
-            row.number = number
+            row.place = number
         self._session.roster = Roster(members=tuple(row.advertisement for row in rows))
         self._enter(Phase.SHARES)
 
@@ -301,7 +303,7 @@ class MaskingSession:
 
     def _reached(self, phase: Phase) -> tuple[int, ...]:
         return tuple(
-            row.number for row in self._store.rows() if row.number is not None and _at(row.reached) >= _at(phase)
+            row.place for row in self._store.rows() if row.place is not None and _at(row.reached) >= _at(phase)
         )
 
 

@@ -12,10 +12,11 @@ from device_agent.assignment import Outcome
 from device_agent.cli import app
 from device_agent.daemon import Daemon
 from device_agent.display import Display
+from device_agent.engines.native import NativeEngine
 from device_agent.rounds import KEPT_ROUNDS, PastRound, RoundLog
 from shared.canonical import sha256_hex
 from shared.cohort import AlgorithmSettings, RoundTask
-from shared.errors import Gone, NotReplayable
+from shared.errors import NotReplayable, RoundClosed
 from shared.job import RoundRef
 from shared.ledger import check_result, check_run, read_ledger
 from shared.lora import adapter_file, load_adapter
@@ -39,14 +40,16 @@ def server(server_key):
 
 
 @pytest.fixture
-def work(home, server, server_key, dataset):
+def work(home, server, server_key, dataset, runner_directory):
     """Has the daemon do the job that waits, under the owner's rules; how it ended."""
     enrol(home, server.url, server_key)
+    native = NativeEngine(runner_directory)
 
     def work(rules="cohorts = true"):
         home.rules.write_text(rules)
         with Display(home, live=False) as display:
-            return Daemon(home, {"movies": dataset}, display, pause_seconds=0.1).run(once=True)
+            daemon = Daemon(home, {"movies": dataset}, display, pause_seconds=0.1, engines=lambda _manifest: native)
+            return daemon.run(once=True)
 
     return work
 
@@ -125,7 +128,7 @@ def test_without_the_owners_leave_the_job_is_given_back_untouched(work, server, 
     assert RoundLog(home.rounds).past() == []
 
 
-@pytest.mark.parametrize("of", [None, task(number=4), task(cohort="notes")])
+@pytest.mark.parametrize("of", [None, task(number=2), task(cohort="notes")])
 def test_half_a_round_is_refused(work, server, rademacher, of):
     server.add_job(rademacher, task_of_round=task(), **TRAINING)
     if of is None:
@@ -136,8 +139,15 @@ def test_half_a_round_is_refused(work, server, rademacher, of):
     assert [failure.code for failure in server.failures] == ["untrusted"]
 
 
+def test_a_part_may_count_in_a_later_round_than_it_was_made_for(work, server, rademacher, home):
+    server.add_job(rademacher, task_of_round=task(), **TRAINING)
+    server.rounds["job-1"] = task(number=4)
+    assert work().outcome is Outcome.COMPLETED
+    assert [found.round for found in RoundLog(home.rounds).past()] == [4]
+
+
 def test_a_round_that_ended_before_is_remembered_as_lost(work, server, rademacher, home):
-    server.broken["complete"] = [Gone("round 3 of cohort reviews has ended")]
+    server.broken["complete"] = [RoundClosed("round 3 of cohort reviews has ended")]
     server.add_job(rademacher, task_of_round=task(), **TRAINING)
     ended = work()
     assert ended.outcome is Outcome.LOST

@@ -1,4 +1,4 @@
-"""Runs of a cohort's round, by every engine of this machine: the last B is handed in, and pulls survive kills."""
+"""Runs of a cohort's round, by both implementations here: the last B is handed in, and pulls survive kills."""
 
 import signal
 import threading
@@ -8,16 +8,19 @@ import numpy as np
 import psutil
 import pytest
 
+from device_agent.data import read_splits
 from device_agent.engines.native import NativeEngine
-from device_agent.engines.python import PythonEngine
 from device_agent.errors import DoesNotFit, RuntimeFailed
 from device_agent.journal import RunDirectory
+from device_agent.runtimes import open_runtime
+from device_agent.trainer import Stopped, Trainer
 from shared.canonical import file_sha256
 from shared.cohort import AlgorithmSettings, RoundTask
 from shared.lora import load_adapter
 from shared.noise import query_seeds, rademacher
 from shared.trajectory import parse_trajectory
 from tests.device_agent.starts import begin_from, random_b
+from tests.device_agent.test_trainer import AfterCalls
 
 SETTINGS = {"steps": 12, "lr": 0.3, "schedule": "cosine", "seed": 3, "evaluation_interval": 5}
 FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
@@ -40,6 +43,24 @@ def train(engine, run, report=lambda progress: None):
     return engine.train(run, report, lambda: False)
 
 
+def in_process(run, program, stop=lambda: False):
+    """The result of the same run by the Python trainer on ExecuTorch's Python runtime."""
+    plan = run.plan()
+    runtime = open_runtime(plan.manifest, plan.program, plan.weights)
+    splits = read_splits(
+        plan.dataset,
+        plan.task,
+        program.tokenizer,
+        plan.manifest.recipe,
+        plan.training,
+        with_test=not plan.hands_in_last,
+    )
+    try:
+        return Trainer(run, plan, splits, runtime, lambda _progress: None, stop).train()
+    finally:
+        runtime.close()
+
+
 def hashes(run):
     return [file_sha256(run.path / name) for name in FILES]
 
@@ -53,19 +74,12 @@ def native(runner_directory):
     return NativeEngine(runner_directory)
 
 
-@pytest.fixture(params=["native", "python"])
-def engine(request):
-    return request.getfixturevalue("native") if request.param == "native" else PythonEngine()
-
-
-@pytest.mark.parametrize("start", [True, False])
-@pytest.mark.parametrize("name", ["rademacher", "last", "stored"])
-def test_both_engines_pull_alike(request, name, start, dataset, tmp_path, native):
+@pytest.mark.parametrize(("name", "start"), [("rademacher", True), ("last", True), ("stored", True), ("stored", False)])
+def test_both_implementations_pull_alike(request, name, start, dataset, tmp_path, native):
     program = request.getfixturevalue(name)
-    runs = []
-    for engine in (native, PythonEngine()):
-        runs.append(begin(tmp_path / engine.name, program, dataset, start=start))
-        assert train(engine, runs[-1]).result is not None
+    runs = [begin(tmp_path / which, program, dataset, start=start) for which in ("native", "python")]
+    assert train(native, runs[0]).result is not None
+    in_process(runs[1], program)
     assert hashes(runs[0]) == hashes(runs[1])
     assert ledger(runs[0]).header.proximal == MU
 
@@ -97,10 +111,11 @@ def rademacher_noise(seed, size):
     return rademacher(tuple(seed), size)
 
 
-def test_the_last_b_is_handed_in_and_its_validation_reported(engine, rademacher, dataset, tmp_path):
+@pytest.mark.parametrize("which", ["native", "python"])
+def test_the_last_b_is_handed_in_and_its_validation_reported(which, native, rademacher, dataset, tmp_path):
     """Also where an earlier one was better; the test split is left alone."""
     run = begin(tmp_path / "run", rademacher, dataset, mu=0, lr=3.0, schedule="constant")
-    result = train(engine, run).result
+    result = train(native, run).result if which == "native" else in_process(run, rademacher)
     validations = {found.step: found for found in result.evaluations}
     assert {found.split for found in result.evaluations} == {"validation"}
     assert sorted(validations) == [0, 5, 10, 12]
@@ -111,7 +126,7 @@ def test_the_last_b_is_handed_in_and_its_validation_reported(engine, rademacher,
     assert run.best.read_bytes() == run.last.read_bytes()
 
 
-def test_killed_it_pulls_again_from_the_ledger(engine, native, rademacher, dataset, tmp_path):
+def test_killed_it_pulls_again_from_the_ledger(native, rademacher, dataset, tmp_path):
     whole = begin(tmp_path / "whole", rademacher, dataset)
     train(native, whole)
     run = begin(tmp_path / "run", rademacher, dataset)
@@ -125,9 +140,22 @@ def test_killed_it_pulls_again_from_the_ledger(engine, native, rademacher, datas
                     child.send_signal(signal.SIGKILL)
 
     with pytest.raises((DoesNotFit, RuntimeFailed), match="killed"):
-        train(engine, run, kill)
+        train(native, run, kill)
     assert 4 <= ledger(run).steps < SETTINGS["steps"]
-    train(engine, run)
+    train(native, run)
+    assert hashes(run) == hashes(whole)
+
+
+@pytest.mark.parametrize("calls", [7, 20, 33])
+def test_stopped_it_pulls_again_from_the_ledger(native, stored, dataset, tmp_path, calls):
+    """By the Python runtime, and where replay goes by two rounded copies of B."""
+    whole = begin(tmp_path / "whole", stored, dataset)
+    train(native, whole)
+    run = begin(tmp_path / "run", stored, dataset)
+    with pytest.raises(Stopped):
+        in_process(run, stored, AfterCalls(calls))
+    assert ledger(run).steps < SETTINGS["steps"]
+    in_process(run, stored)
     assert hashes(run) == hashes(whole)
 
 
