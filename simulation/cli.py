@@ -141,6 +141,8 @@ def _said(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def main() -> None:
-    """Entry point of `python -m simulation`."""
-    typer.run(simulate)
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of `python -m simulation` and of `mobizo simulate`. arguments: None for the process's own."""
+    app = typer.Typer(add_completion=False)
+    app.command()(simulate)
+    app(arguments, prog_name="mobizo simulate")

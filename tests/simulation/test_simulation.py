@@ -7,8 +7,7 @@ import pytest
 
 from shared.errors import BadRequest, Conflict
 from simulation.records import Store
-from simulation.settings import read_settings
-from tests.simulation.conftest import SMALL, merge
+from tests.simulation.conftest import SMALL
 
 
 class Interrupted(Exception):
@@ -121,7 +120,8 @@ def test_a_median_withstands_what_a_mean_does_not(run):
 def test_an_attack_is_the_same_on_trajectories(run):
     faults = {"poisoned": 0.34, "attack": "sign_flip", "strength": 2}
     weights, scalars = (
-        run({"rounds": 1, "faults": faults, "cohort": {"upload": upload}}).rounds[1] for upload in ("weights", "trajectory")
+        run({"rounds": 1, "faults": faults, "cohort": {"upload": upload}}).rounds[1]
+        for upload in ("weights", "trajectory")
     )
     assert weights.poisoned == scalars.poisoned == 2
     assert scalars.update_norm == pytest.approx(weights.update_norm, rel=1e-4)
@@ -158,11 +158,3 @@ def test_ray_makes_the_same_report(run):
 def test_without_ray_it_is_said_how_to_get_it(run):
     with pytest.raises(BadRequest, match=r"mobizo\[ray\]"):
         run(engine="ray")
-
-
-def test_too_many_devices_for_the_data_are_refused(run, tmp_path):
-    source = tmp_path / "few"
-    source.mkdir()
-    (source / "train.jsonl").write_text('{"text": "good", "label": "positive"}\n' * 10)
-    settings = merge(SMALL, {"base": "elsewhere", "data": {"sources": [str(source)]}})
-    assert read_settings(None, settings).data.sources == (str(source),)
