@@ -25,10 +25,12 @@ from device_agent.guard import Guard
 from device_agent.handover import HandOver, Sent
 from device_agent.journal import RunDirectory, RunPlan
 from device_agent.lease import LeaseKeeper
+from device_agent.masked_handover import MaskedHandOver
 from device_agent.messages import describe
 from device_agent.rules_file import Consents
 from device_agent.seen import SeenVersions
 from device_agent.start import admit_start, fetch_start, holds_start
+from device_agent.state import Home
 from shared.capabilities import may_take_part
 from shared.errors import Gone, MobizoError, NotFound, Unauthorized, Unavailable, Untrusted
 from shared.job import History, JobError, Progress, Result
@@ -87,6 +89,7 @@ class Tools:
     guard: Guard
     engines: Callable[[ProgramManifest], Engine]
     consents: Consents
+    home: Home
 
 
 @dataclass(frozen=True)
@@ -145,14 +148,19 @@ class Assignment:
         if result is None:
             with self.tools.cache.hold(manifest.training_files):
                 result = self._train(conduct, manifest)
-        handover = HandOver(
-            self.client, self.lease, self.run, self.tools.shelf, self._check, self.wait, self._history()
-        )
         try:
-            sent = handover.send(conduct, result)
+            sent = self._handover().send(conduct, result)
         except Gone as error:
             return Ended(Outcome.LOST, error.detail)
         return Ended(Outcome.COMPLETED, sent=sent)
+
+    def _handover(self) -> HandOver | MaskedHandOver:
+        """How the run is handed in. What is to be masked is never sent in any other form."""
+        if self.lease.round is not None and self.lease.round.upload == "masked":
+            home, device_id = self.tools.home, self.tools.home.config().device_id
+            return MaskedHandOver(self.client, self.lease, self.run, home, device_id, self._check, self.wait)
+        shelf = self.tools.shelf
+        return HandOver(self.client, self.lease, self.run, shelf, self._check, self.wait, self._history())
 
     def _check_leave(self) -> None:
         """Raises NotNow unless the owner lets this device take part in the job's round, Untrusted for half a round.
