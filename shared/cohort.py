@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shared.job import NAME, RoundRef, TrainingSettings
 from shared.masking.settings import MaskingParameters, MaskingSettings
+from shared.privacy import PrivacySettings
 from shared.recipe import Recipe, RecipeSettings, Sha256
 from shared.task import Task
 
@@ -103,6 +104,9 @@ class CohortSettings(_Fact):
     )
     upload: UploadForm = Field("weights", description="what a device sends: B, its trajectory, or masked numbers")
     masking: MaskingSettings | None = Field(None, description="of upload masked, which needs it; null for all others")
+    privacy: PrivacySettings | None = Field(
+        None, description="of the devices' examples, of the members, or both; null: of nobody"
+    )
     membership: Membership = Field("open", description="operator: only a token that may write cohorts adds members")
     automatic: bool = Field(False, description="the next round opens by itself once the last one has ended")
     most_rounds: int | None = Field(None, ge=1, le=1_000_000, description="no more are opened; null: any number")
@@ -138,9 +142,21 @@ class CohortSettings(_Fact):
                 raise ValueError("upload masked hides each update: aggregator must be mean, without norm_limit")
             if self.algorithm.asynchronous:
                 raise ValueError("upload masked needs one start for all; algorithm fedbuff has none")
+        if self.privacy is not None:
+            self._check_privacy(self.privacy)
         if self.upload == "trajectory" and self.recipe.estimator != "replay":
             raise ValueError("upload trajectory is replayed by the server; the recipe needs estimator replay")
         return self
+
+    def _check_privacy(self, privacy: PrivacySettings) -> None:
+        if self.weights != "equal":
+            raise ValueError("privacy needs weights equal: how many examples a device has is nobody's business")
+        if privacy.members is None:
+            return
+        if self.aggregator.name != "mean" or self.upload == "masked":
+            raise ValueError("privacy of members is noise on a mean of updates that the server clips: aggregator mean")
+        if self.aggregator.clip_norm is not None:
+            raise ValueError("privacy of members clips by its own clip; leave aggregator.clip_norm out")
 
 
 class RoundState(StrEnum):
