@@ -51,7 +51,12 @@ ROUNDS, STEPS, LR = 6, 8, 2e-2
 PERSONAL = TrainingSettings(steps=80, lr=1e-2, seed=77, evaluation_interval=10)
 EPSILON, DELTA, CLIP = 8.0, 1e-5, 0.5
 EFFECTIVE_BATCH = 4
-RECIPE: dict[str, Any] = {"layers": "last:25%", "effective_batch": EFFECTIVE_BATCH, "loss": "candidates", "sequence_length": 40}
+RECIPE: dict[str, Any] = {
+    "layers": "last:25%",
+    "effective_batch": EFFECTIVE_BATCH,
+    "loss": "candidates",
+    "sequence_length": 40,
+}
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,10 @@ def _split(place: Path) -> Files:
         own = [lines[index] for index in np.random.default_rng(5).permutation(len(lines))]
         tested = [test[index] for index in np.random.default_rng(6).permutation(len(test))[:TESTED]]
         users = USERS * PER_USER
-        for which, train, to in (("cohort", own[users:], found.cohort), ("personal", own[:users] + tested, found.personal)):
+        for which, train, to in (
+            ("cohort", own[users:], found.cohort),
+            ("personal", own[:users] + tested, found.personal),
+        ):
             home = place / which / name
             home.mkdir(parents=True, exist_ok=True)
             (home / "train.jsonl").write_text("".join(train))
@@ -185,6 +193,7 @@ def _curve(workshop: Workshop, source: int, user: int, start: F32, quick: bool) 
         start_sha256=sha256_hex(start.tobytes()) if start.any() else None,
         training=training,
         round=None,
+        privacy=None,
         seed=0,
         faults=None,
     )
@@ -200,6 +209,10 @@ def _mean(curves: list[dict[int, float]]) -> dict[int, float]:
 
 def _rounds(name: str, found: Simulated) -> list[Row]:
     return [
-        {"what": "round", "cohort": name, **told.model_dump(mode="json", include={"number", "accuracy", "loss", "seconds"})}
+        {
+            "what": "round",
+            "cohort": name,
+            **told.model_dump(mode="json", include={"number", "accuracy", "loss", "seconds"}),
+        }
         for told in found.rounds
     ]

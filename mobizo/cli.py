@@ -203,7 +203,9 @@ def simulate(context: typer.Context) -> None:
 
         run(context.args)
     except ImportError as error:
-        raise stop(f"{error.name} is not installed, which a simulation needs: pip install 'mobizo[simulate]'", 1) from error
+        raise stop(
+            f"{error.name} is not installed, which a simulation needs: pip install 'mobizo[simulate]'", 1
+        ) from error
 
 
 def _facts(seen: DeviceRequestView) -> list[tuple[str, str]]:

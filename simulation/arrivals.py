@@ -59,6 +59,7 @@ class Population:
     def __init__(self, settings: SimulationSettings, shards: Sequence[Shard]) -> None:
         self.settings, self._shards = settings, shards
         self.poisoned = poisoned(settings.faults, settings.devices, settings.seed)
+        self._privacy = None if settings.cohort.privacy is None else settings.cohort.privacy.examples
 
     def errand(self, number: int, device: int, job: int, version: int, start: F32) -> Errand:
         """A device's job in round `number` from `version`. job: with the device makes the job's seed."""
@@ -72,6 +73,7 @@ class Population:
             round=RoundTask(
                 cohort=cohort.name, number=number, algorithm=cohort.algorithm, upload=cohort.upload, deadline=FAR
             ),
+            privacy=self._privacy,
             seed=job_seed(settings.seed, "secret", job, device),
             faults=settings.faults if device in self.poisoned else None,
         )
@@ -127,6 +129,7 @@ def asynchronous(
         arrival = Arrival(errand, handle.result(), number - 1 - landing.version)
         if generator(settings.seed, "lost", landing.number).random() < settings.faults.dropout:
             found.dropped += 1
+            found.lost.append(arrival)
         else:
             found.came.append(arrival)
         tell(f"version {number}", len(found.came), settings.cohort.algorithm.buffer_size)

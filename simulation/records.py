@@ -57,6 +57,7 @@ class Round(BaseModel):
     published: bool = Field(description="whether a version was made")
     why: str = Field("", description="why not")
     asked: int = 0
+    trained: tuple[int, ...] = Field((), description="devices that did a round's work, in order")
     dropped: int = Field(0, description="that did not answer")
     refused: dict[str, int] = Field(default_factory=dict, description="why, and how often")
     counted: int = 0

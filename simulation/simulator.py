@@ -17,15 +17,17 @@ from numpy.typing import NDArray
 from device_agent.evaluation import Measured
 from shared.canonical import sha256_hex
 from shared.errors import InvalidUpload
-from shared.federation.aggregation import Combined, Weighing, combine
+from shared.federation.aggregation import Combined, Weighing, combine, combine_privately
 from shared.federation.algorithms import find
 from shared.federation.optimizers import advance, begin, load_state
 from shared.federation.sources import MemorySource
 from shared.federation.update import Update, euclidean_norm
 from shared.program import ProgramManifest
 from simulation.arrivals import Arrival, Arrivals, Population, Tell, asynchronous, synchronous
+from simulation.draws import entropy
 from simulation.executors import Executor, in_order
 from simulation.masked import combine_masked
+from simulation.privacy import overspent, spent
 from simulation.records import Bytes, Round, Store
 from simulation.settings import SimulationSettings
 from simulation.shards import Shard
@@ -73,6 +75,9 @@ class Simulator:
             self._keep(Arrivals(), [], {}, Outcome(None, "nothing has been trained yet"), time.monotonic())
         while (number := len(self.rounds)) <= self._settings.rounds:
             began = time.monotonic()
+            if (why := overspent(self._settings, self.rounds)) is not None:
+                self._keep(Arrivals(), [], {}, Outcome(None, why), began)
+                continue
             arrivals = self._gather(number)
             updates, refused = self._receive(arrivals.came, number)
             self._keep(arrivals, updates, refused, self._combine(updates, arrivals, number), began)
@@ -111,7 +116,11 @@ class Simulator:
             found = combine_masked(cohort, self._manifest, number, updates, lost, self._settings.seed)
             return Outcome(found.combined, found.why, found.bytes_sent)
         weighing = Weighing(self._algorithm.server, cohort.weights, cohort.most_examples)
-        return Outcome(combine(MemorySource(updates), cohort.aggregator, weighing))
+        source = MemorySource(updates)
+        if cohort.privacy is not None and cohort.privacy.members is not None:
+            noise = entropy(self._settings.seed, "members", number)
+            return Outcome(combine_privately(source, cohort.privacy.members, weighing, entropy=noise))
+        return Outcome(combine(source, cohort.aggregator, weighing))
 
     def _keep(
         self,
@@ -129,11 +138,13 @@ class Simulator:
         results = [arrival.work.result for arrival in arrivals.came if arrival.errand.faults is None]
         spoilt = {member(device) for device in self._population.poisoned}
         counted = updates if combined is not None else ()
+        trained = [arrival.errand.device for arrival in (*arrivals.came, *arrivals.lost)]
         told = Round(
             number=len(self.rounds),
             published=combined is not None,
             why=outcome.why,
             asked=arrivals.asked,
+            trained=tuple(trained),
             dropped=arrivals.dropped,
             refused=refused,
             counted=0 if combined is None else combined.count,
@@ -147,6 +158,7 @@ class Simulator:
             start_accuracy=_mean([each.start_accuracy or each.zero_shot_accuracy for each in results]),
             tuned_accuracy=_mean([each.tuned_accuracy for each in results]),
             bytes=_bytes(arrivals.came, outcome.masked_bytes),
+            epsilon=spent(self._settings, self.rounds, trained, combined is not None),
             flights=arrivals.flights,
             flown=arrivals.flown,
             clock=arrivals.clock,

@@ -23,6 +23,7 @@ from device_agent.trainer import Trainer
 from device_agent.transient import TransientRun
 from shared.cohort import RoundTask
 from shared.job import Result, TrainingSettings
+from shared.privacy import ExamplePrivacy
 from shared.program import ProgramManifest
 from shared.task import Task
 from simulation import draws
@@ -56,6 +57,7 @@ class Errand:
     start_sha256: str | None  # of the file that it stands for; None: B = 0
     training: TrainingSettings
     round: RoundTask | None  # None: the job is the device's own
+    privacy: ExamplePrivacy | None  # of the run
     seed: int  # of what a real device draws from its operating system
     faults: FaultSettings | None  # of a poisoned device
 
@@ -100,9 +102,10 @@ class Workshop:
             start=None if errand.start_sha256 is None else Path("start.safetensors"),
             start_sha256=errand.start_sha256,
             round=errand.round,
+            privacy=errand.privacy,
         )
-        private = self.manifest.recipe.privacy == "clipped"
-        splits = Splits(examples, () if private else held_out, None)
+        # As a device reads them: a private run measures nothing.
+        splits = Splits(examples, held_out if errand.privacy is None else (), None)
         run = TransientRun(errand.start, draws.entropy(errand.seed, "device", errand.device))
         result = Trainer(run, plan, splits, self._runtime, lambda progress: None, lambda: False).train()
         return Work(run.files[run.best], bytes(run.ledger_data), result, result.train_seconds)
