@@ -32,8 +32,9 @@ from device_agent.seen import SeenVersions
 from device_agent.start import admit_start, fetch_start, holds_start
 from device_agent.state import Home
 from shared.capabilities import may_take_part
-from shared.errors import Gone, MobizoError, NotFound, Unauthorized, Unavailable, Untrusted
+from shared.errors import Gone, MaskingOut, MobizoError, NotFound, Unauthorized, Unavailable, Untrusted
 from shared.job import History, JobError, Progress, Result
+from shared.masking.quiet import quiet_progress
 from shared.program import ProgramFile, ProgramManifest
 from shared.protocol import Decline, Lease
 from shared.transport import ByteProgress
@@ -120,7 +121,7 @@ class Assignment:
             return self._lost(error.detail)
         except TooLittleMemory as error:
             return self._decline(error)
-        except NotNow as error:
+        except (NotNow, MaskingOut) as error:
             return self._release(error.detail, RULES_PAUSE_SECONDS)
         except Unavailable as error:
             return self._release(error.detail)
@@ -156,11 +157,15 @@ class Assignment:
 
     def _handover(self) -> HandOver | MaskedHandOver:
         """How the run is handed in. What is to be masked is never sent in any other form."""
-        if self.lease.round is not None and self.lease.round.upload == "masked":
+        if self._masked:
             home, device_id = self.tools.home, self.tools.home.config().device_id
             return MaskedHandOver(self.client, self.lease, self.run, home, device_id, self._check, self.wait)
         shelf = self.tools.shelf
         return HandOver(self.client, self.lease, self.run, shelf, self._check, self.wait, self._history())
+
+    @property
+    def _masked(self) -> bool:
+        return self.lease.round is not None and self.lease.round.upload == "masked"
 
     def _check_leave(self) -> None:
         """Raises NotNow unless the owner lets this device take part in the job's round, Untrusted for half a round.
@@ -238,7 +243,9 @@ class Assignment:
         return move(None) if self.tools.cache.holds(file) else conduct.transfer(move)
 
     def _tell(self, progress: Progress) -> None:
-        self.keeper.tell(progress.private() if self._private else progress)
+        # A masked update's losses and accuracies would tell of it; a private run tells nothing that data decides.
+        told = quiet_progress(progress) if self._masked else progress
+        self.keeper.tell(told.private() if self._private else told)
         self.show(progress)
 
     @property

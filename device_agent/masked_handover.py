@@ -7,27 +7,25 @@ other devices for minutes; the lease is kept meanwhile, and a restart goes on wi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 import structlog
 
 from device_agent.backoff import Backoff
 from device_agent.client import DeviceClient
 from device_agent.conduct import Conduct
-from device_agent.durable import write_durably
 from device_agent.errors import NotNow
 from device_agent.handover import LONGEST_PAUSE_SECONDS, PAUSE_SECONDS, Sent
 from device_agent.journal import RunDirectory
 from device_agent.masking import FileNotebook, MaskedPart
 from device_agent.peers import PeerBook
 from device_agent.state import Home
-from shared.canonical import sha256_hex
-from shared.errors import Gone, MaskingOut, NotFound, Unavailable
+from shared.errors import Gone, NotFound, Unavailable, Untrusted
 from shared.job import Progress, Result
 from shared.lora import load_adapter
 from shared.masking.fixed_point import Words, encode
 from shared.masking.messages import Advertisement, Consent, MaskingView, Phase, SealedShares, Unmasking
+from shared.masking.quiet import NO_FILE, quiet_result
 from shared.masking.settings import MaskingParameters
 from shared.protocol import Lease
 
@@ -39,12 +37,11 @@ _log = structlog.get_logger()
 
 @dataclass
 class LeaseMasking:
-    """The masked round's routes under one lease; counts what is sent. vector: where the vector's sha256 is noted."""
+    """The masked round's routes under one lease; counts what is sent."""
 
     client: DeviceClient
     lease_id: str
-    vector: Path
-    bytes: int = field(default=0)
+    sent_bytes: int = 0
 
     def look(self, known: Phase | None) -> MaskingView:
         """How it stands."""
@@ -59,9 +56,8 @@ class LeaseMasking:
         return self._say("shares", shares)
 
     def mask(self, vector: bytes) -> MaskingView:
-        """Phase 2. The vector is named when the job is completed, which may be after a restart."""
-        write_durably(self.vector, sha256_hex(vector).encode())
-        self.bytes += len(vector)
+        """Phase 2."""
+        self.sent_bytes += len(vector)
         return self.client.send_masked(self.lease_id, vector)
 
     def consent(self, consent: Consent) -> MaskingView:
@@ -73,7 +69,7 @@ class LeaseMasking:
         return self._say("unmask", unmasking)
 
     def _say(self, phase: str, body: Advertisement | SealedShares | Consent | Unmasking) -> MaskingView:
-        self.bytes += len(body.model_dump_json())
+        self.sent_bytes += len(body.model_dump_json())
         return self.client.say_in_masking(self.lease_id, phase, body)
 
 
@@ -95,8 +91,8 @@ class MaskedHandOver:
         Raises MaskingOut or Untrusted where this device's part ends without its update, Gone when the round is over,
         NotNow when the rules keep it off the network for too long.
         """
-        parameters = self._parameters()
-        transport = LeaseMasking(self.client, self.lease.id, self.run.path / "masked.sha256")
+        parameters = agreed(self.lease)
+        transport = LeaseMasking(self.client, self.lease.id)
         part = MaskedPart(
             transport,
             FileNotebook(self.run.path / "masking.json"),
@@ -112,27 +108,18 @@ class MaskedHandOver:
             self.wait(LOOK_SECONDS)
         while not self._tried(conduct, lambda: self._complete(transport, result)):
             continue
-        return Sent("masked", transport.bytes)
-
-    def _parameters(self) -> MaskingParameters:
-        if self.lease.round is None or self.lease.round.masking is None:
-            raise MaskingOut("the round asks for masked numbers and does not say how they are masked")
-        return self.lease.round.masking
+        return Sent("masked", transport.sent_bytes)
 
     def _encoded(self, parameters: MaskingParameters, result: Result) -> Words:
         plan = self.run.plan()
         after = load_adapter(self.run.best.read_bytes(), plan.manifest.size)
-        weight = min(max(result.train_examples, 1), parameters.most_weight)
+        weight = min(max(result.train_examples or 1, 1), parameters.most_weight)
         return encode(plan.half.update(after, plan.begin_b()), weight, parameters)
 
     def _complete(self, transport: LeaseMasking, result: Result) -> bool:
-        try:
-            named = transport.vector.read_text()
-        except FileNotFoundError as error:
-            raise MaskingOut("the round ended before this device's masked update was sent") from error
-        receipt = self.client.complete_round(self.lease.id, named, result)
+        receipt = self.client.complete_round(self.lease.id, NO_FILE, quiet_result(result))
         facts = {"cohort": receipt.cohort, "round": receipt.round, "updates": receipt.updates}
-        _log.info("update counts", **facts, form="masked", bytes=transport.bytes)
+        _log.info("update counts", **facts, form="masked", bytes=transport.sent_bytes)
         return True
 
     def _tried(self, conduct: Conduct, call: Callable[[], bool]) -> bool:
@@ -150,3 +137,16 @@ class MaskedHandOver:
                 pause = pauses.pause()
                 _log.warning("the masked round is not reached; tried again", detail=error.detail, seconds=round(pause))
                 self.wait(pause)
+
+
+def agreed(lease: Lease) -> MaskingParameters:
+    """The parameters of a lease's masked round. Raises Untrusted unless they are of its job, program and start."""
+    task = lease.round
+    if task is None or task.masking is None:
+        raise Untrusted("the round asks for masked numbers and does not say how they are masked")
+    parameters, program = task.masking, lease.manifest.manifest
+    start = None if lease.start is None else lease.start.manifest.sha256
+    said = (parameters.cohort, parameters.round, parameters.recipe_id, parameters.size, parameters.start_sha256)
+    if said != (task.cohort, task.number, program.recipe_id, program.size, start):
+        raise Untrusted("the masked round's parameters are not those of the job that they came with")
+    return parameters
