@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from bench import federation_aggregate, federation_bytes, federation_learning, federation_masking, federation_simulation
 from bench.report import write
 from bench.step import notes, show
 
@@ -32,16 +32,16 @@ class Part(StrEnum):
     PRIVACY = "privacy"
 
 
-LEARNING: dict[Part, Callable[[bool, Path | None], tuple[list[Row], dict[str, float]]]] = {
-    Part.WARM_START: federation_learning.warm_start,
-    Part.PRIVACY: federation_learning.privacy,
+# Where each is, imported when it is its turn: one needs a compiler, another cryptography alone.
+HOMES: dict[Part, tuple[str, str]] = {
+    Part.AGGREGATE: ("federation_aggregate", "measure"),
+    Part.BYTES: ("federation_bytes", "measure"),
+    Part.MASKING: ("federation_masking", "measure"),
+    Part.SIMULATE: ("federation_simulation", "measure"),
+    Part.WARM_START: ("federation_learning", "warm_start"),
+    Part.PRIVACY: ("federation_learning", "privacy"),
 }
-MEASURES: dict[Part, Callable[[bool], tuple[list[Row], dict[str, float]]]] = {
-    Part.AGGREGATE: federation_aggregate.measure,
-    Part.BYTES: federation_bytes.measure,
-    Part.MASKING: federation_masking.measure,
-    Part.SIMULATE: federation_simulation.measure,
-}
+KEEPING = (Part.WARM_START, Part.PRIVACY)
 
 
 def federation(
@@ -57,7 +57,9 @@ def federation(
     claims: dict[str, float] = {}
     for part in only or list(Part):
         notes.print(part)
-        found, said = LEARNING[part](quick, keep) if part in LEARNING else MEASURES[part](quick)
+        module, name = HOMES[part]
+        measure: Callable[..., tuple[list[Row], dict[str, float]]] = getattr(import_module(f"bench.{module}"), name)
+        found, said = measure(quick, keep) if part in KEEPING else measure(quick)
         rows += [{"part": part, **row} for row in found]
         claims |= said
     show(claims)

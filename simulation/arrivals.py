@@ -97,44 +97,52 @@ def synchronous(population: Population, executor: Executor, number: int, flat: F
     return found
 
 
-def asynchronous(
-    population: Population, executor: Executor, number: int, version: Version, before: Arrivals, tell: Tell
-) -> Arrivals:
-    """Up to version `number`: as many train at any time as are asked, and who lands makes room for another.
+class Asynchronous:
+    """As many devices train at any time as are asked, and who lands makes room for another.
 
-    before: how the last version left it. A device's speed is drawn once, a job's length for each; who lands first is
-    decided by that clock, not by this machine's.
+    A device's speed is drawn once, a job's length for each; who lands first is decided by that clock, not by this
+    machine's.
     """
-    settings, algorithm = population.settings, find(population.settings.cohort.algorithm)
-    found = Arrivals(flown=before.flown, clock=before.clock)
-    flights: list[Flight] = []
-    handles: dict[int, tuple[Errand, Handle]] = {}
 
-    def take_off(flight: Flight) -> None:
-        start = version(flight.version)
-        errand = population.errand(number, flight.device, flight.number, flight.version, start)
-        flights.append(flight)
-        handles[flight.number] = errand, executor.submit("train", errand)
+    def __init__(self, population: Population, executor: Executor, version: Version, tell: Tell) -> None:
+        self._population, self._executor, self._version, self._tell = population, executor, version, tell
+        self._server = find(population.settings.cohort.algorithm).server
+        self._handles: dict[int, tuple[Errand, Handle]] = {}  # of flights that are in the air
 
-    for flight in before.flights:
-        take_off(flight)
-    while not algorithm.server.full(len(found.came), settings.asked):
-        while len(flights) < settings.asked:
-            take_off(_next(settings, found, {flight.device for flight in flights}, number - 1))
-            found.flown += 1
-        landing = min(flights, key=lambda flight: (flight.lands, flight.number))
-        flights.remove(landing)
-        found.clock, found.asked = landing.lands, found.asked + 1
-        errand, handle = handles.pop(landing.number)
-        arrival = Arrival(errand, handle.result(), number - 1 - landing.version)
-        if generator(settings.seed, "lost", landing.number).random() < settings.faults.dropout:
-            found.dropped += 1
-            found.lost.append(arrival)
-        else:
-            found.came.append(arrival)
-        tell(f"version {number}", len(found.came), settings.cohort.algorithm.buffer_size)
-    found.flights = tuple(flights)
-    return found
+    def until(self, number: int, before: Arrivals) -> Arrivals:
+        """What comes until version `number` can be made. before: how the last version left the air."""
+        settings = self._population.settings
+        found, flights = Arrivals(flown=before.flown, clock=before.clock), list(before.flights)
+        landed = set[int]()
+        for flight in flights:
+            self._take_off(number, flight)
+        while not self._server.full(len(landed), settings.asked):
+            while len(flights) < settings.asked:
+                flights.append(_next(settings, found, {flight.device for flight in flights}, number - 1))
+                self._take_off(number, flights[-1])
+                found.flown += 1
+            landing = min(flights, key=lambda flight: (flight.lands, flight.number))
+            flights.remove(landing)
+            found.clock, found.asked = landing.lands, found.asked + 1
+            errand, handle = self._handles.pop(landing.number)
+            arrival = Arrival(errand, handle.result(), number - 1 - landing.version)
+            if generator(settings.seed, "lost", landing.number).random() < settings.faults.dropout:
+                found.dropped += 1
+                found.lost.append(arrival)
+            else:
+                # A device may land twice before the buffer is full: it is one member, whose later update counts.
+                found.came.append(arrival)
+                landed.add(landing.device)
+            self._tell(f"version {number}", len(landed), settings.cohort.algorithm.buffer_size)
+        found.flights = tuple(flights)
+        return found
+
+    def _take_off(self, number: int, flight: Flight) -> None:
+        """Has a flight's work done, unless it is under way already, which after a kill it is not."""
+        if flight.number not in self._handles:
+            start = self._version(flight.version)
+            errand = self._population.errand(number, flight.device, flight.number, flight.version, start)
+            self._handles[flight.number] = errand, self._executor.submit("train", errand)
 
 
 def _next(settings: SimulationSettings, found: Arrivals, flying: set[int], version: int) -> Flight:

@@ -119,11 +119,9 @@ def read_settings(file: Path | None, given: Mapping[str, Any]) -> SimulationSett
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadRequest(f"{file} cannot be read as TOML ({error})") from error
     document = merged(document, given)
-    cohort = merged(COHORT, document.get("cohort", {}))
-    if document.get("base", BUILT_IN) == BUILT_IN:
-        cohort = merged(TINY_COHORT, cohort)
+    defaults = merged(COHORT, TINY_COHORT) if document.get("base", BUILT_IN) == BUILT_IN else COHORT
     try:
-        return SimulationSettings.model_validate(document | {"cohort": cohort})
+        return SimulationSettings.model_validate(merged({"cohort": defaults}, document))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -23,7 +23,7 @@ from shared.federation.optimizers import advance, begin, load_state
 from shared.federation.sources import MemorySource
 from shared.federation.update import Update, euclidean_norm
 from shared.program import ProgramManifest
-from simulation.arrivals import Arrival, Arrivals, Population, Tell, asynchronous, synchronous
+from simulation.arrivals import Arrival, Arrivals, Asynchronous, Population, Tell, synchronous
 from simulation.draws import entropy
 from simulation.executors import Executor, in_order
 from simulation.masked import combine_masked
@@ -62,6 +62,9 @@ class Simulator:
         self._settings, self._cohort, self._manifest = settings, settings.cohort, manifest
         self._shards, self._executor, self._store, self._tell = shards, executor, store, tell
         self._population, self._algorithm = Population(settings, shards), find(settings.cohort.algorithm)
+        self._asynchronous = Asynchronous(
+            self._population, executor, lambda version: store.adapter(version, manifest.size), tell
+        )
         self.rounds = store.rounds()
         self.flat: F32 = np.zeros(manifest.size, np.float32)  # B (D,) of the latest version
         self._optimizer = begin(self._cohort.optimizer, manifest.size)
@@ -87,12 +90,7 @@ class Simulator:
         if not self._cohort.algorithm.asynchronous:
             return synchronous(self._population, self._executor, number, self.flat, self._tell)
         last = self.rounds[-1]
-        before = Arrivals(flights=last.flights, flown=last.flown, clock=last.clock)
-
-        def version(wanted: int) -> F32:
-            return self._store.adapter(wanted, self._manifest.size)
-
-        return asynchronous(self._population, self._executor, number, version, before, self._tell)
+        return self._asynchronous.until(number, Arrivals(flights=last.flights, flown=last.flown, clock=last.clock))
 
     def _receive(self, came: Iterable[Arrival], number: int) -> tuple[list[Update], dict[str, int]]:
         """The updates that count, and why others do not."""
@@ -103,7 +101,7 @@ class Simulator:
                 updates.append(receive(sent, self._cohort, self._algorithm))
             except InvalidUpload as error:
                 refused[error.detail] += 1
-        # FedBuff may hear twice of one device; the one that comes later counts, as its round's update is one.
+        # A device that landed twice is one member, whose later update counts.
         return list({update.member: update for update in updates}.values()), dict(refused)
 
     def _combine(self, updates: list[Update], arrivals: Arrivals, number: int) -> Outcome:
