@@ -20,6 +20,8 @@ from simulation.settings import SimulationSettings, read_settings
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
+SHOWN = ("round", "counted", "dropped", "refused", "accuracy", "loss", "devices")  # of the report's columns
+
 
 def simulate(
     directory: Annotated[Path, typer.Argument(help="for the report; a simulation that was stopped there goes on")],
@@ -113,9 +115,9 @@ def _run(
     if as_json:
         out.print(json.dumps(report.document(found)), markup=False, soft_wrap=True)
         return
-    table = Table(*report.COLUMNS, box=None)
+    table = Table(*SHOWN, box=None)
     for row in report.rows(found):
-        table.add_row(*map(str, row))
+        table.add_row(*(str(row[report.COLUMNS.index(name)]) for name in SHOWN))
     out.print(table)
     for line in report.remarks(found):
         out.print(line, markup=False)

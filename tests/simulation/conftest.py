@@ -29,7 +29,7 @@ def run(program, tmp_path):
         count += 1
         settings = read_settings(None, merge(SMALL, changes or {}))
         place = directory or tmp_path / f"simulation-{count}"
-        return simulate(settings, place, Means(engine=engine, program=program, **means), tell)
+        return simulate(settings, place, Means(engine=engine, **({"program": program} | means)), tell)
 
     return simulated
 

@@ -82,12 +82,13 @@ def test_asynchronous_updates_are_stale_and_count(run):
 
 
 def test_below_quorum_there_is_no_version_and_the_next_round_is_tried(run):
-    found = run({"faults": {"dropout": 0.6}, "cohort": {"quorum": 4}, "rounds": 4})
+    found = run({"faults": {"dropout": 0.4}, "cohort": {"quorum": 4}, "rounds": 4})
     made = {told.published for told in found.rounds[1:]}
     assert made == {True, False}
     for before, told in zip(found.rounds, found.rounds[1:], strict=False):
         assert told.asked == 6
-        assert told.dropped == 6 - (told.counted or 6 - told.dropped)
+        assert told.counted == (6 - told.dropped) * told.published
+        assert told.published == (6 - told.dropped >= 4)
         assert told.published == (told.b_sha256 != before.b_sha256)
         assert bool(told.why) != told.published
 
@@ -158,3 +159,23 @@ def test_ray_makes_the_same_report(run):
 def test_without_ray_it_is_said_how_to_get_it(run):
     with pytest.raises(BadRequest, match=r"mobizo\[ray\]"):
         run(engine="ray")
+
+
+def test_only_so_many_devices_are_measured_after_a_round(run):
+    found = run({"measured": 4, "rounds": 1})
+    assert [sorted(told.devices) for told in found.rounds] == [[0, 1, 2, 3]] * 2
+
+
+def test_members_privacy_has_noise_a_price_and_a_budget(run):
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: pip install 'mobizo[privacy]'")
+    members = {"clip": 1.0, "noise_multiplier": 2.0, "delta": 1e-5}
+    found = run({"rounds": 3, "cohort": {"privacy": {"members": members}}})
+    spent = [told.epsilon["members"] for told in found.rounds]
+    assert 0 == spent[0] < spent[1] < spent[2] < spent[3]
+    quiet = run({"rounds": 1, "cohort": {"aggregator": {"clip_norm": 1.0}}}).rounds[1].update_norm
+    # Noise of sigma clip / n in each of D coordinates.
+    assert found.rounds[1].update_norm == pytest.approx((quiet**2 + found.manifest.size / 9) ** 0.5, rel=0.1)
+    held = run({"rounds": 3, "cohort": {"privacy": {"members": members | {"epsilon": spent[2]}}}})
+    assert [told.published for told in held.rounds] == [False, True, True, False]
+    assert "budget" in held.rounds[3].why
+    assert held.rounds[3].epsilon == held.rounds[2].epsilon
