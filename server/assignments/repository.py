@@ -7,22 +7,15 @@ from sqlalchemy.orm import Session
 
 from server.adapters.models import Adapter, StoredVersion
 from server.assignments.models import Assignment
-from server.cohorts.models import Cohort, CohortMember
 from server.db.paging import PageRequest, PageRows, page_of
 from server.programs.models import ProgramBlob
 
 
 def _seen_by(device_id: str) -> CompoundSelect[int]:
-    """Numbers of the adapters that a device was assigned, has trained a version of, or takes part in as a member's."""
+    """Numbers of the adapters that a device was assigned, or has trained a version of."""
     assigned = select(Assignment.adapter_number).where(Assignment.device_id == device_id)
     trained = select(StoredVersion.adapter_number).where(StoredVersion.device_id == device_id)
-    joined = (
-        select(Adapter.number)
-        .join(Cohort, (Cohort.tenant == Adapter.tenant) & (Cohort.name == Adapter.name))
-        .join(CohortMember, CohortMember.cohort_number == Cohort.number)
-        .where(CohortMember.device_id == device_id, CohortMember.left_at.is_(None))
-    )
-    return union(assigned, trained, joined)
+    return union(assigned, trained)
 
 
 class AssignmentRepository:

@@ -1,7 +1,7 @@
 """Assigning adapters to devices, and what a device may have. Knows no HTTP and no files.
 
 A device may have the published versions of an adapter of its own tenant that it was assigned, or that it has trained a
-version of, and of a cohort's for whose member it trains. For all others it is as if they were not there.
+version of. For all others it is as if they were not there.
 """
 
 from __future__ import annotations
