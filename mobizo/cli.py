@@ -14,6 +14,7 @@ from mobizo.console import DEFAULT_SERVER, Json, Server, Token, connected, err, 
 from mobizo.decisions_cli import commands as decisions
 from mobizo.job_file import parse_hours, parse_start, read_request
 from mobizo.live import show_live
+from mobizo.privacy_cli import privacy
 from mobizo.registry_cli import commands as registry
 from mobizo.scoring_cli import commands as scoring
 from shared.errors import BadRequest
@@ -22,6 +23,7 @@ from shared.protocol import DeviceRequestView
 
 app = typer.Typer(help="Submit personalization jobs, watch them, pull adapters.", no_args_is_help=True)
 app.add_typer(tokens, name="tokens")
+app.add_typer(privacy, name="privacy")
 app.command()(whoami)
 for group in (registry, decisions, scoring):
     app.registered_commands += group.registered_commands
@@ -192,6 +194,20 @@ def deny(code: Code, server: Server = DEFAULT_SERVER, token: Token = "", as_json
     with connected(server, token) as client:
         decided = client.decide(code, approved=False)
     print_json(decided) if as_json else out.print(f"{decided.name} is refused", markup=False)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def simulate(context: typer.Context) -> None:
+    """Simulate a cohort: many virtual devices on this machine make a shared adapter."""
+    try:
+        # It brings the compiler and the device's half along, which a client does without.
+        from simulation.cli import main as run
+
+        run(context.args)
+    except ImportError as error:
+        raise stop(
+            f"{error.name} is not installed, which a simulation needs: pip install 'mobizo[simulate]'", 1
+        ) from error
 
 
 def _facts(seen: DeviceRequestView) -> list[tuple[str, str]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from mobizo.access import Access
 from mobizo.history import Histories
 from mobizo.jobs import Event, Jobs
+from mobizo.privacy import Privacy
 from mobizo.scoring import Scoring
 
 __all__ = ["Client", "Event"]
 
 
-class Client(Jobs, Histories, Scoring, Access):
+class Client(Jobs, Histories, Scoring, Privacy, Access):
     """One server, seen by one token: jobs, adapters, scoring, and who may do what.
 
     Synchronous; use one in a thread. Every method raises shared.errors.MobizoError with what the server said.

@@ -16,6 +16,7 @@ from server.jobs.recipes import resolve_recipe, resolve_task
 from server.jobs.repository import JobRepository
 from server.jobs.starts import StartService, parent_of
 from server.leases.repository import LeaseRepository
+from server.privacy.service import PrivacyService, settled
 from server.programs.service import ProgramService
 from shared.errors import Conflict, NotFound
 from shared.job import JobRequest, JobState
@@ -35,10 +36,11 @@ class JobService:
         """A new job. READY at once if its recipe was compiled before.
 
         Raises UnknownBase, InvalidTask, InvalidRecipe, NotFound for an unknown device, Conflict if the adapter is
-        another user's, and as `StartService` does for a start that cannot be.
+        another user's, BudgetExceeded, and as `StartService` does for a start that cannot be.
         """
         starts = StartService(self._session)
         request, start = starts.pin(tenant, request)
+        request = settled(request)
         base = self._bases.named(request.base)
         task = resolve_task(request)
         reference = BaseRef(name=base.name, sha256=base.sha256)
@@ -50,6 +52,8 @@ class JobService:
         request = request.model_copy(update={"training": training})
         self._check_device(tenant, request.device)
         self._check_user(tenant, request)
+        privacy = PrivacyService(self._session)
+        privacy.admit(tenant, request)
         state = ProgramService(self._session).want(recipe, base, tenant)
         now = utc_now()
         job = Job(
@@ -72,6 +76,7 @@ class JobService:
             updated_at=now,
         )
         self._lifecycle.begin(job)
+        privacy.reserve(job)
         return job
 
     def _check_device(self, tenant: str, device_id: str | None) -> None:
