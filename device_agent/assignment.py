@@ -22,15 +22,16 @@ from device_agent.conduct import Conduct, Halted
 from device_agent.engines import Engine
 from device_agent.errors import DoesNotFit, NotNow, TooLittleMemory, os_words
 from device_agent.guard import Guard
-from device_agent.handover import HandOver
+from device_agent.handover import HandOver, Sent
 from device_agent.journal import RunDirectory, RunPlan
 from device_agent.lease import LeaseKeeper
 from device_agent.messages import describe
 from device_agent.rules_file import Consents
 from device_agent.seen import SeenVersions
 from device_agent.start import admit_start, fetch_start, holds_start
-from shared.errors import Gone, MobizoError, NotFound, Unauthorized, Unavailable
-from shared.job import JobError, Progress, Result
+from shared.capabilities import may_take_part
+from shared.errors import Gone, MobizoError, NotFound, Unauthorized, Unavailable, Untrusted
+from shared.job import History, JobError, Progress, Result
 from shared.program import ProgramFile, ProgramManifest
 from shared.protocol import Decline, Lease
 from shared.transport import ByteProgress
@@ -55,11 +56,15 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended and why, as this device may know it. rest: seconds before the next job is worth asking for."""
+    """How a job ended and why, as this device may know it. rest: seconds before the next job is worth asking for.
+
+    sent: what the server took of it.
+    """
 
     outcome: Outcome
     detail: str | None = None
     rest: float = 0.0
+    sent: Sent | None = None
 
 
 class _Failed(Exception):
@@ -132,6 +137,7 @@ class Assignment:
             return self._fail(reason, str(error))
 
     def _attempt(self) -> Ended:
+        self._check_leave()
         manifest = admit(self.lease, self.tools.keys[0], self.tools.seen)
         conduct = Conduct(self.tools.guard, self.lease.job.request.rules, self._tell, self._over, self.wait)
         self._forget_another(manifest)
@@ -139,13 +145,36 @@ class Assignment:
         if result is None:
             with self.tools.cache.hold(manifest.training_files):
                 result = self._train(conduct, manifest)
-        history = self.lease.job.request.history if self.tools.consents.trajectory else "none"
-        handover = HandOver(self.client, self.lease, self.run, self.tools.shelf, self._check, self.wait, history)
+        handover = HandOver(
+            self.client, self.lease, self.run, self.tools.shelf, self._check, self.wait, self._history()
+        )
         try:
-            handover.send(conduct, result)
+            sent = handover.send(conduct, result)
         except Gone as error:
             return Ended(Outcome.LOST, error.detail)
-        return Ended(Outcome.COMPLETED)
+        return Ended(Outcome.COMPLETED, sent=sent)
+
+    def _check_leave(self) -> None:
+        """Raises NotNow unless the owner lets this device take part in the job's round, Untrusted for half a round.
+
+        The server offers no other job; but the owner may have thought better of one that was begun.
+        """
+        task, named = self.lease.round, self.lease.job.round
+        if task is None and named is None:
+            return
+        # A job may count in a later round than it was made for, where rounds are asynchronous.
+        if task is None or named is None or task.cohort != named.cohort or task.number < named.number:
+            raise Untrusted("the job and what came with it name different rounds")
+        if not may_take_part(self.tools.consents.cohorts, task.cohort):
+            raise NotNow(f"this device's rules.toml does not let it take part in cohort {task.cohort!r}")
+
+    def _history(self) -> History:
+        """What is sent of the trajectory. Without the owner's leave B goes alone, which reveals less."""
+        if not self.tools.consents.trajectory:
+            return "none"
+        if self.lease.round is not None:
+            return "instead" if self.lease.round.upload == "trajectory" else "none"
+        return self.lease.job.request.history
 
     def _forget_another(self, manifest: ProgramManifest) -> None:
         """Clears away a run of this job by another recipe: the server has put a smaller one in its place meanwhile."""
@@ -189,6 +218,7 @@ class Assignment:
             tokenizer=paths["tokenizer"],
             start=None if start is None else self.run.start,
             start_sha256=None if start is None else start.sha256,
+            round=self.lease.round,
         )
 
     def _fetch(self, conduct: Conduct, file: ProgramFile) -> Path:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from device_agent.clock import ServerClock
 from device_agent.errors import UnsafeManifest
 from shared.capabilities import Capabilities
+from shared.cohort import RoundReceipt
 from shared.errors import ClockSkew, MobizoError, Replayed
 from shared.job import JobError, Progress, Result
 from shared.program import ProgramFile
@@ -136,9 +137,18 @@ class DeviceClient:
         Raises TrajectoryMismatch if that yields another, NotReplayable if the adapter has to be uploaded, too.
         """
         body = Completion(adapter_sha256=adapter_sha256, result=result, trajectory_sha256=trajectory_sha256)
-        timeout = None if trajectory_sha256 is None else REPLAY_TIMEOUT
-        path = f"/v1/leases/{lease_id}/complete"
-        return _read(AdapterVersion, self._ask("POST", path, json=_json(body), timeout=timeout))
+        return _read(AdapterVersion, self._complete(lease_id, body))
+
+    def complete_round(
+        self, lease_id: str, adapter_sha256: str, result: Result, trajectory_sha256: str | None = None
+    ) -> RoundReceipt:
+        """As `complete`, of a job of a cohort's round: the B that was sent is an update there."""
+        body = Completion(adapter_sha256=adapter_sha256, result=result, trajectory_sha256=trajectory_sha256)
+        return _read(RoundReceipt, self._complete(lease_id, body))
+
+    def _complete(self, lease_id: str, body: Completion) -> bytes:
+        timeout = None if body.trajectory_sha256 is None else REPLAY_TIMEOUT
+        return self._ask("POST", f"/v1/leases/{lease_id}/complete", json=_json(body), timeout=timeout)
 
     def download(self, file: ProgramFile, target: Path, progress: ByteProgress | None = None) -> None:
         """Fetches a program file to `target`. Raises Untrusted if something else arrived."""

@@ -23,13 +23,20 @@ def recorded(trajectory: Trajectory, split: str, step: int, adapter: str = "curr
     return next((found for found in trajectory.evaluations if (found.split, found.step, found.adapter) == key), None)
 
 
+def handed_in(plan: RunPlan, trajectory: Trajectory) -> Evaluation | None:
+    """The validation of the B that is handed in, once the run is done; None if it was not measured."""
+    if plan.hands_in_last:
+        return recorded(trajectory, "validation", trajectory.steps)
+    return best_validation(trajectory)
+
+
 def conclude(plan: RunPlan, trajectory: Trajectory, spent: Figures, examples: int, truncated: int) -> Result:
     """The result of a run whose ledger is whole.
 
     spent: over all its processes. examples, truncated: of the training split. Raises Diverged if no step was ever
     measured, which only a damaged run can show.
     """
-    best = best_validation(trajectory)
+    best = handed_in(plan, trajectory)
     if best is None:
         raise Diverged("the run has no validation; remove its directory to train it anew")
     # Without a test split, validation's numbers stand in for it: the tuned one is the best of several, so kind.

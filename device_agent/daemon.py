@@ -26,6 +26,7 @@ from device_agent.guard import Guard
 from device_agent.journal import prune_runs
 from device_agent.lease import LeaseKeeper
 from device_agent.memory import drop_idle_code
+from device_agent.rounds import RoundLog, past_round
 from device_agent.rules_file import load_consents, load_rules
 from device_agent.seen import SeenVersions
 from device_agent.sensors import Sensors
@@ -35,7 +36,7 @@ from device_agent.trust import follow_server
 from device_agent.watchdog import Watchdog
 from shared.capabilities import Capabilities
 from shared.errors import BadRequest, MobizoError, Unauthorized
-from shared.job import JobError, Progress
+from shared.job import JobError, Progress, Result
 from shared.program import ProgramManifest
 from shared.protocol import Lease
 
@@ -47,6 +48,7 @@ LOOK_SECONDS = 15.0  # between looks at the sensors while no job is asked for
 REFUSED_SECONDS = 600.0  # between words with a server that does not know this device any more
 ENROLLED_SECONDS = 5.0  # between looks whether this device was enrolled again meanwhile
 SKEW_SECONDS = 60.0  # between two clocks is worth telling a person
+UNFINISHED = frozenset({Outcome.INTERRUPTED, Outcome.RELEASED, Outcome.DECLINED})  # the round may go on here
 
 _log = structlog.get_logger()
 
@@ -104,6 +106,7 @@ class Daemon:
             pause.why,
         )
         self._consents = load_consents(rules or home.rules)
+        self._rounds = RoundLog(home.rounds)
         self._pauses = Backoff(pause_seconds, LONGEST_PAUSE_SECONDS)
         self._early_seconds = min(pause_seconds, EARLY_SECONDS)
         self._stopping = threading.Event()
@@ -209,7 +212,7 @@ class Daemon:
         run, dataset = self._home.run(job.id), self._datasets.get(job.request.dataset)
         if dataset is None:
             raise BadRequest(f"the server sent a job on {job.request.dataset!r}, a data set that this device lacks")
-        self._display.begin(job.id, job.request.adapter)
+        self._display.begin(job.id, job.request.adapter, lease.round)
         self._watchdog.expect(longest_silence(lease.manifest.manifest, dataset))
         self._config = follow_server(self._home, self._config, client, lease.manifest.key_id)
         keys = self._config.trusted_keys()
@@ -224,11 +227,21 @@ class Daemon:
                 show=self._show,
                 wait=self._stopping.wait,
             ).work()
+        self._remember(lease, ended, run.result())
         if ended.outcome is Outcome.COMPLETED:
             self._restock(client)
         prune_runs(self._home.runs)
         self._display.end(ended.outcome, ended.detail)
         return ended
+
+    def _remember(self, lease: Lease, ended: Ended, result: Result | None) -> None:
+        """Notes how a cohort's round ended here, if it has ended."""
+        if lease.round is None or ended.outcome in UNFINISHED:
+            return
+        try:
+            self._rounds.add(past_round(lease.job.id, lease.round, ended, result))
+        except OSError as error:
+            _log.warning("the round is not noted on this device", detail=os_words(error))
 
     def _show(self, progress: Progress) -> None:
         self._display.progress(progress)

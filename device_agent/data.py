@@ -32,7 +32,7 @@ HELD_OUT_SHARE = 5
 
 @dataclass(frozen=True)
 class Splits:
-    """Examples to train on, to choose the best B by, and to report on. test is None if the device has none."""
+    """Examples to train on, to choose the best B by, and to report on. test is None if none is read."""
 
     train: Sequence[Example]
     validation: Sequence[Example]
@@ -45,11 +45,18 @@ class Splits:
 
 
 def read_splits(
-    directory: Path, task: Task, tokenizer: Tokenizer, recipe: Recipe, settings: TrainingSettings
+    directory: Path,
+    task: Task,
+    tokenizer: Tokenizer,
+    recipe: Recipe,
+    settings: TrainingSettings,
+    *,
+    with_test: bool = True,
 ) -> Splits:
     """The splits in a data set's directory: train.jsonl, and validation.jsonl and test.jsonl where they exist.
 
-    Without validation.jsonl a fifth of train.jsonl is held out. Raises UnusableRecord naming file and line.
+    Without validation.jsonl a fifth of train.jsonl is held out. with_test: read the test split, too.
+    Raises UnusableRecord naming file and line.
     """
     check_directory(directory)
 
@@ -65,7 +72,7 @@ def read_splits(
         validation = read("validation")
     else:
         train, validation = hold_out(train, directory)
-    test = read("test") if (directory / "test.jsonl").is_file() else None
+    test = read("test") if with_test and (directory / "test.jsonl").is_file() else None
     return Splits(
         train=train,
         validation=sample(validation, settings.validation_limit),

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from device_agent.state import Home, Status
-from shared.job import Progress
+from shared.job import Progress, RoundRef
 
 LOG_SECONDS = 10.0  # between log lines of one phase
 STATUS_SECONDS = 0.5
@@ -99,18 +99,20 @@ class Display:
             _log.warning("this device's clock and the server's disagree; leases go by the server's", seconds=seconds)
             self._write(self._status.model_copy(update={"clock_skew_seconds": seconds}))
 
-    def begin(self, job_id: str, adapter: str) -> None:
-        """A job was leased."""
+    def begin(self, job_id: str, adapter: str, of: RoundRef | None = None) -> None:
+        """A job was leased. of: the round that it belongs to."""
         self._phase = None
-        _log.info("job", job=job_id, adapter=adapter)
-        busy = {"state": "busy", "job_id": job_id, "adapter": adapter, "why": None}
+        part = {} if of is None else {"cohort": of.cohort, "round": of.number}
+        _log.info("job", job=job_id, adapter=adapter, **part)
+        busy = {"state": "busy", "job_id": job_id, "adapter": adapter, "round": of, "why": None}
         self._write(self._status.model_copy(update=busy))
 
     def progress(self, progress: Progress) -> None:
         """How far the job is."""
         now = time.monotonic()
         if self._live is not None:
-            self._live.update(Text(progress.line(), no_wrap=True, overflow="ellipsis"), refresh=True)
+            line = progress.line() if self._status.round is None else f"{self._status.round.words}  {progress.line()}"
+            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
         elif progress.phase != self._phase or now - self._logged >= LOG_SECONDS:
             _log.info("progress", **progress.model_dump(exclude_none=True))
             self._logged = now
@@ -140,7 +142,7 @@ class Display:
 
     def _rested(self, state: str) -> Status:
         """No job is in hand; how the last one ended stays, and what is known of this device."""
-        nothing = {"state": state, "job_id": None, "adapter": None, "progress": None, "why": None}
+        nothing = {"state": state, "job_id": None, "adapter": None, "round": None, "progress": None, "why": None}
         return self._status.model_copy(update=nothing)
 
     def _write(self, status: Status) -> None:

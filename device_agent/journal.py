@@ -3,7 +3,7 @@
     run.json            the plan: everything the training process must know
     trajectory.bin      the ledger (shared.trajectory), synced after every step
     figures.json        seconds and memory of the processes that worked on it so far
-    best.safetensors    B at the best validation; the file that is uploaded
+    best.safetensors    B at the best validation, in a cohort's round after the last step; the file that is uploaded
     last.safetensors    B after the last step, kept beside it
     limits              how the run is to hold back from its next step on; the daemon writes it, the training reads it
     start.safetensors   B that the run goes on from, if it goes on from an adapter
@@ -31,7 +31,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from device_agent.durable import write_durably
 from shared.canonical import sha256_hex
+from shared.cohort import RoundTask
 from shared.errors import Untrusted
+from shared.federation.algorithms import DeviceHalf, find
 from shared.job import Result, TrainingSettings
 from shared.lora import F32, adapter_file, load_adapter
 from shared.program import ProgramManifest
@@ -59,6 +61,21 @@ class RunPlan(BaseModel):
     tokenizer: Path
     start: Path | None = None
     start_sha256: Sha256 | None = None
+    round: RoundTask | None = Field(None, description="of a cohort; null: the run is its user's own")
+
+    @property
+    def half(self) -> DeviceHalf:
+        """What the run does beside the plain steps: nothing, unless it is part of a round."""
+        return DeviceHalf() if self.round is None else find(self.round.algorithm).device
+
+    @property
+    def hands_in_last(self) -> bool:
+        """Whether B after the last step is handed in, as federated averaging takes it, and not the best validated one.
+
+        McMahan et al., AISTATS 2017, Algorithm 1. Each device choosing by its own few examples would weigh steps by
+        luck. No test split is read then: what a round is judged by is validation, before and after.
+        """
+        return self.round is not None
 
     @property
     def header(self) -> TrajectoryHeader:
@@ -71,6 +88,7 @@ class RunPlan(BaseModel):
             queries=self.manifest.recipe.queries,
             size=self.manifest.size,
             start_sha256=self.start_sha256,
+            proximal=self.half.mu if self.half.pulls else None,
         )
 
     def begin_b(self) -> F32:
@@ -121,7 +139,7 @@ class RunDirectory:
 
     @property
     def best(self) -> Path:
-        """The adapter that is uploaded."""
+        """The adapter that is uploaded: the best validated one, or the last where `RunPlan.hands_in_last`."""
         return self.path / "best.safetensors"
 
     @property

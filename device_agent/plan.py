@@ -6,6 +6,8 @@ said otherwise. T steps, q queries, E examples a step, A answer positions, C cho
     C   settings: 15 int64 in the order of `_settings`, then eps as float64
     H   the ledger's header, as it is written there
     B   float32 (D,) that the run goes on from; absent where it begins from 0
+    P   what B's distance from that start is multiplied with after each step, float32 (T,); absent without pulls
+    K   empty: B after the last step is handed in, not the best validated one; absent otherwise
     L   learning rate of each step, float32 (T,)
     Q   seeds (T, q, 2)          O   examples of each step (T, E)
     X   a training example: count n, tokens at the front that are never cut; tokens (n,), positions (A,); then answers
@@ -58,6 +60,10 @@ def _records(plan: RunPlan, splits: Splits) -> Iterator[tuple[bytes, bytes]]:
     yield b"H", plan.header.model_dump_json().encode()
     if plan.start is not None:
         yield b"B", plan.begin_b().astype("<f4").tobytes()
+    if plan.half.pulls:
+        yield b"P", np.array([plan.half.pull_factor([settings.lr_at(step)]) for step in steps], "<f4").tobytes()
+    if plan.hands_in_last:
+        yield b"K", b""
     yield b"L", np.array([settings.lr_at(step) for step in steps], "<f4").tobytes()
     yield b"Q", b"".join(query_seeds(settings.seed, step, recipe.queries).astype("<i4").tobytes() for step in steps)
     yield b"O", b"".join(_integers(order.indices(step)) for step in steps)

@@ -26,7 +26,14 @@ def prepare(run: RunDirectory) -> None:
     """Writes the run's plan. Raises MobizoError for data that cannot be used, OSError."""
     plan = run.plan()
     tokenizer = Tokenizer.from_file(str(plan.tokenizer))
-    splits = read_splits(plan.dataset, plan.task, tokenizer, plan.manifest.recipe, plan.training)
+    splits = read_splits(
+        plan.dataset,
+        plan.task,
+        tokenizer,
+        plan.manifest.recipe,
+        plan.training,
+        with_test=not plan.hands_in_last,
+    )
     write_pieces(run.native_plan, dump_plan(plan, splits))
     run.note_prepared(
         Prepared(

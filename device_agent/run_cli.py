@@ -1,4 +1,7 @@
-"""The commands of the daemon's life: `run`, `train`, `status`, `pause`, `resume`, `stop`, `logs`. Knows no rule."""
+"""The commands of the daemon's life: `run`, `train`, `status`, `rounds`, `pause`, `resume`, `stop`, `logs`.
+
+Knows no rule.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from device_agent.display import Display, configure_logs
 from device_agent.engines.choice import EngineChoice, EngineName
 from device_agent.logs import LogFile, follow, log_path, readable, tail
 from device_agent.options import AdbOption, DataOption, HomeOption, JsonOption, RulesOption
+from device_agent.rounds import RoundLog
 from device_agent.sensors import PhoneBehind, Sensors
 from device_agent.sensors_adb import AdbSensors
 from device_agent.sensors_linux import LinuxSensors
@@ -100,7 +104,8 @@ def _words(shown: Status, running: bool, paused: bool) -> list[str]:
         lines.append("no agent runs in this home; `mobizo-agent run` starts one")
     elif shown.job_id is not None:
         progress = shown.progress.line() if shown.progress is not None else "starting"
-        lines.append(f"job {shown.job_id} for adapter {shown.adapter}: {progress}")
+        part = "" if shown.round is None else f"{shown.round.words}, "
+        lines.append(f"{part}job {shown.job_id} for adapter {shown.adapter}: {progress}")
     elif shown.why is not None:
         lines.append(f"it does not train: {shown.why}")
     elif shown.state == "idle":
@@ -116,6 +121,17 @@ def _words(shown: Status, running: bool, paused: bool) -> list[str]:
         why = f": {shown.last_detail}" if shown.last_detail else ""
         lines.append(f"last job {shown.last_job_id} {shown.last_outcome}{why}")
     return lines
+
+
+@app.command()
+def rounds(home: HomeOption = None, json_lines: JsonOption = False) -> None:
+    """Show the rounds of cohorts that this device took part in: what it sent, and what it measured on its own data."""
+    place = Home.locate(home)
+    past = RoundLog(place.rounds).past()
+    for found in past:
+        typer.echo(found.model_dump_json() if json_lines else found.line())
+    if not past and not json_lines:
+        typer.echo("none yet; `cohorts` in rules.toml says whose rounds this device may take part in")
 
 
 @app.command()

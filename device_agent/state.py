@@ -8,6 +8,7 @@
     adapters/     what it keeps for its own use (device_agent.adapters)
     seen.json     the highest version of each recipe's program it has seen
     budget.json   minutes trained on each day
+    rounds.jsonl  the rounds of cohorts that it took part in (device_agent.rounds)
     status.json   what the daemon is doing
     logs/         its log (device_agent.logs)
     control.sock  where the running daemon answers (device_agent.control)
@@ -34,7 +35,7 @@ from device_agent.durable import write_durably
 from device_agent.errors import AlreadyRunning, NotEnrolled
 from device_agent.journal import RunDirectory
 from shared.errors import BadRequest
-from shared.job import Progress
+from shared.job import Progress, RoundRef
 from shared.signing import key_id, new_private_key, parse_public, private_bytes
 
 HOME_VARIABLE = "MOBIZO_AGENT_HOME"
@@ -67,6 +68,7 @@ class Status(BaseModel):
     state: str = "idle"
     job_id: str | None = None
     adapter: str | None = None
+    round: RoundRef | None = Field(None, description="of a cohort, that the job in hand belongs to")
     progress: Progress | None = None
     why: str | None = Field(None, description="why no job is asked for, in words")
     unknown: tuple[str, ...] = Field((), description="rules that no sensor of this device can answer; not held")
@@ -121,6 +123,11 @@ class Home:
     def budget(self) -> Path:
         """Minutes trained."""
         return self.path / "budget.json"
+
+    @property
+    def rounds(self) -> Path:
+        """Past rounds."""
+        return self.path / "rounds.jsonl"
 
     @property
     def control(self) -> Path:

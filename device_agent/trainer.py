@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from device_agent.conclusion import best_validation, conclude, recorded
+from device_agent.conclusion import best_validation, conclude, handed_in, recorded
 from device_agent.data import Splits
 from device_agent.errors import Diverged
 from device_agent.evaluation import measure
@@ -25,6 +25,7 @@ from device_agent.runtimes import F32, Runtime
 from shared.encoding import Example, pack_step
 from shared.job import Progress, Result
 from shared.noise import query_seeds
+from shared.proximal import pull
 from shared.trajectory import Evaluation, Ledger, Limits
 
 RATE_STEPS = 20  # over which examples per second are averaged
@@ -60,7 +61,7 @@ class Trainer:
             self._prefix = PrefixCache(runtime, width, bound, dynamic=self._dynamic)
         answers = tuple(example.correct for example in splits.train)
         self._order = ExampleOrder(plan.training.seed, answers, self._recipe.effective_batch)
-        self._start = run.begin_b(plan)
+        self._start, self._half = run.begin_b(plan), plan.half
         self._ledger: Ledger = run.open_trajectory(plan)
         self._before = run.figures()
         self._began = time.monotonic()
@@ -101,6 +102,13 @@ class Trainer:
         for step, coefficients in enumerate(self._ledger.trajectory.coefficients[:steps]):
             self._pulse()
             self._runtime.replay(self._seeds(step), coefficients, self._eps)
+            self._pull(step)
+
+    def _pull(self, step: int) -> None:
+        """Takes B back towards the start by the factor that the ledger has for a step, in a run with pulls."""
+        if self._half.pulls:
+            factor = self._ledger.trajectory.pulls[step]
+            self._runtime.load(pull(self._runtime.adapter(), self._start, factor))
 
     def _seeds(self, step: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
         return query_seeds(self._settings.seed, step, self._recipe.queries)
@@ -114,7 +122,8 @@ class Trainer:
         losses, coefficients = self._move(step, lr)
         if not (np.isfinite(losses).all() and np.isfinite(coefficients).all()):
             raise Diverged(f"training diverged at step {step}: the loss is no number any more; lower lr")
-        self._ledger.append_step(coefficients)
+        self._ledger.append_step(coefficients, self._half.pull_factor([lr]) if self._half.pulls else None)
+        self._pull(step)
         self._loss = float(losses.mean())
         self._step_seconds.append(time.monotonic() - began)
         self._tell("training", lr)
@@ -193,7 +202,7 @@ class Trainer:
 
     def _conclude(self) -> Result:
         """Writes both adapters, measures the best on the test split, and sums up."""
-        best, last_step = best_validation(self._ledger.trajectory), self._steps
+        best, last_step = handed_in(self._plan, self._ledger.trajectory), self._steps
         best_step = last_step if best is None else best.step
         last = self._runtime.adapter()
         if best_step != last_step:

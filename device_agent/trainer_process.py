@@ -46,7 +46,12 @@ def train(directory: Path, channel: BinaryIO) -> None:
             plan = run.plan()
             # The tokenizer is let go before the program comes: the two need not fit memory at once.
             splits = read_splits(
-                plan.dataset, plan.task, Tokenizer.from_file(str(plan.tokenizer)), plan.manifest.recipe, plan.training
+                plan.dataset,
+                plan.task,
+                Tokenizer.from_file(str(plan.tokenizer)),
+                plan.manifest.recipe,
+                plan.training,
+                with_test=not plan.hands_in_last,
             )
             runtime = open_runtime(plan.manifest, plan.program, plan.weights)
             trainer = Trainer(

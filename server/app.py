@@ -33,6 +33,7 @@ from server.info import endpoints as info
 from server.jobs import endpoints as jobs
 from server.keys import load_key
 from server.leases import endpoints as leases
+from server.masking import endpoints as masking
 from server.metrics import endpoints as metrics
 from server.metrics.meter import Meter
 from server.programs import endpoints as programs
@@ -54,6 +55,7 @@ SLICES = (
     joining,
     jobs,
     leases,
+    masking,
     programs,
     runners,
     adapters,

@@ -24,6 +24,11 @@ LabelValue = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,63}$")
 Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=32)]
 
 
+def may_take_part(cohorts: bool | tuple[str, ...] | None, cohort: str) -> bool:
+    """Whether a device whose owner has said `cohorts` takes part in rounds of `cohort`; None: nothing was said."""
+    return cohorts if isinstance(cohorts, bool) else cohort in (cohorts or ())
+
+
 class Capabilities(BaseModel):
     """What a device can do; null where it does not say. Sizes in bytes."""
 
@@ -43,10 +48,6 @@ class Capabilities(BaseModel):
         None,
         description="whose rounds its owner lets it take part in: all, none or these; null: it knows no rounds",
     )
-
-    def takes_part(self, cohort: str) -> bool:
-        """Whether it may be given a job of a cohort's round."""
-        return self.cohorts if isinstance(self.cohorts, bool) else cohort in (self.cohorts or ())
 
     @field_validator("executorch")
     @classmethod

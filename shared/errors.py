@@ -33,6 +33,7 @@ MobizoError
 |  |- VersionHeld       409     an adapter version that waits for a person's approval
 |  |- StartDeleted      409     a job goes on from an adapter version that is there no more
 |  |- NotReplayable     409     a version whose earlier steps cannot be made again
+|  |- MaskingOut        409     a masked round that goes on without this device
 |  `- Replayed          409     a signed request that came before
 |- Gone                 410   a lease that ended
 |  `- RoundClosed       410   an update that came after its round had ended
@@ -283,6 +284,12 @@ class StartDeleted(Conflict):
     """The adapter version that the job goes on from was deleted; submit a job with another start."""
 
     code, title = "start-deleted", "Start deleted"
+
+
+class MaskingOut(Conflict):
+    """The masked round goes on without this device; its update does not count."""
+
+    code, title = "masking-out", "Out of a masked round"
 
 
 class Replayed(Conflict):

@@ -111,6 +111,11 @@ class RoundRef(BaseModel):
     cohort: str = Field(pattern=NAME)
     number: int = Field(ge=1, description="counts from 1 within the cohort")
 
+    @property
+    def words(self) -> str:
+        """For people."""
+        return f"round {self.number} of cohort {self.cohort}"
+
 
 class JobRequest(BaseModel):
     """What `POST /v1/jobs` takes."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from device_agent.conclusion import best_validation, conclude
+from device_agent.conclusion import conclude, handed_in
 from device_agent.engines.python import PACKAGES
 from device_agent.errors import DoesNotFit, RuntimeFailed
 from device_agent.journal import RunDirectory
@@ -101,7 +101,7 @@ def finish(run: RunDirectory, message: Message) -> Message:
     trajectory, _ = parse_trajectory(run.ledger.read_bytes())
     if trajectory is None or prepared is None or trajectory.steps != plan.training.steps:
         raise RuntimeFailed(f"the runner said that it was done, but {run.ledger} is not whole; remove the run")
-    best = best_validation(trajectory)
+    best = handed_in(plan, trajectory)
     run.write_adapter(run.last, _read_b(run.path / "last.f32", plan.manifest.size), plan, trajectory.steps)
     chosen = _read_b(run.path / "best.f32", plan.manifest.size)
     run.write_adapter(run.best, chosen, plan, best.step if best else trajectory.steps)

@@ -48,8 +48,8 @@ Limits read_limits(std::string_view payload) {
 
 } // namespace
 
-Ledger::Ledger(const std::string &path, const std::string &header, int64_t queries) {
-  read(path, header, queries);
+Ledger::Ledger(const std::string &path, const std::string &header, size_t numbers) {
+  read(path, header, numbers);
   const bool begins = end_ == 0;
   descriptor_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (descriptor_ < 0 || ftruncate(descriptor_, static_cast<off_t>(end_)) != 0) {
@@ -63,7 +63,7 @@ Ledger::Ledger(const std::string &path, const std::string &header, int64_t queri
 
 Ledger::~Ledger() { close(descriptor_); }
 
-void Ledger::read(const std::string &path, const std::string &header, int64_t queries) {
+void Ledger::read(const std::string &path, const std::string &header, size_t numbers) {
   const std::string data = read_file(path);
   if (std::string_view(data).substr(0, MAGIC.size()) != MAGIC) {
     return;
@@ -75,10 +75,10 @@ void Ledger::read(const std::string &path, const std::string &header, int64_t qu
       throw std::runtime_error(path + " is the trajectory of another run; move it away to start this one");
     }
     if (frame.kind == 'S') {
-      if (frame.number != steps() || frame.payload.size() != 4 * static_cast<size_t>(queries)) {
+      if (frame.number != steps() || frame.payload.size() != 4 * numbers) {
         throw std::runtime_error(path + " has a step where another belongs; move it away to start the run anew");
       }
-      coefficients_.push_back(Numbers(frame.payload).many<float>(static_cast<size_t>(queries)));
+      numbers_.push_back(Numbers(frame.payload).many<float>(numbers));
     } else if (frame.kind == 'E') {
       evaluations_.push_back(read_evaluation(frame.payload));
     } else if (frame.kind == 'L') {
@@ -108,10 +108,10 @@ const Evaluation *Ledger::best() const {
   return best;
 }
 
-void Ledger::append(const std::vector<float> &coefficients) {
-  const std::string_view payload(reinterpret_cast<const char *>(coefficients.data()), coefficients.size() * 4);
+void Ledger::append(const std::vector<float> &numbers) {
+  const std::string_view payload(reinterpret_cast<const char *>(numbers.data()), numbers.size() * 4);
   write(make_frame('S', static_cast<uint32_t>(steps()), payload));
-  coefficients_.push_back(coefficients);
+  numbers_.push_back(numbers);
 }
 
 void Ledger::append(const Evaluation &evaluation) {

@@ -28,15 +28,15 @@ struct Limits {
 
 class Ledger {
 public:
-  // Opens the ledger, cutting off a torn tail, or begins one. Throws std::runtime_error if it is another run's, and
-  // std::system_error.
-  Ledger(const std::string &path, const std::string &header, int64_t queries);
+  // Opens the ledger, cutting off a torn tail, or begins one. numbers: in a step's frame, its coefficients and, in a run
+  // with pulls, the pull's factor. Throws std::runtime_error if it is another run's, and std::system_error.
+  Ledger(const std::string &path, const std::string &header, size_t numbers);
   ~Ledger();
   Ledger(const Ledger &) = delete;
   Ledger &operator=(const Ledger &) = delete;
 
-  size_t steps() const { return coefficients_.size(); }
-  const std::vector<float> &coefficients(size_t step) const { return coefficients_[step]; }
+  size_t steps() const { return numbers_.size(); }
+  const std::vector<float> &numbers(size_t step) const { return numbers_[step]; }
   const std::vector<Evaluation> &evaluations() const { return evaluations_; }
   const Limits &limits() const { return limits_; }
 
@@ -44,17 +44,17 @@ public:
   // Highest validation accuracy, then lowest loss, then fewest steps; nothing before the first validation.
   const Evaluation *best() const;
 
-  void append(const std::vector<float> &coefficients);
+  void append(const std::vector<float> &numbers);
   void append(const Evaluation &evaluation);
   void append(const Limits &limits);
 
 private:
-  void read(const std::string &path, const std::string &header, int64_t queries);
+  void read(const std::string &path, const std::string &header, size_t numbers);
   void write(const std::string &bytes);
 
   int descriptor_ = -1;
   size_t end_ = 0;
-  std::vector<std::vector<float>> coefficients_;
+  std::vector<std::vector<float>> numbers_;
   std::vector<Evaluation> evaluations_;
   Limits limits_;
 };

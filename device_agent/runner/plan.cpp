@@ -105,6 +105,12 @@ Plan Plan::read(const std::string &path) {
     case 'B':
       plan.start = numbers.many<float>(static_cast<size_t>(s.size));
       break;
+    case 'P':
+      plan.pulls = numbers.many<float>(static_cast<size_t>(s.steps));
+      break;
+    case 'K':
+      plan.hands_in_last = true;
+      break;
     case 'L':
       plan.lr = numbers.many<float>(static_cast<size_t>(s.steps));
       break;

@@ -47,6 +47,8 @@ struct Plan {
   Settings settings{};
   std::string header; // the ledger's, as it is written there
   std::vector<float> start;          // B (D,) before the first step; empty: zeros
+  std::vector<float> pulls;          // (steps,): factors of B's distance from the start; empty: no pulls
+  bool hands_in_last = false;        // B after the last step, not the best validated one
   std::vector<float> lr;             // (steps,)
   std::vector<int32_t> seeds, order; // (steps, q, 2), (steps, E)
   std::vector<Example> examples;

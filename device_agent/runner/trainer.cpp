@@ -33,7 +33,8 @@ std::string_view bytes_of(const std::vector<float> &numbers) {
 
 Trainer::Trainer(const std::string &directory, const Plan &plan, Program &program, std::function<bool()> stop)
     : directory_(directory), plan_(plan), program_(program), stop_(std::move(stop)),
-      ledger_(directory + "/trajectory.bin", plan.header, plan.settings.queries) {}
+      ledger_(directory + "/trajectory.bin", plan.header,
+              static_cast<size_t>(plan.settings.queries) + (plan.pulls.empty() ? 0 : 1)) {}
 
 void Trainer::train() {
   const auto steps = static_cast<size_t>(plan_.settings.steps), interval = static_cast<size_t>(plan_.settings.interval);
@@ -58,12 +59,30 @@ void Trainer::restore(size_t steps) {
   program_.call("load", {floats(plan_.start.empty() ? zeros : plan_.start)});
   for (size_t step = 0; step < steps; ++step) {
     pulse();
-    std::vector<Tensor> inputs{plan_.seeds_of(step), floats(ledger_.coefficients(step))};
+    std::vector<float> coefficients = ledger_.numbers(step);
+    coefficients.resize(static_cast<size_t>(plan_.settings.queries));
+    std::vector<Tensor> inputs{plan_.seeds_of(step), floats(coefficients)};
     if (plan_.settings.stored != 0) {
       inputs.push_back(scalar(static_cast<float>(plan_.settings.eps)));
     }
     program_.call("replay", inputs);
+    if (!plan_.pulls.empty()) {
+      pull(ledger_.numbers(step).back());
+    }
   }
+}
+
+// Takes B back towards the start as shared/proximal.py does. Each operation is rounded by itself, so the build must not
+// contract them.
+void Trainer::pull(float factor) {
+  std::vector<float> flat = values(program_.call("adapter", {}).at(0));
+  for (size_t i = 0; i < flat.size(); ++i) {
+    const float start = plan_.start.empty() ? 0.0F : plan_.start[i];
+    const float moved = flat[i] - start;
+    const float left = moved * factor;
+    flat[i] = start + left;
+  }
+  program_.call("load", {floats(flat)});
 }
 
 void Trainer::step() {
@@ -73,11 +92,18 @@ void Trainer::step() {
   const Clock::time_point began = Clock::now();
   const float lr = plan_.lr[step];
   const std::vector<Tensor> results = move(step, lr);
-  const std::vector<float> losses = values(results.at(0)), coefficients = values(results.at(1));
+  const std::vector<float> losses = values(results.at(0));
+  std::vector<float> coefficients = values(results.at(1));
   if (!finite(losses) || !finite(coefficients)) {
     throw Diverged("training diverged at step " + std::to_string(step) + ": the loss is no number any more; lower lr");
   }
-  ledger_.append(coefficients);
+  if (plan_.pulls.empty()) {
+    ledger_.append(coefficients);
+  } else {
+    coefficients.push_back(plan_.pulls[step]);
+    ledger_.append(coefficients);
+    pull(plan_.pulls[step]);
+  }
   loss_ = std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
   const double seconds = seconds_since(began);
   step_seconds_.push_back(seconds);
@@ -199,7 +225,7 @@ void Trainer::evaluate(const std::string &split, const std::vector<ScoreBatch> &
 }
 
 void Trainer::conclude() {
-  const int64_t best = ledger_.best()->step;
+  const int64_t best = plan_.hands_in_last ? plan_.settings.steps : ledger_.best()->step;
   const std::vector<float> last = values(program_.call("adapter", {}).at(0));
   if (best != plan_.settings.steps) {
     restore(static_cast<size_t>(best));

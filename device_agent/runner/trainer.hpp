@@ -27,6 +27,7 @@ public:
 
 private:
   void restore(size_t steps);
+  void pull(float factor);
   void step();
   void obey_limits();
   void evaluate(const std::string &split, const std::vector<ScoreBatch> &batches, int64_t best = -1);

@@ -22,6 +22,7 @@ from server.formats.models import ConversionFile
 from server.history.models import StoredTrajectory
 from server.jobs.models import Job
 from server.leases.models import Ending, JobLease
+from server.masking.models import MaskedMember
 from server.programs.models import ProgramBlob
 from server.runners.models import Runner
 from shared.errors import NotFound, Unavailable
@@ -40,6 +41,7 @@ NAMES = (
     (MemberUpdate.start_sha256, true()),
     (CohortRound.start_sha256, CohortRound.ended_at.is_(None)),
     (CohortRound.optimizer_sha256, true()),
+    (MaskedMember.vector_sha256, true()),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from server.adapters.models import StoredVersion
-from server.cohorts.models import Cohort
+from server.cohorts.models import Cohort, CohortRound
 from server.cohorts.repository import CohortRepository
 from server.cohorts.round_repository import Part, RoundRepository
 from server.jobs.models import Job
@@ -52,19 +52,20 @@ def round_task(session: Session, job: Job) -> RoundTask | None:
         algorithm=settings.algorithm,
         upload=settings.upload,
         privacy=settings.privacy,
-        masking=_masking(cohort, part),
+        masking=masking_parameters(cohort, part.round),
         deadline=part.round.deadline,
     )
 
 
-def _masking(cohort: Cohort, part: Part) -> MaskingParameters | None:
+def masking_parameters(cohort: Cohort, found: CohortRound) -> MaskingParameters | None:
+    """What all devices of a round agree on; None where its updates are not masked."""
     settings = cohort.settings
     if settings.masking is None or settings.aggregator.clip_norm is None:
         return None
     return MaskingParameters(
         cohort=cohort.name,
-        round=part.round.position,
-        start_sha256=part.round.start_sha256,
+        round=found.position,
+        start_sha256=found.start_sha256,
         recipe_id=cohort.recipe_id,
         size=cohort.size_d,
         clip=settings.aggregator.clip_norm,

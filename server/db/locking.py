@@ -10,6 +10,7 @@ seldom as can be (and are tried again where they do, see `server.db.collisions`)
 4. a program's row guards its state and what becomes of the jobs that wait for it
 5. a job's row guards the job, its events' numbers, and its leases: no lease changes but with its job locked
 6. an adapter's row guards its versions, tags and what is `main`
+7. a masked round's row guards its phase and what its devices said in it
 
 A statement that waits for a lock sees the locked row as the one before left it, but everything else, such as what an
 EXISTS looks at, as it was when the statement began: what depends on a lock is read by a later statement.

@@ -24,6 +24,7 @@ from server.formats import models as formats
 from server.history import models as history
 from server.jobs import models as jobs
 from server.leases import models as leases
+from server.masking import models as masking
 from server.programs import models as programs
 from server.queue import models as queue
 from server.runners import models as runners
@@ -44,6 +45,7 @@ __all__ = [
     "history",
     "jobs",
     "leases",
+    "masking",
     "migrating",
     "migrations",
     "programs",

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from server.artifacts.naming import hold
 from server.artifacts.store import ArtifactStore
 from server.db.database import Database
+from server.history.repository import HistoryRepository
 from server.jobs.models import Job
 from server.jobs.starts import StartService
 from server.leases.models import Ending
@@ -20,6 +21,7 @@ from server.leases.service import LeaseService
 from server.settings import Settings
 from shared.canonical import sha256_hex
 from shared.errors import Gone, InvalidTrajectory, StartDeleted
+from shared.federation.algorithms import DeviceHalf, find
 from shared.job import TrainingSettings
 from shared.ledger import check_run, ledger_limit, read_ledger
 from shared.program import ProgramManifest
@@ -50,7 +52,15 @@ def header_of(session: Session, job: Job, manifest: ProgramManifest) -> Trajecto
         queries=manifest.recipe.queries,
         size=manifest.size,
         start_sha256=start_sha256,
+        proximal=_proximal(session, job),
     )
+
+
+def _proximal(session: Session, job: Job) -> float | None:
+    """mu of the pull that a job's round asks of its devices; None for a job without."""
+    algorithm = None if job.round is None else HistoryRepository(session).algorithm_of(job.tenant, job.round.cohort)
+    half = DeviceHalf() if algorithm is None else find(algorithm).device
+    return half.mu if half.pulls else None
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ class TrajectoryIntake:
         if lease.ending is not Ending.COMPLETED:
             leases.hold(lease)
         header, training = header_of(session, job, leases.manifest(job).manifest), job.request.training
-        limit = min(ledger_limit(training, header.queries), self.settings.trajectory_bytes)
+        limit = min(ledger_limit(training, header.numbers), self.settings.trajectory_bytes)
         return Expected(header, training, limit)
 
     def check(self, expected: Expected, data: bytes) -> None:

@@ -76,7 +76,7 @@ class StepService:
             history = HistoryRepository(session)
             stored, made = history.of_version(version), history.step(version, step)
             session.expunge_all()
-        if stored is None or not version.verified:
+        if stored is None or not version.verified or version.job_id is None:
             raise NotReplayable
         if step > stored.steps:
             raise NotFound(f"the run of adapter {adapter.name!r}, version {version.version}, has {stored.steps} steps")
@@ -89,13 +89,13 @@ class StepService:
             flat = _flat(self.artifacts, stored, start, step)
             if made is not None:
                 return _put(self.artifacts, made.head, flat, made.sha256)
-            return self._note(version, step, flat)
+            data = adapter_file(
+                flat, job_id=version.job_id, recipe_id=version.recipe_id, a_sha256=version.a_sha256, step=step
+            )
+            return self._note(version, step, data)
 
-    def _note(self, version: StoredVersion, step: int, flat: F32) -> str:
-        """Stores flat B (D,) after a step, and what it is from now on."""
-        data = adapter_file(
-            flat, job_id=version.job_id, recipe_id=version.recipe_id, a_sha256=version.a_sha256, step=step
-        )
+    def _note(self, version: StoredVersion, step: int, data: bytes) -> str:
+        """Stores the file of B after a step, and what it is from now on."""
         head, _ = split_adapter(data, version.size_d)
         sha256 = self.artifacts.put(data)
         with self.database.writing() as session:

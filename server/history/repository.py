@@ -6,7 +6,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from server.adapters.models import Adapter, StoredVersion
+from server.cohorts.models import Cohort
 from server.history.models import MaterialisedStep, StoredTrajectory
+from shared.cohort import AlgorithmSettings
 
 
 class HistoryRepository:
@@ -31,6 +33,11 @@ class HistoryRepository:
     def of_job(self, job_id: str) -> StoredVersion:
         """The version that a job has made."""
         return self._session.scalars(select(StoredVersion).where(StoredVersion.job_id == job_id)).one()
+
+    def algorithm_of(self, tenant: str, cohort: str) -> AlgorithmSettings | None:
+        """The algorithm of a cohort's rounds."""
+        settings = self._session.scalar(select(Cohort.settings).where(Cohort.tenant == tenant, Cohort.name == cohort))
+        return None if settings is None else settings.algorithm
 
     def with_b(self, tenant: str, sha256: str) -> StoredVersion | None:
         """A version of the tenant whose LoRA-B file has that hash."""

@@ -65,7 +65,8 @@ class JobLifecycle:
         if job.recipe_id not in self._signed:
             self._signed[job.recipe_id] = self._programs.signed(job.recipe_id)
         signed = self._signed[job.recipe_id]
-        needs = needs_of(job.request, job.recipe, None if signed is None else signed.manifest)
+        cohort = None if job.round is None else job.round.cohort
+        needs = needs_of(job.request, job.recipe, None if signed is None else signed.manifest, cohort)
         line = self._queue.lane(job, needs)
         job.lane_number = line.number
         note_ready(self._session, line)

@@ -150,7 +150,7 @@ def decline(principal: Device, lease_id: str, declined: Decline, here: Here, ses
 
 
 _UPLOADED = Gone, Collected, Replayed, StorageFull, TooLarge, TooSlow, UnsupportedMediaType  # what may become of bytes
-_BYTES: dict[str, Any] = {
+BYTES: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
@@ -172,7 +172,7 @@ def start(principal: Device, lease_id: str, request: Request, here: Here) -> Res
 @router.put(
     "/{lease_id}/adapter",
     responses=raises(InvalidUpload, CohortMismatch, InvalidUpdate, RoundClosed, NotAMember, *_UPLOADED),
-    openapi_extra=_BYTES,
+    openapi_extra=BYTES,
 )
 async def upload(
     principal: Device, lease_id: str, request: Request, here: Here, signature: ResultSignature
@@ -189,7 +189,7 @@ async def upload(
     return await here.turns.run(service.upload, device_id, lease_id, size, data)
 
 
-@router.put("/{lease_id}/trajectory", responses=raises(InvalidTrajectory, *_UPLOADED), openapi_extra=_BYTES)
+@router.put("/{lease_id}/trajectory", responses=raises(InvalidTrajectory, *_UPLOADED), openapi_extra=BYTES)
 async def upload_trajectory(
     principal: Device, lease_id: str, request: Request, here: Here, signature: ResultSignature
 ) -> UploadReceipt:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from pydantic import BaseModel, ConfigDict
 
-from shared.capabilities import NOISE_OPERATOR, Capabilities, Labels
+from shared.capabilities import NOISE_OPERATOR, Capabilities, Labels, may_take_part
 from shared.job import JobRequest
 from shared.program import ProgramManifest
 from shared.recipe import Backend, Recipe
@@ -95,7 +95,7 @@ def lacks(needs: Needs, asking: Asking) -> Iterator[str]:
     for name, value in needs.labels.items():
         if asking.labels.get(name) != value:
             yield f"label {name}={value}"
-    if needs.cohort is not None and not can.takes_part(needs.cohort):
+    if needs.cohort is not None and not may_take_part(can.cohorts, needs.cohort):
         yield f"its owner's leave to take part in cohort {needs.cohort} (`cohorts` in the agent's rules.toml)"
     yield from _memory(needs, asking, can)
     if needs.backend is not None and can.backends is not None and needs.backend not in can.backends:

@@ -72,8 +72,9 @@ def combine(
     scores = robust.krum_scores(source, scales, norms, settings.krum_f)
     taken = robust.krum_choice(scores, settings.krum_f, several=settings.name == "multi_krum")
     mean = WeightedMean(source.size)
-    for number in taken:
-        mean.add(next(iter(source.updates(number))).flat, scale=scales[number])
+    for number, update in enumerate(source.updates()):
+        if number in taken:
+            mean.add(update.flat, scale=scales[number])
     members = tuple(source.contributions[number].member for number in taken)
     return Combined(mean.result(), count, mean.weight, clipped, members)
 

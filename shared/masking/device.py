@@ -7,7 +7,7 @@ transport and no files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict
@@ -44,7 +44,7 @@ from shared.masking.settings import MaskingParameters
 from shared.masking.shamir import SHARE_BYTES, split
 
 SEALING, MASKING = b"sealing", b"masking"
-Trust = Callable[[str, bytes], None]
+Trust = Callable[[Mapping[str, bytes]], None]
 
 
 class Knowledge(BaseModel):
@@ -119,7 +119,7 @@ def advertise(knowledge: Knowledge, identity: Ed25519PrivateKey) -> Advertisemen
 def check_roster(roster: Roster, parameters: MaskingParameters, trust: Trust) -> None:
     """Raises Untrusted for a roster that is too short or too long, not in order, or with a key not its owner's.
 
-    trust: raises Untrusted for a device id and identity key that this device does not take for each other's.
+    trust: raises Untrusted if an identity key is not that of the device id which it comes with.
     """
     names = [one.member for one in roster.members]
     if not parameters.minimum <= len(names) <= parameters.most_members:
@@ -128,8 +128,8 @@ def check_roster(roster: Roster, parameters: MaskingParameters, trust: Trust) ->
     identities = {one.identity for one in roster.members}
     if names != sorted(set(names)) or len(identities) < len(names) or len(keys) < 2 * len(names):
         raise Untrusted("the roster has a device or a key twice")
+    trust({one.member: one.identity for one in roster.members})
     for one in roster.members:
-        trust(one.member, one.identity)
         check_signature(one.identity, one.signature, one.said(parameters.context), one.member)
 
 

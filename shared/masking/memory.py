@@ -30,7 +30,7 @@ class MemoryMember:
 
     member: str
     advertisement: Advertisement
-    number: int | None = None
+    place: int | None = None
     reached: Phase = Phase.KEYS
     sealed: bytes | None = None
     commitment: bytes | None = None
@@ -62,7 +62,7 @@ class MemoryStore:
 
     def sealed_for(self, number: int, senders: Sequence[int], size: int) -> list[bytes]:
         """Of each sender's sealed shares the one for `number`, `size` bytes each."""
-        sealed = {row.number: row.sealed or b"" for row in self.members.values()}
+        sealed = {row.place: row.sealed or b"" for row in self.members.values()}
         return [sealed[sender][(number - 1) * size : number * size] for sender in senders]
 
     def keep_vector(self, row: MemberRow, data: bytes) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from shared.errors import Conflict, InvalidUpload
+from shared.errors import InvalidUpload, MaskingOut
 from shared.masking.fixed_point import Total
 from shared.masking.messages import (
     SEALED_BYTES,
@@ -45,10 +45,10 @@ OUT = "the others of the round went on without this device"
 
 
 class MemberRow(Protocol):
-    """What is kept of one device. reached: the last phase that it answered. Its vector is elsewhere."""
+    """What is kept of one device. place: its number on the roster. reached: the last phase that it answered."""
 
     member: str
-    number: int | None
+    place: int | None
     reached: Phase
     advertisement: Advertisement
     sealed: bytes | None
@@ -71,7 +71,9 @@ class SessionRow(Protocol):
 class MaskingStore(Protocol):
     """Where the rows of one round are; at most one caller changes them at a time."""
 
-    session: SessionRow
+    @property
+    def session(self) -> SessionRow:
+        """The round's row."""
 
     def row(self, member: str) -> MemberRow | None:
         """A device's."""
@@ -107,18 +109,21 @@ class MaskingSession:
         """How it stands for a device; what the phase gives it to work with only if `known` is another phase."""
         phase, row = self._session.phase, self._store.row(member)
         answered = row is not None and _at(row.reached) >= _at(phase)
-        out = not phase.over and (phase is not Phase.KEYS if row is None else _at(row.reached) < _at(phase) - 1)
+        # Who sent a vector is in the sum, wherever else it dropped out.
+        bar = Phase.VECTORS if phase.over else phase
+        behind = phase is not Phase.KEYS if row is None else _at(row.reached) < _at(bar) - (not phase.over)
+        out = behind and phase is not Phase.FAILED
         why = self._session.why or (OUT if out else None)
         view = MaskingView(
             phase=phase,
             closes_at=self._session.closes_at,
-            number=None if row is None else row.number,
+            number=None if row is None else row.place,
             waits=answered or out or phase.over,
             why=why,
         )
-        if row is None or row.number is None or view.waits or phase is known:
+        if row is None or row.place is None or view.waits or phase is known:
             return view
-        return view.model_copy(update=self._given(row.number))
+        return view.model_copy(update=self._given(row.place))
 
     def _given(self, number: int) -> dict[str, object]:
         if self._session.phase is Phase.SHARES:
@@ -129,7 +134,7 @@ class MaskingSession:
             return {"survivors": self._reached(Phase.VECTORS)}
         if self._session.phase is Phase.UNMASKING:
             rows = [row for row in self._store.rows() if _at(row.reached) >= _at(Phase.CONSENTS)]
-            numbers = tuple(row.number for row in rows if row.number is not None)
+            numbers = tuple(row.place for row in rows if row.place is not None)
             return {"consents": Consents(numbers=numbers, signatures=b"".join(row.signature or b"" for row in rows))}
         return {}
 
@@ -141,7 +146,7 @@ class MaskingSession:
         """Phase 0. identity: the Ed25519 key that the device enrolled with.
 
         A device that begins anew, as it lost what it knew, may replace its keys as long as nobody was shown them.
-        Raises Untrusted, or Conflict when it is too late or the round is full.
+        Raises Untrusted, or MaskingOut when it is too late or the round is full.
         """
         row = self._store.row(member)
         if row is not None and row.advertisement == advertisement:
@@ -151,12 +156,12 @@ class MaskingSession:
         if row is not None:
             row.advertisement = advertisement
         elif len(self._store.rows()) >= self._parameters.most_members:
-            raise Conflict(f"this round has {self._parameters.most_members} devices already, which is its most")
+            raise MaskingOut(f"this round has {self._parameters.most_members} devices already, which is its most")
         else:
             self._store.add(member, advertisement)
 
     def share(self, member: str, shares: SealedShares) -> None:
-        """Phase 1. Raises InvalidUpload, or Conflict when it is too late."""
+        """Phase 1. Raises InvalidUpload, or MaskingOut when it is too late."""
         row = self._row(member)
         if (row.sealed, row.commitment) == (shares.sealed, shares.commitment):
             return
@@ -166,7 +171,7 @@ class MaskingSession:
         row.reached = Phase.SHARES
 
     def check_vector(self, member: str, sha256: str) -> bool:
-        """Whether a masked vector may be sent by a device; False if just this one was taken before. Raises Conflict."""
+        """Whether a masked vector is still to be sent; False if just this one was taken. Raises MaskingOut."""
         row = self._row(member)
         if row.vector_sha256 == sha256:
             return False
@@ -174,7 +179,7 @@ class MaskingSession:
         return True
 
     def masked(self, member: str, sha256: str, data: bytes) -> None:
-        """Phase 2. Raises InvalidUpload, or Conflict when it is too late."""
+        """Phase 2. Raises InvalidUpload, or MaskingOut when it is too late."""
         if self.check_vector(member, sha256):
             vector_of(data, self._parameters)
             row = self._row(member)
@@ -182,7 +187,7 @@ class MaskingSession:
             row.reached = Phase.VECTORS
 
     def consent(self, member: str, consent: Consent) -> None:
-        """Phase 3. Raises Untrusted for a signature over anything else, or Conflict when it is too late."""
+        """Phase 3. Raises Untrusted for a signature over anything else, or MaskingOut when it is too late."""
         row = self._row(member)
         if row.signature == consent.signature:
             return
@@ -193,7 +198,7 @@ class MaskingSession:
         row.reached = Phase.CONSENTS
 
     def unmask(self, member: str, unmasking: Unmasking) -> None:
-        """Phase 4. Raises InvalidUpload, or Conflict when it is too late."""
+        """Phase 4. Raises InvalidUpload, or MaskingOut when it is too late."""
         row = self._row(member)
         if (row.seeds, row.keys) == (unmasking.seeds, unmasking.keys):
             return
@@ -229,10 +234,10 @@ class MaskingSession:
         return self._session.phase
 
     def gathered(self) -> Gathered:
-        """What `unmasked` needs beside the vectors. Raises Conflict before SUMMING."""
+        """What `unmasked` needs beside the vectors. Raises MaskingOut before SUMMING."""
         if self._session.phase is not Phase.SUMMING:
-            raise Conflict(f"the masked round is in phase {self._session.phase}; it is not ready to be summed")
-        rows = [(row, row.number) for row in self._store.rows() if row.number is not None]
+            raise MaskingOut(f"the masked round is in phase {self._session.phase}; it is not ready to be summed")
+        rows = [(row, row.place) for row in self._store.rows() if row.place is not None]
         return Gathered(
             parameters=self._parameters,
             roster=self._roster(),
@@ -247,7 +252,7 @@ class MaskingSession:
         )
 
     def total(self) -> Total:
-        """The decoded sum. Raises Conflict before SUMMING, and what `unmasked` raises."""
+        """The decoded sum. Raises MaskingOut before SUMMING, and what `unmasked` raises."""
         rows = [row for row in self._store.rows() if _at(row.reached) >= _at(Phase.VECTORS)]
         return unmasked(self.gathered(), self._store.vectors(rows))
 
@@ -264,7 +269,7 @@ class MaskingSession:
             self._fail(f"{len(rows)} devices had their updates ready in time; {least} are the least of this round")
             return
         for number, row in enumerate(rows, 1):
-            row.number = number
+            row.place = number
         self._session.roster = Roster(members=tuple(row.advertisement for row in rows))
         self._enter(Phase.SHARES)
 
@@ -277,18 +282,18 @@ class MaskingSession:
         self._store.forget()
 
     def _expect(self, phase: Phase, row: MemberRow | None) -> None:
-        """Raises Conflict unless the round is in that phase, and the device answered the one before."""
+        """Raises MaskingOut unless the round is in that phase, and the device answered the one before."""
         if self._session.phase is not phase or (
             row is not None and _at(row.reached) not in (_at(phase) - 1, _at(phase))
         ):
-            raise Conflict(f"the masked round is in phase {self._session.phase}, and takes no {phase} of this device")
+            raise MaskingOut(f"the masked round is in phase {self._session.phase}, and takes no {phase} of this device")
         if row is not None and phase is not Phase.KEYS and row.reached is phase:
-            raise Conflict(f"this device answered phase {phase} before, with something else")
+            raise MaskingOut(f"this device answered phase {phase} before, with something else")
 
     def _row(self, member: str) -> MemberRow:
         row = self._store.row(member)
         if row is None:
-            raise Conflict("this device advertised no keys in the round's first phase; it is not part of it")
+            raise MaskingOut("this device advertised no keys in the round's first phase; it is not part of it")
         return row
 
     def _roster(self) -> Roster:
@@ -298,7 +303,7 @@ class MaskingSession:
 
     def _reached(self, phase: Phase) -> tuple[int, ...]:
         return tuple(
-            row.number for row in self._store.rows() if row.number is not None and _at(row.reached) >= _at(phase)
+            row.place for row in self._store.rows() if row.place is not None and _at(row.reached) >= _at(phase)
         )
 
 

@@ -25,9 +25,9 @@ from shared.recipe import BaseRef, Recipe
 from shared.signing import key_id, new_private_key, public_text
 from shared.tasks import named_task
 from tests.device_agent.double import DEVICE_KEYS
-from tests.device_agent.native import built_runner
+from tests.device_agent.native import ROOT, built_runner
+from tests.device_agent.service import call, environment, server, service_home  # noqa: F401  # fixtures
 
-ROOT = Path(__file__).resolve().parents[2]
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 32, 48, 2, 4, 2, 8, 288
 WORDS = ("warm", "funny", "dull", "tedious", "film", "plot", "cast", "joy", "bore", "bright", "flat", "weak")
 TASK = named_task("sst2")

@@ -16,6 +16,7 @@ from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from shared.canonical import sha256_hex
+from shared.cohort import RoundReceipt, RoundTask
 from shared.errors import (
     AdapterNotFound,
     BadSignature,
@@ -26,7 +27,7 @@ from shared.errors import (
     Replayed,
     Unauthorized,
 )
-from shared.job import JobError, JobRequest, JobStart, JobState, JobView, Progress, TrainingSettings
+from shared.job import JobError, JobRequest, JobStart, JobState, JobView, Progress, RoundRef, TrainingSettings
 from shared.program import SignedManifest
 from shared.protocol import (
     AdapterVersion,
@@ -101,6 +102,7 @@ class ServerDouble:
         self.jobs: list[tuple[JobView, SignedManifest]] = []
         self.files: dict[str, bytes] = {}
         self.starts: dict[str, tuple[SignedAdapter | None, bytes]] = {}  # by the id of the job
+        self.rounds: dict[str, RoundTask] = {}  # by the id of the job
         self.versions: dict[tuple[str, str], tuple[DeviceAdapter, bytes]] = {}  # by name and revision
         self.received: list[bytes] = []
         self.calls: list[tuple[str, str]] = []
@@ -187,11 +189,12 @@ class ServerDouble:
         manifest=None,
         start=None,
         history="none",
+        task_of_round=None,
         **training,
     ):
         """Queues a job on a compiled program; `key` signs instead of the server's own, `manifest` takes its place.
 
-        start: a signed version and its file, which the job goes on from.
+        start: a signed version and its file, which the job goes on from. task_of_round: of the round it belongs to.
         """
         from tests.device_agent.conftest import TASK
 
@@ -213,6 +216,8 @@ class ServerDouble:
         )
         if start is not None:
             self.starts[job_id] = start
+        if task_of_round is not None:
+            self.rounds[job_id] = task_of_round
         job = JobView(
             id=job_id,
             state=JobState.TRAINING,
@@ -220,6 +225,7 @@ class ServerDouble:
             task=task,
             recipe=program.manifest.recipe,
             recipe_id=program.manifest.recipe_id,
+            round=task_of_round and RoundRef(cohort=task_of_round.cohort, number=task_of_round.number),
             attempts=0,
             device_id="device-1",
             progress=None,
@@ -293,7 +299,8 @@ class ServerDouble:
             return None
         job, signed = found
         start, _ = self.starts.get(job.id, (None, b""))
-        return Lease(id=f"lease-{job.id}", job=job, manifest=signed, start=start, expires_at=self._expiry())
+        of = self.rounds.get(job.id)
+        return Lease(id=f"lease-{job.id}", job=job, manifest=signed, start=start, round=of, expires_at=self._expiry())
 
     def _start(self, body, parts):
         self.served["downloads"] += 1
@@ -342,6 +349,8 @@ class ServerDouble:
         self.completions.append(completion)
         job, signed = self.jobs.pop(0)
         manifest = signed.manifest
+        if job.round is not None:
+            return RoundReceipt(cohort=job.round.cohort, round=job.round.number, updates=len(self.completions))
         return AdapterVersion(
             adapter=job.request.adapter,
             version=len(self.completions),

@@ -12,6 +12,8 @@ from device_agent.runner_build import build_runner
 from device_agent.runner_place import RunnerPlace
 from device_agent.runner_tools import check_compiler
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def tools_on_path(monkeypatch):
     """CMake and Ninja of this Python's environment come before the machine's, which may be too old."""

@@ -1,9 +1,7 @@
 """The agent against the real server and its real compiler: two programs that know only the contract."""
 
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,86 +11,12 @@ import numpy as np
 import pytest
 
 from device_agent.state import Home
-from shared.errors import MobizoError
 from shared.lora import load_adapter
 from shared.trajectory import parse_trajectory
 from shared.transport import Transport
 from tests.device_agent.conftest import ROOT
+from tests.device_agent.service import JOB, wait_until
 from tests.device_agent.use import Session
-
-JOB = {
-    "base": "tiny",
-    "user": "alice",
-    "task": "sst2",
-    "dataset": "movies",
-    "recipe": {"rank": 2, "queries": 2, "effective_batch": 4, "sequence_length": 40},
-    "training": {"steps": 12, "evaluation_interval": 5},
-}
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return tmp_path_factory.mktemp("service")
-
-
-@pytest.fixture(scope="module")
-def environment(place):
-    return (
-        os.environ | {"MOBIZO_HOME": str(place / "server")} | {"PYTHONWARNINGS": "ignore", "MOBIZO_LEASE_SECONDS": "2"}
-    )
-
-
-@pytest.fixture(scope="module")
-def call(environment):
-    def call(module, *arguments):
-        command = [sys.executable, "-c", f"from {module}.cli import main; main()", *arguments]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    return call
-
-
-class Server:
-    """A real server that can be stopped and started again at its address."""
-
-    def __init__(self, environment, token, log):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
-        self._environment, self._log = environment, log
-        self.url, self.token = f"http://127.0.0.1:{self._port}", token
-        self._process = None
-
-    def start(self):
-        command = [sys.executable, "-c", "from server.cli import main; main()", "run", "--port", str(self._port)]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, cwd=ROOT, env=self._environment, stdout=log, stderr=log, start_new_session=True
-            )
-
-    def stop(self):
-        if self._process is None:
-            return
-        os.killpg(self._process.pid, signal.SIGTERM)
-        try:
-            self._process.wait(20)
-        finally:
-            if self._process.poll() is None:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
-        self._process = None
-
-
-@pytest.fixture(scope="module")
-def server(call, environment, base, place):
-    """A running server that has the tiny base."""
-    token = json.loads(call("server", "init", "--json"))["token"]
-    call("server", "bases", "add", "tiny", str(base), "--json")
-    made = Server(environment, token, place / "server.log")
-    made.start()
-    yield made
-    made.stop()
 
 
 @pytest.fixture
@@ -130,18 +54,6 @@ def agent(call, server, ask, environment, dataset, tmp_path):
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-
-
-def wait_until(condition, seconds=240):
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            if condition():
-                return
-        except MobizoError:
-            pass
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.2)
 
 
 def submit(ask, adapter, start=None, history="none", **training):

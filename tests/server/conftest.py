@@ -64,6 +64,7 @@ SLICES = (
     "info",
     "jobs",
     "leases",
+    "masking",
     "programs",
     "queue",
     "runners",

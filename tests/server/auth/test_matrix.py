@@ -30,6 +30,8 @@ ANYONE, ONE_TIME, DEVICE = "anyone", "the bearer of a one-time token", "a device
 EITHER = "either "  # and a scope: or a device
 PERSON = "a person or a service, with any scopes"
 PERSON_OR_DEVICE = EITHER + PERSON
+BASE64, SIGNED = "A" * 43 + "=", "A" * 86 + "=="  # 32 and 64 bytes
+KEYS = {"member": "x", "identity": BASE64, "sealing": BASE64, "masking": BASE64, "signature": SIGNED}
 KEY = public_text(new_private_key().public_key())
 
 
@@ -41,6 +43,7 @@ class Row:
     body: object = None
     shared: bool = False  # what its path names is the same for every tenant
     query: str = ""
+    owner: int = 200  # what answers whoever owns the things that its path names
 
 
 # One row for each route: "METHOD /path" -> who may ask it. HEAD is as GET.
@@ -83,6 +86,12 @@ ROWS = {
     "GET /v1/leases/{lease_id}/start": Row(DEVICE),
     "PUT /v1/leases/{lease_id}/trajectory": Row(DEVICE, b"bytes"),
     "POST /v1/leases/{lease_id}/complete": Row(DEVICE, {"adapter_sha256": "0" * 64, "result": result()}),
+    "GET /v1/leases/{lease_id}/masking": Row(DEVICE, owner=409),
+    "POST /v1/leases/{lease_id}/masking/keys": Row(DEVICE, KEYS),
+    "POST /v1/leases/{lease_id}/masking/shares": Row(DEVICE, {"sealed": "", "commitment": BASE64}),
+    "PUT /v1/leases/{lease_id}/masking/vector": Row(DEVICE, b"bytes"),
+    "POST /v1/leases/{lease_id}/masking/consent": Row(DEVICE, {"signature": SIGNED}),
+    "POST /v1/leases/{lease_id}/masking/unmask": Row(DEVICE, {"seeds": "", "keys": ""}),
     "GET /v1/programs/{recipe_id}": Row("jobs:read"),
     "GET /v1/files/{sha256}": Row(EITHER + "jobs:read"),
     "GET /v1/runners/{platform}": Row(DEVICE, shared=True),
@@ -399,4 +408,4 @@ def test_another_tenant_s_things_are_as_if_they_were_not_there(fleet, routes, th
         if route.method in ("GET", "HEAD") and "{" in route.path and not row.shared:
             owner = device if row.who == DEVICE else app
             if row.who.removeprefix(EITHER) in OF_APP or row.who == DEVICE:
-                assert ask(owner, route, row, theirs).status_code == 200, route.name
+                assert ask(owner, route, row, theirs).status_code == row.owner, route.name

@@ -1,0 +1,131 @@
+"""Masked rounds under devices' leases, in one transaction. Knows no HTTP.
+
+A masked round begins when the first of its devices has trained. It ends a phase in the transaction of the answer that
+completes it; what ends by its deadline is ended by whoever looks first, a device or the worker that minds rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy.orm import Session
+
+from server.artifacts.store import ArtifactStore
+from server.clock import utc_now
+from server.cohorts.asking import masking_parameters
+from server.cohorts.models import Cohort, CohortRound
+from server.jobs.models import Job
+from server.leases.repository import LeaseRepository
+from server.leases.service import LeaseService
+from server.masking.models import MaskedRound
+from server.masking.repository import DatabaseStore, MaskingRepository
+from shared.cohort import RoundState
+from shared.errors import Conflict, Gone, MaskingOut, NotFound
+from shared.masking.fixed_point import Total, vector_bytes
+from shared.masking.messages import MaskingView, Phase
+from shared.masking.session import MaskingSession
+
+
+class MaskingService:
+    """Masked rounds in one transaction."""
+
+    def __init__(self, session: Session, artifacts: ArtifactStore, lease_seconds: float) -> None:
+        self._session, self._artifacts, self._lease_seconds = session, artifacts, lease_seconds
+        self._repository = MaskingRepository(session)
+
+    def view(self, device_id: str, lease_id: str, known: Phase | None) -> tuple[MaskingView, bool]:
+        """How the round stands for a device, changing nothing; and whether a phase's time is over.
+
+        Raises NotFound or Gone for a lease that is not live, Conflict for a job of no masked round.
+        """
+        lease = LeaseRepository(self._session).seen(device_id, lease_id)
+        if lease is None:
+            raise NotFound(f"there is no lease {lease_id!r} of this device")
+        if lease.ending is not None:
+            raise Gone(f"the lease has ended ({lease.ending}); ask for a new one")
+        found, _ = self._round(self._session.get_one(Job, lease.job_number))
+        masked = self._repository.get(found.number)
+        if masked is None:
+            return MaskingView(phase=Phase.KEYS, closes_at=found.deadline, waits=False), False
+        late = not masked.phase.over and masked.closes_at is not None and masked.closes_at <= utc_now()
+        return self._masking(masked).view(device_id, known), late
+
+    def size(self, device_id: str, lease_id: str) -> int:
+        """Bytes of the vector that a device may send. Raises NotFound, Gone or Conflict."""
+        leases = LeaseService(self._session, self._lease_seconds)
+        lease, job = leases.find(device_id, lease_id)
+        leases.hold(lease)
+        found, cohort = self._round(job)
+        parameters = masking_parameters(cohort, found)
+        return 0 if parameters is None else vector_bytes(parameters)
+
+    def answer(self, device_id: str, lease_id: str, say: Callable[[MaskingSession], None]) -> MaskingView:
+        """Lets a device say something in the round of its job, and ends the phase if that was all it waited for.
+
+        Raises NotFound, Gone, Conflict, and what `say` raises.
+        """
+        leases = LeaseService(self._session, self._lease_seconds)
+        lease, job = leases.find(device_id, lease_id)
+        leases.hold(lease)
+        masked = self._begun(job)
+        masking = self._masking(masked, job.number)
+        say(masking)
+        self._tick(masked, masking)
+        return masking.view(device_id, masked.phase)
+
+    def tick(self, found: CohortRound) -> Phase | None:
+        """Ends a phase of a cohort's round whose time has come; the one it is in by then. None: nobody has spoken."""
+        masked = self._repository.locked(found.number)
+        return None if masked is None else self._tick(masked, self._masking(masked))
+
+    def why(self, found: CohortRound) -> str:
+        """Why a masked round failed."""
+        masked = self._repository.get(found.number)
+        return "" if masked is None else masked.why or ""
+
+    def total(self, found: CohortRound) -> Total:
+        """The decoded sum of a round in phase SUMMING: memory is O(D), and it takes long. Raises as `unmasked` does."""
+        masked = self._repository.get(found.number)
+        if masked is None:
+            raise MaskingOut("nobody took part in the masked round")
+        return self._masking(masked).total()
+
+    def finish(self, found: CohortRound, why: str | None = None) -> None:
+        """Forgets shares and vectors of a round that has ended; why: it was abandoned."""
+        masked = self._repository.locked(found.number)
+        if masked is not None and masked.phase is not Phase.DONE:
+            self._masking(masked).finish(why)
+
+    def sent(self, device_id: str, job: Job) -> tuple[str, int]:
+        """sha256 and bytes of the vector that a device sent for a job. Raises Conflict unless there is one."""
+        found, _ = self._round(job)
+        masked = self._repository.get(found.number)
+        row = None if masked is None else DatabaseStore(self._session, self._artifacts, masked).row(device_id)
+        if masked is None or row is None or row.vector_sha256 is None:
+            raise Conflict("no masked vector of this device is there; it takes part in every phase before it completes")
+        return row.vector_sha256, vector_bytes(masked.parameters)
+
+    def _begun(self, job: Job) -> MaskedRound:
+        found, cohort = self._round(job)
+        masked = self._repository.locked(found.number)
+        if masked is not None:
+            return masked
+        parameters, settings = masking_parameters(cohort, found), cohort.settings.masking
+        if found.state is not RoundState.OPEN or parameters is None or settings is None:
+            raise MaskingOut(f"round {found.position} of {cohort.name} has ended")
+        return self._repository.begin(found, parameters, settings.phase_seconds, cohort.settings.quorum)
+
+    def _round(self, job: Job) -> tuple[CohortRound, Cohort]:
+        found = self._repository.round_of(job)
+        if found is None or found[1].settings.masking is None:
+            raise Conflict("this lease's job belongs to no masked round")
+        return found
+
+    def _masking(self, masked: MaskedRound, job_number: int = 0) -> MaskingSession:
+        store = DatabaseStore(self._session, self._artifacts, masked, job_number)
+        return MaskingSession(store, masked.parameters, masked.phase_seconds, utc_now())
+
+    def _tick(self, masked: MaskedRound, masking: MaskingSession) -> Phase:
+        self._session.flush()
+        gone = self._repository.gone(masked.round_number)
+        return masking.tick(self._repository.coming(masked.round_number), masked.least, gone)

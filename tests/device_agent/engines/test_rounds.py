@@ -1,0 +1,167 @@
+"""Runs of a cohort's round, by both implementations here: the last B is handed in, and pulls survive kills."""
+
+import signal
+import threading
+from datetime import UTC, datetime
+
+import numpy as np
+import psutil
+import pytest
+
+from device_agent.data import read_splits
+from device_agent.engines.native import NativeEngine
+from device_agent.errors import DoesNotFit, RuntimeFailed
+from device_agent.journal import RunDirectory
+from device_agent.runtimes import open_runtime
+from device_agent.trainer import Stopped, Trainer
+from shared.canonical import file_sha256
+from shared.cohort import AlgorithmSettings, RoundTask
+from shared.lora import load_adapter
+from shared.noise import query_seeds, rademacher
+from shared.trajectory import parse_trajectory
+from tests.device_agent.starts import begin_from, random_b
+from tests.device_agent.test_trainer import AfterCalls
+
+SETTINGS = {"steps": 12, "lr": 0.3, "schedule": "cosine", "seed": 3, "evaluation_interval": 5}
+FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
+MU = 0.4
+
+
+def begin(path, program, dataset, mu=MU, start=True, **training):
+    run = RunDirectory(path)
+    algorithm = AlgorithmSettings(name="fedprox", mu=mu) if mu else AlgorithmSettings()
+    task = RoundTask(cohort="reviews", number=3, algorithm=algorithm, deadline=datetime(2030, 1, 1, tzinfo=UTC))
+    plan = program.plan(dataset, **{**SETTINGS, **training}).model_copy(update={"round": task})
+    if start:
+        begin_from(run, plan, random_b(program.manifest))
+    else:
+        run.begin(plan)
+    return run
+
+
+def train(engine, run, report=lambda progress: None):
+    return engine.train(run, report, lambda: False)
+
+
+def in_process(run, program, stop=lambda: False):
+    """The result of the same run by the Python trainer on ExecuTorch's Python runtime."""
+    plan = run.plan()
+    runtime = open_runtime(plan.manifest, plan.program, plan.weights)
+    splits = read_splits(
+        plan.dataset,
+        plan.task,
+        program.tokenizer,
+        plan.manifest.recipe,
+        plan.training,
+        with_test=not plan.hands_in_last,
+    )
+    try:
+        return Trainer(run, plan, splits, runtime, lambda _progress: None, stop).train()
+    finally:
+        runtime.close()
+
+
+def hashes(run):
+    return [file_sha256(run.path / name) for name in FILES]
+
+
+def ledger(run):
+    return parse_trajectory(run.ledger.read_bytes())[0]
+
+
+@pytest.fixture
+def native(runner_directory):
+    return NativeEngine(runner_directory)
+
+
+@pytest.mark.parametrize(("name", "start"), [("rademacher", True), ("last", True), ("stored", True), ("stored", False)])
+def test_both_implementations_pull_alike(request, name, start, dataset, tmp_path, native):
+    program = request.getfixturevalue(name)
+    runs = [begin(tmp_path / which, program, dataset, start=start) for which in ("native", "python")]
+    assert train(native, runs[0]).result is not None
+    in_process(runs[1], program)
+    assert hashes(runs[0]) == hashes(runs[1])
+    assert ledger(runs[0]).header.proximal == MU
+
+
+def test_b_is_what_the_coefficients_and_the_pulls_say(native, rademacher, dataset, tmp_path):
+    """Element by element in float32, from FedProx's formula; the ledger's own replay agrees to the bit."""
+    run = begin(tmp_path / "run", rademacher, dataset)
+    result = train(native, run).result
+    trajectory, size = ledger(run), rademacher.manifest.size
+    expected = start = random_b(rademacher.manifest)
+    for step, coefficients in enumerate(trajectory.coefficients):
+        for seed, coefficient in zip(query_seeds(3, step, 2).tolist(), coefficients, strict=True):
+            expected = np.subtract(expected, coefficient * rademacher_noise(seed, size), dtype=np.float32)
+        rate = 0.3 * (1 + np.cos(np.pi * step / 12)) / 2
+        assert trajectory.pulls[step] == np.float32(1 - MU * rate)
+        away = np.subtract(expected, start, dtype=np.float32) * trajectory.pulls[step]
+        expected = np.add(start, away, dtype=np.float32)
+    last = load_adapter(run.last.read_bytes(), size)
+    np.testing.assert_array_equal(last, expected)
+    np.testing.assert_array_equal(trajectory.replay(start), expected)
+    free = begin(tmp_path / "free", rademacher, dataset, mu=0)
+    train(native, free)
+    unpulled = load_adapter(free.last.read_bytes(), size)
+    assert np.linalg.norm(last - start) < 0.9 * np.linalg.norm(unpulled - start)
+    assert result.best_step == SETTINGS["steps"]
+
+
+def rademacher_noise(seed, size):
+    return rademacher(tuple(seed), size)
+
+
+@pytest.mark.parametrize("which", ["native", "python"])
+def test_the_last_b_is_handed_in_and_its_validation_reported(which, native, rademacher, dataset, tmp_path):
+    """Also where an earlier one was better; the test split is left alone."""
+    run = begin(tmp_path / "run", rademacher, dataset, mu=0, lr=3.0, schedule="constant")
+    result = train(native, run).result if which == "native" else in_process(run, rademacher)
+    validations = {found.step: found for found in result.evaluations}
+    assert {found.split for found in result.evaluations} == {"validation"}
+    assert sorted(validations) == [0, 5, 10, 12]
+    assert max(found.accuracy for found in validations.values()) > validations[12].accuracy
+    assert result.best_step == 12
+    assert (result.start_accuracy, result.zero_shot_accuracy) == (validations[0].accuracy, None)
+    assert result.tuned_accuracy == validations[12].accuracy
+    assert run.best.read_bytes() == run.last.read_bytes()
+
+
+def test_killed_it_pulls_again_from_the_ledger(native, rademacher, dataset, tmp_path):
+    whole = begin(tmp_path / "whole", rademacher, dataset)
+    train(native, whole)
+    run = begin(tmp_path / "run", rademacher, dataset)
+    killed = threading.Event()
+
+    def kill(progress):
+        if progress.phase == "training" and progress.step >= 4 and not killed.is_set():
+            killed.set()
+            for child in psutil.Process().children():
+                if "train" in " ".join(child.cmdline()):
+                    child.send_signal(signal.SIGKILL)
+
+    with pytest.raises((DoesNotFit, RuntimeFailed), match="killed"):
+        train(native, run, kill)
+    assert 4 <= ledger(run).steps < SETTINGS["steps"]
+    train(native, run)
+    assert hashes(run) == hashes(whole)
+
+
+@pytest.mark.parametrize("calls", [7, 20, 33])
+def test_stopped_it_pulls_again_from_the_ledger(native, stored, dataset, tmp_path, calls):
+    """By the Python runtime, and where replay goes by two rounded copies of B."""
+    whole = begin(tmp_path / "whole", stored, dataset)
+    train(native, whole)
+    run = begin(tmp_path / "run", stored, dataset)
+    with pytest.raises(Stopped):
+        in_process(run, stored, AfterCalls(calls))
+    assert ledger(run).steps < SETTINGS["steps"]
+    in_process(run, stored)
+    assert hashes(run) == hashes(whole)
+
+
+def test_a_ledger_without_pulls_is_not_gone_on_with(native, rademacher, dataset, tmp_path):
+    other = begin(tmp_path / "other", rademacher, dataset, mu=0, steps=2)
+    train(native, other)
+    run = begin(tmp_path / "run", rademacher, dataset)
+    run.ledger.write_bytes(other.ledger.read_bytes())
+    assert "trajectory of another run" in train(native, run).error.detail
