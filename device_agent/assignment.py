@@ -25,13 +25,16 @@ from device_agent.guard import Guard
 from device_agent.handover import HandOver, Sent
 from device_agent.journal import RunDirectory, RunPlan
 from device_agent.lease import LeaseKeeper
+from device_agent.masked_handover import MaskedHandOver
 from device_agent.messages import describe
 from device_agent.rules_file import Consents
 from device_agent.seen import SeenVersions
 from device_agent.start import admit_start, fetch_start, holds_start
+from device_agent.state import Home
 from shared.capabilities import may_take_part
-from shared.errors import Gone, MobizoError, NotFound, Unauthorized, Unavailable, Untrusted
+from shared.errors import Gone, MaskingOut, MobizoError, NotFound, Unauthorized, Unavailable, Untrusted
 from shared.job import History, JobError, Progress, Result
+from shared.masking.quiet import quiet_progress
 from shared.program import ProgramFile, ProgramManifest
 from shared.protocol import Decline, Lease
 from shared.transport import ByteProgress
@@ -87,6 +90,7 @@ class Tools:
     guard: Guard
     engines: Callable[[ProgramManifest], Engine]
     consents: Consents
+    home: Home
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ class Assignment:
             return self._lost(error.detail)
         except TooLittleMemory as error:
             return self._decline(error)
-        except NotNow as error:
+        except (NotNow, MaskingOut) as error:
             return self._release(error.detail, RULES_PAUSE_SECONDS)
         except Unavailable as error:
             return self._release(error.detail)
@@ -145,14 +149,23 @@ class Assignment:
         if result is None:
             with self.tools.cache.hold(manifest.training_files):
                 result = self._train(conduct, manifest)
-        handover = HandOver(
-            self.client, self.lease, self.run, self.tools.shelf, self._check, self.wait, self._history()
-        )
         try:
-            sent = handover.send(conduct, result)
+            sent = self._handover().send(conduct, result)
         except Gone as error:
             return Ended(Outcome.LOST, error.detail)
         return Ended(Outcome.COMPLETED, sent=sent)
+
+    def _handover(self) -> HandOver | MaskedHandOver:
+        """How the run is handed in. What is to be masked is never sent in any other form."""
+        if self._masked:
+            home, device_id = self.tools.home, self.tools.home.config().device_id
+            return MaskedHandOver(self.client, self.lease, self.run, home, device_id, self._check, self.wait)
+        shelf = self.tools.shelf
+        return HandOver(self.client, self.lease, self.run, shelf, self._check, self.wait, self._history())
+
+    @property
+    def _masked(self) -> bool:
+        return self.lease.round is not None and self.lease.round.upload == "masked"
 
     def _check_leave(self) -> None:
         """Raises NotNow unless the owner lets this device take part in the job's round, Untrusted for half a round.
@@ -219,6 +232,7 @@ class Assignment:
             start=None if start is None else self.run.start,
             start_sha256=None if start is None else start.sha256,
             round=self.lease.round,
+            privacy=self.lease.job.request.privacy,
         )
 
     def _fetch(self, conduct: Conduct, file: ProgramFile) -> Path:
@@ -229,8 +243,14 @@ class Assignment:
         return move(None) if self.tools.cache.holds(file) else conduct.transfer(move)
 
     def _tell(self, progress: Progress) -> None:
-        self.keeper.tell(progress)
+        # A masked update's losses and accuracies would tell of it; a private run tells nothing that data decides.
+        told = quiet_progress(progress) if self._masked else progress
+        self.keeper.tell(told.private() if self._private else told)
         self.show(progress)
+
+    @property
+    def _private(self) -> bool:
+        return self.lease.job.request.privacy is not None
 
     def _over(self) -> bool:
         return self.keeper.ended or self.wait(0)
@@ -257,7 +277,9 @@ class Assignment:
         return Ended(Outcome.LOST, f"the server refuses this device ({detail}); the run is kept")
 
     def _fail(self, reason: JobError, detail: str) -> Ended:
-        """Reports a job that cannot be trained."""
+        """Reports a job that cannot be trained; of a private one only that this device's log says why."""
+        if self._private:
+            reason = JobError(code=reason.code, detail="the device's own log says why; the run was private")
         self._say(lambda: self.client.fail(self.lease.id, reason))
         return Ended(Outcome.FAILED, detail)
 

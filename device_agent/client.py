@@ -18,6 +18,7 @@ from shared.capabilities import Capabilities
 from shared.cohort import RoundReceipt
 from shared.errors import ClockSkew, MobizoError, Replayed
 from shared.job import JobError, Progress, Result
+from shared.masking.messages import MaskingView, Phase
 from shared.program import ProgramFile
 from shared.protocol import (
     AdapterVersion,
@@ -149,6 +150,21 @@ class DeviceClient:
     def _complete(self, lease_id: str, body: Completion) -> bytes:
         timeout = None if body.trajectory_sha256 is None else REPLAY_TIMEOUT
         return self._ask("POST", f"/v1/leases/{lease_id}/complete", json=_json(body), timeout=timeout)
+
+    def masking(self, lease_id: str, known: Phase | None) -> MaskingView:
+        """How a leased job's masked round stands; without what `known`, a phase, gives to work with."""
+        query = "" if known is None else f"?known={known}"
+        return _read(MaskingView, self._ask("GET", f"/v1/leases/{lease_id}/masking{query}"))
+
+    def say_in_masking(self, lease_id: str, phase: str, body: BaseModel) -> MaskingView:
+        """Answers in a phase of a masked round: keys, shares, consent or unmask."""
+        return _read(MaskingView, self._ask("POST", f"/v1/leases/{lease_id}/masking/{phase}", json=_json(body)))
+
+    def send_masked(self, lease_id: str, vector: bytes) -> MaskingView:
+        """Sends a masked update."""
+        headers = {"Content-Type": "application/octet-stream"}
+        path = f"/v1/leases/{lease_id}/masking/vector"
+        return _read(MaskingView, self._ask("PUT", path, content=vector, headers=headers))
 
     def download(self, file: ProgramFile, target: Path, progress: ByteProgress | None = None) -> None:
         """Fetches a program file to `target`. Raises Untrusted if something else arrived."""

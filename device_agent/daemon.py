@@ -221,7 +221,9 @@ class Daemon:
                 client=client,
                 lease=lease,
                 keeper=keeper,
-                tools=Tools(keys, self._cache, self._seen, self._shelf, self._guard, self._engines, self._consents),
+                tools=Tools(
+                    keys, self._cache, self._seen, self._shelf, self._guard, self._engines, self._consents, self._home
+                ),
                 run=run,
                 dataset=dataset,
                 show=self._show,

@@ -179,7 +179,7 @@ class MaskedPart:
     def _is_done(self, view: MaskingView) -> bool:
         if view.phase is Phase.FAILED or view.why is not None:
             raise MaskingOut(view.why or "the masked round failed")
-        if (view.phase is Phase.UNMASKING and view.waits) or view.phase in (Phase.SUMMING, Phase.DONE):
+        if view.phase.over:
             self._notebook.remove()
             return True
         return False

@@ -9,6 +9,7 @@
     seen.json     the highest version of each recipe's program it has seen
     budget.json   minutes trained on each day
     rounds.jsonl  the rounds of cohorts that it took part in (device_agent.rounds)
+    peers.json    other devices' keys, as first seen in masked rounds (device_agent.peers)
     status.json   what the daemon is doing
     logs/         its log (device_agent.logs)
     control.sock  where the running daemon answers (device_agent.control)
@@ -128,6 +129,11 @@ class Home:
     def rounds(self) -> Path:
         """Past rounds."""
         return self.path / "rounds.jsonl"
+
+    @property
+    def peers(self) -> Path:
+        """Other devices' keys."""
+        return self.path / "peers.json"
 
     @property
     def control(self) -> Path:

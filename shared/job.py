@@ -198,6 +198,10 @@ class Progress(BaseModel):
     best_accuracy: float | None = Field(None, ge=0, le=1)
     why: str | None = Field(None, max_length=500, description="in words: why it waits or goes slowly, or what it does")
 
+    def private(self) -> Progress:
+        """What of it may be told of a private run: nothing that depends on the data, and no pace or memory either."""
+        return Progress(phase=self.phase, step=self.step, steps=self.steps, lr=self.lr, why=self.why)
+
     def line(self) -> str:
         """All of it for people, on one line."""
         words: list[str] = [self.phase]

@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from shared.federation.files import FileSource, UploadedFile
-from shared.federation.intake import Rules
 
 from server.artifacts.store import ArtifactStore
 from server.cohorts.queue import Assignment, Counted
@@ -17,6 +15,8 @@ from shared.canonical import canonical_json
 from shared.errors import Conflict, InvalidUpload
 from shared.federation.aggregation import Weighing, combine
 from shared.federation.algorithms import find
+from shared.federation.files import FileSource, UploadedFile
+from shared.federation.intake import Rules
 from shared.federation.optimizers import advance, begin, load_state
 from shared.federation.update import F32
 from shared.lora import dump_adapter, load_adapter
@@ -43,11 +43,15 @@ def make_version(artifacts: ArtifactStore, assignment: Assignment) -> Made:
     base = read_b(artifacts, assignment.base_sha256, size)
     server = find(settings.algorithm).server
     weighing = Weighing(server, settings.weights, settings.most_examples)
+    members = None if settings.privacy is None else settings.privacy.members
+    aggregator = settings.aggregator
+    if members is not None:
+        aggregator = aggregator.model_copy(update={"clip_norm": members.clip})
     try:
-        combined = combine(_source(artifacts, assignment, base), settings.aggregator, weighing)
+        combined = combine(_source(artifacts, assignment, base), aggregator, weighing)
     except (InvalidUpload, ValueError) as error:
         raise NoVersion(str(error)) from error
-    update, members = combined.update, settings.privacy.members if settings.privacy is not None else None
+    update = combined.update
     if members is not None:
         update = noised_mean(update.astype(np.float64), combined.count, members).astype(np.float32)
     state = begin(settings.optimizer, size)

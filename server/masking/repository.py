@@ -72,6 +72,10 @@ class MaskingRepository:
         statement = select(MemberUpdate.number).outerjoin(Job, Job.number == MemberUpdate.job_number)
         return self._session.scalar(statement.where(*waited_for, alive).limit(1)) is not None
 
+    def members(self, round_number: int) -> Sequence[MaskedMember]:
+        """Devices of a masked round."""
+        return self._session.scalars(select(MaskedMember).where(MaskedMember.round_number == round_number)).all()
+
     def gone(self, round_number: int) -> list[str]:
         """Devices of a masked round whose job has ended with nothing."""
         statement = select(MaskedMember.member).join(Job, Job.number == MaskedMember.job_number)
@@ -82,9 +86,14 @@ class MaskingRepository:
 class DatabaseStore:
     """A `MaskingStore`."""
 
-    def __init__(self, session: Session, artifacts: ArtifactStore, found: MaskedRound, job_number: int = 0) -> None:
-        """found: locked, where something is to be changed. job_number: of the device that is to be added."""
-        self._session, self._artifacts, self.session, self._job_number = session, artifacts, found, job_number
+    def __init__(
+        self, session: Session, found: MaskedRound, artifacts: ArtifactStore | None = None, job_number: int = 0
+    ) -> None:
+        """found: locked, where something is to be changed. artifacts: needed where vectors are stored or read.
+
+        job_number: of the device that is to be added.
+        """
+        self._session, self.session, self._files, self._job_number = session, found, artifacts, job_number
 
     def row(self, member: str) -> MaskedMember | None:
         """A device's."""
@@ -132,6 +141,12 @@ class DatabaseStore:
             update(MaskedMember).where(self._mine()).values(**nothing),
             execution_options={"synchronize_session": "fetch"},
         )
+
+    @property
+    def _artifacts(self) -> ArtifactStore:
+        if self._files is None:
+            raise RuntimeError("masked vectors are to be stored or read, and nobody said where")
+        return self._files
 
     def _mine(self) -> ColumnElement[bool]:
         return MaskedMember.round_number == self.session.round_number

@@ -1,7 +1,8 @@
-"""Masked rounds under devices' leases, in one transaction. Knows no HTTP.
+"""Masked rounds in one transaction: what devices say under their leases, and what the cohort's round sees of it.
 
 A masked round begins when the first of its devices has trained. It ends a phase in the transaction of the answer that
-completes it; what ends by its deadline is ended by whoever looks first, a device or the worker that minds rounds.
+completes it; what ends by its deadline is ended by whoever looks first, a device or the worker that minds rounds. Knows
+no HTTP.
 """
 
 from __future__ import annotations
@@ -12,26 +13,27 @@ from sqlalchemy.orm import Session
 
 from server.artifacts.store import ArtifactStore
 from server.clock import utc_now
-from server.cohorts.asking import masking_parameters
 from server.cohorts.models import Cohort, CohortRound
 from server.jobs.models import Job
 from server.leases.repository import LeaseRepository
 from server.leases.service import LeaseService
 from server.masking.models import MaskedRound
+from server.masking.parameters import masking_parameters
+from server.masking.progress import MaskingProgress
 from server.masking.repository import DatabaseStore, MaskingRepository
 from shared.cohort import RoundState
 from shared.errors import Conflict, Gone, MaskingOut, NotFound
-from shared.masking.fixed_point import Total, vector_bytes
+from shared.masking.fixed_point import vector_bytes
 from shared.masking.messages import MaskingView, Phase
 from shared.masking.session import MaskingSession
 
 
 class MaskingService:
-    """Masked rounds in one transaction."""
+    """Devices' parts in masked rounds."""
 
     def __init__(self, session: Session, artifacts: ArtifactStore, lease_seconds: float) -> None:
         self._session, self._artifacts, self._lease_seconds = session, artifacts, lease_seconds
-        self._repository = MaskingRepository(session)
+        self._repository, self._progress = MaskingRepository(session), MaskingProgress(session)
 
     def view(self, device_id: str, lease_id: str, known: Phase | None) -> tuple[MaskingView, bool]:
         """How the round stands for a device, changing nothing; and whether a phase's time is over.
@@ -70,42 +72,11 @@ class MaskingService:
         masked = self._begun(job)
         masking = self._masking(masked, job.number)
         say(masking)
-        self._tick(masked, masking)
+        self._progress.tick(masked)
         return masking.view(device_id, masked.phase)
 
-    def tick(self, found: CohortRound) -> Phase | None:
-        """Ends a phase of a cohort's round whose time has come; the one it is in by then. None: nobody has spoken."""
-        masked = self._repository.locked(found.number)
-        return None if masked is None else self._tick(masked, self._masking(masked))
-
-    def why(self, found: CohortRound) -> str:
-        """Why a masked round failed."""
-        masked = self._repository.get(found.number)
-        return "" if masked is None else masked.why or ""
-
-    def total(self, found: CohortRound) -> Total:
-        """The decoded sum of a round in phase SUMMING: memory is O(D), and it takes long. Raises as `unmasked` does."""
-        masked = self._repository.get(found.number)
-        if masked is None:
-            raise MaskingOut("nobody took part in the masked round")
-        return self._masking(masked).total()
-
-    def finish(self, found: CohortRound, why: str | None = None) -> None:
-        """Forgets shares and vectors of a round that has ended; why: it was abandoned."""
-        masked = self._repository.locked(found.number)
-        if masked is not None and masked.phase is not Phase.DONE:
-            self._masking(masked).finish(why)
-
-    def sent(self, device_id: str, job: Job) -> tuple[str, int]:
-        """sha256 and bytes of the vector that a device sent for a job. Raises Conflict unless there is one."""
-        found, _ = self._round(job)
-        masked = self._repository.get(found.number)
-        row = None if masked is None else DatabaseStore(self._session, self._artifacts, masked).row(device_id)
-        if masked is None or row is None or row.vector_sha256 is None:
-            raise Conflict("no masked vector of this device is there; it takes part in every phase before it completes")
-        return row.vector_sha256, vector_bytes(masked.parameters)
-
     def _begun(self, job: Job) -> MaskedRound:
+        """The masked round of a job, locked; begun if it was not and may be."""
         found, cohort = self._round(job)
         masked = self._repository.locked(found.number)
         if masked is not None:
@@ -122,10 +93,5 @@ class MaskingService:
         return found
 
     def _masking(self, masked: MaskedRound, job_number: int = 0) -> MaskingSession:
-        store = DatabaseStore(self._session, self._artifacts, masked, job_number)
+        store = DatabaseStore(self._session, masked, self._artifacts, job_number)
         return MaskingSession(store, masked.parameters, masked.phase_seconds, utc_now())
-
-    def _tick(self, masked: MaskedRound, masking: MaskingSession) -> Phase:
-        self._session.flush()
-        gone = self._repository.gone(masked.round_number)
-        return masking.tick(self._repository.coming(masked.round_number), masked.least, gone)

@@ -233,6 +233,10 @@ class MaskingSession:
                 self._enter(ORDER[_at(phase) + 1])
         return self._session.phase
 
+    def in_sum(self) -> list[MemberRow]:
+        """The devices whose masked vectors are here."""
+        return [row for row in self._store.rows() if _at(row.reached) >= _at(Phase.VECTORS)]
+
     def gathered(self) -> Gathered:
         """What `unmasked` needs beside the vectors. Raises MaskingOut before SUMMING."""
         if self._session.phase is not Phase.SUMMING:
@@ -253,8 +257,7 @@ class MaskingSession:
 
     def total(self) -> Total:
         """The decoded sum. Raises MaskingOut before SUMMING, and what `unmasked` raises."""
-        rows = [row for row in self._store.rows() if _at(row.reached) >= _at(Phase.VECTORS)]
-        return unmasked(self.gathered(), self._store.vectors(rows))
+        return unmasked(self.gathered(), self._store.vectors(self.in_sum()))
 
     def finish(self, why: str | None = None) -> None:
         """Ends it after SUMMING, for good or with a reason; shares and masked vectors are forgotten."""
