@@ -75,8 +75,8 @@ class RunPlan(BaseModel):
 
     @property
     def half(self) -> DeviceHalf:
-        """What the run does beside the plain steps: nothing, unless it is part of a round."""
-        return DeviceHalf() if self.round is None else find(self.round.algorithm).device
+        """What the run does beside the plain steps: what its round's algorithm says, or a pull of its own."""
+        return DeviceHalf(self.training.proximal) if self.round is None else find(self.round.algorithm).device
 
     @property
     def hands_in_last(self) -> bool:

@@ -121,6 +121,8 @@ class CohortSettings(_Fact):
         name, aggregator = self.algorithm.name, self.aggregator
         if name == "fedprox" and self.algorithm.mu == 0:
             raise ValueError("algorithm fedprox pulls by mu; give it mu > 0, or take fedavg")
+        if self.training.proximal:
+            raise ValueError("in a cohort, algorithm.mu says how strong the pull towards the start is, not training")
         if self.algorithm.mu * self.training.lr > 1:
             raise ValueError(f"mu {self.algorithm.mu:g} pulls past the start at lr {self.training.lr:g}: lower either")
         if self.algorithm.asynchronous and self.quorum > self.algorithm.buffer_size:
