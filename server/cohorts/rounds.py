@@ -183,9 +183,19 @@ class RoundService:
         update.start_sha256 = None if start is None else start.sha256
 
     def holds_back(self, cohort: Cohort) -> bool:
-        """Whether an open round makes no jobs for now: what they would start from waits for a person's approval."""
+        """Whether an open round makes no jobs for now: what they will start from is being made, or is to be approved.
+
+        A synchronous round has its start before it opens.
+        """
+        if not cohort.settings.algorithm.asynchronous:
+            return False
+        making = any(found.state is RoundState.AGGREGATING for found in self._rounds.under_way(cohort))
+        return making or self.waits_for_approval(cohort)
+
+    def waits_for_approval(self, cohort: Cohort) -> bool:
+        """Whether the latest version of the cohort's adapter waits for a person."""
         adapter = AdapterRepository(self._session).get(cohort.tenant, cohort.name)
-        return cohort.settings.algorithm.asynchronous and adapter is not None and self.held(adapter) is not None
+        return adapter is not None and self.held(adapter) is not None
 
     def _start_of(self, cohort: Cohort, found: CohortRound) -> StoredVersion | None:
         """What jobs that are made now begin from: of a synchronous round, all from one version."""
