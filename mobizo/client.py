@@ -6,13 +6,19 @@ from mobizo.access import Access
 from mobizo.cohorts import Cohorts
 from mobizo.history import Histories
 from mobizo.jobs import Event, Jobs
+from mobizo.privacy import Privacy
 from mobizo.scoring import Scoring
 
 __all__ = ["Client", "Event"]
 
 
+<<<<<<< HEAD
 class Client(Jobs, Histories, Scoring, Cohorts, Access):
     """One server, seen by one token: jobs, adapters, scoring, cohorts, and who may do what.
+=======
+class Client(Jobs, Histories, Scoring, Privacy, Access):
+    """One server, seen by one token: jobs, adapters, scoring, and who may do what.
+>>>>>>> seven
 
     Synchronous; use one in a thread. Every method raises shared.errors.MobizoError with what the server said.
     """

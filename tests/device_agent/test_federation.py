@@ -14,6 +14,7 @@ from device_agent.engines.native import NativeEngine
 from device_agent.rounds import RoundLog
 from device_agent.state import DeviceConfig, Home
 from shared.capabilities import Capabilities
+from shared.errors import AdapterNotFound
 from shared.federation.update import difference
 from shared.lora import load_adapter
 from shared.replay import replay
@@ -124,7 +125,8 @@ def run_of(agent, position):
 def federations(call, server, runner_directory, tmp_path_factory):
     """The same cohort in two tenants, two rounds each: weights in the one, trajectories in the other."""
     made = {}
-    wait_until(lambda: Transport(server.url).request("GET", "/v1/server"))
+    with Transport(server.url) as transport:
+        wait_until(lambda: transport.request("GET", "/v1/server"))
     for form, rules in (("weights", "cohorts = true"), ("trajectory", 'cohorts = ["reviews"]\ntrajectory = true')):
         with tenant(call, server.url, form) as transport:
             ask = transport.request
@@ -180,6 +182,16 @@ def test_rounds_tell_what_the_devices_sent_and_measured(federations):
             assert ended["tuned_accuracy"] == pytest.approx(np.mean([past.after_accuracy for past in pasts]))
             sent[form] = ended["upload_bytes"]
     assert sent["weights"] != sent["trajectory"]
+
+
+def test_a_members_device_may_have_the_cohorts_versions_and_no_others(federations, server):
+    agents, _, _ = federations["weights"]
+    config = agents[0].home.config()
+    with DeviceClient(server.url, config.token, agents[0].home.device_key()) as client:
+        found = client.adapter("reviews", "main").adapter.manifest
+        assert (found.version, found.cohort.round, found.cohort.updates, found.device_id) == (2, 2, 3, None)
+        with pytest.raises(AdapterNotFound):
+            client.adapter("alice-movies", "main")
 
 
 def test_a_job_of_ones_own_goes_on_from_the_cohort(federations, call, server):

@@ -65,6 +65,7 @@ SLICES = (
     "jobs",
     "leases",
     "masking",
+    "privacy",
     "programs",
     "queue",
     "runners",

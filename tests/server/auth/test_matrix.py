@@ -97,6 +97,8 @@ ROWS = {
     "GET /v1/files/{sha256}": Row(EITHER + "jobs:read"),
     "GET /v1/runners/{platform}": Row(DEVICE, shared=True),
     "GET /v1/runners/{platform}/{sha256}": Row(DEVICE, shared=True),
+    "GET /v1/users/{user}/privacy": Row("jobs:read", shared=True),
+    "PUT /v1/users/{user}/privacy": Row("privacy:write", {"epsilon": 8}, shared=True),
     "POST /v1/score": Row("adapters:score", {"rows": [{"adapter": "a", "prompt": "a", "answers": ["x"]}]}),
     "POST /v1/generate": Row("adapters:score", {"adapter": "a", "prompt": "a"}),
     "GET /v1/adapters": Row("adapters:read"),
@@ -164,9 +166,13 @@ HERE = "add it to ROWS in tests/server/auth/test_matrix.py, with who may ask it"
 
 # What a path may name: nothing of the sort here, and (in `theirs`) a thing of tenant `default`.
 ABSENT = {
+<<<<<<< HEAD
     "cohort_name": "nothing",
     "user": "alice",
     "number": "1",
+=======
+    "user": "alice",
+>>>>>>> seven
     "job_id": "job_none",
     "lease_id": "lease_none",
     "device_id": "device_none",
@@ -281,6 +287,7 @@ ALL = frozenset(
         "cohorts:write",
         "devices:read",
         "devices:write",
+        "privacy:write",
         "tokens:write",
         "server:read",
         "metrics:read",
