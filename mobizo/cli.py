@@ -24,11 +24,8 @@ from shared.protocol import DeviceRequestView
 
 app = typer.Typer(help="Submit personalization jobs, watch them, pull adapters.", no_args_is_help=True)
 app.add_typer(tokens, name="tokens")
-<<<<<<< HEAD
 app.add_typer(cohorts, name="cohort")
-=======
 app.add_typer(privacy, name="privacy")
->>>>>>> seven
 app.command()(whoami)
 for group in (registry, decisions, scoring):
     app.registered_commands += group.registered_commands

@@ -12,13 +12,8 @@ from mobizo.scoring import Scoring
 __all__ = ["Client", "Event"]
 
 
-<<<<<<< HEAD
-class Client(Jobs, Histories, Scoring, Cohorts, Access):
+class Client(Jobs, Histories, Scoring, Cohorts, Privacy, Access):
     """One server, seen by one token: jobs, adapters, scoring, cohorts, and who may do what.
-=======
-class Client(Jobs, Histories, Scoring, Privacy, Access):
-    """One server, seen by one token: jobs, adapters, scoring, and who may do what.
->>>>>>> seven
 
     Synchronous; use one in a thread. Every method raises shared.errors.MobizoError with what the server said.
     """

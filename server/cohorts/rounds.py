@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import structlog
 from sqlalchemy.orm import Session
 
 from server.adapters.audit import SERVER, Actor
@@ -31,11 +32,21 @@ from server.jobs.starts import parent_of
 from server.leases.repository import LeaseRepository
 from server.programs.announcement import note_wanted
 from shared.cohort import RoundState, UpdateState
-from shared.errors import BaseMismatch, Conflict, MobizoError, NotFound, RoundNotFound, UnknownBase, VersionHeld
+from shared.errors import (
+    BaseMismatch,
+    BudgetExceeded,
+    Conflict,
+    MobizoError,
+    NotFound,
+    RoundNotFound,
+    UnknownBase,
+    VersionHeld,
+)
 from shared.federation.algorithms import find
 from shared.job import JobState, RoundRef
 from shared.registry import MAIN, AdapterAction, VersionState
 
+_log = structlog.get_logger()
 BATCH = 50  # jobs made in one transaction: others write between two
 
 
@@ -170,12 +181,13 @@ class RoundService:
         self._session.flush()
 
     def _ask(self, jobs: JobService, cohort: Cohort, part: Part, making: Making) -> None:
-        """Makes the job of a member's part; one whose device was revoked has none."""
+        """Makes the job of a member's part; one whose device was revoked, or who has no privacy to spend, has none."""
         update, start = part.update, making.start
         request, reference = part_request(cohort, part, start), RoundRef(cohort=cohort.name, number=part.round.position)
         try:
             job = jobs.submit_part(cohort.tenant, request, making, reference)
-        except NotFound:
+        except (NotFound, BudgetExceeded) as error:
+            _log.info("member-not-asked", cohort=cohort.name, user=part.member.user, detail=error.detail)
             update.state, update.updated_at = UpdateState.FAILED, utc_now()
             return
         update.job_number = job.number

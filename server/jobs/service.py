@@ -68,7 +68,6 @@ class JobService:
         request = request.model_copy(update={"training": training})
         self._check_device(tenant, request.device)
         self._check_user(tenant, request)
-<<<<<<< HEAD
         return self._begin(tenant, request, Making(base, task, recipe, start))
 
     def submit_part(self, tenant: str, request: JobRequest, making: Making, part: RoundRef) -> Job:
@@ -81,12 +80,9 @@ class JobService:
 
     def _begin(self, tenant: str, request: JobRequest, making: Making, part: RoundRef | None = None) -> Job:
         recipe, start = making.recipe, making.start
-        state = ProgramService(self._session).want(recipe, making.base, tenant)
-=======
         privacy = PrivacyService(self._session)
         privacy.admit(tenant, request)
-        state = ProgramService(self._session).want(recipe, base, tenant)
->>>>>>> seven
+        state = ProgramService(self._session).want(recipe, making.base, tenant)
         now = utc_now()
         job = Job(
             id=new_id("job"),
