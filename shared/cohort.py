@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shared.job import NAME, RoundRef, TrainingSettings
 from shared.masking.settings import MaskingParameters, MaskingSettings
+from shared.privacy import PrivacySettings
 from shared.recipe import Recipe, RecipeSettings, Sha256
 from shared.task import Task
 
@@ -103,6 +104,9 @@ class CohortSettings(_Fact):
     )
     upload: UploadForm = Field("weights", description="what a device sends: B, its trajectory, or masked numbers")
     masking: MaskingSettings | None = Field(None, description="of upload masked, which needs it; null for all others")
+    privacy: PrivacySettings | None = Field(
+        None, description="of each example on its device, and of each member in the cohort's versions; null: none"
+    )
     membership: Membership = Field("open", description="operator: only a token that may write cohorts adds members")
     automatic: bool = Field(False, description="the next round opens by itself once the last one has ended")
     most_rounds: int | None = Field(None, ge=1, le=1_000_000, description="no more are opened; null: any number")
@@ -138,9 +142,20 @@ class CohortSettings(_Fact):
                 raise ValueError("upload masked hides each update: aggregator must be mean, without norm_limit")
             if self.algorithm.asynchronous:
                 raise ValueError("upload masked needs one start for all; algorithm fedbuff has none")
+        self._check_privacy()
         if self.upload == "trajectory" and self.recipe.estimator != "replay":
             raise ValueError("upload trajectory is replayed by the server; the recipe needs estimator replay")
         return self
+
+    def _check_privacy(self) -> None:
+        examples = None if self.privacy is None else self.privacy.examples
+        members = None if self.privacy is None else self.privacy.members
+        if (examples is not None) != (self.recipe.privacy == "clipped"):
+            raise ValueError("privacy of examples and recipe privacy clipped belong together: give both, or neither")
+        if self.privacy is not None and self.weights != "equal":
+            raise ValueError("weights by examples would tell how many examples a device has: privacy needs equal")
+        if members is not None and (self.aggregator.name != "mean" or self.aggregator.clip_norm != members.clip):
+            raise ValueError("privacy of members needs aggregator mean with clip_norm the same as its clip")
 
 
 class RoundState(StrEnum):
@@ -163,6 +178,7 @@ class RoundTask(RoundRef):
     algorithm: AlgorithmSettings
     upload: UploadForm = "weights"
     masking: MaskingParameters | None = Field(None, description="of upload masked: what all its devices agree on")
+    privacy: PrivacySettings | None = Field(None, description="what the cohort promises to its members")
     deadline: datetime = Field(description="after it the update may come too late")
 
 
@@ -181,7 +197,6 @@ class CohortOrigin(_Fact):
 class MemberRequest(_Wire):
     """A user joins, with the device that trains for him."""
 
-    user: str = Field(pattern=NAME)
     device: str = Field(min_length=1, max_length=64, description="id of an enrolled device of the tenant")
 
 
@@ -231,7 +246,7 @@ class UpdateView(_Wire):
 
     user: str
     device_id: str
-    job_id: str
+    job_id: str | None = Field(description="null: not made yet")
     state: UpdateState
     claimed_examples: int | None = Field(None, description="that the device said it trained on")
     examples: int | None = Field(None, description="that count: at most the cohort's most_examples")

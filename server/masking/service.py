@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from server.artifacts.store import ArtifactStore
 from server.clock import utc_now
+from server.cohorts.asking import masking_parameters
 from server.cohorts.models import Cohort, CohortRound
 from server.jobs.models import Job
 from server.leases.repository import LeaseRepository
