@@ -15,11 +15,11 @@ from server.artifacts.store import ArtifactStore
 from server.clock import utc_now
 from server.cohorts.asking import masking_parameters
 from server.cohorts.models import Cohort, CohortRound
+from server.cohorts.repository import CohortRepository
 from server.jobs.models import Job
 from server.leases.repository import LeaseRepository
 from server.leases.service import LeaseService
 from server.masking.models import MaskedRound
-from server.masking.parameters import masking_parameters
 from server.masking.progress import MaskingProgress
 from server.masking.repository import DatabaseStore, MaskingRepository
 from shared.cohort import RoundState
@@ -67,6 +67,7 @@ class MaskingService:
 
         Raises NotFound, Gone, Conflict, and what `say` raises.
         """
+        CohortRepository(self._session).lock_of_lease(lease_id)  # before the job, as `server.db.locking` says
         leases = LeaseService(self._session, self._lease_seconds)
         lease, job = leases.find(device_id, lease_id)
         leases.hold(lease)
