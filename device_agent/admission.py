@@ -22,6 +22,11 @@ def admit(lease: Lease, key: Ed25519PublicKey, seen: SeenVersions) -> ProgramMan
         raise Untrusted(
             "the program that came with the job is not of the job's recipe; look at what the server has for it"
         )
+    privacy = lease.job.request.privacy
+    if (privacy is not None) != (manifest.recipe.privacy == "clipped"):
+        raise Untrusted("the job asks for privacy that its program does not keep, or has a program that asks for more")
+    if privacy is not None and privacy.noise_multiplier is None:
+        raise Untrusted("the job does not say how much noise keeps its data private")
     seen.admit(manifest)
     return manifest
 

@@ -232,6 +232,7 @@ class Assignment:
             start=None if start is None else self.run.start,
             start_sha256=None if start is None else start.sha256,
             round=self.lease.round,
+            privacy=self.lease.job.request.privacy,
         )
 
     def _fetch(self, conduct: Conduct, file: ProgramFile) -> Path:
@@ -242,9 +243,14 @@ class Assignment:
         return move(None) if self.tools.cache.holds(file) else conduct.transfer(move)
 
     def _tell(self, progress: Progress) -> None:
-        # A masked update's losses and accuracies would tell of it.
-        self.keeper.tell(quiet_progress(progress) if self._masked else progress)
+        # A masked update's losses and accuracies would tell of it; a private run tells nothing that data decides.
+        told = quiet_progress(progress) if self._masked else progress
+        self.keeper.tell(told.private() if self._private else told)
         self.show(progress)
+
+    @property
+    def _private(self) -> bool:
+        return self.lease.job.request.privacy is not None
 
     def _over(self) -> bool:
         return self.keeper.ended or self.wait(0)
@@ -271,7 +277,9 @@ class Assignment:
         return Ended(Outcome.LOST, f"the server refuses this device ({detail}); the run is kept")
 
     def _fail(self, reason: JobError, detail: str) -> Ended:
-        """Reports a job that cannot be trained."""
+        """Reports a job that cannot be trained; of a private one only that this device's log says why."""
+        if self._private:
+            reason = JobError(code=reason.code, detail="the device's own log says why; the run was private")
         self._say(lambda: self.client.fail(self.lease.id, reason))
         return Ended(Outcome.FAILED, detail)
 

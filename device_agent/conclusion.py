@@ -34,8 +34,18 @@ def conclude(plan: RunPlan, trajectory: Trajectory, spent: Figures, examples: in
     """The result of a run whose ledger is whole.
 
     spent: over all its processes. examples, truncated: of the training split. Raises Diverged if no step was ever
-    measured, which only a damaged run can show.
+    measured, which only a damaged run can show. Of a private run it tells what steps and clock tell anyway.
     """
+    if plan.privacy is not None:
+        return Result(
+            steps=trajectory.steps,
+            best_step=trajectory.steps,
+            train_seconds=spent.train_seconds,
+            seconds=spent.seconds,
+            peak_rss_bytes=0,  # it grows with the data
+            train_examples=None,
+            truncated_examples=None,
+        )
     best = handed_in(plan, trajectory)
     if best is None:
         raise Diverged("the run has no validation; remove its directory to train it anew")

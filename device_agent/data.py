@@ -57,6 +57,8 @@ def read_splits(
 
     Without validation.jsonl a fifth of train.jsonl is held out. with_test: read the test split, too.
     Raises UnusableRecord naming file and line.
+    A recipe that clips trains on all of train.jsonl and measures nothing: what one more example would hold out, and
+    how well B does, must not decide what is sent.
     """
     check_directory(directory)
 
@@ -68,6 +70,8 @@ def read_splits(
             raise UnusableRecord(error.detail, _public(error, path, task)) from error
 
     train = read("train")
+    if recipe.privacy == "clipped":
+        return Splits(train=train, validation=(), test=None)
     if (directory / "validation.jsonl").is_file():
         validation = read("validation")
     else:

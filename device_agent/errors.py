@@ -4,6 +4,8 @@ MobizoError
 |- BadRequest
 |  `- InvalidDataset
 |     `- UnusableRecord      a line of the device's data; says apart what may leave the device
+|- Conflict
+|  `- ChangedData             a private run's data set is not the one that it began with
 |- NotEnrolled               no server has been joined yet
 |- AlreadyRunning            another agent works in the same home
 |- Unavailable
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import errno
 
-from shared.errors import InvalidDataset, MobizoError, Unavailable, Untrusted
+from shared.errors import Conflict, InvalidDataset, MobizoError, Unavailable, Untrusted
 
 
 class UnusableRecord(InvalidDataset):
@@ -31,6 +33,12 @@ class UnusableRecord(InvalidDataset):
         """detail: all there is to say, for this device only. public: the part that quotes nothing of the data."""
         super().__init__(detail)
         self.public = public
+
+
+class ChangedData(Conflict):
+    """The data set has changed since this private run began, whose samples are drawn; submit the job again."""
+
+    code, title = "changed-data", "Changed data"
 
 
 class NotEnrolled(MobizoError):

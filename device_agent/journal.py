@@ -8,6 +8,7 @@
     limits              how the run is to hold back from its next step on; the daemon writes it, the training reads it
     start.safetensors   B that the run goes on from, if it goes on from an adapter
     plan.bin            the plan and the data as the native runner takes them (`device_agent.plan`)
+    draws.npz           samples and noise of a private run; secret, and gone when it is done
     prepared.json       what the native plan was made of, and its sha256
     best.f32, last.f32  the same B's from the native runner, D little-endian float32 each
     result.json         what is reported; once it exists, only the upload is missing
@@ -29,6 +30,7 @@ from typing import TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from device_agent.draws import Draws, kept_draws
 from device_agent.durable import write_durably
 from shared.canonical import sha256_hex
 from shared.cohort import RoundTask
@@ -36,6 +38,7 @@ from shared.errors import Untrusted
 from shared.federation.algorithms import DeviceHalf, find
 from shared.job import Result, TrainingSettings
 from shared.lora import F32, adapter_file, load_adapter
+from shared.privacy import ExamplePrivacy
 from shared.program import ProgramManifest
 from shared.recipe import Sha256
 from shared.task import Task
@@ -63,19 +66,27 @@ class RunPlan(BaseModel):
     start_sha256: Sha256 | None = None
     round: RoundTask | None = Field(None, description="of a cohort; null: the run is its user's own")
 
+    privacy: ExamplePrivacy | None = None
+
+    @property
+    def dynamic_length(self) -> bool:
+        """Whether batches are as short as their examples; if not all alike, one would change the others' rounding."""
+        return self.manifest.dynamic_length and self.privacy is None
+
     @property
     def half(self) -> DeviceHalf:
-        """What the run does beside the plain steps: nothing, unless it is part of a round."""
-        return DeviceHalf() if self.round is None else find(self.round.algorithm).device
+        """What the run does beside the plain steps: what its round's algorithm says, or a pull of its own."""
+        return DeviceHalf(self.training.proximal) if self.round is None else find(self.round.algorithm).device
 
     @property
     def hands_in_last(self) -> bool:
         """Whether B after the last step is handed in, as federated averaging takes it, and not the best validated one.
 
         McMahan et al., AISTATS 2017, Algorithm 1. Each device choosing by its own few examples would weigh steps by
-        luck. No test split is read then: what a round is judged by is validation, before and after.
+        luck. No test split is read then: what a round is judged by is validation, before and after. A private run
+        may not let its data choose either, and measures nothing.
         """
-        return self.round is not None
+        return self.round is not None or self.privacy is not None
 
     @property
     def header(self) -> TrajectoryHeader:
@@ -163,6 +174,11 @@ class RunDirectory:
         return self.path / "plan.bin"
 
     @property
+    def kept_draws(self) -> Path:
+        """What a private run has drawn."""
+        return self.path / "draws.npz"
+
+    @property
     def ledger(self) -> Path:
         """The trajectory."""
         return self.path / "trajectory.bin"
@@ -212,12 +228,22 @@ class RunDirectory:
         return self._read("result.json", Result)
 
     def finish(self, result: Result) -> None:
-        """Notes that training is complete; both adapters must have been written."""
+        """Notes that training is complete; both adapters must have been written. What was secret goes."""
         self._write("result.json", result)
+        if self.kept_draws.exists():
+            self.native_plan.unlink(missing_ok=True)
+            self.kept_draws.unlink()
 
     def begin_b(self, plan: RunPlan) -> F32:
         """B (D,) before the first step; see `RunPlan.begin_b`."""
         return plan.begin_b()
+
+    def draws(self, plan: RunPlan, examples: int) -> Draws:
+        """What a private run on so many examples draws, once. Raises ChangedData, InvalidDataset, or ValueError."""
+        if plan.privacy is None:
+            raise ValueError("a run that is not private draws nothing in secret")
+        steps, queries = plan.training.steps, plan.manifest.recipe.queries
+        return kept_draws(self.kept_draws, plan.privacy, examples, steps, queries)
 
     def open_trajectory(self, plan: RunPlan) -> TrajectoryFile:
         """The ledger, continued or begun. Raises Conflict if it is another run's."""

@@ -9,7 +9,8 @@ said otherwise. T steps, q queries, E examples a step, A answer positions, C cho
     P   what B's distance from that start is multiplied with after each step, float32 (T,); absent without pulls
     K   empty: B after the last step is handed in, not the best validated one; absent otherwise
     L   learning rate of each step, float32 (T,)
-    Q   seeds (T, q, 2)          O   examples of each step (T, E)
+    Q   seeds (T, q, 2)          O   examples of each step (T, E), of a private run as many as D says
+    D   draws of a private run: clip float32, count of examples of each step (T,), noise float32 (T, q); comes before O
     X   a training example: count n, tokens at the front that are never cut; tokens (n,), positions (A,); then answers
         (A,), or choices (A, C) and choice mask float32 (A, C) where the loss is over candidates; mask float32 (A,)
     V   a batch of `score` from the validation split: length S; tokens (R, S), positions (R, A), choices (R, A, C);
@@ -30,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_agent.data import Splits
+from device_agent.draws import Draws
 from device_agent.evaluation import score_batches
 from device_agent.journal import RunPlan
 from device_agent.order import ExampleOrder
@@ -42,20 +44,19 @@ MAGIC = b"MOBIZO-PLAN 1\n"
 I32 = NDArray[np.int32]
 
 
-def dump_plan(plan: RunPlan, splits: Splits) -> Iterator[bytes]:
-    """The file, piece by piece."""
+def dump_plan(plan: RunPlan, splits: Splits, draws: Draws | None = None) -> Iterator[bytes]:
+    """The file, piece by piece. draws: of a private run."""
     yield MAGIC
     count = 0
-    for kind, payload in _records(plan, splits):
+    for kind, payload in _records(plan, splits, draws):
         yield frame(kind, count, payload)
         count += 1
     yield frame(b"Z", count, b"")
 
 
-def _records(plan: RunPlan, splits: Splits) -> Iterator[tuple[bytes, bytes]]:
+def _records(plan: RunPlan, splits: Splits, draws: Draws | None) -> Iterator[tuple[bytes, bytes]]:
     recipe, settings = plan.manifest.recipe, plan.training
     steps = range(settings.steps)
-    order = ExampleOrder(settings.seed, tuple(example.correct for example in splits.train), recipe.effective_batch)
     yield b"C", _settings(plan)
     yield b"H", plan.header.model_dump_json().encode()
     if plan.start is not None:
@@ -66,9 +67,17 @@ def _records(plan: RunPlan, splits: Splits) -> Iterator[tuple[bytes, bytes]]:
         yield b"K", b""
     yield b"L", np.array([settings.lr_at(step) for step in steps], "<f4").tobytes()
     yield b"Q", b"".join(query_seeds(settings.seed, step, recipe.queries).astype("<i4").tobytes() for step in steps)
-    yield b"O", b"".join(_integers(order.indices(step)) for step in steps)
+    if draws is not None and plan.privacy is not None:
+        clip = np.array([plan.privacy.clip], "<f4")
+        yield b"D", clip.tobytes() + draws.counts.astype("<i4").tobytes() + draws.noise.astype("<f4").tobytes()
+        yield b"O", draws.order.astype("<i4").tobytes()
+    else:
+        order = ExampleOrder(settings.seed, tuple(example.correct for example in splits.train), recipe.effective_batch)
+        yield b"O", b"".join(_integers(order.indices(step)) for step in steps)
     for example in splits.train:
         yield b"X", _example(plan, example)
+    if plan.privacy is not None:
+        return  # nothing is measured
     yield from ((b"V", batch) for batch in _scores(plan, splits.validation))
     yield from ((b"T", batch) for batch in _scores(plan, splits.test or ()))
 
@@ -85,7 +94,7 @@ def _settings(plan: RunPlan) -> bytes:
         recipe.choices,
         recipe.score_rows,
         manifest.size,
-        manifest.dynamic_length,
+        plan.dynamic_length,
         recipe.loss == "candidates",
         recipe.estimator == "stored",
         manifest.shape.hidden if "suffix" in manifest.methods else 0,

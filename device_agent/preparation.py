@@ -34,7 +34,8 @@ def prepare(run: RunDirectory) -> None:
         plan.training,
         with_test=not plan.hands_in_last,
     )
-    write_pieces(run.native_plan, dump_plan(plan, splits))
+    draws = None if plan.privacy is None else run.draws(plan, len(splits.train))
+    write_pieces(run.native_plan, dump_plan(plan, splits, draws))
     run.note_prepared(
         Prepared(
             train_examples=len(splits.train),

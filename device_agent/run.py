@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from device_agent.draws import Draws
 from device_agent.journal import Figures, RunPlan
 from shared.job import Result
 from shared.lora import F32
@@ -24,6 +25,9 @@ class Run(Protocol):
 
     def begin_b(self, plan: RunPlan) -> F32:
         """B (D,) before the first step."""
+
+    def draws(self, plan: RunPlan, examples: int) -> Draws:
+        """What a private run on so many examples draws; the same whenever it is asked for."""
 
     def open_trajectory(self, plan: RunPlan) -> Ledger:
         """The ledger, continued or begun."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from device_agent.conclusion import best_validation, conclude, handed_in, recorded
 from device_agent.data import Splits
+from device_agent.draws import Draws
 from device_agent.errors import Diverged
 from device_agent.evaluation import measure
 from device_agent.journal import Figures, RunPlan
@@ -21,7 +22,7 @@ from device_agent.memory import peak_rss_bytes, rss_bytes
 from device_agent.order import ExampleOrder
 from device_agent.prefix import PrefixCache
 from device_agent.run import Run
-from device_agent.runtimes import F32, Runtime
+from device_agent.runtimes import F32, Runtime, Secret
 from shared.encoding import Example, pack_step
 from shared.job import Progress, Result
 from shared.noise import query_seeds
@@ -53,7 +54,7 @@ class Trainer:
         self._run, self._plan, self._splits, self._runtime = run, plan, splits, runtime
         self._report, self._stop = report, stop
         self._settings, self._recipe = plan.training, plan.manifest.recipe
-        self._dynamic = plan.manifest.dynamic_length
+        self._dynamic = plan.dynamic_length
         self._eps = plan.training.eps_for(plan.manifest.recipe)
         self._prefix: PrefixCache | None = None
         if "suffix" in plan.manifest.methods:
@@ -61,6 +62,7 @@ class Trainer:
             self._prefix = PrefixCache(runtime, width, bound, dynamic=self._dynamic)
         answers = tuple(example.correct for example in splits.train)
         self._order = ExampleOrder(plan.training.seed, answers, self._recipe.effective_batch)
+        self._draws: Draws | None = None if plan.privacy is None else run.draws(plan, len(splits.train))
         self._start, self._half = run.begin_b(plan), plan.half
         self._ledger: Ledger = run.open_trajectory(plan)
         self._before = run.figures()
@@ -119,12 +121,12 @@ class Trainer:
         self._obey_limits()
         began = time.monotonic()
         lr = self._settings.lr_at(step)
-        losses, coefficients = self._move(step, lr)
+        losses, coefficients = self._move(step, lr) if self._draws is None else self._move_privately(step, lr)
         if not (np.isfinite(losses).all() and np.isfinite(coefficients).all()):
             raise Diverged(f"training diverged at step {step}: the loss is no number any more; lower lr")
         self._ledger.append_step(coefficients, self._half.pull_factor([lr]) if self._half.pulls else None)
         self._pull(step)
-        self._loss = float(losses.mean())
+        self._loss = float(losses.mean()) if self._draws is None else None
         self._step_seconds.append(time.monotonic() - began)
         self._tell("training", lr)
         self._train_seconds += time.monotonic() - began
@@ -153,7 +155,24 @@ class Trainer:
 
     def _move(self, step: int, lr: float) -> tuple[F32, F32]:
         """Losses (2q,) and coefficients (q,) of one step; B has moved."""
-        indices = self._order.indices(step)
+        return self._call(step, lr, self._order.indices(step))
+
+    def _move_privately(self, step: int, lr: float) -> tuple[F32, F32]:
+        """Noised totals (q,) and coefficients (q,) of one step on its sample; B has moved.
+
+        A sample over E takes several calls. The last one adds the noise, and it alone moves B.
+        """
+        assert self._draws is not None and self._plan.privacy is not None  # noqa: S101, PT018  # they come together
+        sample, most = self._draws.sample(step), self._recipe.effective_batch
+        pieces = [sample[at : at + most] for at in range(0, len(sample), most)] or [[]]
+        summed = np.zeros(self._recipe.queries, np.float32)
+        for piece in pieces[:-1]:
+            self._pulse()
+            summed, _ = self._call(step, 0.0, piece, Secret(self._plan.privacy.clip, summed))
+        return self._call(step, lr, pieces[-1], Secret(self._plan.privacy.clip, summed + self._draws.noise[step]))
+
+    def _call(self, step: int, lr: float, indices: list[int], secret: Secret | None = None) -> tuple[F32, F32]:
+        """One call of the program on these examples."""
         examples = [self._splits.train[index] for index in indices]
         if self._limits.max_length is not None:
             examples = [example.shortened(self._limits.max_length) for example in examples]
@@ -161,17 +180,19 @@ class Trainer:
         seeds = self._seeds(step)
         began = time.monotonic()
         if self._prefix is None:
-            found = self._runtime.step(batch, seeds, lr, self._eps)
+            found = self._runtime.step(batch, seeds, lr, self._eps, secret)
         else:
             tokens, *labels = batch
             hidden = self._prefix.hidden(indices, examples, tokens)
-            found = self._runtime.suffix(hidden, tuple(labels), seeds, lr, self._eps)
+            found = self._runtime.suffix(hidden, tuple(labels), seeds, lr, self._eps, secret)
         self._program_seconds += time.monotonic() - began
         return found
 
     def _evaluate(self, split: str, examples: Sequence[Example] | None, *, best: int | None = None) -> None:
         """Measures and records B as it is, unless the ledger has it. best: the step of B, if it is the best one's."""
         at, adapter = (self._steps, "current") if best is None else (best, "best")
+        if self._draws is not None:
+            return  # what is measured on the data is told to nobody, and chooses nothing
         if examples is None or recorded(self._ledger.trajectory, split, at, adapter) is not None:
             return
         self._tell("evaluating")

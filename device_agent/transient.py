@@ -5,9 +5,12 @@ Its ledger and its adapter files hold what a run directory's would, byte for byt
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from device_agent.draws import Draws, draw
 from device_agent.journal import Figures, RunPlan, run_adapter
+from shared.entropy import Entropy
 from shared.job import Result
 from shared.lora import F32
 from shared.trajectory import Ledger, Limits
@@ -19,9 +22,9 @@ class TransientRun:
     best = Path("best.safetensors")
     last = Path("last.safetensors")
 
-    def __init__(self, start: F32) -> None:
-        """start: B (D,) before the first step."""
-        self._start = start
+    def __init__(self, start: F32, entropy: Entropy = os.urandom) -> None:
+        """start: B (D,) before the first step. entropy: of a private run, which a simulation may want to repeat."""
+        self._start, self._entropy = start, entropy
         self.files: dict[Path, bytes] = {}
         self.ledger: Ledger | None = None
         self.result: Result | None = None
@@ -30,6 +33,12 @@ class TransientRun:
     def begin_b(self, plan: RunPlan) -> F32:
         """B (D,) before the first step, whatever file the plan names."""
         return self._start
+
+    def draws(self, plan: RunPlan, examples: int) -> Draws:
+        """What a private run draws, which is asked for once. Raises InvalidDataset, or ValueError for any other run."""
+        if plan.privacy is None:
+            raise ValueError("a run that is not private draws nothing in secret")
+        return draw(plan.privacy, examples, plan.training.steps, plan.manifest.recipe.queries, self._entropy)
 
     def open_trajectory(self, plan: RunPlan) -> Ledger:
         """A new ledger."""

@@ -105,7 +105,7 @@ class CohortSettings(_Fact):
     upload: UploadForm = Field("weights", description="what a device sends: B, its trajectory, or masked numbers")
     masking: MaskingSettings | None = Field(None, description="of upload masked, which needs it; null for all others")
     privacy: PrivacySettings | None = Field(
-        None, description="of each example on its device, and of each member in the cohort's versions; null: none"
+        None, description="of the devices' examples, of the members, or both; null: of nobody"
     )
     membership: Membership = Field("open", description="operator: only a token that may write cohorts adds members")
     automatic: bool = Field(False, description="the next round opens by itself once the last one has ended")
@@ -121,6 +121,8 @@ class CohortSettings(_Fact):
         name, aggregator = self.algorithm.name, self.aggregator
         if name == "fedprox" and self.algorithm.mu == 0:
             raise ValueError("algorithm fedprox pulls by mu; give it mu > 0, or take fedavg")
+        if self.training.proximal:
+            raise ValueError("in a cohort, algorithm.mu says how strong the pull towards the start is, not training")
         if self.algorithm.mu * self.training.lr > 1:
             raise ValueError(f"mu {self.algorithm.mu:g} pulls past the start at lr {self.training.lr:g}: lower either")
         if self.algorithm.asynchronous and self.quorum > self.algorithm.buffer_size:
@@ -142,20 +144,21 @@ class CohortSettings(_Fact):
                 raise ValueError("upload masked hides each update: aggregator must be mean, without norm_limit")
             if self.algorithm.asynchronous:
                 raise ValueError("upload masked needs one start for all; algorithm fedbuff has none")
-        self._check_privacy()
+        if self.privacy is not None:
+            self._check_privacy(self.privacy)
         if self.upload == "trajectory" and self.recipe.estimator != "replay":
             raise ValueError("upload trajectory is replayed by the server; the recipe needs estimator replay")
         return self
 
-    def _check_privacy(self) -> None:
-        examples = None if self.privacy is None else self.privacy.examples
-        members = None if self.privacy is None else self.privacy.members
-        if (examples is not None) != (self.recipe.privacy == "clipped"):
-            raise ValueError("privacy of examples and recipe privacy clipped belong together: give both, or neither")
-        if self.privacy is not None and self.weights != "equal":
-            raise ValueError("weights by examples would tell how many examples a device has: privacy needs equal")
-        if members is not None and (self.aggregator.name != "mean" or self.aggregator.clip_norm != members.clip):
-            raise ValueError("privacy of members needs aggregator mean with clip_norm the same as its clip")
+    def _check_privacy(self, privacy: PrivacySettings) -> None:
+        if self.weights != "equal":
+            raise ValueError("privacy needs weights equal: how many examples a device has is nobody's business")
+        if privacy.members is None:
+            return
+        if self.aggregator.name != "mean" or self.upload == "masked":
+            raise ValueError("privacy of members is noise on a mean of updates that the server clips: aggregator mean")
+        if self.aggregator.clip_norm is not None:
+            raise ValueError("privacy of members clips by its own clip; leave aggregator.clip_norm out")
 
 
 class RoundState(StrEnum):

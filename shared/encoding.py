@@ -170,18 +170,18 @@ def _continuations(example: Example, position: int) -> list[int]:
 
 def _packed_length(rows: Iterable[Row], recipe: Recipe, dynamic: bool) -> int:
     """S of a batch of these rows: the longest one's tokens where the program takes any length, else the recipe's."""
-    return max(MIN_LENGTH, *(len(row.tokens) for row in rows)) if dynamic else recipe.sequence_length
+    return max((MIN_LENGTH, *(len(row.tokens) for row in rows))) if dynamic else recipe.sequence_length
 
 
 def pack_step(examples: Sequence[Example], recipe: Recipe, *, dynamic: bool = False) -> Arrays:
-    """The data inputs of `step`, for at most E examples (missing rows are masked out).
+    """The data inputs of `step`, for at most E examples (missing rows are masked out, all of them if there is none).
 
     Loss full: tokens (E, S), positions (E, T), answers (E, T), mask (E, T).
     Loss candidates: tokens (E, S), positions (E, T), choices (E, T, C), choice_mask (E, T, C), mask (E, T).
     dynamic: the manifest's `dynamic_length`; S is then the batch's longest sequence, not the recipe's.
     """
     rows, answer = recipe.effective_batch, recipe.answer_length
-    if not 1 <= len(examples) <= rows:
+    if len(examples) > rows:
         raise ValueError(f"{len(examples)} examples for {rows} rows")
     tokens = np.zeros((rows, _packed_length((example.right for example in examples), recipe, dynamic)), TOKEN_DTYPE)
     positions = np.zeros((rows, answer), TOKEN_DTYPE)

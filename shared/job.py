@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shared.capabilities import Requirements
 from shared.privacy import ExamplePrivacy
@@ -72,6 +72,22 @@ class TrainingSettings(BaseModel):
     evaluation_interval: int = Field(25, ge=1, description="steps between validations; the best one's B is kept")
     validation_limit: int | None = Field(200, ge=1, description="most validation examples; null: all")
     test_limit: int | None = Field(None, ge=1, description="most test examples; null: all")
+    # Absent where 0, so that what was signed before it was known keeps its bytes.
+    proximal: float = Field(
+        0,
+        ge=0,
+        le=1e3,
+        allow_inf_nan=False,
+        exclude_if=lambda value: value == 0,
+        description="mu: strength of the pull towards what the run goes on from (FedProx), so that it stays near; in a "
+        "cohort, `algorithm.mu` says it",
+    )
+
+    @model_validator(mode="after")
+    def _stays_short_of_the_start(self) -> TrainingSettings:
+        if self.proximal * self.lr > 1:
+            raise ValueError(f"proximal {self.proximal:g} pulls past the start at lr {self.lr:g}: lower either")
+        return self
 
     def eps_for(self, recipe: RecipeSettings) -> float:
         """The perturbation scale: the given one, or the default of the recipe's precision."""
@@ -197,6 +213,10 @@ class Progress(BaseModel):
     accuracy: float | None = Field(None, ge=0, le=1, description="latest validation accuracy")
     best_accuracy: float | None = Field(None, ge=0, le=1)
     why: str | None = Field(None, max_length=500, description="in words: why it waits or goes slowly, or what it does")
+
+    def private(self) -> Progress:
+        """What of it may be told of a private run: nothing that depends on the data, and no pace or memory either."""
+        return Progress(phase=self.phase, step=self.step, steps=self.steps, lr=self.lr, why=self.why)
 
     def line(self) -> str:
         """All of it for people, on one line."""

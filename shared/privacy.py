@@ -4,7 +4,7 @@ On a device, in each step: every example's q loss differences are clipped to an 
 units of C / UNITS; the program sums them over the step's sample and adds secret noise to each sum, which is a whole
 number of units too. Nothing else of the data reaches B. Neighbours are two data sets of which one has one example more.
 On a server, in each round: every member's update is clipped to an L2 norm, and noise is added to their mean.
-Neighbours are two rounds of the same members, one of whom sent zeros in one of them.
+Neighbours are two histories of the same members, one of whom sent zeros in every round.
 
 DP-SGD is of Abadi et al., CCS'16; that it is enough to add noise to scalars where steps are zeroth-order, of Tang et
 al., "Private Fine-tuning of Large Language Models with Zeroth-order Optimization", 2024. Knows no accountant.
@@ -23,9 +23,10 @@ from shared.entropy import Entropy, gaussian, rounded_gaussian
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 
-UNITS = 1 << 14  # that C is cut into; sums of 256 examples stay whole in float32
+UNITS = 1 << 12  # that C is cut into; float32 holds the sums of MOST_SAMPLE examples and any noise whole
 MOST = 1024.0  # times C; differences beyond it count as it, so that no square overflows
 MOST_NOISE = 64.0  # times C; float32 still holds every whole number of units there is
+MOST_SAMPLE = 1 << 11  # examples of one step
 
 
 class ExamplePrivacy(BaseModel):
@@ -104,7 +105,7 @@ def contributions(differences: F32, clip: float) -> I64:
     differences: float32 (n, q), loss at B + eps z less loss at B - eps z. What is no number counts as zero.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        scaled = np.asarray(differences, np.float32) * (np.float32(1) / np.float32(clip))
+        scaled = np.asarray(differences, np.float32) / np.float32(clip)
     scaled = np.clip(np.where(np.isnan(scaled), np.float32(0), scaled), -MOST, MOST).astype(np.float32)
     norms = np.sqrt(np.square(scaled).sum(axis=1, keepdims=True, dtype=np.float32))
     # One unit less than the bound pays for the rounding of norms and products in float32.
@@ -123,17 +124,6 @@ def unit_noise(settings: ExamplePrivacy, steps: int, queries: int, entropy: Entr
     """The noise of each step's sums, whole units, float32 (steps, q)."""
     noise = rounded_gaussian(settings.sigma * UNITS, steps * queries, entropy)
     return noise.astype(np.float32).reshape(steps, queries)
-
-
-def clip_update(update: F32, clip: float) -> F32:
-    """A member's update (D,) with an L2 norm of at most `clip`; one that is no number counts as zeros."""
-    norm = float(np.sqrt(np.square(update, dtype=np.float64).sum()))
-    if not np.isfinite(norm):
-        return np.zeros_like(update)
-    if norm <= clip:
-        return update
-    shrink = clip / norm * (1 - 2.0**-20)  # the rest pays for rounding to float32
-    return (update * shrink).astype(np.float32)
 
 
 def noised_mean(

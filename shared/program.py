@@ -8,6 +8,9 @@ S is any length from MIN_LENGTH to the recipe's where the manifest says `dynamic
     step     full:       tokens (E,S), positions (E,T), answers (E,T), mask (E,T), seeds (q,2), lr, eps
              candidates: tokens (E,S), positions (E,T), choices (E,T,C), choice_mask (E,T,C), mask (E,T), seeds, lr, eps
              -> losses (2q,), coefficients (q,); B has moved by -sum coefficients_i z_i, in order
+             With privacy `clipped` both take clip [1] and carried (q,) besides, the secret noise in whole units of
+             clip / UNITS (shared.privacy), and the totals (q,) in these units stand in place of the losses: carried,
+             and each example's loss differences, clipped together. A row whose mask is all 0 adds exactly nothing.
     replay   seeds (q,2), coefficients (q,) -> first element of B (1,); the update alone, as `step` does it
     score    tokens (R,S), positions (R,T), choices (R,T,C) -> log-probabilities (R,T,C) over the whole vocabulary
     adapter  -> B (D,)

@@ -3,6 +3,7 @@
 #include "frames.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 
 namespace mobizo {
@@ -117,9 +118,17 @@ Plan Plan::read(const std::string &path) {
     case 'Q':
       plan.seeds = numbers.many<int32_t>(static_cast<size_t>(s.steps * s.queries * 2));
       break;
-    case 'O':
-      plan.order = numbers.many<int32_t>(static_cast<size_t>(s.steps * s.batch));
+    case 'D':
+      plan.secret = true;
+      plan.clip = numbers.one<float>();
+      plan.counts = numbers.many<int32_t>(static_cast<size_t>(s.steps));
+      plan.noise = numbers.many<float>(static_cast<size_t>(s.steps * s.queries));
       break;
+    case 'O': {
+      const auto all = std::accumulate(plan.counts.begin(), plan.counts.end(), size_t{0});
+      plan.order = numbers.many<int32_t>(plan.secret ? all : static_cast<size_t>(s.steps * s.batch));
+      break;
+    }
     case 'X':
       plan.examples.push_back(read_example(frame.payload, s));
       break;
@@ -150,6 +159,15 @@ Tensor Plan::seeds_of(size_t step) const {
   return tensor;
 }
 
+std::vector<int32_t> Plan::sample(size_t step) const {
+  const auto batch = static_cast<size_t>(settings.batch);
+  const auto own = counts.begin() + static_cast<std::ptrdiff_t>(secret ? step : 0);
+  const size_t before = secret ? std::accumulate(counts.begin(), own, size_t{0}) : step * batch;
+  const size_t count = secret ? static_cast<size_t>(*own) : batch;
+  const auto first = order.begin() + static_cast<std::ptrdiff_t>(before);
+  return {first, first + static_cast<std::ptrdiff_t>(count)};
+}
+
 std::vector<Tensor> Plan::pack(const std::vector<const Example *> &batch) const {
   const auto rows = static_cast<int32_t>(settings.batch), answer = static_cast<int32_t>(settings.answer),
              choices = static_cast<int32_t>(settings.choices);
@@ -161,6 +179,9 @@ std::vector<Tensor> Plan::pack(const std::vector<const Example *> &batch) const 
   Tensor answers(Type::Int64, {rows, answer}), mask(Type::Float, {rows, answer});
   Tensor candidates(Type::Int64, {rows, answer, choices}), candidate_mask(Type::Float, {rows, answer, choices});
   const auto t = static_cast<size_t>(answer), c = t * static_cast<size_t>(choices);
+  for (size_t cell = 0; cell < candidate_mask.count(); cell += static_cast<size_t>(choices)) {
+    candidate_mask.data<float>()[cell] = 1; // a row without an example has one candidate
+  }
   for (size_t row = 0; row < batch.size(); ++row) {
     const Example &example = *batch[row];
     std::copy(example.tokens.begin(), example.tokens.end(), tokens.data<int64_t>() + row * length);

@@ -50,7 +50,11 @@ struct Plan {
   std::vector<float> pulls;          // (steps,): factors of B's distance from the start; empty: no pulls
   bool hands_in_last = false;        // B after the last step, not the best validated one
   std::vector<float> lr;             // (steps,)
-  std::vector<int32_t> seeds, order; // (steps, q, 2), (steps, E)
+  std::vector<int32_t> seeds, order; // (steps, q, 2), (steps, E); of a private run as many a step as `counts` says
+  bool secret = false;               // a private run: nothing that depends on the data is told
+  float clip = 0;                    // C
+  std::vector<int32_t> counts;       // (steps,)
+  std::vector<float> noise;          // (steps, q), whole units
   std::vector<Example> examples;
   std::vector<ScoreBatch> validation, test;
 
@@ -58,6 +62,9 @@ struct Plan {
   static Plan read(const std::string &path);
 
   Tensor seeds_of(size_t step) const;
+
+  // Indices of a step's examples.
+  std::vector<int32_t> sample(size_t step) const;
 
   // The data inputs of `step` for these examples; of `suffix` without the first.
   std::vector<Tensor> pack(const std::vector<const Example *> &batch) const;

@@ -91,7 +91,7 @@ void Trainer::step() {
   obey_limits();
   const Clock::time_point began = Clock::now();
   const float lr = plan_.lr[step];
-  const std::vector<Tensor> results = move(step, lr);
+  const std::vector<Tensor> results = plan_.secret ? move_privately(step, lr) : move(step, lr);
   const std::vector<float> losses = values(results.at(0));
   std::vector<float> coefficients = values(results.at(1));
   if (!finite(losses) || !finite(coefficients)) {
@@ -131,14 +131,31 @@ void Trainer::obey_limits() {
   }
 }
 
-std::vector<Tensor> Trainer::move(size_t step, float lr) {
-  const auto batch = static_cast<size_t>(plan_.settings.batch);
-  const auto first = plan_.order.begin() + static_cast<std::ptrdiff_t>(step * batch);
-  const std::vector<int32_t> indices(first, first + static_cast<std::ptrdiff_t>(batch));
+std::vector<Tensor> Trainer::move(size_t step, float lr) { return call(step, lr, plan_.sample(step)); }
+
+// A sample over E takes several calls. The last one adds the noise, and it alone moves B.
+std::vector<Tensor> Trainer::move_privately(size_t step, float lr) {
+  const std::vector<int32_t> sample = plan_.sample(step);
+  const auto most = static_cast<size_t>(plan_.settings.batch), queries = static_cast<size_t>(plan_.settings.queries);
+  std::vector<float> summed(queries);
+  size_t at = 0;
+  for (; at + most < sample.size(); at += most) {
+    pulse();
+    const auto first = sample.begin() + static_cast<std::ptrdiff_t>(at);
+    summed = values(call(step, 0, {first, first + static_cast<std::ptrdiff_t>(most)}, summed).at(0));
+  }
+  for (size_t query = 0; query < queries; ++query) {
+    summed[query] += plan_.noise[step * queries + query];
+  }
+  return call(step, lr, {sample.begin() + static_cast<std::ptrdiff_t>(at), sample.end()}, summed);
+}
+
+std::vector<Tensor> Trainer::call(size_t step, float lr, const std::vector<int32_t> &indices,
+                                  const std::vector<float> &carried) {
   const int64_t most = ledger_.limits().max_length;
   std::vector<Example> shortened;
   std::vector<const Example *> examples;
-  shortened.reserve(batch);
+  shortened.reserve(indices.size());
   for (const int32_t index : indices) {
     const Example &example = plan_.examples.at(static_cast<size_t>(index));
     if (most > 0) {
@@ -155,6 +172,10 @@ std::vector<Tensor> Trainer::move(size_t step, float lr) {
   inputs.push_back(plan_.seeds_of(step));
   inputs.push_back(scalar(lr));
   inputs.push_back(scalar(static_cast<float>(plan_.settings.eps)));
+  if (plan_.secret) {
+    inputs.push_back(scalar(plan_.clip));
+    inputs.push_back(floats(carried));
+  }
   std::vector<Tensor> outputs = program_.call(method, inputs);
   program_seconds_ += seconds_since(began);
   return outputs;
@@ -196,7 +217,7 @@ Tensor Trainer::hidden(const std::vector<int32_t> &indices, const std::vector<co
       (fits ? states_ : passing)[indices[rows[place]]].assign(state, state + count);
     }
   }
-  Tensor result(Type::Float, {static_cast<int32_t>(indices.size()), length, static_cast<int32_t>(width)});
+  Tensor result(Type::Float, {static_cast<int32_t>(plan_.settings.batch), length, static_cast<int32_t>(width)});
   for (size_t row = 0; row < indices.size(); ++row) {
     const auto kept = states_.find(indices[row]);
     const std::vector<float> &state = kept != states_.end() ? kept->second : passing.at(indices[row]);
@@ -266,7 +287,7 @@ void Trainer::tell(const std::string &phase, float lr) const {
     const double mean = std::accumulate(step_seconds_.begin(), step_seconds_.end(), 0.0) /
                         static_cast<double>(step_seconds_.size());
     const auto left = static_cast<double>(plan_.settings.steps - static_cast<int64_t>(ledger_.steps()));
-    line += ", \"loss\": " + number(loss_) +
+    line += (plan_.secret ? "" : ", \"loss\": " + number(loss_)) +
             ", \"examples_per_second\": " + number(static_cast<double>(plan_.settings.batch) / mean) +
             ", \"seconds_left\": " + number(mean * (1 + ledger_.limits().rest) * left);
   }

@@ -33,6 +33,9 @@ private:
   void evaluate(const std::string &split, const std::vector<ScoreBatch> &batches, int64_t best = -1);
   void conclude();
   std::vector<Tensor> move(size_t step, float lr);
+  std::vector<Tensor> move_privately(size_t step, float lr);
+  std::vector<Tensor> call(size_t step, float lr, const std::vector<int32_t> &indices,
+                           const std::vector<float> &carried = {});
   Tensor hidden(const std::vector<int32_t> &indices, const std::vector<const Example *> &examples, int32_t length);
   void rest(double seconds);
   void pulse() const;

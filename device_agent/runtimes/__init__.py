@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,16 +15,37 @@ F32 = NDArray[np.float32]
 Arrays = tuple[NDArray[Any], ...]
 
 
+@dataclass(frozen=True)
+class Secret:
+    """What a step of a recipe that clips takes besides: C, and what its sums begin with, whole units (q,)."""
+
+    clip: float
+    carried: F32
+
+
 class Runtime(Protocol):
     """A program's methods (see `shared.program`) over one B. Each raises RuntimeFailed if it cannot run."""
 
-    def step(self, batch: Arrays, seeds: NDArray[np.int32], lr: float, eps: float) -> tuple[F32, F32]:
-        """One MobiZO step on a packed batch; seeds (q, 2). Returns losses (2q,) and coefficients (q,); B has moved."""
+    def step(
+        self, batch: Arrays, seeds: NDArray[np.int32], lr: float, eps: float, secret: Secret | None = None
+    ) -> tuple[F32, F32]:
+        """One MobiZO step on a packed batch; seeds (q, 2). Returns losses (2q,) and coefficients (q,); B has moved.
+
+        secret: of a recipe that clips; totals (q,) then stand in place of the losses.
+        """
 
     def prefix(self, tokens: NDArray[np.int64]) -> F32:
         """Hidden states (E, S, hidden) of tokens (E, S) before the first adapted layer, if the program has `prefix`."""
 
-    def suffix(self, hidden: F32, batch: Arrays, seeds: NDArray[np.int32], lr: float, eps: float) -> tuple[F32, F32]:
+    def suffix(
+        self,
+        hidden: F32,
+        batch: Arrays,
+        seeds: NDArray[np.int32],
+        lr: float,
+        eps: float,
+        secret: Secret | None = None,
+    ) -> tuple[F32, F32]:
         """As `step`, from the prefix's hidden states and a packed batch without its tokens."""
 
     def replay(self, seeds: NDArray[np.int32], coefficients: F32, eps: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_agent.runtimes import F32, Arrays
+from device_agent.runtimes import F32, Arrays, Secret
 from shared.program import ProgramManifest
 
 
@@ -23,18 +23,29 @@ class CallingRuntime(ABC):
     def _call(self, method: str, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """The outputs of a method. Raises RuntimeFailed."""
 
-    def step(self, batch: Arrays, seeds: NDArray[np.int32], lr: float, eps: float) -> tuple[F32, F32]:
+    def step(
+        self, batch: Arrays, seeds: NDArray[np.int32], lr: float, eps: float, secret: Secret | None = None
+    ) -> tuple[F32, F32]:
         """One MobiZO step; see `Runtime.step`."""
-        losses, coefficients = self._call("step", (*batch, seeds, _scalar(lr), _scalar(eps)))
+        losses, coefficients = self._call("step", (*batch, seeds, _scalar(lr), _scalar(eps), *_inputs(secret)))
         return losses, coefficients
 
     def prefix(self, tokens: NDArray[np.int64]) -> F32:
         """The frozen lower layers; see `Runtime.prefix`."""
         return self._call("prefix", (tokens,))[0]
 
-    def suffix(self, hidden: F32, batch: Arrays, seeds: NDArray[np.int32], lr: float, eps: float) -> tuple[F32, F32]:
+    def suffix(
+        self,
+        hidden: F32,
+        batch: Arrays,
+        seeds: NDArray[np.int32],
+        lr: float,
+        eps: float,
+        secret: Secret | None = None,
+    ) -> tuple[F32, F32]:
         """One MobiZO step from the prefix's hidden states; see `Runtime.suffix`."""
-        losses, coefficients = self._call("suffix", (hidden, *batch, seeds, _scalar(lr), _scalar(eps)))
+        inputs = (hidden, *batch, seeds, _scalar(lr), _scalar(eps), *_inputs(secret))
+        losses, coefficients = self._call("suffix", inputs)
         return losses, coefficients
 
     def replay(self, seeds: NDArray[np.int32], coefficients: F32, eps: float) -> None:
@@ -59,3 +70,7 @@ class CallingRuntime(ABC):
 
 def _scalar(value: float) -> F32:
     return np.array([value], np.float32)
+
+
+def _inputs(secret: Secret | None) -> Arrays:
+    return () if secret is None else (_scalar(secret.clip), secret.carried)

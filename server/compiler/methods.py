@@ -14,9 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from server.compiler.clipping import example_means, noised_totals
 from server.compiler.decoder import LayerShape
 from server.compiler.estimators import state_of
 from server.compiler.trunk import Trunk
+from shared.privacy import UNITS
 from shared.recipe import Recipe
 
 EXCLUDED = -1e9  # replaces the logit of a padded choice
@@ -98,17 +100,26 @@ class Suffix(Network):
         return -torch.log_softmax(logits, dim=-1)[:, :, 0]
 
     def forward(self, hidden: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs as in `shared.program`. Returns losses (2q,) at B +- eps z, and coefficients (q,)."""
+        """Inputs as in `shared.program`. Returns losses (2q,) at B +- eps z, and coefficients (q,).
+
+        Where the recipe clips, the noised totals (q,) stand in place of the losses, which nobody sees.
+        """
+        *rest, clip, carried = (*rest, None, None) if self.recipe.privacy == "none" else rest
         *labels, mask, seeds, lr, eps = rest
         queries = self.recipe.queries
         paths, z = self.state.perturb(seeds, eps)
         per_path = self.nll(hidden, positions, labels, paths).reshape(self.recipe.paths, -1)  # (2q, E*T)
-        weight = mask.reshape(1, -1)
-        losses = (per_path * weight).sum(dim=1) / torch.clamp(weight.sum(dim=1), min=1.0)
-        slopes = (losses[:queries] - losses[queries:]) / (eps * 2.0)  # projected gradients g_i
+        if clip is None:
+            weight = mask.reshape(1, -1)
+            said = (per_path * weight).sum(dim=1) / torch.clamp(weight.sum(dim=1), min=1.0)  # losses
+            differences = said[:queries] - said[queries:]
+        else:
+            said = noised_totals(example_means(per_path, mask), clip, carried)
+            differences = said * (clip / UNITS) / self.recipe.effective_batch
+        slopes = differences / (eps * 2.0)  # projected gradients g_i
         coefficients = slopes * (lr / queries)
         self.state.update(z, coefficients, eps)
-        return losses, coefficients
+        return said, coefficients
 
 
 class Step(Suffix):

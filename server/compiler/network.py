@@ -125,7 +125,8 @@ class BaseNetwork:
         every = [self.stack(r, 1, below, adapted=False)] if frozen else []  # on R sequences
         labels: Example = (zero_tokens(e, t),) if recipe.loss == "full" else (zero_tokens(e, t, c), torch.ones(e, t, c))
         seeds = torch.from_numpy(np.zeros((q, 2), SEED_DTYPE))
-        rest = (zero_tokens(e, t), *labels, torch.ones(e, t), seeds, torch.ones(1), torch.ones(1))
+        secret: Example = (torch.ones(1), torch.zeros(q)) if recipe.privacy == "clipped" else ()
+        rest = (zero_tokens(e, t), *labels, torch.ones(e, t), seeds, torch.ones(1), torch.ones(1), *secret)
         replayed: Example = (seeds, torch.zeros(q), *([torch.ones(1)] if recipe.estimator == "stored" else []))
         length = {0: {1: Dim("S", min=MIN_LENGTH, max=s)}} if self.dynamic_length else {}
         methods = {

@@ -58,9 +58,9 @@ def header_of(session: Session, job: Job, manifest: ProgramManifest) -> Trajecto
 
 
 def _proximal(session: Session, job: Job) -> float | None:
-    """mu of the pull that a job's round asks of its devices; None for a job without."""
+    """mu of the pull that a job, or its round, asks of its device; None for a job without."""
     algorithm = None if job.round is None else HistoryRepository(session).algorithm_of(job.tenant, job.round.cohort)
-    half = DeviceHalf() if algorithm is None else find(algorithm).device
+    half = DeviceHalf(job.request.training.proximal) if algorithm is None else find(algorithm).device
     return half.mu if half.pulls else None
 
 

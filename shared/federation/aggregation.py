@@ -5,15 +5,20 @@ Knows neither files nor rounds, and not how the result moves the adapter (`share
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from shared.cohort import AggregatorSettings, Weights
+from shared.entropy import Entropy
 from shared.federation import robust
 from shared.federation.algorithms.base import ServerHalf
 from shared.federation.checkpoint import Checkpoint
 from shared.federation.mean import WeightedMean
 from shared.federation.sources import UpdateSource
 from shared.federation.update import F32, Contribution
+from shared.privacy import MemberPrivacy, noised_mean
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,24 @@ def combine(
             mean.add(update.flat, scale=scales[number])
     members = tuple(source.contributions[number].member for number in taken)
     return Combined(mean.result(), count, mean.weight, clipped, members)
+
+
+def combine_privately(
+    source: UpdateSource,
+    privacy: MemberPrivacy,
+    weighing: Weighing,
+    checkpoint: Checkpoint | None = None,
+    entropy: Entropy = os.urandom,
+) -> Combined:
+    """The mean of a round's updates, each clipped and of equal weight, with noise; see `shared.privacy.noised_mean`.
+
+    Raises InvalidUpload for an update that cannot be used, ValueError for weights that are not equal.
+    """
+    if weighing.by != "equal":
+        raise ValueError("a private mean is of equal weights")
+    mean = _mean(source, privacy.clip, weighing, checkpoint)
+    noised = noised_mean(mean.update.astype(np.float64), mean.count, privacy, entropy)
+    return replace(mean, update=noised.astype(np.float32))
 
 
 def _mean(source: UpdateSource, clip_norm: float | None, weighing: Weighing, checkpoint: Checkpoint | None) -> Combined:

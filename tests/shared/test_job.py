@@ -2,6 +2,7 @@ import math
 from typing import get_args
 
 import pytest
+from pydantic import ValidationError
 
 from shared.job import MOVES, JobState, Progress, TrainingSettings
 from shared.recipe import DEFAULT_EPS, Precision, RecipeSettings
@@ -68,3 +69,10 @@ def test_progress_on_one_line():
         "training  step 3/10  loss 0.512  3.2 samples/s  1:05 left  123 MB  validation 70.0%  best 75.0%"
     )
     assert Progress(phase="loading").line() == "loading"
+
+
+def test_a_pull_past_the_start_is_refused_and_none_leaves_no_trace():
+    assert "proximal" not in TrainingSettings().model_dump_json()
+    assert TrainingSettings(lr=0.5, proximal=2).model_dump()["proximal"] == 2
+    with pytest.raises(ValidationError, match=r"pulls past the start at lr 0\.5"):
+        TrainingSettings(lr=0.5, proximal=2.1)
