@@ -61,10 +61,12 @@ def make_version(artifacts: ArtifactStore, assignment: Assignment, total: Total 
 
 def _combined(artifacts: ArtifactStore, assignment: Assignment, base: F32) -> tuple[F32 | F64, int]:
     """The aggregated update (D,), and how many it is of."""
-    settings = assignment.settings
+    settings, aggregator = assignment.settings, assignment.settings.aggregator
     weighing = Weighing(find(settings.algorithm).server, settings.weights, settings.most_examples)
+    if settings.privacy is not None and settings.privacy.members is not None:
+        aggregator = aggregator.model_copy(update={"clip_norm": settings.privacy.members.clip})
     try:
-        combined = combine(_source(artifacts, assignment, base), settings.aggregator, weighing)
+        combined = combine(_source(artifacts, assignment, base), aggregator, weighing)
     except (InvalidUpload, ValueError) as error:
         raise NoVersion(str(error)) from error
     return combined.update, combined.count

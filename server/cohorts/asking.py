@@ -5,15 +5,15 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from server.adapters.models import StoredVersion
-from server.cohorts.models import Cohort, CohortRound
+from server.cohorts.models import Cohort
 from server.cohorts.repository import CohortRepository
 from server.cohorts.round_repository import Part, RoundRepository
 from server.jobs.models import Job
 from server.jobs.starts import parent_of
+from server.masking.parameters import masking_parameters
 from shared.cohort import RoundTask
 from shared.federation.seeds import member_seed
 from shared.job import JobRequest, JobStart
-from shared.masking.settings import MaskingParameters
 from shared.recipe import RecipeSettings
 
 _SETTINGS = tuple(RecipeSettings.model_fields)
@@ -54,24 +54,4 @@ def round_task(session: Session, job: Job) -> RoundTask | None:
         privacy=settings.privacy,
         masking=masking_parameters(cohort, part.round),
         deadline=part.round.deadline,
-    )
-
-
-def masking_parameters(cohort: Cohort, found: CohortRound) -> MaskingParameters | None:
-    """What all devices of a round agree on; None where its updates are not masked."""
-    settings = cohort.settings
-    if settings.masking is None or settings.aggregator.clip_norm is None:
-        return None
-    return MaskingParameters(
-        cohort=cohort.name,
-        round=found.position,
-        start_sha256=found.start_sha256,
-        recipe_id=cohort.recipe_id,
-        size=cohort.size_d,
-        clip=settings.aggregator.clip_norm,
-        most_weight=settings.most_weight,
-        most_members=settings.masking.most_members,
-        minimum=settings.masking.minimum,
-        threshold=settings.masking.threshold,
-        bits=settings.masking.bits,
     )

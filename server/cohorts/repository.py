@@ -98,7 +98,7 @@ class CohortRepository:
             )
             .group_by(CohortMember.cohort_number)
         )
-        return dict(self._session.execute(statement).tuples().all())
+        return {row[0]: row[1] for row in self._session.execute(statement)}
 
     def count_updates(self, members: Sequence[CohortMember]) -> dict[int, int]:
         """How many updates of each member counted, by the member's number."""
@@ -110,7 +110,7 @@ class CohortRepository:
             )
             .group_by(MemberUpdate.member_number)
         )
-        return dict(self._session.execute(statement).tuples().all())
+        return {row[0]: row[1] for row in self._session.execute(statement)}
 
     def unlisted(self, found: CohortRound) -> Sequence[CohortMember]:
         """Members of the cohort who have no part in a round, in the order in which they joined."""

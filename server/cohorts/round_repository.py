@@ -107,7 +107,7 @@ class RoundRepository:
             .where(MemberUpdate.round_number.in_([each.number for each in rounds]), counted)
             .group_by(MemberUpdate.round_number)
         )
-        rows = self._session.execute(statement).tuples()
+        rows = self._session.execute(statement)
         return {row[0]: Figures(row[1], row[2], row[3], int(row[4]), int(row[5])) for row in rows}
 
     def of_job(self, job: Job) -> Part | None:
@@ -151,7 +151,7 @@ class RoundRepository:
             .order_by(MemberUpdate.number)
             .limit(limit)
         )
-        return [Part(part, member, found) for part, member in self._session.execute(statement).tuples()]
+        return [Part(part, member, found) for part, member in self._session.execute(statement)]
 
     def ended_badly(self, found: CohortRound) -> Sequence[MemberUpdate]:
         """Parts of a round that are waited for although their job has failed or was cancelled."""
@@ -165,7 +165,7 @@ class RoundRepository:
             .join(CohortRound, CohortRound.number == MemberUpdate.round_number)
             .where(MemberUpdate.member_number == member.number, CohortRound.state.in_(UNDER_WAY))
         )
-        return [Part(part, member, found) for part, found in self._session.execute(statement).tuples()]
+        return [Part(part, member, found) for part, found in self._session.execute(statement)]
 
     def carry(self, old: CohortRound, new: CohortRound) -> int:
         """Parts that a round still waits for become the next one's; how many those are."""

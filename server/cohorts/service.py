@@ -123,6 +123,7 @@ class CohortService:
             self._rounds.drop(cohort, member)  # what the former device was asked for, or has sent
         member.device_id, member.joined_at, member.left_at = asked.device, utc_now(), None
         self._cohorts.add(member)
+        self._rounds.enlist(cohort)
         note(self._session, cohort, actor, AdapterAction.JOINED, f"user {user} with device {asked.device}")
         return member
 

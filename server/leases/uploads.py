@@ -58,6 +58,7 @@ class UploadService:
         leases = LeaseService(session, self.lease_seconds)
         lease, job = leases.find(device_id, lease_id)
         if lease.ending is not Ending.COMPLETED:
+            UpdateService(session).expect(job)  # says more of a round that has ended than that the lease has
             leases.hold(lease)
         size = leases.manifest(job).manifest.size
         return size, 4 * size + HEADER_BYTES

@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session
 
 from server.artifacts.store import ArtifactStore
 from server.clock import utc_now
-from server.cohorts.asking import masking_parameters
 from server.cohorts.models import Cohort, CohortRound
 from server.cohorts.repository import CohortRepository
 from server.jobs.models import Job

@@ -58,6 +58,7 @@ SLICES = (
     "adapters",
     "assignments",
     "auth",
+    "cohorts",
     "devices",
     "http",
     "hub",
