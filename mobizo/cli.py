@@ -15,6 +15,7 @@ from mobizo.console import DEFAULT_SERVER, Json, Server, Token, connected, err, 
 from mobizo.decisions_cli import commands as decisions
 from mobizo.job_file import parse_hours, parse_start, read_request
 from mobizo.live import show_live
+from mobizo.privacy_cli import privacy
 from mobizo.registry_cli import commands as registry
 from mobizo.scoring_cli import commands as scoring
 from shared.errors import BadRequest
@@ -24,6 +25,7 @@ from shared.protocol import DeviceRequestView
 app = typer.Typer(help="Submit personalization jobs, watch them, pull adapters.", no_args_is_help=True)
 app.add_typer(tokens, name="tokens")
 app.add_typer(cohorts, name="cohort")
+app.add_typer(privacy, name="privacy")
 app.command()(whoami)
 for group in (registry, decisions, scoring):
     app.registered_commands += group.registered_commands

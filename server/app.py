@@ -36,6 +36,7 @@ from server.leases import endpoints as leases
 from server.masking import endpoints as masking
 from server.metrics import endpoints as metrics
 from server.metrics.meter import Meter
+from server.privacy import endpoints as privacy
 from server.programs import endpoints as programs
 from server.runners import endpoints as runners
 from server.scoring import endpoints as scoring
@@ -56,6 +57,7 @@ SLICES = (
     jobs,
     leases,
     masking,
+    privacy,
     programs,
     runners,
     adapters,

@@ -32,6 +32,7 @@ class Scope(StrEnum):
     ADAPTERS_SCORE = "adapters:score"  # score and generate with them on the server
     COHORTS_READ = "cohorts:read"
     COHORTS_WRITE = "cohorts:write"  # make them, let users in and out, open and close rounds
+    PRIVACY_WRITE = "privacy:write"  # users' budgets
     DEVICES_READ = "devices:read"
     DEVICES_WRITE = "devices:write"  # let devices in, change and revoke them
     TOKENS_WRITE = "tokens:write"  # list, make and revoke tokens

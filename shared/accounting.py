@@ -8,18 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.errors import InvalidRequest, ToolchainMissing
 from shared.privacy import MOST_NOISE, ExamplePrivacy, MemberPrivacy
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
 INTERVAL = 1e-3  # of the privacy losses' grid; the cost is rounded up, by 0.1 % of epsilon at most in what was tried
-LEAST_NOISE = 0.1
+LEAST_NOISE = 0.3
 STEP = 1e-3  # of the noise multipliers that are looked at
 
 
@@ -97,7 +94,7 @@ def _epsilon(times: tuple[tuple[tuple[float, float], int], ...], delta: float) -
     return float(accountant.get_epsilon(delta))
 
 
-def _package() -> ModuleType:
+def _package() -> Any:
     try:
         import dp_accounting
         import dp_accounting.pld

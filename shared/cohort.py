@@ -153,6 +153,8 @@ class CohortSettings(_Fact):
     def _check_privacy(self, privacy: PrivacySettings) -> None:
         if self.weights != "equal":
             raise ValueError("privacy needs weights equal: how many examples a device has is nobody's business")
+        if (privacy.examples is not None) != (self.recipe.privacy == "clipped"):
+            raise ValueError("privacy of examples is of a recipe with privacy clipped: give both, or neither")
         if privacy.members is None:
             return
         if self.aggregator.name != "mean" or self.upload == "masked":

@@ -32,6 +32,7 @@ MobizoError
 |- Conflict             409   the thing is not in a state that allows this
 |  |- VersionHeld       409     an adapter version that waits for a person's approval
 |  |- StartDeleted      409     a job goes on from an adapter version that is there no more
+|  |- BudgetExceeded    409     a private job, or round, that would cost more than is allowed to be spent
 |  |- NotReplayable     409     a version whose earlier steps cannot be made again
 |  |- MaskingOut        409     a masked round that goes on without this device
 |  `- Replayed          409     a signed request that came before
@@ -266,6 +267,12 @@ class Conflict(MobizoError):
     """The thing is not in a state that allows this; read it again and decide anew."""
 
     status, code, title = 409, "conflict", "Conflict"
+
+
+class BudgetExceeded(Conflict):
+    """This would spend more privacy than the budget has left; ask for less epsilon, or for a larger budget."""
+
+    code, title = "privacy-budget-exceeded", "Privacy budget exceeded"
 
 
 class NotReplayable(Conflict):

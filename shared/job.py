@@ -180,8 +180,8 @@ class Result(BaseModel):
     train_seconds: float = Field(ge=0, allow_inf_nan=False)
     seconds: float = Field(ge=0, allow_inf_nan=False)
     peak_rss_bytes: int = Field(ge=0, description="of the agent's process that trains")
-    train_examples: int | None = Field(ge=0, description="null: a private run's, which nobody is told")
-    truncated_examples: int | None = Field(ge=0)
+    train_examples: int | None = Field(None, ge=0, description="null: a private run's, which nobody is told")
+    truncated_examples: int | None = Field(None, ge=0)
     evaluations: tuple[Evaluation, ...] = Field((), max_length=10_000)
     zero_shot_accuracy: float | None = Field(
         None, ge=0, le=1, description="of the base alone; null where the run went on from an adapter"

@@ -24,6 +24,7 @@ F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 
 UNITS = 1 << 12  # that C is cut into; float32 holds the sums of MOST_SAMPLE examples and any noise whole
+DELTA = 1e-5  # that epsilon is told at unless somebody says another
 MOST = 1024.0  # times C; differences beyond it count as it, so that no square overflows
 MOST_NOISE = 64.0  # times C; float32 still holds every whole number of units there is
 MOST_SAMPLE = 1 << 11  # examples of one step
@@ -39,15 +40,15 @@ class ExamplePrivacy(BaseModel):
     )
     noise_multiplier: float | None = Field(
         None,
-        ge=0.1,
+        ge=0.3,
         le=MOST_NOISE,
         allow_inf_nan=False,
         description="sigma: the noise's standard deviation over C; null: the least that keeps to epsilon",
     )
     epsilon: float | None = Field(
-        None, gt=0, le=1e3, allow_inf_nan=False, description="that the run may cost; null: whatever sigma makes it"
+        None, gt=0, le=100, allow_inf_nan=False, description="that the run may cost; null: whatever sigma makes it"
     )
-    delta: float = Field(1e-5, gt=0, lt=1)
+    delta: float = Field(DELTA, gt=0, lt=1)
     sampling_rate: float = Field(
         gt=0,
         le=1,
@@ -76,9 +77,9 @@ class MemberPrivacy(BaseModel):
 
     clip: float = Field(gt=0, le=1e6, allow_inf_nan=False, description="the L2 norm of a member's update")
     noise_multiplier: float = Field(
-        gt=0, le=1e3, allow_inf_nan=False, description="the noise's standard deviation over clip, in the sum of updates"
+        ge=0.3, le=1e3, allow_inf_nan=False, description="the noise's deviation over clip, in the sum of updates"
     )
-    delta: float = Field(1e-5, gt=0, lt=1)
+    delta: float = Field(DELTA, gt=0, lt=1)
     epsilon: float | None = Field(
         None, gt=0, le=1e3, allow_inf_nan=False, description="budget of all rounds together; null: none"
     )
@@ -99,6 +100,44 @@ class PrivacySettings(BaseModel):
         return self
 
 
+class PrivacyBudget(BaseModel):
+    """What an operator allows to be spent on a user's data, by all jobs together."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    epsilon: float | None = Field(gt=0, le=1e3, allow_inf_nan=False, description="null: no limit")
+    delta: float = Field(DELTA, gt=0, lt=1)
+
+
+class UserPrivacy(BaseModel):
+    """What was spent on a user's data."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    user: str
+    epsilon: float | None = Field(description="of all private runs, reserved ones too; null: beyond any number")
+    delta: float
+    budget: float | None = Field(description="epsilon that may be spent; null: no limit")
+    runs: int = Field(description="private runs, one for each device that got a job")
+    unprotected: int = Field(description="jobs without privacy: what these told of the data has no bound")
+
+
+class CohortPrivacy(BaseModel):
+    """What a cohort's rounds have spent."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    cohort: str
+    rounds: int = Field(description="that were published")
+    members_epsilon: float | None = Field(description="on a member who was in every round; null: no noise on the mean")
+    members_delta: float | None
+    members_budget: float | None = Field(description="at which no further round opens; null: no limit")
+    examples_epsilon: float | None = Field(
+        description="on the examples of whoever it spent most on, by its rounds alone; null: not private"
+    )
+    examples_delta: float | None
+
+
 def contributions(differences: F32, clip: float) -> I64:
     """What each example adds to the sums, whole units (n, q); ||row|| <= UNITS, whatever the differences are.
 
@@ -110,7 +149,8 @@ def contributions(differences: F32, clip: float) -> I64:
     norms = np.sqrt(np.square(scaled).sum(axis=1, keepdims=True, dtype=np.float32))
     # One unit less than the bound pays for the rounding of norms and products in float32.
     factors = np.float32(UNITS - 1) / np.maximum(norms, np.float32(1))
-    return np.trunc(scaled * factors).astype(np.int64)
+    units: I64 = np.trunc(scaled * factors).astype(np.int64)
+    return units
 
 
 def coefficients_of(totals: F32, clip: float, lr: float, eps: float, batch: int) -> F32:

@@ -75,6 +75,9 @@
     POST /v1/adapters/{name}/versions/{version}/merged     -> MergedModel          app
     GET  /v1/adapters/{name}/versions/{version}/merged     -> MergedModel          app
     GET  /v1/adapters/{name}/versions/{version}/merged/{file} -> bytes             app
+    GET  /v1/users/{user}/privacy                          -> privacy.UserPrivacy  app
+    PUT  /v1/users/{user}/privacy  privacy.PrivacyBudget   -> privacy.UserPrivacy  operator
+    GET  /v1/cohorts/{name}/privacy                        -> privacy.CohortPrivacy  app
     POST /v1/score                 scoring.ScoreRequest    -> scoring.ScoreResult  app
     POST /v1/generate              scoring.GenerateRequest -> scoring.GenerateResult, or text/event-stream    app
     GET  /healthz, /readyz                                                         anyone

@@ -104,8 +104,8 @@ class Suffix(Network):
 
         Where the recipe clips, the noised totals (q,) stand in place of the losses, which nobody sees.
         """
-        *rest, clip, carried = (*rest, None, None) if self.recipe.privacy == "none" else rest
-        *labels, mask, seeds, lr, eps = rest
+        *given, clip, carried = (*rest, None, None) if self.recipe.privacy == "none" else rest
+        *labels, mask, seeds, lr, eps = given
         queries = self.recipe.queries
         paths, z = self.state.perturb(seeds, eps)
         per_path = self.nll(hidden, positions, labels, paths).reshape(self.recipe.paths, -1)  # (2q, E*T)

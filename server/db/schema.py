@@ -25,6 +25,7 @@ from server.history import models as history
 from server.jobs import models as jobs
 from server.leases import models as leases
 from server.masking import models as masking
+from server.privacy import models as privacy
 from server.programs import models as programs
 from server.queue import models as queue
 from server.runners import models as runners
@@ -48,6 +49,7 @@ __all__ = [
     "masking",
     "migrating",
     "migrations",
+    "privacy",
     "programs",
     "queue",
     "runners",

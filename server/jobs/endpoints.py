@@ -25,6 +25,7 @@ from server.queue.explanation import ExplanationService
 from shared.errors import (
     AdapterNotFound,
     BadRequest,
+    BudgetExceeded,
     Conflict,
     Forbidden,
     InvalidRecipe,
@@ -53,7 +54,7 @@ LOCATION: Responses = {
     responses=LOCATION
     | raises(
         *(UnknownBase, InvalidTask, InvalidRecipe, NotFound, Conflict),
-        *(AdapterNotFound, RevisionNotFound, StartMismatch, VersionHeld),
+        *(AdapterNotFound, RevisionNotFound, StartMismatch, VersionHeld, BudgetExceeded),
     ),
 )
 def submit(

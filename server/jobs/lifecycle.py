@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from server.clock import utc_now
 from server.jobs.models import JOB_EVENT, PROGRESS_EVENT, Job
 from server.jobs.repository import JobRepository
+from server.privacy.service import PrivacyService
 from server.programs.repository import ProgramRepository
 from server.queue.matching import needs_of
 from server.queue.readiness import note_ready
@@ -29,6 +30,7 @@ class JobLifecycle:
         self._jobs = JobRepository(session)
         self._queue = QueueRepository(session)
         self._programs = ProgramRepository(session)
+        self._privacy = PrivacyService(session)
         self._signed: dict[str, SignedManifest | None] = {}  # by recipe: a program may have made many jobs ready
 
     def begin(self, job: Job) -> None:
@@ -45,6 +47,8 @@ class JobLifecycle:
         job.state = state
         for name, value in changes.items():
             setattr(job, name, value)
+        if state.final:
+            self._privacy.forget_reserved(job)
         self._line_up(job)
         job.updated_at = utc_now()
         self._jobs.add_event(job, JOB_EVENT, job.view().model_dump_json())

@@ -21,6 +21,7 @@ from server.jobs.recipes import resolve_recipe, resolve_task
 from server.jobs.repository import JobRepository
 from server.jobs.starts import StartService, parent_of
 from server.leases.repository import LeaseRepository
+from server.privacy.service import PrivacyService, settled
 from server.programs.service import ProgramService
 from shared.errors import Conflict, NotFound
 from shared.job import JobRequest, JobState, RoundRef
@@ -51,10 +52,11 @@ class JobService:
         """A new job. READY at once if its recipe was compiled before.
 
         Raises UnknownBase, InvalidTask, InvalidRecipe, NotFound for an unknown device, Conflict if the adapter is
-        another user's, and as `StartService` does for a start that cannot be.
+        another user's, BudgetExceeded, and as `StartService` does for a start that cannot be.
         """
         starts = StartService(self._session)
         request, start = starts.pin(tenant, request)
+        request = settled(request)
         base = self._bases.named(request.base)
         task = resolve_task(request)
         reference = BaseRef(name=base.name, sha256=base.sha256)
@@ -78,6 +80,8 @@ class JobService:
 
     def _begin(self, tenant: str, request: JobRequest, making: Making, part: RoundRef | None = None) -> Job:
         recipe, start = making.recipe, making.start
+        privacy = PrivacyService(self._session)
+        privacy.admit(tenant, request)
         state = ProgramService(self._session).want(recipe, making.base, tenant)
         now = utc_now()
         job = Job(
@@ -101,6 +105,7 @@ class JobService:
             updated_at=now,
         )
         self._lifecycle.begin(job)
+        privacy.reserve(job)
         return job
 
     def _check_device(self, tenant: str, device_id: str | None) -> None:

@@ -25,10 +25,11 @@ from server.jobs.repository import JobRepository
 from server.jobs.starts import StartService
 from server.leases.models import Ending, JobLease
 from server.leases.repository import LeaseRepository
+from server.privacy.service import PrivacyService
 from server.programs.repository import ProgramRepository
 from server.queue.matching import Asking
 from server.queue.repository import QueueRepository
-from shared.errors import Gone, MobizoError, NotFound, Replayed, StartDeleted, Unauthorized
+from shared.errors import BudgetExceeded, Gone, MobizoError, NotFound, Replayed, StartDeleted, Unauthorized
 from shared.job import JobError, JobState, Progress
 from shared.program import SignedManifest
 from shared.protocol import Lease, LeaseRequest, LeaseState
@@ -62,6 +63,7 @@ class LeaseService:
         self._nonces = NonceRepository(session)
         self._lifecycle = JobLifecycle(session)
         self._starts = StartService(session)
+        self._privacy = PrivacyService(session)
         self._seconds = lease_seconds
         self._attempts = lease_attempts
 
@@ -134,16 +136,17 @@ class LeaseService:
         """The first job for a device that no other is taking just now."""
         for head in self._queue.heads(asking):
             job = self._queue.take(head)
-            if job is not None and self._may_begin(job):
+            if job is not None and self._may_begin(job, asking.device_id):
                 self._queue.advance(job.tenant, job.turn)
                 return job
         return None
 
-    def _may_begin(self, job: Job) -> bool:
-        """Whether what a job goes on from is still there; without it, the job fails."""
+    def _may_begin(self, job: Job, device_id: str) -> bool:
+        """Whether what a job goes on from is still there, and its user's privacy allows a run of it; else it fails."""
         try:
             self._starts.signed(job)
-        except StartDeleted as error:
+            self._privacy.begin(job, device_id)
+        except (StartDeleted, BudgetExceeded) as error:
             reason = JobError(code=error.code, detail=error.detail)
             self._lifecycle.move(job, JobState.FAILED, error=reason)
             return False

@@ -19,6 +19,7 @@ from server.jobs.models import Job
 from server.leases.repository import LeaseRepository
 from server.leases.service import LeaseService
 from server.masking.models import MaskedRound
+from server.masking.parameters import masking_parameters
 from server.masking.progress import MaskingProgress
 from server.masking.repository import DatabaseStore, MaskingRepository
 from shared.cohort import RoundState

@@ -190,6 +190,7 @@ class ServerDouble:
         start=None,
         history="none",
         task_of_round=None,
+        privacy=None,
         **training,
     ):
         """Queues a job on a compiled program; `key` signs instead of the server's own, `manifest` takes its place.
@@ -213,6 +214,7 @@ class ServerDouble:
             if start is None
             else JobStart(adapter=start[0].manifest.adapter, revision=start[0].manifest.revision),
             history=history,
+            privacy=privacy,
         )
         if start is not None:
             self.starts[job_id] = start

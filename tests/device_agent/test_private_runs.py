@@ -5,6 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from device_agent.assignment import Outcome
+from device_agent.daemon import Daemon
+from device_agent.display import Display
 from device_agent.draws import draw
 from device_agent.engines.native import NativeEngine
 from device_agent.engines.python import PythonEngine
@@ -16,11 +19,13 @@ from shared.canonical import file_sha256
 from shared.encoding import pack_step
 from shared.errors import InvalidDataset
 from shared.job import Progress
+from shared.ledger import read_ledger
 from shared.lora import load_adapter
 from shared.noise import query_seeds
 from shared.privacy import MOST_SAMPLE, UNITS, ExamplePrivacy, coefficients_of
 from shared.trajectory import parse_trajectory
-from tests.device_agent.conftest import compile_tiny, copy_run
+from tests.device_agent.conftest import compile_tiny, copy_run, enrol
+from tests.device_agent.double import ServerDouble
 
 PRIVACY = ExamplePrivacy(clip=0.05, noise_multiplier=0.5, sampling_rate=0.35)
 SETTINGS = {"steps": 12, "lr": 0.02, "seed": 5, "evaluation_interval": 4}
@@ -175,3 +180,39 @@ def test_a_step_may_see_nobody(run, plan, clipped):
     train(run, rare, clipped)
     assert ledger(run).steps == 12
     assert all(np.abs(coefficients).max() > 0 for coefficients in ledger(run).coefficients)  # it is noise alone
+
+
+def test_of_a_whole_job_nothing_is_sent_that_the_data_decides(home, server_key, clipped, dataset):
+    training = SETTINGS | {"steps": 40}
+    with ServerDouble(server_key, lease_seconds=0.5) as server, Display(home, live=False) as display:
+        enrol(home, server.url, server_key)
+        home.rules.write_text("trajectory = true")
+        daemon = Daemon(home, {"movies": dataset}, display)
+        server.add_job(clipped, job_id="job-good", history="beside", privacy=PRIVACY, **training)
+        assert daemon.run(once=True).outcome is Outcome.COMPLETED
+        (dataset / "train.jsonl").write_text('{"text": "warm"}\n')
+        server.add_job(clipped, job_id="job-bad", privacy=PRIVACY, **training)
+        assert daemon.run(once=True).outcome is Outcome.FAILED
+    told = {name for beat in server.beats for name, value in beat if value not in (None, 0)}
+    assert server.beats
+    assert told <= {"phase", "step", "steps", "lr", "why"}
+    (completion,) = server.completions
+    measured = completion.result.model_dump(exclude_none=True, exclude_defaults=True).keys()
+    assert measured == {"steps", "best_step", "train_seconds", "seconds", "peak_rss_bytes"}
+    trajectory = read_ledger(server.trajectories[0])
+    assert (trajectory.steps, trajectory.evaluations) == (40, [])
+    b = load_adapter(server.uploads[0], clipped.manifest.size)
+    np.testing.assert_array_equal(trajectory.replay(np.zeros_like(b)), b)  # B tells what the trajectory tells
+    (failure,) = server.failures
+    assert failure.detail == "the device's own log says why; the run was private"
+
+
+@pytest.mark.parametrize("privacy", [PRIVACY, PRIVACY.model_copy(update={"noise_multiplier": None}), None])
+def test_a_job_that_would_not_keep_its_privacy_is_not_trained(home, server_key, clipped, rademacher, dataset, privacy):
+    program = rademacher if privacy is PRIVACY else clipped
+    with ServerDouble(server_key) as server, Display(home, live=False) as display:
+        enrol(home, server.url, server_key)
+        server.add_job(program, privacy=privacy, steps=2)
+        assert Daemon(home, {"movies": dataset}, display).run(once=True).outcome is Outcome.FAILED
+    assert [failure.code for failure in server.failures] == ["untrusted"]
+    assert server.uploads == []

@@ -66,6 +66,7 @@ SLICES = (
     "jobs",
     "leases",
     "masking",
+    "privacy",
     "programs",
     "queue",
     "runners",

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shared.federation.update import F32, difference
-from shared.proximal import pull
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,8 @@ class DeviceHalf:
     def pull_factor(self, lrs: Sequence[float]) -> np.float32:
         """What is left of B - B_start after a pull at each of these steps' learning rates: prod (1 - lr mu).
 
-        A pull is one gradient step on mu/2 |B - B_start|^2. Raises ValueError where lr mu > 1: it would overshoot.
+        A pull is one gradient step on mu/2 |B - B_start|^2; `shared.proximal` applies it. Raises ValueError where
+        lr mu > 1, which would overshoot.
         """
         if any(lr * self.mu > 1 for lr in lrs):
             raise ValueError(f"mu {self.mu} pulls past the start at learning rate {max(lrs)}: take lr * mu <= 1")
@@ -37,13 +37,6 @@ class DeviceHalf:
         for lr in lrs:
             factor *= 1 - lr * self.mu
         return np.float32(factor)
-
-    def pull(self, flat: F32, start: F32, lrs: Sequence[float]) -> F32:
-        """B (D,) after the pulls of some steps, float32: start + factor * (B - start).
-
-        Each operation is rounded to float32 by itself, so that the same B comes out on every machine.
-        """
-        return pull(flat, start, self.pull_factor(lrs))
 
     def update(self, after: F32, start: F32) -> F32:
         """What counts for the round, float32 (D,)."""

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from shared.cohort import AlgorithmName, AlgorithmSettings
 from shared.federation.algorithms import ALGORITHMS, DeviceHalf, find
+from shared.proximal import pull
 
 
 def vectors(size=50, seed=0):
@@ -44,7 +45,8 @@ def test_pulling_is_gradient_descent_on_the_proximal_term():
     expected = flat.astype(np.float64)
     for lr in lrs:
         expected -= lr * mu * (expected - start)
-    pulled = find(AlgorithmSettings(name="fedprox", mu=mu)).device.pull(flat, start, lrs)
+    factor = find(AlgorithmSettings(name="fedprox", mu=mu)).device.pull_factor(lrs)
+    pulled = pull(flat, start, factor)
     assert pulled.dtype == np.float32
     assert np.allclose(pulled, expected, rtol=0, atol=1e-6)
 
@@ -52,7 +54,7 @@ def test_pulling_is_gradient_descent_on_the_proximal_term():
 @given(st.integers(0, 2**32 - 1), st.floats(0, 10), st.lists(st.floats(0, 0.1), max_size=8))
 def test_a_pull_never_leaves_the_way_between_b_and_its_start(seed, mu, lrs):
     start, flat = vectors(seed=seed)
-    pulled = DeviceHalf(mu).pull(flat, start, lrs)
+    pulled = pull(flat, start, DeviceHalf(mu).pull_factor(lrs))
     slack = 1e-6 * (np.abs(start) + np.abs(flat))
     assert (pulled >= np.minimum(start, flat) - slack).all()
     assert (pulled <= np.maximum(start, flat) + slack).all()
@@ -60,9 +62,9 @@ def test_a_pull_never_leaves_the_way_between_b_and_its_start(seed, mu, lrs):
 
 def test_a_whole_pull_is_the_start_itself_and_more_is_refused():
     start, flat = vectors()
-    assert DeviceHalf(2.0).pull(flat, start, [0.5]).tobytes() == start.tobytes()
+    assert pull(flat, start, DeviceHalf(2.0).pull_factor([0.5])).tobytes() == start.tobytes()
     with pytest.raises(ValueError, match=r"lr \* mu"):
-        DeviceHalf(2.0).pull(flat, start, [0.1, 0.6])
+        DeviceHalf(2.0).pull_factor([0.1, 0.6])
 
 
 def test_no_mu_is_no_pull():

@@ -11,7 +11,7 @@ from shared.federation import robust
 from shared.federation.aggregation import Weighing, combine
 from shared.federation.algorithms.fedbuff import BufferedServerHalf
 from shared.federation.sources import MemorySource
-from shared.federation.update import Update
+from shared.federation.update import Update, euclidean_norm
 
 rows = arrays.arrays(
     np.float32,
@@ -98,7 +98,15 @@ def test_clipping_scales_long_updates_down_and_leaves_short_ones(name):
     found = combine(source(values), AggregatorSettings(name=name, clip_norm=limit), Weighing())
     assert found.clipped == 2
     reference = expected.mean(axis=0) if name == "mean" else np.median(expected, axis=0)
-    assert np.allclose(found.update, reference, atol=1e-6)
+    assert np.allclose(found.update, reference, atol=1e-5)
+
+
+@given(st.floats(1e-30, 1e38), st.floats(1e-6, 1e6), st.integers(0, 99))
+def test_a_clipped_update_is_never_over_the_bound(scale, bound, seed):
+    flat = (scale * np.random.default_rng(seed).uniform(-1, 1, 50)).astype(np.float32)
+    clipped = flat.astype(np.float64) * robust.clip_scale(euclidean_norm(flat), bound)
+    assert np.linalg.norm(clipped) <= bound
+    assert np.linalg.norm(clipped.astype(np.float32).astype(np.float64)) <= bound
 
 
 @pytest.mark.parametrize("name", ["mean", "median", "krum"])

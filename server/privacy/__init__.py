@@ -1,0 +1,1 @@
+"""What private jobs spend of their users' privacy, and the budgets that hold them to it."""
