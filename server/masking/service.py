@@ -73,9 +73,10 @@ class MaskingService:
         leases.hold(lease)
         masked = self._begun(job)
         masking = self._masking(masked, job.number)
+        before = masked.phase
         say(masking)
         self._progress.tick(masked)
-        return masking.view(device_id, masked.phase)
+        return masking.view(device_id, before)
 
     def _begun(self, job: Job) -> MaskedRound:
         """The masked round of a job, locked; begun if it was not and may be."""
