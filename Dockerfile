@@ -11,6 +11,7 @@ COPY shared shared
 COPY server server
 COPY device_agent device_agent
 COPY mobizo mobizo
+COPY simulation simulation
 RUN /opt/mobizo/bin/pip install --constraint constraints.txt '.[server,python-runtime]' \
     && /opt/mobizo/bin/pip uninstall --yes pip
 

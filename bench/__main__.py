@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from bench.agent import agent
+from bench.federation import federation
 from bench.precision import precision
 from bench.registry import registry
 from bench.server import server
@@ -16,6 +17,7 @@ app.command()(precision)
 app.command()(agent)
 app.command()(server)
 app.command()(registry)
+app.command()(federation)
 
 
 @app.callback()

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from device_agent.assignment import Ended
+from device_agent.assignment import Ended, Outcome
 from device_agent.durable import write_durably
 from device_agent.handover import SentForm
 from shared.job import Result, RoundRef
 
 KEPT_ROUNDS = 1000  # the latest
+WITHOUT = "the round ended, or its member left, before this device was done"
 
 
 class PastRound(BaseModel):
@@ -67,7 +68,7 @@ def past_round(job_id: str, of: RoundRef, ended: Ended, result: Result | None) -
         "round": of.number,
         "job_id": job_id,
         "outcome": ended.outcome,
-        "detail": ended.detail,
+        "detail": ended.detail or (WITHOUT if ended.outcome is Outcome.CANCELLED else None),
     }
     return PastRound.model_validate(facts | trained | sent)
 

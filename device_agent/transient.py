@@ -26,7 +26,7 @@ class TransientRun:
         """start: B (D,) before the first step. entropy: of a private run, which a simulation may want to repeat."""
         self._start, self._entropy = start, entropy
         self.files: dict[Path, bytes] = {}
-        self.ledger: Ledger | None = None
+        self.ledger_data = bytearray()  # what the ledger's file would hold
         self.result: Result | None = None
         self._figures = Figures()
 
@@ -42,8 +42,9 @@ class TransientRun:
 
     def open_trajectory(self, plan: RunPlan) -> Ledger:
         """A new ledger."""
-        self.ledger = Ledger(plan.header)
-        return self.ledger
+        ledger = Ledger(plan.header)
+        self.ledger_data = ledger.data
+        return ledger
 
     def limits(self) -> Limits:
         """None: a virtual device has no heat and no owner."""

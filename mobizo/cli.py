@@ -198,6 +198,20 @@ def deny(code: Code, server: Server = DEFAULT_SERVER, token: Token = "", as_json
     print_json(decided) if as_json else out.print(f"{decided.name} is refused", markup=False)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def simulate(context: typer.Context) -> None:
+    """Simulate a cohort: many virtual devices on this machine make a shared adapter."""
+    try:
+        # It brings the compiler and the device's half along, which a client does without.
+        from simulation.cli import main as run
+
+        run(context.args)
+    except ImportError as error:
+        raise stop(
+            f"{error.name} is not installed, which a simulation needs: pip install 'mobizo[simulate]'", 1
+        ) from error
+
+
 def _facts(seen: DeviceRequestView) -> list[tuple[str, str]]:
     """What an operator compares; whatever a device may say of itself is shown without control characters."""
     rows = [("Name", seen.name), ("Platform", seen.platform), ("Fingerprint", seen.fingerprint), ("From", seen.address)]

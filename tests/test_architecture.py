@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("shared", "server", "device_agent", "mobizo")
+PACKAGES = ("shared", "server", "device_agent", "mobizo", "simulation")
 RUNTIME = {"torch", "executorch"}
 WEB = {"fastapi", "starlette", "uvicorn"}
 
@@ -38,9 +38,10 @@ def is_under(path, *folders):
 @pytest.mark.parametrize(
     ("folder", "may_not"),
     [
-        ("shared", {"server", "device_agent", "mobizo", "sqlalchemy", *RUNTIME, *WEB}),
-        ("server", {"device_agent", "mobizo"}),
-        ("device_agent", {"server", "mobizo", "sqlalchemy", "transformers", *WEB}),
+        ("shared", {"server", "device_agent", "mobizo", "simulation", "sqlalchemy", *RUNTIME, *WEB}),
+        ("server", {"device_agent", "mobizo", "simulation"}),
+        ("device_agent", {"server", "mobizo", "simulation", "sqlalchemy", "transformers", *WEB}),
+        ("simulation", {"mobizo", "sqlalchemy", "transformers", *RUNTIME, *WEB}),
         ("mobizo", {"server", "device_agent", "sqlalchemy", *RUNTIME, *WEB}),
         ("server/compiler", {"sqlalchemy", *WEB}),
     ],
@@ -56,6 +57,21 @@ def test_the_compiler_knows_nothing_else_of_the_server():
     for path in modules("server/compiler"):
         other = {name for name in imports(path) if name.startswith("server.")}
         assert all(name.startswith("server.compiler") for name in other), (path, other)
+
+
+def test_a_simulation_knows_the_server_by_its_compiler_alone():
+    for path in modules("simulation"):
+        other = {name for name in imports(path) if name.startswith("server")}
+        allowed = ("server.compiler", "server.local_compilation")
+        assert all(name.startswith(allowed) for name in other), (path, other)
+
+
+def test_a_client_loads_simulation_only_when_it_simulates():
+    tree = ast.parse((ROOT / "mobizo" / "cli.py").read_text())
+    top = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
+    top |= {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
+    assert "simulation" in tops(ROOT / "mobizo" / "cli.py")
+    assert not any(name.startswith("simulation") for name in top)
 
 
 @pytest.mark.parametrize("name", ["frozen", "peft", "gguf_lora", "table"])

@@ -78,3 +78,10 @@ def open_runtime(manifest: ProgramManifest, program: Path, weights: Path, *, res
     from device_agent.runtimes.inprocess import InProcessRuntime
 
     return InProcessRuntime(manifest, program, weights, resident=resident)
+
+
+def use_threads(count: int) -> None:
+    """Has every program of this process, ExecuTorch's or torch's, run on so many threads from now on."""
+    from device_agent.runtimes.threads import use_threads as use
+
+    use(count)

@@ -104,12 +104,13 @@ def combine_privately(
 
 def _mean(source: UpdateSource, clip_norm: float | None, weighing: Weighing, checkpoint: Checkpoint | None) -> Combined:
     mean, clipped = WeightedMean(source.size), 0
+    identity = "" if checkpoint is None else source.identity
     if checkpoint is not None:
-        mean, clipped = checkpoint.load(source.identity, source.size) or (mean, clipped)
+        mean, clipped = checkpoint.load(identity, source.size) or (mean, clipped)
     for update in source.updates(mean.count):
         clip = robust.clip_scale(update.norm, clip_norm) if clip_norm is not None else 1.0
         clipped += clip < 1
         mean.add(update.flat, weighing.weight(update.contribution), clip * weighing.scale(update.contribution))
         if checkpoint is not None:
-            checkpoint.save_if_due(source.identity, mean, clipped)
+            checkpoint.save_if_due(identity, mean, clipped)
     return Combined(mean.result(), mean.count, mean.weight, clipped)

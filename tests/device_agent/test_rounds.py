@@ -157,11 +157,21 @@ def test_a_round_that_ended_before_is_remembered_as_lost(work, server, rademache
     assert past.detail == ended.detail
 
 
+def test_a_round_that_goes_on_without_this_device_is_remembered(work, server, rademacher, home):
+    server.stop.set()
+    server.add_job(rademacher, task_of_round=task(), **TRAINING | {"steps": 100_000, "evaluation_interval": 100_000})
+    assert work().outcome is Outcome.CANCELLED
+    (past,) = RoundLog(home.rounds).past()
+    assert (past.outcome, past.bytes) == ("cancelled", 0)
+    assert "the round ended" in past.line()
+
+
 def test_status_and_display_say_which_round(home, server, server_key, capsys):
     enrol(home, server.url, server_key)
     with Display(home, live=False) as display:
         display.begin("job-1", "reviews", RoundRef(cohort="reviews", number=3))
         assert home.status().round == RoundRef(cohort="reviews", number=3)
+        assert home.status().round.words == "round 3 of cohort reviews"
         display.end("completed", None)
         assert home.status().round is None
         display.begin("job-2", "alice-movies")

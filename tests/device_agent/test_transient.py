@@ -27,7 +27,7 @@ def test_a_run_in_memory_makes_the_bytes_of_a_run_on_disk(run, program, dataset)
     transient = TransientRun(np.zeros(program.manifest.size, np.float32))
     in_memory = train(transient, plan, program, opened(plan, resident=True))
     assert transient.files == {transient.best: run.best.read_bytes(), transient.last: run.last.read_bytes()}
-    assert bytes(transient.ledger.data) == run.ledger.read_bytes()
+    assert bytes(transient.ledger_data) == run.ledger.read_bytes()
     assert transient.result == in_memory
     assert in_memory.evaluations == on_disk.evaluations
 
@@ -49,7 +49,7 @@ def test_a_run_in_memory_goes_on_from_what_it_is_given(program, dataset):
     start = np.full(program.manifest.size, 0.01, np.float32)
     transient = TransientRun(start)
     train(transient, plan, program, opened(plan))
-    trajectory, _ = parse_trajectory(bytes(transient.ledger.data))
+    trajectory, _ = parse_trajectory(bytes(transient.ledger_data))
     expected = trajectory.replay(start)
     np.testing.assert_array_equal(load_adapter(transient.files[transient.last], program.manifest.size), expected)
     assert dump_adapter(start, {}) not in transient.files.values()

@@ -14,8 +14,8 @@ TRAINING = {"steps": STEPS, "seed": 77, "evaluation_interval": 5}
 class Run:
     """What a device has after a run: its ledger and its best B."""
 
-    def __init__(self, lease, directory, steps=STEPS, best=BEST, start=None, **header):
-        """start: the adapter file that it goes on from."""
+    def __init__(self, lease, directory, steps=STEPS, best=BEST, start=None, factor=None, **header):
+        """start: the adapter file that it goes on from. factor: of the pull after each step, in a run with pulls."""
         manifest = lease["manifest"]["manifest"]
         self.size, self.steps, self.best, self.manifest = manifest["size"], steps, best, manifest
         self.job_id = lease["job"]["id"]
@@ -33,7 +33,7 @@ class Run:
         file = TrajectoryFile(path, TrajectoryHeader(**said))
         rng = np.random.default_rng(5)
         for step in range(steps):
-            file.append_step(rng.normal(size=said["queries"]).astype(np.float32))
+            file.append_step(rng.normal(size=said["queries"]).astype(np.float32), factor)
             if step % 5 == 0:
                 file.append_evaluation(Evaluation(step=step, split="validation", correct=1, total=2, loss=0.5))
         file.close()

@@ -121,6 +121,19 @@ def test_b_of_another_step_is_refused(device, lease, run, problem):
     assert f"of its {run.size}" in document["detail"]
 
 
+def test_a_run_that_was_pulled_is_verified_and_no_other_is_taken_for_it(fleet, app, device, tmp_path, problem):
+    fleet.ready_job(app, training=TRAINING | {"lr": 0.25, "proximal": 0.5})
+    lease = device.lease()
+    for number, (mu, factor) in enumerate([(None, None), (0.25, np.float32(0.9375)), (0.5, np.float32(0.9375))]):
+        (tmp_path / str(number)).mkdir()
+        other = Run(lease, tmp_path / str(number), proximal=mu, factor=factor)
+        problem(send(device, lease, other.ledger), 422, "invalid-trajectory")
+    run = Run(lease, tmp_path, proximal=0.5, factor=np.float32(0.875))
+    assert finish(device, lease, run)["verified"] is True
+    assert app.get(f"{version_url(lease)}/lora_B.safetensors").content == run.adapter()
+    assert app.get(f"{version_url(lease)}/steps/7/lora_B.safetensors").content == run.adapter(7)
+
+
 def test_steps_are_as_reported(device, lease, run, problem):
     send(device, lease, run.ledger).raise_for_status()
     for change in ({"steps": STEPS - 1}, {"best_step": STEPS + 1}):

@@ -1,0 +1,66 @@
+"""`bench federation`: what many devices' updates cost to aggregate, to hide and to simulate, and what they are worth.
+
+Aggregation: bench.federation_aggregate. Bytes by upload form: bench.federation_bytes. Masked sums:
+bench.federation_masking. Simulation: bench.federation_simulation. What a cohort is worth to a new user, and what
+privacy costs it, on SmolLM2-135M: bench.federation_learning. Each measures for itself and names its claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bench.report import write
+from bench.step import notes, show
+
+Row = dict[str, Any]
+
+
+class Part(StrEnum):
+    """What may be measured alone."""
+
+    AGGREGATE = "aggregate"
+    BYTES = "bytes"
+    MASKING = "masking"
+    SIMULATE = "simulate"
+    WARM_START = "warm-start"
+    PRIVACY = "privacy"
+
+
+# Where each is, imported when it is its turn: one needs a compiler, another cryptography alone.
+HOMES: dict[Part, tuple[str, str]] = {
+    Part.AGGREGATE: ("federation_aggregate", "measure"),
+    Part.BYTES: ("federation_bytes", "measure"),
+    Part.MASKING: ("federation_masking", "measure"),
+    Part.SIMULATE: ("federation_simulation", "measure"),
+    Part.WARM_START: ("federation_learning", "warm_start"),
+    Part.PRIVACY: ("federation_learning", "privacy"),
+}
+KEEPING = (Part.WARM_START, Part.PRIVACY)
+
+
+def federation(
+    json_file: Annotated[Path | None, typer.Option("--json", help="also write the result here")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="fewer uploads, devices, rounds and steps")] = False,
+    only: Annotated[list[Part] | None, typer.Option("--only", help="these parts; default: all")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="keep programs and rounds of the real model here, and go on with what is there")
+    ] = None,
+) -> None:
+    """Aggregate, mask, simulate, and train a cohort of the real model, with and without privacy."""
+    rows: list[Row] = []
+    claims: dict[str, float] = {}
+    for part in only or list(Part):
+        notes.print(part)
+        module, name = HOMES[part]
+        measure: Callable[..., tuple[list[Row], dict[str, float]]] = getattr(import_module(f"bench.{module}"), name)
+        found, said = measure(quick, keep) if part in KEEPING else measure(quick)
+        rows += [{"part": part, **row} for row in found]
+        claims |= said
+    show(claims)
+    write(json_file, rows, claims)

@@ -1,0 +1,218 @@
+"""What a cohort is worth to a new user, and what privacy costs the cohort: SmolLM2-135M, movie and product reviews.
+
+The training sentences are split among 16 devices, eight with movies and eight with products, so that no device has seen
+both; four more users, two of each, are no part of it. A simulated cohort trains a shared adapter. Then each of the four
+trains on his own sentences alone, once from the cohort's adapter and once from zero, with the same settings and seed,
+and is measured on the same test sentences as he goes. Devices and users train by the agent's own trainer on the real
+program; the claim is a ratio of steps, which no machine's speed changes.
+
+warm_start_step_ratio: the first measured number of steps at which the mean accuracy of the four from the cohort is what
+it is from zero at the end (or at its best, if that is more), over the steps from zero.
+dp_cost_points: accuracy of the cohort's adapter less that of one whose devices' examples have epsilon 8 at delta 1e-5
+over all rounds together, on the same test sentences, in points; otherwise equal settings, so that both see as many
+examples a step on average.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.programs import DATA, model_file
+from bench.step import notes
+from shared.accounting import epsilon_of, noise_for, of_run
+from shared.canonical import sha256_hex
+from shared.job import TrainingSettings
+from shared.privacy import ExamplePrivacy
+from shared.tasks import named_task
+from simulation.records import Store
+from simulation.session import Means, Simulated, simulate
+from simulation.settings import read_settings
+from simulation.shards import Shard
+from simulation.workshop import Errand, Place, Workshop
+
+Row = dict[str, Any]
+F32 = NDArray[np.float32]
+CORES = os.cpu_count() or 1
+SOURCES = {"movies": DATA, "products": DATA.parent / "product_reviews"}
+DEVICES, PER_DEVICE, HELD_OUT = 16, 84, 6
+USERS, PER_USER, TESTED = 2, 36, 150  # of each source
+ROUNDS, STEPS, LR = 6, 8, 2e-2
+PERSONAL = TrainingSettings(steps=80, lr=1e-2, seed=77, evaluation_interval=20)
+EPSILON, DELTA, CLIP = 8.0, 1e-5, 0.5
+EFFECTIVE_BATCH = 4
+RECIPE: dict[str, Any] = {
+    "layers": "last:25%",
+    "effective_batch": EFFECTIVE_BATCH,
+    "loss": "candidates",
+    "sequence_length": 40,
+}
+
+
+@dataclass(frozen=True)
+class Files:
+    """Directories of data. cohort, personal: one for each source, as `simulation.pool` reads them."""
+
+    cohort: list[Path]
+    personal: list[Path]
+
+
+def warm_start(quick: bool, root: Path | None = None) -> tuple[list[Row], dict[str, float]]:
+    """Rows of the cohort's rounds and of every user's curves, and the ratio. root: where to keep what was made."""
+    with _home(root) as place:
+        files = _split(place / "data")
+        found = _cohort(place, files, quick, None)
+        task = named_task("sst2").model_dump_json()
+        workshop = Workshop(Place(place / "program", tuple(files.personal), task, 1, CORES, place / "log"))
+        start = Store(place / "plain").adapter(len(found.rounds) - 1, found.manifest.size)
+        rows, curves = _rounds("plain", found), {}
+        for name, begin in (("cohort", start), ("zero", np.zeros_like(start))):
+            curves[name] = [_curve(workshop, source, user, begin, quick) for source, user in _users()]
+            rows += [
+                {"what": "personal", "from": name, "source": list(SOURCES)[source], "user": user, "accuracy": curve}
+                for (source, user), curve in zip(_users(), curves[name], strict=True)
+            ]
+    cohort, zero = (_mean(curves[name]) for name in ("cohort", "zero"))
+    last = max(zero)
+    target = max(zero[last], max(zero.values()))
+    reached = [step for step, accuracy in cohort.items() if accuracy >= target]
+    rows.append({"what": "means", "cohort": cohort, "zero": zero})
+    return rows, {
+        "warm_start_step_ratio": min(reached) / last if reached else math.inf,
+        "warm_start_accuracy": cohort[0],
+        "from_zero_accuracy": zero[last],
+        "from_zero_best_accuracy": target,
+        "untrained_accuracy": zero[0],
+    }
+
+
+def privacy(quick: bool, root: Path | None = None) -> tuple[list[Row], dict[str, float]]:
+    """Rows of both cohorts' rounds, and the points that lie between their adapters."""
+    steps = _rounds_of(quick) * STEPS
+    rate = EFFECTIVE_BATCH / PER_DEVICE
+    noise = noise_for(EPSILON, DELTA, rate, steps)
+    promised = ExamplePrivacy(clip=CLIP, noise_multiplier=noise, delta=DELTA, sampling_rate=rate)
+    with _home(root) as place:
+        files = _split(place / "data")
+        plain, private = (_cohort(place, files, quick, promise) for promise in (None, promised))
+    rows = [*_rounds("plain", plain), *_rounds("private", private)]
+    rows.append({"what": "noise", "sigma": noise, "clip": CLIP, "sampling_rate": rate, "steps": steps})
+    without, with_it = plain.rounds[-1].accuracy, private.rounds[-1].accuracy
+    return rows, {
+        "dp_cost_points": 100 * (without - with_it),
+        "dp_epsilon": epsilon_of([of_run(promised, steps)], DELTA),
+        "dp_accuracy": with_it,
+        "no_dp_accuracy": without,
+    }
+
+
+@contextmanager
+def _home(root: Path | None) -> Iterator[Path]:
+    if root is not None:
+        root.mkdir(parents=True, exist_ok=True)
+        yield root
+        return
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def _rounds_of(quick: bool) -> int:
+    return 2 if quick else ROUNDS
+
+
+def _cohort(place: Path, files: Files, quick: bool, promised: ExamplePrivacy | None) -> Simulated:
+    """The cohort's rounds; what is in `place` already is not done again."""
+    name = "plain" if promised is None else "private"
+    cohort: dict[str, Any] = {
+        "recipe": RECIPE,
+        "training": {"steps": STEPS, "lr": LR, "evaluation_interval": 1000, "validation_limit": HELD_OUT},
+    }
+    if promised is not None:
+        cohort["privacy"] = {"examples": promised.model_dump()}
+    data = {
+        "sources": [str(each) for each in files.cohort],
+        "partition": "source",
+        "per_device": PER_DEVICE,
+        "held_out": HELD_OUT,
+        "test": TESTED * len(SOURCES),
+    }
+    given = {"devices": DEVICES, "rounds": _rounds_of(quick), "base": str(model_file()), "data": data, "cohort": cohort}
+    program = place / ("program" if promised is None else "program-private")
+
+    def tell(what: str, done: int, of: int) -> None:
+        notes.print(f"  {name} {what} {done}/{of}")
+
+    return simulate(read_settings(None, given), place / name, Means(engine="inline", program=program), tell)
+
+
+def _split(place: Path) -> Files:
+    """Writes the cohort's and the users' sentences, and the test sentences beside both; nothing is in two of them."""
+    found = Files([], [])
+    for name, source in SOURCES.items():
+        lines = (source / "train.jsonl").read_text().splitlines(keepends=True)
+        test = (source / "test.jsonl").read_text().splitlines(keepends=True)
+        own = [lines[index] for index in np.random.default_rng(5).permutation(len(lines))]
+        tested = [test[index] for index in np.random.default_rng(6).permutation(len(test))[:TESTED]]
+        users = USERS * PER_USER
+        for which, train, to in (
+            ("cohort", own[users:], found.cohort),
+            ("personal", own[:users] + tested, found.personal),
+        ):
+            home = place / which / name
+            home.mkdir(parents=True, exist_ok=True)
+            (home / "train.jsonl").write_text("".join(train))
+            (home / "test.jsonl").write_text("".join(tested))
+            to.append(home)
+    return found
+
+
+def _users() -> list[tuple[int, int]]:
+    return [(source, user) for source in range(len(SOURCES)) for user in range(USERS)]
+
+
+def _curve(workshop: Workshop, source: int, user: int, start: F32, quick: bool) -> dict[int, float]:
+    """Accuracy on the test sentences of his source, by steps that a user has trained."""
+    first = source * (USERS * PER_USER + TESTED)
+    tested = range(first + USERS * PER_USER, first + USERS * PER_USER + TESTED)
+    mine = range(first + user * PER_USER, first + (user + 1) * PER_USER)
+    training = PERSONAL.model_copy(update={"steps": 20}) if quick else PERSONAL
+    errand = Errand(
+        device=100 * source + user,
+        shard=Shard(tuple(mine), tuple(tested)),
+        start=start,
+        start_sha256=sha256_hex(start.tobytes()) if start.any() else None,
+        training=training,
+        round=None,
+        privacy=None,
+        seed=0,
+        faults=None,
+    )
+    result = workshop.train(errand).result
+    curve = {each.step: each.accuracy for each in result.evaluations if each.split == "validation"}
+    notes.print(f"  user {user} of {list(SOURCES)[source]}: {curve}")
+    return curve
+
+
+def _mean(curves: list[dict[int, float]]) -> dict[int, float]:
+    return {step: fmean(curve[step] for curve in curves) for step in sorted(curves[0])}
+
+
+def _rounds(name: str, found: Simulated) -> list[Row]:
+    return [
+        {
+            "what": "round",
+            "cohort": name,
+            **told.model_dump(mode="json", include={"number", "accuracy", "loss", "seconds"}),
+        }
+        for told in found.rounds
+    ]

@@ -1,0 +1,150 @@
+"""`mobizo simulate`: options and what the terminal shows; nothing else."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Annotated, Any, cast, get_args
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from shared.errors import BadRequest, MobizoError
+from simulation.executors import Engine
+from simulation.settings import SimulationSettings, read_settings
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+SHOWN = ("round", "counted", "dropped", "refused", "accuracy", "loss", "devices")  # of the report's columns
+
+
+def simulate(
+    directory: Annotated[Path, typer.Argument(help="for the report; a simulation that was stopped there goes on")],
+    config: Annotated[Path | None, typer.Option(help="TOML file; flags take the place of what it says")] = None,
+    devices: Annotated[int | None, typer.Option(help="virtual devices; default 200")] = None,
+    rounds: Annotated[int | None, typer.Option(help="versions to make; default 5")] = None,
+    participation: Annotated[float | None, typer.Option(help="share of the devices asked in a round")] = None,
+    seed: Annotated[int | None, typer.Option(help="of everything that is drawn")] = None,
+    base: Annotated[str | None, typer.Option(help="Hugging Face directory or id, or .gguf; default: built in")] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="a directory with train.jsonl, as a source of data; repeatable")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="a shipped task")] = None,
+    partition: Annotated[str | None, typer.Option(help="iid, dirichlet (default) or source")] = None,
+    alpha: Annotated[float | None, typer.Option(help="of the Dirichlet distribution: small is unlike")] = None,
+    skew: Annotated[float | None, typer.Option(help="how unlike the amounts of data are: sigma of a lognormal")] = None,
+    dropout: Annotated[float | None, typer.Option(help="chance that a device does not answer")] = None,
+    poisoned: Annotated[float | None, typer.Option(help="share of devices that attack")] = None,
+    attack: Annotated[
+        str | None, typer.Option(help="sign_flip, huge, random, collusion, labels, not_finite or claims")
+    ] = None,
+    algorithm: Annotated[str | None, typer.Option(help="fedavg, fedprox or fedbuff")] = None,
+    aggregator: Annotated[str | None, typer.Option(help="mean, median, trimmed_mean, krum or multi_krum")] = None,
+    upload: Annotated[str | None, typer.Option(help="weights, trajectory or masked")] = None,
+    engine: Annotated[str, typer.Option(help="processes of this machine, inline, or ray")] = "processes",
+    workers: Annotated[int | None, typer.Option(min=1, help="errands at a time; default: one for each core")] = None,
+    program: Annotated[Path | None, typer.Option(help="keep the compiled program here, for other simulations")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
+) -> None:
+    """Simulate a cohort: many virtual devices train, and their updates become a shared adapter, round by round."""
+    try:
+        given = _said(
+            devices=devices,
+            rounds=rounds,
+            participation=participation,
+            seed=seed,
+            base=base,
+            data=_said(
+                sources=[str(each) for each in data] if data else None, partition=partition, alpha=alpha, skew=skew
+            ),
+            faults=_said(dropout=dropout, poisoned=poisoned, attack=attack),
+            cohort=_said(
+                task=task,
+                algorithm=_said(name=algorithm) or None,
+                aggregator=_said(name=aggregator) or None,
+                upload=upload,
+            ),
+        )
+        _run(read_settings(config, given), directory, _engine(engine), workers, program, as_json)
+    except MobizoError as error:
+        err.print(error.detail, style="red", markup=False)
+        raise typer.Exit(1) from error
+
+
+def _engine(name: str) -> Engine:
+    if name not in get_args(Engine):
+        raise BadRequest(f"there is no engine {name!r}; say {', '.join(get_args(Engine))}")
+    return cast(Engine, name)
+
+
+def _run(
+    settings: SimulationSettings,
+    directory: Path,
+    engine: Engine,
+    workers: int | None,
+    program: Path | None,
+    as_json: bool,
+) -> None:
+    # What trains and compiles weighs hundreds of megabytes; a mistake in the settings is told without it.
+    from simulation import plots, report
+    from simulation.session import Means, Simulated
+    from simulation.session import simulate as run
+
+    logging.getLogger("root").setLevel(logging.ERROR)
+    began = time.monotonic()
+    found: Simulated
+    with _progress() as bar:
+        whole = bar.add_task("rounds", total=settings.rounds)
+        part = bar.add_task("compiling", total=None)
+
+        def tell(what: str, done: int, of: int) -> None:
+            number = int(what.split()[-1]) if what.split()[-1].isdigit() else 1
+            bar.update(whole, completed=number - 1)
+            bar.update(part, description=what, completed=done, total=of if of > 1 else None)
+
+        found = run(settings, directory, Means(engine, workers, program), tell)
+        bar.update(whole, completed=settings.rounds)
+        bar.remove_task(part)
+    drawn = plots.draw(found, directory)
+    report.write(found, directory, drawn)
+    if as_json:
+        out.print(json.dumps(report.document(found)), markup=False, soft_wrap=True)
+        return
+    table = Table(*SHOWN, box=None)
+    for row in report.rows(found):
+        table.add_row(*(str(row[report.COLUMNS.index(name)]) for name in SHOWN))
+    out.print(table)
+    for line in report.remarks(found):
+        out.print(line, markup=False)
+    if not drawn:
+        err.print("no plots: they need matplotlib (pip install 'mobizo[simulate]')", markup=False)
+    out.print(f"{directory / 'report.html'}  {time.monotonic() - began:.0f} s", markup=False, soft_wrap=True)
+
+
+def _progress() -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description:12}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=err,
+        transient=True,
+    )
+
+
+def _said(**fields: Any) -> dict[str, Any]:
+    """What was given; a table that has nothing in it is left out by `read_settings`'s own merging."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of `python -m simulation` and of `mobizo simulate`. arguments: None for the process's own."""
+    app = typer.Typer(add_completion=False)
+    app.command()(simulate)
+    app(arguments, prog_name="mobizo simulate")

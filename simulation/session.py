@@ -1,0 +1,112 @@
+"""A whole simulation in a directory: base, data, program, shards, rounds; whatever is there already is not made again.
+
+Knows no terminal and no report.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from server.compiler.base import locate_base
+from server.compiler.tokenizer import write_tokenizer
+from server.local_compilation import compile_into
+from shared.cohort import CohortSettings
+from shared.encoding import answer_sizes
+from shared.errors import BadRequest
+from shared.program import ProgramManifest
+from shared.recipe import RecipeSettings
+from shared.task import Task
+from shared.tasks import named_task
+from simulation import tiny
+from simulation.arrivals import Tell
+from simulation.executors import Engine, Opened
+from simulation.pool import read_pool
+from simulation.privacy import with_noise
+from simulation.records import Round, Store, digest
+from simulation.settings import BUILT_IN, SimulationSettings
+from simulation.shards import Shard, cut
+from simulation.simulator import Simulator
+from simulation.workshop import Place
+
+
+@dataclass(frozen=True)
+class Means:
+    """With what a simulation is run; it changes nothing of what comes out. workers: None for as many as cores."""
+
+    engine: Engine = "processes"
+    workers: int | None = None
+    program: Path | None = None  # a directory in which programs are kept from simulation to simulation
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What came out."""
+
+    settings: SimulationSettings
+    manifest: ProgramManifest
+    shards: list[Shard]
+    rounds: list[Round]
+
+    @property
+    def digest(self) -> str:
+        """sha256 of all of it but how long it took."""
+        return digest(self.settings, self.rounds)
+
+
+def simulate(
+    settings: SimulationSettings, directory: Path, means: Means, tell: Tell = lambda what, done, of: None
+) -> Simulated:
+    """Runs, or goes on with, the simulation in `directory`. Raises BadRequest and what compiler and devices raise."""
+    settings = with_noise(settings)
+    store = Store(directory)
+    store.begin(settings)
+    base, data = _materials(settings, directory)
+    task = settings.cohort.task
+    task = named_task(task) if isinstance(task, str) else task
+    program = (means.program or directory / "program").resolve()
+    tell("compiling", 0, 1)
+    manifest = compile_into(_recipe(settings.cohort, base, task, directory), base, program).manifest
+    cores = len(os.sched_getaffinity(0))
+    workers = 1 if means.engine == "inline" else means.workers or cores
+    threads = max(1, cores // workers)
+    log = (directory / "workers.log").resolve()
+    place = Place(program, data, task.model_dump_json(), settings.data.test, threads, log)
+    tokenizer = Tokenizer.from_file(str(program / manifest.file("tokenizer").name))
+    pool = read_pool(data, task, tokenizer, manifest.recipe, settings.data.test)
+    try:
+        shards = cut(settings.data, settings.devices, settings.seed, pool.labels, pool.sources)
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
+    with Opened(place, workers, means.engine) as opened:
+        rounds = Simulator(settings, manifest, shards, opened.executor, store, tell).run()
+    return Simulated(settings, manifest, shards, rounds)
+
+
+def _materials(settings: SimulationSettings, directory: Path) -> tuple[str, tuple[Path, ...]]:
+    """The base's source and the data's directories; the built-in ones are written."""
+    if settings.base != BUILT_IN:
+        return settings.base, tuple(Path(source).resolve() for source in settings.data.sources)
+    base = directory / "base"
+    if not (base / "tokenizer.json").exists():
+        tiny.write_base(base)
+    examples = settings.devices * (settings.data.per_device + settings.data.held_out)
+    return str(base), tiny.write_task(directory / "data", examples, settings.data.test)
+
+
+def _recipe(cohort: CohortSettings, base: str, task: Task, directory: Path) -> RecipeSettings:
+    """The cohort's recipe, clipping where it is private, with the task's answer sizes where it leaves them open."""
+    settings = cohort.recipe
+    if cohort.privacy is not None and cohort.privacy.examples is not None:
+        settings = settings.model_copy(update={"privacy": "clipped"})
+    if settings.answer_length is not None and settings.choices is not None:
+        return settings
+    path = directory / "tokenizer.json"
+    write_tokenizer(locate_base(base), path)
+    length, choices = answer_sizes(task, Tokenizer.from_file(str(path)))
+    return settings.model_copy(
+        update={"answer_length": settings.answer_length or length, "choices": settings.choices or choices}
+    )

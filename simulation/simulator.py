@@ -1,0 +1,193 @@
+"""A simulation from its first round to its last: what devices send becomes a version by the server's own half.
+
+A round is kept before the next begins, so that after a kill it goes on from the last one. Knows no terminal, no plots.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_agent.evaluation import Measured
+from shared.canonical import sha256_hex
+from shared.errors import InvalidUpload
+from shared.federation.aggregation import Combined, Weighing, combine, combine_privately
+from shared.federation.algorithms import find
+from shared.federation.optimizers import advance, begin, load_state
+from shared.federation.sources import MemorySource
+from shared.federation.update import Update, euclidean_norm
+from shared.program import ProgramManifest
+from simulation.arrivals import Arrival, Arrivals, Asynchronous, Population, Tell, synchronous
+from simulation.draws import entropy
+from simulation.executors import Executor, in_order
+from simulation.masked import combine_masked
+from simulation.privacy import overspent, spent
+from simulation.records import Bytes, Round, Store
+from simulation.settings import SimulationSettings
+from simulation.shards import Shard
+from simulation.uploads import member, receive, send
+
+F32 = NDArray[np.float32]
+MEASURED_TOGETHER = 16  # devices whose examples one errand measures on
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A round's one update, or why there is none. masked_bytes: that a device of a masked round sent."""
+
+    combined: Combined | None
+    why: str = ""
+    masked_bytes: float = 0.0
+
+
+class Simulator:
+    """A cohort's state, and the round that is on."""
+
+    def __init__(
+        self,
+        settings: SimulationSettings,
+        manifest: ProgramManifest,
+        shards: Sequence[Shard],
+        executor: Executor,
+        store: Store,
+        tell: Tell = lambda what, done, of: None,
+    ) -> None:
+        """Goes on from what the store has. tell: of what is done, and of how much of it."""
+        self._settings, self._cohort, self._manifest = settings, settings.cohort, manifest
+        self._shards, self._executor, self._store, self._tell = shards, executor, store, tell
+        self._population, self._algorithm = Population(settings, shards), find(settings.cohort.algorithm)
+        self._asynchronous = Asynchronous(
+            self._population, executor, lambda version: store.adapter(version, manifest.size), tell
+        )
+        self.rounds = store.rounds()
+        self.flat: F32 = np.zeros(manifest.size, np.float32)  # B (D,) of the latest version
+        self._optimizer = begin(self._cohort.optimizer, manifest.size)
+        if self.rounds:
+            self.flat = store.adapter(len(self.rounds) - 1, manifest.size)
+            self._optimizer = load_state(store.optimizer(len(self.rounds) - 1), self._cohort.optimizer, manifest.size)
+
+    def run(self) -> list[Round]:
+        """To the last round that was asked for; all of them, with number 0 for how it stood before the first."""
+        if not self.rounds:
+            self._keep(Arrivals(), [], {}, Outcome(None, "nothing has been trained yet"), time.monotonic())
+        while (number := len(self.rounds)) <= self._settings.rounds:
+            began = time.monotonic()
+            if (why := overspent(self._settings, self.rounds)) is not None:
+                self._keep(Arrivals(), [], {}, Outcome(None, why), began)
+                continue
+            arrivals = self._gather(number)
+            updates, refused = self._receive(arrivals.came, number)
+            self._keep(arrivals, updates, refused, self._combine(updates, arrivals, number), began)
+        return self.rounds
+
+    def _gather(self, number: int) -> Arrivals:
+        if not self._cohort.algorithm.asynchronous:
+            return synchronous(self._population, self._executor, number, self.flat, self._tell)
+        last = self.rounds[-1]
+        return self._asynchronous.until(number, Arrivals(flights=last.flights, flown=last.flown, clock=last.clock))
+
+    def _receive(self, came: Iterable[Arrival], number: int) -> tuple[list[Update], dict[str, int]]:
+        """The updates that count, and why others do not."""
+        updates, refused = [], Counter[str]()
+        for arrival in came:
+            sent = send(arrival, self._cohort.upload, self._settings.seed, number)
+            try:
+                updates.append(receive(sent, self._cohort, self._algorithm))
+            except InvalidUpload as error:
+                refused[error.detail] += 1
+        # A device that landed twice is one member, whose later update counts.
+        return list({update.member: update for update in updates}.values()), dict(refused)
+
+    def _combine(self, updates: list[Update], arrivals: Arrivals, number: int) -> Outcome:
+        """The round's one update, or why there is none."""
+        cohort = self._cohort
+        if len(updates) < cohort.quorum:
+            return Outcome(None, f"{len(updates)} updates counted; the quorum is {cohort.quorum}")
+        if cohort.masking is not None:
+            lost, _ = self._receive(arrivals.lost, number)
+            found = combine_masked(cohort, self._manifest, number, updates, lost, self._settings.seed)
+            return Outcome(found.combined, found.why, found.bytes_sent)
+        weighing = Weighing(self._algorithm.server, cohort.weights, cohort.most_examples)
+        source = MemorySource(updates)
+        if cohort.privacy is not None and cohort.privacy.members is not None:
+            noise = entropy(self._settings.seed, "members", number)
+            return Outcome(combine_privately(source, cohort.privacy.members, weighing, entropy=noise))
+        return Outcome(combine(source, cohort.aggregator, weighing))
+
+    def _keep(
+        self,
+        arrivals: Arrivals,
+        updates: Sequence[Update],
+        refused: dict[str, int],
+        outcome: Outcome,
+        began: float,
+    ) -> None:
+        """Moves the adapter, measures it, and keeps the round."""
+        combined = outcome.combined
+        if combined is not None:
+            self.flat, self._optimizer = advance(self._cohort.optimizer, self._optimizer, self.flat, combined.update)
+        tested, devices = self._measure()
+        results = [arrival.work.result for arrival in arrivals.came if arrival.errand.faults is None]
+        spoilt = {member(device) for device in self._population.poisoned}
+        counted = updates if combined is not None else ()
+        trained = [arrival.errand.device for arrival in (*arrivals.came, *arrivals.lost)]
+        told = Round(
+            number=len(self.rounds),
+            published=combined is not None,
+            why=outcome.why,
+            asked=arrivals.asked,
+            trained=tuple(trained),
+            dropped=arrivals.dropped,
+            refused=refused,
+            counted=0 if combined is None else combined.count,
+            poisoned=sum(update.member in spoilt for update in counted),
+            clipped=0 if combined is None else combined.clipped,
+            stale=fmean(update.staleness for update in counted) if counted else 0.0,
+            update_norm=0.0 if combined is None else euclidean_norm(combined.update),
+            accuracy=tested.accuracy,
+            loss=tested.loss,
+            devices=devices,
+            start_accuracy=_mean([each.start_accuracy or each.zero_shot_accuracy for each in results]),
+            tuned_accuracy=_mean([each.tuned_accuracy for each in results]),
+            bytes=_bytes(arrivals.came, outcome.masked_bytes),
+            epsilon=spent(self._settings, self.rounds, trained, combined is not None),
+            flights=arrivals.flights,
+            flown=arrivals.flown,
+            clock=arrivals.clock,
+            b_sha256=sha256_hex(self.flat.astype("<f4").tobytes()),
+            seconds=time.monotonic() - began,
+        )
+        self._store.keep(told, self.flat, self._optimizer.dump())
+        self.rounds.append(told)
+
+    def _measure(self) -> tuple[Measured, dict[int, float]]:
+        """On what nobody trains on, and on the held-out examples of the devices that are looked at."""
+        tested = self._executor.submit("test", self.flat)
+        looked_at = range(min(self._settings.devices, self._settings.measured))
+        shards = [self._shards[device].held_out for device in looked_at]
+        groups = [tuple(shards[at : at + MEASURED_TOGETHER]) for at in range(0, len(shards), MEASURED_TOGETHER)]
+        answers = in_order(self._executor, "measure", ((self.flat, group) for group in groups))
+        found = [each for answer in answers for each in answer]
+        whole: Measured = tested.result()
+        return whole, {device: each.accuracy for device, each in zip(looked_at, found, strict=True)}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _bytes(came: Sequence[Arrival], masked: float) -> Bytes:
+    if not came:
+        return Bytes()
+    return Bytes(
+        weights=fmean(len(arrival.work.adapter) for arrival in came),
+        trajectory=fmean(len(arrival.work.ledger) for arrival in came),
+        masked=masked,
+    )

@@ -1,0 +1,108 @@
+"""The built-in base and task: a random Llama of a few thousand weights, and sentences whose words say how they end.
+
+Two sources, movies and products, share some words and have others of their own, so that devices' data can be unlike.
+Everything is drawn from a fixed seed: the base is the same for everybody. Knows no shards and no program.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 64, 2, 4, 2, 8
+MOST_TOKENS = 64
+SHARED = (("great", "good", "fine", "lovely"), ("terrible", "bad", "poor", "awful"))  # positive, negative
+OWN = {
+    "movies": (
+        ("funny", "warm", "bright", "moving", "clever", "gripping"),
+        ("dull", "tedious", "bore", "flat", "clumsy", "stale"),
+    ),
+    "products": (
+        ("sturdy", "fast", "sharp", "handy", "quiet", "cheap"),
+        ("broken", "slow", "noisy", "weak", "leaking", "scratched"),
+    ),
+}
+NEUTRAL = ("the", "a", "film", "plot", "cast", "camera", "phone", "screen", "really", "It", "was")
+UNKNOWN = "?"
+LABELS = ("positive", "negative")
+ROOM = 1.5  # sentences for each that is asked for: labels in any proportions are to be had
+
+
+def vocabulary() -> dict[str, int]:
+    """Every word and its token."""
+    words = [*NEUTRAL, *SHARED[0], *SHARED[1], *(word for both in OWN.values() for side in both for word in side)]
+    return {word: number for number, word in enumerate([UNKNOWN, *words])}
+
+
+def write_base(directory: Path) -> None:
+    """The model and its tokenizer in the Hugging Face form."""
+    directory.mkdir(parents=True, exist_ok=True)
+    rng, size = np.random.default_rng(0), len(vocabulary())
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (size, HIDDEN), "model.norm": (HIDDEN,)}
+    linear = {
+        "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
+        "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+        "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+        "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
+        "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
+        "mlp.up_proj": (INTERMEDIATE, HIDDEN),
+        "mlp.down_proj": (HIDDEN, INTERMEDIATE),
+    }
+    for layer in range(LAYERS):
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in linear.items()}
+        shapes |= {f"model.layers.{layer}.{name}_layernorm": (HIDDEN,) for name in ("input", "post_attention")}
+    tensors = {
+        f"{name}.weight": (rng.normal(0, 0.3, shape) if len(shape) == 2 else np.ones(shape)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    # What pretraining would see to: answers of the untrained model are unsure, not wrong with conviction.
+    tensors["model.norm.weight"] *= np.float32(0.25)
+    safetensors.numpy.save_file(tensors, directory / "model.safetensors")
+    config = {
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "vocab_size": size,
+        "max_position_embeddings": MOST_TOKENS,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer(models.WordLevel(vocabulary(), unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+def write_task(directory: Path, examples: int, test: int) -> tuple[Path, ...]:
+    """One directory with train.jsonl and test.jsonl for each source; both labels are equally frequent.
+
+    examples, test: that are needed of all sources together.
+    """
+    rng = np.random.default_rng(1)
+    counts = {"train": math.ceil(examples * ROOM / len(OWN)), "test": math.ceil(test / len(OWN))}
+    found = []
+    for source in OWN:
+        home = directory / source
+        home.mkdir(parents=True, exist_ok=True)
+        for split, count in counts.items():
+            lines = (json.dumps(_record(rng, source, index % 2)) + "\n" for index in range(count))
+            (home / f"{split}.jsonl").write_text("".join(lines))
+        found.append(home)
+    return tuple(found)
+
+
+def _record(rng: np.random.Generator, source: str, side: int) -> dict[str, Any]:
+    """A sentence of two or three words that tell, among some that do not. side: 0 positive, 1 negative."""
+    telling = [*SHARED[side], *OWN[source][side]]
+    words = [*rng.choice(telling, rng.integers(2, 4)), *rng.choice(NEUTRAL[:-2], rng.integers(2, 5))]
+    return {"text": " ".join(rng.permutation(words)), "label": LABELS[side]}

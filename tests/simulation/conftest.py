@@ -1,0 +1,42 @@
+"""One compiled program of the built-in base, which every simulation of the suite shares."""
+
+import pytest
+
+from simulation.session import Means, simulate
+from simulation.settings import read_settings
+
+SMALL = {
+    "devices": 6,
+    "rounds": 2,
+    "data": {"per_device": 6, "held_out": 3, "test": 16},
+    "cohort": {"training": {"steps": 3, "lr": 0.1, "evaluation_interval": 1000}},
+}
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory):
+    """A directory for the program: the first simulation compiles it."""
+    return tmp_path_factory.mktemp("program")
+
+
+@pytest.fixture
+def run(program, tmp_path):
+    """Simulates SMALL with changes, by default in this process; each call in a directory of its own."""
+    count = 0
+
+    def simulated(changes=None, directory=None, engine="inline", tell=lambda what, done, of: None, **means):
+        nonlocal count
+        count += 1
+        settings = read_settings(None, merge(SMALL, changes or {}))
+        place = directory or tmp_path / f"simulation-{count}"
+        return simulate(settings, place, Means(engine=engine, **({"program": program} | means)), tell)
+
+    return simulated
+
+
+def merge(under, over):
+    """`over` in the place of `under`, table by table."""
+    both = dict(under)
+    for name, value in over.items():
+        both[name] = merge(both.get(name, {}), value) if isinstance(value, dict) else value
+    return both

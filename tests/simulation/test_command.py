@@ -1,0 +1,89 @@
+"""`python -m simulation` as a process: what it prints and writes, and kill -9 in the middle."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from simulation.records import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = ["--devices", "6", "--rounds", "3", "--engine", "inline"]
+FILE = """
+[data]
+per_device = 6
+held_out = 3
+test = 16
+[cohort.training]
+steps = 3
+lr = 0.1
+evaluation_interval = 1000
+"""
+
+
+@pytest.fixture
+def command(program, tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text(FILE)
+    return [sys.executable, "-m", "simulation", "--config", str(file), "--program", str(program), *FLAGS]
+
+
+def finished(command, *more):
+    return subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_killed_simulation_goes_on_and_reports_what_it_would_have(command, tmp_path):
+    whole = finished(command, "--json", str(tmp_path / "whole"))
+    assert whole.returncode == 0, whole.stderr
+    said = json.loads(whole.stdout)
+
+    place = tmp_path / "killed"
+    process = subprocess.Popen([*command, str(place)], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while len(Store(place).rounds()) < 2:
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = len(Store(place).rounds())
+    assert 2 <= kept <= 4
+
+    again = finished(command, "--json", str(place))
+    assert json.loads(again.stdout)["digest"] == said["digest"]
+    assert [each["number"] for each in said["rounds"]] == [0, 1, 2, 3]
+    assert json.loads((place / "report.json").read_text()) == json.loads(again.stdout)
+
+
+def test_people_get_a_table_a_page_and_plots(command, tmp_path):
+    place = tmp_path / "report"
+    done = finished(command, str(place))
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
+    assert str(place / "report.html") in done.stdout.replace("\n", "")
+    said = json.loads((place / "report.json").read_text())
+    last = f"{said['rounds'][-1]['accuracy']:.1%}"
+    for name in ("report.md", "report.html"):
+        text = (place / name).read_text()
+        assert last in text
+        assert said["digest"] in text
+        assert all(plot in text for plot in ("accuracy.png", "devices.png", "bytes.png"))
+    assert all((place / f"{plot}.png").read_bytes().startswith(b"\x89PNG") for plot in ("accuracy", "devices", "bytes"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--partition", "halves"], "data.partition"),
+        (["--engine", "steam"], "engine 'steam'"),
+        (["--base", "nothing.gguf", "--data", "nowhere"], "nothing.gguf"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_1(command, tmp_path, wrong, said):
+    done = finished(command, *wrong, str(tmp_path / "wrong"))
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,75 @@
+"""Whose data is whose: no example twice, as unlike as asked, and the same from one seed."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulation.settings import DataSettings
+from simulation.shards import cut
+
+POOL = 4000
+LABELS = [index % 2 for index in range(POOL)]
+SOURCES = [index // 2 % 2 for index in range(POOL)]
+
+
+def shards(devices=100, seed=0, **settings):
+    return cut(DataSettings(**settings), devices, seed, LABELS, SOURCES)
+
+
+@given(
+    seed=st.integers(0, 2**40),
+    partition=st.sampled_from(["iid", "dirichlet", "source"]),
+    alpha=st.floats(0.01, 100),
+    skew=st.floats(0, 1.5),
+    devices=st.integers(1, 120),
+)
+def test_no_example_is_in_two_places(seed, partition, alpha, skew, devices):
+    found = shards(devices, seed, partition=partition, alpha=alpha, skew=skew)
+    taken = [index for shard in found for index in shard.train + shard.held_out]
+    assert len(found) == devices
+    assert len(set(taken)) == len(taken)
+    assert all(len(shard.train) >= 2 and shard.held_out for shard in found)
+
+
+def test_the_same_seed_makes_the_same_shards():
+    assert shards() == shards() != shards(seed=1)
+
+
+def majority(shard):
+    counts = Counter(LABELS[index] for index in shard.train)
+    return max(counts.values()) / sum(counts.values())
+
+
+def test_a_small_alpha_gives_devices_one_label_and_a_large_one_both():
+    few, many = (np.mean([majority(shard) for shard in shards(alpha=alpha)]) for alpha in (0.05, 1000))
+    # A share p of Beta(a, a) has a mean of max(p, 1 - p) that goes to 1 for a small a, and to 1/2 for a large one.
+    rng = np.random.default_rng(0)
+    expected = np.mean(np.maximum(p := rng.beta(0.05, 0.05, 20_000), 1 - p))
+    assert few == pytest.approx(expected, abs=0.06)
+    assert many < 0.65
+
+
+def test_by_source_a_device_has_one_source():
+    for device, shard in enumerate(shards(partition="source")):
+        assert {SOURCES[index] for index in shard.train + shard.held_out} == {device % 2}
+
+
+def test_iid_devices_have_both_of_everything():
+    kinds = [Counter((LABELS[index], SOURCES[index]) for index in shard.train) for shard in shards(partition="iid")]
+    assert np.mean([len(kind) for kind in kinds]) > 3.9
+
+
+def test_a_skew_makes_amounts_unlike():
+    def sizes(skew):
+        return [len(shard.train) + len(shard.held_out) for shard in shards(skew=skew, per_device=20)]
+
+    assert len(set(sizes(0))) == 1
+    assert np.std(np.log(sizes(1.0))) == pytest.approx(1.0, abs=0.25)
+
+
+def test_a_pool_too_small_is_refused():
+    with pytest.raises(ValueError, match="too few for 2000 devices"):
+        shards(devices=2000)
