@@ -185,6 +185,7 @@ ABSENT = {
     "path": "README.md",
     "platform": "linux-x86_64",
     "user_code": "AAAA-AAAA",
+    "user": "alice",
 }
 
 
