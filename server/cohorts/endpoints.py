@@ -23,6 +23,7 @@ from server.http.routes import Routes
 from shared.cohort import CohortSettings, CohortView, MemberRequest, MemberView, RoundView, UpdateView
 from shared.errors import (
     AdapterNotFound,
+    BudgetExceeded,
     CohortNotFound,
     Conflict,
     Forbidden,
@@ -45,7 +46,9 @@ LOCATION: Responses = {201: {"headers": {"Location": {"description": "its addres
 ABSENT = raises(CohortNotFound)
 
 
-@router.post("", status_code=201, responses=LOCATION | raises(UnknownBase, InvalidTask, InvalidRecipe, Conflict))
+@router.post(
+    "", status_code=201, responses=LOCATION | raises(UnknownBase, InvalidTask, InvalidRecipe, BudgetExceeded, Conflict)
+)
 def create(
     principal: Writer, settings: CohortSettings, response: Response, here: Here, session: Writing, once: Once
 ) -> CohortView:

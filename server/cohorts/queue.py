@@ -77,7 +77,7 @@ class RoundQueue:
                 continue
             if found.worker_id is not None and not self._lost(cohort, found):
                 continue
-            if self._service.holds_back(cohort):
+            if cohort.settings.algorithm.asynchronous and self._service.waits_for_approval(cohort):
                 found.next_attempt_at = now + timedelta(seconds=_HELD_SECONDS)
                 continue
             try:

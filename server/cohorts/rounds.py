@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import structlog
 from sqlalchemy.orm import Session
 
 from server.adapters.audit import SERVER, Actor
@@ -32,13 +33,23 @@ from server.leases.repository import LeaseRepository
 from server.masking.progress import MaskingProgress
 from server.programs.announcement import note_wanted
 from shared.cohort import RoundState, UpdateState
-from shared.errors import BaseMismatch, Conflict, MobizoError, NotFound, RoundNotFound, UnknownBase, VersionHeld
+from shared.errors import (
+    BaseMismatch,
+    BudgetExceeded,
+    Conflict,
+    MobizoError,
+    NotFound,
+    RoundNotFound,
+    UnknownBase,
+    VersionHeld,
+)
 from shared.federation.algorithms import find
 from shared.job import JobState, RoundRef
 from shared.masking.fixed_point import vector_bytes
 from shared.masking.messages import Phase
 from shared.registry import MAIN, AdapterAction, VersionState
 
+_log = structlog.get_logger()
 BATCH = 50  # jobs made in one transaction: others write between two
 
 
@@ -180,12 +191,13 @@ class RoundService:
         self._session.flush()
 
     def _ask(self, jobs: JobService, cohort: Cohort, part: Part, making: Making) -> None:
-        """Makes the job of a member's part; one whose device was revoked has none."""
+        """Makes the job of a member's part; one whose device was revoked, or who has no privacy to spend, has none."""
         update, start = part.update, making.start
         request, reference = part_request(cohort, part, start), RoundRef(cohort=cohort.name, number=part.round.position)
         try:
             job = jobs.submit_part(cohort.tenant, request, making, reference)
-        except NotFound:
+        except (NotFound, BudgetExceeded) as error:
+            _log.info("member-not-asked", cohort=cohort.name, user=part.member.user, detail=error.detail)
             update.state, update.updated_at = UpdateState.FAILED, utc_now()
             return
         update.job_number = job.number
@@ -193,9 +205,19 @@ class RoundService:
         update.start_sha256 = None if start is None else start.sha256
 
     def holds_back(self, cohort: Cohort) -> bool:
-        """Whether an open round makes no jobs for now: what they would start from waits for a person's approval."""
+        """Whether an open round makes no jobs for now: what they will start from is being made, or is to be approved.
+
+        A synchronous round has its start before it opens.
+        """
+        if not cohort.settings.algorithm.asynchronous:
+            return False
+        making = any(found.state is RoundState.AGGREGATING for found in self._rounds.under_way(cohort))
+        return making or self.waits_for_approval(cohort)
+
+    def waits_for_approval(self, cohort: Cohort) -> bool:
+        """Whether the latest version of the cohort's adapter waits for a person."""
         adapter = AdapterRepository(self._session).get(cohort.tenant, cohort.name)
-        return cohort.settings.algorithm.asynchronous and adapter is not None and self.held(adapter) is not None
+        return adapter is not None and self.held(adapter) is not None
 
     def _start_of(self, cohort: Cohort, found: CohortRound) -> StoredVersion | None:
         """What jobs that are made now begin from: of a synchronous round, all from one version."""

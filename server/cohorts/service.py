@@ -21,6 +21,7 @@ from server.cohorts.trail import note
 from server.devices.repository import DeviceRepository
 from server.jobs.recipes import resolve_recipe, resolve_task
 from server.jobs.repository import JobRepository
+from server.privacy.service import settled
 from shared.cohort import CohortSettings, MemberRequest
 from shared.errors import CohortNotFound, Conflict, NotFound
 from shared.job import JobRequest
@@ -43,7 +44,8 @@ class CohortService:
     def create(self, tenant: str, settings: CohortSettings, actor: Actor) -> Cohort:
         """A new cohort and its adapter, without members and versions.
 
-        Raises UnknownBase, InvalidTask, InvalidRecipe, or Conflict if the name is taken by a cohort or an adapter.
+        Raises UnknownBase, InvalidTask, InvalidRecipe, BudgetExceeded if a run would cost more than its epsilon, or
+        Conflict if the name is taken by a cohort or an adapter.
         """
         self._check_name(tenant, settings.name)
         bases = BaseService(self._session, self._artifacts)
@@ -56,7 +58,9 @@ class CohortService:
             dataset=settings.dataset,
             recipe=settings.recipe,
             training=settings.training,
+            privacy=None if settings.privacy is None else settings.privacy.examples,
         )
+        request = settled(request)
         task = resolve_task(request)
         reference = BaseRef(name=base.name, sha256=base.sha256)
         recipe = resolve_recipe(request, task, reference, base.shape, bases.tokenizer(base))
@@ -66,7 +70,7 @@ class CohortService:
         cohort = Cohort(
             tenant=tenant,
             name=settings.name,
-            settings=settings.model_copy(update={"training": training}),
+            settings=settings.model_copy(update=_settled_parts(settings, request) | {"training": training}),
             task=task,
             recipe=recipe,
             recipe_id=recipe.id,
@@ -140,3 +144,11 @@ class CohortService:
         member.left_at = utc_now()
         note(self._session, cohort, actor, AdapterAction.LEFT, f"user {user}")
         self._rounds.drop(cohort, member)
+
+
+def _settled_parts(settings: CohortSettings, request: JobRequest) -> dict[str, object]:
+    """What a request whose noise was found has besides what was asked for."""
+    if settings.privacy is None:
+        return {}
+    privacy = settings.privacy.model_copy(update={"examples": request.privacy})
+    return {"recipe": request.recipe, "privacy": privacy}

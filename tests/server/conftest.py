@@ -58,7 +58,6 @@ SLICES = (
     "adapters",
     "assignments",
     "auth",
-    "cohorts",
     "devices",
     "http",
     "hub",

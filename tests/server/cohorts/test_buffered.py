@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from tests.server.cohorts.conftest import URL
+from tests.server.conftest import BOTH
 
+DATABASES = BOTH
 FEDBUFF = {"name": "fedbuff", "buffer_size": 2, "staleness_exponent": 1.0}
 
 
@@ -55,14 +57,14 @@ def test_an_update_that_comes_while_a_version_is_made_counts_in_the_next(buffere
 
 
 def test_two_rounds_that_are_full_make_their_versions_in_order(buffered):
-    slow = buffered.lease("carol")
+    buffered.join("dave")
+    buffered.worker.look_around()
+    slow = {user: buffered.lease(user) for user in ("carol", "dave")}
     buffered.train("alice", 1.0)
     buffered.train("bob", 3.0)
-    finish(buffered, "carol", slow, 8.0)
-    buffered.join("dave")
-    buffered.worker.look_around()  # makes dave's job, before a version is there
-    assert buffered.train("dave", 4.0)["round"] == 2
-    assert [buffered.round(number)["state"] for number in (1, 2)] == ["aggregating", "aggregating"]
+    finish(buffered, "carol", slow["carol"], 8.0)
+    assert finish(buffered, "dave", slow["dave"], 4.0)["round"] == 2
+    assert [buffered.round(number)["state"] for number in (1, 2, 3)] == ["aggregating", "aggregating", "open"]
     buffered.work()
     np.testing.assert_array_equal(buffered.b("v1"), np.float32(2.0))
     np.testing.assert_array_equal(buffered.b("v2"), np.float32(2 + (8 + 4) / 2))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-URL = "/v1/cohorts/readers"
+from tests.server.cohorts.conftest import URL
 
 
 def test_two_rounds_of_federated_averaging(band):

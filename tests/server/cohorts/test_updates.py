@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from shared.canonical import sha256_hex
+from tests.server.cohorts.conftest import URL
 from tests.server.conftest import result
-
-URL = "/v1/cohorts/readers"
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def test_of_who_has_left(band, opened, problem):
 
 
 def test_of_who_leaves_after_his_update_counted(band, opened):
-    band.train("alice", 64.0)
+    band.train("alice", 1.5)
     band.train("bob", 2.0)
     assert band.app.delete(f"{URL}/members/alice").status_code == 204
     assert band.round()["updates"] == 1

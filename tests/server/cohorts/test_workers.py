@@ -16,8 +16,10 @@ from server.cohorts.publication import Publisher, StoredFiles
 from server.cohorts.queue import RoundQueue
 from server.programs.models import Worker
 from server.programs.repository import WorkerRepository
+from tests.server.cohorts.conftest import URL
+from tests.server.conftest import BOTH
 
-URL = "/v1/cohorts/readers"
+DATABASES = BOTH
 
 
 def eventually(condition, seconds=30):
