@@ -18,8 +18,9 @@ from shared.federation.algorithms import find
 from shared.federation.files import FileSource, UploadedFile
 from shared.federation.intake import Rules
 from shared.federation.optimizers import advance, begin, load_state
-from shared.federation.update import F32
+from shared.federation.update import F32, F64
 from shared.lora import dump_adapter, load_adapter
+from shared.masking.fixed_point import Total
 from shared.privacy import noised_mean
 
 
@@ -37,23 +38,18 @@ class Made:
     optimizer: bytes
 
 
-def make_version(artifacts: ArtifactStore, assignment: Assignment) -> Made:
-    """What comes of a round's updates. Raises NoVersion, or Damaged or Unavailable where a file cannot be read."""
+def make_version(artifacts: ArtifactStore, assignment: Assignment, total: Total | None = None) -> Made:
+    """What comes of a round's updates. total: their sum, where they were masked and no single one can be read.
+
+    Raises NoVersion, or Damaged or Unavailable where a file cannot be read.
+    """
     settings, size = assignment.settings, assignment.size_d
     base = read_b(artifacts, assignment.base_sha256, size)
-    server = find(settings.algorithm).server
-    weighing = Weighing(server, settings.weights, settings.most_examples)
-    members = None if settings.privacy is None else settings.privacy.members
-    aggregator = settings.aggregator
+    update, count = _combined(artifacts, assignment, base) if total is None else (total.mean, total.count)
+    members = settings.privacy.members if settings.privacy is not None else None
     if members is not None:
-        aggregator = aggregator.model_copy(update={"clip_norm": members.clip})
-    try:
-        combined = combine(_source(artifacts, assignment, base), aggregator, weighing)
-    except (InvalidUpload, ValueError) as error:
-        raise NoVersion(str(error)) from error
-    update = combined.update
-    if members is not None:
-        update = noised_mean(update.astype(np.float64), combined.count, members).astype(np.float32)
+        update = noised_mean(update.astype(np.float64), count, members)
+    update = update.astype(np.float32)
     state = begin(settings.optimizer, size)
     if assignment.optimizer_sha256 is not None:
         state = load_state(artifacts.read(assignment.optimizer_sha256), settings.optimizer, size)
@@ -61,6 +57,19 @@ def make_version(artifacts: ArtifactStore, assignment: Assignment) -> Made:
     if not np.isfinite(moved).all():
         raise NoVersion("the optimizer's step leads to values that are not finite; lower its lr")
     return Made(_file(moved, assignment), state.dump())
+
+
+def _combined(artifacts: ArtifactStore, assignment: Assignment, base: F32) -> tuple[F32 | F64, int]:
+    """The aggregated update (D,), and how many it is of."""
+    settings, aggregator = assignment.settings, assignment.settings.aggregator
+    weighing = Weighing(find(settings.algorithm).server, settings.weights, settings.most_examples)
+    if settings.privacy is not None and settings.privacy.members is not None:
+        aggregator = aggregator.model_copy(update={"clip_norm": settings.privacy.members.clip})
+    try:
+        combined = combine(_source(artifacts, assignment, base), aggregator, weighing)
+    except (InvalidUpload, ValueError) as error:
+        raise NoVersion(str(error)) from error
+    return combined.update, combined.count
 
 
 def read_b(artifacts: ArtifactStore, sha256: str | None, size: int) -> F32:
