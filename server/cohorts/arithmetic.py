@@ -20,6 +20,7 @@ from shared.federation.intake import Rules
 from shared.federation.optimizers import advance, begin, load_state
 from shared.federation.update import F32
 from shared.lora import dump_adapter, load_adapter
+from shared.masking.fixed_point import Total
 
 
 class NoVersion(Conflict):
@@ -36,28 +37,36 @@ class Made:
     optimizer: bytes
 
 
-def make_version(artifacts: ArtifactStore, assignment: Assignment) -> Made:
-    """What comes of a round's updates. Raises NoVersion, or Damaged or Unavailable where a file cannot be read."""
+def make_version(artifacts: ArtifactStore, assignment: Assignment, total: Total | None = None) -> Made:
+    """What comes of a round's updates. total: their sum, where they were masked and no single one can be read.
+
+    Raises NoVersion, or Damaged or Unavailable where a file cannot be read.
+    """
     settings, size = assignment.settings, assignment.size_d
     base = read_b(artifacts, assignment.base_sha256, size)
-    server = find(settings.algorithm).server
-    weighing = Weighing(server, settings.weights, settings.most_examples)
-    members = None if settings.privacy is None else settings.privacy.members
-    try:
-        source = _source(artifacts, assignment, base)
-        if members is None:
-            combined = combine(source, settings.aggregator, weighing)
-        else:
-            combined = combine_privately(source, members, weighing)
-    except (InvalidUpload, ValueError) as error:
-        raise NoVersion(str(error)) from error
+    # Masked updates have no privacy of members, which `CohortSettings` sees to: nobody here could clip them.
+    update = _combined(artifacts, assignment, base) if total is None else total.mean.astype(np.float32)
     state = begin(settings.optimizer, size)
     if assignment.optimizer_sha256 is not None:
         state = load_state(artifacts.read(assignment.optimizer_sha256), settings.optimizer, size)
-    moved, state = advance(settings.optimizer, state, base, combined.update)
+    moved, state = advance(settings.optimizer, state, base, update)
     if not np.isfinite(moved).all():
         raise NoVersion("the optimizer's step leads to values that are not finite; lower its lr")
     return Made(_file(moved, assignment), state.dump())
+
+
+def _combined(artifacts: ArtifactStore, assignment: Assignment, base: F32) -> F32:
+    """The aggregated update (D,)."""
+    settings = assignment.settings
+    weighing = Weighing(find(settings.algorithm).server, settings.weights, settings.most_examples)
+    members = None if settings.privacy is None else settings.privacy.members
+    try:
+        source = _source(artifacts, assignment, base)
+        if members is not None:
+            return combine_privately(source, members, weighing).update
+        return combine(source, settings.aggregator, weighing).update
+    except (InvalidUpload, ValueError) as error:
+        raise NoVersion(str(error)) from error
 
 
 def read_b(artifacts: ArtifactStore, sha256: str | None, size: int) -> F32:

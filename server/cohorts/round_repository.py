@@ -13,6 +13,7 @@ from server.cohorts.models import Cohort, CohortMember, CohortRound, MemberUpdat
 from server.db.locking import locked
 from server.db.paging import PageRequest, PageRows, page_of
 from server.jobs.models import Job
+from server.masking.repository import due as masked_due
 from server.programs.models import Worker
 from shared.cohort import RoundState, UpdateState
 from shared.job import JobState
@@ -201,12 +202,13 @@ class RoundRepository:
     def due(self, now: datetime) -> Sequence[int]:
         """Numbers of cohorts with an open round that something is to be done about.
 
-        Its deadline is over, a job of it ended badly, or a part has no job yet.
+        Its deadline is over, a job of it ended badly, a part has no job yet, or a masked one's phase is over.
         """
         part = select(MemberUpdate.number).where(MemberUpdate.round_number == CohortRound.number)
         late = CohortRound.deadline <= now
         statement = select(CohortRound.cohort_number).where(
-            CohortRound.state == RoundState.OPEN, or_(late, exists(part.where(_jobless())), exists(part.where(_lost())))
+            CohortRound.state == RoundState.OPEN,
+            or_(late, masked_due(now), exists(part.where(_jobless())), exists(part.where(_lost()))),
         )
         return self._session.scalars(statement.order_by(CohortRound.number)).all()
 

@@ -30,6 +30,7 @@ from server.jobs.lifecycle import JobLifecycle
 from server.jobs.service import JobService, Making
 from server.jobs.starts import parent_of
 from server.leases.repository import LeaseRepository
+from server.masking.progress import MaskingProgress
 from server.privacy.cohorts import check_next_round
 from server.programs.announcement import note_wanted
 from shared.cohort import RoundState, UpdateState
@@ -45,6 +46,8 @@ from shared.errors import (
 )
 from shared.federation.algorithms import find
 from shared.job import JobState, RoundRef
+from shared.masking.fixed_point import vector_bytes
+from shared.masking.messages import Phase
 from shared.registry import MAIN, AdapterAction, VersionState
 
 _log = structlog.get_logger()
@@ -58,6 +61,7 @@ class RoundService:
         self._session = session
         self._cohorts, self._rounds = CohortRepository(session), RoundRepository(session)
         self._lifecycle = JobLifecycle(session)
+        self._masking = MaskingProgress(session)
 
     def get(self, cohort: Cohort, position: int) -> CohortRound:
         """A round of a cohort. Raises RoundNotFound."""
@@ -96,6 +100,12 @@ class RoundService:
         if settings.most_rounds is not None and cohort.rounds >= settings.most_rounds:
             raise Conflict(f"cohort {cohort.name!r} has had {cohort.rounds} rounds, the most that it may")
         members = self._cohorts.count_members([cohort]).get(cohort.number, 0)
+        if settings.masking is not None and members > settings.masking.most_members:
+            raise Conflict(
+                f"cohort {cohort.name!r} has {members} members, and its masked rounds have room for "
+                f"{settings.masking.most_members}; make another cohort with more masking.most_members",
+                members=members,
+            )
         if members < settings.quorum:
             raise Conflict(
                 f"cohort {cohort.name!r} has {members} members, and a round needs {settings.quorum}; let more join",
@@ -229,12 +239,34 @@ class RoundService:
         for part in self._rounds.ended_badly(found):
             part.state, part.updated_at = UpdateState.FAILED, utc_now()
         self._session.flush()
+        if cohort.settings.masking is not None:
+            self._settle_masked(cohort, found)
+            return
         waiting = self._rounds.count(found, UpdateState.WAITING)
         server = find(cohort.settings.algorithm).server
         late = utc_now() >= found.deadline
         if not late and not server.full(found.updates, found.updates + waiting):
             return
         self._end(cohort, found, "at the deadline" if late else "when all had answered")
+
+    def _settle_masked(self, cohort: Cohort, found: CohortRound) -> None:
+        """Ends a masked round once its devices have said all, or cannot: its phases have their own deadlines."""
+        masked = self._masking.advance(found)
+        if masked is None:
+            if utc_now() >= found.deadline or not self._rounds.count(found, UpdateState.WAITING):
+                self._end(cohort, found, "at its end")
+        elif masked.phase is Phase.FAILED:
+            self.abandon(cohort, found, masked.why or "its masks could not be removed")
+        elif masked.phase is Phase.SUMMING:
+            summed = self._masking.summed(masked)
+            for state in (UpdateState.WAITING, UpdateState.FAILED):
+                for part in self._rounds.parts(found, state):
+                    if part.job_number in summed:
+                        part.state, part.updated_at = UpdateState.COUNTED, utc_now()
+                        part.sha256 = summed[part.job_number]
+                        part.sent_bytes = vector_bytes(masked.parameters)
+            found.updates = len(summed)
+            self._end(cohort, found, "when the masks could be removed")
 
     def close(self, cohort: Cohort, found: CohortRound, actor: Actor) -> None:
         """A person ends a round before its time, and none opens by itself any more; closing twice is fine."""
@@ -278,6 +310,7 @@ class RoundService:
         """What follows when a round has made its version, or never will."""
         self._session.flush()
         self._rounds.forget_files(found)
+        self._masking.finish(found, found.why or None)
         cohort.busy = bool(self._rounds.under_way(cohort))
 
     def _let_go(self, found: CohortRound) -> None:
@@ -288,6 +321,8 @@ class RoundService:
     def drop(self, cohort: Cohort, member: CohortMember) -> None:
         """A member's parts in rounds that have not ended do not count."""
         for part in self._rounds.under_way_of(member):
+            if part.update.state is UpdateState.COUNTED and cohort.settings.masking is not None:
+                continue  # nobody can take a single update out of a sum
             if part.update.state is UpdateState.COUNTED:
                 part.round.updates -= 1
                 part.update.sha256 = part.update.start_sha256 = None

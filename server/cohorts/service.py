@@ -44,8 +44,8 @@ class CohortService:
     def create(self, tenant: str, settings: CohortSettings, actor: Actor) -> Cohort:
         """A new cohort and its adapter, without members and versions.
 
-        Raises UnknownBase, InvalidTask, InvalidRecipe, BudgetExceeded if a round's run would cost more than its epsilon,
-        or Conflict if the name is taken by a cohort or an adapter.
+        Raises UnknownBase, InvalidTask, InvalidRecipe, BudgetExceeded if a run would cost more than its epsilon, or
+        Conflict if the name is taken by a cohort or an adapter.
         """
         self._check_name(tenant, settings.name)
         bases = BaseService(self._session, self._artifacts)

@@ -17,8 +17,9 @@ from server.cohorts.repository import CohortRepository
 from server.cohorts.round_repository import Part, RoundRepository
 from server.jobs.models import Job
 from server.leases.models import JobLease
+from server.masking.progress import MaskingProgress
 from shared.cohort import RoundReceipt, RoundState, UpdateState
-from shared.errors import CohortMismatch, InvalidUpdate, NotAMember, RoundClosed
+from shared.errors import CohortMismatch, Conflict, InvalidUpdate, NotAMember, RoundClosed
 from shared.federation.update import F32, difference, euclidean_norm
 from shared.job import Result
 from shared.lora import load_adapter, named_fingerprint
@@ -40,6 +41,7 @@ class UpdateService:
 
     def __init__(self, session: Session) -> None:
         self._cohorts, self._rounds = CohortRepository(session), RoundRepository(session)
+        self._masking = MaskingProgress(session)
 
     def lock(self, lease_id: str) -> None:
         """Locks the cohort that a leased job is a part of: before the job, as `server.db.locking` says."""
@@ -52,6 +54,7 @@ class UpdateService:
             return None
         cohort = self._cohorts.by_number(part.round.cohort_number)
         self._check_open(cohort, part)
+        self.check_clear(job)
         return Expected(
             cohort.name, cohort.a_sha256, cohort.size_d, part.update.start_sha256, cohort.settings.norm_limit
         )
@@ -80,6 +83,21 @@ class UpdateService:
         update.staleness = self._staleness(cohort, part)
         update.start_accuracy, update.tuned_accuracy = result.before_accuracy, result.tuned_accuracy
         return cohort
+
+    def is_masked(self, job: Job) -> bool:
+        """Whether a job is of a masked round."""
+        part = self._part(job)
+        return part is not None and self._cohorts.by_number(part.round.cohort_number).settings.masking is not None
+
+    def check_clear(self, job: Job) -> None:
+        """Raises InvalidUpdate for a file that would show what a job's round keeps masked."""
+        if self.is_masked(job):
+            raise InvalidUpdate("updates of this round are masked; none is taken in clear")
+
+    def check_summed(self, job: Job, device_id: str) -> None:
+        """Raises Conflict unless a device's masked vector is in the sum of its job's round."""
+        if not self._masking.is_summed(self._of(job).round, device_id):
+            raise Conflict("no sum has a masked vector of this device; it takes part in every phase and then completes")
 
     def receipt(self, job: Job) -> RoundReceipt:
         """The answer to a completion that counted before."""

@@ -18,9 +18,11 @@ from server.cohorts.arithmetic import NoVersion, make_version
 from server.cohorts.publication import Publisher, StoredFiles
 from server.cohorts.queue import Assignment, RoundQueue
 from server.db.database import Database
+from server.masking.progress import round_total
 from server.settings import Settings
 from server.work.outage import OUTAGES, insist
-from shared.errors import MobizoError
+from shared.errors import InvalidUpload, MobizoError, Untrusted
+from shared.masking.fixed_point import Total
 
 Ended = TypeVar("Ended")
 _log = structlog.get_logger()
@@ -48,7 +50,7 @@ class RoundWork:
         log.info("aggregation-started", updates=len(assignment.updates))
         try:
             with self._keeping(assignment.round_id):
-                made = make_version(self.artifacts, assignment)
+                made = make_version(self.artifacts, assignment, self._total(assignment))
                 stored = StoredFiles(
                     self.artifacts.put(made.adapter), len(made.adapter), self.artifacts.put(made.optimizer)
                 )
@@ -62,6 +64,15 @@ class RoundWork:
             self._end(lambda queue: queue.retry(assignment.round_id, why))
             log.error("aggregation-put-off", code=error.code, detail=why)
         return True
+
+    def _total(self, assignment: Assignment) -> Total | None:
+        """The sum of a round's masked updates; None where they are not masked. Raises NoVersion."""
+        if assignment.settings.masking is None:
+            return None
+        try:
+            return round_total(self.database, self.artifacts, assignment.round_id)
+        except (Untrusted, InvalidUpload) as error:
+            raise NoVersion(error.detail) from error
 
     def _publish(self, assignment: Assignment, stored: StoredFiles) -> bool:
         publisher = Publisher(self.settings, self.artifacts, self.worker_id)

@@ -30,6 +30,7 @@ from shared.cohort import RoundReceipt
 from shared.errors import Conflict, Gone, InvalidUpload
 from shared.job import JobState
 from shared.lora import F32, HEADER_BYTES, load_adapter
+from shared.masking.quiet import quiet_result
 from shared.protocol import AdapterVersion, Completion, UploadReceipt
 
 
@@ -110,6 +111,8 @@ def complete(
     updates = UpdateService(session)
     updates.lock(lease_id)
     lease, job = leases.find(device_id, lease_id)
+    if updates.is_masked(job):
+        return _end_masked(session, updates, leases, lease, job, completion)
     if lease.ending is Ending.COMPLETED:
         if lease.upload_sha256 != completion.adapter_sha256:
             raise Conflict("the job was completed with another adapter file")
@@ -150,4 +153,16 @@ def _count(
     leases.end(lease, Ending.COMPLETED)
     JobLifecycle(session).move(job, JobState.SUCCEEDED, result=completion.result, error=None)
     RoundService(session).settle(cohort)
+    return updates.receipt(job)
+
+
+def _end_masked(
+    session: Session, updates: UpdateService, leases: LeaseService, lease: JobLease, job: Job, completion: Completion
+) -> RoundReceipt:
+    """A device whose masked vector is in its round's sum has done its part; said twice, it counts once."""
+    if lease.ending is not Ending.COMPLETED:
+        leases.hold(lease)
+        updates.check_summed(job, lease.device_id)
+        leases.end(lease, Ending.COMPLETED)
+        JobLifecycle(session).move(job, JobState.SUCCEEDED, result=quiet_result(completion.result), error=None)
     return updates.receipt(job)
