@@ -49,7 +49,7 @@ DEVICES, PER_DEVICE, HELD_OUT = 16, 84, 6
 USERS, PER_USER, TESTED = 2, 36, 150  # of each source
 ROUNDS, STEPS, LR = 6, 8, 2e-2
 PERSONAL = TrainingSettings(steps=80, lr=1e-2, seed=77, evaluation_interval=20)
-EPSILON, DELTA, CLIP = 8.0, 1e-5, 0.5
+EPSILON, DELTA, CLIP = 8.0, 1e-5, 0.03  # half of these sentences' differences have a norm under 0.023 at B = 0
 EFFECTIVE_BATCH = 4
 RECIPE: dict[str, Any] = {
     "layers": "last:25%",
