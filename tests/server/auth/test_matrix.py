@@ -166,12 +166,9 @@ HERE = "add it to ROWS in tests/server/auth/test_matrix.py, with who may ask it"
 
 # What a path may name: nothing of the sort here, and (in `theirs`) a thing of tenant `default`.
 ABSENT = {
-<<<<<<< HEAD
     "cohort_name": "nothing",
     "user": "alice",
     "number": "1",
-=======
->>>>>>> seven
     "job_id": "job_none",
     "lease_id": "lease_none",
     "device_id": "device_none",
