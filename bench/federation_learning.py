@@ -138,6 +138,7 @@ def _cohort(place: Path, files: Files, quick: bool, promised: ExamplePrivacy | N
         "training": {"steps": STEPS, "lr": LR, "evaluation_interval": 1000, "validation_limit": HELD_OUT},
     }
     if promised is not None:
+        cohort["recipe"] = RECIPE | {"privacy": "clipped"}
         cohort["privacy"] = {"examples": promised.model_dump()}
     data = {
         "sources": [str(each) for each in files.cohort],
