@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from rich.table import Table
 
 from mobizo.access_cli import tokens, whoami
+from mobizo.cohorts_cli import commands as cohorts
 from mobizo.console import DEFAULT_SERVER, Json, Server, Token, connected, err, out, print_json, stop, whole
 from mobizo.decisions_cli import commands as decisions
 from mobizo.job_file import parse_hours, parse_start, read_request
@@ -23,6 +24,7 @@ from shared.protocol import DeviceRequestView
 
 app = typer.Typer(help="Submit personalization jobs, watch them, pull adapters.", no_args_is_help=True)
 app.add_typer(tokens, name="tokens")
+app.add_typer(cohorts, name="cohort")
 app.add_typer(privacy, name="privacy")
 app.command()(whoami)
 for group in (registry, decisions, scoring):

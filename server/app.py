@@ -17,6 +17,7 @@ from server.artifacts.opening import open_artifacts
 from server.assignments import endpoints as assignments
 from server.auth import endpoints as access
 from server.clock import utc_now
+from server.cohorts import endpoints as cohorts
 from server.db.database import Database
 from server.db.revisions import prepare
 from server.devices import endpoints as devices
@@ -63,6 +64,7 @@ SLICES = (
     changes,
     rules,
     assignments,
+    cohorts,
     formats,
     scoring,
     history,

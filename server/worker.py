@@ -1,4 +1,5 @@
-"""The worker process: compiles the programs that jobs wait for, merges adapters, and takes lapsed leases back.
+"""The worker process: compiles the programs that jobs wait for, merges adapters, makes the versions of cohorts'
+rounds, and takes lapsed leases back.
 
 `python -m server.worker`, with the server's settings in the environment. Any number may run at once, and each may be
 killed at any moment. Imports neither torch nor a web framework.
@@ -24,6 +25,10 @@ from server.artifacts.collection import Collector, Housekeeping
 from server.artifacts.naming import hold
 from server.artifacts.opening import open_artifacts
 from server.clock import utc_now
+from server.cohorts.queue import RoundQueue
+from server.cohorts.round_repository import RoundRepository
+from server.cohorts.watch import RoundWatch
+from server.cohorts.work import RoundWork
 from server.db.database import Database
 from server.db.schema import programs
 from server.formats.repository import ConversionRepository
@@ -82,7 +87,17 @@ class CompileWorker:
             sweep=self._sweep,
             beat=self._beat,
         )
-        self._kinds: list[Callable[[], bool]] = [self._work_on_program, self._conversions.work]
+        self._rounds = RoundWork(
+            settings,
+            self._database,
+            self._artifacts,
+            self.id,
+            self.stopping,
+            self._interval,
+            beat=lambda: self._beat(None),
+        )
+        self._watch = RoundWatch(self._database, self._artifacts)
+        self._kinds: list[Callable[[], bool]] = [self._work_on_program, self._conversions.work, self._rounds.work]
         self._pid_space = pid_space()
         self._noted = time.monotonic()
 
@@ -100,9 +115,9 @@ class CompileWorker:
         _log.info("worker-stopped", worker=self.id)
 
     def work(self) -> bool:
-        """Claims a program or a conversion whose turn it is and brings it to an end; False if there was none.
+        """Claims a program, a conversion or a round whose turn it is and brings it to an end; False if there was none.
 
-        The kind that came last is looked at last, so that neither keeps the other waiting.
+        The kind that came last is looked at last, so that none keeps the others waiting.
         """
         for kind in list(self._kinds):
             if self.stopping.is_set():
@@ -130,6 +145,7 @@ class CompileWorker:
         self._housekeeping.look()
         self._signing.look()
         self._thinning.look()
+        self._watch.look()
         with self._database.reading() as session:
             waiting = WaitingRepository(session)
             dead = [
@@ -143,20 +159,30 @@ class CompileWorker:
                 for conversion, worker in conversions.under_way(self._pid_space)
                 if self._pid_space and worker.id != self.id and is_dead(worker.pid, worker.started_at)
             ]
-            something = waiting.any(utc_now()) or conversions.any(utc_now())
-        if dead or dead_conversions:
+            rounds = RoundRepository(session)
+            dead_rounds = [
+                (found.id, worker.id)
+                for found, worker in rounds.in_work(self._pid_space)
+                if self._pid_space and worker.id != self.id and is_dead(worker.pid, worker.started_at)
+            ]
+            something = waiting.any(utc_now()) or conversions.any(utc_now()) or rounds.any(utc_now())
+        if dead or dead_conversions or dead_rounds:
             with self._database.writing() as session:
                 for recipe_id, worker_id in dead:
                     self._queue_in(session).vanished(recipe_id, worker_id)
                 for conversion_id, worker_id in dead_conversions:
                     self._conversions.queue(session).vanished(conversion_id, worker_id)
-        return something or bool(dead or dead_conversions)
+                for round_id, worker_id in dead_rounds:
+                    RoundQueue(session, self._settings, self.id).vanished(round_id, worker_id)
+        return something or bool(dead or dead_conversions or dead_rounds)
 
     def startable(self, limit: int) -> list[str]:
-        """Recipe ids of programs and ids of conversions that wait and might be claimed now."""
+        """Recipe ids of programs, ids of conversions and of rounds that wait and might be claimed now."""
         with self._database.reading() as session:
-            found = [*WaitingRepository(session).startable(utc_now(), limit)]
-            return [*found, *ConversionRepository(session).startable(utc_now(), limit)]
+            now = utc_now()
+            found = [*WaitingRepository(session).startable(now, limit)]
+            found += ConversionRepository(session).startable(now, limit)
+            return [*found, *RoundRepository(session).startable(now, limit)]
 
     def _register(self) -> None:
         now, host = utc_now(), host_name(self._settings)

@@ -183,6 +183,7 @@ class RoundTask(RoundRef):
     algorithm: AlgorithmSettings
     upload: UploadForm = "weights"
     masking: MaskingParameters | None = Field(None, description="of upload masked: what all its devices agree on")
+    privacy: PrivacySettings | None = Field(None, description="what the cohort promises to its members")
     deadline: datetime = Field(description="after it the update may come too late")
 
 
@@ -201,7 +202,6 @@ class CohortOrigin(_Fact):
 class MemberRequest(_Wire):
     """A user joins, with the device that trains for him."""
 
-    user: str = Field(pattern=NAME)
     device: str = Field(min_length=1, max_length=64, description="id of an enrolled device of the tenant")
 
 
@@ -251,7 +251,7 @@ class UpdateView(_Wire):
 
     user: str
     device_id: str
-    job_id: str
+    job_id: str | None = Field(description="null: not made yet")
     state: UpdateState
     claimed_examples: int | None = Field(None, description="that the device said it trained on")
     examples: int | None = Field(None, description="that count: at most the cohort's most_examples")

@@ -11,7 +11,9 @@ MobizoError
 |  |- InvalidDataset    422     a data file with a bad line (named, with its line)
 |  |- InvalidUpload     422     an adapter file that does not fit its program
 |  |  |- InvalidTrajectory 422  a ledger that is damaged, or not of this job's run
-|  |  `- TrajectoryMismatch 422 a ledger that does not yield the adapter that it came with
+|  |  |- TrajectoryMismatch 422 a ledger that does not yield the adapter that it came with
+|  |  |- CohortMismatch  422    an update whose A, or base, is not its cohort's
+|  |  `- InvalidUpdate   422    an update that may not count in its round
 |  |- StartMismatch     422     a job whose program cannot go on from the adapter version that it names
 |  |- UnsupportedFormat 422     a format that this adapter cannot be converted to exactly
 |  `- DigestMismatch    400     a body that is not what its Content-Digest says
@@ -19,9 +21,12 @@ MobizoError
 |  |- BadSignature      401     a device's request that its key did not sign as it stands
 |  `- ClockSkew         401     a signature made too long ago, or in the future, by the server's clock
 |- Forbidden            403   a valid token that may not do this
-|  `- TenantSuspended    403   a valid token of a tenant that is shut out for now
+|  |- TenantSuspended   403   a valid token of a tenant that is shut out for now
+|  `- NotAMember        403   an update of a user who is not in the cohort any more
 |- NotFound             404   absent, or another tenant's
 |  |- AdapterNotFound   404     an adapter that the tenant has not, or has deleted
+|  |- CohortNotFound    404     a cohort that the tenant has not
+|  |- RoundNotFound     404     a round that a cohort has not had
 |  |- RevisionNotFound  404     a version, tag or revision that an adapter has not
 |  `- FileNotInAdapter  404     a file that no version of that kind has
 |- Conflict             409   the thing is not in a state that allows this
@@ -32,6 +37,7 @@ MobizoError
 |  |- MaskingOut        409     a masked round that goes on without this device
 |  `- Replayed          409     a signed request that came before
 |- Gone                 410   a lease that ended
+|  `- RoundClosed       410   an update that came after its round had ended
 |- TooLarge             413   a body over its limit
 |- TooManyRequests      429   more requests than this token or address may make
 |- Untrusted            -     a signature or hash that does not match
@@ -155,6 +161,18 @@ class TrajectoryMismatch(InvalidUpload):
     code, title = "trajectory-mismatch", "Trajectory mismatch"
 
 
+class CohortMismatch(InvalidUpload):
+    """The update was not trained with the cohort's base and frozen A; nothing was stored."""
+
+    code, title = "cohort-mismatch", "Not of this cohort"
+
+
+class InvalidUpdate(InvalidUpload):
+    """The update may not count in its round; nothing was stored."""
+
+    code, title = "invalid-update", "Invalid update"
+
+
 class StartMismatch(BadRequest):
     """A run of this job cannot go on from that adapter version; give it the version's own recipe."""
 
@@ -203,6 +221,12 @@ class TenantSuspended(Forbidden):
     code, title = "tenant-suspended", "Tenant suspended"
 
 
+class NotAMember(Forbidden):
+    """The user has left the cohort; what his device trained does not count."""
+
+    code, title = "not-a-member", "Not a member"
+
+
 class NotFound(MobizoError):
     """There is no such thing here, or it is not yours."""
 
@@ -213,6 +237,18 @@ class AdapterNotFound(NotFound):
     """There is no adapter of that name here, or it is not yours."""
 
     code, title = "adapter-not-found", "Adapter not found"
+
+
+class CohortNotFound(NotFound):
+    """There is no cohort of that name here, or it is not yours."""
+
+    code, title = "cohort-not-found", "Cohort not found"
+
+
+class RoundNotFound(NotFound):
+    """The cohort has had no such round."""
+
+    code, title = "round-not-found", "Round not found"
 
 
 class RevisionNotFound(NotFound):
@@ -273,6 +309,12 @@ class Gone(MobizoError):
     """The lease has ended and the job may be another device's by now; ask for a new lease."""
 
     status, code, title = 410, "lease-ended", "Lease ended"
+
+
+class RoundClosed(Gone):
+    """The round has ended; what the device trained came too late to count."""
+
+    code, title = "round-closed", "Round closed"
 
 
 class TooLarge(MobizoError):

@@ -172,6 +172,15 @@ def _header(data: bytes) -> bytes:
     return data[8 : 8 + length]
 
 
+def named_fingerprint(data: bytes) -> str | None:
+    """The fingerprint of A that an adapter file which `load_adapter` took says it belongs to; None if it says none."""
+    metadata = json.loads(_header(data)).get("__metadata__") or {}
+    try:
+        return str(json.loads(metadata["mobizo"])["a_sha256"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 def load_adapter(data: bytes, size: int) -> F32:
     """Flat B, float32 (size,), from an adapter file, checked before it is believed.
 

@@ -192,6 +192,13 @@ class AdapterAction(StrEnum):
     UNDELETED = "undeleted"
     REMOVED = "removed"
     RULED = "ruled"
+    # Of a cohort, whose adapter this is.
+    COHORT_MADE = "cohort-made"
+    JOINED = "joined"
+    LEFT = "left"
+    ROUND_OPENED = "round-opened"
+    ROUND_CLOSED = "round-closed"
+    ROUND_ABANDONED = "round-abandoned"
 
 
 class AdapterEvent(_Wire):

@@ -40,9 +40,13 @@ def sign_backlog(database: Database, settings: Settings, stopped: Callable[[], b
             adapters = AdapterRepository(session)
             some = adapters.to_sign(key_id(key.public_key()), BATCH)
             for version, adapter, job in some:
-                if version.manifest is None:
+                manifest = version.manifest
+                # Always of a job: cohorts came after manifests.
+                if manifest is None and job is not None:
                     _lift(adapter, version)
-                sign(version, version.manifest or make_manifest(adapter, version, job, None), key)
+                    manifest = make_manifest(adapter, version, job, None)
+                if manifest is not None:
+                    sign(version, manifest, key)
             # It holds the signature.
             adapters.forget_files([version.number for version, _, _ in some], MANIFEST)
         signed += len(some)

@@ -16,6 +16,16 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def _origin(manifest: AdapterManifest) -> str:
+    """How a cohort's version came to be; empty for one that one device trained."""
+    origin = manifest.cohort
+    if origin is None:
+        return ""
+    said = f"round {origin.round} of cohort {origin.cohort}: {origin.updates} devices' updates"
+    said += f", {origin.algorithm.name}, {origin.aggregator.name}, server optimizer {origin.optimizer.name}"
+    return said if origin.epsilon is None else f"{said}, epsilon {origin.epsilon:.3g}"
+
+
 def model_card(manifest: AdapterManifest) -> bytes:
     """README.md of a PEFT directory."""
     recipe, result, training = manifest.recipe, manifest.result, manifest.training
@@ -39,16 +49,18 @@ def model_card(manifest: AdapterManifest) -> bytes:
         ("training examples", "private" if result.train_examples is None else str(result.train_examples)),
         ("test accuracy before", _share(result.before_accuracy)),
         ("test accuracy after", _share(result.tuned_accuracy)),
-        ("job", manifest.job_id),
+        ("made by", _origin(manifest)),
+        ("job", manifest.job_id or ""),
         ("recipe", manifest.recipe_id),
         ("frozen A sha256", manifest.a_sha256),
         ("LoRA-B sha256", manifest.sha256),
     )
+    where = "the device that holds" if manifest.cohort is None else "the devices that hold"
     table = "\n".join(f"| {name} | {_cell(value)} |" for name, value in rows if value)
     text = (
         "---\nlibrary_name: peft\ntags:\n- lora\n- mobizo\n---\n\n"
         f"# {manifest.adapter}\n\n"
-        "A LoRA adapter that was trained with forward passes only, on the device that holds the data. The data did\n"
+        f"A LoRA adapter that was trained with forward passes only, on {where} the data. The data did\n"
         "not leave the device.\n\n"
         f"| | |\n|---|---|\n{table}\n\n"
         "Load it with PEFT onto the base model named above:\n\n"

@@ -165,12 +165,12 @@ class AdapterRepository:
         """Whether there is a version that this key has not signed."""
         return self._session.scalar(select(StoredVersion.number).where(_unsigned(key_id)).limit(1)) is not None
 
-    def to_sign(self, key_id: str, limit: int) -> Sequence[tuple[StoredVersion, Adapter, Job]]:
-        """Some versions that this key has not signed, their adapters locked."""
+    def to_sign(self, key_id: str, limit: int) -> Sequence[tuple[StoredVersion, Adapter, Job | None]]:
+        """Some versions that this key has not signed, their adapters locked; no job made a cohort's."""
         statement = (
             select(StoredVersion, Adapter, Job)
             .join(Adapter, Adapter.number == StoredVersion.adapter_number)
-            .join(Job, Job.id == StoredVersion.job_id)
+            .outerjoin(Job, Job.id == StoredVersion.job_id)
             .where(_unsigned(key_id))
             .order_by(Adapter.number, StoredVersion.number)
             .limit(limit)

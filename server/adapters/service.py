@@ -10,10 +10,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.orm import Session
 
 from server.adapters.approval import ApprovalService
-from server.adapters.audit import Actor, AuditTrail, Line
+from server.adapters.audit import SERVER, Actor, AuditTrail, Line
 from server.adapters.models import Adapter, StoredVersion
 from server.adapters.repository import AdapterRepository
-from server.adapters.signature import make_manifest, sign
+from server.adapters.signature import RoundVersion, make_manifest, make_round_manifest, sign
 from server.clock import utc_now
 from server.jobs.models import Job
 from shared.errors import Conflict, Gone
@@ -74,9 +74,37 @@ class AdapterService:
         self._adapters.add(version)
         return version.view(adapter)
 
+    def publish_round(self, adapter: Adapter, made: RoundVersion, key: Ed25519PrivateKey) -> StoredVersion:
+        """The next version of a cohort's adapter, signed; held only where a person approves each version.
+
+        Nobody measured it yet: the devices of the next round do. adapter: locked.
+        """
+        adapter.versions += 1
+        version = StoredVersion(
+            adapter_number=adapter.number,
+            version=adapter.versions,
+            recipe=made.recipe,
+            shape=made.shape,
+            recipe_id=made.recipe.id,
+            a_sha256=made.a_sha256,
+            sha256=made.sha256,
+            size=made.size,
+            size_d=made.size_d,
+            result=made.result,
+            created_at=utc_now(),
+        )
+        sign(version, make_round_manifest(adapter, version, made), key)
+        automatic = ApprovalService(self._session).of_adapter(adapter).rule.automatic
+        self._settle(adapter, version, SERVER, None if automatic else "a person approves each version of this adapter")
+        self._adapters.add(version)
+        return version
+
     def _decide(self, adapter: Adapter, version: StoredVersion, parent: Parent | None) -> None:
-        before, actor = adapter.main_version, Actor(version.device_id)
         objection = ApprovalService(self._session).objection(adapter, version.result, parent)
+        self._settle(adapter, version, Actor(version.device_id or ""), objection)
+
+    def _settle(self, adapter: Adapter, version: StoredVersion, actor: Actor, objection: str | None) -> None:
+        before = adapter.main_version
         if objection is None:
             version.kept_state = VersionState.APPROVED
             adapter.main_version = version.version

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from server.adapters.models import Adapter, StoredVersion
 from server.jobs.models import Job
+from shared.cohort import CohortOrigin
+from shared.job import Result, TrainingSettings
+from shared.lora import BaseShape
+from shared.recipe import Recipe
 from shared.registry import AdapterManifest, Parent
 from shared.signing import sign_adapter
+from shared.task import Task
 
 
 def make_manifest(adapter: Adapter, version: StoredVersion, job: Job, parent: Parent | None) -> AdapterManifest:
@@ -30,6 +37,48 @@ def make_manifest(adapter: Adapter, version: StoredVersion, job: Job, parent: Pa
         task=job.task,
         training=job.request.training,
         result=version.result,
+        created_at=version.created_at,
+    )
+
+
+@dataclass(frozen=True)
+class RoundVersion:
+    """What a cohort's round made: the LoRA-B file, its facts, and how it came to be."""
+
+    recipe: Recipe
+    shape: BaseShape
+    a_sha256: str
+    sha256: str
+    size: int
+    size_d: int
+    task: Task
+    training: TrainingSettings
+    result: Result
+    parent: Parent | None
+    origin: CohortOrigin
+
+
+def make_round_manifest(adapter: Adapter, version: StoredVersion, made: RoundVersion) -> AdapterManifest:
+    """The facts of a version that a round made."""
+    return AdapterManifest(
+        tenant=adapter.tenant,
+        adapter=adapter.name,
+        version=version.version,
+        user=adapter.user,
+        base=made.recipe.base,
+        recipe=made.recipe,
+        recipe_id=made.recipe.id,
+        a_sha256=made.a_sha256,
+        sha256=made.sha256,
+        size=made.size,
+        size_d=made.size_d,
+        job_id=None,
+        device_id=None,
+        parent=made.parent,
+        cohort=made.origin,
+        task=made.task,
+        training=made.training,
+        result=made.result,
         created_at=version.created_at,
     )
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from server.artifacts.store import ArtifactStore, StorageFull, StoredFile
 from shared.errors import NotFound
@@ -148,6 +149,13 @@ class DiskArtifacts(ArtifactStore):
         except FileNotFoundError:
             pass
         return False
+
+    def open(self, sha256: str) -> BinaryIO:
+        """A whole file to read and seek in; one that is large is not read at once."""
+        try:
+            return self._path(sha256).open("rb", buffering=0)
+        except FileNotFoundError as error:
+            raise NotFound(f"the file {sha256} is not stored") from error
 
     def _whole(self, sha256: str) -> bytes:
         try:

@@ -17,6 +17,7 @@ from server.adapters.models import StoredPeftFile, StoredVersion
 from server.artifacts.models import THE_ONE, Collection
 from server.artifacts.store import ArtifactStore
 from server.bases.models import BaseModelEntry
+from server.cohorts.models import CohortRound, MemberUpdate
 from server.formats.models import ConversionFile
 from server.history.models import StoredTrajectory
 from server.jobs.models import Job
@@ -36,6 +37,10 @@ NAMES = (
     (StoredTrajectory.sha256, true()),
     (StoredPeftFile.sha256, true()),
     (ConversionFile.sha256, true()),
+    (MemberUpdate.sha256, true()),
+    (MemberUpdate.start_sha256, true()),
+    (CohortRound.start_sha256, CohortRound.ended_at.is_(None)),
+    (CohortRound.optimizer_sha256, true()),
     (MaskedMember.vector_sha256, true()),
 )
 

@@ -15,6 +15,7 @@ A workspace is scratch on this machine's own disk, whatever the store.
 from __future__ import annotations
 
 import hashlib
+import io
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
@@ -23,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from shared.canonical import file_sha256, sha256_hex
 from shared.errors import Unavailable, Untrusted
@@ -79,6 +81,10 @@ class ArtifactStore(ABC):
         if sha256_hex(data) != sha256:
             raise _damaged(sha256)
         return data
+
+    def open(self, sha256: str) -> BinaryIO:
+        """A whole file to read and seek in, at its first byte; its hash is not checked. Raises NotFound."""
+        return io.BytesIO(self._whole(sha256))
 
     async def stream(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
         """Bytes `start` to `end` (exclusive) of a file of at least `end` bytes, in pieces.

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CompoundSelect, delete, select, union
+from sqlalchemy import CompoundSelect, and_, delete, select, union
 from sqlalchemy.orm import Session
 
 from server.adapters.models import Adapter, StoredVersion
 from server.assignments.models import Assignment
+from server.cohorts.models import Cohort, CohortMember
 from server.db.paging import PageRequest, PageRows, page_of
 from server.programs.models import ProgramBlob
 
 
 def _seen_by(device_id: str) -> CompoundSelect[int]:
-    """Numbers of the adapters that a device was assigned, or has trained a version of."""
+    """Numbers of the adapters that a device was assigned, has trained a version of, or is in the cohort of."""
     assigned = select(Assignment.adapter_number).where(Assignment.device_id == device_id)
     trained = select(StoredVersion.adapter_number).where(StoredVersion.device_id == device_id)
-    return union(assigned, trained)
+    shared = (
+        select(Adapter.number)
+        .join(Cohort, and_(Cohort.tenant == Adapter.tenant, Cohort.name == Adapter.name))
+        .join(CohortMember, CohortMember.cohort_number == Cohort.number)
+        .where(CohortMember.device_id == device_id, CohortMember.left_at.is_(None))
+    )
+    return union(assigned, trained, shared)
 
 
 class AssignmentRepository:

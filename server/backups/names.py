@@ -12,7 +12,9 @@ from server.runners.models import Runner
 
 def named_files(session: Session) -> frozenset[str]:
     """sha256 of every file that must be there."""
-    named = {sha256 for column, rows in NAMES for sha256 in session.scalars(select(column).where(rows).distinct())}
+    named: set[str] = set()
+    for column, rows in NAMES:
+        named |= set(session.scalars(select(column).where(rows, column.is_not(None)).distinct()))
     runners = session.scalars(select(Runner)).all()
     return frozenset(named | {runner.signed.build.sha256 for runner in runners})
 

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from server.artifacts.naming import hold
 from server.artifacts.store import ArtifactStore
+from server.cohorts.updates import UpdateService
 from server.db.database import Database
 from server.history.repository import HistoryRepository
 from server.jobs.models import Job
@@ -77,6 +78,7 @@ class TrajectoryIntake:
         lease, job = leases.find(device_id, lease_id)
         if lease.ending is not Ending.COMPLETED:
             leases.hold(lease)
+        UpdateService(session).check_clear(job)
         header, training = header_of(session, job, leases.manifest(job).manifest), job.request.training
         limit = min(ledger_limit(training, header.numbers), self.settings.trajectory_bytes)
         return Expected(header, training, limit)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sqlalchemy.orm import Session
 
+from server.adapters.models import StoredVersion
 from server.adapters.repository import AdapterRepository
 from server.artifacts.store import ArtifactStore
+from server.bases.models import BaseModelEntry
 from server.bases.service import BaseService
 from server.clock import utc_now
+from server.cohorts.repository import CohortRepository
 from server.devices.repository import DeviceRepository
 from server.identity import new_id
 from server.jobs.lifecycle import JobLifecycle
@@ -19,8 +24,19 @@ from server.leases.repository import LeaseRepository
 from server.privacy.service import PrivacyService, settled
 from server.programs.service import ProgramService
 from shared.errors import Conflict, NotFound
-from shared.job import JobRequest, JobState
-from shared.recipe import BaseRef
+from shared.job import JobRequest, JobState, RoundRef
+from shared.recipe import BaseRef, Recipe
+from shared.task import Task
+
+
+@dataclass(frozen=True)
+class Making:
+    """What a request comes to: the base model, a whole task and recipe, the version that the run goes on from."""
+
+    base: BaseModelEntry
+    task: Task
+    recipe: Recipe
+    start: StoredVersion | None
 
 
 class JobService:
@@ -52,16 +68,28 @@ class JobService:
         request = request.model_copy(update={"training": training})
         self._check_device(tenant, request.device)
         self._check_user(tenant, request)
+        return self._begin(tenant, request, Making(base, task, recipe, start))
+
+    def submit_part(self, tenant: str, request: JobRequest, making: Making, part: RoundRef) -> Job:
+        """A job for a member's part in a cohort's round, all of it resolved before.
+
+        Raises NotFound if its device was revoked.
+        """
+        self._check_device(tenant, request.device)
+        return self._begin(tenant, request, making, part)
+
+    def _begin(self, tenant: str, request: JobRequest, making: Making, part: RoundRef | None = None) -> Job:
+        recipe, start = making.recipe, making.start
         privacy = PrivacyService(self._session)
         privacy.admit(tenant, request)
-        state = ProgramService(self._session).want(recipe, base, tenant)
+        state = ProgramService(self._session).want(recipe, making.base, tenant)
         now = utc_now()
         job = Job(
             id=new_id("job"),
             tenant=tenant,
             state=state,
             request=request,
-            task=task,
+            task=making.task,
             recipe=recipe,
             recipe_id=recipe.id,
             adapter=request.adapter,
@@ -69,6 +97,7 @@ class JobService:
             dataset=request.dataset,
             priority=request.priority,
             start=None if start is None else parent_of(start),
+            round=part,
             only_device_id=request.device,
             attempts=0,
             events=0,
@@ -87,7 +116,12 @@ class JobService:
             raise NotFound(f"device: no device {device_id!r} is enrolled here")
 
     def _check_user(self, tenant: str, request: JobRequest) -> None:
-        """An adapter learns from one user's data only."""
+        """An adapter learns from one user's data only; a cohort's is made by its rounds."""
+        if CohortRepository(self._session).get(tenant, request.adapter) is not None:
+            raise Conflict(
+                f"adapter {request.adapter!r} is a cohort's; choose another name, and name it as the job's start to go "
+                "on from it"
+            )
         adapter = AdapterRepository(self._session).get(tenant, request.adapter)
         owner = adapter.user if adapter is not None else None
         if owner is None or owner == request.user:

@@ -40,13 +40,18 @@ from server.leases.declines import DeclineService
 from server.leases.service import Beat, LeaseService
 from server.leases.uploads import UploadService
 from server.queue.matching import Asking
+from shared.cohort import RoundReceipt
 from shared.errors import (
+    CohortMismatch,
     Conflict,
     Gone,
     InvalidTrajectory,
+    InvalidUpdate,
     InvalidUpload,
+    NotAMember,
     NotReplayable,
     Replayed,
+    RoundClosed,
     StartDeleted,
     TooLarge,
     TrajectoryMismatch,
@@ -164,7 +169,11 @@ def start(principal: Device, lease_id: str, request: Request, here: Here) -> Res
     return file_response(request, here.artifacts, found.sha256, found.path)
 
 
-@router.put("/{lease_id}/adapter", responses=raises(InvalidUpload, *_UPLOADED), openapi_extra=BYTES)
+@router.put(
+    "/{lease_id}/adapter",
+    responses=raises(InvalidUpload, CohortMismatch, InvalidUpdate, RoundClosed, NotAMember, *_UPLOADED),
+    openapi_extra=BYTES,
+)
 async def upload(
     principal: Device, lease_id: str, request: Request, here: Here, signature: ResultSignature
 ) -> UploadReceipt:
@@ -199,12 +208,17 @@ async def upload_trajectory(
 
 @router.post(
     "/{lease_id}/complete",
-    responses=raises(Gone, Conflict, Replayed, InvalidTrajectory, NotReplayable, TrajectoryMismatch),
+    responses=raises(
+        *(Gone, Conflict, Replayed, InvalidTrajectory, NotReplayable, TrajectoryMismatch),
+        *(RoundClosed, NotAMember, InvalidUpdate),
+    ),
 )
 async def complete(
     principal: Device, lease_id: str, completion: Completion, here: Here, signature: WholeResultSignature
-) -> AdapterVersion:
+) -> AdapterVersion | RoundReceipt:
     """Makes the uploaded file the adapter's next version; the job has succeeded. Saying it twice is fine.
+
+    Of a job that is a member's part in a cohort's round, it counts in the round instead.
 
     A trajectory that is named is replayed first, for seconds; if it does not yield that file, nothing has happened.
     """

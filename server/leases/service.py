@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from server.adapters.models import StoredVersion
 from server.auth.service import REVOKED
 from server.clock import utc_now
+from server.cohorts.asking import round_task
 from server.devices.repository import DeviceRepository, NonceRepository, Spent
 from server.devices.rest import count_failure, forget_failure, forget_failures, resting
 from server.identity import new_id
@@ -53,6 +54,7 @@ class LeaseService:
 
     def __init__(self, session: Session, lease_seconds: float, lease_attempts: int = LEASE_ATTEMPTS) -> None:
         """lease_seconds: of a lease that does not state its own. lease_attempts: devices that may lose one job."""
+        self._session = session
         self._leases = LeaseRepository(session)
         self._jobs = JobRepository(session)
         self._programs = ProgramRepository(session)
@@ -293,7 +295,14 @@ class LeaseService:
         except StartDeleted:
             # It was there when the job was given. The device reports what it lacks, unless its run is trained already.
             start = None
-        return Lease(id=lease.id, job=job.view(), manifest=manifest, start=start, expires_at=lease.expires_at)
+        return Lease(
+            id=lease.id,
+            job=job.view(),
+            manifest=manifest,
+            start=start,
+            round=round_task(self._session, job),
+            expires_at=lease.expires_at,
+        )
 
 
 def _no_lease(lease_id: str) -> NotFound:

@@ -10,11 +10,13 @@ from sqlalchemy.orm import Session
 from server.artifacts.store import ArtifactStore
 from server.clock import utc_now
 from server.cohorts.models import CohortRound
+from server.db.database import Database
 from server.masking.models import MaskedRound
 from server.masking.repository import DatabaseStore, MaskingRepository
 from shared.errors import MaskingOut
-from shared.masking.fixed_point import Total, vector_bytes
+from shared.masking.fixed_point import Total
 from shared.masking.messages import Phase
+from shared.masking.server import unmasked
 from shared.masking.session import MaskingSession
 
 
@@ -38,11 +40,11 @@ class MaskingProgress:
             self.tick(masked)
         return masked
 
-    def summed(self, masked: MaskedRound) -> dict[int, int]:
-        """Bytes of the vectors in the sum, by the number of the job that they come from."""
-        rows = self._masking(masked).in_sum()
-        numbers = {row.member: row.job_number for row in self._repository.members(masked.round_number)}
-        return {numbers[row.member]: vector_bytes(masked.parameters) for row in rows}
+    def summed(self, masked: MaskedRound) -> dict[int, str]:
+        """sha256 of each masked vector in the sum, by the number of the job that it comes from."""
+        there = {row.member for row in self._masking(masked).in_sum()}
+        members = self._repository.members(masked.round_number)
+        return {row.job_number: row.vector_sha256 or "" for row in members if row.member in there}
 
     def is_summed(self, found: CohortRound, device_id: str) -> bool:
         """Whether a device's vector is in the sum of a round all of whose phases are over."""
@@ -50,17 +52,6 @@ class MaskingProgress:
         if masked is None or masked.phase not in (Phase.SUMMING, Phase.DONE):
             return False
         return device_id in {row.member for row in self._masking(masked).in_sum()}
-
-    def total(self, found: CohortRound, artifacts: ArtifactStore) -> Total:
-        """The decoded sum of a round in phase SUMMING, in memory of O(D). It takes long: not while others wait.
-
-        Raises Untrusted or InvalidUpload if the devices' shares or vectors do not fit together.
-        """
-        masked = self._repository.get(found.number)
-        if masked is None:
-            raise MaskingOut("nobody took part in the masked round")
-        store = DatabaseStore(self._session, masked, artifacts)
-        return MaskingSession(store, masked.parameters, masked.phase_seconds, utc_now()).total()
 
     def finish(self, found: CohortRound, why: str | None = None) -> None:
         """Forgets shares and vectors of a round that has ended. why: it was abandoned, unless its phases were over."""
@@ -70,3 +61,17 @@ class MaskingProgress:
 
     def _masking(self, masked: MaskedRound) -> MaskingSession:
         return MaskingSession(DatabaseStore(self._session, masked), masked.parameters, masked.phase_seconds, utc_now())
+
+
+def round_total(database: Database, artifacts: ArtifactStore, round_id: str) -> Total:
+    """The decoded sum of a cohort's round in phase SUMMING, in memory of O(D); computed outside of transactions.
+
+    Raises Untrusted or InvalidUpload if devices' shares or vectors do not fit together.
+    """
+    with database.reading() as session:
+        masked = MaskingRepository(session).of_round(round_id)
+        if masked is None:
+            raise MaskingOut("nobody took part in the masked round")
+        masking = MaskingSession(DatabaseStore(session, masked), masked.parameters, masked.phase_seconds, utc_now())
+        gathered, vectors = masking.gathered(), [row.vector_sha256 or "" for row in masking.in_sum()]
+    return unmasked(gathered, (artifacts.read(sha256) for sha256 in vectors))

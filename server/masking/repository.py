@@ -46,6 +46,11 @@ class MaskingRepository:
         """A masked round; None until the first of its devices has spoken."""
         return self._session.get(MaskedRound, round_number)
 
+    def of_round(self, round_id: str) -> MaskedRound | None:
+        """The masked round of a cohort's round, by that one's id."""
+        statement = select(MaskedRound).join(CohortRound, CohortRound.number == MaskedRound.round_number)
+        return self._session.scalar(statement.where(CohortRound.id == round_id))
+
     def locked(self, round_number: int) -> MaskedRound | None:
         """The same, and nobody else changes it or what its devices said until the transaction ends."""
         return self._session.scalar(locked(select(MaskedRound).where(MaskedRound.round_number == round_number)))

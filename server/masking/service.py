@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from server.artifacts.store import ArtifactStore
 from server.clock import utc_now
 from server.cohorts.models import Cohort, CohortRound
+from server.cohorts.repository import CohortRepository
 from server.jobs.models import Job
 from server.leases.repository import LeaseRepository
 from server.leases.service import LeaseService
@@ -66,14 +67,16 @@ class MaskingService:
 
         Raises NotFound, Gone, Conflict, and what `say` raises.
         """
+        CohortRepository(self._session).lock_of_lease(lease_id)  # before the job, as `server.db.locking` says
         leases = LeaseService(self._session, self._lease_seconds)
         lease, job = leases.find(device_id, lease_id)
         leases.hold(lease)
         masked = self._begun(job)
         masking = self._masking(masked, job.number)
+        before = masked.phase
         say(masking)
         self._progress.tick(masked)
-        return masking.view(device_id, masked.phase)
+        return masking.view(device_id, before)
 
     def _begun(self, job: Job) -> MaskedRound:
         """The masked round of a job, locked; begun if it was not and may be."""

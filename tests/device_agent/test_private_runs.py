@@ -207,7 +207,9 @@ def test_of_a_whole_job_nothing_is_sent_that_the_data_decides(home, server_key, 
     assert failure.detail == "the device's own log says why; the run was private"
 
 
-@pytest.mark.parametrize("privacy", [PRIVACY, PRIVACY.model_copy(update={"noise_multiplier": None}), None])
+@pytest.mark.parametrize(
+    "privacy", [PRIVACY, PRIVACY.model_copy(update={"noise_multiplier": None, "epsilon": 3.0}), None]
+)
 def test_a_job_that_would_not_keep_its_privacy_is_not_trained(home, server_key, clipped, rademacher, dataset, privacy):
     program = rademacher if privacy is PRIVACY else clipped
     with ServerDouble(server_key) as server, Display(home, live=False) as display:

@@ -23,6 +23,7 @@ from server.http.place import Reading
 from shared.access import Scope
 from shared.signing import new_private_key, public_text
 from tests.server.auth.rules import found_routes
+from tests.server.cohorts.conftest import cohort_request
 from tests.server.conftest import job_request, result
 from tests.server.history.runs import Run, finish
 
@@ -136,6 +137,17 @@ ROWS = {
     "GET /v1/adapters/{name}/versions/{version}/merged": Row("adapters:read"),
     "GET /v1/adapters/{name}/versions/{version}/merged/{file}": Row("adapters:read"),
     "GET /v1/adapters/{name}/versions/{version}/peft/{file}": Row("adapters:read"),
+    "POST /v1/cohorts": Row("cohorts:write", cohort_request()),
+    "GET /v1/cohorts": Row("cohorts:read"),
+    "GET /v1/cohorts/{cohort_name}": Row("cohorts:read"),
+    "GET /v1/cohorts/{cohort_name}/members": Row("cohorts:read"),
+    "PUT /v1/cohorts/{cohort_name}/members/{user}": Row("cohorts:write", {"device": "device_none"}),
+    "DELETE /v1/cohorts/{cohort_name}/members/{user}": Row("cohorts:write"),
+    "GET /v1/cohorts/{cohort_name}/rounds": Row("cohorts:read"),
+    "POST /v1/cohorts/{cohort_name}/rounds": Row("cohorts:write"),
+    "GET /v1/cohorts/{cohort_name}/rounds/{number}": Row("cohorts:read"),
+    "POST /v1/cohorts/{cohort_name}/rounds/{number}/close": Row("cohorts:write"),
+    "GET /v1/cohorts/{cohort_name}/rounds/{number}/updates": Row("cohorts:read"),
     "GET /api/whoami-v2": Row(PERSON),
     "GET /api/models": Row("adapters:read"),
     "GET /api/models/{tenant}/{name}": Row("adapters:read"),
@@ -154,7 +166,9 @@ HERE = "add it to ROWS in tests/server/auth/test_matrix.py, with who may ask it"
 
 # What a path may name: nothing of the sort here, and (in `theirs`) a thing of tenant `default`.
 ABSENT = {
+    "cohort_name": "nothing",
     "user": "alice",
+    "number": "1",
     "job_id": "job_none",
     "lease_id": "lease_none",
     "device_id": "device_none",
@@ -171,6 +185,7 @@ ABSENT = {
     "path": "README.md",
     "platform": "linux-x86_64",
     "user_code": "AAAA-AAAA",
+    "user": "alice",
 }
 
 
@@ -265,6 +280,8 @@ ALL = frozenset(
         "adapters:read",
         "adapters:write",
         "adapters:score",
+        "cohorts:read",
+        "cohorts:write",
         "devices:read",
         "devices:write",
         "privacy:write",
@@ -274,7 +291,17 @@ ALL = frozenset(
     }
 )
 OF_SERVER = frozenset({"server:read", "metrics:read"})
-OF_APP = frozenset({"jobs:read", "jobs:write", "adapters:read", "adapters:write", "adapters:score"})
+OF_APP = frozenset(
+    {
+        "jobs:read",
+        "jobs:write",
+        "adapters:read",
+        "adapters:write",
+        "adapters:score",
+        "cohorts:read",
+        "cohorts:write",
+    }
+)
 
 
 @pytest.fixture
@@ -369,7 +396,11 @@ def theirs(fleet, home, app, device, lease, tmp_path):
         sha256 = home.artifacts.put(b"merged")
         session.add(ConversionFile(conversion_number=merged.number, path="README.md", size=6, sha256=sha256))
     fleet.ready_job(app, start={"adapter": lease["job"]["request"]["adapter"]})
+    assert app.post("/v1/cohorts", json=cohort_request(quorum=1)).status_code == 201
+    assert app.put("/v1/cohorts/readers/members/alice", json={"device": device.device_id}).status_code == 200
+    assert app.post("/v1/cohorts/readers/rounds").status_code == 201
     return ABSENT | {
+        "cohort_name": "readers",
         "job_id": lease["job"]["id"],  # which has ended, and so have its events
         "lease_id": device.lease()["id"],
         "recipe_id": lease["job"]["recipe_id"],

@@ -46,7 +46,10 @@ def days(view):
 def test_a_token_is_made_listed_and_revoked(fleet, operator, problem):
     made = make(operator, name="shop")
     assert made["token"].startswith("mobizo-app-")
-    assert made["view"]["scopes"] == ["adapters:read", "adapters:score", "adapters:write", "jobs:read", "jobs:write"]
+    assert made["view"]["scopes"] == [
+        *("adapters:read", "adapters:score", "adapters:write"),
+        *("cohorts:read", "cohorts:write", "jobs:read", "jobs:write"),
+    ]
     assert days(made["view"]) == 90
     shop = fleet.actor(made["token"])
     assert shop.get("/v1/jobs").status_code == 200

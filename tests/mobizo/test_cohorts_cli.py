@@ -1,0 +1,89 @@
+"""`mobizo cohort` against a real server: a cohort from a file, members, a round, and what is refused."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from mobizo import Client
+from mobizo.cli import app as cli
+from shared.cohort import CohortSettings
+from shared.errors import CohortNotFound, NotFound
+from tests.server.cohorts.conftest import cohort_request
+
+
+@pytest.fixture
+def call(fleet, app, monkeypatch):
+    monkeypatch.setenv("MOBIZO_SERVER", fleet.url)
+    monkeypatch.setenv("MOBIZO_TOKEN", app.token)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments, exit_code=0):
+        done = CliRunner().invoke(cli, ["cohort", *(str(argument) for argument in arguments)])
+        assert done.exit_code == exit_code, done.output
+        assert "Traceback" not in done.output
+        return done.stdout if exit_code == 0 else done.stderr
+
+    return call
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "readers.json"
+    path.write_text(json.dumps(cohort_request()))
+    return path
+
+
+def test_from_a_file_to_a_round(call, fleet, home, file):
+    assert "readers: 0 members, 0 rounds" in call("create", file)
+    assert "readers" in call("list")
+    alice, bob = fleet.device(name="alice"), fleet.device(name="bob")
+    assert "alice is in readers" in call("join", "readers", "alice", "--device", alice.device_id)
+    assert "has 1 members, and a round needs 2" in call("open", "readers", exit_code=1)
+    assert json.loads(call("join", "readers", "bob", "--device", bob.device_id, "--json"))["updates"] == 0
+    assert bob.device_id in call("members", "readers")
+    assert "round 1 open, 0 of 2 updates, from B = 0" in call("open", "readers")
+    home.compile()
+    assert "waiting" in call("updates", "readers")
+    shown = json.loads(call("show", "readers", "--json"))
+    assert (shown["round"]["state"], shown["members"]) == ("open", 2)
+    assert "fedavg, mean, sgd, weights equal, quorum 2" in call("show", "readers")
+    call("leave", "readers", "bob")
+    assert "abandoned" in call("rounds", "readers")
+    assert json.loads(call("rounds", "readers", "--json"))[0]["updates"] == 0
+    assert "abandoned" in call("close", "readers")
+    assert [part["state"] for part in json.loads(call("updates", "readers", "--json"))] == ["left", "missed"]
+
+
+def test_what_is_refused(call, file, tmp_path):
+    assert "there is no cohort 'nothing'" in call("show", "nothing", exit_code=1)
+    assert "there is no cohort 'No such'" in call("show", "No such", exit_code=1)
+    call("create", file)
+    assert "a cohort 'readers' already" in call("create", file, exit_code=1)
+    assert "no device 'device_none'" in call("join", "readers", "alice", "--device", "device_none", exit_code=1)
+    assert "no member" in call("leave", "readers", "alice", exit_code=1)
+    assert "has no round 1" in call("close", "readers", exit_code=1)
+    broken = tmp_path / "broken.json"
+    broken.write_text("{")
+    assert "is not a JSON file" in call("create", broken, exit_code=1)
+    broken.write_text(json.dumps(cohort_request(quorum=0)))
+    assert "quorum" in call("create", broken, exit_code=1)
+
+
+def test_the_client(fleet, app):
+    with Client(fleet.url, app.token) as client:
+        made = client.create_cohort(CohortSettings.model_validate(cohort_request(quorum=1)))
+        device = fleet.device()
+        client.join_cohort("readers", "alice", device.device_id)
+        assert [member.user for member in client.members("readers")] == ["alice"]
+        opened = client.open_round("readers")
+        assert client.round("readers", 1) == opened
+        assert [found.name for found in client.cohorts()] == [made.name]
+        assert client.close_round("readers", 1).state == "abandoned"
+        assert [part.user for part in client.updates("readers", 1)] == ["alice"]
+        assert len(list(client.rounds("readers"))) == 1
+        client.leave_cohort("readers", "alice")
+        with pytest.raises(CohortNotFound):
+            client.cohort("other")
+        with pytest.raises(NotFound):
+            client.join_cohort("readers", "../x", device.device_id)
