@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from device_agent.evaluation import Measured
 from shared.canonical import sha256_hex
 from shared.errors import InvalidUpload
-from shared.federation.aggregation import Combined, Weighing, combine, combine_privately
+from shared.federation.aggregation import Combined, aggregate
 from shared.federation.algorithms import find
 from shared.federation.optimizers import advance, begin, load_state
 from shared.federation.sources import MemorySource
@@ -113,12 +113,8 @@ class Simulator:
             lost, _ = self._receive(arrivals.lost, number)
             found = combine_masked(cohort, self._manifest, number, updates, lost, self._settings.seed)
             return Outcome(found.combined, found.why, found.bytes_sent)
-        weighing = Weighing(self._algorithm.server, cohort.weights, cohort.most_examples)
-        source = MemorySource(updates)
-        if cohort.privacy is not None and cohort.privacy.members is not None:
-            noise = entropy(self._settings.seed, "members", number)
-            return Outcome(combine_privately(source, cohort.privacy.members, weighing, entropy=noise))
-        return Outcome(combine(source, cohort.aggregator, weighing))
+        noise = entropy(self._settings.seed, "members", number)
+        return Outcome(aggregate(cohort, MemorySource(updates), entropy=noise))
 
     def _keep(
         self,

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from shared.cohort import AggregatorSettings, Weights
+from shared.cohort import AggregatorSettings, CohortSettings, Weights
 from shared.entropy import Entropy
 from shared.federation import robust
-from shared.federation.algorithms.base import ServerHalf
+from shared.federation.algorithms import ServerHalf, find
 from shared.federation.checkpoint import Checkpoint
 from shared.federation.mean import WeightedMean
 from shared.federation.sources import UpdateSource
@@ -49,6 +49,20 @@ class Combined:
     weight: float  # sum of the weights of those that are in it
     clipped: int  # updates that were scaled down to the clip norm
     chosen: tuple[str, ...] | None = None  # whose updates are in it, where the aggregator chooses; None: everyone's
+
+
+def aggregate(
+    cohort: CohortSettings, source: UpdateSource, checkpoint: Checkpoint | None = None, entropy: Entropy = os.urandom
+) -> Combined:
+    """One update of a round's, as its cohort is set: algorithm, weights, aggregator, and noise if members are private.
+
+    entropy: of the noise. Raises InvalidUpload for an update that cannot be used, ValueError for settings that do not
+    fit how many there are.
+    """
+    weighing = Weighing(find(cohort.algorithm).server, cohort.weights, cohort.most_examples)
+    if cohort.privacy is not None and cohort.privacy.members is not None:
+        return combine_privately(source, cohort.privacy.members, weighing, checkpoint, entropy)
+    return combine(source, cohort.aggregator, weighing, checkpoint)
 
 
 def combine(

@@ -167,8 +167,6 @@ HERE = "add it to ROWS in tests/server/auth/test_matrix.py, with who may ask it"
 
 # What a path may name: nothing of the sort here, and (in `theirs`) a thing of tenant `default`.
 ABSENT = {
-    "cohort_name": "nothing",
-    "number": "1",
     "job_id": "job_none",
     "lease_id": "lease_none",
     "device_id": "device_none",
@@ -176,7 +174,9 @@ ABSENT = {
     "recipe_id": "0" * 64,
     "sha256": "0" * 64,
     "name": "nothing",
+    "cohort_name": "nothing",
     "version": "1",
+    "number": "1",
     "step": "1",
     "revision": "main",
     "tag": "stable",
