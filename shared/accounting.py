@@ -46,7 +46,8 @@ def of_rounds(privacy: MemberPrivacy, rounds: int) -> Spending:
 def epsilon_of(spendings: Iterable[Spending], delta: float) -> float:
     """The epsilon at `delta` of all of it together, whatever was done in the light of what came before; 0 for nothing.
 
-    Never less than it is; over MOST_EPSILON it is Renyi's bound, which is larger. Neighbours: one example, or one member's updates, more or less. Raises ToolchainMissing without dp-accounting.
+    Never less than it is; over MOST_EPSILON it is Renyi's bound, which is larger. Neighbours: one example, or one
+    member's updates, more or less. Raises ToolchainMissing without dp-accounting.
     """
     times: Counter[tuple[float, float]] = Counter()
     for spending in spendings:
