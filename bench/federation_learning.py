@@ -47,12 +47,8 @@ USERS, PER_USER, TESTED = 2, 36, 120  # of each source
 LOOKED_AT = 40  # test sentences after each round; all of them at the end
 ROUNDS, STEPS, LR = 6, 8, 2e-2
 PERSONAL = TrainingSettings(steps=80, lr=2e-2, seed=77, evaluation_interval=20)
-<<<<<<< HEAD
-EPSILON, DELTA, CLIP = 8.0, 1e-5, 0.03  # half of these sentences' differences have a norm under 0.023 at B = 0
-=======
 EPSILON, DELTA = 8.0, 1e-5
 CLIP = 0.05  # nats: of single sentences before training, q = 4 differences had norms of 0.001 to 0.07
->>>>>>> seven
 EFFECTIVE_BATCH = 4
 RECIPE: dict[str, Any] = {
     "layers": "last:25%",
