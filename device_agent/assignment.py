@@ -180,6 +180,12 @@ class Assignment:
             raise Untrusted("the job and what came with it name different rounds")
         if not may_take_part(self.tools.consents.cohorts, task.cohort):
             raise NotNow(f"this device's rules.toml does not let it take part in cohort {task.cohort!r}")
+        least, summed = self.tools.consents.masked_among, 0 if task.masking is None else task.masking.minimum
+        if summed < least or (least and task.upload != "masked"):
+            raise NotNow(
+                f"this device's rules.toml lets its updates go into sums of at least {least} devices alone; round "
+                f"{task.number} of cohort {task.cohort!r} {f'sums {summed}' if summed else 'is not masked'}"
+            )
 
     def _history(self) -> History:
         """What is sent of the trajectory. Without the owner's leave B goes alone, which reveals less."""

@@ -6,10 +6,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
 
 from shared.capabilities import MOST_COHORTS, Cohorts
 from shared.errors import BadRequest
+from shared.masking.settings import MOST_MEMBERS
 from shared.rules import Rules
 
 # What may be said of each key, for whoever said something else.
@@ -27,6 +28,7 @@ ALLOWED = {
 CONSENTS = {
     "trajectory": "true or false",
     "cohorts": f"true, false or a list of up to {MOST_COHORTS} cohorts' names",
+    "masked_among": f"a number of devices, 3 to {MOST_MEMBERS}, or 0",
 }
 
 
@@ -38,6 +40,9 @@ class Consents(BaseModel):
     trajectory: StrictBool = Field(False, description="trajectories of jobs that ask for them")
     cohorts: StrictBool | Cohorts = Field(
         False, description="updates for a cohort's rounds: of every cohort, of none, or of these"
+    )
+    masked_among: StrictInt = Field(
+        0, ge=0, le=MOST_MEMBERS, description="only in sums of at least so many devices; 0: unmasked, too"
     )
 
 

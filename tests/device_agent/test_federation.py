@@ -224,7 +224,7 @@ def test_a_masked_round_yields_the_mean_and_tells_of_nobody(call, server, runner
     monkeypatch.setattr("device_agent.masked_handover.LOOK_SECONDS", 0.1)
     masked = {"upload": "masked", "masking": {"minimum": 3}, "aggregator": {"name": "mean", "clip_norm": 50.0}}
     place = call, server.url, tmp_path, runner_directory, 1
-    agents, (ended,), (made,) = federate(*place, "cohorts = true", **masked)
+    agents, (ended,), (made,) = federate(*place, "cohorts = true\nmasked_among = 3", **masked)
     runs = [run_of(agent, 0) for agent in agents]
     parameters = agents[0].home.run(runs[0][0].job_id).plan().round.masking
     mean = np.mean([last for _, _, last in runs], axis=0)

@@ -115,13 +115,17 @@ def test_a_trajectory_that_the_server_cannot_replay_is_followed_by_b(work, serve
     assert (past.form, past.bytes) == ("both", len(server.trajectories[0]) + len(server.uploads[0]))
 
 
-@pytest.mark.parametrize("rules", ["", "cohorts = false", 'cohorts = ["notes"]', "trajectory = true"])
+@pytest.mark.parametrize(
+    "rules",
+    ["", "cohorts = false", 'cohorts = ["notes"]', "trajectory = true", "cohorts = true\nmasked_among = 3"],
+)
 def test_without_the_owners_leave_the_job_is_given_back_untouched(work, server, rademacher, home, rules):
     """However the server came to offer it."""
     server.add_job(rademacher, task_of_round=task(), **TRAINING)
     ended = work(rules)
     assert ended.outcome is Outcome.RELEASED
-    assert "does not let it take part in cohort 'reviews'" in ended.detail
+    assert "this device's rules.toml" in ended.detail
+    assert "cohort 'reviews'" in ended.detail
     assert ("POST", "release") in server.calls
     assert not server.uploads
     assert not home.run("job-1").path.exists()

@@ -54,6 +54,7 @@ def test_every_rule_says_what_it_allows():
         ("cohorts = true", Consents(trajectory=False, cohorts=True)),
         ('cohorts = ["reviews", "notes"]', Consents(trajectory=False, cohorts=("reviews", "notes"))),
         ("cohorts = []", Consents(trajectory=False, cohorts=())),
+        ("masked_among = 10", Consents(masked_among=10)),
     ],
 )
 def test_nothing_more_leaves_this_device_unless_the_owner_says_so(tmp_path, text, said):
@@ -76,6 +77,8 @@ def test_every_consent_says_what_it_allows():
         ('cohorts = "reviews"', "cohorts must be true, false or a list"),
         ("cohorts = 1", "cohorts must be true, false or a list"),
         ('cohorts = ["Two Words"]', "cohorts must be true, false or a list"),
+        ("masked_among = true", "masked_among must be a number of devices, 3 to 1024, or 0"),
+        ("masked_among = -1", "masked_among must be a number of devices"),
         (f"cohorts = {[f'c{index}' for index in range(101)]}", "a list of up to 100 cohorts' names"),
     ],
 )
