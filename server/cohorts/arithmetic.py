@@ -13,15 +13,14 @@ from server.artifacts.store import ArtifactStore
 from server.cohorts.queue import Assignment, Counted
 from shared.canonical import canonical_json
 from shared.errors import Conflict, InvalidUpload
-from shared.federation.aggregation import Weighing, combine
+from shared.federation.aggregation import Weighing, combine, combine_privately
 from shared.federation.algorithms import find
 from shared.federation.files import FileSource, UploadedFile
 from shared.federation.intake import Rules
 from shared.federation.optimizers import advance, begin, load_state
-from shared.federation.update import F32, F64
+from shared.federation.update import F32
 from shared.lora import dump_adapter, load_adapter
 from shared.masking.fixed_point import Total
-from shared.privacy import noised_mean
 
 
 class NoVersion(Conflict):
@@ -45,11 +44,8 @@ def make_version(artifacts: ArtifactStore, assignment: Assignment, total: Total 
     """
     settings, size = assignment.settings, assignment.size_d
     base = read_b(artifacts, assignment.base_sha256, size)
-    update, count = _combined(artifacts, assignment, base) if total is None else (total.mean, total.count)
-    members = settings.privacy.members if settings.privacy is not None else None
-    if members is not None:
-        update = noised_mean(update.astype(np.float64), count, members)
-    update = update.astype(np.float32)
+    # Masked updates have no privacy of members, which `CohortSettings` sees to: nobody here could clip them.
+    update = _combined(artifacts, assignment, base) if total is None else total.mean.astype(np.float32)
     state = begin(settings.optimizer, size)
     if assignment.optimizer_sha256 is not None:
         state = load_state(artifacts.read(assignment.optimizer_sha256), settings.optimizer, size)
@@ -59,17 +55,18 @@ def make_version(artifacts: ArtifactStore, assignment: Assignment, total: Total 
     return Made(_file(moved, assignment), state.dump())
 
 
-def _combined(artifacts: ArtifactStore, assignment: Assignment, base: F32) -> tuple[F32 | F64, int]:
-    """The aggregated update (D,), and how many it is of."""
-    settings, aggregator = assignment.settings, assignment.settings.aggregator
+def _combined(artifacts: ArtifactStore, assignment: Assignment, base: F32) -> F32:
+    """The aggregated update (D,)."""
+    settings = assignment.settings
     weighing = Weighing(find(settings.algorithm).server, settings.weights, settings.most_examples)
-    if settings.privacy is not None and settings.privacy.members is not None:
-        aggregator = aggregator.model_copy(update={"clip_norm": settings.privacy.members.clip})
+    members = None if settings.privacy is None else settings.privacy.members
     try:
-        combined = combine(_source(artifacts, assignment, base), aggregator, weighing)
+        source = _source(artifacts, assignment, base)
+        if members is not None:
+            return combine_privately(source, members, weighing).update
+        return combine(source, settings.aggregator, weighing).update
     except (InvalidUpload, ValueError) as error:
         raise NoVersion(str(error)) from error
-    return combined.update, combined.count
 
 
 def read_b(artifacts: ArtifactStore, sha256: str | None, size: int) -> F32:
