@@ -29,7 +29,18 @@ from tests.server.conftest import BOTH, Fleet, Home, adapter_bytes, serving
 DATABASES = BOTH
 # Columns that hold the sha256 of something, but of no stored file.
 # A start is a version's own file; a step that was made again is removed when nobody asks for it.
-NO_FILES = {"adapter_versions.a_sha256", "bases.sha256", "trajectories.start_sha256", "trajectory_steps.sha256"}
+NO_FILES = {
+    "cohorts.a_sha256",
+    "cohort_rounds.optimizer_sha256",
+    "cohort_rounds.start_sha256",
+    "cohort_updates.sha256",
+    "cohort_updates.start_sha256",
+    "masked_members.vector_sha256",
+    "adapter_versions.a_sha256",
+    "bases.sha256",
+    "trajectories.start_sha256",
+    "trajectory_steps.sha256",
+}
 FILES = {
     "program_files.sha256",
     "bases.tokenizer_sha256",
