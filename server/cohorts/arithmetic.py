@@ -13,15 +13,13 @@ from server.artifacts.store import ArtifactStore
 from server.cohorts.queue import Assignment, Counted
 from shared.canonical import canonical_json
 from shared.errors import Conflict, InvalidUpload
-from shared.federation.aggregation import Weighing, combine
-from shared.federation.algorithms import find
+from shared.federation.aggregation import aggregate
 from shared.federation.files import FileSource, UploadedFile
 from shared.federation.intake import Rules
 from shared.federation.optimizers import advance, begin, load_state
-from shared.federation.update import F32, F64
+from shared.federation.update import F32
 from shared.lora import dump_adapter, load_adapter
 from shared.masking.fixed_point import Total
-from shared.privacy import noised_mean
 
 
 class NoVersion(Conflict):
@@ -45,11 +43,7 @@ def make_version(artifacts: ArtifactStore, assignment: Assignment, total: Total 
     """
     settings, size = assignment.settings, assignment.size_d
     base = read_b(artifacts, assignment.base_sha256, size)
-    update, count = _combined(artifacts, assignment, base) if total is None else (total.mean, total.count)
-    members = settings.privacy.members if settings.privacy is not None else None
-    if members is not None:
-        update = noised_mean(update.astype(np.float64), count, members)
-    update = update.astype(np.float32)
+    update = _aggregated(artifacts, assignment, base) if total is None else total.mean.astype(np.float32)
     state = begin(settings.optimizer, size)
     if assignment.optimizer_sha256 is not None:
         state = load_state(artifacts.read(assignment.optimizer_sha256), settings.optimizer, size)
@@ -59,17 +53,12 @@ def make_version(artifacts: ArtifactStore, assignment: Assignment, total: Total 
     return Made(_file(moved, assignment), state.dump())
 
 
-def _combined(artifacts: ArtifactStore, assignment: Assignment, base: F32) -> tuple[F32 | F64, int]:
-    """The aggregated update (D,), and how many it is of."""
-    settings, aggregator = assignment.settings, assignment.settings.aggregator
-    weighing = Weighing(find(settings.algorithm).server, settings.weights, settings.most_examples)
-    if settings.privacy is not None and settings.privacy.members is not None:
-        aggregator = aggregator.model_copy(update={"clip_norm": settings.privacy.members.clip})
+def _aggregated(artifacts: ArtifactStore, assignment: Assignment, base: F32) -> F32:
+    """The round's update (D,)."""
     try:
-        combined = combine(_source(artifacts, assignment, base), aggregator, weighing)
+        return aggregate(assignment.settings, _source(artifacts, assignment, base)).update
     except (InvalidUpload, ValueError) as error:
         raise NoVersion(str(error)) from error
-    return combined.update, combined.count
 
 
 def read_b(artifacts: ArtifactStore, sha256: str | None, size: int) -> F32:
@@ -82,7 +71,8 @@ def _source(artifacts: ArtifactStore, assignment: Assignment, base: F32) -> File
     for update in assignment.updates:
         if update.start_sha256 not in starts:
             starts[update.start_sha256] = read_b(artifacts, update.start_sha256, assignment.size_d)
-    rules = Rules(assignment.size_d, assignment.a_sha256, assignment.settings.norm_limit)
+    # The norm limit was held against each update when it came: nothing that was taken is to end the round now.
+    rules = Rules(assignment.size_d, assignment.a_sha256)
     return FileSource([_uploaded(update, starts) for update in assignment.updates], rules, artifacts.open)
 
 
