@@ -7,6 +7,7 @@ privacy costs it, on SmolLM2-135M: bench.federation_learning. Each measures for 
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from enum import StrEnum
 from importlib import import_module
@@ -55,12 +56,17 @@ def federation(
     """Aggregate, mask, simulate, and train a cohort of the real model, with and without privacy."""
     rows: list[Row] = []
     claims: dict[str, float] = {}
-    for part in only or list(Part):
-        notes.print(part)
-        module, name = HOMES[part]
-        measure: Callable[..., tuple[list[Row], dict[str, float]]] = getattr(import_module(f"bench.{module}"), name)
-        found, said = measure(quick, keep) if part in KEEPING else measure(quick)
-        rows += [{"part": part, **row} for row in found]
-        claims |= said
+    with tempfile.TemporaryDirectory() as name:
+        place = keep or Path(name)
+        for part in only or list(Part):
+            notes.print(part)
+            module, function = HOMES[part]
+            measure: Callable[..., tuple[list[Row], dict[str, float]]] = getattr(
+                import_module(f"bench.{module}"), function
+            )
+            # The cohort without privacy is the same for both of them: it is trained once.
+            found, said = measure(quick, place) if part in KEEPING else measure(quick)
+            rows += [{"part": part, **row} for row in found]
+            claims |= said
     show(claims)
     write(json_file, rows, claims)

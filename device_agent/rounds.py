@@ -53,24 +53,18 @@ class PastRound(BaseModel):
 
 def past_round(job_id: str, of: RoundRef, ended: Ended, result: Result | None) -> PastRound:
     """What is noted of a round. result: of the run, if it was trained to its end."""
-    trained = (
-        {}
-        if result is None
-        else {
-            "steps": result.steps,
-            "before_accuracy": result.before_accuracy,
-            "after_accuracy": result.tuned_accuracy,
-        }
+    return PastRound(
+        cohort=of.cohort,
+        round=of.number,
+        job_id=job_id,
+        outcome=ended.outcome,
+        detail=ended.detail or (WITHOUT if ended.outcome is Outcome.CANCELLED else None),
+        form=ended.sent and ended.sent.form,
+        bytes=0 if ended.sent is None else ended.sent.bytes,
+        steps=0 if result is None else result.steps,
+        before_accuracy=result and result.before_accuracy,
+        after_accuracy=result and result.tuned_accuracy,
     )
-    sent = {} if ended.sent is None else {"form": ended.sent.form, "bytes": ended.sent.bytes}
-    facts = {
-        "cohort": of.cohort,
-        "round": of.number,
-        "job_id": job_id,
-        "outcome": ended.outcome,
-        "detail": ended.detail or (WITHOUT if ended.outcome is Outcome.CANCELLED else None),
-    }
-    return PastRound.model_validate(facts | trained | sent)
 
 
 class RoundLog:

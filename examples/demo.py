@@ -157,7 +157,7 @@ def _report(client: Client, job: JobView, seconds: float) -> dict[str, Any]:
     if result is None or job.adapter_version is None:
         raise MobizoError(f"job {job.id} succeeded without a result")
     manifest = client.program(job.recipe_id).manifest
-    version = client.adapter_version(job.request.adapter, job.adapter_version)
+    version = client.version(job.request.adapter, job.adapter_version)
     return {
         "base_model": job.request.base,
         "recipe_id": job.recipe_id,

@@ -20,6 +20,8 @@ Name = Annotated[str, typer.Argument(metavar="ADAPTER", help="its name in the te
 Revision = Annotated[str, typer.Option("--revision", "-r", help="main, v7, a tag, or digits of a revision")]
 Which = Annotated[str, typer.Argument(metavar="REVISION", help="main, v7, a tag, or digits of a revision")]
 
+SHOWN_DIGITS = 12  # of a revision, in tables of 80 columns; any 7 that only it begins with name it
+
 
 def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
@@ -77,12 +79,12 @@ def list_versions(
             names.insert(0, "main")
         table.add_row(
             f"v{version.version}",
-            version.revision,
+            version.revision and version.revision[:SHOWN_DIGITS],
             version.state,
             " ".join(names),
             _share(version.result.before_accuracy),
             _share(version.result.tuned_accuracy),
-            version.created_at.isoformat(" ", "seconds"),
+            version.created_at.date().isoformat(),
         )
     out.print(table)
 

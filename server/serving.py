@@ -22,6 +22,7 @@ import uvicorn
 from server.app import create_app
 from server.fleet import worker_fleet
 from server.http.place import Place
+from server.http.zero_copy import ZeroCopy
 from server.metrics.listener import metrics_listener
 from server.safety import Tls
 from server.settings import Settings
@@ -72,7 +73,7 @@ async def serve(settings: Settings, tls: Tls | None, workers: int, announce: Cal
     listening = listen(settings.host, settings.port)
     server = _Uvicorn(
         uvicorn.Config(
-            app,
+            ZeroCopy(app),
             log_config=None,
             access_log=False,
             server_header=False,

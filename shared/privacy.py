@@ -36,7 +36,7 @@ class ExamplePrivacy(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     clip: float = Field(
-        0.5, gt=0, le=1e3, allow_inf_nan=False, description="C: the L2 norm of an example's q loss differences, nats"
+        0.05, gt=0, le=1e3, allow_inf_nan=False, description="C: the L2 norm of an example's q loss differences, nats"
     )
     noise_multiplier: float | None = Field(
         None,

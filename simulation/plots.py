@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simulation.report import spread
+from simulation.report import sent, spread
 from simulation.session import Simulated
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def draw(found: Simulated, directory: Path) -> list[str]:
     except ImportError:
         return []
     wanted: dict[str, Callable[[Simulated, Axes], None]] = {"accuracy": _accuracy, "devices": _devices}
-    if any(told.bytes.weights for told in found.rounds):
+    if sent(found):
         wanted["bytes"] = _bytes
     if found.rounds[-1].epsilon:
         wanted["epsilon"] = _epsilon
@@ -41,7 +41,7 @@ def _accuracy(found: Simulated, axes: Axes) -> None:
     axes.plot(numbers, middle, color=INK[0], linestyle="--", label="device, median")
     axes.plot(numbers, [told.accuracy for told in found.rounds], color=INK[1], marker="o", label="test examples")
     axes.set(xlabel="round", ylabel="accuracy of the shared adapter", ylim=(0, 1.02), xticks=_ticks(numbers))
-    axes.legend(loc="lower right")
+    axes.legend(loc="upper left")
 
 
 def _devices(found: Simulated, axes: Axes) -> None:
@@ -53,13 +53,12 @@ def _devices(found: Simulated, axes: Axes) -> None:
 
 
 def _bytes(found: Simulated, axes: Axes) -> None:
-    told = next(each.bytes for each in reversed(found.rounds) if each.bytes.weights)
-    named = {"LoRA-B": told.weights, "trajectory": told.trajectory, "masked": told.masked}
-    shown = {name: value for name, value in named.items() if value}
-    bars = axes.bar(list(shown), list(shown.values()), color=INK[: len(shown)])
-    axes.bar_label(bars, [f"{value:,.0f}" for value in shown.values()])
-    axes.set(ylabel="bytes that a device sends in a round", yscale="log")
-    axes.margins(y=0.15)
+    shown = sent(found)
+    bars = axes.barh(list(shown), list(shown.values()), color=INK[: len(shown)])
+    axes.bar_label(bars, [f"{value:,.0f}" for value in shown.values()], padding=4)
+    axes.set(xlabel="bytes that a device sends in a round")
+    axes.margins(x=0.15)
+    axes.invert_yaxis()
 
 
 def _epsilon(found: Simulated, axes: Axes) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from shared.masking.messages import SEALED_BYTES
+from shared.masking.shamir import SHARE_BYTES
 from simulation.records import Round
 from simulation.session import Simulated
 
@@ -27,6 +29,7 @@ def document(found: Simulated) -> dict[str, Any]:
         "recipe_id": found.manifest.recipe_id,
         "size_d": found.manifest.size,
         "examples": {device: len(shard.train) for device, shard in enumerate(found.shards)},
+        "bytes_sent": sent(found),
         "rounds": [each.model_dump(mode="json") for each in found.rounds],
     }
 
@@ -84,12 +87,22 @@ def _partition(found: Simulated) -> str:
     return f"{how}; {min(sizes)} to {max(sizes)} examples a device, {sum(sizes):,} in all"
 
 
-def _bytes(found: Simulated) -> str:
-    told = next((each.bytes for each in reversed(found.rounds) if each.bytes.weights), None)
+def sent(found: Simulated) -> dict[str, float]:
+    """Bytes that a device sends in a round, by form; empty where nobody sent any.
+
+    What was not masked is told as a masked round of as many devices would have it: a vector of 32-bit numbers, and for
+    each other device sealed shares and one that unmasks, without what the messages around them take.
+    """
+    told = next((each for each in reversed(found.rounds) if each.bytes.weights), None)
     if told is None:
-        return "none"
-    named = (("LoRA-B", told.weights), ("trajectory", told.trajectory), ("masked", told.masked))
-    return ", ".join(f"{name} {value:,.0f}" for name, value in named if value)
+        return {}
+    masked = told.bytes.masked or 4 * (found.manifest.size + 1) + told.asked * (SEALED_BYTES + SHARE_BYTES)
+    name = "masked" if told.bytes.masked else "masked (computed)"
+    return {"LoRA-B": told.bytes.weights, "trajectory": told.bytes.trajectory, name: masked}
+
+
+def _bytes(found: Simulated) -> str:
+    return ", ".join(f"{name} {value:,.0f}" for name, value in sent(found).items()) or "none"
 
 
 def markdown(found: Simulated, plots: Sequence[str]) -> str:

@@ -14,7 +14,6 @@ from tokenizers import Tokenizer
 from server.compiler.base import locate_base
 from server.compiler.tokenizer import write_tokenizer
 from server.local_compilation import compile_into
-from shared.cohort import CohortSettings
 from shared.encoding import answer_sizes
 from shared.errors import BadRequest
 from shared.program import ProgramManifest
@@ -69,7 +68,7 @@ def simulate(
     task = named_task(task) if isinstance(task, str) else task
     program = (means.program or directory / "program").resolve()
     tell("compiling", 0, 1)
-    manifest = compile_into(_recipe(settings.cohort, base, task, directory), base, program).manifest
+    manifest = compile_into(_recipe(settings.cohort.recipe, base, task, directory), base, program).manifest
     cores = len(os.sched_getaffinity(0))
     workers = 1 if means.engine == "inline" else means.workers or cores
     threads = max(1, cores // workers)
@@ -97,11 +96,8 @@ def _materials(settings: SimulationSettings, directory: Path) -> tuple[str, tupl
     return str(base), tiny.write_task(directory / "data", examples, settings.data.test)
 
 
-def _recipe(cohort: CohortSettings, base: str, task: Task, directory: Path) -> RecipeSettings:
-    """The cohort's recipe, clipping where it is private, with the task's answer sizes where it leaves them open."""
-    settings = cohort.recipe
-    if cohort.privacy is not None and cohort.privacy.examples is not None:
-        settings = settings.model_copy(update={"privacy": "clipped"})
+def _recipe(settings: RecipeSettings, base: str, task: Task, directory: Path) -> RecipeSettings:
+    """The recipe with the task's answer sizes, where it leaves them open and the task can tell."""
     if settings.answer_length is not None and settings.choices is not None:
         return settings
     path = directory / "tokenizer.json"

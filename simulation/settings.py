@@ -41,7 +41,7 @@ TINY_COHORT: dict[str, Any] = {
         "sequence_length": 16,
         "loss": "candidates",
     },
-    "training": {"steps": 10, "lr": 0.02, "evaluation_interval": 1000},
+    "training": {"steps": 10, "lr": 0.5, "evaluation_interval": 1000},
 }
 COHORT: dict[str, Any] = {"name": "simulated", "base": "simulated", "task": "sst2", "dataset": "shards"}
 

@@ -5,8 +5,9 @@ What every store does:
 - A file is whole or absent, and never changes its content under its name.
 - Writes are checked: `adopt` hashes what it is given, and what is stored is named by its own hash.
 - Whole reads are checked: `read` raises, and a `stream` of a whole file breaks off before its last piece, if the bytes
-  do not have that hash. A part of a file cannot be checked by itself: who joins parts checks the whole, as the
-  agent's and the client's downloads do.
+  do not have that hash. `opened` gives a whole file only where that check has passed and the file is as it was then. A
+  part of a file cannot be checked by itself: who joins parts checks the whole, as the agent's and the client's
+  downloads do.
 - Storing what is stored already makes it young again, so that the collector (`server.artifacts.collection`) leaves it.
 
 A workspace is scratch on this machine's own disk, whatever the store.
@@ -104,6 +105,13 @@ class ArtifactStore(ABC):
             yield piece
         if at != end:
             raise _damaged(sha256)
+
+    def opened(self, sha256: str, start: int, end: int) -> BinaryIO | None:
+        """A file for the system to send bytes `start` to `end` of by itself; None: `stream` it.
+
+        None where no such file is on this machine, or where the bytes should be checked on their way. Raises NotFound.
+        """
+        return None
 
     @contextmanager
     def workspace(self, name: str) -> Iterator[Path]:

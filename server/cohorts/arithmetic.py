@@ -43,6 +43,7 @@ def make_version(artifacts: ArtifactStore, assignment: Assignment, total: Total 
     """
     settings, size = assignment.settings, assignment.size_d
     base = read_b(artifacts, assignment.base_sha256, size)
+    # Masked updates have no privacy of members, which `CohortSettings` sees to: nobody here could clip them.
     update = _aggregated(artifacts, assignment, base) if total is None else total.mean.astype(np.float32)
     state = begin(settings.optimizer, size)
     if assignment.optimizer_sha256 is not None:

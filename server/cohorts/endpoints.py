@@ -20,6 +20,7 @@ from server.http.openapi import Responses, raises
 from server.http.pages import Paging
 from server.http.place import Here, Reading, Writing
 from server.http.routes import Routes
+from server.privacy.cohorts import cohort_privacy
 from shared.cohort import CohortSettings, CohortView, MemberRequest, MemberView, RoundView, UpdateView
 from shared.errors import (
     AdapterNotFound,
@@ -35,6 +36,7 @@ from shared.errors import (
     VersionHeld,
 )
 from shared.job import NAME
+from shared.privacy import CohortPrivacy
 from shared.protocol import Page
 
 router = Routes(prefix="/v1/cohorts", tags=["cohorts"])
@@ -69,6 +71,14 @@ def cohorts(principal: Reader, session: Reading, paging: Paging) -> Page[CohortV
 def cohort(principal: Reader, cohort_name: str, here: Here, session: Reading) -> CohortView:
     """One cohort with its latest round."""
     return CohortViews(session).cohort(CohortService(session, here.artifacts).get(principal.tenant, cohort_name))
+
+
+@router.get("/{cohort_name}/privacy", responses=ABSENT)
+def privacy(principal: Reader, cohort_name: str, here: Here, session: Reading) -> CohortPrivacy:
+    """What its published rounds have spent on its members, and on the examples of their users."""
+    found = CohortService(session, here.artifacts).get(principal.tenant, cohort_name)
+    published = RoundRepository(session).published_since(found, 0)
+    return cohort_privacy(session, principal.tenant, found.settings, published)
 
 
 @router.get("/{cohort_name}/members", responses=ABSENT)
@@ -113,7 +123,7 @@ def rounds(principal: Reader, cohort_name: str, here: Here, session: Reading, pa
 @router.post(
     "/{cohort_name}/rounds",
     status_code=201,
-    responses=LOCATION | raises(CohortNotFound, AdapterNotFound, Conflict, VersionHeld),
+    responses=LOCATION | raises(CohortNotFound, AdapterNotFound, Conflict, VersionHeld, BudgetExceeded),
 )
 def open_round(
     principal: Writer, cohort_name: str, response: Response, here: Here, session: Writing, once: Once

@@ -18,6 +18,7 @@ from server.cohorts.repository import CohortRepository
 from server.cohorts.round_repository import RoundRepository
 from server.cohorts.rounds import RoundService
 from server.jobs.starts import parent_of
+from server.privacy.cohorts import members_epsilon
 from server.settings import Settings
 from server.succession.service import KeyService
 from shared.cohort import CohortOrigin, RoundState, UpdateState
@@ -96,6 +97,7 @@ class Publisher:
                 algorithm=settings.algorithm,
                 aggregator=settings.aggregator,
                 optimizer=settings.optimizer,
+                epsilon=members_epsilon(settings, RoundRepository(session).published_since(cohort, 0) + 1),
             ),
         )
 

@@ -31,6 +31,7 @@ from server.jobs.service import JobService, Making
 from server.jobs.starts import parent_of
 from server.leases.repository import LeaseRepository
 from server.masking.progress import MaskingProgress
+from server.privacy.cohorts import check_next_round
 from server.programs.announcement import note_wanted
 from shared.cohort import RoundState, UpdateState
 from shared.errors import (
@@ -72,7 +73,8 @@ class RoundService:
     def open(self, cohort: Cohort, artifacts: ArtifactStore, actor: Actor = SERVER) -> CohortRound:
         """A new round, from what is `main` of the cohort's adapter; its first jobs are made.
 
-        Raises Conflict if one is under way, if there were enough, or if there are too few members; VersionHeld if the
+        Raises Conflict if one is under way, if there were enough, or if there are too few members; BudgetExceeded if it
+        would cost its members more privacy than the cohort may; VersionHeld if the
         latest version waits for approval; AdapterNotFound if the adapter was deleted.
         """
         self._check_may_open(cohort)
@@ -110,6 +112,7 @@ class RoundService:
                 members=members,
                 quorum=settings.quorum,
             )
+        check_next_round(settings, self._rounds.published_since(cohort, 0))
         adapter = find_adapter(self._session, cohort.tenant, cohort.name)
         if held := self.held(adapter):
             raise VersionHeld(

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import gguf
 import numpy as np
 
 from server.formats.frozen import joined
@@ -55,6 +54,9 @@ def gguf_lora(recipe: Recipe, shape: BaseShape, flat: F32, a_sha256: str) -> byt
     flat: B, float32 (D,). a_sha256: fingerprint of the A that B was trained with. Raises UnsupportedFormat for an
     architecture that is not in FORMS, AMismatch, or InvalidUpload when B is not of the recipe's size.
     """
+    # Here, as a web process that nobody asks for GGUF need not hold it.
+    import gguf
+
     form = FORMS.get(shape.architecture)
     if form is None:
         raise UnsupportedFormat(

@@ -25,7 +25,9 @@ Whatever goes wrong is answered as `{PROBLEM_JSON}` (RFC 9457). Programs go by `
 def _classes(root: type[MobizoError]) -> Iterator[type[MobizoError]]:
     yield root
     for child in root.__subclasses__():
-        yield from _classes(child)
+        # A process may hold the agent's errors, too, which have some of the same codes.
+        if child.__module__.startswith(("shared.", "server.")):
+            yield from _classes(child)
 
 
 def _codes(document: dict[str, Any]) -> set[str]:

@@ -12,12 +12,12 @@ from typing import Any
 
 from fastapi import Request, Response
 from starlette.datastructures import Headers
-from starlette.responses import StreamingResponse
 
 from server.artifacts.store import ArtifactStore, Damaged
 from server.http.delivery import handed_over
 from server.http.openapi import FILE, FILE_PARAMETERS, raises
 from server.http.problems import RangeNotSatisfiable
+from server.http.sending import MEDIA_TYPE, FileSpan
 
 FILE_ROUTE: dict[str, Any] = {
     "response_class": Response,
@@ -88,6 +88,5 @@ def file_response(
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
     status = 200 if span is None else 206
     if request.method == "HEAD":
-        return Response(status_code=status, headers=headers, media_type="application/octet-stream")
-    pieces = artifacts.stream(sha256, start, end)
-    return StreamingResponse(pieces, status, headers, media_type="application/octet-stream")
+        return Response(status_code=status, headers=headers, media_type=MEDIA_TYPE)
+    return FileSpan(artifacts, sha256, (start, end), status, headers)

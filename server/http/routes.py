@@ -20,7 +20,7 @@ from server.auth.guard import Holder, OneTime, refuse_stranger
 from server.http.etags import add_tag, has_tag
 from server.http.idempotency import AnsweredBefore, keep_once
 from server.http.json_bodies import UnsupportedMediaType, check_json_type, parse_json
-from server.http.openapi import documented, raised_by
+from server.http.openapi import documented, operation_id, raised_by
 from server.http.problems import TooSlow
 from server.http.retries import with_retries
 from shared.errors import (
@@ -125,4 +125,4 @@ class Routes(APIRouter):
     """The routes of one slice."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(route_class=Route, **options)
+        super().__init__(route_class=Route, generate_unique_id_function=operation_id, **options)

@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from server.http.openapi import operation_id
 from server.http.problems import problem_response
 from server.http.routes import Route
 from server.hub.errors import NotReleased
@@ -81,4 +82,4 @@ class HubRoutes(APIRouter):
     """Routes of that kind."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(route_class=HubRoute, **options)
+        super().__init__(route_class=HubRoute, generate_unique_id_function=operation_id, **options)

@@ -44,7 +44,8 @@ class Meter:
                 answered = True
                 meters.answered(scope["method"], route(), message["status"], time.perf_counter() - began)
                 meters.received(route(), received)
-            meters.sent(route(), len(message.get("body", b"")))
+            # Of what the system sends from a file by itself, there is only the count.
+            meters.sent(route(), len(message.get("body", b"")) + message.get("count", 0))
             await send(message)
 
         with meters.running.track_inprogress():

@@ -49,9 +49,9 @@ def test_from_a_file_to_a_round(call, fleet, home, file):
     assert (shown["round"]["state"], shown["members"]) == ("open", 2)
     assert "fedavg, mean, sgd, weights equal, quorum 2" in call("show", "readers")
     call("leave", "readers", "bob")
+    assert "round 1 abandoned" in call("close", "readers")
     assert "abandoned" in call("rounds", "readers")
     assert json.loads(call("rounds", "readers", "--json"))[0]["updates"] == 0
-    assert "abandoned" in call("close", "readers")
     assert [part["state"] for part in json.loads(call("updates", "readers", "--json"))] == ["left", "missed"]
 
 

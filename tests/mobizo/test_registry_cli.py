@@ -53,7 +53,7 @@ def test_what_there_is(call, three):
     assert [(item["version"], item["state"]) for item in listed] == [(3, "held"), (2, "approved"), (1, "approved")]
     assert [item["version"] for item in json.loads(call("versions", NAME, "--state", "held", "--json"))] == [3]
     table = call("versions", NAME)
-    assert all(item["revision"] in table for item in three)
+    assert all(item["revision"][:12] in table for item in three)
     assert "80.0%" in table
     assert NAME in call("adapters")
     assert f"{NAME}, version 1 |" in call("card", NAME, "-r", "v1")

@@ -38,6 +38,7 @@ from server.clock import utc_now
 from server.db.database import Database
 from server.db.schema import programs, upgrade
 from server.http.place import Place
+from server.http.zero_copy import ZeroCopy
 from server.identity import new_id
 from server.leases.models import JobLease
 from server.programs.compilation import CompileQueue
@@ -337,7 +338,7 @@ def serving(app):
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
     )
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+    config = uvicorn.Config(ZeroCopy(app), log_config=None, access_log=False, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()

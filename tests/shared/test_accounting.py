@@ -53,6 +53,12 @@ def test_the_noise_for_an_epsilon_is_enough_and_the_least():
         noise_for(1e-4, DELTA, 1.0, 1000)
 
 
+def test_what_costs_beyond_reason_is_told_at_once():
+    """A request may ask for a million steps with hardly any noise; the close look would take minutes."""
+    for asked in (run(1.0, 0.3, 10**6), run(0.5, 0.3, 10**6), run(1.0, 64.0, 10**6)):
+        assert 60 < epsilon_of([asked], DELTA) < math.inf
+
+
 def test_runs_and_rounds_are_what_they_spend():
     examples = ExamplePrivacy(noise_multiplier=1.5, sampling_rate=0.1)
     assert of_run(examples, 20) == run(0.1, 1.5, 20)

@@ -54,7 +54,11 @@ def manifest(**changes):
         "size_d": 1,
         "job_id": "j",
         "device_id": "d",
-        "task": {"name": "t", "prompt": "{text}", "answers": [{"text": " a"}, {"text": " b"}]},
+        "task": {
+            "name": "t",
+            "prompt": "{text}",
+            "answers": [{"text": " a", "labels": ["a"]}, {"text": " b", "labels": ["b"]}],
+        },
         "training": {},
         "result": {
             "steps": 1,

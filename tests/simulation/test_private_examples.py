@@ -7,7 +7,7 @@ pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: pip
 
 def test_a_private_cohort_learns_in_secret_and_is_repeated_from_its_seed(run, tmp_path):
     examples = {"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-5, "sampling_rate": 0.5}
-    changes = {"cohort": {"privacy": {"examples": examples}}}
+    changes = {"cohort": {"recipe": {"privacy": "clipped"}, "privacy": {"examples": examples}}}
     program = tmp_path / "clipping"
     found = run(changes, program=program)
     assert found.manifest.recipe.privacy == "clipped"

@@ -11,6 +11,7 @@ from device_agent.runtimes import open_runtime
 from device_agent.runtimes.runner import RunnerRuntime, serve_command
 from shared.encoding import pack_score, pack_step
 from shared.noise import query_seeds
+from shared.proximal import pull
 from shared.trajectory import Trajectory, TrajectoryHeader
 
 LR, EPS = 0.05, 0.01
@@ -126,6 +127,23 @@ def test_replay_repeats_steps_bit_for_bit(runtime, program, examples):
     for step, found in enumerate(five):
         runtime.replay(query_seeds(5, step, program.manifest.recipe.queries), found, EPS)
     np.testing.assert_array_equal(runtime.adapter(), trained)
+
+
+def test_b_that_is_pulled_between_steps_is_repeated_bit_for_bit(runtime, program, examples):
+    start, factor, recipe = some_b(program), np.float32(0.75), program.manifest.recipe
+    batch = pack_step(examples[: recipe.effective_batch], recipe)
+    runtime.load(start)
+    coefficients = []
+    for step in range(3):
+        coefficients.append(runtime.step(batch, query_seeds(5, step, recipe.queries), LR, EPS)[1])
+        runtime.load(pull(runtime.adapter(), start, factor))
+    trained = runtime.adapter()
+    runtime.load(start)
+    for step, found in enumerate(coefficients):
+        runtime.replay(query_seeds(5, step, recipe.queries), found, EPS)
+        runtime.load(pull(runtime.adapter(), start, factor))
+    np.testing.assert_array_equal(runtime.adapter(), trained)
+    assert not np.array_equal(trajectory(program, coefficients).replay(start), trained)
 
 
 def test_scoring_between_steps_changes_nothing(runtime, program, examples):

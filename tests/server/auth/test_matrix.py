@@ -140,6 +140,7 @@ ROWS = {
     "POST /v1/cohorts": Row("cohorts:write", cohort_request()),
     "GET /v1/cohorts": Row("cohorts:read"),
     "GET /v1/cohorts/{cohort_name}": Row("cohorts:read"),
+    "GET /v1/cohorts/{cohort_name}/privacy": Row("cohorts:read"),
     "GET /v1/cohorts/{cohort_name}/members": Row("cohorts:read"),
     "PUT /v1/cohorts/{cohort_name}/members/{user}": Row("cohorts:write", {"device": "device_none"}),
     "DELETE /v1/cohorts/{cohort_name}/members/{user}": Row("cohorts:write"),

@@ -57,7 +57,8 @@ def test_older_tokens_go_on_and_their_tenants_are_tenants(tmp_path):
             principal = TokenService(session).principal(token)
             assert (principal.role, principal.tenant, principal.expires_at) == (role, tenant, None)
             # What came later is for tokens that are made later, and for those who might do everything.
-            later = {Scope.ADAPTERS_WRITE, Scope.ADAPTERS_SCORE} if role == "app" else set()
+            newer = {Scope.ADAPTERS_WRITE, Scope.ADAPTERS_SCORE, Scope.COHORTS_READ, Scope.COHORTS_WRITE}
+            later = newer if role == "app" else set()
             assert principal.scopes == default_scopes(principal.role, tenant) - later
     migrate(command.downgrade, "0002")
     assert "tenants" not in inspect(database.engine).get_table_names()

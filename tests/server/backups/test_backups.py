@@ -28,13 +28,17 @@ from tests.server.conftest import BOTH, Fleet, Home, adapter_bytes, serving
 
 DATABASES = BOTH
 # Columns that hold the sha256 of something, but of no stored file.
-NO_FILES = {"adapter_versions.a_sha256", "bases.sha256"}
+# A start is a version's own file; a step that was made again is removed when nobody asks for it.
+NO_FILES = {"adapter_versions.a_sha256", "bases.sha256", "trajectories.start_sha256", "trajectory_steps.sha256"}
 FILES = {
     "program_files.sha256",
     "bases.tokenizer_sha256",
     "adapter_versions.sha256",
     "peft_files.sha256",
+    "conversion_files.sha256",
+    "trajectories.sha256",
     "leases.upload_sha256",
+    "leases.trajectory_sha256",
 }
 
 

@@ -179,9 +179,9 @@ def test_a_damaged_file_never_looks_whole(home, device, url, weights):
 
 def test_what_measures_downloads_reads_them_whole(fleet, device, url):
     address = httpx.URL(fleet.url)
-    plan = {"host": address.host, "port": address.port, "size": len(CONTENT), "paths": [url] * 3}
+    plan = {"host": address.host, "port": address.port, "downloads": [[(url, len(CONTENT))] * 2] * 3}
     told = read_all(plan | {"headers": f"Authorization: Bearer {device.token}\r\n"})
-    assert told["bytes"] == 3 * len(CONTENT)
+    assert told["bytes"] == 6 * len(CONTENT)
 
 
 def test_the_locations_agree():

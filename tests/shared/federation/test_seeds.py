@@ -2,18 +2,18 @@
 
 import hashlib
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
 from shared.federation.seeds import member_seed
 from shared.recipe import MAX_SEED
 
 
-@given(st.integers(0, MAX_SEED), st.integers(1, 10**6), st.sampled_from(["alice", "bob"]))
-def test_a_seed_is_one_of_a_job_s(seed, number, user):
-    drawn = member_seed(seed, "readers", number, user)
-    assert 0 <= drawn <= MAX_SEED
-    assert drawn == member_seed(seed, "readers", number, user)
+@pytest.mark.parametrize("seed", [0, 1, MAX_SEED])
+def test_a_seed_is_one_of_a_job_s(seed):
+    for number in range(1, 200):
+        drawn = member_seed(seed, "readers", number, "alice")
+        assert 0 <= drawn <= MAX_SEED
+        assert drawn == member_seed(seed, "readers", number, "alice")
 
 
 def test_each_member_and_each_round_has_its_own():
