@@ -1,5 +1,7 @@
 """Rounds that keep their members, or their members' examples, private: noise, what it costs, and when it is enough."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
@@ -14,6 +16,7 @@ CLIPPED = COHORT["recipe"] | {"privacy": "clipped"}
 QUIET = {"train_examples": None, "truncated_examples": None, "zero_shot_accuracy": None, "tuned_accuracy": None}
 
 
+@cache
 def epsilon(event):
     """By the accountant itself, on its own finer grid."""
     accountant = PLDAccountant()

@@ -24,7 +24,7 @@ CASES = {
     "portable": {"loss": "full", "backend": "portable", "targets": ("q_proj", "down_proj")},
     "int8": {"loss": "candidates", "precision": "int8"},
 }
-FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Private:

@@ -1,6 +1,7 @@
 """What jobs spend of their users' privacy, and what a budget makes of it."""
 
 import math
+from functools import cache
 
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
@@ -16,6 +17,7 @@ def private(**changes):
     return {"privacy": PRIVACY | changes.pop("privacy", {}), "training": {"steps": STEPS}} | changes
 
 
+@cache
 def epsilon(runs, noise=1.0, rate=0.02, delta=1e-5):
     """By the accountant itself, on its own finer grid."""
     accountant = PLDAccountant()
