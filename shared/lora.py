@@ -177,7 +177,7 @@ def named_fingerprint(data: bytes) -> str | None:
     metadata = json.loads(_header(data)).get("__metadata__") or {}
     try:
         return str(json.loads(metadata["mobizo"])["a_sha256"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None
 
 

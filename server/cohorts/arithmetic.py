@@ -13,8 +13,7 @@ from server.artifacts.store import ArtifactStore
 from server.cohorts.queue import Assignment, Counted
 from shared.canonical import canonical_json
 from shared.errors import Conflict, InvalidUpload
-from shared.federation.aggregation import Weighing, combine, combine_privately
-from shared.federation.algorithms import find
+from shared.federation.aggregation import aggregate
 from shared.federation.files import FileSource, UploadedFile
 from shared.federation.intake import Rules
 from shared.federation.optimizers import advance, begin, load_state
@@ -45,7 +44,7 @@ def make_version(artifacts: ArtifactStore, assignment: Assignment, total: Total 
     settings, size = assignment.settings, assignment.size_d
     base = read_b(artifacts, assignment.base_sha256, size)
     # Masked updates have no privacy of members, which `CohortSettings` sees to: nobody here could clip them.
-    update = _combined(artifacts, assignment, base) if total is None else total.mean.astype(np.float32)
+    update = _aggregated(artifacts, assignment, base) if total is None else total.mean.astype(np.float32)
     state = begin(settings.optimizer, size)
     if assignment.optimizer_sha256 is not None:
         state = load_state(artifacts.read(assignment.optimizer_sha256), settings.optimizer, size)
@@ -55,16 +54,10 @@ def make_version(artifacts: ArtifactStore, assignment: Assignment, total: Total 
     return Made(_file(moved, assignment), state.dump())
 
 
-def _combined(artifacts: ArtifactStore, assignment: Assignment, base: F32) -> F32:
-    """The aggregated update (D,)."""
-    settings = assignment.settings
-    weighing = Weighing(find(settings.algorithm).server, settings.weights, settings.most_examples)
-    members = None if settings.privacy is None else settings.privacy.members
+def _aggregated(artifacts: ArtifactStore, assignment: Assignment, base: F32) -> F32:
+    """The round's update (D,)."""
     try:
-        source = _source(artifacts, assignment, base)
-        if members is not None:
-            return combine_privately(source, members, weighing).update
-        return combine(source, settings.aggregator, weighing).update
+        return aggregate(assignment.settings, _source(artifacts, assignment, base)).update
     except (InvalidUpload, ValueError) as error:
         raise NoVersion(str(error)) from error
 
@@ -79,7 +72,8 @@ def _source(artifacts: ArtifactStore, assignment: Assignment, base: F32) -> File
     for update in assignment.updates:
         if update.start_sha256 not in starts:
             starts[update.start_sha256] = read_b(artifacts, update.start_sha256, assignment.size_d)
-    rules = Rules(assignment.size_d, assignment.a_sha256, assignment.settings.norm_limit)
+    # The norm limit was held against each update when it came: nothing that was taken is to end the round now.
+    rules = Rules(assignment.size_d, assignment.a_sha256)
     return FileSource([_uploaded(update, starts) for update in assignment.updates], rules, artifacts.open)
 
 

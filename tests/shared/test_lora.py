@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from shared.errors import InvalidRecipe, InvalidUpload
-from shared.lora import HEADER_BYTES, a_fingerprint, dump_adapter, flat_size, init_a, load_adapter, lora_modules
+from shared.lora import (
+    HEADER_BYTES,
+    a_fingerprint,
+    dump_adapter,
+    flat_size,
+    init_a,
+    load_adapter,
+    lora_modules,
+    named_fingerprint,
+)
 from shared.recipe import TARGETS, Recipe
 
 
@@ -128,3 +137,10 @@ def test_random_bytes_never_do_more_than_be_refused(data, with_header):
             return
     with pytest.raises(InvalidUpload):
         load_adapter(data, 8)
+
+
+def test_a_file_may_say_anything_of_its_fingerprint():
+    flat = np.zeros(2, np.float32)
+    for words in ("", "[]", "7", '{"a_sha256"', "[" * 3900):
+        assert named_fingerprint(dump_adapter(flat, {"mobizo": words})) is None
+    assert named_fingerprint(dump_adapter(flat, {"mobizo": '{"a_sha256": "ab"}'})) == "ab"

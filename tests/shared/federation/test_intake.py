@@ -15,12 +15,12 @@ from shared.federation.aggregation import Weighing, combine
 from shared.federation.files import FileSource, UploadedFile
 from shared.federation.intake import READ, Rules, read_update
 from shared.federation.sources import MemorySource
-from shared.federation.update import Contribution, Update
+from shared.federation.update import Contribution, Update, euclidean_norm
 from shared.lora import adapter_file, dump_adapter, load_adapter
 from tests.shared.adapter_fuzz import malformed
 
 A = "a" * 64
-SIZE = READ + 8192 + 5  # two reads, whole rows of dot products and a rest
+SIZE = 2 * READ + 8192 + 5  # three reads, whole rows of dot products and a rest
 
 
 def vector(seed, size=SIZE, scale=1.0):
@@ -44,6 +44,7 @@ def test_the_update_is_b_minus_its_start_and_its_norm_is_known():
     found, norm = read(file_of(flat), start=start)
     assert found.tobytes() == (flat - start).tobytes()
     assert norm == pytest.approx(np.linalg.norm((flat - start).astype(np.float64)), rel=1e-12)
+    assert norm == euclidean_norm(flat - start)  # to the bit: what passed a limit once passes it again
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,7 @@ def test_the_update_is_b_minus_its_start_and_its_norm_is_known():
         (file_of(vector(1), "b" * 64), None, f"another A: its fingerprint is {'b' * 64}"),
         (dump_adapter(vector(1), {}), None, "its fingerprint is None"),
         (dump_adapter(vector(1), {"mobizo": "[]"}), None, "its fingerprint is None"),
+        (dump_adapter(vector(1), {"mobizo": "[" * 3900}), None, "its fingerprint is None"),
         (file_of(vector(1, scale=9)), Rules(SIZE, A, norm_limit=2000.0), "has a norm of 2"),
         (b"\xff\xff\0\0\0\0\0\0" + bytes(70000), None, "65535 bytes; at most 4096"),
         (b"\x02\0\0\0\0\0\0\0[]", None, "exactly one tensor"),
