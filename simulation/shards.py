@@ -83,6 +83,8 @@ def _take(rng: np.random.Generator, piles: dict[int, list[int]], shares: dict[in
     """`size` examples off the piles in these proportions; from the fullest where a pile has run out."""
     order = sorted(shares)
     weights = np.array([shares[group] for group in order])
+    if not weights.any():  # nothing of its own kind is left for this device
+        weights = np.array([len(piles[group]) for group in order], float)
     taken: list[int] = []
     for group in rng.choice(order, size, p=weights / weights.sum()):
         pile = piles[int(group)] or max(piles.values(), key=len)

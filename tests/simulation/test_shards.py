@@ -34,6 +34,14 @@ def test_no_example_is_in_two_places(seed, partition, alpha, skew, devices):
     assert all(len(shard.train) >= 2 and shard.held_out for shard in found)
 
 
+def test_whose_source_has_run_out_takes_of_the_other():
+    sources = [index % 10 == 0 for index in range(POOL)]
+    found = cut(DataSettings(partition="source", per_device=360, held_out=40), 10, 0, LABELS, sources)
+    rest = [sources[index] for shard in found[3::2] for index in shard.train + shard.held_out]
+    assert all(len(shard.train) + len(shard.held_out) == 400 for shard in found)
+    assert rest == [False] * 4 * 400
+
+
 def test_the_same_seed_makes_the_same_shards():
     assert shards() == shards() != shards(seed=1)
 
