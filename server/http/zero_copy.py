@@ -60,19 +60,18 @@ def _can(transport: asyncio.Transport) -> bool:
 async def _send_file(cycle: RequestResponseCycle, message: Message) -> None:
     """Sends `count` bytes of `file` from `offset` on, as part of an answer that has begun.
 
-    Raises OSError if the client has gone away.
+    Raises ConnectionError if the client has gone away, EOFError if the file is shorter than that.
     """
     if cycle.flow.write_paused and not cycle.disconnected:
         await cycle.flow.drain()
-    if cycle.disconnected:
+    if cycle.disconnected or cycle.transport.is_closing():
         raise ConnectionResetError("the client has gone away")
     span = cast(Any, _Span(message["count"]))
     loop = asyncio.get_running_loop()
     for part in cycle.conn.send_with_data_passthrough(h11.Data(data=span)) or ():
         if cast(Any, part) is span:
-            sent = await loop.sendfile(
-                cycle.transport, message["file"], message["offset"], message["count"], fallback=False
-            )
+            # Where the file's place knows no sendfile, asyncio reads and writes instead.
+            sent = await loop.sendfile(cycle.transport, message["file"], message["offset"], message["count"])
             if sent != message["count"]:
                 # What was promised cannot be sent any more, so the connection must not look whole.
                 cycle.transport.abort()

@@ -1,8 +1,10 @@
 """Files that the system sends by itself, when it may not, and what arrives then."""
 
 import asyncio
+import errno
 import os
 import socket
+import time
 
 import httpx
 import pytest
@@ -21,11 +23,12 @@ SMALL = b"a model card"
 
 
 class Ways:
-    """Notes of each answer whether the system sent it."""
+    """Notes of each answer whether the system sent it, and what it failed with."""
 
     def __init__(self, app):
         self.app = app
         self.seen = []
+        self.failures = []
 
     async def __call__(self, scope, receive, send):
         kinds = set()
@@ -36,6 +39,9 @@ class Ways:
 
         try:
             await self.app(scope, receive, noted)
+        except Exception as error:
+            self.failures.append(type(error))
+            raise
         finally:
             if scope["type"] == "http":
                 self.seen.append(EXTENSION in kinds)
@@ -60,7 +66,7 @@ def server(store):
 
     ways = Ways(Starlette(routes=[Route("/{span}/{sha256}", answer), Route("/hello", hello)]))
     with serving(ways) as url, httpx.Client(base_url=url) as client:
-        yield ways.seen, client
+        yield ways, client
 
 
 @pytest.fixture
@@ -74,14 +80,14 @@ def test_a_part_is_sent_by_the_system(server, stored, span):
     for _ in range(2):  # on one connection
         assert client.get(f"/{span[0]}-{span[1]}/{stored}").content == CONTENT[slice(*span)]
         assert client.get("/hello").text == "hello"
-    assert ways == [True, False] * 2
+    assert ways.seen == [True, False] * 2
 
 
 def test_a_whole_file_only_once_it_was_found_sound(server, store, stored):
     ways, client = server
     url = f"/0-{len(CONTENT)}/{stored}"
     assert [client.get(url).content == CONTENT for _ in range(2)] == [True, True]
-    assert ways == [False, True]
+    assert ways.seen == [False, True]
     path = store._path(stored)
     path.chmod(0o600)
     path.write_bytes(b"!" + CONTENT[1:])
@@ -90,7 +96,7 @@ def test_a_whole_file_only_once_it_was_found_sound(server, store, stored):
     path.write_bytes(CONTENT)
     assert client.get(url).content == CONTENT
     assert client.get(url).content == CONTENT
-    assert ways == [False, True, False, False, True]
+    assert ways.seen == [False, True, False, False, True]
 
 
 def test_small_and_empty_files(server, store):
@@ -101,18 +107,35 @@ def test_small_and_empty_files(server, store):
     assert client.get(f"/2-7/{store.put(SMALL)}").content == SMALL[2:7]
 
 
-def test_a_client_that_goes_away_harms_nobody(server, stored):
-    _, client = server
+def test_a_client_that_goes_away_is_no_failure_and_harms_nobody(server, stored):
+    ways, client = server
     host, port = client.base_url.host, client.base_url.port
-    for _ in range(3):
+    for taken in (1, 1000, 300_000, 1_500_000):
         with socket.create_connection((host, port)) as link:
             link.sendall(f"GET /1-{len(CONTENT)}/{stored} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-            link.recv(1000)
+            left = taken
+            while left > 0:
+                left -= len(link.recv(left))
+    deadline = time.monotonic() + 20
+    while len(ways.seen) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert client.get(f"/1-{len(CONTENT)}/{stored}").content == CONTENT[1:]
+    assert ways.seen == [True] * 5
+    assert ways.failures == []
+
+
+def test_where_there_is_no_sendfile_it_is_read_and_written(server, stored, monkeypatch):
+    def cannot(*_):
+        raise OSError(errno.EINVAL, "not here")
+
+    monkeypatch.setattr(os, "sendfile", cannot)
+    ways, client = server
+    assert [client.get(f"/1-{len(CONTENT)}/{stored}").content == CONTENT[1:] for _ in range(2)] == [True, True]
+    assert (ways.seen, ways.failures) == ([True, True], [])
 
 
 def test_a_file_that_shrinks_on_the_way_never_looks_whole(server, store, stored):
-    _, client = server
+    ways, client = server
     with client.stream("GET", f"/1-{len(CONTENT)}/{stored}") as response:
         pieces = response.iter_raw(1000)
         next(pieces)
@@ -121,6 +144,7 @@ def test_a_file_that_shrinks_on_the_way_never_looks_whole(server, store, stored)
         with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
             list(pieces)
     assert client.get("/hello").text == "hello"
+    assert ways.failures == [EOFError]
 
 
 def test_without_the_extension_it_goes_in_pieces(store, stored):
