@@ -27,7 +27,6 @@ CASES = {
     "portable": {"loss": "full", "backend": "portable", "targets": ("q_proj", "down_proj")},
     "int8": {"loss": "candidates", "precision": "int8"},
     "torch": {"loss": "candidates", "layers": "last:1", "backend": "torch"},
-    "torch-full": {"loss": "full", "backend": "torch", "targets": ("q_proj", "down_proj")},
 }
 FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -141,7 +140,7 @@ def test_what_is_no_number_adds_no_more_than_any_other_example(private: Private,
     assert np.array_equal(totals(program, chosen(batch, [None] * EXAMPLES)), np.zeros(QUERIES, np.int64))
 
 
-@pytest.mark.parametrize("case", ["full", "candidates", "portable", "torch", "torch-full"])
+@pytest.mark.parametrize("case", ["full", "candidates", "portable", "torch"])
 def test_the_totals_are_those_of_the_reference(private: Private, case: str) -> None:
     program = private(case)
     recipe, manifest = program.manifest.recipe, program.manifest
@@ -162,7 +161,7 @@ def test_the_totals_are_those_of_the_reference(private: Private, case: str) -> N
     np.testing.assert_allclose(totals(program, batch, clip=clip), expected, atol=UNITS * 5e-3)
 
 
-@pytest.mark.parametrize("case", ["full", "candidates", "torch", "torch-full"])
+@pytest.mark.parametrize("case", ["full", "candidates", "torch"])
 def test_noise_is_added_before_b_moves_and_b_is_a_function_of_the_noised_totals(private: Private, case: str) -> None:
     program = private(case)
     recipe = program.manifest.recipe
