@@ -89,7 +89,7 @@ def test_a_server_or_a_token_that_is_none(call, device):
     assert "copy it again" in call("list", "--token", "two words", exit_code=2)
     assert "copy it again" in call("list", "--token", "t\u00f6ken", exit_code=2)
     assert "token" in call("list", "--token", "mbz_unknown", exit_code=1)
-    assert "cohorts:read" in call("list", "--token", device.token, exit_code=1)
+    assert "a device's token may not do that" in call("list", "--token", device.token, exit_code=1)
     with HTTPServer(("127.0.0.1", 0), Page) as other:
         threading.Thread(target=other.serve_forever, args=(0.05,), daemon=True).start()
         url = f"http://127.0.0.1:{other.server_address[1]}"

@@ -55,6 +55,7 @@ def test_the_quick_start(call, band, tmp_path):
         user = shlex.split(line)[4]
         device = band.devices[user] = band.fleet.device(name=user)
         call(re.sub(r"device_\w+\.\.\.", device.device_id, line))
+    band.work()  # as the worker beside a server does by itself
     assert "open" in call(rounds)
     assert call(updates).count("waiting") == len(band.devices) == 3
     band.home.compile()
