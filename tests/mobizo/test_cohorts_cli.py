@@ -85,7 +85,7 @@ class Page(BaseHTTPRequestHandler):
 
 
 def test_a_server_or_a_token_that_is_none(call, device):
-    assert "'http://[' is not a URL" in call("list", "--server", "http://[", exit_code=1)
+    assert "'http://host:port' is not a URL" in call("list", "--server", "http://host:port", exit_code=1)
     assert "copy it again" in call("list", "--token", "two words", exit_code=2)
     assert "copy it again" in call("list", "--token", "t\u00f6ken", exit_code=2)
     assert "token" in call("list", "--token", "mbz_unknown", exit_code=1)

@@ -19,7 +19,7 @@ DATABASES = BOTH[:1]  # what is committed is there after a kill: the database's 
 def ask_at(masked, url):
     """The devices speak to this server from now on."""
     for member in masked.members.values():
-        member.actor.base_url = url
+        member.actor.base_url, member.actor.timeout = url, 300  # seconds; only where something hangs
 
 
 def vector(member):
