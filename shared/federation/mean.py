@@ -8,10 +8,9 @@ and Stability of Numerical Algorithms, 2002, lemma 3.1 and section 4.2)
 
     |computed sum - sum s_i x_i| <= g(n) sum |s_i x_i|,    g(k) = k u / (1 - k u).
 
-The sum of weights has relative error g(n), s_i itself u, the quotient
-u; rounding to float32 adds half a unit in the last place: 2^-24 of the value, and 2^-150 where that is subnormal.
-Two orders hence differ by at most twice `error_bound`: for 10,000 updates its first part is 2.2e-12 of the mean
-absolute value, far below the second.
+The sum of weights has relative error g(n), s_i itself u, the quotient u; rounding to float32 adds half a unit in the
+last place: 2^-24 of the value, and 2^-150 where that is subnormal. Two orders hence differ by at most twice
+`error_bound`: for 10,000 updates its first part is 2.2e-12 of the mean absolute value, far below the second.
 """
 
 from __future__ import annotations
