@@ -28,7 +28,6 @@ import numpy as np
 from shared.canonical import sha256_hex
 from shared.cohort import AggregatorSettings
 from shared.federation.aggregation import Weighing, combine
-from shared.federation.checkpoint import Checkpoint
 from shared.federation.files import FileSource, UploadedFile
 from shared.federation.intake import Rules
 from shared.federation.update import Contribution
@@ -40,7 +39,6 @@ ROBUST_UPLOADS, QUICK_ROBUST_UPLOADS = 200, 20
 FILES, QUICK_FILES = 64, 8
 ROUNDS, QUICK_ROUNDS = 3, 1
 THREADS = 2
-SAVES = 1000  # updates between two checkpoints
 A_SHA256 = "a" * 64
 SCALE = 1e-3  # of B, about what training makes
 Row = dict[str, Any]
@@ -56,7 +54,6 @@ def measure(quick: bool) -> tuple[list[Row], dict[str, float]]:
         asked: list[tuple[str, int, Row]] = [
             ("mean", uploads, {"threads": THREADS}),
             ("mean", uploads, {"threads": 1}),
-            ("mean", uploads, {"threads": THREADS, "checkpoint_updates": SAVES}),
             ("read and hash", uploads, {"threads": THREADS}),
             ("read and hash", uploads, {"threads": 1}),
             ("copy", uploads, {"threads": THREADS}),
@@ -65,7 +62,7 @@ def measure(quick: bool) -> tuple[list[Row], dict[str, float]]:
         rows = [_row(directory, what, count, how, rounds if count == uploads else 1) for what, count, how in asked]
     finally:
         shutil.rmtree(directory)
-    mean, floor = rows[0], rows[3]
+    mean, floor = rows[0], rows[2]
     return rows, {
         "aggregate_rss_bytes": mean["peak_rss_bytes"],
         "aggregate_bytes_per_second": mean["bytes_per_second"],
@@ -123,14 +120,10 @@ def _work(asked: Row) -> Callable[[], None]:
     source = FileSource(files, Rules(SIZE, A_SHA256), lambda name: (directory / name).open("rb", buffering=0), threads)
     settings = AggregatorSettings(name=what, clip_norm=SCALE * SIZE**0.5, krum_f=uploads // 5)
     weighing = Weighing(by="examples" if what == "mean" else "equal")
-    every = asked.get("checkpoint_updates")
-    checkpoint = None if every is None else Checkpoint(directory / "checkpoint", seconds=1e9, updates=every)
 
     def run() -> None:
-        if combine(source, settings, weighing, checkpoint).count != uploads:
+        if combine(source, settings, weighing).count != uploads:
             raise AssertionError("not every update was counted")
-        if checkpoint is not None:
-            checkpoint.remove()
 
     return run
 

@@ -6,8 +6,8 @@ trains on his own sentences alone, once from the cohort's adapter and once from 
 and is measured on the same test sentences as he goes. Devices and users train by the agent's own trainer on the real
 program; the claim is a ratio of steps, which no machine's speed changes.
 
-warm_start_step_ratio: the first measured number of steps at which the mean accuracy of the four from the cohort is what
-it is from zero at the end (or at its best, if that is more), over the steps from zero.
+warm_start_step_ratio: the first measured number of steps at which the four from the cohort are right on as many
+sentences, all together, as from zero at the end (or at its best, if that is more), over the steps from zero.
 dp_cost_points: accuracy of the cohort's adapter less that of one whose devices' examples have epsilon 8 at delta 1e-5
 over all rounds together, on the same test sentences, in points; otherwise equal settings, so that both see as many
 examples a step on average.
@@ -19,7 +19,6 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,7 @@ LOOKED_AT = 40  # test sentences after each round; all of them at the end
 ROUNDS, STEPS, LR = 6, 8, 2e-2
 # The mean over 16 devices has a sixteenth of the variance of one, so the server can step further than they did.
 SERVER_LR = 4.0
-PERSONAL = TrainingSettings(steps=80, lr=1e-1, seed=77, evaluation_interval=20)
+PERSONAL = TrainingSettings(steps=80, lr=1e-1, seed=77, evaluation_interval=10)
 EPSILON, DELTA = 8.0, 1e-5
 CLIP = 0.05  # nats: of single sentences before training, q = 4 differences had norms of 0.001 to 0.07
 EFFECTIVE_BATCH = 4
@@ -79,20 +78,19 @@ def warm_start(quick: bool, place: Path) -> tuple[list[Row], dict[str, float]]:
     for name, begin in (("cohort", start), ("zero", np.zeros_like(start))):
         curves[name] = [_curve(personal, source, user, begin, quick) for source, user in _users()]
         rows += [
-            {"what": "personal", "from": name, "source": list(SOURCES)[source], "user": user, "accuracy": curve}
+            {"what": "personal", "from": name, "source": list(SOURCES)[source], "user": user, "right": curve}
             for (source, user), curve in zip(_users(), curves[name], strict=True)
         ]
-    cohort, zero = (_mean(curves[name]) for name in ("cohort", "zero"))
-    last = max(zero)
-    target = max(zero[last], max(zero.values()))
-    reached = [step for step, accuracy in cohort.items() if accuracy >= target]
-    rows.append({"what": "means", "cohort": cohort, "zero": zero})
+    cohort, zero = (_sum(curves[name]) for name in ("cohort", "zero"))
+    last, target, of = max(zero), max(zero.values()), TESTED * len(_users())
+    reached = [step for step, right in cohort.items() if right >= target]
+    rows.append({"what": "sums", "of": of, "cohort": cohort, "zero": zero})
     return rows, {
         "warm_start_step_ratio": min(reached) / last if reached else math.inf,
-        "warm_start_accuracy": cohort[0],
-        "from_zero_accuracy": zero[last],
-        "from_zero_best_accuracy": target,
-        "untrained_accuracy": zero[0],
+        "warm_start_accuracy": cohort[0] / of,
+        "from_zero_accuracy": zero[last] / of,
+        "from_zero_best_accuracy": target / of,
+        "untrained_accuracy": zero[0] / of,
     }
 
 
@@ -188,8 +186,8 @@ def _users() -> list[tuple[int, int]]:
     return [(source, user) for source in range(len(SOURCES)) for user in range(USERS)]
 
 
-def _curve(personal: Workshop, source: int, user: int, start: F32, quick: bool) -> dict[int, float]:
-    """Accuracy on the test sentences of his source, by steps that a user has trained."""
+def _curve(personal: Workshop, source: int, user: int, start: F32, quick: bool) -> dict[int, int]:
+    """Test sentences of his source, TESTED of them, that he is right on, by steps that he has trained."""
     first = source * (USERS * PER_USER + TESTED)
     tested = range(first + USERS * PER_USER, first + USERS * PER_USER + TESTED)
     mine = range(first + user * PER_USER, first + (user + 1) * PER_USER)
@@ -206,13 +204,13 @@ def _curve(personal: Workshop, source: int, user: int, start: F32, quick: bool) 
         faults=None,
     )
     result = personal.train(errand).result
-    curve = {each.step: each.accuracy for each in result.evaluations if each.split == "validation"}
-    notes.print(f"  user {user} of {list(SOURCES)[source]}: {curve}")
+    curve = {each.step: each.correct for each in result.evaluations if each.split == "validation"}
+    notes.print(f"  user {user} of {list(SOURCES)[source]}: {curve} of {TESTED}")
     return curve
 
 
-def _mean(curves: list[dict[int, float]]) -> dict[int, float]:
-    return {step: fmean(curve[step] for curve in curves) for step in sorted(curves[0])}
+def _sum(curves: list[dict[int, int]]) -> dict[int, int]:
+    return {step: sum(curve[step] for curve in curves) for step in sorted(curves[0])}
 
 
 def _rounds(name: str, found: Simulated) -> list[Row]:

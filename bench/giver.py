@@ -20,6 +20,7 @@ from bench.tiny import TASK
 from device_agent.state import DeviceConfig, Home
 from shared.canonical import sha256_hex
 from shared.job import JobRequest, JobState, JobView, TrainingSettings
+from shared.program import SignedManifest
 from shared.protocol import AdapterVersion, Completion, Lease, LeaseRequest, LeaseState, UploadReceipt
 from shared.signing import key_id, new_private_key, public_text, sign_manifest
 
@@ -35,7 +36,7 @@ class Giver:
         """program: of the one job that is given until it is completed; None for a server without jobs."""
         self._key = new_private_key()
         self._files: dict[str, Path] = {}
-        self._lease: tuple[JobView, object] | None = None
+        self._lease: tuple[JobView, SignedManifest] | None = None
         self._upload = b""
         self.completed = False
         self.failed: str | None = None
@@ -149,7 +150,7 @@ class Giver:
         assert self._lease is not None
         job, signed = self._lease
         self.completed = True
-        manifest = signed.manifest  # type: ignore[attr-defined]
+        manifest = signed.manifest
         return AdapterVersion(
             adapter=job.request.adapter,
             version=1,

@@ -27,11 +27,11 @@ class Cohorts(Connection):
 
     def cohort(self, name: str) -> CohortView:
         """One cohort with its latest round."""
-        return CohortView.model_validate(self._get(_of(name)))
+        return CohortView.model_validate(self._get(cohort_path(name)))
 
     def members(self, name: str) -> Iterator[MemberView]:
         """Who is in a cohort, newest first."""
-        for item in self._pages(f"{_of(name)}/members"):
+        for item in self._pages(f"{cohort_path(name)}/members"):
             yield MemberView.model_validate(item)
 
     def join_cohort(self, name: str, user: str, device_id: str) -> MemberView:
@@ -45,28 +45,30 @@ class Cohorts(Connection):
 
     def rounds(self, name: str) -> Iterator[RoundView]:
         """A cohort's rounds, newest first."""
-        for item in self._pages(f"{_of(name)}/rounds"):
+        for item in self._pages(f"{cohort_path(name)}/rounds"):
             yield RoundView.model_validate(item)
 
     def round(self, name: str, number: int) -> RoundView:
         """One round. Raises RoundNotFound."""
-        return RoundView.model_validate(self._get(f"{_of(name)}/rounds/{number}"))
+        return RoundView.model_validate(self._get(f"{cohort_path(name)}/rounds/{number}"))
 
     def open_round(self, name: str) -> RoundView:
         """Asks every member's device for an update. Raises Conflict or VersionHeld."""
-        return RoundView.model_validate(self._make(f"{_of(name)}/rounds"))
+        return RoundView.model_validate(self._make(f"{cohort_path(name)}/rounds"))
 
     def close_round(self, name: str, number: int) -> RoundView:
         """Ends a round now. Raises RoundNotFound."""
-        return RoundView.model_validate(self._transport.request("POST", f"{_of(name)}/rounds/{number}/close").json())
+        path = f"{cohort_path(name)}/rounds/{number}/close"
+        return RoundView.model_validate(self._transport.request("POST", path).json())
 
     def updates(self, name: str, number: int) -> Iterator[UpdateView]:
         """Each member's part in a round, newest first. Raises RoundNotFound."""
-        for item in self._pages(f"{_of(name)}/rounds/{number}/updates"):
+        for item in self._pages(f"{cohort_path(name)}/rounds/{number}/updates"):
             yield UpdateView.model_validate(item)
 
 
-def _of(name: str) -> str:
+def cohort_path(name: str) -> str:
+    """A cohort's route. Raises CohortNotFound for what is no name."""
     if not re.fullmatch(NAME, name):
         raise CohortNotFound(f"there is no cohort {name!r}")
     return f"/v1/cohorts/{name}"
@@ -75,4 +77,4 @@ def _of(name: str) -> str:
 def _member(name: str, user: str) -> str:
     if not re.fullmatch(NAME, user):
         raise NotFound(f"{user!r} is no user's name")
-    return f"{_of(name)}/members/{user}"
+    return f"{cohort_path(name)}/members/{user}"

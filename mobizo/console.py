@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from rich.console import Console
 from rich.table import Column
 
@@ -30,11 +31,15 @@ def connected(server: str, token: str) -> Iterator[Client]:
     """A client of the server; what it refuses ends the command, as one line and a status."""
     if not token:
         raise stop("no token: give --token or set MOBIZO_TOKEN", 2)
+    if not re.fullmatch(r"[!-~]+", token):  # what a header can carry
+        raise stop("the token has spaces, line ends or letters that no token has; copy it again", 2)
     try:
         with Client(server, token, pins=Pins(default_path())) as client:
             yield client
     except MobizoError as error:
         raise stop(error.detail, 1) from error
+    except (json.JSONDecodeError, ValidationError) as error:
+        raise stop(f"{server} does not answer as a mobizo server of this version does", 1) from error
 
 
 def stop(message: str, status: int) -> typer.Exit:

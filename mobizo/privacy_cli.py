@@ -36,7 +36,7 @@ def limit(
     try:
         budget = PrivacyBudget(epsilon=epsilon, delta=delta)
     except ValidationError as error:
-        raise stop(str(error.errors()[0]["msg"]), 2) from error
+        raise stop(_first(error), 2) from error
     with connected(server, token) as client:
         _tell(client.limit_privacy(user, budget.epsilon, budget.delta), as_json)
 
@@ -78,10 +78,16 @@ def noise(
             asked = asked.model_copy(update={"noise_multiplier": found})
         cost = epsilon_of([of_run(asked, steps)], delta)
     except ValidationError as error:
-        raise stop(str(error.errors()[0]["msg"]), 2) from error
+        raise stop(_first(error), 2) from error
     except MobizoError as error:
         raise stop(error.detail, 1) from error
     out.print(f"noise_multiplier {asked.sigma:g}  epsilon {cost:.3f}  delta {delta:g}", markup=False)
+
+
+def _first(error: ValidationError) -> str:
+    """The first thing that is wrong, and of what."""
+    first = error.errors()[0]
+    return ": ".join([*map(str, first["loc"]), first["msg"]])
 
 
 def _tell(found: UserPrivacy, as_json: bool) -> None:

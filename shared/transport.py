@@ -49,12 +49,16 @@ class Transport:
     ) -> None:
         """server: base URL. token: bearer token. timeout: seconds of silence. attempts: tries of a request.
 
-        signer: signs every request that may change something; each try anew, since a nonce counts once.
+        signer: signs every request that may change something; each try anew, since a nonce counts once. Raises
+        Unreachable for what is no URL.
         """
         headers = {"User-Agent": "mobizo"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        self._http = httpx.Client(base_url=server.rstrip("/"), headers=headers, timeout=timeout)
+        try:
+            self._http = httpx.Client(base_url=server.rstrip("/"), headers=headers, timeout=timeout)
+        except httpx.InvalidURL as error:
+            raise Unreachable(f"{server!r} is not a URL such as http://127.0.0.1:8000") from error
         self._elsewhere: httpx.Client | None = None
         self._attempts, self._signer = attempts, signer
         self.server = server

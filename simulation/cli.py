@@ -72,8 +72,17 @@ def simulate(
         )
         _run(read_settings(config, given), directory, _engine(engine), workers, program, as_json)
     except MobizoError as error:
-        err.print(error.detail, style="red", markup=False)
-        raise typer.Exit(1) from error
+        raise _stop(error.detail, 1) from error
+    except OSError as error:
+        raise _stop(f"{error.filename or directory}: {error.strerror or error}", 1) from error
+    except KeyboardInterrupt:
+        message = f"stopped; {directory} keeps what is finished, and the same command goes on from there"
+        raise _stop(message, 130) from None
+
+
+def _stop(message: str, status: int) -> typer.Exit:
+    err.print(message, style="red", markup=False)
+    return typer.Exit(status)
 
 
 def _engine(name: str) -> Engine:

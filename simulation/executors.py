@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -75,22 +77,35 @@ class Processes:
         self._place, self.workers = place, workers
         # Not forked: the parent's threads and its copy of libraries' state are none of a worker's business.
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(workers, context, initializer=_write_to, initargs=(place.log,))
+        self._pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(place.log,))
 
     def submit(self, method: str, *arguments: Any) -> Handle:
         """Hands one errand to the next free process."""
-        return _Waited(self._pool.submit(call, self._place, method, arguments))
+        with _no_interrupts():
+            return _Waited(self._pool.submit(call, self._place, method, arguments))
 
     def close(self) -> None:
         """Ends the processes, without what was not begun."""
         self._pool.shutdown(cancel_futures=True)
 
 
-def _write_to(log: Path) -> None:
-    """Has this process's standard error go to a file: what libraries print is no terminal's."""
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Holds Ctrl-C back while a worker may be started, which inherits that until `_begin` says what it does there."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin(log: Path) -> None:
+    """Has a worker's standard error go to a file, as what libraries print is no terminal's; Ctrl-C ends it silently."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 class _Waited:

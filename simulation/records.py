@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from device_agent.durable import write_durably
 from shared.canonical import canonical_json, sha256_hex
@@ -94,10 +94,13 @@ class Store:
         write_durably(file, said)
 
     def rounds(self) -> list[Round]:
-        """Those that are done, in order."""
+        """Those that are done, in order. Raises Conflict for one that cannot be read."""
         found: list[Round] = []
         while (file := self._place(len(found)) / "round.json").exists():
-            found.append(Round.model_validate_json(file.read_bytes()))
+            try:
+                found.append(Round.model_validate_json(file.read_bytes()))
+            except ValidationError as error:
+                raise Conflict(f"{file} is damaged; remove it to go on from the round before") from error
         return found
 
     def keep(self, told: Round, flat: F32, optimizer: bytes) -> None:

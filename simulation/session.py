@@ -88,7 +88,12 @@ def simulate(
 def _materials(settings: SimulationSettings, directory: Path) -> tuple[str, tuple[Path, ...]]:
     """The base's source and the data's directories; the built-in ones are written."""
     if settings.base != BUILT_IN:
-        return settings.base, tuple(Path(source).resolve() for source in settings.data.sources)
+        sources = tuple(Path(source).resolve() for source in settings.data.sources)
+        for source in sources:
+            # Looked for before anything is compiled.
+            if not (source / "train.jsonl").is_file():
+                raise BadRequest(f"{source} has no train.jsonl")
+        return settings.base, sources
     base = directory / "base"
     if not (base / "tokenizer.json").exists():
         tiny.write_base(base)

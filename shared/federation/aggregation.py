@@ -14,7 +14,6 @@ from shared.cohort import AggregatorSettings, CohortSettings, Weights
 from shared.entropy import Entropy
 from shared.federation import robust
 from shared.federation.algorithms import ServerHalf, find
-from shared.federation.checkpoint import Checkpoint
 from shared.federation.mean import WeightedMean
 from shared.federation.sources import UpdateSource
 from shared.federation.update import F32, Contribution
@@ -51,9 +50,7 @@ class Combined:
     chosen: tuple[str, ...] | None = None  # whose updates are in it, where the aggregator chooses; None: everyone's
 
 
-def aggregate(
-    cohort: CohortSettings, source: UpdateSource, checkpoint: Checkpoint | None = None, entropy: Entropy = os.urandom
-) -> Combined:
+def aggregate(cohort: CohortSettings, source: UpdateSource, entropy: Entropy = os.urandom) -> Combined:
     """One update of a round's, as its cohort is set: algorithm, weights, aggregator, and noise if members are private.
 
     entropy: of the noise. Raises InvalidUpload for an update that cannot be used, ValueError for settings that do not
@@ -61,23 +58,17 @@ def aggregate(
     """
     weighing = Weighing(find(cohort.algorithm).server, cohort.weights, cohort.most_examples)
     if cohort.privacy is not None and cohort.privacy.members is not None:
-        return combine_privately(source, cohort.privacy.members, weighing, checkpoint, entropy)
-    return combine(source, cohort.aggregator, weighing, checkpoint)
+        return combine_privately(source, cohort.privacy.members, weighing, entropy)
+    return combine(source, cohort.aggregator, weighing)
 
 
-def combine(
-    source: UpdateSource,
-    settings: AggregatorSettings,
-    weighing: Weighing,
-    checkpoint: Checkpoint | None = None,
-) -> Combined:
+def combine(source: UpdateSource, settings: AggregatorSettings, weighing: Weighing) -> Combined:
     """One update of all: clipped to `clip_norm`, scaled for staleness, aggregated.
 
-    checkpoint: where the mean keeps how far it has come, to go on from there after a kill; the others begin anew.
     Raises InvalidUpload for an update that cannot be used, ValueError for settings that do not fit how many there are.
     """
     if settings.name == "mean":
-        return _mean(source, settings.clip_norm, weighing, checkpoint)
+        return _mean(source, settings.clip_norm, weighing)
     norms = [update.norm for update in source.updates()]
     clips = [robust.clip_scale(norm, settings.clip_norm) for norm in norms]
     scales = [clip * weighing.scale(each) for clip, each in zip(clips, source.contributions, strict=True)]
@@ -99,11 +90,7 @@ def combine(
 
 
 def combine_privately(
-    source: UpdateSource,
-    privacy: MemberPrivacy,
-    weighing: Weighing,
-    checkpoint: Checkpoint | None = None,
-    entropy: Entropy = os.urandom,
+    source: UpdateSource, privacy: MemberPrivacy, weighing: Weighing, entropy: Entropy = os.urandom
 ) -> Combined:
     """The mean of a round's updates, each clipped and of equal weight, with noise; see `shared.privacy.noised_mean`.
 
@@ -111,20 +98,15 @@ def combine_privately(
     """
     if weighing.by != "equal":
         raise ValueError("a private mean is of equal weights")
-    mean = _mean(source, privacy.clip, weighing, checkpoint)
+    mean = _mean(source, privacy.clip, weighing)
     noised = noised_mean(mean.update.astype(np.float64), mean.count, privacy, entropy)
     return replace(mean, update=noised.astype(np.float32))
 
 
-def _mean(source: UpdateSource, clip_norm: float | None, weighing: Weighing, checkpoint: Checkpoint | None) -> Combined:
+def _mean(source: UpdateSource, clip_norm: float | None, weighing: Weighing) -> Combined:
     mean, clipped = WeightedMean(source.size), 0
-    identity = "" if checkpoint is None else source.identity
-    if checkpoint is not None:
-        mean, clipped = checkpoint.load(identity, source.size) or (mean, clipped)
-    for update in source.updates(mean.count):
+    for update in source.updates():
         clip = robust.clip_scale(update.norm, clip_norm) if clip_norm is not None else 1.0
         clipped += clip < 1
         mean.add(update.flat, weighing.weight(update.contribution), clip * weighing.scale(update.contribution))
-        if checkpoint is not None:
-            checkpoint.save_if_due(identity, mean, clipped)
     return Combined(mean.result(), mean.count, mean.weight, clipped)

@@ -16,7 +16,7 @@ import numpy as np
 
 from shared.errors import InvalidUpload
 from shared.federation.intake import Rules, fill, read_header, read_update
-from shared.federation.sources import check_members, identity_of
+from shared.federation.sources import check_members
 from shared.federation.update import F32, Contribution, Update
 
 THREADS = 2  # that read ahead
@@ -56,17 +56,12 @@ class FileSource:
         """What each update is but for its numbers."""
         return [file.contribution for file in self._files]
 
-    @property
-    def identity(self) -> str:
-        """sha256 over members, claims and the files' hashes. Starts are not in it: a round's are fixed."""
-        return identity_of(self.contributions, [file.sha256 for file in self._files])
-
-    def updates(self, first: int = 0) -> Iterator[Update]:
-        """Every update from the one numbered `first` on, checked whole. Raises InvalidUpload naming the member."""
+    def updates(self) -> Iterator[Update]:
+        """Every update, checked whole. Raises InvalidUpload naming the member."""
         ahead = max(1, min(self._threads + 1, MOST_AHEAD_BYTES // (4 * self.size)))
         spare = [np.empty(self.size, np.float32) for _ in range(ahead)]
         pending: deque[tuple[UploadedFile, F32, Future[float]]] = deque()
-        waiting = iter(self._files[first:])
+        waiting = iter(self._files)
         with ThreadPoolExecutor(self._threads, thread_name_prefix="intake") as pool:
             try:
                 while True:

@@ -6,12 +6,11 @@ How exact it is. Let u = 2^-53, s_i = weight_i * scale_i, and x_i be one element
 rounded once as a product and at most n - 1 times as a summand, in whatever order they come, so that (Higham, Accuracy
 and Stability of Numerical Algorithms, 2002, lemma 3.1 and section 4.2)
 
-    |computed sum - sum s_i x_i| <= g(n) sum |s_i x_i|,    g(k) = k u / (1 - k u);
+    |computed sum - sum s_i x_i| <= g(n) sum |s_i x_i|,    g(k) = k u / (1 - k u).
 
-each merge of partial sums is one more summand. The sum of weights has relative error g(n), s_i itself u, the quotient
-u; rounding to float32 adds half a unit in the last place: 2^-24 of the value, and 2^-150 where that is subnormal.
-Two orders hence differ by at most twice `error_bound`: for 10,000 updates its first part is 2.2e-12 of the mean
-absolute value, far below the second.
+The sum of weights has relative error g(n), s_i itself u, the quotient u; rounding to float32 adds half a unit in the
+last place: 2^-24 of the value, and 2^-150 where that is subnormal. Two orders hence differ by at most twice
+`error_bound`: for 10,000 updates its first part is 2.2e-12 of the mean absolute value, far below the second.
 """
 
 from __future__ import annotations
@@ -53,14 +52,6 @@ class WeightedMean:
         self.weight += weight
         self.count += 1
 
-    def merge(self, other: WeightedMean) -> None:
-        """Takes all that another mean has taken."""
-        if other.sums.shape != self.sums.shape:
-            raise ValueError(f"means of {other.sums.size} and {self.sums.size} elements cannot be one")
-        np.add(self.sums, other.sums, out=self.sums)
-        self.weight += other.weight
-        self.count += other.count
-
     def result(self) -> F32:
         """The mean, float32 (D,). Raises ValueError if nothing is in it."""
         if not self.count:
@@ -68,12 +59,12 @@ class WeightedMean:
         return (self.sums / self.weight).astype(np.float32)
 
 
-def error_bound(count: int, mean_absolute: F64, mean: F64, merges: int = 0) -> F64:
+def error_bound(count: int, mean_absolute: F64, mean: F64) -> F64:
     """How far each element of `WeightedMean.result` may be from the true mean, float64 (D,).
 
-    mean_absolute: sum of |weight * scale * x| over sum of weight. mean: the true mean. merges: of partial means.
+    mean_absolute: sum of |weight * scale * x| over sum of weight. mean: the true mean.
     """
-    roundings = 2 * (count + merges) + 2
+    roundings = 2 * count + 2
     return roundings * UNIT / (1 - roundings * UNIT) * (mean_absolute + np.abs(mean)) + np.maximum(
         2.0**-24 * np.abs(mean) * (1 + 2.0**-20), 2.0**-150
     )

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 
-from shared.canonical import canonical_json, sha256_hex
 from shared.federation.update import F32, Contribution, Update
 
 
@@ -25,12 +24,8 @@ class UpdateSource(Protocol):
     def contributions(self) -> Sequence[Contribution]:
         """What is known of each update without reading it, in order."""
 
-    @property
-    def identity(self) -> str:
-        """sha256 of what is in it, 64 hexadecimal digits: other updates, or another order, have another."""
-
-    def updates(self, first: int = 0) -> Iterator[Update]:
-        """Every update from the one numbered `first` on, each checked. Its `flat` is good until the next is asked for.
+    def updates(self) -> Iterator[Update]:
+        """Every update, each checked. Its `flat` is good until the next is asked for.
 
         Raises InvalidUpload naming the member whose update cannot be used.
         """
@@ -64,14 +59,9 @@ class MemorySource:
         """What each update is but for its numbers."""
         return [update.contribution for update in self._updates]
 
-    @property
-    def identity(self) -> str:
-        """sha256 over members, claims and the updates' bytes."""
-        return identity_of(self.contributions, [sha256_hex(update.flat.tobytes()) for update in self._updates])
-
-    def updates(self, first: int = 0) -> Iterator[Update]:
-        """Every update from the one numbered `first` on."""
-        return iter(self._updates[first:])
+    def updates(self) -> Iterator[Update]:
+        """Every update."""
+        return iter(self._updates)
 
     def blocks(self, columns: int) -> Iterator[tuple[int, F32]]:
         """All updates side by side."""
@@ -86,9 +76,3 @@ def check_members(members: Sequence[str]) -> None:
     if len(set(members)) != len(members):
         twice = sorted({member for member in members if members.count(member) > 1})
         raise ValueError(f"{twice[0]} has more than one update in this round")
-
-
-def identity_of(contributions: Sequence[Contribution], hashes: Sequence[str]) -> str:
-    """sha256 over who gave what, in order. hashes: sha256 of each update's own bytes."""
-    rows = [[each.member, each.examples, each.staleness, sha] for each, sha in zip(contributions, hashes, strict=True)]
-    return sha256_hex(canonical_json(rows))

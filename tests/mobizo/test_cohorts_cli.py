@@ -1,6 +1,8 @@
 """`mobizo cohort` against a real server: a cohort from a file, members, a round, and what is refused."""
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from typer.testing import CliRunner
@@ -68,6 +70,31 @@ def test_what_is_refused(call, file, tmp_path):
     assert "is not a JSON file" in call("create", broken, exit_code=1)
     broken.write_text(json.dumps(cohort_request(quorum=0)))
     assert "quorum" in call("create", broken, exit_code=1)
+
+
+class Page(BaseHTTPRequestHandler):
+    """What answers at a port where no mobizo server is."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>welcome</html>")
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_server_or_a_token_that_is_none(call, device):
+    assert "'http://host:port' is not a URL" in call("list", "--server", "http://host:port", exit_code=1)
+    assert "copy it again" in call("list", "--token", "two words", exit_code=2)
+    assert "copy it again" in call("list", "--token", "t\u00f6ken", exit_code=2)
+    assert "token" in call("list", "--token", "mbz_unknown", exit_code=1)
+    assert "a device's token may not do that" in call("list", "--token", device.token, exit_code=1)
+    with HTTPServer(("127.0.0.1", 0), Page) as other:
+        threading.Thread(target=other.serve_forever, args=(0.05,), daemon=True).start()
+        url = f"http://127.0.0.1:{other.server_address[1]}"
+        assert f"{url} does not answer as a mobizo server" in call("list", "--server", url, exit_code=1)
+        other.shutdown()
 
 
 def test_the_client(fleet, app):

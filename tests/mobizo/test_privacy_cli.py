@@ -45,10 +45,14 @@ def test_noise_for_an_epsilon_and_the_epsilon_of_a_noise(call):
     ("arguments", "says", "status"),
     [
         (("noise", "--rate", "0.1", "--steps", "5"), "--epsilon or --multiplier", 2),
-        (("noise", "--rate", "2", "--steps", "5", "--epsilon", "1"), "less than or equal to 1", 2),
+        (("noise", "--rate", "2", "--steps", "5", "--epsilon", "1"), "sampling_rate: Input should be less than", 2),
         (("noise", "--rate", "1", "--steps", "100000", "--epsilon", "0.001"), "larger epsilon", 1),
-        (("limit", "alice", "--epsilon", "-1"), "greater than 0", 2),
-        (("show", "Not A Name"), "user", 1),
+        (("limit", "alice", "--epsilon", "-1"), "epsilon: Input should be greater than 0", 2),
+        (("limit", "alice", "--epsilon", "1", "--delta", "2"), "delta: Input should be less than", 2),
+        (("show", "Not A Name"), "'Not A Name' is no user's name", 1),
+        (("limit", "../alice", "--epsilon", "1"), "'../alice' is no user's name", 1),
+        (("cohort", "a/b"), "there is no cohort 'a/b'", 1),
+        (("cohort", "nothing"), "there is no cohort 'nothing'", 1),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(call, arguments, says, status):

@@ -1,4 +1,4 @@
-"""docker-compose.yml: what it promises, and its services run as processes through a whole job.
+"""The services of docker-compose.yml as processes, through a whole job in which a server and a worker are killed.
 
 Each process has the command and the environment that the file gives its service; only names of places differ: hosts,
 ports and directories. PostgreSQL and an S3 server run here in the place of their images.
@@ -8,7 +8,6 @@ import base64
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import ssl
@@ -23,7 +22,6 @@ from pathlib import Path
 import boto3
 import httpx
 import pytest
-import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -32,11 +30,8 @@ from sqlalchemy import create_engine, text
 from server.settings import Settings
 from shared.lora import load_adapter
 from tests.device_agent.conftest import write_base, write_records
+from tests.server.test_compose import ROOT, SERVICES
 
-ROOT = Path(__file__).resolve().parents[2]
-FILE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-SERVICES = FILE["services"]
-OURS = ("migrate", "server", "worker", "agent")
 PATIENCE = 400  # only where something hangs
 JOB = {
     "base": "tiny",
@@ -47,106 +42,6 @@ JOB = {
     "recipe": {"rank": 2, "queries": 2, "effective_batch": 4, "sequence_length": 40},
     "training": {"steps": 1500, "evaluation_interval": 1000},
 }
-
-
-@pytest.fixture(params=SERVICES)
-def service(request):
-    return SERVICES[request.param]
-
-
-def test_every_service_is_hardened(service):
-    assert service["read_only"] is True
-    assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == ["no-new-privileges:true"]
-    assert int(service["user"].split(":")[0]) > 0
-    assert "privileged" not in service
-    assert all(path.startswith("/") for path in service["tmpfs"])
-
-
-def test_every_service_has_limits(service):
-    assert service["mem_limit"]
-    assert service["cpus"]
-    assert service["pids_limit"]
-    assert service["logging"]["options"]["max-size"]
-
-
-def test_images_are_pinned(service):
-    name, _, tag = service["image"].rpartition(":")
-    assert name
-    assert re.fullmatch(r"v?\d+\.\d+[\w.-]*", tag)
-
-
-def test_what_runs_on_is_watched_and_restarted():
-    for name, service in SERVICES.items():
-        if service["restart"] == "unless-stopped":
-            assert service["healthcheck"]["test"][0] == "CMD", name
-            assert service["stop_grace_period"]
-        else:
-            assert service["restart"] == "on-failure"
-    assert {name for name, service in SERVICES.items() if service["restart"] == "on-failure"} == {"migrate", "bucket"}
-
-
-def test_the_grace_is_shorter_than_the_containers():
-    grace = int(SERVICES["server"]["stop_grace_period"].removesuffix("s"))
-    assert Settings.model_fields["grace_seconds"].default < grace
-
-
-def test_one_way_in():
-    """Database and store are on a network that has no way out, and only the server is published."""
-    assert FILE["networks"]["inside"]["internal"] is True
-    for name, service in SERVICES.items():
-        assert set(service["networks"]) <= {"inside", "outside"}
-        if name not in ("server", "agent"):
-            assert service["networks"] == ["inside"], name
-        assert ("ports" in service) == (name == "server")
-
-
-def test_secrets_are_required_and_never_in_the_environment():
-    assert set(FILE["secrets"]) == {"database-password", "storage-secret", "tls-cert", "tls-key"}
-    for secret in FILE["secrets"].values():
-        assert secret["file"].startswith("${MOBIZO_SECRETS:?")
-    for service in SERVICES.values():
-        for name, value in service.get("environment", {}).items():
-            assert not re.search("PASSWORD|SECRET|TOKEN", name) or value.startswith("/run/secrets/"), name
-        used = (
-            re.findall(r"/run/secrets/([\w-]+)", json.dumps([service.get("environment"), service["command"]]))
-            if ("command" in service)
-            else re.findall(r"/run/secrets/([\w-]+)", json.dumps(service["environment"]))
-        )
-        assert set(used) == set(service.get("secrets", []))
-
-
-def test_the_settings_exist():
-    fields = {f"MOBIZO_{name}".upper() for name in Settings.model_fields}
-    for name in OURS[:3]:
-        given = set(SERVICES[name]["environment"])
-        assert {variable.removesuffix("_FILE") for variable in given} <= fields
-    assert SERVICES["server"]["environment"] == SERVICES["worker"]["environment"] == SERVICES["migrate"]["environment"]
-
-
-def test_order_and_profile():
-    for name in ("server", "worker"):
-        assert SERVICES[name]["depends_on"] == {
-            "migrate": {"condition": "service_completed_successfully"},
-            "bucket": {"condition": "service_completed_successfully"},
-        }
-    assert SERVICES["agent"]["profiles"] == ["demo"]
-    assert [name for name, service in SERVICES.items() if "profiles" in service] == ["agent"]
-
-
-def test_the_image_runs_as_the_same_user_and_builds_nothing():
-    stages = re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
-    assert len(stages) == 2
-    assert all(re.match(r"python:3\.11\.\d+-slim-\w+", stage) for stage in stages)
-    last = stages[1]
-    assert f"USER {SERVICES['server']['user']}" in last
-    assert not re.search(r"pip install|gcc|build-essential|git ", last)
-    # The client programs must be of the server's version or later.
-    major = re.search(r"postgresql-client-(\d+)", last).group(1)
-    assert SERVICES["database"]["image"].startswith(f"postgres:{major}.")
-
-
-# ---- the same topology as processes
 
 
 class Balancer(threading.Thread):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from shared.errors import Conflict
+from simulation.cli import main
 from simulation.records import Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,6 +60,49 @@ def test_a_killed_simulation_goes_on_and_reports_what_it_would_have(command, tmp
     assert json.loads((place / "report.json").read_text()) == json.loads(again.stdout)
 
 
+def test_ctrl_c_ends_workers_too_and_says_how_to_go_on(command, tmp_path):
+    place = tmp_path / "stopped"
+    words = [*command, "--engine", "processes", "--workers", "1", "--rounds", "10000", str(place)]
+    # A group of its own, which is what a terminal sends Ctrl-C to.
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0)
+    while len(Store(place).rounds()) < 2:
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate()  # until the last process that could write there has ended
+    assert process.returncode == 130
+    assert said.decode().splitlines() == [
+        f"stopped; {place} keeps what is finished, and the same command goes on from there"
+    ]
+    assert "Traceback" not in (place / "workers.log").read_text()
+    assert len(Store(place).rounds()) >= 2
+
+
+def stopped(capsys, *words):
+    """What a command says that ends with status 1 before it compiles anything."""
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, words)])
+    assert ended.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_a_place_that_is_none_and_data_that_is_not_there(capsys, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    assert stopped(capsys, file) == f"{file}: File exists"
+    said = stopped(capsys, tmp_path / "new", "--base", "nothing.gguf", "--data", tmp_path)
+    assert said == f"{tmp_path} has no train.jsonl"
+
+
+def test_a_damaged_round_is_named(tmp_path):
+    file = tmp_path / "rounds" / "0000" / "round.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{")
+    with pytest.raises(Conflict, match=r"0000/round.json is damaged"):
+        Store(tmp_path).rounds()
+
+
 def test_people_get_a_table_a_page_and_plots(command, tmp_path):
     place = tmp_path / "report"
     done = finished(command, str(place))
@@ -79,7 +124,7 @@ def test_people_get_a_table_a_page_and_plots(command, tmp_path):
     [
         (["--partition", "halves"], "data.partition"),
         (["--engine", "steam"], "engine 'steam'"),
-        (["--base", "nothing.gguf", "--data", "nowhere"], "nothing.gguf"),
+        (["--base", "nothing.gguf", "--data", "examples/data/movie_reviews"], "nothing.gguf"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_1(command, tmp_path, wrong, said):

@@ -10,11 +10,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from device_agent.runtimes.torch_export import TorchRuntime
+from server.compiler import compile_program
 from server.compiler.clipping import example_means, noised_totals
 from shared.noise import direction, query_seeds
 from shared.privacy import UNITS, coefficients_of, contributions
+from shared.program import ProgramManifest
 from tests.server.compiler import reference
-from tests.server.compiler.conftest import Program, TinyBase, compile_to
+from tests.server.compiler.conftest import Program, TinyBase
 
 CLIP, LR, EPS = 0.2, 0.05, 0.02
 QUERIES, EXAMPLES = 3, 3
@@ -23,8 +26,24 @@ CASES = {
     "candidates": {"loss": "candidates", "layers": "last:1"},  # has prefix and suffix
     "portable": {"loss": "full", "backend": "portable", "targets": ("q_proj", "down_proj")},
     "int8": {"loss": "candidates", "precision": "int8"},
+    "torch": {"loss": "candidates", "layers": "last:1", "backend": "torch"},
 }
 FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+class TorchProgram(TorchRuntime):
+    """A program for PyTorch, called as the others are: by the runtime that devices run it with, on the CPU."""
+
+    def __init__(self, directory: Path, manifest: ProgramManifest) -> None:
+        files = (directory / manifest.file(role).name for role in ("program", "weights"))
+        super().__init__(manifest, *files, device=torch.device("cpu"))
+        self.manifest = manifest
+
+    def __call__(self, method: str, *inputs: np.ndarray) -> list[np.ndarray]:
+        return self._call(method, inputs)
+
+
+AnyProgram = Program | TorchProgram
 
 
 class Private:
@@ -33,10 +52,13 @@ class Private:
     def __init__(self, base: TinyBase, directory: Path) -> None:
         self.base, self._directory, self._compiled = base, directory, {}
 
-    def __call__(self, case: str) -> Program:
+    def __call__(self, case: str) -> AnyProgram:
         if case not in self._compiled:
             recipe = self.base.recipe(queries=QUERIES, effective_batch=EXAMPLES, privacy="clipped", **CASES[case])
-            self._compiled[case] = compile_to(self._directory / case, recipe, str(self.base.directory))
+            directory = self._directory / case
+            manifest = compile_program(recipe, str(self.base.directory), directory, inference=False)
+            kind = TorchProgram if recipe.backend == "torch" else Program
+            self._compiled[case] = kind(directory, manifest)
         return self._compiled[case]
 
 
@@ -45,13 +67,13 @@ def private(tiny: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Private
     return Private(tiny, tmp_path_factory.mktemp("private"))
 
 
-def inputs(program: Program, batch: reference.Batch) -> list[np.ndarray]:
+def inputs(program: AnyProgram, batch: reference.Batch) -> list[np.ndarray]:
     full = program.manifest.recipe.loss == "full"
     labels = (batch.choices[..., 0],) if full else (batch.choices, batch.choice_mask)
     return [batch.positions, *labels, batch.mask]
 
 
-def totals(program: Program, batch: reference.Batch, *, clip: float = CLIP, seed: int = 1) -> np.ndarray:
+def totals(program: AnyProgram, batch: reference.Batch, *, clip: float = CLIP, seed: int = 1) -> np.ndarray:
     """The totals before noise, of B as it is; lr 0 leaves it there."""
     seeds = query_seeds(seed, 0, QUERIES)
     scalars = [np.array([value], np.float32) for value in (0.0, EPS, clip)]
@@ -76,7 +98,7 @@ def chosen(batch: reference.Batch, rows: list[int | None]) -> reference.Batch:
     return made
 
 
-def load(program: Program, seed: int, size: float) -> None:
+def load(program: AnyProgram, seed: int, size: float) -> None:
     rng = np.random.default_rng(seed)
     program("load", (size * rng.standard_normal(program.manifest.size)).astype(np.float32))
 
@@ -118,7 +140,7 @@ def test_what_is_no_number_adds_no_more_than_any_other_example(private: Private,
     assert np.array_equal(totals(program, chosen(batch, [None] * EXAMPLES)), np.zeros(QUERIES, np.int64))
 
 
-@pytest.mark.parametrize("case", ["full", "candidates", "portable"])
+@pytest.mark.parametrize("case", ["full", "candidates", "portable", "torch"])
 def test_the_totals_are_those_of_the_reference(private: Private, case: str) -> None:
     program = private(case)
     recipe, manifest = program.manifest.recipe, program.manifest
@@ -139,7 +161,7 @@ def test_the_totals_are_those_of_the_reference(private: Private, case: str) -> N
     np.testing.assert_allclose(totals(program, batch, clip=clip), expected, atol=UNITS * 5e-3)
 
 
-@pytest.mark.parametrize("case", ["full", "candidates"])
+@pytest.mark.parametrize("case", ["full", "candidates", "torch"])
 def test_noise_is_added_before_b_moves_and_b_is_a_function_of_the_noised_totals(private: Private, case: str) -> None:
     program = private(case)
     recipe = program.manifest.recipe

@@ -38,9 +38,9 @@ def mean_of(values):
     return mean
 
 
-def within(found, values, merges=0):
+def within(found, values):
     mean, absolute = exact(values)
-    bound = error_bound(len(values), np.array([absolute]), np.array([mean]), merges)
+    bound = error_bound(len(values), np.array([absolute]), np.array([mean]))
     return abs(float(found[0]) - mean) <= bound[0]
 
 
@@ -49,15 +49,6 @@ def test_every_order_is_within_the_bound(values, random):
     assert within(mean_of(values).result(), values)
     random.shuffle(values)
     assert within(mean_of(values).result(), values)
-
-
-@given(st.lists(terms, min_size=2, max_size=30), st.data())
-def test_merged_parts_are_within_the_bound(values, data):
-    cut = data.draw(st.integers(1, len(values) - 1))
-    left, right = mean_of(values[:cut]), mean_of(values[cut:])
-    left.merge(right)
-    assert left.count == len(values)
-    assert within(left.result(), values, merges=1)
 
 
 @given(st.lists(floats, min_size=1, max_size=60))
@@ -103,7 +94,5 @@ def test_a_weight_that_is_none(weight, scale):
 def test_another_size_and_no_updates():
     with pytest.raises(ValueError, match="3 elements in a mean of 2"):
         WeightedMean(2).add(np.zeros(3, np.float32))
-    with pytest.raises(ValueError, match="cannot be one"):
-        WeightedMean(2).merge(WeightedMean(3))
     with pytest.raises(ValueError, match="no updates"):
         WeightedMean(2).result()

@@ -1,0 +1,78 @@
+"""docs/federation.md: its quick start runs as written, and each file that it shows is one that is taken."""
+
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mobizo.cli import app as cli
+from shared.cohort import CohortSettings
+from simulation.settings import read_settings
+from tests.server.cohorts.conftest import URL, Band, band, cohort_request
+from tests.server.conftest import job_request
+
+__all__ = ["Band", "band"]  # a fixture
+DOCS = (Path(__file__).resolve().parents[2] / "docs" / "federation.md").read_text()
+
+
+def blocks(kind):
+    """The fenced blocks of a kind, in order."""
+    return re.findall(rf"^```{kind}\n(.*?)^```", DOCS, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def call(fleet, app, monkeypatch, tmp_path):
+    monkeypatch.setenv("MOBIZO_SERVER", fleet.url)
+    monkeypatch.setenv("MOBIZO_TOKEN", app.token)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+    def call(line):
+        done = CliRunner().invoke(cli, shlex.split(line, comments=True)[1:])
+        assert done.exit_code == 0, (line, done.output)
+        return done.stdout
+
+    return call
+
+
+def test_the_quick_start(call, band, tmp_path):
+    """Only names of things that a reader has himself are others: the base, the devices, his job."""
+    (script,) = blocks("bash")
+    name, body, rest = re.fullmatch(
+        r"cat > (\S+) <<'JSON'\n(.*?)^JSON\n(.*)", script, re.MULTILINE | re.DOTALL
+    ).groups()
+    settings = json.loads(body) | {"base": "tiny"}
+    (tmp_path / name).write_text(json.dumps(settings))
+    job = job_request(user="dave", adapter="dave-reviews", dataset="reviews")
+    del job["recipe"]  # it is the cohort's then
+    (tmp_path / "dave.json").write_text(json.dumps(job))
+    create, *joins, rounds, updates, submit = rest.splitlines()
+    call(create)
+    band.view = band.app.get(URL).json()
+    for line in joins:
+        user = shlex.split(line)[4]
+        device = band.devices[user] = band.fleet.device(name=user)
+        call(re.sub(r"device_\w+\.\.\.", device.device_id, line))
+    band.work()  # as the worker beside a server does by itself
+    assert "open" in call(rounds)
+    assert call(updates).count("waiting") == len(band.devices) == 3
+    band.home.compile()
+    for user, device in band.devices.items():
+        lease = device.lease("reviews", capabilities={"cohorts": True})
+        assert band.upload(user, lease, 1.0).status_code == 200
+        answer = band.complete(user, lease, steps=settings["training"]["steps"])
+        assert answer.status_code == 200, answer.text
+    band.work()
+    assert "published" in call(rounds)
+    call(submit)
+
+
+def test_the_files_that_it_shows():
+    masked = next(json.loads(each) for each in blocks("json") if "masking" in each)
+    assert CohortSettings.model_validate(cohort_request(**masked)).masking.minimum == masked["masking"]["minimum"]
+    simulated = next(tomllib.loads(each) for each in blocks("toml") if "faults" in each)
+    assert read_settings(None, simulated).cohort.aggregator.trim_share == 0.25
