@@ -24,7 +24,7 @@ from shared.lora import load_adapter
 from shared.noise import query_seeds
 from shared.privacy import MOST_SAMPLE, UNITS, ExamplePrivacy, coefficients_of
 from shared.trajectory import parse_trajectory
-from tests.device_agent.conftest import compile_tiny, copy_run, enrol
+from tests.device_agent.conftest import copy_run, enrol
 from tests.device_agent.double import ServerDouble
 
 PRIVACY = ExamplePrivacy(clip=0.05, noise_multiplier=0.5, sampling_rate=0.35)
@@ -32,9 +32,8 @@ SETTINGS = {"steps": 12, "lr": 0.02, "seed": 5, "evaluation_interval": 4}
 
 
 @pytest.fixture(scope="session")
-def clipped(base, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("programs") / "clipped"
-    return compile_tiny(base, directory, privacy="clipped", layers="last:1", effective_batch=2)
+def clipped(compile_tiny):
+    return compile_tiny("clipped", privacy="clipped", layers="last:1", effective_batch=2)
 
 
 @pytest.fixture
