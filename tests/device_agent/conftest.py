@@ -14,6 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from device_agent.data import read_splits
 from device_agent.engines.choice import RUNNER_VARIABLE
+from device_agent.engines.native import NativeEngine
+from device_agent.engines.python import PythonEngine
 from device_agent.journal import RunDirectory, RunPlan
 from device_agent.state import DeviceConfig, Home
 from server.compiler.base import locate_base
@@ -225,6 +227,17 @@ def run(tmp_path):
 def runner_directory(request, tmp_path_factory):
     """The native runner: mobizo-runner, and lib/ beside it."""
     return built_runner(request.config.cache, tmp_path_factory.mktemp("native") / "runner")
+
+
+@pytest.fixture
+def engines(request):
+    """What trains a daemon's programs: the native runner, which starts in a moment, or Python if a test asks for it.
+
+    What a daemon sees is the same by either: the engines' own contract holds them to that.
+    """
+    python = getattr(request, "param", "native") == "python"
+    engine = PythonEngine() if python else NativeEngine(request.getfixturevalue("runner_directory"))
+    return lambda _manifest: engine
 
 
 @pytest.fixture

@@ -181,12 +181,12 @@ def test_a_step_may_see_nobody(run, plan, clipped):
     assert all(np.abs(coefficients).max() > 0 for coefficients in ledger(run).coefficients)  # it is noise alone
 
 
-def test_of_a_whole_job_nothing_is_sent_that_the_data_decides(home, server_key, clipped, dataset):
+def test_of_a_whole_job_nothing_is_sent_that_the_data_decides(home, server_key, clipped, dataset, engines):
     training = SETTINGS | {"steps": 40}
     with ServerDouble(server_key, lease_seconds=0.5) as server, Display(home, live=False) as display:
         enrol(home, server.url, server_key)
         home.rules.write_text("trajectory = true")
-        daemon = Daemon(home, {"movies": dataset}, display)
+        daemon = Daemon(home, {"movies": dataset}, display, engines=engines)
         server.add_job(clipped, job_id="job-good", history="beside", privacy=PRIVACY, **training)
         assert daemon.run(once=True).outcome is Outcome.COMPLETED
         (dataset / "train.jsonl").write_text('{"text": "warm"}\n')
