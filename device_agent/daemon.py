@@ -23,7 +23,7 @@ from device_agent.engines import Engine
 from device_agent.engines.python import PythonEngine
 from device_agent.errors import NotNow, UnsafeManifest, os_words
 from device_agent.guard import Guard
-from device_agent.journal import prune_runs
+from device_agent.journal import RunDirectory, prune_runs
 from device_agent.lease import LeaseKeeper
 from device_agent.memory import drop_idle_code
 from device_agent.rounds import RoundLog, past_round
@@ -36,7 +36,7 @@ from device_agent.trust import follow_server
 from device_agent.watchdog import Watchdog
 from shared.capabilities import Capabilities
 from shared.errors import BadRequest, MobizoError, Unauthorized
-from shared.job import JobError, Progress, Result
+from shared.job import JobError, Progress
 from shared.program import ProgramManifest
 from shared.protocol import Lease
 
@@ -229,19 +229,19 @@ class Daemon:
                 show=self._show,
                 wait=self._stopping.wait,
             ).work()
-        self._remember(lease, ended, run.result())
+        self._remember(lease, ended, run)
         if ended.outcome is Outcome.COMPLETED:
             self._restock(client)
         prune_runs(self._home.runs)
         self._display.end(ended.outcome, ended.detail)
         return ended
 
-    def _remember(self, lease: Lease, ended: Ended, result: Result | None) -> None:
+    def _remember(self, lease: Lease, ended: Ended, run: RunDirectory) -> None:
         """Notes how a cohort's round ended here, if it has ended."""
         if lease.round is None or ended.outcome in UNFINISHED:
             return
         try:
-            self._rounds.add(past_round(lease.job.id, lease.round, ended, result))
+            self._rounds.add(past_round(lease.job.id, lease.round, ended, run.result()))
         except OSError as error:
             _log.warning("the round is not noted on this device", detail=os_words(error))
 

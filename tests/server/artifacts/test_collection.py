@@ -29,13 +29,24 @@ DATABASES = ("sqlite", "postgresql")
 HOUR, NONE = timedelta(hours=1), timedelta(0)
 # Columns with a hash in their name that is of no stored file, of one that another column names, or of one that is made
 # again once it is gone.
-NOT_OURS = {"adapter_versions.a_sha256", "bases.sha256", "trajectories.start_sha256", "trajectory_steps.sha256"}
+NOT_OURS = {
+    "adapter_versions.a_sha256",
+    "bases.sha256",
+    "cohorts.a_sha256",
+    "trajectories.start_sha256",
+    "trajectory_steps.sha256",
+}
 NAMES = {
     "adapter_versions.sha256",
     "bases.tokenizer_sha256",
+    "cohort_rounds.optimizer_sha256",
+    "cohort_rounds.start_sha256",
+    "cohort_updates.sha256",
+    "cohort_updates.start_sha256",
     "conversion_files.sha256",
     "leases.trajectory_sha256",
     "leases.upload_sha256",
+    "masked_members.vector_sha256",
     "peft_files.sha256",
     "program_files.sha256",
     "trajectories.sha256",

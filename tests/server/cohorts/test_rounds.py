@@ -1,7 +1,11 @@
 """Rounds over HTTP: opened, trained, averaged, published; what ends one, and what follows."""
 
+from datetime import timedelta
+
 import numpy as np
 
+from server.artifacts.collection import Collector
+from shared.canonical import sha256_hex
 from tests.server.cohorts.conftest import URL
 
 
@@ -30,6 +34,31 @@ def test_two_rounds_of_federated_averaging(band):
     version = band.app.get("/v1/adapters/readers/revisions/v2").json()
     assert (version["job_id"], version["device_id"], version["state"]) == (None, None, "approved")
     assert (version["parent"]["version"], version["cohort"]["round"], version["cohort"]["updates"]) == (1, 2, 3)
+
+
+def test_the_collector_leaves_a_rounds_files_until_it_has_ended(band):
+    def collected():
+        Collector(band.home.database, band.home.artifacts).collect(timedelta(0))
+        return {file.sha256 for file in band.home.artifacts.listing()}
+
+    band.create(optimizer={"name": "momentum"})
+    band.join("alice", "bob")
+    band.open()
+    before = collected()
+    band.train("alice", 2.0)
+    update = collected() - before
+    assert update == {sha256_hex(band.sent)}
+    band.train("bob", 4.0)
+    assert len(collected() - before) == 2
+    band.work()
+    kept = collected() - before
+    assert len(kept) == 2  # the version's, and the optimizer's momentum
+    assert not kept & update
+    band.open()
+    for user in ("alice", "bob"):
+        band.train(user, 3.0)
+    band.work()
+    assert (band.round(2)["state"], len(collected() - before)) == ("published", 3)
 
 
 def test_a_device_is_told_of_its_round(band):
