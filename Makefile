@@ -24,7 +24,7 @@ demo: setup ## Personalize a real 135M model end to end: server, agent, adapter,
 	$(BIN)/python examples/demo.py $(ARGS)
 
 test: setup ## Run every test (unit, integration, and acceptance on the real model); ARGS='-m "not acceptance"' for the quick ones
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .

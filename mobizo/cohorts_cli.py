@@ -162,7 +162,7 @@ def rounds(name: Name, server: Server = DEFAULT_SERVER, token: Token = "", as_js
     if as_json:
         print_json(list[BaseModel](found))
         return
-    table = Table("round", "state", "updates", "from", "made", "its start scored", "bytes", "why")
+    table = Table("round", whole("state"), "updates", "from", "made", "its start scored", "bytes", "why")
     for each in found:
         table.add_row(
             str(each.number),
@@ -187,18 +187,17 @@ def updates(
     if as_json:
         print_json(list[BaseModel](found))
         return
-    table = Table("user", whole("device"), "state", "examples", "norm", "stale", "bytes", "start", "tuned")
+    # Seven columns fit 80 characters; `members` says whose device is which.
+    table = Table(whole("user"), whole("state"), "examples", "norm", "stale", "bytes", "accuracy")
     for part in found:
         table.add_row(
             part.user,
-            part.device_id,
             str(part.state),
             "" if part.examples is None else str(part.examples),
             "" if part.norm is None else f"{part.norm:.3g}",
             "" if part.staleness is None else str(part.staleness),
             "" if part.bytes is None else f"{part.bytes:,}",
-            _share(part.start_accuracy),
-            _share(part.tuned_accuracy),
+            " → ".join(filter(None, (_share(part.start_accuracy), _share(part.tuned_accuracy)))),
         )
     out.print(table)
 

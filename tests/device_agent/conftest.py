@@ -3,8 +3,6 @@
 import json
 import random
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from device_agent.data import read_splits
 from device_agent.engines.choice import RUNNER_VARIABLE
+from device_agent.engines.native import NativeEngine
+from device_agent.engines.python import PythonEngine
 from device_agent.journal import RunDirectory, RunPlan
 from device_agent.state import DeviceConfig, Home
 from server.compiler.base import locate_base
@@ -25,7 +25,8 @@ from shared.recipe import BaseRef, Recipe
 from shared.signing import key_id, new_private_key, public_text
 from shared.tasks import named_task
 from tests.device_agent.double import DEVICE_KEYS
-from tests.device_agent.native import ROOT, built_runner
+from tests.device_agent.native import ROOT as ROOT
+from tests.device_agent.native import built_runner
 from tests.device_agent.service import call, environment, server, service_home  # noqa: F401  # fixtures
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 32, 48, 2, 4, 2, 8, 288
@@ -110,28 +111,29 @@ class Program:
         return read_splits(dataset, TASK, self.tokenizer, self.manifest.recipe, settings)
 
 
-def compile_tiny(base, directory, **settings):
-    """A program of a tiny recipe, compiled in a process of its own."""
-    recipe = Recipe(
-        base=BaseRef(name="tiny", sha256=locate_base(str(base)).sha256),
-        **{
-            "rank": 2,
-            "alpha": 4,
-            "queries": 2,
-            "effective_batch": 4,
-            "sequence_length": 40,
-            "answer_length": 6,
-            "choices": 2,
-        }
-        | settings,
-    )
-    directory.mkdir()
-    path = directory / "recipe.json"
-    path.write_text(recipe.model_dump_json())
-    command = [sys.executable, "-W", "ignore", "-m", "server.compiler", str(path), str(base), str(directory)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return Program(directory, ProgramManifest.model_validate(json.loads(done.stdout.splitlines()[-1])["manifest"]))
+class TinyCompiler:
+    """Compiles tiny recipes of the base, each once in the whole test run, into directories of this process's own."""
+
+    def __init__(self, base, store, directories):
+        self._base, self._store, self._directories = base, store, directories
+
+    def __call__(self, name, **settings):
+        """The program of a recipe; name: of its directory."""
+        recipe = Recipe(
+            base=BaseRef(name="tiny", sha256=locate_base(str(self._base)).sha256),
+            **{
+                "rank": 2,
+                "alpha": 4,
+                "queries": 2,
+                "effective_batch": 4,
+                "sequence_length": 40,
+                "answer_length": 6,
+                "choices": 2,
+            }
+            | settings,
+        )
+        directory = self._directories.mktemp(name)
+        return Program(directory, self._store.put(recipe, self._base, directory))
 
 
 @pytest.fixture(autouse=True)
@@ -151,26 +153,29 @@ def base(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def rademacher(base, tmp_path_factory):
-    return compile_tiny(base, tmp_path_factory.mktemp("programs") / "rademacher")
+def compile_tiny(base, program_store, tmp_path_factory):
+    return TinyCompiler(base, program_store, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
-def gaussian(base, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("programs") / "gaussian"
-    return compile_tiny(base, directory, noise="gaussian", loss="candidates")
+def rademacher(compile_tiny):
+    return compile_tiny("rademacher")
 
 
 @pytest.fixture(scope="session")
-def last(base, tmp_path_factory):
+def gaussian(compile_tiny):
+    return compile_tiny("gaussian", noise="gaussian", loss="candidates")
+
+
+@pytest.fixture(scope="session")
+def last(compile_tiny):
     """Only the upper layer is adapted, so there are prefix and suffix."""
-    return compile_tiny(base, tmp_path_factory.mktemp("programs") / "last", layers="last:1")
+    return compile_tiny("last", layers="last:1")
 
 
 @pytest.fixture(scope="session")
-def stored(base, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("programs") / "stored"
-    return compile_tiny(base, directory, estimator="stored", loss="candidates")
+def stored(compile_tiny):
+    return compile_tiny("stored", estimator="stored", loss="candidates")
 
 
 @pytest.fixture(params=["rademacher", "gaussian", "last", "stored"])
@@ -180,22 +185,15 @@ def program(request):
 
 
 @pytest.fixture(scope="session")
-def torch_programs(base, tmp_path_factory):
+def torch_programs(compile_tiny):
     """The same recipe for backend torch, compiled when first asked for."""
     made = {}
 
     def twin(program):
         recipe = program.manifest.recipe
         if recipe.id not in made:
-            settings = {
-                "noise": recipe.noise,
-                "loss": recipe.loss,
-                "layers": recipe.layers,
-                "estimator": recipe.estimator,
-            }
-            made[recipe.id] = compile_tiny(
-                base, tmp_path_factory.mktemp("programs") / f"torch-{len(made)}", backend="torch", **settings
-            )
+            settings = {name: getattr(recipe, name) for name in ("noise", "loss", "layers", "estimator")}
+            made[recipe.id] = compile_tiny(f"torch-{len(made)}", backend="torch", **settings)
         return made[recipe.id]
 
     return twin
@@ -229,6 +227,17 @@ def run(tmp_path):
 def runner_directory(request, tmp_path_factory):
     """The native runner: mobizo-runner, and lib/ beside it."""
     return built_runner(request.config.cache, tmp_path_factory.mktemp("native") / "runner")
+
+
+@pytest.fixture
+def engines(request):
+    """What trains a daemon's programs: the native runner, which starts in a moment, or Python if a test asks for it.
+
+    What a daemon sees is the same by either: the engines' own contract holds them to that.
+    """
+    python = getattr(request, "param", "native") == "python"
+    engine = PythonEngine() if python else NativeEngine(request.getfixturevalue("runner_directory"))
+    return lambda _manifest: engine
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from device_agent.engines.choice import RUNNER_VARIABLE
 from shared.errors import MobizoError
 from tests.device_agent.native import ROOT
 
@@ -29,8 +30,13 @@ def service_home(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def environment(service_home):
-    own = {"MOBIZO_HOME": str(service_home / "server"), "PYTHONWARNINGS": "ignore", "MOBIZO_LEASE_SECONDS": "2"}
+def environment(service_home, runner_directory):
+    own = {
+        "MOBIZO_HOME": str(service_home / "server"),
+        "PYTHONWARNINGS": "ignore",
+        "MOBIZO_LEASE_SECONDS": "2",
+        RUNNER_VARIABLE: str(runner_directory),  # else each agent builds its own
+    }
     return os.environ | own
 
 

@@ -37,7 +37,7 @@ def sensors():
 
 
 @pytest.fixture
-def start(home, server, server_key, dataset, sensors, monkeypatch):
+def start(home, server, server_key, dataset, sensors, engines, monkeypatch):
     """A daemon in this home, under an owner's rules if they are given as TOML; it looks at its sensors all the time."""
     monkeypatch.setattr("device_agent.conduct.LOOK_SECONDS", 0.1)
     monkeypatch.setattr("device_agent.conduct.WAIT_SECONDS", 0.05)
@@ -49,7 +49,8 @@ def start(home, server, server_key, dataset, sensors, monkeypatch):
         home.rules.write_text(rules)
         display = Display(home, live=False)
         display.__enter__()
-        daemons.append(Daemon(home, {"movies": dataset}, display, pause_seconds=0.1, sensors=sensors))
+        options = {"pause_seconds": 0.1, "sensors": sensors, "engines": engines}
+        daemons.append(Daemon(home, {"movies": dataset}, display, **options))
         return daemons[-1]
 
     yield start
@@ -75,7 +76,7 @@ def in_background():
 def trainers():
     """Live training processes of this test."""
     children = psutil.Process().children(recursive=True)
-    return [child for child in children if "device_agent.trainer_process" in child.cmdline()]
+    return [child for child in children if child.name() == "mobizo-runner"]
 
 
 def ledger(home, job_id="job-1"):

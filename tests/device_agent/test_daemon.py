@@ -23,6 +23,8 @@ from tests.device_agent.sensing import BATTERY, Told
 
 FOREVER = 1_000_000
 
+by_both_engines = pytest.mark.parametrize("engines", ["native", "python"], indirect=True)
+
 
 @pytest.fixture
 def server(server_key):
@@ -31,10 +33,10 @@ def server(server_key):
 
 
 @pytest.fixture
-def daemon(home, server, server_key, dataset):
+def daemon(home, server, server_key, dataset, engines):
     enrol(home, server.url, server_key)
     with Display(home, live=False) as display:
-        yield Daemon(home, {"movies": dataset}, display, pause_seconds=0.1)
+        yield Daemon(home, {"movies": dataset}, display, pause_seconds=0.1, engines=engines)
 
 
 @pytest.fixture
@@ -52,6 +54,7 @@ def in_background(daemon):
     assert not thread.is_alive()
 
 
+@by_both_engines
 def test_a_job_from_lease_to_adapter(daemon, server, rademacher, home):
     server.add_job(rademacher, steps=5, evaluation_interval=2)
     ended = daemon.run(once=True)
@@ -179,6 +182,7 @@ def test_a_lost_lease_keeps_the_journal_and_the_run_goes_on_when_the_job_comes_b
     assert server.completions[0].result.steps == 6000
 
 
+@by_both_engines
 def test_a_cancelled_job_is_forgotten(daemon, server, rademacher, home):
     server.add_job(rademacher, steps=FOREVER)
     result = []
@@ -251,6 +255,7 @@ def test_a_refused_upload_keeps_the_result_for_when_the_job_comes_back(daemon, s
     assert [action for _, action in server.calls[calls:]].count("files") == 1
 
 
+@pytest.mark.parametrize("engines", ["python"], indirect=True)
 def test_a_training_process_that_dies_fails_the_job_and_not_the_daemon(daemon, server, rademacher, home, monkeypatch):
     # A plan that cannot be read stands for any crash before the process can speak.
     begin = RunDirectory.begin

@@ -34,14 +34,14 @@ def server(server_key):
 
 
 @pytest.fixture
-def make(dataset):
+def make(dataset, engines):
     """A daemon of any home."""
     made = []
 
     def make(home):
         display = Display(home, live=False)
         display.__enter__()
-        made.append(Daemon(home, {"movies": dataset}, display, pause_seconds=0.1))
+        made.append(Daemon(home, {"movies": dataset}, display, pause_seconds=0.1, engines=engines))
         return made[-1]
 
     yield make

@@ -117,22 +117,22 @@ def test_a_server_that_cannot_replay_it_gets_both(server, run, hand_over):
 
 
 @pytest.mark.parametrize("said", ["", "trajectory = false"])
-def test_the_owners_word_is_above_the_jobs(home, server, server_key, rademacher, dataset, said):
+def test_the_owners_word_is_above_the_jobs(home, server, server_key, rademacher, dataset, engines, said):
     home.rules.write_text(said)
     enrol(home, server.url, server_key)
     server.add_job(rademacher, history="instead", steps=1)
     with Display(home, live=False) as display:
-        daemon = Daemon(home, {"movies": dataset}, display, pause_seconds=0.1)
+        daemon = Daemon(home, {"movies": dataset}, display, pause_seconds=0.1, engines=engines)
         assert daemon.run(once=True).outcome is Outcome.COMPLETED
     assert server.trajectories == []
     assert len(server.uploads) == 1
 
 
-def test_an_owner_that_allows_it_and_a_job_that_asks(home, server, server_key, rademacher, dataset):
+def test_an_owner_that_allows_it_and_a_job_that_asks(home, server, server_key, rademacher, dataset, engines):
     home.rules.write_text("trajectory = true")
     enrol(home, server.url, server_key)
     with Display(home, live=False) as display:
-        daemon = Daemon(home, {"movies": dataset}, display, pause_seconds=0.1)
+        daemon = Daemon(home, {"movies": dataset}, display, pause_seconds=0.1, engines=engines)
         for history in ("none", "beside"):
             server.add_job(rademacher, job_id=f"job-{history}", history=history, steps=1)
             assert daemon.run(once=True).outcome is Outcome.COMPLETED

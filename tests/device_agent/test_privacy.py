@@ -25,7 +25,7 @@ def forms(record, tokenizer):
         yield np.asarray(tokens[:8], dtype).tobytes()
 
 
-def test_a_whole_job_and_a_failed_one_send_no_text_and_no_tokens(home, server_key, rademacher, tmp_path):
+def test_a_whole_job_and_a_failed_one_send_no_text_and_no_tokens(home, server_key, rademacher, tmp_path, engines):
     directory = tmp_path / "movies"
     directory.mkdir()
     for seed, split in enumerate(("train", "validation", "test")):
@@ -37,7 +37,7 @@ def test_a_whole_job_and_a_failed_one_send_no_text_and_no_tokens(home, server_ke
     ]
     with ServerDouble(server_key, lease_seconds=0.5) as server, Display(home, live=False) as display:
         enrol(home, server.url, server_key)
-        daemon = Daemon(home, {"movies": directory}, display)
+        daemon = Daemon(home, {"movies": directory}, display, engines=engines)
         server.add_job(rademacher, job_id="job-good", steps=20, evaluation_interval=5)
         assert daemon.run(once=True).outcome is Outcome.COMPLETED
         with (directory / "test.jsonl").open("a") as file:

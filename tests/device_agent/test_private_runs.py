@@ -24,7 +24,7 @@ from shared.lora import load_adapter
 from shared.noise import query_seeds
 from shared.privacy import MOST_SAMPLE, UNITS, ExamplePrivacy, coefficients_of
 from shared.trajectory import parse_trajectory
-from tests.device_agent.conftest import compile_tiny, copy_run, enrol
+from tests.device_agent.conftest import copy_run, enrol
 from tests.device_agent.double import ServerDouble
 
 PRIVACY = ExamplePrivacy(clip=0.05, noise_multiplier=0.5, sampling_rate=0.35)
@@ -32,9 +32,8 @@ SETTINGS = {"steps": 12, "lr": 0.02, "seed": 5, "evaluation_interval": 4}
 
 
 @pytest.fixture(scope="session")
-def clipped(base, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("programs") / "clipped"
-    return compile_tiny(base, directory, privacy="clipped", layers="last:1", effective_batch=2)
+def clipped(compile_tiny):
+    return compile_tiny("clipped", privacy="clipped", layers="last:1", effective_batch=2)
 
 
 @pytest.fixture
@@ -182,12 +181,12 @@ def test_a_step_may_see_nobody(run, plan, clipped):
     assert all(np.abs(coefficients).max() > 0 for coefficients in ledger(run).coefficients)  # it is noise alone
 
 
-def test_of_a_whole_job_nothing_is_sent_that_the_data_decides(home, server_key, clipped, dataset):
+def test_of_a_whole_job_nothing_is_sent_that_the_data_decides(home, server_key, clipped, dataset, engines):
     training = SETTINGS | {"steps": 40}
     with ServerDouble(server_key, lease_seconds=0.5) as server, Display(home, live=False) as display:
         enrol(home, server.url, server_key)
         home.rules.write_text("trajectory = true")
-        daemon = Daemon(home, {"movies": dataset}, display)
+        daemon = Daemon(home, {"movies": dataset}, display, engines=engines)
         server.add_job(clipped, job_id="job-good", history="beside", privacy=PRIVACY, **training)
         assert daemon.run(once=True).outcome is Outcome.COMPLETED
         (dataset / "train.jsonl").write_text('{"text": "warm"}\n')

@@ -25,10 +25,10 @@ def server(server_key):
 
 
 @pytest.fixture
-def daemon(home, server, server_key, dataset):
+def daemon(home, server, server_key, dataset, engines):
     enrol(home, server.url, server_key)
     with Display(home, live=False) as display:
-        yield Daemon(home, {"movies": dataset}, display, pause_seconds=0.1)
+        yield Daemon(home, {"movies": dataset}, display, pause_seconds=0.1, engines=engines)
 
 
 @pytest.fixture

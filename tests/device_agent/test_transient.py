@@ -51,5 +51,9 @@ def test_a_run_in_memory_goes_on_from_what_it_is_given(program, dataset):
     train(transient, plan, program, opened(plan))
     trajectory, _ = parse_trajectory(bytes(transient.ledger_data))
     expected = trajectory.replay(start)
-    np.testing.assert_array_equal(load_adapter(transient.files[transient.last], program.manifest.size), expected)
+    found = load_adapter(transient.files[transient.last], program.manifest.size)
+    recipe = program.manifest.recipe
+    exact = (recipe.noise, recipe.estimator) == ("rademacher", "replay")  # `Trajectory.replay` says why
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0 if exact else 1e-5)
+    assert np.abs(found - start).max() > 1e-3
     assert dump_adapter(start, {}) not in transient.files.values()

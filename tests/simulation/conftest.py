@@ -4,6 +4,7 @@ import pytest
 
 from simulation.session import Means, simulate
 from simulation.settings import read_settings
+from tests.programs import held, run_directory
 
 SMALL = {
     "devices": 6,
@@ -15,8 +16,13 @@ SMALL = {
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory):
-    """A directory for the program: the first simulation compiles it."""
-    return tmp_path_factory.mktemp("program")
+    """The directory of the program: the first simulation of a test run compiles it, for all workers."""
+    directory = run_directory(tmp_path_factory) / "simulated"
+    with held(directory.with_suffix(".lock")):
+        if not directory.exists():
+            settings = read_settings(None, merge(SMALL, {"rounds": 1}))
+            simulate(settings, tmp_path_factory.mktemp("first"), Means(engine="inline", program=directory))
+    return directory
 
 
 @pytest.fixture

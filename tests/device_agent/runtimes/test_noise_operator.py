@@ -12,22 +12,19 @@ from shared.encoding import pack_step
 from shared.lora import load_adapter
 from shared.noise import gaussian, query_seeds
 from shared.trajectory import parse_trajectory
-from tests.device_agent.conftest import compile_tiny
 
 LR, EPS = 0.05, 0.01
 
 
 @pytest.fixture(scope="module")
-def operator(base, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("programs") / "operator"
-    return compile_tiny(base, directory, estimator="stored", noise="operator")
+def operator(compile_tiny):
+    return compile_tiny("operator", estimator="stored", noise="operator")
 
 
 @pytest.fixture(scope="module")
-def twin(base, tmp_path_factory):
+def twin(compile_tiny):
     """The same recipe with the same noise drawn in the graph."""
-    directory = tmp_path_factory.mktemp("programs") / "twin"
-    return compile_tiny(base, directory, estimator="stored", noise="gaussian")
+    return compile_tiny("twin", estimator="stored", noise="gaussian")
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from device_agent.runtimes import open_runtime
 from device_agent.runtimes.torch_export import TorchRuntime
 from shared.encoding import pack_score, pack_step
 from shared.noise import query_seeds
-from tests.device_agent.conftest import compile_tiny
 
 LR, EPS = 0.05, 0.01
 FILE_NAME = {"name": "filename", "arg": {"as_string": "x"}, "kind": 1}
@@ -34,13 +33,13 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def compiled(base, tmp_path_factory):
+def compiled(compile_tiny):
     """The program for torch of one of SETTINGS, each compiled once."""
-    directory, programs = tmp_path_factory.mktemp("torch"), {}
+    programs = {}
 
     def program(name):
         if name not in programs:
-            programs[name] = compile_tiny(base, directory / name, backend="torch", **SETTINGS[name])
+            programs[name] = compile_tiny(f"torch-{name}", backend="torch", **SETTINGS[name])
         return programs[name]
 
     return program

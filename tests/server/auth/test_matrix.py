@@ -27,6 +27,8 @@ from tests.server.cohorts.conftest import cohort_request
 from tests.server.conftest import job_request, result
 from tests.server.history.runs import Run, finish
 
+# Who may ask is decided by one reading of the token, whose tests meet both; each statement behind a route has its own.
+DATABASES = ("sqlite",)
 ANYONE, ONE_TIME, DEVICE = "anyone", "the bearer of a one-time token", "a device"
 EITHER = "either "  # and a scope: or a device
 PERSON = "a person or a service, with any scopes"

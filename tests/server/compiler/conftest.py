@@ -30,6 +30,7 @@ from transformers.models.gemma3.modeling_gemma3 import eager_attention_forward
 
 from shared.program import TOKEN_DTYPE, ProgramManifest
 from shared.recipe import TARGETS, BaseRef, Recipe
+from tests.programs import ProgramStore
 from tests.server.compiler import reference
 
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
@@ -231,11 +232,11 @@ def tiny_tied(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
 
 
 class Programs:
-    """Compiled programs of the tiny bases, each compiled once a session. q = 1 adapts all seven linear layers."""
+    """Compiled programs of the tiny bases, each loaded once a session. q = 1 adapts all seven linear layers."""
 
-    def __init__(self, tied: TinyBase, untied: TinyBase, directory: Path) -> None:
+    def __init__(self, tied: TinyBase, untied: TinyBase, directory: Path, store: ProgramStore) -> None:
         self._bases = {"candidates": tied, "full": untied}
-        self._directory = directory
+        self._directory, self._store = directory, store
         self._compiled: dict[tuple[int, str, str, str], Program] = {}
 
     def __call__(self, queries: int, noise: str, loss: str, backend: str) -> tuple[Program, TinyBase]:
@@ -245,22 +246,26 @@ class Programs:
         if key not in self._compiled:
             targets = TARGETS if queries == 1 else ("q_proj", "v_proj")
             recipe = base.recipe(queries=queries, noise=noise, loss=loss, backend=backend, targets=targets)
-            self._compiled[key] = compile_to(self._directory / "-".join(map(str, key)), recipe, str(base.directory))
+            directory = self._directory / "-".join(map(str, key))
+            manifest = self._store.put(recipe, base.directory, directory, inference=False)
+            self._compiled[key] = Program(directory, manifest)
         program = self._compiled[key]
         program("load", np.zeros(program.manifest.size, np.float32))
         return program, base
 
 
 @pytest.fixture(scope="session")
-def programs(tiny: TinyBase, tiny_tied: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Programs:
-    return Programs(tiny_tied, tiny, tmp_path_factory.mktemp("programs"))
+def programs(
+    tiny: TinyBase, tiny_tied: TinyBase, tmp_path_factory: pytest.TempPathFactory, program_store: ProgramStore
+) -> Programs:
+    return Programs(tiny_tied, tiny, tmp_path_factory.mktemp("programs"), program_store)
 
 
 class Architectures:
     """Tiny bases of CONFIGS and their programs (q = 1, E = 2, full loss), each made once a session."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, store: ProgramStore) -> None:
+        self._directory, self._store = directory, store
         self._bases: dict[str, TinyBase] = {}
         self._programs: dict[str, Program] = {}
 
@@ -274,18 +279,16 @@ class Architectures:
         """Its program as ADAPTED says, B zero."""
         base = self.base(name)
         if name not in self._programs:
-            recipe = base.recipe(queries=1, **ADAPTED[name])
-            self._programs[name] = compile_to(
-                self._directory / f"{name}-program", recipe, str(base.directory), inference=True
-            )
+            recipe, directory = base.recipe(queries=1, **ADAPTED[name]), self._directory / f"{name}-program"
+            self._programs[name] = Program(directory, self._store.put(recipe, base.directory, directory))
         program = self._programs[name]
         program("load", np.zeros(program.manifest.size, np.float32))
         return program
 
 
 @pytest.fixture(scope="session")
-def architectures(tmp_path_factory: pytest.TempPathFactory) -> Architectures:
-    return Architectures(tmp_path_factory.mktemp("architectures"))
+def architectures(tmp_path_factory: pytest.TempPathFactory, program_store: ProgramStore) -> Architectures:
+    return Architectures(tmp_path_factory.mktemp("architectures"), program_store)
 
 
 @pytest.fixture(scope="session")

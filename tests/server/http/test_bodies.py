@@ -10,6 +10,7 @@ from server.http.json_bodies import parse_json
 from shared.errors import BadRequest
 from tests.server.conftest import job_request, serving
 
+DATABASES = ("postgresql",)  # the stricter: it takes no NUL and nothing that is not UTF-8
 JOB = json.dumps(job_request())
 
 
