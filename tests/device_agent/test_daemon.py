@@ -21,7 +21,7 @@ from tests.device_agent.conftest import enrol
 from tests.device_agent.double import NOW, ServerDouble
 from tests.device_agent.sensing import BATTERY, Told
 
-FOREVER = 1_000_000
+FOREVER = 40_000  # steps: more than a minute of the native runner, whose plan names each of them
 
 by_both_engines = pytest.mark.parametrize("engines", ["native", "python"], indirect=True)
 

@@ -23,7 +23,6 @@ from shared.trajectory import parse_trajectory
 from tests.device_agent.conftest import enrol
 from tests.device_agent.double import ServerDouble
 
-FOREVER = 1_000_000
 LONG = {"steps": 6000, "evaluation_interval": 3000, "seed": 9}
 
 
