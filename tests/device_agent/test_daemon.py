@@ -21,7 +21,7 @@ from tests.device_agent.conftest import enrol
 from tests.device_agent.double import NOW, ServerDouble
 from tests.device_agent.sensing import BATTERY, Told
 
-FOREVER = 1_000_000
+FOREVER = 50_000  # steps: a minute; the runner's plan of more takes long to write
 
 by_both_engines = pytest.mark.parametrize("engines", ["native", "python"], indirect=True)
 
