@@ -206,8 +206,11 @@ int main(int count, char **words) {
     say_error("diverged", error.what());
   } catch (const std::system_error &error) {
     const bool full = error.code().value() == ENOSPC || error.code().value() == EDQUOT;
-    const char *remedy = "the disk is full; free some of it and the run goes on where it stopped";
-    say_error(full ? "does-not-fit" : "runtime-failed", full ? remedy : error.what());
+    if (full) {
+      say_error("does-not-fit", "the disk is full; free some of it and the run goes on where it stopped");
+    } else {
+      say_error("runtime-failed", error.what());
+    }
   } catch (const std::bad_alloc &) {
     say_error("does-not-fit", "memory ran out; stop something and the job is tried again");
   } catch (const std::exception &error) {

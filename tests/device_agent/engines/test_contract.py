@@ -227,7 +227,7 @@ def test_a_full_disk_loses_nothing(begun, engine, little_disk, tmp_path):
                 while True:
                     filler.write(b"x" * 512)
 
-    with pytest.raises(DoesNotFit):
+    with pytest.raises(DoesNotFit, match="the disk is full; free some of it"):
         engine.train(run, report, lambda: False)
     assert run.result() is None
     (little_disk / "filler").unlink()
