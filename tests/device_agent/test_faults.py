@@ -242,7 +242,7 @@ def short_pauses(monkeypatch):
 def test_a_server_away_for_days_gets_the_result_when_it_is_back(
     daemon, server, server_key, rademacher, home, in_background, short_pauses, capsys
 ):
-    server.add_job(rademacher, steps=500)
+    server.add_job(rademacher, steps=2000)
     thread, ended = in_background(daemon, once=True)
     until_training(server)
     port = int(server.url.rpartition(":")[2])

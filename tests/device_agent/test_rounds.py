@@ -163,7 +163,7 @@ def test_a_round_that_ended_before_is_remembered_as_lost(work, server, rademache
 
 def test_a_round_that_goes_on_without_this_device_is_remembered(work, server, rademacher, home):
     server.stop.set()
-    server.add_job(rademacher, task_of_round=task(), **TRAINING | {"steps": 100_000, "evaluation_interval": 100_000})
+    server.add_job(rademacher, task_of_round=task(), **TRAINING | {"steps": 20_000, "evaluation_interval": 20_000})
     assert work().outcome is Outcome.CANCELLED
     (past,) = RoundLog(home.rounds).past()
     assert (past.outcome, past.bytes) == ("cancelled", 0)

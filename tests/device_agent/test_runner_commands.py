@@ -102,7 +102,7 @@ def test_a_plan_that_is_not_whole_is_refused(rademacher, begun, runner, harm):
 
 
 def test_attached_it_dies_with_whoever_started_it(rademacher, dataset, run, runner_directory):
-    run.begin(rademacher.plan(dataset, **{**SETTINGS, "steps": 100_000, "evaluation_interval": 100_000}))
+    run.begin(rademacher.plan(dataset, **{**SETTINGS, "steps": 20_000, "evaluation_interval": 20_000}))
     assert prepare(run) is None
     command = [runner_directory / "mobizo-runner", "train", *files(rademacher), "--run", run.path, "--attached"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

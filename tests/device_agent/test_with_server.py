@@ -146,7 +146,7 @@ def test_a_job_goes_on_from_a_version_and_another_device_takes_that_while_it_is_
     submit(ask, "lineage", lr=0.3)
     assert agent("lineage-1")[0].wait() == 0
     first = ask("GET", "/v1/adapters/lineage/versions/1").json()
-    job = submit(ask, "lineage", {"adapter": "lineage"}, steps=400, evaluation_interval=100, lr=0.1, seed=1)
+    job = submit(ask, "lineage", {"adapter": "lineage"}, steps=3000, evaluation_interval=1000, lr=0.1, seed=1)
     process, home = agent("lineage-2")
     wait_until(lambda: training(ask, job))
     os.killpg(process.pid, signal.SIGKILL)

@@ -40,7 +40,7 @@ JOB = {
     "task": "sst2",
     "dataset": "demo",
     "recipe": {"rank": 2, "queries": 2, "effective_batch": 4, "sequence_length": 40},
-    "training": {"steps": 1500, "evaluation_interval": 1000},
+    "training": {"steps": 6000, "evaluation_interval": 2000},
 }
 
 
