@@ -7,6 +7,7 @@ privacy costs it, on SmolLM2-135M: bench.federation_learning. Each measures for 
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable
 from enum import StrEnum
@@ -16,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.report import write
+from bench.report import commit, write
 from bench.step import notes, show
 
 Row = dict[str, Any]
@@ -50,7 +51,8 @@ def federation(
     quick: Annotated[bool, typer.Option("--quick", help="fewer uploads, devices, rounds and steps")] = False,
     only: Annotated[list[Part] | None, typer.Option("--only", help="these parts; default: all")] = None,
     keep: Annotated[
-        Path | None, typer.Option(help="keep programs and rounds of the real model here, and go on with what is there")
+        Path | None,
+        typer.Option(help="keep programs, rounds and what was measured here; go on with what is there"),
     ] = None,
 ) -> None:
     """Aggregate, mask, simulate, and train a cohort of the real model, with and without privacy."""
@@ -60,13 +62,20 @@ def federation(
         place = keep or Path(name)
         for part in only or list(Part):
             notes.print(part)
-            module, function = HOMES[part]
-            measure: Callable[..., tuple[list[Row], dict[str, float]]] = getattr(
-                import_module(f"bench.{module}"), function
-            )
-            # The cohort without privacy is the same for both of them: it is trained once.
-            found, said = measure(quick, place) if part in KEEPING else measure(quick)
-            rows += [{"part": part, **row} for row in found]
-            claims |= said
+            kept = place / f"{part}{'.quick' if quick else ''}.json"
+            if not kept.exists():
+                place.mkdir(parents=True, exist_ok=True)
+                kept.write_text(json.dumps(_measured(part, quick, place)))
+            found = json.loads(kept.read_text())
+            rows += [{"part": part, **row} for row in found["rows"]]
+            claims |= found["claims"]
     show(claims)
     write(json_file, rows, claims)
+
+
+def _measured(part: Part, quick: bool, place: Path) -> dict[str, Any]:
+    module, function = HOMES[part]
+    measure: Callable[..., tuple[list[Row], dict[str, float]]] = getattr(import_module(f"bench.{module}"), function)
+    # The cohort without privacy is the same for both of them: it is trained once.
+    rows, claims = measure(quick, place) if part in KEEPING else measure(quick)
+    return {"rows": [{"commit": commit(), **row} for row in rows], "claims": claims}
