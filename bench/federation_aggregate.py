@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 import shutil
 import statistics
 import subprocess
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from device_agent.memory import peak_rss_bytes
 from shared.canonical import sha256_hex
 from shared.cohort import AggregatorSettings
 from shared.federation.aggregation import Weighing, combine
@@ -156,7 +156,7 @@ def _main() -> None:
     began, cpu = time.perf_counter(), time.process_time()
     run()
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = peak_rss_bytes()
     print(json.dumps({"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_rss_bytes": peak}))
 
 
