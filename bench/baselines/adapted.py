@@ -1,0 +1,87 @@
+"""A stock transformers model whose adapted linear layers run one LoRA-B per path: what every PyTorch baseline trains.
+
+Inputs and the layout of flat B are a program's (`shared.program`, `shared.lora`), so that a baseline and a program take
+the same batches, start from the same A and can be compared loss by loss. Runs wherever the model lies, under autograd
+or without.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shared.lora import BaseShape, flat_size, init_a, lora_modules
+from shared.recipe import Recipe
+
+EXCLUDED = -1e9  # the logit of a padded choice
+
+
+class AdaptedModel:
+    """MP-LoRA (the paper's equation in 3.1, Y = XW + (XA) B by path) by forward hooks."""
+
+    def __init__(self, model: Any, recipe: Recipe, shape: BaseShape) -> None:
+        """model: transformers' AutoModelForCausalLM; its weights are frozen and stay where they are."""
+        self.model = model.eval().requires_grad_(False)
+        self.recipe, self.shape = recipe, shape
+        self.size = flat_size(recipe, shape)
+        self.device, self.dtype = model.lm_head.weight.device, model.lm_head.weight.dtype
+        self._paths = self.zeros().unsqueeze(0)
+        layers = dict(model.named_modules())
+        self._handles = []
+        for module in lora_modules(recipe, shape):
+            a = torch.from_numpy(init_a(recipe, module)) * recipe.scale  # (in, r)
+            hook = self._hook(a.to(self.device, self.dtype), module.offset, module.size)
+            self._handles.append(layers[module.name].register_forward_hook(hook))
+
+    def remove(self) -> None:
+        """Takes the hooks off: the model is the stock one again."""
+        for handle in self._handles:
+            handle.remove()
+
+    def zeros(self) -> Tensor:
+        """B = 0, float32 (D,), on the model's device."""
+        return torch.zeros(self.size, device=self.device)
+
+    def losses(self, batch: tuple[np.ndarray, ...], paths: Tensor) -> Tensor:
+        """Mean negative log-likelihood of the answers under each B of `paths` (n, D): (n,), float32.
+
+        batch: as `shared.encoding.pack_step` gives it for the recipe's loss.
+        """
+        n = len(paths)
+        tokens, positions, *labels, mask = (torch.from_numpy(array).to(self.device) for array in batch)
+        answers = self._answers(tokens.repeat(n, 1), positions.repeat(n, 1), paths)  # (n*E, T, hidden)
+        if self.recipe.loss == "full":
+            logits, (truth,) = self.model.lm_head(answers), labels
+            nll = -torch.log_softmax(logits.float(), -1).gather(2, truth.repeat(n, 1).unsqueeze(2)).squeeze(2)
+        else:
+            choices, choice_mask = labels
+            heads = self.model.lm_head.weight[choices].repeat(n, 1, 1, 1)  # (n*E, T, C, hidden)
+            logits = (heads @ answers.unsqueeze(3)).squeeze(3).float()
+            nll = -torch.log_softmax(logits.masked_fill(choice_mask.repeat(n, 1, 1) == 0, EXCLUDED), -1)[:, :, 0]
+        return (nll.reshape(n, -1) * mask.reshape(1, -1)).sum(1) / mask.sum().clamp(min=1)
+
+    @torch.no_grad()
+    def score(self, inputs: tuple[np.ndarray, ...], b: Tensor) -> np.ndarray:
+        """Log-probabilities (R, T, C) over the whole vocabulary under B (D,), as a program's `score` gives them."""
+        tokens, positions, choices = (torch.from_numpy(array).to(self.device) for array in inputs)
+        logits = self.model.lm_head(self._answers(tokens, positions, b.unsqueeze(0)))
+        found: np.ndarray = torch.log_softmax(logits.float(), -1).gather(2, choices).cpu().numpy()
+        return found
+
+    def _answers(self, tokens: Tensor, positions: Tensor, paths: Tensor) -> Tensor:
+        """Final hidden states (R, T, hidden) at `positions` (R, T) of tokens (R, S), an equal share of R by path."""
+        self._paths = paths.to(self.dtype)
+        hidden = self.model.model(tokens, use_cache=False).last_hidden_state
+        found: Tensor = hidden[torch.arange(len(hidden), device=self.device).unsqueeze(1), positions]
+        return found
+
+    def _hook(self, a: Tensor, offset: int, size: int) -> Any:
+        def add_lora(_module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            paths = self._paths[:, offset : offset + size].reshape(len(self._paths), self.recipe.rank, -1)
+            low = (inputs[0] @ a).reshape(len(self._paths), -1, self.recipe.rank)  # (n, E*S, r)
+            return output + torch.bmm(low, paths).reshape(output.shape)
+
+        return add_lora
