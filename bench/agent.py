@@ -25,7 +25,7 @@ from bench.giver import DATASET, Giver
 from bench.kills import Daemon, Finals, Kind, Trainer, measure
 from bench.phone_kills import PhoneRunner, forgetting, phone
 from bench.programs import Compiled, compile_cold, reopen, smollm2_recipe
-from bench.report import write
+from bench.result import write
 from bench.step import notes, show
 from bench.tiny import compile_tiny, plan_of, write_base, write_sentences
 from device_agent.engines.choice import RUNNER_VARIABLE

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.report import commit, write
+from bench.result import commit, write
 from bench.step import notes, show
 
 Row = dict[str, Any]

@@ -16,7 +16,7 @@ import typer
 from rich.progress import track
 
 from bench.programs import Compiled, compile_cold, smollm2_recipe
-from bench.report import write
+from bench.result import write
 from shared.encoding import pack_step
 from shared.noise import query_seeds
 from shared.recipe import Precision

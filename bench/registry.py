@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from bench import registry_downloads, registry_publish, registry_replay, registry_scoring
-from bench.report import write
+from bench.result import write
 from bench.step import notes, show
 
 Row = dict[str, Any]

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from bench import server_downloads, server_kills, server_polls, server_queries
-from bench.report import write
+from bench.result import write
 from bench.step import notes, show
 
 Row = dict[str, Any]

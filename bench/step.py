@@ -23,7 +23,7 @@ from rich.table import Table
 
 from bench.floor import gemm_seconds, noise_update_seconds, read_bandwidth
 from bench.programs import Compiled, compile_cold, model_file, smollm2_recipe
-from bench.report import write
+from bench.result import write
 from shared.encoding import pack_score, pack_step
 from shared.noise import query_seeds
 from shared.program import ProgramManifest
