@@ -1,7 +1,8 @@
 """LoRA-FA's matrices: where each B lies in the flat vector, the frozen A, and the adapter file.
 
 All B matrices of a program are views of one float32 vector of length D: layer by layer, within a layer the
-recipe's targets in canonical order, each (r, out) row-major. A (in, r) is drawn from the recipe's a_seed.
+recipe's targets in canonical order, each (r, out) row-major. A (in, r) is drawn from the recipe's a_seed, or taken from
+the calibration that it names.
 Knows no torch, no HTTP.
 """
 
@@ -18,6 +19,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from shared.calibration import Calibration
 from shared.canonical import canonical_json
 from shared.errors import InvalidRecipe, InvalidUpload
 from shared.noise import DOMAIN_A, stream_key, threefry2x32, uniform
@@ -133,11 +135,28 @@ def init_a(recipe: Recipe, module: LoraModule) -> F32:
     return (values * bound).reshape(module.in_features, module.rank)
 
 
-def a_fingerprint(recipe: Recipe, shape: BaseShape) -> str:
+def frozen_a(recipe: Recipe, module: LoraModule, calibration: Calibration | None = None) -> F32:
+    """The frozen A of one module, float32 (in, r), as the recipe says: drawn, or from its calibration.
+
+    Raises InvalidRecipe if the calibration is not the one that the recipe names, or of another base or shape.
+    """
+    if recipe.calibration is None:
+        return init_a(recipe, module)
+    if calibration is None or calibration.sha256 != recipe.calibration:
+        raise InvalidRecipe(f"calibration {recipe.calibration[:12]}... is not here; it decides the recipe's A")
+    if calibration.about.base.sha256 != recipe.base.sha256:
+        raise InvalidRecipe(f"calibration: it was made for base {calibration.about.base.name}, not {recipe.base.name}")
+    a = calibration.a(module.name, recipe.rank)
+    if len(a) != module.in_features:
+        raise InvalidRecipe(f"calibration: {module.name} has {module.in_features} inputs, the calibration {len(a)}")
+    return a
+
+
+def a_fingerprint(recipe: Recipe, shape: BaseShape, calibration: Calibration | None = None) -> str:
     """sha256 over every A in flat-B order, little-endian float32: adapters may be averaged only when it is equal."""
     digest = hashlib.sha256()
     for module in lora_modules(recipe, shape):
-        digest.update(init_a(recipe, module).astype("<f4").tobytes())
+        digest.update(frozen_a(recipe, module, calibration).astype("<f4").tobytes())
     return digest.hexdigest()
 
 

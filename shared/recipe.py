@@ -72,6 +72,12 @@ class RecipeSettings(BaseModel):
         "all", description="adapted decoder layers: all, last:K, last:P% (at least one), or a list of indices from 0"
     )
     a_seed: int = Field(0, ge=0, le=MAX_SEED, description="seed of the frozen A matrices")
+    # Left out where there is none, so that the ids and signatures of recipes without it stay what they were.
+    calibration: Sha256 | None = Field(
+        None,
+        exclude_if=lambda calibration: calibration is None,
+        description="sha256 of a calibration (shared.calibration) that A is taken from; null: drawn from a_seed",
+    )
     queries: int = Field(4, ge=1, le=64, description="q: random directions per step; 2q paths run at once")
     effective_batch: int = Field(4, ge=1, le=256, description="E: examples per path")
     sequence_length: int = Field(64, ge=2, le=8192, description="S: tokens per example, prompt and answer")

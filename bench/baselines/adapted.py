@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared.lora import BaseShape, flat_size, init_a, lora_modules
+from shared.calibration import Calibration
+from shared.lora import BaseShape, flat_size, frozen_a, lora_modules
 from shared.recipe import Recipe
 
 EXCLUDED = -1e9  # the logit of a padded choice
@@ -22,7 +23,7 @@ EXCLUDED = -1e9  # the logit of a padded choice
 class AdaptedModel:
     """MP-LoRA (the paper's equation in 3.1, Y = XW + (XA) B by path) by forward hooks."""
 
-    def __init__(self, model: Any, recipe: Recipe, shape: BaseShape) -> None:
+    def __init__(self, model: Any, recipe: Recipe, shape: BaseShape, calibration: Calibration | None = None) -> None:
         """model: transformers' AutoModelForCausalLM; its weights are frozen and stay where they are."""
         self.model = model.eval().requires_grad_(False)
         self.recipe, self.shape = recipe, shape
@@ -32,7 +33,7 @@ class AdaptedModel:
         layers = dict(model.named_modules())
         self._handles = []
         for module in lora_modules(recipe, shape):
-            a = torch.from_numpy(init_a(recipe, module)) * recipe.scale  # (in, r)
+            a = torch.from_numpy(frozen_a(recipe, module, calibration)) * recipe.scale  # (in, r)
             hook = self._hook(a.to(self.device, self.dtype), module.offset, module.size)
             self._handles.append(layers[module.name].register_forward_hook(hook))
 

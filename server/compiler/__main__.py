@@ -1,4 +1,4 @@
-"""`python -m server.compiler RECIPE.json SOURCE OUT_DIR`: one compilation as a process of its own.
+"""`python -m server.compiler RECIPE.json SOURCE OUT_DIR [CALIBRATION]`: one compilation as a process of its own.
 
 Prints one JSON object a line: {"stage", "fraction"} as it goes, {"manifest"} at the end, or {"error": {"code",
 "detail"}} with exit code 1. To cancel a compilation, kill the process. Knows nothing of jobs.
@@ -14,6 +14,7 @@ import pydantic
 
 from server.compiler.program import compile_program
 from server.compiler.said import Lines
+from shared.calibration import read_calibration
 from shared.errors import CompileFailed, InvalidRecipe, MobizoError
 from shared.recipe import Recipe
 
@@ -21,10 +22,12 @@ from shared.recipe import Recipe
 def main(arguments: list[str]) -> int:
     """Compiles as the arguments say; returns the exit code."""
     lines = Lines()
-    recipe_path, source, out_dir = arguments
+    recipe_path, source, out_dir, *rest = arguments
     try:
         recipe = _read_recipe(Path(recipe_path))
-        manifest = compile_program(recipe, source, Path(out_dir), lines.stage)
+        manifest = compile_program(
+            recipe, source, Path(out_dir), lines.stage, calibration=read_calibration(Path(rest[0])) if rest else None
+        )
     except Exception as error:
         if not isinstance(error, MobizoError):
             traceback.print_exc()
@@ -45,6 +48,6 @@ def _read_recipe(path: Path) -> Recipe:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4:
-        sys.exit("usage: python -m server.compiler RECIPE.json SOURCE OUT_DIR")
+    if len(sys.argv) not in (4, 5):
+        sys.exit("usage: python -m server.compiler RECIPE.json SOURCE OUT_DIR [CALIBRATION]")
     sys.exit(main(sys.argv[1:]))

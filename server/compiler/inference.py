@@ -22,6 +22,7 @@ from server.compiler.emission import Signature
 from server.compiler.methods import Adapter, Load, Method
 from server.compiler.network import BaseNetwork, Example, Lower, QuantizedBase, lower_by_shape, zero_tokens
 from server.compiler.trunk import Trunk
+from shared.calibration import Calibration
 from shared.recipe import Recipe, Target
 
 # Tokens: a question and its answer. A token attends over the whole cache, used or not: on SmolLM2 in int8, one takes
@@ -207,8 +208,11 @@ def parts_of(shape: LayerShape) -> tuple[LayerShape, LayerShape]:
 class InferenceNetwork(BaseNetwork):
     """A recipe's network for one sequence of one path, its B held as `replay` does whatever the estimator."""
 
-    def __init__(self, recipe: Recipe, base: QuantizedBase, lower: Lower) -> None:
-        super().__init__(recipe.model_copy(update={"estimator": "replay"}), base, lower)
+    def __init__(
+        self, recipe: Recipe, base: QuantizedBase, lower: Lower, calibration: Calibration | None = None
+    ) -> None:
+        """As `BaseNetwork`."""
+        super().__init__(recipe.model_copy(update={"estimator": "replay"}), base, lower, calibration=calibration)
         self.context = inference_context(recipe, base.facts)
 
     def methods(self) -> dict[str, Signature]:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.lora import F32, BaseShape, flat_size, init_a, lora_modules
+from shared.calibration import Calibration
+from shared.lora import F32, BaseShape, flat_size, frozen_a, lora_modules
 from shared.recipe import Recipe, Target
 
 Place = tuple[int, Target]  # of a linear layer: decoder layer, target
@@ -23,21 +24,23 @@ Family = tuple[object, ...]
 
 
 def family_of(recipe: Recipe, shape: BaseShape) -> Family:
-    """What recipes must have in common to share A and the places of B: rank, alpha, targets, layers and A's seed."""
-    return (recipe.rank, recipe.alpha, recipe.targets, recipe.adapted_layers(shape.layers), recipe.a_seed)
+    """What recipes must share to share A and the places of B: rank, alpha, targets, layers and where A is from."""
+    source = (recipe.a_seed, recipe.calibration)
+    return (recipe.rank, recipe.alpha, recipe.targets, recipe.adapted_layers(shape.layers), *source)
 
 
 class Projections:
     """The frozen A of a family of recipes, scaled, and where each B lies in flat B."""
 
-    def __init__(self, recipe: Recipe, shape: BaseShape) -> None:
+    def __init__(self, recipe: Recipe, shape: BaseShape, calibration: Calibration | None = None) -> None:
+        """calibration: the one that the recipe names, if it names one."""
         self.family = family_of(recipe, shape)
         self.rank, self.size = recipe.rank, flat_size(recipe, shape)
         self.a: dict[Place, Tensor] = {}  # (alpha / r) A^T, (r, in)
         self.places: dict[Place, tuple[int, int]] = {}  # of B in flat B: offset, out
         for module in lora_modules(recipe, shape):
             place = (module.layer, module.target)
-            scaled = np.ascontiguousarray(init_a(recipe, module).T) * np.float32(recipe.scale)
+            scaled = np.ascontiguousarray(frozen_a(recipe, module, calibration).T) * np.float32(recipe.scale)
             self.a[place] = torch.from_numpy(scaled)
             self.places[place] = (module.offset, module.out_features)
 

@@ -33,7 +33,8 @@ from server.compiler.methods import (
 from server.compiler.quantization import ROWS, SCALE, SCHEMES, Scheme, quantize, stored_bytes, stored_key
 from server.compiler.trunk import HeadLayer, Trunk, TrunkTensors
 from server.compiler.weights import Stored
-from shared.lora import flat_size, init_a, lora_modules
+from shared.calibration import Calibration
+from shared.lora import flat_size, frozen_a, lora_modules
 from shared.program import MIN_LENGTH, SEED_DTYPE, TOKEN_DTYPE
 from shared.recipe import Precision, Recipe, Target
 
@@ -78,15 +79,25 @@ class QuantizedBase:
 class BaseNetwork:
     """Everything a recipe's methods share."""
 
-    def __init__(self, recipe: Recipe, base: QuantizedBase, lower: Lower, dynamic_length: bool = True) -> None:
-        """lower: makes layers of one graph into what runs them. dynamic_length: of what runs them."""
+    def __init__(
+        self,
+        recipe: Recipe,
+        base: QuantizedBase,
+        lower: Lower,
+        dynamic_length: bool = True,
+        calibration: Calibration | None = None,
+    ) -> None:
+        """lower: makes layers of one graph into what runs them. dynamic_length: of what runs them.
+
+        calibration: the one that the recipe names, if it names one.
+        """
         self.recipe, self.facts, self._base, self._lower = recipe, base.facts, base, lower
         self.dynamic_length = dynamic_length and recipe.sequence_length > MIN_LENGTH
         self.size = flat_size(recipe, base.facts)
         self.trunk = Trunk(base.facts, base.trunk, recipe.sequence_length)
         self._scaled_a: list[dict[Target, Tensor]] = [{} for _ in range(base.facts.layers)]
         for module in lora_modules(recipe, base.facts):
-            a = np.ascontiguousarray(init_a(recipe, module).T) * np.float32(recipe.scale)  # (r, in)
+            a = np.ascontiguousarray(frozen_a(recipe, module, calibration).T) * np.float32(recipe.scale)  # (r, in)
             self._scaled_a[module.layer][module.target] = torch.from_numpy(a)
 
     def layers(self, shapes: Sequence[LayerShape], indices: Iterable[int], length: int) -> list[nn.Module]:

@@ -18,6 +18,7 @@ from server.compiler.inference import InferenceNetwork
 from server.compiler.network import BaseNetwork, QuantizedBase
 from server.compiler.quantization import check_precision
 from server.compiler.tokenizer import write_tokenizer
+from shared.calibration import Calibration
 from shared.canonical import file_sha256
 from shared.errors import InvalidRecipe
 from shared.lora import BaseShape, a_fingerprint, flat_size, lora_modules
@@ -28,12 +29,18 @@ Progress = Callable[[str, float], None]
 
 
 def compile_program(
-    recipe: Recipe, source: str, out_dir: Path, progress: Progress | None = None, *, inference: bool = True
+    recipe: Recipe,
+    source: str,
+    out_dir: Path,
+    progress: Progress | None = None,
+    *,
+    inference: bool = True,
+    calibration: Calibration | None = None,
 ) -> ProgramManifest:
     """Compiles `recipe` for the base at `source` into `out_dir` and returns the manifest, not yet signed.
 
     progress: called with a stage's name and its fraction done, 0 to 1. inference: also the inference file, where the
-    backend has one.
+    backend has one. calibration: the one that the recipe names, if it names one.
     Raises InvalidRecipe, UnknownBase, UnreadableCheckpoint, UnsupportedModel, ToolchainMissing or CompileFailed.
     """
     report = progress or (lambda stage, fraction: None)
@@ -43,19 +50,20 @@ def compile_program(
     checkpoint = load_checkpoint(source)
     facts = checkpoint.facts
     check_recipe(recipe, facts)
+    fingerprint = a_fingerprint(recipe, facts, calibration)
     base = QuantizedBase.of(checkpoint, recipe.precision)
     files = {role: name for role, name in target.files.items() if inference or role != "inference"}
     out_dir.mkdir(parents=True, exist_ok=True)
     write_tokenizer(locate_base(source), out_dir / files["tokenizer"])
     stored = target.write_weights(base.stored(), out_dir / files["weights"])
     report("lower", 0.0)
-    network = BaseNetwork(recipe, base, partial(target.lower, stored=stored), target.dynamic_length)
+    network = BaseNetwork(recipe, base, partial(target.lower, stored=stored), target.dynamic_length, calibration)
     report("emit", 0.0)
     methods = network.methods()
     emitted = target.emit(methods, stored, out_dir / files["program"])
     context = None
     if "inference" in files:
-        serving = InferenceNetwork(recipe, base, partial(target.lower, stored=stored))
+        serving = InferenceNetwork(recipe, base, partial(target.lower, stored=stored), calibration=calibration)
         target.emit(serving.methods(), stored, out_dir / files["inference"])
         context = serving.context
     report("emit", 1.0)
@@ -64,7 +72,7 @@ def compile_program(
         recipe_id=recipe.id,
         shape=BaseShape(**{name: getattr(facts, name) for name in BaseShape.model_fields}),
         size=flat_size(recipe, facts),
-        a_sha256=a_fingerprint(recipe, facts),
+        a_sha256=fingerprint,
         score_rows=recipe.score_rows,
         methods=tuple(methods),
         dynamic_length=network.dynamic_length,

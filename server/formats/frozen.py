@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import hashlib
 
+from shared.calibration import Calibration
 from shared.errors import AMismatch, InvalidUpload
-from shared.lora import F32, BaseShape, LoraModule, init_a, lora_modules
+from shared.lora import F32, BaseShape, LoraModule, frozen_a, lora_modules
 from shared.recipe import Recipe
 
 Adapted = tuple[LoraModule, F32, F32]  # a module, its A (in, r) and its B (r, out)
 
 
-def joined(recipe: Recipe, shape: BaseShape, flat: F32, a_sha256: str) -> list[Adapted]:
+def joined(
+    recipe: Recipe, shape: BaseShape, flat: F32, a_sha256: str, calibration: Calibration | None = None
+) -> list[Adapted]:
     """Every adapted module with its matrices, in flat-B order. flat: B, float32 (D,).
 
-    a_sha256: the fingerprint (`shared.lora.a_fingerprint`) of the A that B was trained with. Raises AMismatch if A as
-    drawn here has another, InvalidUpload if B is not of the recipe's size.
+    a_sha256: the fingerprint (`shared.lora.a_fingerprint`) of the A that B was trained with. calibration: the one
+    that the recipe names, if it names one. Raises AMismatch if A as made here has another fingerprint, InvalidUpload if
+    B is not of the recipe's size, InvalidRecipe without the calibration.
     """
     modules = lora_modules(recipe, shape)
     size = modules[-1].offset + modules[-1].size
@@ -26,7 +30,7 @@ def joined(recipe: Recipe, shape: BaseShape, flat: F32, a_sha256: str) -> list[A
         raise InvalidUpload(f"B has shape {list(flat.shape)}; this recipe's is [{size}]")
     digest, found = hashlib.sha256(), []
     for module in modules:
-        a = init_a(recipe, module)
+        a = frozen_a(recipe, module, calibration)
         digest.update(a.astype("<f4", copy=False).tobytes())
         found.append((module, a, module.b(flat)))
     if digest.hexdigest() != a_sha256:

@@ -88,6 +88,8 @@ def check_fit(start: StoredVersion, recipe: Recipe, shape: BaseShape) -> None:
             raise _mismatch(f"recipe.{field}", words, getattr(has, field), getattr(recipe, field))
     if has.a_seed != recipe.a_seed:
         raise _mismatch("recipe.a_seed", "frozen A, by its seed", has.a_seed, recipe.a_seed)
+    if has.calibration != recipe.calibration:
+        raise _mismatch("recipe.calibration", "frozen A, by its calibration", has.calibration, recipe.calibration)
     if has.alpha != recipe.alpha:
         raise _mismatch("recipe.alpha", "alpha, which scales B", has.alpha, recipe.alpha)
     if start.size_d != flat_size(recipe, shape):

@@ -30,14 +30,19 @@ class CompilerProcess(ChildProcess):
     failed: ClassVar[type[MobizoError]] = CompileFailed
     crashed: ClassVar[type[MobizoError]] = CompilerCrashed
 
-    def run(self, recipe: Recipe, source: str, workspace: Path) -> ProgramManifest | Stopped:
+    def run(
+        self, recipe: Recipe, source: str, workspace: Path, calibration: Path | None = None
+    ) -> ProgramManifest | Stopped:
         """Compiles into `workspace`/program; no process is left when it returns or raises.
+
+        calibration: the file of the one that the recipe names, if it names one.
 
         Raises the error that the compiler reports, CompilerCrashed, or CompileFailed if it takes too much memory.
         """
         recipe_path = workspace / "recipe.json"
         recipe_path.write_text(recipe.model_dump_json(), encoding="utf-8")
-        said = self.listen([str(recipe_path), source, str(workspace / "program")])
+        rest = [] if calibration is None else [str(calibration)]
+        said = self.listen([str(recipe_path), source, str(workspace / "program"), *rest])
         if isinstance(said, Stopped):
             return said
         try:
