@@ -10,7 +10,7 @@ from bench.padding import padding
 from bench.precision import precision
 from bench.registry import registry
 from bench.server import server
-from bench.step import step
+from bench.step_command import step
 
 app = typer.Typer(help="Measure what README and docs claim.", no_args_is_help=True)
 app.command()(step)

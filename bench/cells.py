@@ -47,7 +47,10 @@ GROUPINGS: dict[Contender, Grouping] = {
 
 
 class Cell(BaseModel):
-    """What one process measures. fp16: of weights and activations, on a GPU; first order's by autocast, as the paper's."""
+    """What one process measures.
+
+    fp16: of weights and activations, on a GPU; first order's by autocast, as the paper's.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -29,7 +29,7 @@ def peak_memory_claim(
 ) -> tuple[list[Row], float]:
     """Rows of first order, ours in fp32 and ours in int8, and ours in fp32 over first order.
 
-    keep: a directory where what was measured stays; base: a model's directory, SmolLM2-135M if None. E = batch / queries.
+    keep: a directory where what was measured stays; base: a model's directory, SmolLM2-135M if None; E = batch / q.
     """
     with open_place(keep, base) as place:
         cell = Cell(contender=Contender.FO_LORA_FA, engine="eager", length=length, batch=batch)

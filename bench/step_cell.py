@@ -88,7 +88,7 @@ def measure(asked: Asked) -> dict[str, Any]:
 
 
 def random_batch(asked: Asked, number: int) -> tuple[np.ndarray, ...]:
-    """A step's data inputs, as `pack_step` gives them: every sequence of the cell's length, the answer after the last."""
+    """A step's inputs, as `pack_step` gives them: every sequence of the cell's length, the answer after the last."""
     recipe, vocabulary = asked.cell.recipe(asked.base), asked.shape.vocabulary
     rng = np.random.default_rng(number)
     e, s = recipe.effective_batch, recipe.sequence_length
@@ -114,7 +114,6 @@ def torch_step(asked: Asked) -> Step:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from bench.baselines.adapted import AdaptedModel
     from bench.baselines.eager import EagerMobizo
     from bench.baselines.first_order import FirstOrder, FullFirstOrder
     from bench.baselines.in_place import mezo_full, mezo_lora_fa
@@ -125,7 +124,6 @@ def torch_step(asked: Asked) -> Step:
     half = cell.precision == "fp16"
     dtype = torch.float16 if half and not first else torch.float32
     model = AutoModelForCausalLM.from_pretrained(asked.model, dtype=dtype).to(cell.device)
-    adapted: AdaptedModel
     zeroth: Any = None
     differentiate: Any = None
     if cell.contender == Contender.FO_FULL:
@@ -134,7 +132,7 @@ def torch_step(asked: Asked) -> Step:
         differentiate = FirstOrder(model, recipe, shape, checkpointing=cell.contender == Contender.FO_CHECKPOINTING)
     elif cell.contender in (Contender.MEZO_FULL, Contender.MEZO_LORA_FA):
         full = cell.contender == Contender.MEZO_FULL
-        zeroth, adapted = (mezo_full if full else mezo_lora_fa)(model, recipe, shape)
+        zeroth, _ = (mezo_full if full else mezo_lora_fa)(model, recipe, shape)
     else:
         zeroth = EagerMobizo(model, recipe, shape, GROUPINGS[cell.contender])
     if cell.engine == "compile":

@@ -6,7 +6,6 @@ A cell that takes more memory than the machine has left or more time than it is 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 import time

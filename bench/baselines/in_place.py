@@ -1,4 +1,4 @@
-"""MeZO (Malladi et al., 2023; the paper's Algorithm 3): parameters perturbed where they lie, noise drawn again each time.
+"""MeZO (Malladi et al., 2023; the paper's Algorithm 3): parameters perturbed in place, noise drawn again each time.
 
 What it saves is memory: no copy of the parameters and no noise is kept, at the price of walking over all of them four
 times a query.
@@ -31,8 +31,10 @@ class InPlaceMezo:
         loss: Callable[[Batch], Tensor],
         draw: Callable[[Seed], Callable[..., Tensor]],
     ) -> None:
-        """loss: of a batch under the parameters as they lie, (1,). draw: from a seed, a function that gives the noise of
-        each parameter it is called with, in their order."""
+        """loss: of a batch under the parameters as they lie, (1,).
+
+        draw: from a seed, a function that gives the noise of each parameter it is called with, in their order.
+        """
         self.parameters, self.loss, self.draw = parameters, loss, draw
 
     @torch.no_grad()
