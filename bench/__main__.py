@@ -6,14 +6,16 @@ import typer
 
 from bench.agent import agent
 from bench.federation import federation
+from bench.padding import padding
 from bench.precision import precision
 from bench.registry import registry
 from bench.server import server
-from bench.step import step
+from bench.step_command import step
 
 app = typer.Typer(help="Measure what README and docs claim.", no_args_is_help=True)
 app.command()(step)
 app.command()(precision)
+app.command()(padding)
 app.command()(agent)
 app.command()(server)
 app.command()(registry)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,24 +63,28 @@ class NoiseAndUpdate(nn.Module):
         return paths[:, :1] + 0.0
 
 
+def gemm_example(recipe: Recipe, shape: BaseShape) -> tuple[Tensor, ...]:
+    """Activations of a step's shapes, as `LayerGemms` takes them."""
+    rows, length = recipe.score_rows, recipe.sequence_length
+    groups = shape.heads // shape.kv_heads
+    k = torch.rand(rows * shape.kv_heads, shape.head_dim, length)
+    return (
+        torch.rand(rows, length, shape.hidden),
+        torch.rand(rows, length, shape.intermediate),
+        torch.rand(rows * shape.kv_heads, groups * length, shape.head_dim),
+        k,
+        k.transpose(1, 2).contiguous(),
+        *(torch.rand(recipe.paths, recipe.rank, shape.features(target)[1]) for target in recipe.targets),
+    )
+
+
 def gemm_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[float]:
     """Seconds that one layer's matrix products take in XNNPACK, once a round."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
     from torch.export import export
 
-    rows, length = recipe.score_rows, recipe.sequence_length
-    groups = shape.heads // shape.kv_heads
-    q = torch.rand(rows * shape.kv_heads, groups * length, shape.head_dim)
-    k = torch.rand(rows * shape.kv_heads, shape.head_dim, length)
-    example = (
-        torch.rand(rows, length, shape.hidden),
-        torch.rand(rows, length, shape.intermediate),
-        q,
-        k,
-        k.transpose(1, 2).contiguous(),
-        *(torch.rand(recipe.paths, recipe.rank, shape.features(target)[1]) for target in recipe.targets),
-    )
+    example = gemm_example(recipe, shape)
     program = to_edge_transform_and_lower(
         export(LayerGemms(recipe, shape), example, strict=False), partitioner=[XnnpackPartitioner()]
     ).to_executorch()
@@ -88,6 +93,13 @@ def gemm_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[float]:
         path.write_bytes(program.buffer)
         methods = Methods(path, None, ["forward"])
         return _timed(methods, "forward", [tensor.numpy() for tensor in example], rounds)
+
+
+@torch.no_grad()
+def torch_gemm_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[float]:
+    """Seconds that the same matrix products take in PyTorch on the CPU, once a round."""
+    module, example = LayerGemms(recipe, shape), gemm_example(recipe, shape)
+    return _timed(lambda _, *inputs: module(*inputs), "forward", example, rounds)
 
 
 def noise_update_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[float]:
@@ -113,7 +125,7 @@ def read_bandwidth(rounds: int = 5) -> float:
     return float(block.nbytes / min(seconds))
 
 
-def _timed(methods: Methods, name: str, inputs: list[Any], rounds: int) -> list[float]:
+def _timed(methods: Callable[..., Any], name: str, inputs: Sequence[Any], rounds: int) -> list[float]:
     methods(name, *inputs)
     seconds = []
     for _ in range(rounds):

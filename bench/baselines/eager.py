@@ -9,18 +9,20 @@ import torch
 from torch import Tensor
 
 from bench.baselines.adapted import AdaptedModel
+from bench.baselines.passes import Grouping, passes
 from shared.lora import BaseShape
 from shared.noise import direction
 from shared.recipe import Recipe
 
 
 class EagerMobizo:
-    """B, and a model that runs all 2q perturbed copies of it in one forward pass."""
+    """B, and a model that runs the 2q perturbed copies of it, all in one forward pass or as `grouping` says."""
 
-    def __init__(self, model: Any, recipe: Recipe, shape: BaseShape) -> None:
+    def __init__(self, model: Any, recipe: Recipe, shape: BaseShape, grouping: Grouping = "both") -> None:
         """model: transformers' AutoModelForCausalLM."""
         self.adapted, self.recipe = AdaptedModel(model, recipe, shape), recipe
         self.b = self.adapted.zeros()
+        self.passes = passes(grouping, recipe.queries)
 
     @torch.no_grad()
     def step(self, batch: tuple[np.ndarray, ...], seeds: np.ndarray, lr: float, eps: float) -> tuple[Tensor, Tensor]:
@@ -28,7 +30,10 @@ class EagerMobizo:
         recipe = self.recipe
         noise = [direction(recipe.noise, (int(k0), int(k1)), len(self.b)) for k0, k1 in seeds]
         z = torch.from_numpy(np.stack(noise)).to(self.b.device)  # (q, D)
-        losses = self.adapted.losses(batch, torch.cat((self.b + eps * z, self.b - eps * z)))
+        losses = torch.zeros(recipe.paths, device=self.b.device)
+        for group in self.passes:
+            paths = [self.b + (eps if path < recipe.queries else -eps) * z[path % recipe.queries] for path in group]
+            losses[group] = self.adapted.losses(batch, torch.stack(paths))
         coefficients = lr / recipe.queries * (losses[: recipe.queries] - losses[recipe.queries :]) / (2 * eps)
         for query in range(recipe.queries):
             self.b -= coefficients[query] * z[query]

@@ -1,4 +1,4 @@
-"""First-order SGD on LoRA-FA by autograd: what zeroth-order training is given up for."""
+"""First-order SGD by autograd, on LoRA-FA and on all parameters: what zeroth-order training is given up for."""
 
 from __future__ import annotations
 
@@ -31,3 +31,24 @@ class FirstOrder:
         with torch.no_grad():
             self.b -= lr * gradient
         return float(loss), gradient.cpu().numpy()
+
+
+class FullFirstOrder:
+    """A model that differentiates its loss by all its parameters; there is no LoRA."""
+
+    def __init__(self, model: Any, recipe: Recipe, shape: BaseShape) -> None:
+        """model: transformers' AutoModelForCausalLM, changed where it lies."""
+        self.adapted = AdaptedModel(model, recipe, shape)
+        self.adapted.remove()
+        self._nothing = self.adapted.zeros().unsqueeze(0)
+        self.parameters = [parameter.requires_grad_() for parameter in model.parameters()]
+        self._optimizer = torch.optim.SGD(self.parameters, lr=0.0)
+
+    def step(self, batch: tuple[np.ndarray, ...], lr: float) -> float:
+        """Every parameter -= lr * its gradient. Returns the loss before; the gradients stay on the parameters."""
+        self._optimizer.param_groups[0]["lr"] = lr
+        self._optimizer.zero_grad()
+        loss = self.adapted.losses(batch, self._nothing).sum()
+        loss.backward()
+        self._optimizer.step()
+        return float(loss)

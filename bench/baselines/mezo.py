@@ -1,7 +1,8 @@
-"""MeZO on LoRA-FA (Malladi et al., 2023; the paper's Algorithm 3) as an ExecuTorch program: one path at a time.
+"""A zeroth-order step as an ExecuTorch program of fewer paths a pass than all 2q: MeZO, and one loop of the two alone.
 
-Of the same family as a MobiZO program: the same decoder, delegates, noise and weights file, with n = 1. A step with q
-queries is 2q calls of `loss` and one of `replay`.
+Of the same family as a MobiZO program: the same decoder, delegates, noise and weights file. `sequential` is MeZO on
+LoRA-FA (Malladi et al., 2023; the paper's Algorithm 3): a step with q queries is 2q calls of `losses` and one of
+`replay`. `inner` and `outer` are the paper's ablations of appendix H.
 """
 
 # mypy: disallow-subclassing-any=False
@@ -16,19 +17,25 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
+from bench.baselines.passes import Grouping, passes
 from bench.runtime import Methods
 from server.compiler.backends.xnnpack import lower_layers
-from server.compiler.checkpoint import load_checkpoint
+from server.compiler.checkpoint import inspect_base, load_checkpoint
 from server.compiler.emission import Signature, emit
 from server.compiler.methods import Adapter, Load, Network, Replay
 from server.compiler.network import BaseNetwork, QuantizedBase
 from server.compiler.noise import directions
+from shared.lora import flat_size
 from shared.program import MIN_LENGTH
 from shared.recipe import Recipe
 
+METHODS = ("adapter", "load", "replay", "losses")
 
-class PathLoss(Network):
-    """The loss at B + scale z, for one direction z."""
+
+class PassLosses(Network):
+    """The losses of one pass's paths."""
+
+    pairs: bool  # a direction's + and - are in one pass
 
     def forward(
         self,
@@ -40,47 +47,62 @@ class PathLoss(Network):
         seeds: Tensor,
         scale: Tensor,
     ) -> Tensor:
-        """tokens (E, S), positions (E, T), choices (E, T, C), choice_mask, mask, seeds int32 (1, 2): loss (1,)."""
-        b = self.state.current() + directions(self.recipe.noise, seeds, self.state.flat_b.shape[0])[0] * scale
-        hidden = self.run(self.stacks[0], self.trunk.embed(tokens), b.unsqueeze(0))
-        answers = self.trunk.pick(hidden, positions)  # (E, T, hidden)
+        """tokens (E, S), positions (E, T), choices (E, T, C), choice_mask, mask, seeds int32 (m, 2), scale (1,).
+
+        Returns losses (n,): at B + scale z of each direction, then, of pairs, at B - scale z.
+        """
+        b = self.state.current().unsqueeze(0)
+        offset = directions(self.recipe.noise, seeds, b.shape[1]) * scale
+        paths = torch.cat((b + offset, b - offset)) if self.pairs else b + offset
+        n = paths.shape[0]
+        hidden = self.run(self.stacks[0], self.trunk.embed(tokens).repeat(n, 1, 1), paths)
+        answers = self.trunk.pick(hidden, positions.repeat(n, 1))  # (n*E, T, hidden)
         examples, answer, count = choices.shape
         rows = self.trunk.head_rows(choices).reshape(examples * answer, count, -1)
-        logits = torch.bmm(rows, answers.reshape(examples * answer, -1, 1)).reshape(examples, answer, count)
-        nll = -torch.log_softmax(logits - (1.0 - choice_mask) * 1e9, dim=-1)[:, :, 0]
-        return ((nll * mask).sum() / mask.sum()).reshape(1)
+        by_path = answers.reshape(n, examples * answer, -1).permute(1, 2, 0)  # (E*T, hidden, n)
+        logits = torch.bmm(rows, by_path).permute(2, 0, 1)  # (n, E*T, C)
+        logits = logits - ((1.0 - choice_mask) * 1e9).reshape(1, examples * answer, count)
+        nll = -torch.log_softmax(logits, dim=-1)[:, :, 0]
+        return (nll * mask.reshape(1, -1)).sum(dim=1) / mask.sum()
 
 
-class SequentialMezo:
-    """MeZO with q queries, sequential."""
+def emit_passes(recipe: Recipe, source: str, weights: Path, path: Path, grouping: Grouping) -> None:
+    """Writes the program to `path`. weights: the `.ptd` of a program of the same base and precision."""
+    from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
 
-    def __init__(self, recipe: Recipe, source: str, weights: Path, directory: Path) -> None:
-        """weights: the `.ptd` of a program of the same base and precision."""
-        from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
+    stored = set(FlatTensorSerializer().deserialize(weights.read_bytes()).named_data)
+    base = QuantizedBase.of(load_checkpoint(source), recipe.precision)
+    network = BaseNetwork(recipe, base, partial(lower_layers, stored=stored))
+    paths = len(passes(grouping, recipe.queries)[0])
+    stack = network.stack(recipe.effective_batch * paths, paths, slice(None))
+    e, s, t, c = recipe.effective_batch, recipe.sequence_length, recipe.answer_length, recipe.choices
+    module = PassLosses(recipe, network.size, network.trunk, None, stack)
+    module.pairs = grouping in ("inner", "both")
+    whole = (torch.zeros((e, s), dtype=torch.int64), torch.zeros((e, t), dtype=torch.int64))
+    labels = (torch.zeros((e, t, c), dtype=torch.int64), torch.ones(e, t, c), torch.ones(e, t))
+    seeds = torch.zeros((recipe.queries, 2), dtype=torch.int32)
+    together = paths // 2 if module.pairs else paths  # directions of one pass
+    modules = (
+        Signature(Adapter(recipe, network.size), ()),
+        Signature(Load(recipe, network.size), (torch.zeros(network.size),)),
+        Signature(Replay(recipe, network.size), (seeds, torch.zeros(recipe.queries))),
+        Signature(
+            module,
+            (*whole, *labels, seeds[:together].clone(), torch.ones(1)),
+            {0: {1: Dim("S", min=MIN_LENGTH, max=s)}},
+        ),
+    )
+    emit(dict(zip(METHODS, modules, strict=True)), stored, path)
 
-        stored = set(FlatTensorSerializer().deserialize(weights.read_bytes()).named_data)
-        base = QuantizedBase.of(load_checkpoint(source), recipe.precision)
-        network = BaseNetwork(recipe, base, partial(lower_layers, stored=stored))
-        stack = network.stack(recipe.effective_batch, 1, slice(None))
-        e, s, t, c = recipe.effective_batch, recipe.sequence_length, recipe.answer_length, recipe.choices
-        module = PathLoss(recipe, network.size, network.trunk, None, stack)
-        whole = (torch.zeros((e, s), dtype=torch.int64), torch.zeros((e, t), dtype=torch.int64))
-        labels = (torch.zeros((e, t, c), dtype=torch.int64), torch.ones(e, t, c), torch.ones(e, t))
-        path = directory / "sequential.pte"
-        seeds = torch.zeros((recipe.queries, 2), dtype=torch.int32)
-        methods = {
-            "adapter": Signature(Adapter(recipe, network.size), ()),
-            "load": Signature(Load(recipe, network.size), (torch.zeros(network.size),)),
-            "replay": Signature(Replay(recipe, network.size), (seeds, torch.zeros(recipe.queries))),
-            "loss": Signature(
-                module,
-                (*whole, *labels, seeds[:1].clone(), torch.ones(1)),
-                {0: {1: Dim("S", min=MIN_LENGTH, max=s)}},
-            ),
-        }
-        emit(methods, stored, path)
-        self.recipe, self._size = recipe, network.size
-        self._methods = Methods(path, weights, methods)
+
+class Passes:
+    """B, and a program that `emit_passes` wrote for the recipe, which moves it."""
+
+    def __init__(self, recipe: Recipe, size: int, program: Path, weights: Path, grouping: Grouping) -> None:
+        """size: D."""
+        self.recipe, self._size, self._pairs = recipe, size, grouping in ("inner", "both")
+        self._passes = passes(grouping, recipe.queries)
+        self._methods = Methods(program, weights, METHODS)
 
     def reset(self) -> None:
         """B = 0."""
@@ -90,13 +112,24 @@ class SequentialMezo:
         self, batch: tuple[np.ndarray, ...], seeds: np.ndarray, lr: float, eps: float
     ) -> tuple[np.ndarray, np.ndarray]:
         """As a program's `step`: losses (2q,), coefficients (q,)."""
-        losses = [
-            self._methods("loss", *batch, seeds[query : query + 1], np.array([sign * eps], np.float32))[0][0]
-            for sign in (1, -1)
-            for query in range(self.recipe.queries)
-        ]
-        found = np.array(losses, np.float32)
+        queries = self.recipe.queries
+        found = np.zeros(2 * queries, np.float32)
+        for group in self._passes:
+            chosen = group[: len(group) // 2] if self._pairs else group  # pairs: the + paths name the directions
+            scale = eps if group[0] < queries else -eps
+            rows = seeds[[path % queries for path in chosen]]
+            found[group] = self._methods("losses", *batch, rows, np.array([scale], np.float32))[0]
         plus, minus = found.reshape(2, -1)
-        coefficients = (lr / self.recipe.queries * (plus - minus) / (2 * eps)).astype(np.float32)
+        coefficients = (lr / queries * (plus - minus) / (2 * eps)).astype(np.float32)
         self._methods("replay", seeds, coefficients)
         return found, coefficients
+
+
+class SequentialMezo(Passes):
+    """MeZO with q queries, sequential, compiled here and now."""
+
+    def __init__(self, recipe: Recipe, source: str, weights: Path, directory: Path) -> None:
+        """weights: the `.ptd` of a program of the same base and precision."""
+        path = directory / "sequential.pte"
+        emit_passes(recipe, source, weights, path, "sequential")
+        super().__init__(recipe, flat_size(recipe, inspect_base(source)), path, weights, "sequential")

@@ -1,0 +1,93 @@
+"""MeZO (Malladi et al., 2023; the paper's Algorithm 3): parameters perturbed in place, noise drawn again each time.
+
+What it saves is memory: no copy of the parameters and no noise is kept, at the price of walking over all of them four
+times a query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.baselines.adapted import AdaptedModel
+from shared.lora import BaseShape
+from shared.noise import direction
+from shared.recipe import Recipe
+
+Batch = tuple[np.ndarray, ...]
+Seed = tuple[int, int]
+
+
+class InPlaceMezo:
+    """Algorithm 3 over any parameters of any loss."""
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        loss: Callable[[Batch], Tensor],
+        draw: Callable[[Seed], Callable[..., Tensor]],
+    ) -> None:
+        """loss: of a batch under the parameters as they lie, (1,).
+
+        draw: from a seed, a function that gives the noise of each parameter it is called with, in their order.
+        """
+        self.parameters, self.loss, self.draw = parameters, loss, draw
+
+    @torch.no_grad()
+    def step(self, batch: Batch, seeds: np.ndarray, lr: float, eps: float) -> tuple[Tensor, Tensor]:
+        """As a program's `step`: losses (2q,), all + before all -, and coefficients (q,)."""
+        plus, minus = [], []
+        for seed in seeds:
+            self._move(seed, eps)
+            plus.append(self.loss(batch))
+            self._move(seed, -2 * eps)
+            minus.append(self.loss(batch))
+            self._move(seed, eps)
+        losses = torch.cat((*plus, *minus)).float()
+        coefficients = lr / len(seeds) * (losses[: len(seeds)] - losses[len(seeds) :]) / (2 * eps)
+        for seed, coefficient in zip(seeds, coefficients.tolist(), strict=True):
+            self._move(seed, -coefficient)
+        return losses, coefficients
+
+    def _move(self, seed: np.ndarray, scale: float) -> None:
+        """PerturbParameters: every parameter by `scale` times its noise."""
+        noise = self.draw((int(seed[0]), int(seed[1])))
+        for parameter in self.parameters:
+            parameter.add_(noise(parameter), alpha=scale)
+
+
+def mezo_lora_fa(model: Any, recipe: Recipe, shape: BaseShape) -> tuple[InPlaceMezo, AdaptedModel]:
+    """MeZO on LoRA-FA's B, which is one flat parameter; its noise is a program's. Also the model it runs."""
+    adapted = AdaptedModel(model, recipe, shape)
+    b = adapted.zeros()
+
+    def draw(seed: Seed) -> Callable[[Tensor], Tensor]:
+        return lambda parameter: torch.from_numpy(direction(recipe.noise, seed, adapted.size)).to(parameter.device)
+
+    return InPlaceMezo([b], lambda batch: adapted.losses(batch, b.unsqueeze(0)), draw), adapted
+
+
+def mezo_full(model: Any, recipe: Recipe, shape: BaseShape) -> tuple[InPlaceMezo, AdaptedModel]:
+    """MeZO on every parameter of the model, Gaussian, drawn by PyTorch where the model lies. Also the model it runs."""
+    adapted = AdaptedModel(model, recipe, shape)
+    adapted.remove()  # no LoRA: the stock model, whatever the paths say
+    nothing = adapted.zeros().unsqueeze(0)
+    return InPlaceMezo(list(model.parameters()), lambda batch: adapted.losses(batch, nothing), torch_noise), adapted
+
+
+def torch_noise(seed: Seed) -> Callable[[Tensor], Tensor]:
+    """Gaussian noise of each parameter in turn, by PyTorch's generator of the parameter's device."""
+    generators: dict[torch.device, torch.Generator] = {}
+
+    def draw(parameter: Tensor) -> Tensor:
+        if parameter.device not in generators:
+            number = (seed[0] & 0xFFFFFFFF) << 32 | seed[1] & 0xFFFFFFFF
+            generators[parameter.device] = torch.Generator(parameter.device).manual_seed(number)
+        generator = generators[parameter.device]
+        return torch.randn(parameter.shape, generator=generator, device=parameter.device, dtype=parameter.dtype)
+
+    return draw
