@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from bench.accuracy import accuracy
 from bench.agent import agent
 from bench.federation import federation
 from bench.precision import precision
@@ -14,6 +15,7 @@ from bench.step import step
 app = typer.Typer(help="Measure what README and docs claim.", no_args_is_help=True)
 app.command()(step)
 app.command()(precision)
+app.command()(accuracy)
 app.command()(agent)
 app.command()(server)
 app.command()(registry)
