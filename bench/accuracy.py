@@ -86,7 +86,8 @@ def accuracy(
                 raise SystemExit(error.detail) from error
             remark = (
                 f"{REMARKS[kind]} Loss {loss} (the paper's: full), noise {noise} (the paper's: gaussian), LoRA-FA of "
-                f"rank 16 on q_proj and v_proj (the paper names no layers), {dtype} on {device}, learning rates {schedule}."
+                f"rank 16 on q_proj and v_proj (the paper names no layers), {dtype} on {device}, "
+                f"learning rates {schedule}."
             )
             if dropped := runner.splits.truncated:
                 remark += f" {dropped} training prompts were cut to {sequence_length} tokens."
