@@ -177,7 +177,7 @@ def write(directory: Path, name: str, text: str) -> None:
     """The training file, and the file that is tested on, which has the same records."""
     folder, train = CASES[name][:2]
     (directory / folder).mkdir(parents=True, exist_ok=True)
-    for file in (train, next(file for file in FORMATS[name].test if file.endswith(train[-5:]))):
+    for file in (train, next(file for file in FORMATS[name].test if Path(file).suffix == Path(train).suffix)):
         (directory / folder / file).write_bytes(text.encode())
 
 
