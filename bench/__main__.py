@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from bench.accuracy import accuracy
 from bench.agent import agent
 from bench.federation import federation
 from bench.padding import padding
@@ -16,6 +17,7 @@ app = typer.Typer(help="Measure what README and docs claim.", no_args_is_help=Tr
 app.command()(step)
 app.command()(precision)
 app.command()(padding)
+app.command()(accuracy)
 app.command()(agent)
 app.command()(server)
 app.command()(registry)

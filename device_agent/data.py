@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from tokenizers import Tokenizer
 
@@ -28,6 +29,8 @@ SPLIT_SEED = 0
 HELD_OUT_EPOCH = 0xFFFFFFFF
 SAMPLE_EPOCH = 0xFFFFFFFE
 HELD_OUT_SHARE = 5
+
+T = TypeVar("T")  # examples, or records that are none yet
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def read_splits(
     )
 
 
-def hold_out(examples: Sequence[Example], directory: Path) -> tuple[list[Example], list[Example]]:
+def hold_out(examples: Sequence[T], directory: Path) -> tuple[list[T], list[T]]:
     """(train, validation): a fifth of the examples, at least one. Raises UnusableRecord for fewer than 2."""
     if len(examples) < 2:
         why = "one record cannot both train and validate; add records or a validation.jsonl"
@@ -96,7 +99,7 @@ def hold_out(examples: Sequence[Example], directory: Path) -> tuple[list[Example
     return train, [examples[index] for index in sorted(held)]
 
 
-def sample(examples: Sequence[Example], limit: int | None) -> Sequence[Example]:
+def sample(examples: Sequence[T], limit: int | None) -> Sequence[T]:
     """At most `limit` of the examples: not the first ones, since files are often sorted by label."""
     if limit is None or len(examples) <= limit:
         return examples

@@ -1,0 +1,370 @@
+"""The contenders of `bench accuracy` are what they say they are, on a random model; and its command runs."""
+
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from bench import paper_accuracy as paper
+from bench.tiny import TASK, write_base, write_sentences
+from shared.encoding import load_examples, pack_step, read_jsonl
+from shared.lora import BaseShape, init_a, lora_modules
+from shared.noise import query_seeds
+from shared.recipe import BaseRef, Recipe
+from shared.task import read_question
+
+with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
+    warnings.simplefilter("ignore")
+    from typer.testing import CliRunner
+
+    from bench import accuracy_runs
+    from bench.__main__ import app
+    from bench.accuracy_data import Data, Sizes, read_data
+    from bench.accuracy_model import load_model, round_weights
+    from bench.accuracy_runs import BATCH, Contender, Outcome, Point, Runner, Setting
+    from bench.baselines.adapted import AdaptedModel
+    from bench.baselines.eager import EagerMobizo
+    from bench.baselines.first_order import FirstOrder
+    from bench.baselines.sequential import EagerMezo
+    from bench.baselines.variants import VARIANTS, PeftModel, Variant
+    from server.compiler import inspect_base
+
+pytestmark = pytest.mark.filterwarnings("ignore:::executorch", "ignore:::torch", "ignore:::copyreg", "ignore:::peft")
+
+LENGTH = 40
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_base(tmp_path_factory.mktemp("tiny") / "base")
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sentences(tmp_path_factory.mktemp("tiny") / "data")
+
+
+@pytest.fixture
+def model(base: Path) -> object:
+    return load_model(str(base), "cpu", "float32")
+
+
+@pytest.fixture(scope="module")
+def shape(base: Path) -> BaseShape:
+    return inspect_base(str(base))
+
+
+def recipe_of(queries: int = 1, **settings: object) -> Recipe:
+    fixed = {"sequence_length": LENGTH, "answer_length": 6, "choices": 2, "rank": 3, "alpha": 6}
+    reference = BaseRef(name="tiny", sha256="0" * 64)
+    return Recipe.model_validate({"base": reference, "queries": queries, "effective_batch": 4} | fixed | settings)
+
+
+@pytest.fixture(scope="module")
+def batch(base: Path, sentences: Path) -> tuple[np.ndarray, ...]:
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    return pack_step(load_examples(sentences / "train.jsonl", TASK, tokenizer, recipe_of())[:4], recipe_of())
+
+
+def data_of(sentences: Path) -> Data:
+    read = {path.stem: list(read_jsonl(path)) for path in sentences.glob("*.jsonl")}
+    return Data("sentences", TASK, read["train"], read["validation"], read["test"])
+
+
+def runner_of(base: Path, sentences: Path, keep: Path) -> Runner:
+    return Runner(Setting(str(base), "cpu", "float32", "full", LENGTH), data_of(sentences), keep)
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_mezo_takes_mobizos_steps(model: object, shape: BaseShape, batch: tuple[np.ndarray, ...], queries: int) -> None:
+    recipe = recipe_of(queries)
+    mobizo = EagerMobizo(model, recipe, shape)
+    parallel = [mobizo.step(batch, query_seeds(7, number, queries), 0.1, 1e-2)[0] for number in range(3)]
+    mobizo.adapted.remove()
+    adapted = AdaptedModel(model, recipe, shape)
+    mezo = EagerMezo(adapted, adapted.zeros())
+    for number, losses in enumerate(parallel):
+        torch.testing.assert_close(mezo.step(batch, query_seeds(7, number, queries), 0.1, 1e-2)[0], losses)
+    torch.testing.assert_close(mezo.b, mobizo.b, rtol=1e-3, atol=1e-5)
+    assert mezo.b.any()
+
+
+@pytest.mark.parametrize("loss", ["full", "candidates"])
+def test_first_orders_gradient_is_the_slope_of_its_loss(
+    base: Path, sentences: Path, model: object, shape: BaseShape, loss: str
+) -> None:
+    recipe = recipe_of(loss=loss)
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    batch = pack_step(load_examples(sentences / "train.jsonl", TASK, tokenizer, recipe)[:4], recipe)
+    learner = FirstOrder(model, recipe, shape)
+    rng = np.random.default_rng(0)
+    start = torch.from_numpy(rng.normal(0, 0.1, learner.adapted.size).astype(np.float32))
+    with torch.no_grad():
+        learner.b.copy_(start)
+    before, gradient = learner.step(batch, 0.5)
+    torch.testing.assert_close(learner.b.detach(), start - 0.5 * torch.from_numpy(gradient))
+    at = learner.adapted.losses(batch, start.unsqueeze(0)).item()
+    assert before == pytest.approx(at)
+    ways = [gradient / np.linalg.norm(gradient), *rng.normal(0, 1 / np.sqrt(len(gradient)), (4, len(gradient)))]
+    step = 1e-2
+    for way in ways:
+        moved = torch.from_numpy(way.astype(np.float32)) * step
+        plus, minus = learner.adapted.losses(batch, torch.stack((start + moved, start - moved))).tolist()
+        scale = 1e-2 * float(np.linalg.norm(gradient))
+        assert (plus - minus) / (2 * step) == pytest.approx(float(gradient @ way), rel=2e-2, abs=scale)
+
+
+def trained_count(variant: Variant, shape: BaseShape, recipe: Recipe, vera_rank: int) -> int:
+    """As the papers of the adapters say it."""
+    modules = lora_modules(recipe, shape)
+    ins, outs = sum(m.in_features for m in modules), sum(m.out_features for m in modules)
+    return {
+        "lora": recipe.rank * (ins + outs),
+        "lora-fa": recipe.rank * outs,
+        "dora": recipe.rank * (ins + outs) + outs,  # and a magnitude for each output
+        "vera": vera_rank * len(modules) + outs,  # a scale for each rank and each output
+    }[variant]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_begins_at_the_base_moves_and_is_taken_off(
+    model: torch.nn.Module, shape: BaseShape, batch: tuple[np.ndarray, ...], variant: Variant
+) -> None:
+    recipe = recipe_of(loss="full")
+    stock = {name: value.clone() for name, value in model.state_dict().items()}
+    plain = AdaptedModel(model, recipe, shape)
+    with torch.no_grad():
+        expected = plain.losses(batch, plain.zeros().unsqueeze(0))
+    plain.remove()
+    peft = PeftModel(model, recipe, shape, variant, vera_rank=5)
+    assert len(peft.start) == peft.size == trained_count(variant, shape, recipe, 5)
+    mezo = EagerMezo(peft, peft.start)
+    with torch.no_grad():
+        torch.testing.assert_close(peft.losses(batch, peft.start.unsqueeze(0)), expected)
+    for number in range(3):
+        mezo.step(batch, query_seeds(1, number, 1), 0.1, 1e-2)
+    with torch.no_grad():
+        assert not torch.allclose(peft.losses(batch, mezo.b.unsqueeze(0)), expected, rtol=1e-5)
+    peft.remove()
+    assert {name: value.tolist() for name, value in model.state_dict().items()} == {
+        name: value.tolist() for name, value in stock.items()
+    }
+
+
+def test_pefts_lora_fa_is_ours_with_the_same_a(
+    model: torch.nn.Module, shape: BaseShape, batch: tuple[np.ndarray, ...]
+) -> None:
+    recipe = recipe_of(loss="full")
+    modules = lora_modules(recipe, shape)
+    ours = AdaptedModel(model, recipe, shape)
+    b = torch.from_numpy(np.random.default_rng(3).normal(0, 0.3, ours.size).astype(np.float32))
+    with torch.no_grad():
+        expected = ours.losses(batch, b.unsqueeze(0))
+    ours.remove()
+    peft = PeftModel(model, recipe, shape, "lora-fa", 0)
+    layers = dict(model.named_modules())
+    for module in modules:
+        layers[module.name].lora_A["default"].weight.data = torch.from_numpy(init_a(recipe, module)).T.contiguous()
+    theirs = torch.cat([torch.from_numpy(module.b(b.numpy())).T.reshape(-1) for module in modules])
+    with torch.no_grad():
+        torch.testing.assert_close(peft.losses(batch, theirs.unsqueeze(0)), expected)
+
+
+def rounded(weight: np.ndarray, largest: int, group: int) -> np.ndarray:
+    """Symmetric rounding in NumPy: the largest of each `group` inputs is `largest` steps."""
+    blocks = weight.reshape(len(weight), -1, group)
+    steps = np.abs(blocks).max(2, keepdims=True) / largest
+    return (np.round(blocks / steps) * steps).reshape(weight.shape)
+
+
+@pytest.mark.parametrize(("precision", "largest"), [("int8-weight", 127), ("int4-weight", 7)])
+def test_rounded_weights_lie_on_the_precisions_grid(model: torch.nn.Module, precision: str, largest: int) -> None:
+    before = {name: parameter.detach().clone().numpy() for name, parameter in model.named_parameters()}
+    round_weights(model, precision)  # type: ignore[arg-type]
+    for name, parameter in model.named_parameters():
+        found, was = parameter.detach().numpy(), before[name]
+        if "norm" in name:
+            np.testing.assert_array_equal(found, was)
+        else:
+            of_table = "embed" in name
+            expected = rounded(was, 127 if of_table else largest, was.shape[1])
+            np.testing.assert_allclose(found, expected, atol=1e-6)
+            assert not np.array_equal(found, was)
+
+
+def stock_accuracy(model: torch.nn.Module, tokenizer: Tokenizer, data: Data) -> float:
+    """Share of test records whose right answer the stock model gives the highest log-probability."""
+    right = 0
+    for where, record in data.test:
+        question = read_question(data.task, record, where)
+        scores = []
+        for choice in question.choices:
+            prompt = tokenizer.encode(choice.prompt).ids
+            tokens = torch.tensor([tokenizer.encode(choice.prompt + choice.answer).ids])
+            with torch.no_grad():
+                logits = torch.log_softmax(model(tokens).logits[0, :-1], -1)
+            scores.append(logits.gather(1, tokens[0, 1:, None])[len(prompt) - 1 :].sum().item())
+        right += int(np.argmax(scores)) == question.correct
+    return right / len(data.test)
+
+
+def test_zero_shot_is_the_stock_models_accuracy(
+    base: Path, sentences: Path, model: torch.nn.Module, tmp_path: Path
+) -> None:
+    runner = runner_of(base, sentences, tmp_path)
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    outcome = runner.zero_shot()
+    assert outcome.best == outcome.final == pytest.approx(stock_accuracy(model, tokenizer, data_of(sentences)))
+
+
+def test_a_run_at_rate_zero_or_nearly_so_ends_where_it_began(base: Path, sentences: Path, tmp_path: Path) -> None:
+    runner = runner_of(base, sentences, tmp_path)
+    zero = runner.zero_shot()
+    still = runner.run(Contender("still", "mobizo", 4, steps=3, interval=2), Point(1e-12), 0)
+    assert [step for step, _, _ in still.validation] == [0, 2, 3]
+    assert still.final == zero.final
+    for _, accuracy, loss in still.validation:
+        assert accuracy == zero.validation[0][1]
+        assert loss == pytest.approx(zero.validation[0][2], rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["first-order", "mezo", "mobizo"])
+def test_a_kept_run_is_not_run_again(base: Path, sentences: Path, tmp_path: Path, method: str) -> None:
+    contender = Contender("one", method, grid=(Point(1e-3),), steps=2)  # type: ignore[arg-type]
+    first = runner_of(base, sentences, tmp_path).run(contender, Point(1e-3), 0)
+    again = runner_of(base, sentences, tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a kept run was run again")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accuracy_runs, "load_model", refuse)
+        assert again.run(replace(contender, name="two", grid=()), Point(1e-3), 0) == first.model_copy(
+            update={"contender": "two"}
+        )
+        for other in (replace(contender, steps=3), replace(contender, precision="int8-weight")):
+            with pytest.raises(AssertionError, match="run again"):
+                again.run(other, Point(1e-3), 0)
+        with pytest.raises(AssertionError, match="run again"):
+            again.run(contender, Point(1e-3), 1)
+
+
+@pytest.fixture
+def outcomes() -> Iterator[Outcome]:
+    def of(lr: float, accuracy: float, loss: float, diverged: bool = False) -> Outcome:
+        seen = [(0, 0.5, 1.0), (4, accuracy, loss)]
+        return Outcome(
+            contender="one",
+            task="sentences",
+            seed=3,
+            lr=lr,
+            eps=1e-2,
+            validation=seen,
+            best_step=4,
+            best=0.0,
+            final=0.0,
+            diverged=diverged,
+        )
+
+    return iter((of(1, 0.6, 0.9), of(2, 0.7, 0.8), of(3, 0.7, 0.7), of(4, 0.9, 0.1, diverged=True)))
+
+
+def test_the_rate_is_the_best_on_validation_that_did_not_diverge(
+    base: Path, sentences: Path, tmp_path: Path, outcomes: Iterator[Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = runner_of(base, sentences, tmp_path)
+    by_lr = {outcome.lr: outcome for outcome in outcomes}
+    asked: list[tuple[float, int]] = []
+
+    def run(_contender: Contender, point: Point, seed: int) -> Outcome:
+        asked.append((point.lr, seed))
+        return by_lr[point.lr].model_copy(update={"seed": seed})
+
+    monkeypatch.setattr(runner, "run", run)
+    grid = tuple(Point(lr) for lr in (1.0, 2.0, 3.0, 4.0))
+    point, runs, tried = runner.chosen(Contender("one", "mobizo", grid=grid, steps=4), [3, 5])
+    assert point == Point(3.0)
+    assert [(run.lr, run.seed) for run in runs] == [(3.0, 3), (3.0, 5)]
+    assert [run.lr for run in tried] == [1, 2, 3, 4]
+    assert asked == [(1, 3), (2, 3), (3, 3), (4, 3), (3, 5)]
+
+
+def test_divergence_ends_a_run_and_counts_as_nothing_right(
+    base: Path, sentences: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = runner_of(base, sentences, tmp_path)
+    zero = runner.zero_shot()
+
+    def burst(_self: object, batch: object, seeds: object, lr: float, eps: float) -> tuple[Tensor, None]:
+        return torch.tensor([float("nan")]), None
+
+    monkeypatch.setattr(EagerMobizo, "step", burst)
+    found = runner.run(Contender("burst", "mobizo", 4, steps=5), Point(1.0), 0)
+    assert found.diverged
+    assert (found.final, found.best, found.best_step) == (0.0, zero.best, 0)
+
+
+def test_equal_steps_are_equal_passes_and_other_numbers_of_examples() -> None:
+    contenders = [Contender("", "mobizo", q, steps=10) for q in (1, 4, 16)]
+    assert {contender.passes for contender in contenders} == {320}
+    assert [contender.examples for contender in contenders] == [10 * BATCH, 40, 10]
+
+
+def test_the_shipped_reviews_are_read_in_the_papers_sizes() -> None:
+    movies = read_data("movies", None, Sizes(1000, 500, 1000))
+    assert tuple(map(len, (movies.train, movies.validation, movies.test))) == (1000, 500, 1000)
+    products = read_data("products", None, Sizes(50, 20, 30))
+    assert tuple(map(len, (products.train, products.validation, products.test))) == (50, 20, 30)
+    texts = [{record["text"] for _, record in split} for split in (products.train, products.validation)]
+    assert not texts[0] & texts[1]
+
+
+def test_the_papers_own_figure_or_the_nearest() -> None:
+    assert paper.nearest("models/TinyLlama-1.1B-Chat", "qnli", paper.Q16) == paper.Cited(76.7, "TinyLlama-1.1B", "qnli")
+    assert paper.nearest("meta/Llama-2-7b-hf", "copa", paper.MEZO) == paper.Cited(86.3, "Llama2-7B", "copa")
+    assert paper.nearest("SmolLM2-135M-Instruct", "movies", paper.Q4) == paper.Cited(87.4, "SmolLM-340M", "sst2")
+    assert paper.nearest("SmolLM2-135M-Instruct", "movies", paper.FO) == paper.Cited(93.0, "TinyLlama-1.1B", "sst2")
+    assert paper.nearest("SmolLM2-135M-Instruct", "boolq", paper.FO) == paper.Cited(84.9, "Llama2-7B", "boolq")
+    assert paper.nearest("facebook/opt-1.3b", "rte", paper.FO).percent is None
+
+
+def test_the_command_writes_every_part_and_reads_the_papers_files(base: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "glue" / "SST-2"
+    folder.mkdir(parents=True)
+    lines = [f"the film is {word}\t{label}\n" for word, label in (("warm", 1), ("dull", 0), ("bright", 1), ("flat", 0))]
+    (folder / "train.tsv").write_text("sentence\tlabel\n" + "".join(lines * 6))
+    (folder / "dev.tsv").write_text("sentence\tlabel\n" + "".join(lines))
+    out = tmp_path / "found.json"
+    arguments = ["accuracy", "--quick", "--part", "all", "--task", "sst2", "--data", str(tmp_path / "glue")]
+    arguments += ["--base", str(base), "--seq-len", str(LENGTH), "--keep", str(tmp_path / "keep"), "--json", str(out)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    found = json.loads(out.read_text())
+    tables = {table["name"]: table for table in found["tables"]}
+    assert {name for name in tables if "grid" not in name} == {
+        f"{p}-sst2" for p in ("main", "queries", "precision", "variants")
+    }
+    main = tables["main-sst2"]
+    assert [row[0] for row in main["rows"]] == [paper.ZERO, paper.FO, paper.MEZO, paper.Q4, paper.Q16]
+    columns = {name: place for place, name in enumerate(main["columns"])}
+    assert [row[columns["paper's %"]] for row in main["rows"]] == [55.5, 93.0, 87.6, 87.4, 87.4]
+    assert [row[columns["examples seen"]] for row in main["rows"]] == [0, 64, 64, 16, 4]
+    assert len(tables["queries-sst2"]["rows"]) == 5
+    assert len(tables["precision-sst2"]["rows"]) == 8
+    assert [row[0] for row in tables["variants-sst2"]["rows"]] == list(VARIANTS)
+    assert found["claims"]["accuracy_sst2_mobizo_q4"] == pytest.approx(
+        next(row[columns["best %"]] for row in main["rows"] if row[0] == paper.Q4), abs=0.01
+    )
+
+
+def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["accuracy", "--quick", "--task", "copa", "--data", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "no data of 'copa'" in done.output
