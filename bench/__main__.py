@@ -8,8 +8,10 @@ from bench.accuracy import accuracy
 from bench.agent import agent
 from bench.federation import federation
 from bench.padding import padding
+from bench.figures import figures
 from bench.precision import precision
 from bench.registry import registry
+from bench.report import report
 from bench.server import server
 from bench.step_command import step
 
@@ -22,6 +24,8 @@ app.command()(agent)
 app.command()(server)
 app.command()(registry)
 app.command()(federation)
+app.command()(report)
+app.command()(figures)
 
 
 @app.callback()

@@ -1,0 +1,93 @@
+"""What README and docs quote of the benchmarks is what the results in bench/results say."""
+
+import re
+
+import pytest
+
+from bench.figures import (
+    MARKER,
+    MISSING,
+    OPENING,
+    RESULTS,
+    ROOT,
+    UnknownFigure,
+    documents,
+    refilled,
+    results_in,
+)
+from bench.result import Result
+
+RESULT = Result(
+    machine={},
+    commit="c",
+    rows=[
+        {"database": "sqlite", "what": "job", "ms": 124.89, "note": "text"},
+        {"database": "postgresql", "what": "job", "ms": 199.5},
+    ],
+    claims={"share": 0.9870, "size": 1474912.0, "worse": -0.25},
+)
+
+
+@pytest.fixture(scope="module")
+def results():
+    return results_in(RESULTS)
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_documents_quote_the_results(path, results):
+    text = path.read_text()
+    wrong = [
+        f"{marker[0]} should read {right}"
+        for marker in MARKER.finditer(text)
+        if (right := refilled(marker[0], results).rsplit("-->", 1)[1]) != marker["shown"]
+    ]
+    assert not wrong, "`python -m bench figures` writes them anew:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_every_marker_can_be_read(path):
+    text = path.read_text()
+    assert len(MARKER.findall(text)) == text.count(OPENING)
+    # Markdown would take a line that begins with a comment for a block of its own.
+    assert not re.findall(rf"^{OPENING}.*", text, re.MULTILINE)
+
+
+def test_readme_marks_every_row_of_a_result():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    tables = [number for number, line in enumerate(lines) if re.search(r"\(bench/results/[\w-]+\.json\)", line)]
+    unmarked = []
+    for start in tables:
+        begin = next(number for number in range(start, len(lines)) if lines[number].startswith("|---")) + 1
+        end = next(number for number in range(begin, len(lines)) if not lines[number].startswith("|"))
+        assert end > begin
+        unmarked += [line for line in lines[begin:end] if OPENING not in line]
+    assert len(tables) >= 5
+    assert unmarked == []
+
+
+def test_readme_quotes_only_what_was_measured():
+    assert MISSING not in [marker["shown"] for marker in MARKER.finditer((ROOT / "README.md").read_text())]
+
+
+@pytest.mark.parametrize(
+    ("marker", "right"),
+    [
+        ("<!-- bench: x.share .0f x100 -->", "99"),
+        ("<!-- bench: x.size ,.0f -->", "1,474,912"),
+        ("<!-- bench: x.size .1f x1e-6 -->", "1.5"),
+        ("<!-- bench: x.worse .2f -->", "-0.25"),
+        ("<!-- bench: x[database=sqlite,what=job].ms .0f -->", "125"),
+        ("<!-- bench: x.unknown .0f -->", MISSING),
+        ("<!-- bench: end-to-end.share .0f -->", MISSING),
+    ],
+)
+@pytest.mark.parametrize("stale", ["7", "1,234", "-0.5", MISSING])
+def test_a_figure_is_written_anew_and_nothing_else(marker, right, stale):
+    assert refilled(f"| 5 | {marker}{stale}, 6 s |", {"x": RESULT}) == f"| 5 | {marker}{right}, 6 s |"
+
+
+@pytest.mark.parametrize("where", ["what=job", "database=none", "database=sqlite"])
+def test_a_row_must_be_one_and_hold_a_number(where):
+    column = "note" if where == "database=sqlite" else "ms"
+    with pytest.raises(UnknownFigure):
+        refilled(f"<!-- bench: x[{where}].{column} .0f -->1", {"x": RESULT})
