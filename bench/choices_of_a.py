@@ -1,7 +1,7 @@
 """Ways to choose LoRA-FA's frozen A from what data say of a layer, and how much of a gradient each lets through.
 
-All are columns (in, R), the most important first, so that the first r of them are the choice at rank r. Their scale means
-nothing: choices are compared at equal Frobenius norm of A.
+All are columns (in, R), the most important first, so that the first r of them are the choice at rank r. Their scale
+means nothing: choices are compared at equal Frobenius norm of A.
 """
 
 from __future__ import annotations

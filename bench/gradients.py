@@ -101,8 +101,8 @@ def _add(sums: dict[str, Tensor], name: str, term: Tensor) -> None:
 class Moments:
     """What decides how fast a zeroth-order step may descend, of B's gradient g_e of one example.
 
-    signal: |E g_e|^2, unbiased. total: E |g_e|^2, the trace of the second moment F = E g_e g_e^T. square: tr F^2. along:
-    g^T F g, g = E g_e. The last two are unbiased too, from pairs and triples of a batch.
+    signal: |E g_e|^2, unbiased. total: E |g_e|^2, the trace of the second moment F = E g_e g_e^T. square: tr F^2.
+    along: g^T F g, g = E g_e. The last two are unbiased too, from pairs and triples of a batch.
     """
 
     signal: float

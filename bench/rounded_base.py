@@ -1,7 +1,7 @@
 """A stock transformers model that computes with a precision's rounded weights and activations, in PyTorch.
 
-The compiler's own rounding (`server.compiler.quantization`), so that a precision can be judged without compiling it; what
-is left out is the order in which a kernel adds.
+The compiler's own rounding (`server.compiler.quantization`), so that a precision can be judged without compiling it;
+what is left out is the order in which a kernel adds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `bench variance` looks at: a stock model, and batches of two data sets, each of which stands proxy for the other."""
+"""What `bench variance` looks at: a stock model, and batches of two data sets, each a proxy for the other."""
 
 from __future__ import annotations
 

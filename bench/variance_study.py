@@ -1,4 +1,4 @@
-"""The measurements of `bench variance`: moments of B's gradient by choice of A, layers and loss, directions, precisions.
+"""The measurements of `bench variance`: moments of B's gradient by A, layers and loss; directions; precisions.
 
 Every number is of B = 0, where training starts.
 """
@@ -19,7 +19,7 @@ from bench.gradients import LayerSums, LinearGradients, MomentRecorder, layer_su
 from bench.rounded_base import rounded
 from bench.variance_data import Bench
 from shared.encoding import Arrays, Example
-from shared.lora import LoraModule, flat_size, lora_modules
+from shared.lora import LoraModule, init_a, lora_modules
 from shared.noise import direction, query_seeds
 from shared.recipe import DEFAULT_EPS, Precision
 
@@ -118,6 +118,15 @@ def batch_gradient(bench: Bench, batch: Arrays) -> np.ndarray:
     return found
 
 
+def mean_gradient(bench: Bench, sums: LayerSums, count: int) -> np.ndarray:
+    """The gradient of B under the recipe's own A, from the sums of `count` examples: float64 (D,)."""
+    parts = []
+    for module in lora_modules(bench.recipe, bench.shape):
+        a = torch.from_numpy(init_a(bench.recipe, module)).double() * bench.recipe.scale
+        parts.append((a.T @ sums.gradients[module.name].double().cpu() / count).flatten().numpy())
+    return np.concatenate(parts)
+
+
 @dataclass(frozen=True)
 class Directions:
     """q against alignment and variance, for one kind of noise, on the gradient g of one batch.
@@ -167,7 +176,7 @@ class FiniteDifferences:
 def finite_differences(
     bench: Bench, batches: Sequence[Arrays], gradients: Sequence[np.ndarray], precision: Precision, count: int
 ) -> FiniteDifferences:
-    """`count` Rademacher directions on each batch, PATHS pairs of copies of B at once. gradients: float32's, by batch."""
+    """`count` Rademacher directions on each batch, PATHS pairs of copies of B at once. gradients: float32's."""
     eps = DEFAULT_EPS[precision]
     exact, found, bends = [], [], []
     with rounded(bench.model, bench.shape, precision), torch.no_grad():
