@@ -6,8 +6,10 @@ import typer
 
 from bench.agent import agent
 from bench.federation import federation
+from bench.figures import figures
 from bench.precision import precision
 from bench.registry import registry
+from bench.report import report
 from bench.server import server
 from bench.step import step
 
@@ -18,6 +20,8 @@ app.command()(agent)
 app.command()(server)
 app.command()(registry)
 app.command()(federation)
+app.command()(report)
+app.command()(figures)
 
 
 @app.callback()
