@@ -40,15 +40,20 @@ def top_gradient(gradient: Tensor, rank: int) -> np.ndarray:
     return vectors.float().cpu().numpy()
 
 
-def captured(columns: np.ndarray, gradient: Tensor) -> tuple[float, float]:
-    """(|A^T G|^2, the most that any A of as many equal orthogonal columns reaches), both at |A|_F = 1; G (in, out).
+def captured(columns: np.ndarray, gradient: Tensor) -> float:
+    """|A^T G|^2 at |A|_F = 1: columns of A (in, r), G = dL/dW (in, out)."""
+    a = torch.from_numpy(columns).to(gradient)
+    return float(((a.T @ gradient) ** 2).sum() / (a**2).sum())
 
-    The most is the mean of the r largest squared singular values of G.
+
+def most_captured(gradient: Tensor, rank: int) -> np.ndarray:
+    """The most that A of r orthogonal columns of equal length captures, r = 1 to `rank`: float64 (rank,).
+
+    The mean of the r largest squared singular values of G.
     """
-    g = gradient.double().cpu()
-    a = torch.from_numpy(columns).double()
-    values = torch.linalg.eigvalsh(g.T @ g if g.shape[0] > g.shape[1] else g @ g.T)[-columns.shape[1] :]
-    return float(((a.T @ g) ** 2).sum() / (a**2).sum()), float(values.mean())
+    g = gradient.double()
+    values = torch.linalg.eigvalsh(g.T @ g if g.shape[0] > g.shape[1] else g @ g.T).flip(0)[:rank]
+    return (values.cumsum(0) / torch.arange(1, len(values) + 1, device=values.device)).cpu().numpy()
 
 
 def _top(symmetric: Tensor, rank: int) -> Tensor:

@@ -111,6 +111,11 @@ class Moments:
     along: float
 
     @property
+    def known(self) -> bool:
+        """Whether enough examples were seen to tell the mean gradient from noise."""
+        return self.signal > 0 and self.along > 0
+
+    @property
     def noise(self) -> float:
         """Trace of one example's covariance."""
         return self.total - self.signal
@@ -158,16 +163,29 @@ class MomentRecorder:
         scale = self._scales[module.name]
         self._grams[-1][module.name] = gram.cpu().numpy() * scale[:, :, None, None].astype(np.float32)
 
+    def columns(self, name: str) -> dict[str, np.ndarray]:
+        """One choice's columns (in, R) by layer, as they were given."""
+        at = self.names.index(name)
+        return {layer: columns[at].numpy() for layer, columns in self._columns.items()}
+
+    def product(self, other: MomentRecorder, name: str, rank: int, layers: Iterable[str]) -> float:
+        """Inner product of the mean gradient with `other`'s, unbiased; both saw the same examples in the same batches.
+
+        other: of the same choices and ranks, for another loss; this recorder itself gives |E g_e|^2.
+        """
+        n, at = self.names.index(name), self.ranks.index(rank)
+        total = 0.0
+        for layer in layers:
+            (a, b), (c, d) = ([half[n, :rank] for half in sums[layer]] for sums in (self._sums, other._sums))
+            total += float((a * d).sum() + (b * c).sum()) / 2 * float(self._scales[layer][n, at])
+        return total / (self._counts[0] * self._counts[1])
+
     def moments(self, name: str, rank: int, layers: Iterable[str]) -> Moments:
         """Of one choice of A at one rank over a set of layers."""
         n, at = self.names.index(name), self.ranks.index(rank)
         layers = list(layers)
-        signal = sum(
-            float((self._sums[layer][0][n, :rank] * self._sums[layer][1][n, :rank]).sum()) * self._scales[layer][n, at]
-            for layer in layers
-        ) / (self._counts[0] * self._counts[1])
         grams = [sum(gram[layer][n, at].astype(np.float64) for layer in layers) for gram in self._grams]
-        return Moments(float(signal), *pair_moments(grams))
+        return Moments(self.product(self, name, rank, layers), *pair_moments(grams))
 
 
 def record(gradients: LinearGradients, batches: Iterable[Arrays], recorders: Sequence[MomentRecorder]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from bench.programs import DATA, model_file, smollm2_recipe
+from bench.programs import DATA
 from server.compiler.base import locate_base
 from server.compiler.checkpoint import inspect_base
 from server.compiler.tokenizer import write_tokenizer
 from shared.encoding import Arrays, Example, answer_sizes, load_examples, pack_step
 from shared.lora import BaseShape
 from shared.noise import permutation
-from shared.recipe import Recipe
+from shared.recipe import BaseRef, Loss, Recipe
 from shared.task import Task
 from shared.tasks import named_task
 
@@ -44,6 +44,10 @@ class Bench:
     tokenizer: Tokenizer
     recipe: Recipe
 
+    def with_loss(self, loss: Loss) -> Bench:
+        """The same, for another loss."""
+        return replace(self, recipe=self.recipe.model_copy(update={"loss": loss}))
+
     def examples(self, data: DataSet, split: str, count: int) -> list[Example]:
         """At most `count` examples of a split, whole batches of them, the same ones every time."""
         found = load_examples(data.directory / f"{split}.jsonl", data.task, self.tokenizer, self.recipe)
@@ -65,21 +69,26 @@ def review_sets(task: str, data: Path | None, proxy_task: str, proxy: Path | Non
     return own, DataSet("products" if proxy is None else proxy.name, proxy or PRODUCTS, named_task(proxy_task))
 
 
-def open_bench(sets: tuple[DataSet, DataSet], sequence_length: int, device: str) -> Bench:
-    """SmolLM2-135M on `device`, float32, and the default recipe (rank 16, q_proj and v_proj) for both data sets."""
+def open_bench(base: str, sets: tuple[DataSet, DataSet], sequence_length: int, device: str) -> Bench:
+    """A base model on `device`, float32, and the default recipe (rank 16, q_proj and v_proj) for both data sets.
+
+    base: a model's directory, .gguf file or Hugging Face id.
+    """
     from transformers import AutoModelForCausalLM
 
-    path = model_file()
+    files, facts = locate_base(base), inspect_base(base)
     with tempfile.TemporaryDirectory() as name:
-        write_tokenizer(locate_base(str(path)), Path(name) / "tokenizer.json")
+        write_tokenizer(files, Path(name) / "tokenizer.json")
         tokenizer = Tokenizer.from_file(str(Path(name) / "tokenizer.json"))
     sizes = np.array([answer_sizes(data.task, tokenizer) for data in sets]).max(0)
-    recipe = smollm2_recipe(
+    recipe = Recipe(
+        base=BaseRef(name=Path(base).stem, sha256=facts.sha256),
         effective_batch=BATCH,
         sequence_length=sequence_length,
         answer_length=int(sizes[0]),
         choices=int(sizes[1]),
         loss="candidates" if all(data.task.shares_prompt for data in sets) else "full",
     )
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).to(device)
-    return Bench(model, inspect_base(str(path)), tokenizer, recipe)
+    root, where = (files.root.parent, {"gguf_file": files.root.name}) if files.form == "gguf" else (files.root, {})
+    model = AutoModelForCausalLM.from_pretrained(root, dtype=torch.float32, **where).to(device)
+    return Bench(model, facts, tokenizer, recipe)

@@ -26,6 +26,9 @@ from shared.recipe import DEFAULT_EPS, Precision
 RANKS = (1, 2, 4, 8, 16)
 QUERIES = (1, 2, 4, 8, 16)
 PATHS = 4  # directions whose two copies of B run at once
+RANDOM, ORTHOGONAL = "random (the paper's)", "random, orthogonal"
+PROXY_ACTIVATIONS, OWN_ACTIVATIONS = "proxy activations", "own activations"
+PROXY_GRADIENTS, OWN_GRADIENTS = "proxy gradients", "own gradients"
 Columns = dict[str, np.ndarray]  # (in, R) by layer
 
 
@@ -66,12 +69,12 @@ def choices_for(bench: Bench, own: LayerSums, proxy: LayerSums) -> dict[str, Col
     """Every way to choose A of the layers that the recipe adapts."""
     modules, rank = lora_modules(bench.recipe, bench.shape), bench.recipe.rank
     return {
-        "random (kaiming)": {m.name: choices_of_a.kaiming(bench.recipe, m) for m in modules},
-        "random, orthogonal": {m.name: choices_of_a.orthogonal(bench.recipe, m) for m in modules},
-        "proxy activations": {m.name: choices_of_a.top_activations(proxy.activations[m.name], rank) for m in modules},
-        "own activations": {m.name: choices_of_a.top_activations(own.activations[m.name], rank) for m in modules},
-        "proxy gradients": {m.name: choices_of_a.top_gradient(proxy.gradients[m.name], rank) for m in modules},
-        "own gradients": {m.name: choices_of_a.top_gradient(own.gradients[m.name], rank) for m in modules},
+        RANDOM: {m.name: choices_of_a.kaiming(bench.recipe, m) for m in modules},
+        ORTHOGONAL: {m.name: choices_of_a.orthogonal(bench.recipe, m) for m in modules},
+        PROXY_ACTIVATIONS: {m.name: choices_of_a.top_activations(proxy.activations[m.name], rank) for m in modules},
+        OWN_ACTIVATIONS: {m.name: choices_of_a.top_activations(own.activations[m.name], rank) for m in modules},
+        PROXY_GRADIENTS: {m.name: choices_of_a.top_gradient(proxy.gradients[m.name], rank) for m in modules},
+        OWN_GRADIENTS: {m.name: choices_of_a.top_gradient(own.gradients[m.name], rank) for m in modules},
     }
 
 
@@ -79,8 +82,8 @@ def target_choices(bench: Bench, proxy: LayerSums) -> dict[str, Columns]:
     """Random A and that of proxy gradients, of every linear layer."""
     modules, rank = every_linear(bench), bench.recipe.rank
     return {
-        "random (kaiming)": {m.name: choices_of_a.kaiming(bench.recipe, m) for m in modules},
-        "proxy gradients": {m.name: choices_of_a.top_gradient(proxy.gradients[m.name], rank) for m in modules},
+        RANDOM: {m.name: choices_of_a.kaiming(bench.recipe, m) for m in modules},
+        PROXY_GRADIENTS: {m.name: choices_of_a.top_gradient(proxy.gradients[m.name], rank) for m in modules},
     }
 
 
