@@ -14,12 +14,15 @@ from bench.registry import registry
 from bench.report import report
 from bench.server import server
 from bench.step_command import step
+from bench.step import step
+from bench.variance import variance
 
 app = typer.Typer(help="Measure what README and docs claim.", no_args_is_help=True)
 app.command()(step)
 app.command()(precision)
 app.command()(padding)
 app.command()(accuracy)
+app.command()(variance)
 app.command()(agent)
 app.command()(server)
 app.command()(registry)
