@@ -7,14 +7,13 @@ import typer
 from bench.accuracy import accuracy
 from bench.agent import agent
 from bench.federation import federation
-from bench.padding import padding
 from bench.figures import figures
+from bench.padding import padding
 from bench.precision import precision
 from bench.registry import registry
 from bench.report import report
 from bench.server import server
 from bench.step_command import step
-from bench.step import step
 from bench.variance import variance
 
 app = typer.Typer(help="Measure what README and docs claim.", no_args_is_help=True)
