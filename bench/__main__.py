@@ -6,6 +6,7 @@ import typer
 
 from bench.accuracy import accuracy
 from bench.agent import agent
+from bench.end_to_end import end_to_end
 from bench.federation import federation
 from bench.figures import figures
 from bench.padding import padding
@@ -21,6 +22,7 @@ app.command()(step)
 app.command()(precision)
 app.command()(padding)
 app.command()(accuracy)
+app.command("end-to-end")(end_to_end)
 app.command()(variance)
 app.command()(agent)
 app.command()(server)

@@ -57,9 +57,9 @@ class Compiled:
         """Some methods, loaded; B = 0."""
         return Methods(self.file("program"), self.file("weights"), ["adapter", *names])
 
-    def open(self) -> Runtime:
-        """The program, loaded; B = 0."""
-        return open_runtime(self.manifest, self.file("program"), self.file("weights"))
+    def open(self, *, resident: bool = False) -> Runtime:
+        """The program, loaded; B = 0. resident: methods stay loaded."""
+        return open_runtime(self.manifest, self.file("program"), self.file("weights"), resident=resident)
 
     def examples(self, split: str) -> list[Example]:
         """The movie reviews of one split, encoded for the program."""
@@ -69,13 +69,15 @@ class Compiled:
         return load_examples(DATA / f"{split}.jsonl", named_task("sst2"), tokenizer, self.manifest.recipe)
 
 
-def compile_cold(recipe: Recipe, directory: Path, base: Path | None = None) -> Compiled:
-    """Compiles in a fresh process. base: SmolLM2-135M if None."""
+def compile_cold(
+    recipe: Recipe, directory: Path, base: Path | None = None, calibration: Path | None = None
+) -> Compiled:
+    """Compiles in a fresh process. base: SmolLM2-135M if None. calibration: the one that the recipe names."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "recipe.json"
     path.write_text(recipe.model_dump_json())
     command = [sys.executable, "-W", "ignore", "-m", "server.compiler", str(path)]
-    command += [str(base or model_file()), str(directory)]
+    command += [str(base or model_file()), str(directory), *([] if calibration is None else [str(calibration)])]
     began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     seconds = time.monotonic() - began

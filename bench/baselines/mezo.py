@@ -37,33 +37,34 @@ class PassLosses(Network):
 
     pairs: bool  # a direction's + and - are in one pass
 
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        choices: Tensor,
-        choice_mask: Tensor,
-        mask: Tensor,
-        seeds: Tensor,
-        scale: Tensor,
-    ) -> Tensor:
-        """tokens (E, S), positions (E, T), choices (E, T, C), choice_mask, mask, seeds int32 (m, 2), scale (1,).
+    def forward(self, tokens: Tensor, positions: Tensor, *rest: Tensor) -> Tensor:
+        """tokens (E, S), positions (E, T), then as `step` has them: labels, mask, seeds int32 (m, 2), scale (1,).
 
         Returns losses (n,): at B + scale z of each direction, then, of pairs, at B - scale z.
         """
+        *labels, mask, seeds, scale = rest
         b = self.state.current().unsqueeze(0)
         offset = directions(self.recipe.noise, seeds, b.shape[1]) * scale
         paths = torch.cat((b + offset, b - offset)) if self.pairs else b + offset
         n = paths.shape[0]
         hidden = self.run(self.stacks[0], self.trunk.embed(tokens).repeat(n, 1, 1), paths)
         answers = self.trunk.pick(hidden, positions.repeat(n, 1))  # (n*E, T, hidden)
+        if self.recipe.loss == "full":
+            (truth,) = labels
+            nll = -self.log_probabilities(answers, truth.repeat(n, 1).unsqueeze(2)).reshape(n, -1)
+        else:
+            nll = self._candidates(answers, *labels)
+        return (nll * mask.reshape(1, -1)).sum(dim=1) / mask.sum()
+
+    def _candidates(self, answers: Tensor, choices: Tensor, choice_mask: Tensor) -> Tensor:
+        """answers (n*E, T, hidden), choices (E, T, C), choice_mask: negative log-likelihoods (n, E*T)."""
         examples, answer, count = choices.shape
+        n = answers.shape[0] // examples
         rows = self.trunk.head_rows(choices).reshape(examples * answer, count, -1)
         by_path = answers.reshape(n, examples * answer, -1).permute(1, 2, 0)  # (E*T, hidden, n)
         logits = torch.bmm(rows, by_path).permute(2, 0, 1)  # (n, E*T, C)
         logits = logits - ((1.0 - choice_mask) * 1e9).reshape(1, examples * answer, count)
-        nll = -torch.log_softmax(logits, dim=-1)[:, :, 0]
-        return (nll * mask.reshape(1, -1)).sum(dim=1) / mask.sum()
+        return -torch.log_softmax(logits, dim=-1)[:, :, 0]
 
 
 def emit_passes(recipe: Recipe, source: str, weights: Path, path: Path, grouping: Grouping) -> None:
@@ -79,7 +80,9 @@ def emit_passes(recipe: Recipe, source: str, weights: Path, path: Path, grouping
     module = PassLosses(recipe, network.size, network.trunk, None, stack)
     module.pairs = grouping in ("inner", "both")
     whole = (torch.zeros((e, s), dtype=torch.int64), torch.zeros((e, t), dtype=torch.int64))
-    labels = (torch.zeros((e, t, c), dtype=torch.int64), torch.ones(e, t, c), torch.ones(e, t))
+    answers = (torch.zeros((e, t), dtype=torch.int64),)
+    choices = (torch.zeros((e, t, c), dtype=torch.int64), torch.ones(e, t, c))
+    labels = (*(answers if recipe.loss == "full" else choices), torch.ones(e, t))
     seeds = torch.zeros((recipe.queries, 2), dtype=torch.int32)
     together = paths // 2 if module.pairs else paths  # directions of one pass
     modules = (
@@ -107,6 +110,10 @@ class Passes:
     def reset(self) -> None:
         """B = 0."""
         self._methods("load", np.zeros(self._size, np.float32))
+
+    def adapter(self) -> np.ndarray:
+        """A copy of B, (D,)."""
+        return self._methods("adapter")[0].copy()
 
     def step(
         self, batch: tuple[np.ndarray, ...], seeds: np.ndarray, lr: float, eps: float

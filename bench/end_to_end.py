@@ -1,0 +1,279 @@
+"""`bench end-to-end`: core-seconds to 75 % accuracy on the movie reviews, for MeZO, MobiZO as in the paper, first order
+and ours; final accuracy against first order's; and peak memory against first order's.
+
+All train SmolLM2-135M in float32 unless said otherwise, on the same sentences, measured on the same 500 test sentences.
+MeZO and MobiZO run as ExecuTorch programs of this project's compiler, which is kind to them: the paper's own code runs
+MeZO in PyTorch. A contender that has not reached 75 % when its cap is spent counts with the cap: its ratio to ours is
+then a lower bound. Learning rates of theirs are the best, on 200 validation sentences, of the paper's grid extended
+upwards for short runs.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bench.end_to_end_runs import TARGET, TESTED, Contender, Run, Track
+from bench.memory import peak_memory_claim
+from bench.result import Plot, Row, Table, write
+from bench.step import notes
+from shared.job import TrainingSettings
+from shared.recipe import TARGETS, RecipeSettings
+
+SEEDS = (0, 1, 2)
+# What ours spends until 75 %, times these, is where theirs are ended: above what the claims ask for.
+CAP_PAPER, CAP_MEZO = 4.0, 8.0
+SEARCH_SHARE = 0.5  # of the cap: each learning rate's trial
+BATCH = 16  # q E of the paper's experiments
+PAPER_GRID = (5e-4, 1e-4, 5e-5, 1e-5)  # the paper's, for 20,000 steps; of it only the largest moves B in a few hundred
+SHORT_GRID = (5e-4, 1e-3, 2e-3, 4e-3)
+FIRST_ORDER_GRID = (1e-2, 3e-2, 1e-1)
+
+
+def paper_recipe(queries: int) -> RecipeSettings:
+    """MobiZO as in the paper: all seven linear layers of every decoder layer, r = 16, alpha = 32, full vocabulary."""
+    return RecipeSettings(
+        targets=TARGETS,
+        queries=queries,
+        effective_batch=BATCH // queries,
+        sequence_length=36,
+        loss="full",
+        noise="gaussian",
+    )
+
+
+OURS = Contender(
+    name="ours",
+    engine="mobizo",
+    calibrated=True,
+    recipe=RecipeSettings(
+        targets=("v_proj", "o_proj"),
+        layers="last:8",
+        rank=1,
+        alpha=8,
+        queries=8,
+        effective_batch=2,
+        sequence_length=36,
+        loss="candidates",
+        precision="int8",
+    ),
+    training=TrainingSettings(steps=400, lr=8e-3, schedule="cosine", evaluation_interval=25),
+)
+MOST_STEPS = 20_000  # the paper's
+PAPER = [
+    Contender(
+        name=f"MobiZO q={queries}",
+        engine="mobizo",
+        recipe=paper_recipe(queries),
+        training=TrainingSettings(steps=MOST_STEPS, lr=SHORT_GRID[0], evaluation_interval=MOST_STEPS),
+    )
+    for queries in (4, 16)
+]
+MEZO = Contender(
+    name="MeZO LoRA-FA",
+    engine="mezo",
+    recipe=paper_recipe(1),
+    training=TrainingSettings(steps=MOST_STEPS, lr=SHORT_GRID[0], evaluation_interval=MOST_STEPS),
+)
+FIRST_ORDER = Contender(
+    name="first-order LoRA-FA",
+    engine="first-order",
+    recipe=paper_recipe(1),
+    training=TrainingSettings(steps=MOST_STEPS, lr=FIRST_ORDER_GRID[0], evaluation_interval=MOST_STEPS),
+)
+
+
+def end_to_end(
+    json_file: Annotated[Path | None, typer.Option("--json", help="also write the result here")] = None,
+    keep: Annotated[Path | None, typer.Option(help="finished runs stay here and are not run again")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="ours alone, one seed, few steps: only that it works")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="how many")] = len(SEEDS),
+    first_order_factor: Annotated[
+        int, typer.Option(min=1, help="first order sees as many times the examples that ours sees")
+    ] = 10,
+) -> None:
+    """Core-seconds to 75 % on movie reviews: MeZO, MobiZO as in the paper, first order, ours; accuracy and memory."""
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory())) if keep is None else keep
+        place.mkdir(parents=True, exist_ok=True)
+        track = Track(place)
+        if quick:
+            _quick(track, json_file)
+            return
+        chosen = range(seeds)
+        ours = [track.run(OURS.at(seed=seed)) for seed in chosen]
+        reached = [run.reached() for run in ours]
+        if any(each is None for each in reached):
+            raise SystemExit(f"ours did not reach {TARGET:.0%} with every seed: {[run.final for run in ours]}")
+        spent = statistics.mean(each.core_seconds for each in reached if each is not None)
+        notes.print(f"ours reaches {TARGET:.0%} in {spent:.0f} core-seconds")
+        theirs = {each.name: _theirs(track, each, spent * CAP_PAPER, chosen) for each in PAPER}
+        theirs[MEZO.name] = _theirs(track, MEZO, spent * CAP_MEZO, chosen)
+        first = _first_order(track, ours[0].examples, first_order_factor, chosen)
+        memory_rows, memory = peak_memory_claim(place / "memory")
+        calibration = track.calibration_core_seconds
+    _write(json_file, ours, theirs, first, (memory_rows, memory), calibration, first_order_factor)
+
+
+def _quick(track: Track, json_file: Path | None) -> None:
+    training = OURS.training.model_copy(update={"steps": 20, "evaluation_interval": 20})
+    run = track.run(OURS.model_copy(update={"training": training}))
+    seconds = run.core_seconds / run.steps
+    row = ("ours, 20 steps", run.core_seconds, seconds, 100 * run.final)
+    table = Table(
+        name="quick",
+        title="End to end, quick",
+        columns=("run", "core-seconds", "a step", "accuracy, %"),
+        rows=(row,),
+        notes="Shows only that the machinery works; the claims come from the plain run.",
+    )
+    write(json_file, [run.model_dump(mode="json")], {"core_seconds_per_step": seconds}, [table])
+
+
+def _theirs(track: Track, contender: Contender, cap: float, seeds: Sequence[int]) -> list[Run]:
+    """A run for each seed at the grid's best learning rate, ended at the cap or at 75 %."""
+    trials = [track.run(contender.at(lr=lr), split="validation", cap=cap * SEARCH_SHARE) for lr in SHORT_GRID]
+    best = max(trials, key=lambda run: (not run.diverged, run.final, -run.seen[-1].loss if run.seen else 0.0))
+    # Measured a few times on the way: a measurement costs as much as ten steps, though it is not counted.
+    looks = sorted({round(best.steps * share / SEARCH_SHARE) for share in (0.25, 0.5, 0.75)})
+    return [track.run(contender.at(seed=seed, lr=best.lr), cap=cap, stop=True, looks=looks) for seed in seeds]
+
+
+def _first_order(track: Track, examples: int, factor: int, seeds: Sequence[int]) -> list[Run]:
+    """Runs of first order that see `factor` times as many examples, measured also after as many and a tenth."""
+    steps = {times: max(1, round(examples * times / BATCH)) for times in (0.1, 1, factor)}
+    trials = []
+    for lr in FIRST_ORDER_GRID:
+        training = FIRST_ORDER.training.model_copy(update={"steps": steps[1], "lr": lr})
+        trials.append(track.run(FIRST_ORDER.model_copy(update={"training": training}), split="validation"))
+    best = max(trials, key=lambda run: (not run.diverged, run.final, -run.seen[-1].loss if run.seen else 0.0))
+    training = FIRST_ORDER.training.model_copy(update={"steps": steps[factor], "lr": best.lr})
+    contender = FIRST_ORDER.model_copy(update={"training": training})
+    return [track.run(contender.at(seed=seed), looks=sorted(steps.values())) for seed in seeds]
+
+
+def _spent(run: Run) -> float:
+    """Core-seconds to 75 %, or all that it spent in vain."""
+    reached = run.reached()
+    return run.core_seconds if reached is None else reached.core_seconds
+
+
+def _write(
+    json_file: Path | None,
+    ours: list[Run],
+    theirs: dict[str, list[Run]],
+    first: list[Run],
+    memory: tuple[list[Row], float],
+    calibration: float,
+    factor: int,
+) -> None:
+    mean = statistics.mean
+    cost = mean(map(_spent, ours))
+    ratios = {name: mean(map(_spent, runs)) / cost for name, runs in theirs.items()}
+    paper = {name: ratio for name, ratio in ratios.items() if name != MEZO.name}
+    final = mean(run.final for run in ours)
+    claims = {
+        # Of q = 4 and q = 16 the one that ours gains least on.
+        "core_seconds_vs_paper": min(paper.values()),
+        "core_seconds_vs_mezo": ratios[MEZO.name],
+        "gap_to_first_order_points": 100 * (mean(run.final for run in first) - final),
+        "peak_memory_vs_first_order": memory[1],
+        "core_seconds_to_target": cost,
+        "final_accuracy": final,
+        "first_order_accuracy": mean(run.final for run in first),
+        "first_order_core_seconds_to_target": mean(map(_spent, first)),
+        "calibration_core_seconds": calibration,
+    }
+    everyone = {"ours": ours, **theirs, "first-order LoRA-FA": first}
+    rows: list[dict[str, Any]] = [run.model_dump(mode="json") for runs in everyone.values() for run in runs]
+    tables = [_costs(everyone, cost, calibration), _accuracies(ours, first, factor), _memory(memory[0])]
+    plots = [
+        Plot(
+            name="accuracy",
+            title=f"Accuracy on {TESTED} test sentences, first seed",
+            x="core-seconds",
+            y="accuracy, %",
+            series={
+                name: tuple((seen.core_seconds, 100 * seen.accuracy) for seen in runs[0].seen)
+                for name, runs in everyone.items()
+            },
+            log_x=True,
+        )
+    ]
+    write(json_file, rows + memory[0], claims, tables, plots)
+
+
+def _costs(everyone: dict[str, list[Run]], cost: float, calibration: float) -> Table:
+    rows = []
+    for name, runs in everyone.items():
+        reached = [run.reached() for run in runs]
+        spent = statistics.mean(map(_spent, runs))
+        bound = "" if all(reached) else ">= "
+        rows.append(
+            (
+                name,
+                runs[0].lr,
+                f"{sum(each is not None for each in reached)} of {len(runs)}",
+                f"{bound}{spent:,.0f}",
+                f"{bound}{spent / cost:.1f}",
+                statistics.mean(run.core_seconds / run.steps for run in runs),
+                100 * statistics.mean(max(seen.accuracy for seen in run.seen) for run in runs),
+            )
+        )
+    return Table(
+        name="costs",
+        title="Core-seconds until 75 % on the movie reviews",
+        columns=("contender", "lr", "reached", "core-seconds", "over ours", "a step", "best accuracy seen, %"),
+        rows=tuple(rows),
+        notes=(
+            f"SmolLM2-135M, {TESTED} test sentences, mean over seeds; training steps alone are counted. '>=': runs "
+            "were ended at a cap, which stands for what they would have needed. Ours takes A from a calibration made once "
+            f"on product reviews, which took {calibration:.0f} core-seconds and no user's data. ExecuTorch's training "
+            "extension is left out: it does not lower the joint graph of this model."
+        ),
+    )
+
+
+def _accuracies(ours: list[Run], first: list[Run], factor: int) -> Table:
+    def spread(values: list[float]) -> float:
+        return 100 * statistics.stdev(values) if len(values) > 1 else 0.0
+
+    rows: list[tuple[str | int | float | None, ...]] = [
+        (
+            "ours",
+            ours[0].examples,
+            100 * statistics.mean(run.final for run in ours),
+            spread([run.final for run in ours]),
+        )
+    ]
+    for place, seen in enumerate(first[0].seen):
+        values = [run.seen[place].accuracy for run in first if len(run.seen) > place]
+        rows.append(("first order", seen.step * BATCH, 100 * statistics.mean(values), spread(values)))
+    return Table(
+        name="accuracy",
+        title="Accuracy against first order, by examples seen",
+        columns=("who", "examples seen", "accuracy, %", "standard deviation, points"),
+        rows=tuple(rows),
+        notes=(
+            f"First order is the paper's recipe (all linear layers, r = 16, random A) by autograd; its last row has "
+            f"seen {factor} times the examples of ours, whose accuracy less ours is the claim. Ours ends with its schedule."
+        ),
+    )
+
+
+def _memory(rows: list[Row]) -> Table:
+    return Table(
+        name="memory",
+        title="Peak memory of a step of 16 sentences of 256 tokens",
+        columns=("who", "bytes", "over first order"),
+        rows=tuple(
+            (str(row.get("who", "first-order LoRA-FA, PyTorch")), int(row["peak_rss_bytes"]), row["over_first_order"])
+            for row in rows
+        ),
+    )
