@@ -233,8 +233,8 @@ def _costs(everyone: dict[str, list[Run]], cost: float, calibration: float) -> T
         rows=tuple(rows),
         notes=(
             f"SmolLM2-135M, {TESTED} test sentences, mean over seeds; training steps alone are counted. '>=': runs "
-            "were ended at a cap, which stands for what they would have needed. Ours takes A from a calibration made once "
-            f"on product reviews, which took {calibration:.0f} core-seconds and no user's data. ExecuTorch's training "
+            "were ended at a cap, which stands for what they would have needed. Ours takes A from a calibration made "
+            f"once on product reviews, in {calibration:.0f} core-seconds and of no user's data. ExecuTorch's training "
             "extension is left out: it does not lower the joint graph of this model."
         ),
     )
