@@ -43,8 +43,8 @@ class Budget(NamedTuple):
     arguments: tuple[str, ...] = ()
 
 
-# In the order of the pages. The quick ones sum to less than 20 minutes, whatever each makes of its own. What would have to
-# compile SmolLM2-135M again (a minute), or waits for seconds to pass, is left to the plain runs of the service.
+# In the order of the pages; the quick ones sum to less than 20 minutes. What would compile SmolLM2-135M once more (a
+# minute each time) or waits for time to pass is left to the plain runs of agent, server, registry and federation.
 BUDGETS = {
     "step": Budget(240, 4 * 3600),
     "precision": Budget(110, 3600),
