@@ -47,15 +47,15 @@ class Budget(NamedTuple):
 # minute each time) or waits for time to pass is left to the plain runs of agent, server, registry and federation.
 BUDGETS = {
     "step": Budget(240, 4 * 3600),
-    "precision": Budget(110, 3600),
+    "precision": Budget(150, 3600),
     "accuracy": Budget(180, 3 * 3600),
     "end-to-end": Budget(180, 4 * 3600),
     "variance": Budget(160, 3600),
     "padding": Budget(30, 600),
-    "agent": Budget(90, 3600, ("--only", "idle", "--only", "kills")),
-    "server": Budget(80, 3600, ("--only", "downloads", "--only", "queries")),
-    "registry": Budget(60, 3600, ("--only", "publish", "--only", "replay")),
-    "federation": Budget(60, 4 * 3600, ("--only", "aggregate", "--only", "bytes", "--only", "masking")),
+    "agent": Budget(100, 3600, ("--only", "idle", "--only", "kills")),
+    "server": Budget(50, 3600, ("--only", "downloads", "--only", "queries")),
+    "registry": Budget(50, 3600, ("--only", "publish", "--only", "replay")),
+    "federation": Budget(50, 4 * 3600, ("--only", "aggregate", "--only", "bytes", "--only", "masking")),
 }
 OTHER = Budget(10, 3600)
 
