@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -165,7 +166,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         return
     with suppress(psutil.NoSuchProcess):
         family = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
         psutil.wait_procs([psutil.Process(process.pid), *family], timeout=GRACE_SECONDS)
         for one in family:
             with suppress(psutil.NoSuchProcess):
