@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,10 +46,19 @@ SETTLE_SECONDS, IDLE_SECONDS, QUICK_IDLE_SECONDS = 5.0, 60.0, 10.0
 Row = dict[str, Any]
 
 
+class Part(StrEnum):
+    """What may be measured alone."""
+
+    IDLE = "idle"
+    LOOP = "loop"
+    KILLS = "kills"
+
+
 def agent(
     json_file: Annotated[Path | None, typer.Option("--json", help="also write the result here")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="a tenth of the kills, and shorter looks")] = False,
     programs: Annotated[Path | None, typer.Option("--programs", help="keep compiled programs here")] = None,
+    only: Annotated[list[Part] | None, typer.Option("--only", help="these parts; default: all")] = None,
 ) -> None:
     """Kill the agent at random points, weigh it while idle, and time the loop around the program."""
     rows: list[Row] = []
@@ -58,15 +68,18 @@ def agent(
     runner = ready_runner()
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        notes.print("compiling")
-        base, sentences = write_base(root / "base"), write_sentences(root / "sentences")
-        kept = programs or root / "programs"
-        tiny = once(kept / "tiny", lambda path: compile_tiny(base, path))
-        notes.print("idle")
-        rows.append(idle(root / "idle", sentences, QUICK_IDLE_SECONDS if quick else IDLE_SECONDS))
-        claims |= {"idle_rss_bytes": rows[-1]["rss_bytes"], "idle_core_share": rows[-1]["core_share"]}
-        measure_loop(root, kept, runner, 6 if quick else 24, rows, claims)
-        measure_kills(root / "kills", tiny, sentences, runner, QUICK if quick else 1, rows, claims)
+        sentences, kept = write_sentences(root / "sentences"), programs or root / "programs"
+        for part in only or list(Part):
+            notes.print(part)
+            if part is Part.IDLE:
+                rows.append(idle(root / "idle", sentences, QUICK_IDLE_SECONDS if quick else IDLE_SECONDS))
+                claims |= {"idle_rss_bytes": rows[-1]["rss_bytes"], "idle_core_share": rows[-1]["core_share"]}
+            elif part is Part.LOOP:
+                measure_loop(root, kept, runner, 6 if quick else 24, rows, claims)
+            else:
+                base = write_base(root / "base")
+                tiny = once(kept / "tiny", partial(compile_tiny, base))
+                measure_kills(root / "kills", tiny, sentences, runner, QUICK if quick else 1, rows, claims)
     show(claims)
     write(json_file, rows, claims)
 

@@ -8,6 +8,7 @@ from bench.result import Plot, cell_text
 
 INCHES, DPI = (7.2, 3.8), 130
 FEW = 6  # points that alternative text names one by one
+TICKS = 9  # places at most that are named on a logarithmic axis
 
 
 def png(plot: Plot) -> bytes:
@@ -16,6 +17,7 @@ def png(plot: Plot) -> bytes:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import LogFormatter
 
     figure, axes = pyplot.subplots(figsize=INCHES, layout="constrained")
     if plot.kind == "bars":
@@ -28,13 +30,19 @@ def png(plot: Plot) -> bytes:
         for name, points in plot.series.items():
             axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3, label=name)
     if plot.log_x:
+        places = sorted({x for points in plot.series.values() for x, _ in points})
         axes.set_xscale("log", base=2)
+        if len(places) <= TICKS:
+            axes.set_xticks(places, [f"{place:g}" for place in places])
+            axes.set_xticks([], minor=True)
     if plot.log_y:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.5)))
     axes.set(title=plot.title, xlabel=plot.x, ylabel=plot.y)
     axes.grid(visible=True, axis="y", alpha=0.3)
     if plot.series:
-        axes.legend(fontsize="small")
+        figure.legend(loc="outside lower center", ncols=min(len(plot.series), 3), fontsize="small", frameon=False)
     drawn = io.BytesIO()
     # Without the library's version in it, the same plot is the same bytes.
     figure.savefig(drawn, dpi=DPI, facecolor="white", metadata={"Software": None})

@@ -2,13 +2,14 @@
 
 `<!-- bench: step.gemm_share .0f x100 -->99 %`: the result's name, a claim, a format, and a factor if the unit differs.
 A figure that is no claim is found in a row, by the columns that single it out:
-`<!-- bench: server[database=sqlite,what=job to a device].p99_ms .0f -->125 ms`. What no result holds yet reads
-"not measured". `python -m bench figures` writes all of them anew.
+`<!-- bench: server[database=sqlite,what=job to a device].p99_ms .0f -->125 ms`; of a list there, its median. What no
+result holds yet reads "not measured". `python -m bench figures` writes all of them anew.
 """
 
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -45,21 +46,24 @@ def documents() -> list[Path]:
 
 
 def figure(marker: re.Match[str], results: Mapping[str, Result]) -> str:
-    """What ought to stand behind a marker. UnknownFigure: the result has no such row, or a row no such column."""
+    """What ought to stand behind a marker. UnknownFigure: several rows fit, or what fits is no number."""
     result = results.get(marker["result"])
-    if marker["where"] is None:
-        value = result.claims.get(marker["name"]) if result else None
-    else:
-        value = _in_row(result, marker) if result else None
+    value = None if result is None else _value(marker, result)
     return MISSING if value is None else format(value * float(marker["factor"] or 1), marker["format"])
 
 
-def _in_row(result: Result, marker: re.Match[str]) -> float:
+def _value(marker: re.Match[str], result: Result) -> float | None:
+    if marker["where"] is None:
+        return result.claims.get(marker["name"])
     wanted = dict(pair.split("=", 1) for pair in marker["where"].split(","))
     found = [row for row in result.rows if all(str(row.get(key)) == value for key, value in wanted.items())]
-    if len(found) != 1 or not isinstance(found[0].get(marker["name"]), int | float):
-        raise UnknownFigure(f"{marker[0]}: {len(found)} rows fit, one with that column is needed")
-    return float(found[0][marker["name"]])
+    values = [row[marker["name"]] for row in found if row.get(marker["name"]) is not None]
+    if not values:
+        return None
+    numbers = values[0] if isinstance(values[0], list) else values
+    if len(values) > 1 or not all(isinstance(number, int | float) for number in numbers):
+        raise UnknownFigure(f"{marker[0]}: {len(values)} rows fit; one is needed, with a number or some")
+    return float(statistics.median(numbers))
 
 
 def refilled(text: str, results: Mapping[str, Result]) -> str:

@@ -22,10 +22,11 @@ a { color: var(--link); }
 h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
 nav ul { padding-left: 1.2rem; } nav ul ul { font-size: .9em; }
 .facts, .notes { font-size: .9em; overflow-wrap: anywhere; }
-.failed { color: var(--alarm); overflow-wrap: anywhere; }
+.failed { color: var(--alarm); overflow-wrap: anywhere; white-space: pre-wrap; }
 .scroll { overflow-x: auto; max-width: 100%; }
 table { border-collapse: collapse; font-size: .9em; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .6rem; border: 1px solid var(--line); text-align: left; vertical-align: top; }
+td { min-width: 4rem; }
 th { background: var(--soft); } td.number { text-align: right; white-space: nowrap; }
 img { max-width: 100%; height: auto; border-radius: .4rem; background: #fff; }
 """

@@ -55,4 +55,5 @@ def _table(table: Table) -> list[str]:
 def _text(text: str) -> str:
     """Text that Markdown neither reads as a column's end nor as markup."""
     one_line = " ".join(text.split())
-    return re.sub(r"([\\`*_\[\]|<>])", r"\\\1", one_line)
+    marked = re.sub(r"([\\`*\[\]|<>])", r"\\\1", one_line)
+    return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", marked)  # within a word it marks nothing up

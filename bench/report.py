@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,19 +44,19 @@ class Budget(NamedTuple):
     arguments: tuple[str, ...] = ()
 
 
-# In the order of the pages. The quick ones sum to less than 20 minutes, whatever each makes of its own. What would have to
-# compile SmolLM2-135M again (a minute), or waits for seconds to pass, is left to the plain runs of the service.
+# In the order of the pages; the quick ones sum to less than 20 minutes. What would compile SmolLM2-135M once more (a
+# minute each time) or waits for time to pass is left to the plain runs of agent, server, registry and federation.
 BUDGETS = {
     "step": Budget(240, 4 * 3600),
-    "precision": Budget(110, 3600),
+    "precision": Budget(150, 3600),
     "accuracy": Budget(180, 3 * 3600),
     "end-to-end": Budget(180, 4 * 3600),
     "variance": Budget(160, 3600),
     "padding": Budget(30, 600),
-    "agent": Budget(90, 3600, ("--only", "idle", "--only", "kills")),
-    "server": Budget(80, 3600, ("--only", "downloads", "--only", "queries")),
-    "registry": Budget(60, 3600, ("--only", "publish", "--only", "replay")),
-    "federation": Budget(60, 4 * 3600, ("--only", "aggregate", "--only", "bytes", "--only", "masking")),
+    "agent": Budget(100, 3600, ("--only", "idle", "--only", "kills")),
+    "server": Budget(50, 3600, ("--only", "downloads", "--only", "queries")),
+    "registry": Budget(50, 3600, ("--only", "publish", "--only", "replay")),
+    "federation": Budget(50, 4 * 3600, ("--only", "aggregate", "--only", "bytes", "--only", "masking")),
 }
 OTHER = Budget(10, 3600)
 
@@ -165,7 +166,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         return
     with suppress(psutil.NoSuchProcess):
         family = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
         psutil.wait_procs([psutil.Process(process.pid), *family], timeout=GRACE_SECONDS)
         for one in family:
             with suppress(psutil.NoSuchProcess):

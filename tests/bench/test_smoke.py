@@ -1,6 +1,7 @@
 """The benchmarks for real, as far as seconds go: two of the cheapest through `bench report`, and their pages."""
 
 import json
+import re
 import warnings
 
 import pytest
@@ -8,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from bench import report
-from bench.figures import results_in
+from bench.figures import ROOT, results_in
 from bench.result import cell_text
 from bench.sections import Section
 from tests.bench.pages import Page, markdown_tables
@@ -82,6 +83,14 @@ def test_every_benchmark_has_the_options_that_a_report_passes(app):
         assert "--json" in options, name
         words = report.arguments(command, "quick", None, report.BUDGETS.get(name, report.OTHER), None)
         assert {word for word in words if word.startswith("--")} <= options, name
+
+
+def test_the_page_on_benchmarks_has_every_command(app):
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    for name in typer.main.get_command(app).commands:
+        assert f"\n| `{name}` |" in page
+    for link in re.findall(r"\]\(([^)#:]+)", page):
+        assert (ROOT / "docs" / link).exists(), link
 
 
 def test_all_quick_runs_fit_into_twenty_minutes(app):
