@@ -209,7 +209,9 @@ def write_model(asked: Asked) -> None:
         written = AutoModelForCausalLM.from_config(read.config)
         written.load_state_dict(read.state_dict())
         read = written
-    read.save_pretrained(asked.model)
+    part = Path(asked.model).with_suffix(".part")
+    read.save_pretrained(part)
+    part.rename(asked.model)
 
 
 if __name__ == "__main__":

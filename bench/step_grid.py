@@ -114,7 +114,7 @@ def run(asked: Asked, seconds: float) -> Row:
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
             if psutil.virtual_memory().available < SPARE_BYTES:
-                why = "more memory than the machine has"
+                why = "more memory than the machine has left"
             elif time.monotonic() - began > seconds:
                 why = f"not done in {seconds:.0f} s"
             if why:
