@@ -296,6 +296,13 @@ def test_the_rate_is_the_best_on_validation_that_did_not_diverge(
     assert asked == [(1, 3), (2, 3), (3, 3), (4, 3), (3, 5)]
 
 
+def test_where_nothing_beats_the_base_the_rate_is_of_the_lowest_loss(outcomes: Iterator[Outcome]) -> None:
+    one = next(outcomes)
+    worse, better = (one.model_copy(update={"validation": [(0, 0.5, 1.0), (4, 0.4, loss)]}) for loss in (1.2, 0.9))
+    assert better.chosen_by == worse.chosen_by == (0.5, -1.0)
+    assert better.rank > worse.rank
+
+
 def test_divergence_ends_a_run_and_counts_as_nothing_right(
     base: Path, sentences: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
