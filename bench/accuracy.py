@@ -38,7 +38,8 @@ def accuracy(
     ] = False,
     part: Annotated[Part | None, typer.Option(help="which tables; default: main, with --full all")] = None,
     task: Annotated[
-        list[str] | None, typer.Option(help=f"one or several of {', '.join(TASKS)}; default: movies")
+        list[str] | None,
+        typer.Option(help=f"one or several of {', '.join(TASKS)}; default: movies, with --full products too"),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="where the files of the paper's tasks are, as their authors' archives unpack")
@@ -63,6 +64,8 @@ def accuracy(
     """Train and test every method on equal budgets: accuracy, its spread, and the paper's beside it."""
     if quick and full:
         raise typer.BadParameter("--quick or --full, not both")
+    if data is not None and not task:
+        raise typer.BadParameter("--data needs to know what to read there: say --task")
     kind = "quick" if quick else "full" if full else "plain"
     budget = {"quick": QUICK, "plain": PLAIN, "full": FULL}[kind]
     part = part or ("all" if full else "main")
@@ -78,7 +81,7 @@ def accuracy(
     )
     found = Found()
     with tempfile.TemporaryDirectory() as place:
-        for name in task or (list(SHIPPED) if full and data is None else ["movies"]):
+        for name in task or (list(SHIPPED) if full else ["movies"]):
             try:
                 read = read_data(name, data, budget.sizes)
                 runner = Runner(setting, read, keep or Path(place))

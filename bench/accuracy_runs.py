@@ -93,8 +93,13 @@ class Outcome(BaseModel):
 
     @property
     def chosen_by(self) -> tuple[float, float]:
-        """What a learning rate is chosen by: validation accuracy at its best, then the lowest loss."""
+        """Validation accuracy at its best, and minus the loss there."""
         return max((accuracy, -loss) for _, accuracy, loss in self.validation)
+
+    @property
+    def rank(self) -> tuple[bool, tuple[float, float], float]:
+        """What a learning rate is chosen by; the lowest loss where none did better than the base alone."""
+        return not self.diverged, self.chosen_by, -min(loss for *_, loss in self.validation)
 
 
 @dataclass(frozen=True)
@@ -213,7 +218,7 @@ class Runner:
     def chosen(self, contender: Contender, seeds: Sequence[int]) -> tuple[Point, list[Outcome], list[Outcome]]:
         """The grid's best on the first seed, a run of it for each seed, and the first seed's runs of the whole grid."""
         grid = [self.run(contender, point, seeds[0]) for point in contender.grid]
-        at = max(range(len(grid)), key=lambda index: (not grid[index].diverged, grid[index].chosen_by))
+        at = max(range(len(grid)), key=lambda index: grid[index].rank)
         point = contender.grid[at]
         return point, [grid[at], *(self.run(contender, point, seed) for seed in seeds[1:])], grid
 
@@ -253,13 +258,13 @@ class Runner:
         )
         with self._trainer(contender) as trainer:
             trained = self._train(trainer, contender, settings, zero)
-            final = 0.0 if trained.diverged else self._measure(trainer, trainer.b(), self.held_out[1]).accuracy
+            final = 0.0 if trained.diverged else self._tested(trainer, trainer.b())
             if trained.best_b is None:
                 best = zero.best
             elif trained.best_step == contender.steps:
                 best = final
             else:
-                best = self._measure(trainer, trained.best_b, self.held_out[1]).accuracy
+                best = self._tested(trainer, trained.best_b)
         return Outcome(
             **blank,
             validation=trained.seen,
@@ -297,6 +302,13 @@ class Runner:
         """What is chosen by, and what is reported on."""
         assert self.splits.test is not None
         return self.splits.validation, self.splits.test
+
+    def _tested(self, trainer: Trainer, b: Tensor) -> float:
+        """Test accuracy; nothing is right where the validation split's scores were still numbers and these are not."""
+        try:
+            return self._measure(trainer, b, self.held_out[1]).accuracy
+        except Diverged:
+            return 0.0
 
     def _measure(self, trainer: Trainer, b: Tensor, examples: Sequence[Example]) -> Measured:
         return measure(Scorer(trainer.model, b), examples, trainer.model.recipe, dynamic=True)

@@ -12,6 +12,8 @@ from bench.accuracy_data import Sizes
 from bench.accuracy_runs import BATCH, Contender, Outcome, Point, Runner
 from bench.baselines.variants import VARIANTS
 from bench.result import Cell, Plot, Row, Table
+from server.compiler.quantization import check_precision
+from shared.errors import InvalidRecipe
 from shared.recipe import Precision
 
 WEIGHTS: Mapping[Precision, str] = {  # the rows of the precision table, and the paper's rows they stand beside
@@ -205,6 +207,8 @@ class Parts:
         """Table 14: frozen weights of fewer bits."""
         rows, entries = [], []
         for precision, bits in WEIGHTS.items():
+            if not _holds(self.runner, precision):
+                continue
             zero = self.runner.zero_shot(precision)
             for queries in (4, 16):
                 entry = self._contend(self.budget.mobizo(queries, precision))
@@ -343,6 +347,15 @@ class Parts:
                 series=series,
             )
         )
+
+
+def _holds(runner: Runner, precision: Precision) -> bool:
+    """Whether the base's layers have as many inputs as the precision's groups take."""
+    try:
+        check_precision(precision, runner.shape)
+    except InvalidRecipe:
+        return False
+    return True
 
 
 def _best(entry: Entry) -> float:

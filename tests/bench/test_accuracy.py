@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from bench import paper_accuracy as paper
-from bench.tiny import TASK, write_base, write_sentences
 from shared.encoding import load_examples, pack_step, read_jsonl
 from shared.lora import BaseShape, init_a, lora_modules
 from shared.noise import query_seeds
@@ -34,9 +33,12 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from bench.baselines.first_order import FirstOrder
     from bench.baselines.sequential import EagerMezo
     from bench.baselines.variants import VARIANTS, PeftModel, Variant
+    from bench.tiny import TASK, write_base, write_sentences
     from server.compiler import inspect_base
 
-pytestmark = pytest.mark.filterwarnings("ignore:::executorch", "ignore:::torch", "ignore:::copyreg", "ignore:::peft")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:::executorch", "ignore:::torch", "ignore:::copyreg", "ignore:::transformers", "ignore:::peft"
+)
 
 LENGTH = 40
 
@@ -91,9 +93,10 @@ def test_mezo_takes_mobizos_steps(model: object, shape: BaseShape, batch: tuple[
     adapted = AdaptedModel(model, recipe, shape)
     mezo = EagerMezo(adapted, adapted.zeros())
     for number, losses in enumerate(parallel):
-        torch.testing.assert_close(mezo.step(batch, query_seeds(7, number, queries), 0.1, 1e-2)[0], losses)
-    torch.testing.assert_close(mezo.b, mobizo.b, rtol=1e-3, atol=1e-5)
-    assert mezo.b.any()
+        found, _ = mezo.step(batch, query_seeds(7, number, queries), 0.1, 1e-2)
+        torch.testing.assert_close(found, losses, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(mezo.b, mobizo.b, rtol=1e-3, atol=1e-4)
+    assert mezo.b.abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("loss", ["full", "candidates"])
@@ -147,11 +150,13 @@ def test_a_variant_begins_at_the_base_moves_and_is_taken_off(
     assert len(peft.start) == peft.size == trained_count(variant, shape, recipe, 5)
     mezo = EagerMezo(peft, peft.start)
     with torch.no_grad():
-        torch.testing.assert_close(peft.losses(batch, peft.start.unsqueeze(0)), expected)
-    for number in range(3):
-        mezo.step(batch, query_seeds(1, number, 1), 0.1, 1e-2)
-    with torch.no_grad():
-        assert not torch.allclose(peft.losses(batch, mezo.b.unsqueeze(0)), expected, rtol=1e-5)
+        torch.testing.assert_close(peft.losses(batch, peft.start.unsqueeze(0)), expected, rtol=1e-5, atol=1e-5)
+        elsewhere = peft.start + torch.from_numpy(np.random.default_rng(4).normal(0, 1, peft.size).astype(np.float32))
+        assert not torch.allclose(peft.losses(batch, elsewhere.unsqueeze(0)), expected, rtol=1e-4)
+    before = peft.start.clone()
+    mezo.step(batch, query_seeds(1, 0, 1), 0.1, 1e-2)
+    assert (mezo.b != before).all()  # signs leave out nothing
+    assert torch.equal(peft.start, before)
     peft.remove()
     assert {name: value.tolist() for name, value in model.state_dict().items()} == {
         name: value.tolist() for name, value in stock.items()
@@ -296,6 +301,13 @@ def test_the_rate_is_the_best_on_validation_that_did_not_diverge(
     assert asked == [(1, 3), (2, 3), (3, 3), (4, 3), (3, 5)]
 
 
+def test_where_nothing_beats_the_base_the_rate_is_of_the_lowest_loss(outcomes: Iterator[Outcome]) -> None:
+    one = next(outcomes)
+    worse, better = (one.model_copy(update={"validation": [(0, 0.5, 1.0), (4, 0.4, loss)]}) for loss in (1.2, 0.9))
+    assert better.chosen_by == worse.chosen_by == (0.5, -1.0)
+    assert better.rank > worse.rank
+
+
 def test_divergence_ends_a_run_and_counts_as_nothing_right(
     base: Path, sentences: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,7 +369,12 @@ def test_the_command_writes_every_part_and_reads_the_papers_files(base: Path, tm
     assert [row[columns["paper's %"]] for row in main["rows"]] == [55.5, 93.0, 87.6, 87.4, 87.4]
     assert [row[columns["examples seen"]] for row in main["rows"]] == [0, 64, 64, 16, 4]
     assert len(tables["queries-sst2"]["rows"]) == 5
-    assert len(tables["precision-sst2"]["rows"]) == 8
+    # Groups of 32 do not fit this model's 48 inputs of down_proj.
+    assert [row[0] for row in tables["precision-sst2"]["rows"][::2]] == [
+        "as loaded",
+        "8 bits, a scale a row",
+        "4 bits, a scale a row",
+    ]
     assert [row[0] for row in tables["variants-sst2"]["rows"]] == list(VARIANTS)
     assert found["claims"]["accuracy_sst2_mobizo_q4"] == pytest.approx(
         next(row[columns["best %"]] for row in main["rows"] if row[0] == paper.Q4), abs=0.01
@@ -365,6 +382,6 @@ def test_the_command_writes_every_part_and_reads_the_papers_files(base: Path, tm
 
 
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["accuracy", "--quick", "--task", "copa", "--data", str(tmp_path)])
+    done = CliRunner().invoke(app, ["accuracy", "--task", "copa", "--data", str(tmp_path), "--base", "none"])
     assert done.exit_code == 1
     assert "no data of 'copa'" in done.output
