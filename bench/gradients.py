@@ -113,7 +113,7 @@ class Moments:
     @property
     def known(self) -> bool:
         """Whether enough examples were seen to tell the mean gradient from noise."""
-        return self.signal > 0 and self.along > 0
+        return self.signal > 0
 
     @property
     def noise(self) -> float:

@@ -29,6 +29,8 @@ from bench.variance_study import (
     sums_of,
     target_choices,
 )
+from server.compiler.quantization import check_precision
+from shared.errors import InvalidRecipe
 from shared.recipe import Precision
 
 
@@ -98,6 +100,11 @@ def variance(
 
     differences = []
     for precision in get_args(Precision):
+        try:
+            check_precision(precision, bench.shape)
+        except InvalidRecipe as refused:
+            notes.print(f"left out: {refused.detail}")
+            continue
         notes.print(f"finite differences, {precision}")
         differences.append(finite_differences(bench, batches, gradients, precision, effort.differences))
     tables.precisions(found, differences, first, effort.differences * len(batches))
