@@ -8,11 +8,10 @@ Knows no runtime.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shared.noise import permutation
+from shared.order import alternating
 
 
 @dataclass(frozen=True)
@@ -32,12 +31,4 @@ class ExampleOrder:
 
 @lru_cache(maxsize=2)
 def _epoch(seed: int, epoch: int, answers: tuple[int, ...]) -> list[int]:
-    """All indices, shuffled, the k-th of n examples of an answer at (k + 1/2) / n of the way (ties as shuffled)."""
-    shuffled: list[int] = permutation(seed, epoch, len(answers)).tolist()
-    total, seen = Counter(answers), Counter[int]()
-    way: dict[int, float] = {}
-    for index in shuffled:
-        answer = answers[index]
-        way[index] = (seen[answer] + 0.5) / total[answer]
-        seen[answer] += 1
-    return sorted(shuffled, key=way.__getitem__)
+    return alternating(seed, epoch, answers)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from typer.core import TyperGroup
 
+from server.calibrate_cli import calibrate
 from server.compile_cli import compile_program, inspect_file
 from server.describe_cli import openapi
 from shared.errors import MobizoError
@@ -61,6 +62,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("compile")(compile_program)
+app.command("calibrate")(calibrate)
 app.command("inspect")(inspect_file)
 app.command("openapi")(openapi)
 

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from shared.calibration import read_calibration
 from shared.program import ProgramManifest
 from shared.recipe import RecipeSettings
 
@@ -51,19 +52,22 @@ def compile_program(
         ),
     ] = "rademacher",
     backend: Annotated[str, typer.Option(help="xnnpack, portable, torch, qnn or vulkan")] = "xnnpack",
+    calibration: Annotated[
+        Path | None, typer.Option(help="file of `calibrate` that A is taken from; default: A is random")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compile a program into a directory; one that lies there whole is not compiled again."""
     from server.local_compilation import compile_into
 
     began = time.monotonic()
-    settings = _settings(
+    settings = settings_of(
         {
             "precision": precision,
             "rank": rank,
             "alpha": alpha,
             "targets": tuple(target.strip() for target in targets.split(",")),
-            "layers": _layers(layers),
+            "layers": layers_of(layers),
             "queries": queries,
             "effective_batch": effective_batch,
             "sequence_length": sequence_length,
@@ -73,10 +77,13 @@ def compile_program(
             "estimator": estimator,
             "noise": noise,
             "backend": backend,
+            "calibration": None if calibration is None else read_calibration(calibration).sha256,
         }
     )
     with complaints.status("looking") as status:
-        compiled = compile_into(settings, base, out, lambda said: status.update(str(said.get("stage", "compiling"))))
+        compiled = compile_into(
+            settings, base, out, lambda said: status.update(str(said.get("stage", "compiling"))), calibration
+        )
     figures = _figures(compiled.manifest, time.monotonic() - began, compiled.cached)
     if as_json:
         output.print(json.dumps(figures), markup=False)
@@ -89,7 +96,7 @@ def compile_program(
 
 def inspect_file(file: Annotated[Path, typer.Argument(help="a .pte")], as_json: Json = False) -> None:
     """Show what a program file holds: methods, operators, delegates, memory, constants."""
-    with _quiet_libraries():
+    with quiet_libraries():
         from server.compiler.inspection import inspect_program
     found = inspect_program(file)
     if as_json:
@@ -119,7 +126,7 @@ def _tell_list(name: str, values: Iterable[object]) -> None:
 
 
 @contextmanager
-def _quiet_libraries() -> Iterator[None]:
+def quiet_libraries() -> Iterator[None]:
     """Keeps to themselves what ExecuTorch's libraries say as they are imported."""
     logging.disable(logging.WARNING)
     try:
@@ -130,13 +137,14 @@ def _quiet_libraries() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def _layers(text: str) -> str | tuple[int, ...]:
+def layers_of(text: str) -> str | tuple[int, ...]:
     """`all` and `last:...` as they are; indices as numbers."""
     parts = text.split(",")
     return tuple(int(part) for part in parts) if all(part.strip().isdecimal() for part in parts) else text
 
 
-def _settings(values: dict[str, Any]) -> RecipeSettings:
+def settings_of(values: dict[str, Any]) -> RecipeSettings:
+    """A recipe's settings from options; a value that none has ends the command with exit code 2."""
     try:
         return RecipeSettings.model_validate(values)
     except pydantic.ValidationError as error:

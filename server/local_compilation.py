@@ -42,12 +42,17 @@ class Compiled:
 
 
 def compile_into(
-    settings: RecipeSettings, source: str, out: Path, hear: Callable[[dict[str, Any]], None] = lambda said: None
+    settings: RecipeSettings,
+    source: str,
+    out: Path,
+    hear: Callable[[dict[str, Any]], None] = lambda said: None,
+    calibration: Path | None = None,
 ) -> Compiled:
     """The program of `settings` on the base at `source`, in directory `out`. The base is named after its file.
 
-    settings: answer_length and choices must be given. hear: told the compiler's stages. Raises InvalidRecipe
-    for a precision that cannot be trained in, what the compiler reports, or CompileFailed.
+    settings: answer_length and choices must be given. hear: told the compiler's stages. calibration: the file of
+    the one that settings name, if they name one. Raises InvalidRecipe for a precision that cannot be trained in, what
+    the compiler reports, or CompileFailed.
     """
     check_trainable(settings.precision)
     files = locate_base(source)
@@ -59,7 +64,7 @@ def compile_into(
     recipe = _recipe(settings, source, files, sha256, found)
     if found is not None and found.recipe == recipe and found.executorch == version("executorch"):
         return Compiled(found, cached=True)
-    return Compiled(_compile(recipe, source, out, hear), cached=False)
+    return Compiled(_compile(recipe, source, out, hear, calibration), cached=False)
 
 
 def _whole(out: Path, pool: ThreadPoolExecutor) -> ProgramManifest | None:
@@ -84,11 +89,11 @@ def _recipe(
     layers = settings.layers
     if layers != "all":
         layers = resolve_layers(layers, _layer_count(source, sha256, found))
-    base = BaseRef(name=_name(source, files), sha256=sha256)
+    base = BaseRef(name=base_name(source, files), sha256=sha256)
     return Recipe.model_validate(settings.model_dump() | {"base": base, "layers": layers})
 
 
-def _name(source: str, files: BaseFiles) -> str:
+def base_name(source: str, files: BaseFiles) -> str:
     """What people call the base: its file's or directory's name, or the last part of its id."""
     path = Path(source)
     if files.form == "gguf":
@@ -104,7 +109,9 @@ def _layer_count(source: str, sha256: str, found: ProgramManifest | None) -> int
     return inspect_base(source).layers
 
 
-def _compile(recipe: Recipe, source: str, out: Path, hear: Callable[[dict[str, Any]], None]) -> ProgramManifest:
+def _compile(
+    recipe: Recipe, source: str, out: Path, hear: Callable[[dict[str, Any]], None], calibration: Path | None
+) -> ProgramManifest:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -113,7 +120,8 @@ def _compile(recipe: Recipe, source: str, out: Path, hear: Callable[[dict[str, A
     with scratch(out, ".compiling-") as workspace, log.open("wb") as said:
         process = CompilerProcess(COMPILER, POLL_SECONDS, None, lambda: True, hear=hear, log=said)
         try:
-            manifest = process.run(recipe, str(Path(source).resolve()) if Path(source).exists() else source, workspace)
+            place = str(Path(source).resolve()) if Path(source).exists() else source
+            manifest = process.run(recipe, place, workspace, None if calibration is None else calibration.resolve())
         except CompilerCrashed as error:
             raise CompilerCrashed(f"the compiler died without saying why; {log} has its output") from error
         if isinstance(manifest, Stopped):

@@ -59,6 +59,11 @@ class Calibration:
     directions: Mapping[str, F32]
     sha256: str  # of the file
 
+    @property
+    def width(self) -> int:
+        """The largest rank that every module has directions for, or all that a smaller input has."""
+        return max(int(found.shape[1]) for found in self.directions.values())
+
     def a(self, name: str, rank: int) -> F32:
         """The frozen A of one module, float32 (in, rank). Raises InvalidRecipe if there are too few directions."""
         found = self.directions.get(name)
