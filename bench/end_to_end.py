@@ -262,7 +262,7 @@ def _accuracies(ours: list[Run], first: list[Run], factor: int) -> Table:
         rows=tuple(rows),
         notes=(
             f"First order is the paper's recipe (all linear layers, r = 16, random A) by autograd; its last row has "
-            f"seen {factor} times the examples of ours, whose accuracy less ours is the claim. Ours ends with its schedule."
+            f"seen {factor} times the examples of ours; its accuracy less ours is the claim."
         ),
     )
 

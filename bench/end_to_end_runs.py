@@ -1,8 +1,8 @@
 """Runs of `bench end-to-end`: one contender, seed and learning rate each, on the movie reviews, in core-seconds.
 
 A core-second is a second that one core works for the process, whichever of its threads works (`time.process_time`):
-what a battery pays for, whether one core does it or two. Steps are counted, and the frozen layers' states that they ask for;
-reading, compiling and measuring accuracy are not, for any contender.
+what a battery pays for, whether one core does it or two. Steps are counted, and the frozen layers' states that they ask
+for; reading, compiling and measuring accuracy are not, for any contender.
 """
 
 from __future__ import annotations
