@@ -16,6 +16,7 @@ from server.adapters import endpoints as adapters
 from server.artifacts.opening import open_artifacts
 from server.assignments import endpoints as assignments
 from server.auth import endpoints as access
+from server.calibrations import endpoints as calibrations
 from server.clock import utc_now
 from server.cohorts import endpoints as cohorts
 from server.db.database import Database
@@ -60,6 +61,7 @@ SLICES = (
     privacy,
     programs,
     runners,
+    calibrations,
     adapters,
     changes,
     rules,

@@ -36,6 +36,7 @@ class Commands(TyperGroup):
 
     def _load(self) -> None:
         from server.access_cli import app as access
+        from server.calibrations_cli import app as calibrations
         from server.care_cli import app as care
         from server.files_cli import app as files
         from server.fleet_cli import app as fleet
@@ -51,6 +52,7 @@ class Commands(TyperGroup):
             **typer.main.get_group(files).commands,
             **typer.main.get_group(keys).commands,
             **typer.main.get_group(programs).commands,
+            **typer.main.get_group(calibrations).commands,
             **self.commands,
         }
 

@@ -121,7 +121,7 @@ def _compile(
         process = CompilerProcess(COMPILER, POLL_SECONDS, None, lambda: True, hear=hear, log=said)
         try:
             place = str(Path(source).resolve()) if Path(source).exists() else source
-            manifest = process.run(recipe, place, workspace, None if calibration is None else calibration.resolve())
+            manifest = process.run(recipe, place, workspace, None if calibration is None else calibration.read_bytes())
         except CompilerCrashed as error:
             raise CompilerCrashed(f"the compiler died without saying why; {log} has its output") from error
         if isinstance(manifest, Stopped):

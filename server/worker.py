@@ -24,6 +24,7 @@ from server.adapters.removal import Removal
 from server.artifacts.collection import Collector, Housekeeping
 from server.artifacts.naming import hold
 from server.artifacts.opening import open_artifacts
+from server.calibrations.reading import calibration_file
 from server.clock import utc_now
 from server.cohorts.queue import RoundQueue
 from server.cohorts.round_repository import RoundRepository
@@ -215,7 +216,8 @@ class CompileWorker:
         self._sweep()
         with self._artifacts.workspace(self.id) as workspace:
             try:
-                outcome = compiler.run(recipe, assignment.source, workspace)
+                calibration = calibration_file(self._artifacts, recipe)
+                outcome = compiler.run(recipe, assignment.source, workspace, calibration)
                 if isinstance(outcome, Stopped):
                     self._end(lambda queue: queue.release(recipe.id))
                     log.info("compile-stopped")

@@ -305,6 +305,20 @@ class SignedRunner(_Wire):
     signature: str = Field(description="Ed25519, base64")
 
 
+class CalibrationView(_Wire):
+    """A calibration that recipes of its base model may take A from, at any rank up to its width."""
+
+    sha256: Sha256 = Field(description="of its file; what a recipe names")
+    base: str = Field(description="name of the base model that it was made for")
+    kind: str = Field(description="gradients or activations")
+    task: str = Field(description="name of the task that made records into prompts")
+    examples: int = Field(description="records that it was made of")
+    modules: int = Field(description="linear layers that it covers")
+    width: int = Field(description="directions for each; the largest rank that it serves")
+    size: int = Field(description="bytes")
+    created_at: datetime
+
+
 class UploadReceipt(_Wire):
     """The server holds these bytes, validated."""
 

@@ -14,6 +14,7 @@ from server.adapters.models import StoredPeftFile, StoredVersion
 from server.adapters.repository import AdapterRepository
 from server.artifacts.naming import hold
 from server.artifacts.store import ArtifactStore
+from server.calibrations.reading import calibration_of
 from server.db.database import Database
 from server.formats.peft import CONFIG_NAME, TENSORS_NAME, peft_files
 from server.formats.table import CONVERTERS
@@ -88,8 +89,9 @@ def _make(
     rest = [path for path in paths if path not in found]
     if rest:
         flat = flat_b(database, artifacts, version)
-        found |= peft_files(recipe, shape, flat, a_sha256) if {CONFIG_NAME, TENSORS_NAME} & set(rest) else {}
-        found |= {path: CONVERTERS[path](recipe, shape, flat, a_sha256) for path in rest if path in CONVERTERS}
+        made_of = recipe, shape, flat, a_sha256, calibration_of(artifacts, recipe)
+        found |= peft_files(*made_of) if {CONFIG_NAME, TENSORS_NAME} & set(rest) else {}
+        found |= {path: CONVERTERS[path](*made_of) for path in rest if path in CONVERTERS}
     return {path: found[path] for path in paths}
 
 

@@ -17,6 +17,7 @@ from server.adapters.models import StoredPeftFile, StoredVersion
 from server.artifacts.models import THE_ONE, Collection
 from server.artifacts.store import ArtifactStore
 from server.bases.models import BaseModelEntry
+from server.calibrations.models import StoredCalibration
 from server.cohorts.models import CohortRound, MemberUpdate
 from server.formats.models import ConversionFile
 from server.history.models import StoredTrajectory
@@ -33,6 +34,7 @@ from shared.job import JobState
 NAMES = (
     (ProgramBlob.sha256, true()),
     (BaseModelEntry.tokenizer_sha256, true()),
+    (StoredCalibration.sha256, true()),
     (StoredVersion.sha256, StoredVersion.by_ledger.is_(False)),
     (StoredTrajectory.sha256, true()),
     (StoredPeftFile.sha256, true()),

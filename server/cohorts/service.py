@@ -1,6 +1,7 @@
 """Making cohorts, letting users in and out. Knows no HTTP.
 
-The A that all members share is pinned when the cohort is made: base, layout and seed, and the sha256 over its values.
+The A that all members share is pinned when the cohort is made: base, layout and seed or calibration, and the sha256
+over its values.
 Every method changes a cohort with its row locked (`server.db.locking`).
 """
 
@@ -13,6 +14,8 @@ from server.adapters.models import Adapter
 from server.adapters.repository import AdapterRepository
 from server.artifacts.store import ArtifactStore
 from server.bases.service import BaseService
+from server.calibrations.reading import calibration_of
+from server.calibrations.service import CalibrationService
 from server.clock import utc_now
 from server.cohorts.models import Cohort, CohortMember
 from server.cohorts.repository import CohortRepository
@@ -64,6 +67,7 @@ class CohortService:
         task = resolve_task(request)
         reference = BaseRef(name=base.name, sha256=base.sha256)
         recipe = resolve_recipe(request, task, reference, base.shape, bases.tokenizer(base))
+        CalibrationService(self._session, self._artifacts).check(recipe, base.shape)
         # A later release may have another default; this cohort keeps what it was given.
         training = settings.training.model_copy(update={"eps": settings.training.eps_for(recipe)})
         now = utc_now()
@@ -75,7 +79,7 @@ class CohortService:
             recipe=recipe,
             recipe_id=recipe.id,
             shape=base.shape,
-            a_sha256=a_fingerprint(recipe, base.shape),
+            a_sha256=a_fingerprint(recipe, base.shape, calibration_of(self._artifacts, recipe)),
             size_d=flat_size(recipe, base.shape),
             rounds=0,
             opens=settings.automatic,

@@ -17,6 +17,7 @@ from server.artifacts import models as artifacts
 from server.assignments import models as assignments
 from server.auth import models as auth
 from server.bases import models as bases
+from server.calibrations import models as calibrations
 from server.cohorts import models as cohorts
 from server.db.columns import Table
 from server.devices import models as devices
@@ -39,6 +40,7 @@ __all__ = [
     "assignments",
     "auth",
     "bases",
+    "calibrations",
     "cohorts",
     "devices",
     "downgrade",

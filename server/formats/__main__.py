@@ -1,4 +1,4 @@
-"""`python -m server.formats ORDER.json RAW_B SOURCE OUT_DIR`: one merged model as a process of its own.
+"""`python -m server.formats ORDER.json RAW_B SOURCE OUT_DIR [CALIBRATION]`: one merged model as a process of its own.
 
 Prints one JSON object a line: {"stage", "fraction"} as it goes, {"files"} at the end, or {"error": {"code", "detail"}}
 with exit code 1. To stop it, kill the process. Knows nothing of conversions' states.
@@ -13,6 +13,7 @@ from pathlib import Path
 from server.compiler.said import Lines
 from server.formats.converter_process import Order
 from server.formats.merge import merge
+from shared.calibration import read_calibration
 from shared.errors import ConversionFailed, MobizoError
 from shared.lora import flat_size, load_adapter
 
@@ -20,11 +21,21 @@ from shared.lora import flat_size, load_adapter
 def main(arguments: list[str]) -> int:
     """Merges as the arguments say; returns the exit code."""
     lines = Lines()
-    order_path, raw_b, source, directory = arguments
+    order_path, raw_b, source, directory, *rest = arguments
     try:
         order = Order.model_validate_json(Path(order_path).read_bytes())
         flat = load_adapter(Path(raw_b).read_bytes(), flat_size(order.recipe, order.shape))
-        files = merge(order.recipe, order.shape, flat, order.a_sha256, source, Path(directory), lines.stage)
+        calibration = read_calibration(Path(rest[0])) if rest else None
+        files = merge(
+            order.recipe,
+            order.shape,
+            flat,
+            order.a_sha256,
+            source,
+            Path(directory),
+            lines.stage,
+            calibration=calibration,
+        )
     except Exception as error:
         if not isinstance(error, MobizoError):
             traceback.print_exc()
@@ -36,6 +47,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 5:
-        sys.exit("usage: python -m server.formats ORDER.json RAW_B SOURCE OUT_DIR")
+    if len(sys.argv) not in (5, 6):
+        sys.exit("usage: python -m server.formats ORDER.json RAW_B SOURCE OUT_DIR [CALIBRATION]")
     sys.exit(main(sys.argv[1:]))

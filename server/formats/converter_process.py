@@ -1,7 +1,7 @@
 """The converter as a child process. Knows no database and no torch.
 
-Its command gets an order (`Order` as JSON), a raw B file, the base's source and an output directory, and ends with
-{"files": [{"path", "size", "sha256"}, ...]}.
+Its command gets an order (`Order` as JSON), a raw B file, the base's source, an output directory and, where the recipe
+names one, a calibration, and ends with {"files": [{"path", "size", "sha256"}, ...]}.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared.lora import BaseShape
 from shared.protocol import PeftFile
 from shared.recipe import Recipe, Sha256
 
-ORDER, RAW_B, RESULT = "order.json", "lora_B.safetensors", "merged"
+ORDER, RAW_B, RESULT, CALIBRATION = "order.json", "lora_B.safetensors", "merged", "calibration.safetensors"
 _FILES = TypeAdapter(list[PeftFile])
 
 
@@ -46,14 +46,21 @@ class ConverterProcess(ChildProcess):
     failed: ClassVar[type[MobizoError]] = ConversionFailed
     crashed: ClassVar[type[MobizoError]] = ConverterCrashed
 
-    def run(self, order: Order, raw_b: bytes, source: str, workspace: Path) -> list[PeftFile] | Stopped:
+    def run(
+        self, order: Order, raw_b: bytes, source: str, workspace: Path, calibration: bytes | None = None
+    ) -> list[PeftFile] | Stopped:
         """Converts into `workspace`/merged; no process is left when it returns or raises.
 
-        Raises the error that the converter reports, ConverterCrashed, or ConversionFailed if it takes too much memory.
+        calibration: the file of the one that the recipe names, if it names one. Raises the error that the converter
+        reports, ConverterCrashed, or ConversionFailed if it takes too much memory.
         """
         (workspace / ORDER).write_text(order.model_dump_json(), encoding="utf-8")
         (workspace / RAW_B).write_bytes(raw_b)
-        said = self.listen([str(workspace / ORDER), str(workspace / RAW_B), source, str(workspace / RESULT)])
+        rest = []
+        if calibration is not None:
+            (workspace / CALIBRATION).write_bytes(calibration)
+            rest = [str(workspace / CALIBRATION)]
+        said = self.listen([str(workspace / ORDER), str(workspace / RAW_B), source, str(workspace / RESULT), *rest])
         if isinstance(said, Stopped):
             return said
         try:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from server.formats.frozen import joined
+from shared.calibration import Calibration
 from shared.errors import UnsupportedFormat
 from shared.lora import F32, BaseShape
 from shared.recipe import Recipe, Target
@@ -48,11 +49,14 @@ FORMS: Mapping[str, Form] = {
 }
 
 
-def gguf_lora(recipe: Recipe, shape: BaseShape, flat: F32, a_sha256: str) -> bytes:
+def gguf_lora(
+    recipe: Recipe, shape: BaseShape, flat: F32, a_sha256: str, calibration: Calibration | None = None
+) -> bytes:
     """A and B as a GGUF adapter, float32; the same arguments give the same bytes.
 
-    flat: B, float32 (D,). a_sha256: fingerprint of the A that B was trained with. Raises UnsupportedFormat for an
-    architecture that is not in FORMS, AMismatch, or InvalidUpload when B is not of the recipe's size.
+    flat: B, float32 (D,). a_sha256: fingerprint of the A that B was trained with. calibration: the one that
+    the recipe names, if it names one. Raises UnsupportedFormat for an architecture that is not in FORMS, AMismatch,
+    InvalidUpload when B is not of the recipe's size, or InvalidRecipe without the calibration.
     """
     # Here, as a web process that nobody asks for GGUF need not hold it.
     import gguf
@@ -62,7 +66,7 @@ def gguf_lora(recipe: Recipe, shape: BaseShape, flat: F32, a_sha256: str) -> byt
         raise UnsupportedFormat(
             f"no GGUF adapter is made for architecture {shape.architecture!r}; they are made for {', '.join(FORMS)}"
         )
-    adapted = joined(recipe, shape, flat, a_sha256)
+    adapted = joined(recipe, shape, flat, a_sha256, calibration)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "adapter.gguf"
         writer = gguf.GGUFWriter(path, form.name)

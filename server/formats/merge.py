@@ -18,6 +18,7 @@ from server.compiler.hf_form import PREFIX
 from server.compiler.stock_form import stock_tensors, write_stock_files
 from server.formats.frozen import delta, joined
 from server.formats.memory import SHARD_BYTES
+from shared.calibration import Calibration
 from shared.canonical import file_sha256
 from shared.errors import BaseMismatch, UnsupportedModel
 from shared.lora import F32, BaseShape
@@ -37,14 +38,16 @@ def merge(
     directory: Path,
     report: Callable[[str, float], None] = lambda stage, fraction: None,
     shard_bytes: int = SHARD_BYTES,
+    calibration: Calibration | None = None,
 ) -> list[PeftFile]:
     """Writes the merged model of the base at `source` into `directory`, made here, and returns its files by name.
 
     flat: B, float32 (D,). a_sha256: fingerprint of the A that B was trained with. report: told a stage's name and its
-    fraction done. Raises BaseMismatch, AMismatch, InvalidUpload, UnknownBase, UnreadableCheckpoint or UnsupportedModel.
+    fraction done. calibration: the one that the recipe names, if it names one. Raises BaseMismatch, AMismatch,
+    InvalidUpload, InvalidRecipe without the calibration, UnknownBase, UnreadableCheckpoint or UnsupportedModel.
     """
     report("read", 0.0)
-    adapted = {_plain(module.name): (a, b) for module, a, b in joined(recipe, shape, flat, a_sha256)}
+    adapted = {_plain(module.name): (a, b) for module, a, b in joined(recipe, shape, flat, a_sha256, calibration)}
     files = locate_base(source)
     if (sha256 := files.sha256) != recipe.base.sha256:
         raise BaseMismatch(

@@ -13,6 +13,7 @@ import numpy as np
 import safetensors.numpy
 
 from server.formats.frozen import joined
+from shared.calibration import Calibration
 from shared.lora import F32, BaseShape, hf_module_name
 from shared.recipe import Recipe
 
@@ -22,14 +23,17 @@ PREFIX = "base_model.model."  # where PEFT's wrapper holds the model
 LAYERS_PATTERN = "layers"  # what every architecture calls its list of decoder layers
 
 
-def peft_files(recipe: Recipe, shape: BaseShape, flat: F32, a_sha256: str) -> dict[str, bytes]:
+def peft_files(
+    recipe: Recipe, shape: BaseShape, flat: F32, a_sha256: str, calibration: Calibration | None = None
+) -> dict[str, bytes]:
     """adapter_config.json and adapter_model.safetensors by name; the same arguments give the same bytes.
 
-    flat: B, float32 (D,). a_sha256: fingerprint of the A that B was trained with. Raises AMismatch, or InvalidUpload
-    when B is not of the recipe's size.
+    flat: B, float32 (D,). a_sha256: fingerprint of the A that B was trained with. calibration: the one that
+    the recipe names, if it names one. Raises AMismatch, InvalidUpload when B is not of the recipe's size, or
+    InvalidRecipe without the calibration.
     """
     tensors: dict[str, F32] = {}
-    for module, a, b in joined(recipe, shape, flat, a_sha256):
+    for module, a, b in joined(recipe, shape, flat, a_sha256, calibration):
         name = f"{PREFIX}{module.name}"
         tensors[f"{name}.lora_A.weight"] = np.ascontiguousarray(a.T)  # (r, in)
         tensors[f"{name}.lora_B.weight"] = np.ascontiguousarray(b.T)  # (out, r)
@@ -41,9 +45,16 @@ def peft_files(recipe: Recipe, shape: BaseShape, flat: F32, a_sha256: str) -> di
     }
 
 
-def write_peft(recipe: Recipe, shape: BaseShape, flat: F32, a_sha256: str, directory: Path) -> None:
+def write_peft(
+    recipe: Recipe,
+    shape: BaseShape,
+    flat: F32,
+    a_sha256: str,
+    directory: Path,
+    calibration: Calibration | None = None,
+) -> None:
     """Writes those files into `directory`, made if absent; raises as `peft_files` does."""
-    files = peft_files(recipe, shape, flat, a_sha256)
+    files = peft_files(recipe, shape, flat, a_sha256, calibration)
     directory.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         (directory / name).write_bytes(data)

@@ -1,8 +1,9 @@
 """The table of files that a version can be converted to at once, by name. Knows no store, no database and no HTTP.
 
-A converter takes the version's recipe, its base's shape, flat B (D,) and the fingerprint of the A that B was trained
-with, and gives the file's bytes: always the same for the same arguments, so that two who convert at once store one
-file. `lora_B.safetensors` is not among them: it is the file that the device uploaded, whose hash the manifest states.
+A converter takes the version's recipe, its base's shape, flat B (D,), the fingerprint of the A that B was trained with
+and the calibration that the recipe names, if it names one, and gives the file's bytes: always the same for the same
+arguments, so that two who convert at once store one file. `lora_B.safetensors` is not among them: it is the file that
+the device uploaded, whose hash the manifest states.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from server.formats.gguf_lora import gguf_lora
+from shared.calibration import Calibration
 from shared.lora import F32, BaseShape
 from shared.recipe import Recipe
 
-Converter = Callable[[Recipe, BaseShape, F32, str], bytes]
+Converter = Callable[[Recipe, BaseShape, F32, str, Calibration | None], bytes]
 
 GGUF_NAME = "adapter.gguf"
 CONVERTERS: Mapping[str, Converter] = {GGUF_NAME: gguf_lora}

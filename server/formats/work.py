@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from server.artifacts.naming import hold
 from server.artifacts.store import ArtifactStore
+from server.calibrations.reading import calibration_file
 from server.db.database import Database
 from server.formats.converter_process import RESULT, ConverterCrashed, ConverterProcess, Order
 from server.formats.queue import Assignment, ConversionQueue
@@ -73,7 +74,8 @@ class ConversionWork:
             try:
                 order = Order(recipe=version.recipe, shape=version.shape, a_sha256=version.a_sha256)
                 raw_b = self.artifacts.read(b_file(self.database, self.artifacts, version))
-                outcome = converter.run(order, raw_b, assignment.source, workspace)
+                calibration = calibration_file(self.artifacts, version.recipe)
+                outcome = converter.run(order, raw_b, assignment.source, workspace, calibration)
                 if isinstance(outcome, Stopped):
                     self._end(lambda queue: queue.release(assignment.id))
                     log.info("conversion-stopped")

@@ -11,6 +11,7 @@ from server.adapters.repository import AdapterRepository
 from server.artifacts.store import ArtifactStore
 from server.bases.models import BaseModelEntry
 from server.bases.service import BaseService
+from server.calibrations.service import CalibrationService
 from server.clock import utc_now
 from server.cohorts.repository import CohortRepository
 from server.devices.repository import DeviceRepository
@@ -47,6 +48,7 @@ class JobService:
         self._jobs = JobRepository(session)
         self._lifecycle = JobLifecycle(session)
         self._bases = BaseService(session, artifacts)
+        self._calibrations = CalibrationService(session, artifacts)
 
     def submit(self, tenant: str, request: JobRequest) -> Job:
         """A new job. READY at once if its recipe was compiled before.
@@ -61,6 +63,7 @@ class JobService:
         task = resolve_task(request)
         reference = BaseRef(name=base.name, sha256=base.sha256)
         recipe = resolve_recipe(request, task, reference, base.shape, self._bases.tokenizer(base))
+        self._calibrations.check(recipe, base.shape)
         if start is not None:
             starts.check(start, recipe, base.shape)
         # A later release may have another default; this job keeps what it was given.

@@ -1,6 +1,7 @@
 """The compiler as a child process. Knows no database and no torch.
 
-Its command gets a recipe file, the base's source and an output directory, and ends with {"manifest": ...}.
+Its command gets a recipe file, the base's source, an output directory and, where the recipe names one, a calibration,
+and ends with {"manifest": ...}.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from server.work.child import ChildProcess, Stopped
 from shared.errors import CompileFailed, MobizoError
 from shared.program import ProgramManifest
 from shared.recipe import Recipe
+
+CALIBRATION = "calibration.safetensors"
 
 
 class CompilerCrashed(CompileFailed):
@@ -31,7 +34,7 @@ class CompilerProcess(ChildProcess):
     crashed: ClassVar[type[MobizoError]] = CompilerCrashed
 
     def run(
-        self, recipe: Recipe, source: str, workspace: Path, calibration: Path | None = None
+        self, recipe: Recipe, source: str, workspace: Path, calibration: bytes | None = None
     ) -> ProgramManifest | Stopped:
         """Compiles into `workspace`/program; no process is left when it returns or raises.
 
@@ -41,7 +44,10 @@ class CompilerProcess(ChildProcess):
         """
         recipe_path = workspace / "recipe.json"
         recipe_path.write_text(recipe.model_dump_json(), encoding="utf-8")
-        rest = [] if calibration is None else [str(calibration)]
+        rest = []
+        if calibration is not None:
+            (workspace / CALIBRATION).write_bytes(calibration)
+            rest = [str(workspace / CALIBRATION)]
         said = self.listen([str(recipe_path), source, str(workspace / "program"), *rest])
         if isinstance(said, Stopped):
             return said

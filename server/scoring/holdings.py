@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 
 from server.artifacts.store import ArtifactStore, Damaged
+from server.calibrations.reading import calibration_of
 from server.compiler.lora_rows import Family, Projections, ServedAdapter, family_of
 from server.compiler.serving import ServingBase
 from server.scoring.errors import BaseNotServed, ScorerFull
@@ -55,7 +56,10 @@ class Holdings:
         stay = {*in_use, family, own}
         try:
             projections: Projections = self.adapters.get(
-                family, sizes[family], lambda: Projections(ref.recipe, ref.shape), stay
+                family,
+                sizes[family],
+                lambda: Projections(ref.recipe, ref.shape, calibration_of(self._artifacts, ref.recipe)),
+                stay,
             )
 
             def read() -> ServedAdapter:

@@ -34,6 +34,7 @@ from server.auth.service import TokenService
 from server.auth.tenants import TenantService
 from server.bases.models import BaseModelEntry
 from server.bases.repository import BaseRepository
+from server.calibrations.reading import calibration_of
 from server.clock import utc_now
 from server.db.database import Database
 from server.db.schema import programs, upgrade
@@ -187,7 +188,8 @@ class Home:
             if assignment is None:
                 return
             with self.artifacts.workspace("in-test") as workspace:
-                manifest = fake_compiler.build(assignment.recipe, Path(assignment.source), workspace / "program")
+                source, calibration = Path(assignment.source), calibration_of(self.artifacts, assignment.recipe)
+                manifest = fake_compiler.build(assignment.recipe, source, workspace / "program", calibration)
                 for file in manifest.files:
                     self.artifacts.adopt(workspace / "program" / file.name, file.sha256)
             manifest = manifest.model_copy(update={"version": assignment.version})

@@ -13,13 +13,14 @@ import sys
 import time
 from pathlib import Path
 
+from shared.calibration import Calibration, read_calibration
 from shared.canonical import file_sha256
 from shared.lora import BaseShape, a_fingerprint, flat_size
 from shared.program import ProgramFile, ProgramManifest
 from shared.recipe import Recipe
 
 
-def build(recipe: Recipe, source: Path, out_dir: Path) -> ProgramManifest:
+def build(recipe: Recipe, source: Path, out_dir: Path, calibration: Calibration | None = None) -> ProgramManifest:
     shape = BaseShape.model_validate_json((source / "shape.json").read_text())
     out_dir.mkdir()
     contents = {
@@ -37,7 +38,7 @@ def build(recipe: Recipe, source: Path, out_dir: Path) -> ProgramManifest:
         recipe_id=recipe.id,
         shape=shape,
         size=flat_size(recipe, shape),
-        a_sha256=a_fingerprint(recipe, shape),
+        a_sha256=a_fingerprint(recipe, shape, calibration),
         score_rows=recipe.score_rows,
         files=tuple(files),
         planned_bytes=32 * recipe.score_rows * recipe.sequence_length * shape.hidden,
@@ -54,7 +55,7 @@ def say(line: str) -> None:
 
 
 def main() -> int:
-    recipe_path, source, out_dir = (Path(argument) for argument in sys.argv[1:])
+    recipe_path, source, out_dir, *rest = (Path(argument) for argument in sys.argv[1:])
     with (source / "starts.log").open("a") as log:
         log.write(f"{os.getpid()}\n")
     behaviour_path = source / "behaviour.json"
@@ -74,7 +75,7 @@ def main() -> int:
         say(json.dumps({"error": behaviour["error"]}))
         return 1
     recipe = Recipe.model_validate_json(recipe_path.read_text())
-    manifest = build(recipe, source, out_dir).model_dump(mode="json")
+    manifest = build(recipe, source, out_dir, read_calibration(rest[0]) if rest else None).model_dump(mode="json")
     if "tamper" in behaviour:
         (out_dir / "program.pte").write_bytes(b"something else")
     say(json.dumps({"manifest": manifest}))

@@ -21,7 +21,7 @@ def say(message: dict) -> None:
 
 
 def main() -> int:
-    order, raw_b, source, directory = (Path(argument) for argument in sys.argv[1:])
+    order, raw_b, source, directory, *_ = (Path(argument) for argument in sys.argv[1:])
     with (source / "conversions.log").open("a") as log:
         log.write(f"{os.getpid()}\n")
     path = source / "converter.json"

@@ -39,6 +39,7 @@ NOT_OURS = {
 NAMES = {
     "adapter_versions.sha256",
     "bases.tokenizer_sha256",
+    "calibrations.sha256",
     "cohort_rounds.optimizer_sha256",
     "cohort_rounds.start_sha256",
     "cohort_updates.sha256",

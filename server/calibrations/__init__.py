@@ -1,0 +1,1 @@
+"""Calibrations that the operator registered: what recipes may take A from."""
