@@ -53,7 +53,7 @@ class LinearGradients:
         loss = self._adapted.losses(batch, self._adapted.zeros().unsqueeze(0)).sum()
         torch.autograd.grad(loss * len(positions), self._embedded)
         self._visit = None
-        return float(loss)
+        return float(loss.detach())
 
     def _keep_embedded(self, _module: object, _inputs: object, output: Tensor) -> None:
         # All weights are frozen; what depends on the embeddings gets gradients because they ask for one.
