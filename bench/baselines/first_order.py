@@ -30,7 +30,7 @@ class FirstOrder:
         (gradient,) = torch.autograd.grad(loss, self.b)
         with torch.no_grad():
             self.b -= lr * gradient
-        return float(loss), gradient.cpu().numpy()
+        return float(loss.detach()), gradient.cpu().numpy()
 
 
 class FullFirstOrder:
@@ -51,4 +51,4 @@ class FullFirstOrder:
         loss = self.adapted.losses(batch, self._nothing).sum()
         loss.backward()
         self._optimizer.step()
-        return float(loss)
+        return float(loss.detach())
