@@ -22,7 +22,7 @@ class FirstOrder:
         if checkpointing:
             # Recomputation is of training mode alone; these models have no dropout to switch on.
             model.train()
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.activation_checkpointing_enable({"use_reentrant": False})
 
     def step(self, batch: tuple[np.ndarray, ...], lr: float) -> tuple[float, np.ndarray]:
         """B -= lr * gradient, on a batch as `pack_step` gives it. Returns the loss before, and the gradient (D,)."""
