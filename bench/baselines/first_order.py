@@ -22,7 +22,7 @@ class FirstOrder:
         if checkpointing:
             # Recomputation is of training mode alone; these models have no dropout to switch on.
             model.train()
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.activation_checkpointing_enable({"use_reentrant": False})
 
     def step(self, batch: tuple[np.ndarray, ...], lr: float) -> tuple[float, np.ndarray]:
         """B -= lr * gradient, on a batch as `pack_step` gives it. Returns the loss before, and the gradient (D,)."""
@@ -30,7 +30,7 @@ class FirstOrder:
         (gradient,) = torch.autograd.grad(loss, self.b)
         with torch.no_grad():
             self.b -= lr * gradient
-        return float(loss), gradient.cpu().numpy()
+        return float(loss.detach()), gradient.cpu().numpy()
 
 
 class FullFirstOrder:
@@ -51,4 +51,4 @@ class FullFirstOrder:
         loss = self.adapted.losses(batch, self._nothing).sum()
         loss.backward()
         self._optimizer.step()
-        return float(loss)
+        return float(loss.detach())
