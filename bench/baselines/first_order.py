@@ -30,4 +30,4 @@ class FirstOrder:
         (gradient,) = torch.autograd.grad(loss, self.b)
         with torch.no_grad():
             self.b -= lr * gradient
-        return float(loss), gradient.cpu().numpy()
+        return float(loss.detach()), gradient.cpu().numpy()
