@@ -22,7 +22,6 @@ import typer
 from bench.end_to_end_runs import TARGET, TESTED, Contender, Run, Track
 from bench.memory import peak_memory_claim
 from bench.result import Plot, Row, Table, write
-from bench.step import notes
 from shared.job import TrainingSettings
 from shared.recipe import TARGETS, RecipeSettings
 
