@@ -62,7 +62,7 @@ OURS = Contender(
         loss="candidates",
         precision="int8",
     ),
-    training=TrainingSettings(steps=400, lr=8e-3, schedule="cosine", evaluation_interval=25),
+    training=TrainingSettings(steps=600, lr=3e-3, schedule="cosine", eps=2e-2, evaluation_interval=50),
 )
 MOST_STEPS = 20_000  # the paper's
 PAPER = [
