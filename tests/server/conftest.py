@@ -60,6 +60,7 @@ SLICES = (
     "adapters",
     "assignments",
     "auth",
+    "calibrations",
     "devices",
     "http",
     "hub",

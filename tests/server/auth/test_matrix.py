@@ -99,6 +99,7 @@ ROWS = {
     "GET /v1/files/{sha256}": Row(EITHER + "jobs:read"),
     "GET /v1/runners/{platform}": Row(DEVICE, shared=True),
     "GET /v1/runners/{platform}/{sha256}": Row(DEVICE, shared=True),
+    "GET /v1/calibrations": Row("jobs:read"),
     "GET /v1/users/{user}/privacy": Row("jobs:read", shared=True),
     "PUT /v1/users/{user}/privacy": Row("privacy:write", {"epsilon": 8}, shared=True),
     "POST /v1/score": Row("adapters:score", {"rows": [{"adapter": "a", "prompt": "a", "answers": ["x"]}]}),

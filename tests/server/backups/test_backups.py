@@ -42,6 +42,7 @@ NO_FILES = {
     "trajectory_steps.sha256",
 }
 FILES = {
+    "calibrations.sha256",
     "program_files.sha256",
     "bases.tokenizer_sha256",
     "adapter_versions.sha256",
