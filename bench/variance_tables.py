@@ -313,7 +313,7 @@ def precisions(found: Found, measured: Sequence[FiniteDifferences], moments: Mea
         "Finite differences by precision",
         ("precision", "eps", "correlation", "slope", "variance / |g_E|^2", "tr H"),
         lines,
-        f"Default recipe; {count} Rademacher directions on two batches of 16, against float32's exact slopes. "
+        f"Default recipe; {count} Rademacher directions on two batches of 4, against float32's exact slopes. "
         "Weights and activations are rounded in PyTorch by the compiler's own rounding; compiled programs are compared "
         "by `bench precision`. Variance: mean g^2, 1 if exact. tr H: the mean of z^T H z by second differences; the "
         f"second moment of examples' gradients, which stands for it in predictions, has trace {trace:.3g}.",
