@@ -9,6 +9,7 @@ from bench.agent import agent
 from bench.end_to_end import end_to_end
 from bench.federation import federation
 from bench.figures import figures
+from bench.options import compare
 from bench.padding import padding
 from bench.precision import precision
 from bench.registry import registry
@@ -23,6 +24,7 @@ app.command()(precision)
 app.command()(padding)
 app.command()(accuracy)
 app.command("end-to-end")(end_to_end)
+app.command("options")(compare)
 app.command()(variance)
 app.command()(agent)
 app.command()(server)

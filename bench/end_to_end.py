@@ -31,7 +31,7 @@ CAP_PAPER, CAP_MEZO = 300.0, 600.0
 TRIAL_SHARE = 0.2  # of the cap: each learning rate's trial
 BATCH = 16  # q E of the paper's experiments
 PAPER_GRID = (5e-4, 1e-4, 5e-5, 1e-5)  # the paper's, for 20,000 steps; of it only the largest moves B in a few hundred
-SHORT_GRID = (5e-4, 1e-3, 2e-3, 4e-3)
+SHORT_GRID = (5e-4, 1e-3, 4e-3, 1.6e-2)
 FIRST_ORDER_GRID = (1e-2, 3e-2, 1e-1)
 
 
@@ -93,9 +93,6 @@ def end_to_end(
     keep: Annotated[Path | None, typer.Option(help="finished runs stay here and are not run again")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="ours alone, one seed, few steps: only that it works")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="how many")] = len(SEEDS),
-    first_order_factor: Annotated[
-        int, typer.Option(min=1, help="first order sees as many times the examples that ours sees")
-    ] = 10,
 ) -> None:
     """Core-seconds to 75 % on movie reviews: MeZO, MobiZO as in the paper, first order, ours; accuracy and memory."""
     with ExitStack() as stack:
@@ -111,10 +108,10 @@ def end_to_end(
             raise SystemExit(f"ours did not reach {TARGET:.0%} with every seed: {[run.final for run in ours]}")
         theirs = {each.name: _theirs(track, each, CAP_PAPER, chosen) for each in PAPER}
         theirs[MEZO.name] = _theirs(track, MEZO, CAP_MEZO, chosen)
-        first = _first_order(track, ours[0].examples, first_order_factor, chosen)
+        first = _first_order(track, ours[0].examples, chosen)
         memory_rows, memory = peak_memory_claim(place / "memory")
         calibration = track.calibration_core_seconds
-    _write(json_file, ours, theirs, first, (memory_rows, memory), calibration, first_order_factor)
+    _write(json_file, ours, theirs, first, (memory_rows, memory), calibration)
 
 
 def _quick(track: Track, json_file: Path | None) -> None:
@@ -136,22 +133,22 @@ def _theirs(track: Track, contender: Contender, cap: float, seeds: Sequence[int]
     """A run for each seed at the grid's best learning rate, ended at the cap or at 75 %."""
     trials = [track.run(contender.at(lr=lr), split="validation", cap=cap * TRIAL_SHARE) for lr in SHORT_GRID]
     best = max(trials, key=lambda run: (not run.diverged, run.final, -run.seen[-1].loss if run.seen else 0.0))
-    # Measured twice on the way: a measurement takes as long as ten steps, though it is not counted.
-    looks = [round(best.steps * share / TRIAL_SHARE) for share in (1 / 3, 2 / 3)]
+    # Measured once on the way: a measurement takes as long as ten steps, though it is not counted.
+    looks = [round(best.steps / TRIAL_SHARE / 2)]
     return [track.run(contender.at(seed=seed, lr=best.lr), cap=cap, stop=True, looks=looks) for seed in seeds]
 
 
-def _first_order(track: Track, examples: int, factor: int, seeds: Sequence[int]) -> list[Run]:
-    """Runs of first order that see `factor` times as many examples, measured also after as many and a tenth."""
-    steps = {times: max(1, round(examples * times / BATCH)) for times in (0.1, 1, factor)}
+def _first_order(track: Track, examples: int, seeds: Sequence[int]) -> list[Run]:
+    """Runs of first order that see as many examples as ours, measured after a tenth of them and after all."""
+    tenth, steps = (max(1, round(examples / share / BATCH)) for share in (10, 1))
     trials = []
     for lr in FIRST_ORDER_GRID:
-        training = FIRST_ORDER.training.model_copy(update={"steps": steps[1], "lr": lr})
+        training = FIRST_ORDER.training.model_copy(update={"steps": steps // 3, "lr": lr})
         trials.append(track.run(FIRST_ORDER.model_copy(update={"training": training}), split="validation"))
     best = max(trials, key=lambda run: (not run.diverged, run.final, -run.seen[-1].loss if run.seen else 0.0))
-    training = FIRST_ORDER.training.model_copy(update={"steps": steps[factor], "lr": best.lr})
+    training = FIRST_ORDER.training.model_copy(update={"steps": steps, "lr": best.lr})
     contender = FIRST_ORDER.model_copy(update={"training": training})
-    return [track.run(contender.at(seed=seed), looks=sorted(steps.values())) for seed in seeds]
+    return [track.run(contender.at(seed=seed), looks=[tenth]) for seed in seeds]
 
 
 def _spent(run: Run) -> float:
@@ -167,7 +164,6 @@ def _write(
     first: list[Run],
     memory: tuple[list[Row], float],
     calibration: float,
-    factor: int,
 ) -> None:
     mean = statistics.mean
     cost = mean(map(_spent, ours))
@@ -178,7 +174,9 @@ def _write(
         # Of q = 4 and q = 16 the one that ours gains least on.
         "core_seconds_vs_paper": min(paper.values()),
         "core_seconds_vs_mezo": ratios[MEZO.name],
-        "gap_to_first_order_points": 100 * (mean(run.final for run in first) - final),
+        # Ours sees ten times the examples that first order does; the paper gives it twenty times the steps.
+        "gap_to_first_order_points": 100 * (mean(run.seen[0].accuracy for run in first) - final),
+        "gap_to_first_order_points_same_examples": 100 * (mean(run.final for run in first) - final),
         "peak_memory_vs_first_order": memory[1],
         "core_seconds_to_target": cost,
         "final_accuracy": final,
@@ -188,7 +186,7 @@ def _write(
     }
     everyone = {"ours": ours, **theirs, "first-order LoRA-FA": first}
     rows: list[dict[str, Any]] = [run.model_dump(mode="json") for runs in everyone.values() for run in runs]
-    tables = [_costs(everyone, cost, calibration), _accuracies(ours, first, factor), _memory(memory[0])]
+    tables = [_costs(everyone, cost, calibration), _accuracies(ours, first), _memory(memory[0])]
     plots = [
         Plot(
             name="accuracy",
@@ -236,7 +234,7 @@ def _costs(everyone: dict[str, list[Run]], cost: float, calibration: float) -> T
     )
 
 
-def _accuracies(ours: list[Run], first: list[Run], factor: int) -> Table:
+def _accuracies(ours: list[Run], first: list[Run]) -> Table:
     def spread(values: list[float]) -> float:
         return 100 * statistics.stdev(values) if len(values) > 1 else 0.0
 
@@ -257,8 +255,8 @@ def _accuracies(ours: list[Run], first: list[Run], factor: int) -> Table:
         columns=("who", "examples seen", "accuracy, %", "standard deviation, points"),
         rows=tuple(rows),
         notes=(
-            f"First order is the paper's recipe (all linear layers, r = 16, random A) by autograd; its last row has "
-            f"seen {factor} times the examples of ours; its accuracy less ours is the claim."
+            "First order is the paper's recipe (all linear layers, r = 16, random A) by autograd. Where it has seen a "
+            "tenth of the examples of ours, its accuracy less ours is the claim; with as many, the second claim."
         ),
     )
 

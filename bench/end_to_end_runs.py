@@ -14,12 +14,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+import torch
+from pydantic import BaseModel, ConfigDict, Field
 
 from bench.accuracy_model import load_model
 from bench.accuracy_runs import Scorer
@@ -30,6 +30,8 @@ from bench.step import notes
 from device_agent.evaluation import Measured, measure
 from device_agent.order import ExampleOrder
 from device_agent.prefix import PrefixCache
+from device_agent.runtimes import use_threads
+from shared.calibration import Kind
 from shared.canonical import canonical_json, sha256_hex
 from shared.encoding import Example, pack_step
 from shared.job import TrainingSettings
@@ -53,6 +55,7 @@ class Contender(BaseModel):
     recipe: RecipeSettings
     training: TrainingSettings  # steps: the most
     calibrated: bool = False
+    kind: Kind = Field("gradients", exclude_if=lambda kind: kind == "gradients")  # of the calibration
 
     def at(self, *, seed: int = 0, lr: float | None = None) -> Contender:
         """The contender with a seed, and a learning rate if one is given. A is the same for all seeds."""
@@ -231,8 +234,11 @@ class Track:
         stop: bool,
         looks: Sequence[int],
     ) -> Run:
+        # One thread: a second one spends a tenth and more in waiting for the first.
+        use_threads(1)
+        torch.set_num_threads(1)
         recipe, settings = self.recipe(contender), contender.training
-        program = self._program(recipe)
+        program = self._program(contender, recipe)
         learner: Learner = (
             Autograd(recipe, program)
             if contender.engine == "first-order"
@@ -293,18 +299,17 @@ class Track:
         """The contender's whole recipe."""
         settings = contender.recipe.model_dump(exclude_none=True)
         if contender.calibrated:
-            settings["calibration"] = self.calibration_sha256
+            settings["calibration"] = sha256_hex(self.calibration(contender.kind).read_bytes())
         return smollm2_recipe(**settings)
 
-    @cached_property
-    def calibration(self) -> Path:
+    def calibration(self, kind: Kind = "gradients") -> Path:
         """The calibration on product reviews, made if it is not there; what it took lies beside it."""
-        path = self.keep / "calibration.safetensors"
+        path = self.keep / ("calibration.safetensors" if kind == "gradients" else f"calibration-{kind}.safetensors")
         if not path.exists():
-            notes.print("calibrating on the product reviews")
+            notes.print(f"calibrating on the product reviews, {kind}")
             command = [sys.executable, "-W", "ignore", "-m", "server.cli", "calibrate", "--base", str(model_file())]
             command += ["--task", "sst2", "--data", str(DATA.parent / "product_reviews" / "train.jsonl")]
-            command += [*CALIBRATION, "--out", str(path), "--json"]
+            command += [*CALIBRATION, "--kind", kind, "--out", str(path), "--json"]
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -314,17 +319,13 @@ class Track:
 
     @property
     def calibration_core_seconds(self) -> float:
-        """What making the calibration took, once for a base and a task, the process's start included."""
-        return float(json.loads(self.calibration.with_suffix(".json").read_text())["core_seconds"])
+        """What making ours took, once for a base and a task, the process's start included."""
+        return float(json.loads(self.calibration().with_suffix(".json").read_text())["core_seconds"])
 
-    @cached_property
-    def calibration_sha256(self) -> str:
-        """Its identity."""
-        return sha256_hex(self.calibration.read_bytes())
-
-    def _program(self, recipe: Recipe) -> Compiled:
+    def _program(self, contender: Contender, recipe: Recipe) -> Compiled:
         directory = self.keep / "programs" / recipe.id[:24]
         if (directory / "manifest.json").exists():
             return reopen(directory)
-        notes.print(f"compiling {recipe.id[:12]}")
-        return compile_cold(recipe, directory, calibration=self.calibration if recipe.calibration else None)
+        notes.print(f"compiling for {contender.name}")
+        calibration = self.calibration(contender.kind) if contender.calibrated else None
+        return compile_cold(recipe, directory, calibration=calibration)
