@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -12,14 +13,13 @@ from transformers import AutoModelForCausalLM
 from server.compiler.base import locate_base
 from server.compiler.calibrating import calibrate
 from server.compiler.checkpoint import load_checkpoint
-from server.formats.__main__ import main
-from server.formats.converter_process import Order
+from server.formats.converter_process import ConverterProcess, Order
 from server.formats.merge import INDEX, ONE_FILE, merge
 from server.formats.peft import write_peft
 from shared.calibration import CalibrationAbout, dump_calibration, load_calibration
 from shared.canonical import file_sha256
 from shared.encoding import Example, Row
-from shared.errors import AMismatch, BaseMismatch, UnreadableCheckpoint
+from shared.errors import AMismatch, BaseMismatch, InvalidRecipe, UnreadableCheckpoint
 from shared.lora import a_fingerprint, dump_adapter, lora_modules
 from tests.server.compiler.conftest import eager_logits
 from tests.server.formats.stock import ADAPTED, VOCABULARY, adapted, make_base, next_token, prompts, with_peft
@@ -117,7 +117,7 @@ def test_the_same_adapter_gives_the_same_bytes(tmp_path):
     assert merged(base, tmp_path / "one") == merged(base, tmp_path / "two")
 
 
-def test_a_calibrated_a_is_merged_by_the_converter(tmp_path, capsys):
+def test_a_calibrated_a_is_merged_by_the_converter(tmp_path):
     base = make_base(tmp_path / "base", "llama")
     random, directions = np.random.default_rng(0), {}
     for module in lora_modules(base.recipe, base.shape):
@@ -127,13 +127,12 @@ def test_a_calibrated_a_is_merged_by_the_converter(tmp_path, capsys):
     calibration = load_calibration(file)
     recipe = base.recipe.model_copy(update={"calibration": calibration.sha256})
     a_sha256 = a_fingerprint(recipe, base.shape, calibration)
-    (tmp_path / "calibration").write_bytes(file)
-    (tmp_path / "b").write_bytes(dump_adapter(base.flat, {}))
-    (tmp_path / "order").write_text(Order(recipe=recipe, shape=base.shape, a_sha256=a_sha256).model_dump_json())
-    arguments = [str(tmp_path / "order"), str(tmp_path / "b"), str(base.directory), str(tmp_path / "merged")]
-    assert main(arguments) == 1
-    assert "is not here" in capsys.readouterr().out
-    assert main([*arguments, str(tmp_path / "calibration")]) == 0
+    order = Order(recipe=recipe, shape=base.shape, a_sha256=a_sha256)
+    converter = ConverterProcess([sys.executable, "-W", "ignore", "-m", "server.formats"], 0.2, None, lambda: True)
+    arguments = order, dump_adapter(base.flat, {}), str(base.directory), tmp_path
+    with pytest.raises(InvalidRecipe, match="is not here"):
+        converter.run(*arguments)
+    converter.run(*arguments, file)
     write_peft(recipe, base.shape, base.flat, a_sha256, tmp_path / "peft", calibration)
     theirs = with_peft(base.model(), tmp_path / "peft").merge_and_unload()
     assert largest_difference(loaded(tmp_path / "merged"), theirs) < 1e-5
