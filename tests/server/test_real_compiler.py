@@ -14,6 +14,7 @@ import safetensors.numpy
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mobizo.client import Client
+from shared.calibration import read_calibration
 from shared.canonical import sha256_hex
 from shared.job import JobView
 from shared.program import SignedManifest
@@ -68,7 +69,7 @@ def write_llama(directory):
 
 @pytest.fixture
 def installed(tmp_path):
-    """A server of its own, set up and running as an operator would; yields its URL and operator's token."""
+    """A server of its own, set up and running as an operator would; its URL, operator's token and a calibration."""
     write_llama(tmp_path / "llama")
     env = os.environ | {"MOBIZO_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -80,6 +81,12 @@ def installed(tmp_path):
 
     token = command("init", "--json")["token"]
     command("bases", "add", "tiny", str(tmp_path / "llama"), "--json")
+    made = tmp_path / "calibration"
+    records = [{"text": f"{word} film", "label": number % 2} for number, word in enumerate(WORDS)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    data = ("--task", "sst2", "--data", str(tmp_path / "data.jsonl"), "--width", "2")
+    command("calibrate", "--base", "tiny", *data, "--out", str(made), "--json")
+    command("calibrations", "add", str(made), "--json")
     log = (tmp_path / "log").open("wb")
     process = subprocess.Popen(
         [sys.executable, "-m", "server.cli", "run", "--port", "0"],
@@ -88,7 +95,7 @@ def installed(tmp_path):
         stderr=log,
         text=True,
     )
-    yield re.search(r"http://\S+", process.stdout.readline()).group(), token
+    yield re.search(r"http://\S+", process.stdout.readline()).group(), token, read_calibration(made)
     process.terminate()
     assert process.wait(60) == 0
     process.stdout.close()
@@ -96,9 +103,10 @@ def installed(tmp_path):
 
 
 def test_from_init_to_a_peft_directory(installed, tmp_path):
-    url, token = installed
+    url, token, calibration = installed
     with Actor(url, token) as operator:
         recipe = {"rank": 2, "sequence_length": 8, "queries": 1, "effective_batch": 1}
+        recipe |= {"calibration": calibration.sha256}
         job = operator.submit(recipe=recipe)
         with operator.stream("GET", f"/v1/jobs/{job['id']}/events", timeout=600) as events:
             for line in events.iter_lines():
@@ -127,6 +135,12 @@ def test_from_init_to_a_peft_directory(installed, tmp_path):
             "adapter_model.safetensors",
             "mobizo.json",
         }
+        tensors = safetensors.numpy.load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+        assert len(tensors) == 8
+        for name, directions in calibration.directions.items():
+            np.testing.assert_array_equal(
+                tensors[f"base_model.model.{name}.lora_A.weight"], directions.T / np.float32(np.sqrt(3))
+            )
         states = [event.state for event in events if isinstance(event, JobView)]
         assert states == ["queued", "compiling", "ready", "training", "succeeded"]
         assert operator.submit(recipe=recipe)["state"] == "ready"

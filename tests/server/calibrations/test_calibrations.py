@@ -9,6 +9,7 @@ from server.artifacts.naming import named
 from server.backups.names import named_files
 from server.bases.models import BaseModelEntry
 from server.bases.repository import BaseRepository
+from server.calibrations import reading
 from server.calibrations.repository import CalibrationRepository
 from server.calibrations.service import CalibrationService
 from server.clock import utc_now
@@ -57,7 +58,8 @@ def remove(home):
 
 @pytest.fixture
 def calibration(register):
-    return load_calibration(file_for()) if register(file_for()) else None
+    register(file_for())
+    return load_calibration(file_for())
 
 
 def named_by(calibration):
@@ -166,6 +168,9 @@ def test_a_run_goes_on_with_its_own_a_only(fleet, app, device, problem, calibrat
     told = problem(app.post("/v1/jobs", json=JOB | {"start": start}), 422, "start-mismatch")
     assert "calibration" in told["detail"]
     app.submit(start=start, recipe=named_by(calibration))
+    body = {name: value for name, value in JOB.items() if name != "recipe"}  # then the recipe is the start's
+    again = app.post("/v1/jobs", json=body | {"start": start}).json()
+    assert again["recipe"]["calibration"] == calibration.sha256
 
 
 def test_it_stays_while_it_is_needed(home, fleet, app, device, problem, calibration, remove):
@@ -217,8 +222,6 @@ def test_a_file_that_is_gone_is_told(home, app, problem, calibration, fleet, dev
     fleet.ready_job(app, recipe=named_by(calibration))
     device.finish(device.lease())
     home.artifacts.delete([calibration.sha256])
-    from server.calibrations import reading
-
     reading._loaded.cache_clear()
     told = problem(app.get("/v1/adapters/alice-movies/versions/1/peft"), 503, "damaged-file")
     assert "calibrations add" in told["detail"]

@@ -9,20 +9,24 @@ from pathlib import Path
 import numpy as np
 import peft
 import pytest
+import safetensors.numpy
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from server.compiler import inspect_base
+from server.compiler import compile_program, inspect_base
 from server.formats.peft import write_peft
-from shared.errors import InvalidUpload
+from shared.calibration import Calibration, CalibrationAbout, dump_calibration, load_calibration
+from shared.errors import InvalidRecipe, InvalidUpload
 from shared.lora import lora_modules
 from shared.program import TOKEN_DTYPE
 from shared.recipe import TARGETS, BaseRef, Recipe
-from tests.server.compiler.conftest import Architectures, Program, Programs, compile_to, token_batch
+from tests.server.compiler.conftest import Architectures, Program, Programs, TinyBase, compile_to, token_batch
 
 
-def largest_difference(program: Program, stock: nn.Module, directory: Path) -> float:
+def largest_difference(
+    program: Program, stock: nn.Module, directory: Path, calibration: Calibration | None = None
+) -> float:
     """Over `score`'s log-probabilities with a random adapter, against PEFT's."""
     recipe, shape, rng = program.manifest.recipe, program.manifest.shape, np.random.default_rng(11)
     rows, t, c = recipe.score_rows, recipe.answer_length, recipe.choices
@@ -32,7 +36,7 @@ def largest_difference(program: Program, stock: nn.Module, directory: Path) -> f
     choices = token_batch(rng, rows, t, c, vocabulary=shape.vocabulary)
     program("load", flat)
     (ours,) = program("score", tokens, positions, choices)
-    write_peft(recipe, shape, flat, program.manifest.a_sha256, directory)
+    write_peft(recipe, shape, flat, program.manifest.a_sha256, directory, calibration)
     model = peft.PeftModel.from_pretrained(stock, directory).eval()
     assert sum(name.endswith("lora_B.default") for name, _ in model.named_modules()) == len(lora_modules(recipe, shape))
     theirs = log_probabilities(model, tokens, positions, choices)
@@ -63,6 +67,26 @@ def test_stock_peft_gives_the_answers_of_other_architectures(
     program = architectures.program(name)
     stock = AutoModelForCausalLM.from_pretrained(architectures.base(name).directory)
     assert largest_difference(program, stock, tmp_path) < 1e-4
+
+
+def test_stock_peft_gives_the_answers_of_a_calibrated_program(tiny: TinyBase, tmp_path: Path) -> None:
+    """A program whose A is from a calibration; its file for inference is made too."""
+    recipe = tiny.recipe(queries=1, targets=("v_proj", "down_proj"))
+    random, directions = np.random.default_rng(2), {}
+    for module in lora_modules(recipe, inspect_base(str(tiny.directory))):
+        directions[module.name] = np.linalg.qr(random.normal(size=(module.in_features, 6)))[0].astype(np.float32)
+    about = CalibrationAbout(base=recipe.base, kind="gradients", task="sst2", examples=4)
+    calibration = load_calibration(dump_calibration(about, directions))
+    named = recipe.model_copy(update={"calibration": calibration.sha256})
+    with pytest.raises(InvalidRecipe, match="is not here"):
+        compile_program(named, str(tiny.directory), tmp_path / "program")
+    manifest = compile_program(named, str(tiny.directory), tmp_path / "program", calibration=calibration)
+    program = Program(tmp_path / "program", manifest)
+    stock = LlamaForCausalLM.from_pretrained(tiny.directory)
+    assert largest_difference(program, stock, tmp_path / "adapter", calibration) < 1e-4
+    name = "base_model.model.model.layers.0.self_attn.v_proj.lora_A.weight"
+    a = safetensors.numpy.load_file(tmp_path / "adapter" / "adapter_model.safetensors")[name]
+    np.testing.assert_allclose(a @ a.T, np.eye(4) / 3, atol=1e-6)
 
 
 @pytest.mark.acceptance

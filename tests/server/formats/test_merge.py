@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -10,11 +11,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from server.compiler.base import locate_base
+from server.compiler.calibrating import calibrate
 from server.compiler.checkpoint import load_checkpoint
+from server.formats.converter_process import ConverterProcess, Order
 from server.formats.merge import INDEX, ONE_FILE, merge
 from server.formats.peft import write_peft
+from shared.calibration import CalibrationAbout, dump_calibration, load_calibration
 from shared.canonical import file_sha256
-from shared.errors import AMismatch, BaseMismatch, UnreadableCheckpoint
+from shared.encoding import Example, Row
+from shared.errors import AMismatch, BaseMismatch, InvalidRecipe, UnreadableCheckpoint
+from shared.lora import a_fingerprint, dump_adapter, lora_modules
 from tests.server.compiler.conftest import eager_logits
 from tests.server.formats.stock import ADAPTED, VOCABULARY, adapted, make_base, next_token, prompts, with_peft
 from tests.server.formats.stock import write_gguf as write_gguf_base
@@ -92,9 +98,45 @@ def test_a_gguf_base_becomes_a_hugging_face_directory(tmp_path):
     assert (tmp_path / "merged" / "tokenizer.json").is_file()
 
 
+def test_a_gguf_base_is_calibrated_as_its_hugging_face_form(tmp_path):
+    stock = make_base(tmp_path / "stock", "llama-tied")
+    source = write_gguf_base(stock, tmp_path / "base.gguf")
+    rows = [Row((3 + number, 20 + 2 * number, 60 - number), (70 + number,)) for number in range(12)]
+    examples = [Example((row,), 0, False) for row in rows]
+    found = []
+    for place in (str(stock.directory), str(source)):
+        recipe = stock.recipe.model_copy(update={"effective_batch": 4, "base": adapted(None, place, {}).recipe.base})
+        found.append(load_calibration(calibrate(place, recipe, "gradients", "own", examples)).directions)
+    assert found[0].keys() == found[1].keys()
+    for name, directions in found[0].items():
+        np.testing.assert_allclose(found[1][name], directions, atol=1e-3)
+
+
 def test_the_same_adapter_gives_the_same_bytes(tmp_path):
     base = make_base(tmp_path / "base", "llama-tied")
     assert merged(base, tmp_path / "one") == merged(base, tmp_path / "two")
+
+
+def test_a_calibrated_a_is_merged_by_the_converter(tmp_path):
+    base = make_base(tmp_path / "base", "llama")
+    random, directions = np.random.default_rng(0), {}
+    for module in lora_modules(base.recipe, base.shape):
+        directions[module.name] = np.linalg.qr(random.normal(size=(module.in_features, 4)))[0].astype(np.float32)
+    about = CalibrationAbout(base=base.recipe.base, kind="activations", task="sst2", examples=1)
+    file = dump_calibration(about, directions)
+    calibration = load_calibration(file)
+    recipe = base.recipe.model_copy(update={"calibration": calibration.sha256})
+    a_sha256 = a_fingerprint(recipe, base.shape, calibration)
+    order = Order(recipe=recipe, shape=base.shape, a_sha256=a_sha256)
+    converter = ConverterProcess([sys.executable, "-W", "ignore", "-m", "server.formats"], 0.2, None, lambda: True)
+    arguments = order, dump_adapter(base.flat, {}), str(base.directory), tmp_path
+    with pytest.raises(InvalidRecipe, match="is not here"):
+        converter.run(*arguments)
+    converter.run(*arguments, file)
+    write_peft(recipe, base.shape, base.flat, a_sha256, tmp_path / "peft", calibration)
+    theirs = with_peft(base.model(), tmp_path / "peft").merge_and_unload()
+    assert largest_difference(loaded(tmp_path / "merged"), theirs) < 1e-5
+    assert largest_difference(loaded(tmp_path / "merged"), reference(base, tmp_path / "random")) > 0.01
 
 
 def test_what_does_not_belong_together_is_refused(tmp_path):
