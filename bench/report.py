@@ -51,10 +51,11 @@ BUDGETS = {
     "precision": Budget(150, 3600),
     "accuracy": Budget(180, 3 * 3600),
     "end-to-end": Budget(180, 4 * 3600),
+    "options": Budget(20, 2 * 3600),
     "variance": Budget(160, 3600),
-    "padding": Budget(30, 600),
+    "padding": Budget(20, 600),
     "agent": Budget(100, 3600, ("--only", "idle", "--only", "kills")),
-    "server": Budget(50, 3600, ("--only", "downloads", "--only", "queries")),
+    "server": Budget(40, 3600, ("--only", "downloads", "--only", "queries")),
     "registry": Budget(50, 3600, ("--only", "publish", "--only", "replay")),
     "federation": Budget(50, 4 * 3600, ("--only", "aggregate", "--only", "bytes", "--only", "masking")),
 }
