@@ -104,8 +104,8 @@ def compare(
             for run in runs
         ),
         notes=(
-            f"Accuracy on {TESTED} test sentences, one seed: 2 points are noise. A is from the product reviews where it "
-            "is from data. Learning rates are scaled, not searched, where a choice changes the gradient's size. The "
+            f"Accuracy on {TESTED} test sentences, one seed: 2 points are noise. A is from the product reviews where "
+            "it is from data. Learning rates are scaled, not searched, where a choice changes the gradient's size. The "
             "schedule is that of 600 steps, so it has hardly fallen."
         ),
     )
