@@ -180,6 +180,7 @@ def _write(
         "peak_memory_vs_first_order": memory[1],
         "core_seconds_to_target": cost,
         "final_accuracy": final,
+        "first_order_accuracy_tenth": mean(run.seen[0].accuracy for run in first),
         "first_order_accuracy": mean(run.final for run in first),
         "first_order_core_seconds_to_target": mean(map(_spent, first)),
         "calibration_core_seconds": calibration,
