@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -88,14 +88,19 @@ FIRST_ORDER = Contender(
 )
 
 
+class Tried(NamedTuple):
+    """Trials of learning rates on the validation split, and a run of the best for each seed."""
+
+    trials: list[Run]
+    runs: list[Run]
+
+
 def end_to_end(
     json_file: Annotated[Path | None, typer.Option("--json", help="also write the result here")] = None,
     keep: Annotated[Path | None, typer.Option(help="finished runs stay here and are not run again")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="ours alone, one seed, few steps: only that it works")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="how many")] = len(SEEDS),
-    their_seeds: Annotated[
-        int | None, typer.Option(min=1, help="how many for MobiZO and MeZO; as many as ours")
-    ] = None,
+    their_seeds: Annotated[int | None, typer.Option(min=1, help="how many for the others; as many as ours")] = None,
 ) -> None:
     """Core-seconds to 75 % on movie reviews: MeZO, MobiZO as in the paper, first order, ours; accuracy and memory."""
     with ExitStack() as stack:
@@ -112,10 +117,10 @@ def end_to_end(
         some = range(their_seeds or seeds)
         theirs = {each.name: _theirs(track, each, TRIAL_PAPER, CAP_PAPER, some) for each in PAPER}
         theirs[MEZO.name] = _theirs(track, MEZO, TRIAL_MEZO, CAP_MEZO, some)
-        first = _first_order(track, ours[0].examples, chosen)
+        first = _first_order(track, ours[0].examples, some)
         memory_rows, memory = peak_memory_claim(place / "memory")
         calibration = track.calibration_core_seconds
-    _write(json_file, ours, theirs, first, (memory_rows, memory), calibration)
+    _write(json_file, ours, theirs | {FIRST_ORDER.name: first}, (memory_rows, memory), calibration)
 
 
 def _quick(track: Track, json_file: Path | None) -> None:
@@ -133,16 +138,17 @@ def _quick(track: Track, json_file: Path | None) -> None:
     write(json_file, [run.model_dump(mode="json")], {"core_seconds_per_step": seconds}, [table])
 
 
-def _theirs(track: Track, contender: Contender, trial: float, cap: float, seeds: Sequence[int]) -> list[Run]:
+def _theirs(track: Track, contender: Contender, trial: float, cap: float, seeds: Sequence[int]) -> Tried:
     """A run for each seed at the grid's best learning rate, ended at the cap or at 75 %."""
     trials = [track.run(contender.at(lr=lr), split="validation", cap=trial) for lr in SHORT_GRID]
     best = max(trials, key=lambda run: (not run.diverged, run.final, -run.seen[-1].loss if run.seen else 0.0))
     # Measured once on the way: a measurement takes as long as ten steps, though it is not counted.
     looks = [round(best.steps * cap / trial / 2)]
-    return [track.run(contender.at(seed=seed, lr=best.lr), cap=cap, stop=True, looks=looks) for seed in seeds]
+    runs = [track.run(contender.at(seed=seed, lr=best.lr), cap=cap, stop=True, looks=looks) for seed in seeds]
+    return Tried(trials, runs)
 
 
-def _first_order(track: Track, examples: int, seeds: Sequence[int]) -> list[Run]:
+def _first_order(track: Track, examples: int, seeds: Sequence[int]) -> Tried:
     """Runs of first order that see as many examples as ours, measured after a tenth of them and after all."""
     tenth, steps = (max(1, round(examples / share / BATCH)) for share in (10, 1))
     trials = []
@@ -152,7 +158,7 @@ def _first_order(track: Track, examples: int, seeds: Sequence[int]) -> list[Run]
     best = max(trials, key=lambda run: (not run.diverged, run.final, -run.seen[-1].loss if run.seen else 0.0))
     training = FIRST_ORDER.training.model_copy(update={"steps": steps, "lr": best.lr})
     contender = FIRST_ORDER.model_copy(update={"training": training})
-    return [track.run(contender.at(seed=seed), looks=[tenth]) for seed in seeds]
+    return Tried(trials, [track.run(contender.at(seed=seed), looks=[tenth]) for seed in seeds])
 
 
 def _spent(run: Run) -> float:
@@ -164,12 +170,13 @@ def _spent(run: Run) -> float:
 def _write(
     json_file: Path | None,
     ours: list[Run],
-    theirs: dict[str, list[Run]],
-    first: list[Run],
+    tried: dict[str, Tried],
     memory: tuple[list[Row], float],
     calibration: float,
 ) -> None:
     mean = statistics.mean
+    theirs = {name: each.runs for name, each in tried.items() if name != FIRST_ORDER.name}
+    first = tried[FIRST_ORDER.name].runs
     cost = mean(map(_spent, ours))
     ratios = {name: mean(map(_spent, runs)) / cost for name, runs in theirs.items()}
     paper = {name: ratio for name, ratio in ratios.items() if name != MEZO.name}
@@ -189,9 +196,11 @@ def _write(
         "first_order_core_seconds_to_target": mean(map(_spent, first)),
         "calibration_core_seconds": calibration,
     }
-    everyone = {"ours": ours, **theirs, "first-order LoRA-FA": first}
-    rows: list[dict[str, Any]] = [run.model_dump(mode="json") for runs in everyone.values() for run in runs]
-    tables = [_costs(everyone, cost, calibration), _accuracies(ours, first), _memory(memory[0])]
+    everyone = {"ours": ours, **theirs, FIRST_ORDER.name: first}
+    trials = [run for each in tried.values() for run in each.trials]
+    every = [*trials, *(run for runs in everyone.values() for run in runs)]
+    rows: list[dict[str, Any]] = [run.model_dump(mode="json") for run in every]
+    tables = [_costs(everyone, cost, calibration), _accuracies(ours, first), _memory(memory[0]), _grid(trials)]
     plots = [
         Plot(
             name="accuracy",
@@ -275,4 +284,24 @@ def _memory(rows: list[Row]) -> Table:
             (str(row.get("who", "first-order LoRA-FA, PyTorch")), int(row["peak_rss_bytes"]), row["over_first_order"])
             for row in rows
         ),
+    )
+
+
+def _grid(trials: list[Run]) -> Table:
+    return Table(
+        name="grid",
+        title="Learning rates tried",
+        columns=("contender", "lr", "steps", "core-seconds", "validation accuracy, %", "loss"),
+        rows=tuple(
+            (
+                run.contender,
+                run.lr,
+                run.steps,
+                run.core_seconds,
+                None if run.diverged else 100 * run.final,
+                None if run.diverged else run.seen[-1].loss,
+            )
+            for run in trials
+        ),
+        notes="200 validation sentences, first seed; the highest accuracy was taken, among equals the lowest loss.",
     )
