@@ -27,6 +27,7 @@ LONGEST = (
     "device_agent/runtimes/test_contract.py",
     "device_agent/engines/test_contract.py",
     "server/compiler/test_peft.py",
+    "bench/test_steps.py",
     "server/work/test_engines.py",
     "server/formats/test_smollm2.py",
     "server/compiler/test_program.py",
