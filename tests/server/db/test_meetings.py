@@ -199,6 +199,6 @@ def test_two_who_wait_for_each_other_are_both_answered(home, fleet, standing, ap
                 first = False
 
     at_once(lambda: cross(numbers), lambda: cross(numbers[::-1]))
-    assert len(tries) == 3
+    assert len(tries) >= 3  # more where the second try meets the one that went on
     with home.database.reading() as session:
         assert session.execute(text("SELECT seen FROM rings ORDER BY number")).scalars().all() == [2, 2]
