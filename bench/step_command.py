@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
+import time
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +28,7 @@ from bench.step_tables import Grid, Machine, floor_seconds, plots_of, tables_of,
 from server.compiler.cost import step_flops
 
 Row = dict[str, Any]
+QUICK_SECONDS = 150.0  # after which a quick run begins no further cell
 ROUNDS: dict[Extent, int] = {"quick": 2, "plain": 3, "full": 5}  # timed ones of a cell
 GEMM_ROUNDS = 10
 CAP_SECONDS = 60.0
@@ -99,10 +101,14 @@ def grid(place: Place, extent: Extent, device: Where, cap: float) -> Grid:
     chosen = cells(extent, device.value)
     machine = None if device == Where.CUDA else machine_of(place)
     rows = []
+    began = time.monotonic()
     for number, cell in enumerate(chosen, 1):
         notes.print(f"{number} of {len(chosen)}: {cell.label}, {cell.engine}, {cell.precision}, ", end="")
         notes.print(f"S = {cell.length}, B = {cell.batch}")
-        row = measure(cell, place, ROUNDS[extent], cap)
+        if extent == "quick" and time.monotonic() - began > QUICK_SECONDS:
+            row: Row = {"who": cell.label, **cell.model_dump(mode="json"), "skipped": "the quick run's time was up"}
+        else:
+            row = measure(cell, place, ROUNDS[extent], cap)
         if machine is not None:
             row["floor_seconds"] = floor_seconds(row, place.base, place.shape, machine)
         if not row.get("seconds"):
