@@ -106,10 +106,10 @@ def end_to_end(
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory())) if keep is None else keep
         place.mkdir(parents=True, exist_ok=True)
-        track = Track(place)
         if quick:
-            _quick(track, json_file)
+            _quick(Track(place, examples=16), json_file)
             return
+        track = Track(place)
         chosen = range(seeds)
         ours = [track.run(OURS.at(seed=seed)) for seed in chosen]
         if any(run.reached() is None for run in ours):

@@ -41,7 +41,7 @@ from shared.recipe import Recipe, RecipeSettings
 Engine = Literal["mobizo", "mezo", "first-order"]
 TESTED, VALIDATED = 500, 200
 TARGET = 0.75
-CALIBRATION = ["--layers", "last:8", "--targets", "v_proj,o_proj", "--width", "4", "--examples", "200"]
+CALIBRATION = ["--layers", "last:8", "--targets", "v_proj,o_proj", "--width", "4"]
 CALIBRATION += ["--loss", "candidates", "--seq-len", "36"]
 
 
@@ -204,6 +204,7 @@ class Track:
     """Where runs lie, and the programs that they need. A run whose file is there is read and not run again."""
 
     keep: Path
+    examples: int = 200  # of the calibration
 
     def run(
         self,
@@ -309,7 +310,7 @@ class Track:
             notes.print(f"calibrating on the product reviews, {kind}")
             command = [sys.executable, "-W", "ignore", "-m", "server.cli", "calibrate", "--base", str(model_file())]
             command += ["--task", "sst2", "--data", str(DATA.parent / "product_reviews" / "train.jsonl")]
-            command += [*CALIBRATION, "--kind", kind, "--out", str(path), "--json"]
+            command += [*CALIBRATION, "--examples", str(self.examples), "--kind", kind, "--out", str(path), "--json"]
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
