@@ -48,16 +48,16 @@ class Budget(NamedTuple):
 # minute each time) or waits for time to pass is left to the plain runs of agent, server, registry and federation.
 BUDGETS = {
     "step": Budget(240, 4 * 3600),
-    "precision": Budget(150, 3600),
-    "accuracy": Budget(180, 3 * 3600),
+    "precision": Budget(200, 3600),
+    "accuracy": Budget(130, 3 * 3600),
     "end-to-end": Budget(180, 4 * 3600),
     "options": Budget(20, 2 * 3600),
     "variance": Budget(160, 3600),
     "padding": Budget(20, 600),
-    "agent": Budget(100, 3600, ("--only", "idle", "--only", "kills")),
+    "agent": Budget(60, 3600, ("--only", "idle")),
     "server": Budget(40, 3600, ("--only", "downloads", "--only", "queries")),
-    "registry": Budget(50, 3600, ("--only", "publish", "--only", "replay")),
-    "federation": Budget(50, 4 * 3600, ("--only", "aggregate", "--only", "bytes", "--only", "masking")),
+    "registry": Budget(40, 3600, ("--only", "publish", "--only", "replay")),
+    "federation": Budget(40, 4 * 3600, ("--only", "aggregate", "--only", "bytes", "--only", "masking")),
 }
 OTHER = Budget(10, 3600)
 
