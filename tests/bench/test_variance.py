@@ -245,7 +245,7 @@ def test_the_command_writes_every_table(tmp_path: Path, monkeypatch: pytest.Monk
             ]
             (tmp_path / name / f"{split}.jsonl").write_text("\n".join(lines))
     base = write_base(tmp_path / "base")
-    monkeypatch.setattr(importlib.import_module("bench.variance"), "QUICK", Effort(32, 16, 4))
+    monkeypatch.setattr(importlib.import_module("bench.variance"), "QUICK", Effort(32, 16, 16))
     places = ["--base", str(base), "--data", str(tmp_path / "own"), "--proxy", str(tmp_path / "proxy")]
     file = tmp_path / "result.json"
     done = CliRunner().invoke(app, ["variance", "--quick", "--json", str(file), *places], catch_exceptions=False)
@@ -256,4 +256,4 @@ def test_the_command_writes_every_table(tmp_path: Path, monkeypatch: pytest.Monk
     # By their definition, and of no other choice.
     assert result["claims"]["energy_of_best_own_gradients_r16"] == pytest.approx(1, abs=1e-4)
     assert result["claims"]["energy_of_best_random_r16"] < 0.9
-    assert result["claims"]["slope_correlation_fp32"] > 0.8  # the tiny model's slopes are near float32's rounding
+    assert result["claims"]["slope_correlation_fp32"] > 0.95
