@@ -116,7 +116,7 @@ def as_rich(table: Table) -> RichTable:
 def cell_text(cell: Cell) -> str:
     """A cell as it is shown: numbers in three significant digits or whole, nothing as a dash."""
     if cell is None:
-        return "–"  # noqa: RUF001 - a dash of that width is what is meant
+        return "\N{EN DASH}"
     if isinstance(cell, float):
         return f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.3g}"
     return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)

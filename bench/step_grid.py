@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]  # the package ships no types
+import psutil
 
 from bench.cells import Cell
 from bench.programs import model_file
