@@ -118,6 +118,8 @@ def _directions(name: str, entry: Mapping[str, object]) -> F32:
     found: F32 = np.frombuffer(entry["data"], "<f4").astype(np.float32).reshape(shape)  # type: ignore[call-overload]
     if not np.isfinite(found).all():
         raise InvalidUpload(f"calibration of {name}: values that are not finite")
-    if np.abs(found.T @ found - np.eye(shape[1], dtype=np.float32)).max() > _ORTHONORMAL:
+    # Large values first: their squares overflow.
+    large = np.abs(found).max() > 2
+    if large or np.abs(found.T @ found - np.eye(shape[1], dtype=np.float32)).max() > _ORTHONORMAL:
         raise InvalidUpload(f"calibration of {name}: its columns are not orthonormal")
     return found

@@ -154,6 +154,8 @@ class ServerDouble:
             do_GET = do_POST = do_PUT = _handle  # noqa: N815  # http.server's names
 
         self._http = _Listener(("127.0.0.1", port), Handler)
+        if not port:  # A port that another double had before, by chance: none of its devices is enrolled here.
+            DEVICE_KEYS.pop(self.url, None)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
 
     def __enter__(self):

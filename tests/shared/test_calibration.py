@@ -101,6 +101,7 @@ def test_what_does_not_fit_a_recipe(file, recipe, shape):
     ("tensor", "says"),
     [
         (2 * orthonormal(8, 2), "not orthonormal"),
+        (np.full((8, 2), 1e38, np.float32), "not orthonormal"),  # their squares are infinite
         (np.ones((8, 2), np.float32) / np.sqrt(8).astype(np.float32), "not orthonormal"),
         (np.full((8, 2), np.nan, np.float32), "not finite"),
         (np.full((8, 2), np.inf, np.float32), "not finite"),
