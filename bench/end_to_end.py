@@ -32,7 +32,7 @@ TRIAL_MEZO, CAP_MEZO = 120.0, 520.0
 BATCH = 16  # q E of the paper's experiments
 # The largest of the paper's rates, which are for 20,000 steps, and up: smaller ones hardly move B in some dozens.
 SHORT_GRID = (5e-4, 1e-3, 4e-3, 1.6e-2)
-FIRST_ORDER_GRID = (1e-2, 3e-2, 1e-1)
+FIRST_ORDER_GRID = (1e-2, 3e-2, 1e-1, 3e-1)
 
 
 def paper_recipe(queries: int) -> RecipeSettings:

@@ -148,10 +148,12 @@ def claims_of(found: Grid) -> dict[str, float]:
         ]
         if times:
             claims[f"times_floor_{engine}"] = statistics.median(times)
-        slow = found.seconds(Contender.MEZO_LORA_FA, 64, 1, engine=engine)
-        fast = found.seconds(Contender.INNER, 64, 1, engine=engine)
-        if slow is not None and fast is not None:
-            claims[f"inner_speedup_{engine}_s64_b1"] = slow / fast
+        for precision in ("fp32", "int8", "int4"):
+            slow = found.seconds(Contender.MEZO_LORA_FA, 64, 1, engine=engine, precision=precision)
+            fast = found.seconds(Contender.INNER, 64, 1, engine=engine, precision=precision)
+            if slow is not None and fast is not None:
+                name = engine if precision == "fp32" else f"{engine}_{precision}"
+                claims[f"inner_speedup_{name}_s64_b1"] = slow / fast
     return claims
 
 

@@ -34,6 +34,7 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from bench.step_cell import Asked, random_batch
     from bench.step_cell import measure as measure_here
     from bench.step_cells import Extent, cells
+    from bench.step_command import claims_of
     from bench.step_grid import Place, measure, open_place
     from bench.step_tables import Grid, Machine, floor_seconds, tables_of
     from bench.tiny import write_base
@@ -316,6 +317,25 @@ def test_the_papers_figure_stands_under_ours() -> None:
     assert (peak["paper: FO (LoRA-FA)"], peak["paper: MobiZO"]) == (5.98, 2.56)
     assert all(len(row) == len(table.columns) for table in tables.values() for row in table.rows)
     assert tables["grid"].rows[-1][-1] == "more memory than the machine has left"
+
+
+def test_what_the_inner_loop_gains_is_claimed_by_engine_and_precision() -> None:
+    at: dict[str, Any] = {"length": 64, "batch": 1, "queries": 1}
+    ways = [{}, {"engine": "executorch"}, {"engine": "executorch", "precision": "int8"}, {"engine": "compile"}]
+    rows = [
+        _measured(seconds, 1.0, contender=contender, **at, **way)
+        for number, way in enumerate(ways, 2)
+        for contender, seconds in ((Contender.MEZO_LORA_FA, number), (Contender.INNER, 1.0))
+    ]
+    claims = claims_of(Grid(rows[:-1], "made"))  # no inner loop by torch.compile, so no claim of it
+    found = {name: value for name, value in claims.items() if name.startswith("inner")}
+    assert found == {
+        "inner_speedup_eager_s64_b1": 2,
+        "inner_speedup_executorch_s64_b1": 3,
+        "inner_speedup_executorch_int8_s64_b1": 4,
+    }
+    assert (claims["grid_cells"], claims["grid_cells_not_measured"]) == (7, 0)
+    assert claims["times_floor_eager"] == 2
 
 
 @pytest.mark.parametrize("extent", ["quick", "plain", "full"])
