@@ -7,6 +7,7 @@ lays out its tables (bench.step_tables). Peak memory against first order: bench.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import tempfile
 import time
@@ -23,12 +24,12 @@ from bench.memory import peak_memory_claim
 from bench.result import Plot, Table, write
 from bench.step import notes, show
 from bench.step_cells import Extent, cells
-from bench.step_grid import Place, measure, open_place
+from bench.step_grid import Place, is_kept, measure, open_place
 from bench.step_tables import Grid, Machine, floor_seconds, plots_of, tables_of, times_floor
 from server.compiler.cost import step_flops
 
 Row = dict[str, Any]
-QUICK_SECONDS = 150.0  # after which a quick run begins no further cell
+QUICK_LIMIT = 150.0  # after which a quick run begins no further cell
 ROUNDS: dict[Extent, int] = {"quick": 2, "plain": 3, "full": 5}  # timed ones of a cell
 GEMM_ROUNDS = 10
 CAP_SECONDS = 60.0
@@ -60,6 +61,10 @@ def step(
         Path | None, typer.Option(help="keep programs and what was measured here; go on with what is there")
     ] = None,
     cap: Annotated[float, typer.Option(min=1, help="seconds after which a cell begins no further round")] = CAP_SECONDS,
+    limit: Annotated[
+        float | None,
+        typer.Option(min=0, help=f"seconds after which no further cell is begun; default: none, quick {QUICK_LIMIT:g}"),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="timed turns of each ratio")] = 7,
     only: Annotated[list[Part] | None, typer.Option("--only", help="these parts; default: all that apply")] = None,
 ) -> None:
@@ -67,6 +72,8 @@ def step(
     if quick and full:
         raise typer.BadParameter("say --quick or --full")
     extent: Extent = "quick" if quick else "full" if full else "plain"
+    if limit is None:
+        limit = QUICK_LIMIT if quick else math.inf
     parts = only or ([Part.GRID] if quick or device == Where.CUDA or base else list(Part))
     rows: list[Row] = []
     claims: dict[str, float] = {}
@@ -76,7 +83,7 @@ def step(
         place = keep or Path(name)
         if Part.GRID in parts:
             with open_place(place, base) as where:
-                found = grid(where, extent, device, cap)
+                found = grid(where, extent, device, cap, limit)
             rows += found.rows
             claims |= claims_of(found)
             tables += tables_of(found)
@@ -96,8 +103,8 @@ def step(
     write(json_file, rows, claims, tables, plots)
 
 
-def grid(place: Place, extent: Extent, device: Where, cap: float) -> Grid:
-    """Measures what is not measured yet."""
+def grid(place: Place, extent: Extent, device: Where, cap: float, limit: float) -> Grid:
+    """Measures what is not measured yet, until `limit` seconds have passed."""
     chosen = cells(extent, device.value)
     machine = None if device == Where.CUDA else machine_of(place)
     rows = []
@@ -105,10 +112,10 @@ def grid(place: Place, extent: Extent, device: Where, cap: float) -> Grid:
     for number, cell in enumerate(chosen, 1):
         notes.print(f"{number} of {len(chosen)}: {cell.label}, {cell.engine}, {cell.precision}, ", end="")
         notes.print(f"S = {cell.length}, B = {cell.batch}")
-        if extent == "quick" and time.monotonic() - began > QUICK_SECONDS:
-            row: Row = {"who": cell.label, **cell.model_dump(mode="json"), "skipped": "the quick run's time was up"}
+        if time.monotonic() - began <= limit or is_kept(cell, place):
+            row: Row = measure(cell, place, ROUNDS[extent], cap)
         else:
-            row = measure(cell, place, ROUNDS[extent], cap)
+            row = {"who": cell.label, **cell.model_dump(mode="json"), "skipped": "the run's time was up"}
         if machine is not None:
             row["floor_seconds"] = floor_seconds(row, place.base, place.shape, machine)
         if not row.get("seconds"):

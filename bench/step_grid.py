@@ -62,12 +62,21 @@ def open_place(keep: Path | None = None, source: Path | None = None) -> Iterator
         yield Place(directory, found, base, shape)
 
 
+def is_kept(cell: Cell, place: Place) -> bool:
+    """Whether the cell was measured before."""
+    return _kept(cell, place).exists()
+
+
+def _kept(cell: Cell, place: Place) -> Path:
+    return place.directory / "cells" / f"{place.base.sha256[:12]}.{cell.name}.json"
+
+
 def measure(cell: Cell, place: Place, rounds: int = 3, seconds: float = 60.0) -> Row:
     """The cell's row: what it is, and its figures or why there are none (`skipped`, or `error`, which is not kept).
 
     seconds: after which no further round is begun; twice as many end the cell.
     """
-    kept = place.directory / "cells" / f"{place.base.sha256[:12]}.{cell.name}.json"
+    kept = _kept(cell, place)
     if kept.exists():
         return dict(json.loads(kept.read_text()))
     found = _measured(cell, place, rounds, seconds)

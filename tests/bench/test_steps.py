@@ -21,7 +21,7 @@ from tests.server.compiler.conftest import TinyBase, make_tiny
 
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
     warnings.simplefilter("ignore")
-    from bench import memory, step_grid
+    from bench import memory, step_command, step_grid
     from bench.baselines.adapted import AdaptedModel
     from bench.baselines.eager import EagerMobizo
     from bench.baselines.first_order import FirstOrder, FullFirstOrder
@@ -34,7 +34,6 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from bench.step_cell import Asked, random_batch
     from bench.step_cell import measure as measure_here
     from bench.step_cells import Extent, cells
-    from bench.step_command import claims_of
     from bench.step_grid import Place, measure, open_place
     from bench.step_tables import Grid, Machine, floor_seconds, tables_of
     from bench.tiny import write_base
@@ -225,6 +224,16 @@ def test_a_cell_is_measured_once_in_a_process_of_its_own(place: Place, monkeypat
     assert measure(cell, place, rounds=2) == row
 
 
+def test_a_run_whose_time_is_up_reads_what_is_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, other = _cell(length=9), _cell(length=13)
+    row = measure(kept, place, rounds=1, seconds=600)
+    monkeypatch.setattr(step_command, "cells", lambda extent, device: [other, kept])
+    # On a GPU nothing is asked of the machine first.
+    found = step_command.grid(place, "plain", step_command.Where.CUDA, cap=1, limit=0)
+    assert [each.get("skipped") for each in found.rows] == ["the run's time was up", None]
+    assert found.rows[1] == row
+
+
 def test_a_cell_that_takes_too_much_is_ended_and_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(step_grid, "SPARE_BYTES", 1 << 60)
@@ -327,7 +336,7 @@ def test_what_the_inner_loop_gains_is_claimed_by_engine_and_precision() -> None:
         for number, way in enumerate(ways, 2)
         for contender, seconds in ((Contender.MEZO_LORA_FA, number), (Contender.INNER, 1.0))
     ]
-    claims = claims_of(Grid(rows[:-1], "made"))  # no inner loop by torch.compile, so no claim of it
+    claims = step_command.claims_of(Grid(rows[:-1], "made"))  # no inner loop by torch.compile, so no claim of it
     found = {name: value for name, value in claims.items() if name.startswith("inner")}
     assert found == {
         "inner_speedup_eager_s64_b1": 2,
