@@ -23,7 +23,7 @@ from bench.accuracy_model import load_model
 from bench.baselines.adapted import AdaptedModel
 from bench.baselines.eager import EagerMobizo
 from bench.baselines.first_order import FirstOrder
-from bench.baselines.sequential import EagerMezo
+from bench.baselines.in_place import VectorMezo
 from bench.baselines.variants import PeftModel, Variant
 from bench.step import notes
 from device_agent.data import Splits
@@ -140,7 +140,7 @@ def first_order(learner: FirstOrder) -> Trainer:
     return Trainer(learner.adapted, lambda: learner.b.detach(), step)
 
 
-def zeroth_order(learner: EagerMezo | EagerMobizo) -> Trainer:
+def zeroth_order(learner: VectorMezo | EagerMobizo) -> Trainer:
     """SGD by differences of losses, in directions that follow from the job seed as the product's do."""
     recipe = learner.adapted.recipe
 
@@ -330,10 +330,10 @@ class Runner:
             trainer = zeroth_order(EagerMobizo(model, recipe, self.shape))
         elif contender.variant is None:
             adapted = AdaptedModel(model, recipe, self.shape)
-            trainer = zeroth_order(EagerMezo(adapted, adapted.zeros()))
+            trainer = zeroth_order(VectorMezo(adapted, adapted.zeros()))
         else:
             peft = PeftModel(model, recipe, self.shape, contender.variant, contender.vera_rank)
-            trainer = zeroth_order(EagerMezo(peft, peft.start))
+            trainer = zeroth_order(VectorMezo(peft, peft.start))
         try:
             yield trainer
         finally:

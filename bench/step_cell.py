@@ -116,9 +116,10 @@ def torch_step(asked: Asked) -> Step:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from bench.baselines.adapted import AdaptedModel
     from bench.baselines.eager import EagerMobizo
     from bench.baselines.first_order import FirstOrder, FullFirstOrder
-    from bench.baselines.in_place import mezo_full, mezo_lora_fa
+    from bench.baselines.in_place import VectorMezo, mezo_full
 
     cell, shape = asked.cell, asked.shape
     recipe = cell.recipe(asked.base)
@@ -132,9 +133,11 @@ def torch_step(asked: Asked) -> Step:
         differentiate = FullFirstOrder(model, recipe, shape)
     elif first:
         differentiate = FirstOrder(model, recipe, shape, checkpointing=cell.contender == Contender.FO_CHECKPOINTING)
-    elif cell.contender in (Contender.MEZO_FULL, Contender.MEZO_LORA_FA):
-        full = cell.contender == Contender.MEZO_FULL
-        zeroth, _ = (mezo_full if full else mezo_lora_fa)(model, recipe, shape)
+    elif cell.contender == Contender.MEZO_FULL:
+        zeroth, _ = mezo_full(model, recipe, shape)
+    elif cell.contender == Contender.MEZO_LORA_FA:
+        adapted = AdaptedModel(model, recipe, shape)
+        zeroth = VectorMezo(adapted, adapted.zeros())
     else:
         zeroth = EagerMobizo(model, recipe, shape, GROUPINGS[cell.contender])
     if cell.engine == "compile":

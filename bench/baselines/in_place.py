@@ -60,15 +60,17 @@ class InPlaceMezo:
             parameter.add_(noise(parameter), alpha=scale)
 
 
-def mezo_lora_fa(model: Any, recipe: Recipe, shape: BaseShape) -> tuple[InPlaceMezo, AdaptedModel]:
-    """MeZO on LoRA-FA's B, which is one flat parameter; its noise is a program's. Also the model it runs."""
-    adapted = AdaptedModel(model, recipe, shape)
-    b = adapted.zeros()
+class VectorMezo(InPlaceMezo):
+    """On one flat vector, whose noise is a program's: LoRA-FA's B, or all that another adapter trains."""
 
-    def draw(seed: Seed) -> Callable[[Tensor], Tensor]:
-        return lambda parameter: torch.from_numpy(direction(recipe.noise, seed, adapted.size)).to(parameter.device)
+    def __init__(self, adapted: AdaptedModel, start: Tensor) -> None:
+        """adapted: gives the loss of a vector. start: float32 (D,), what is trained; a copy of it is."""
+        self.adapted, self.b = adapted, start.clone()
+        super().__init__([self.b], lambda batch: adapted.losses(batch, self.b.unsqueeze(0)), self._noise)
 
-    return InPlaceMezo([b], lambda batch: adapted.losses(batch, b.unsqueeze(0)), draw), adapted
+    def _noise(self, seed: Seed) -> Callable[[Tensor], Tensor]:
+        z = direction(self.adapted.recipe.noise, seed, len(self.b))
+        return lambda parameter: torch.from_numpy(z).to(parameter.device)
 
 
 def mezo_full(model: Any, recipe: Recipe, shape: BaseShape) -> tuple[InPlaceMezo, AdaptedModel]:

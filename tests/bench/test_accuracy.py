@@ -31,7 +31,7 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from bench.baselines.adapted import AdaptedModel
     from bench.baselines.eager import EagerMobizo
     from bench.baselines.first_order import FirstOrder
-    from bench.baselines.sequential import EagerMezo
+    from bench.baselines.in_place import VectorMezo
     from bench.baselines.variants import VARIANTS, PeftModel, Variant
     from bench.tiny import TASK, write_base, write_sentences
     from server.compiler import inspect_base
@@ -91,7 +91,7 @@ def test_mezo_takes_mobizos_steps(model: object, shape: BaseShape, batch: tuple[
     parallel = [mobizo.step(batch, query_seeds(7, number, queries), 0.1, 1e-2)[0] for number in range(3)]
     mobizo.adapted.remove()
     adapted = AdaptedModel(model, recipe, shape)
-    mezo = EagerMezo(adapted, adapted.zeros())
+    mezo = VectorMezo(adapted, adapted.zeros())
     for number, losses in enumerate(parallel):
         found, _ = mezo.step(batch, query_seeds(7, number, queries), 0.1, 1e-2)
         torch.testing.assert_close(found, losses, rtol=1e-5, atol=1e-5)
@@ -148,7 +148,7 @@ def test_a_variant_begins_at_the_base_moves_and_is_taken_off(
     plain.remove()
     peft = PeftModel(model, recipe, shape, variant, vera_rank=5)
     assert len(peft.start) == peft.size == trained_count(variant, shape, recipe, 5)
-    mezo = EagerMezo(peft, peft.start)
+    mezo = VectorMezo(peft, peft.start)
     with torch.no_grad():
         torch.testing.assert_close(peft.losses(batch, peft.start.unsqueeze(0)), expected, rtol=1e-5, atol=1e-5)
         elsewhere = peft.start + torch.from_numpy(np.random.default_rng(4).normal(0, 1, peft.size).astype(np.float32))

@@ -25,7 +25,7 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from bench.baselines.adapted import AdaptedModel
     from bench.baselines.eager import EagerMobizo
     from bench.baselines.first_order import FirstOrder, FullFirstOrder
-    from bench.baselines.in_place import mezo_full, mezo_lora_fa, torch_noise
+    from bench.baselines.in_place import VectorMezo, mezo_full, torch_noise
     from bench.baselines.mezo import Passes, emit_passes
     from bench.baselines.passes import Grouping, passes
     from bench.cells import Cell, Contender
@@ -128,7 +128,8 @@ def test_fewer_paths_a_pass_in_executorch_give_the_same_losses(
 
 
 def test_mezo_in_place_gives_the_same_losses(base: TinyBase, setting: Setting, reference: list[np.ndarray]) -> None:
-    mezo, _ = mezo_lora_fa(copy.deepcopy(base.model), *setting.parts)
+    adapted = AdaptedModel(copy.deepcopy(base.model), *setting.parts)
+    mezo = VectorMezo(adapted, adapted.zeros())
     for number, losses in enumerate(reference):
         np.testing.assert_allclose(mezo.step(*setting.inputs(number))[0].numpy(), losses, rtol=1e-4)
 
