@@ -29,7 +29,7 @@ from bench.step_tables import Grid, Machine, floor_seconds, plots_of, tables_of,
 from server.compiler.cost import step_flops
 
 Row = dict[str, Any]
-QUICK_LIMIT = 150.0  # after which a quick run begins no further cell
+QUICK_LIMIT = 200.0  # after which a quick run begins no further cell
 ROUNDS: dict[Extent, int] = {"quick": 2, "plain": 3, "full": 5}  # timed ones of a cell
 GEMM_ROUNDS = 10
 CAP_SECONDS = 60.0
