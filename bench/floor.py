@@ -37,16 +37,22 @@ class LayerGemms(nn.Module):
 
     def forward(self, hidden: Tensor, wide: Tensor, q: Tensor, k: Tensor, v: Tensor, *b: Tensor) -> tuple[Tensor, ...]:
         """hidden (R, S, hidden), wide (R, S, intermediate), q (R*KV, G*S, d), k (R*KV, d, S), v (R*KV, S, d)."""
-        outputs = [torch.bmm(q, k), torch.bmm(torch.bmm(q, k), v)]
+        scores = torch.bmm(q, k)
+        outputs = [_corner(scores), _corner(torch.bmm(scores, v))]
         factors = iter(b)
         for target in TARGETS:
             weight = getattr(self, target)
             x = wide if target == "down_proj" else hidden
-            outputs.append(functional.linear(x, weight))
+            outputs.append(_corner(functional.linear(x, weight)))
             if target in self.targets:
                 low = functional.linear(x, getattr(self, f"{target}_a"))
-                outputs.append(torch.bmm(low.view(self.paths, -1, self.rank), next(factors)))
+                outputs.append(_corner(torch.bmm(low.view(self.paths, -1, self.rank), next(factors))))
         return tuple(outputs)
+
+
+def _corner(product: Tensor) -> Tensor:
+    """One element of each matrix (N, rows, columns), so that no product is left out and none is copied out."""
+    return product[:, :1, :1] + 0.0
 
 
 class NoiseAndUpdate(nn.Module):
