@@ -39,6 +39,10 @@ class Relay:
             kept, self.break_after = self.break_after, None
             return kept
 
+    def note(self, seen):
+        with self._lock:
+            self.seen.append(seen)
+
     def bodies(self):
         """The requests that were answered with a file's bytes."""
         return [seen for seen in self.seen if seen.method == "GET" and "/resolve/" in seen.path and seen.sent]
@@ -74,11 +78,12 @@ def _handler(target, relay):
                     self.send_header(name, value)
             if self.command != "HEAD":
                 self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
             kept = relay.cut(len(data))
             answered = {name.lower(): value for name, value in answer.getheaders()}
             asked = {name.lower(): value for name, value in self.headers.items()}
-            relay.seen.append(Seen(self.command, self.path, asked, answer.status, answered, kept))
+            # Before the answer: whoever has that may look at once.
+            relay.note(Seen(self.command, self.path, asked, answer.status, answered, kept))
+            self.end_headers()
             self.wfile.write(data[:kept])
             link.close()
             self.close_connection = kept < len(data) or self.close_connection
