@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
+import time
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event
@@ -10,6 +12,7 @@ from sqlalchemy import Connection, Engine, event
 from server.db.failures import DatabaseUnavailable
 
 _AT_THE_GATE = "mobizo-writes"
+_PAUSE_SECONDS = 0.02
 
 
 def tune_sqlite(engine: Engine, lock_seconds: float) -> None:
@@ -24,13 +27,10 @@ def tune_sqlite(engine: Engine, lock_seconds: float) -> None:
     def connect(connection: Any, record: Any) -> None:
         # The driver must not begin transactions by itself: `begin` below does.
         connection.isolation_level = None
-        for pragma in (
-            f"busy_timeout = {round(lock_seconds * 1000)}",
-            "journal_mode = WAL",
-            "synchronous = FULL",
-            "foreign_keys = ON",
-        ):
-            connection.execute(f"PRAGMA {pragma}")
+        connection.execute(f"PRAGMA busy_timeout = {round(lock_seconds * 1000)}")
+        _write_ahead(connection, lock_seconds)
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
@@ -47,3 +47,16 @@ def tune_sqlite(engine: Engine, lock_seconds: float) -> None:
     def checkin(connection: Any, record: Any) -> None:
         if record.info.pop(_AT_THE_GATE, False):
             gate.release()
+
+
+def _write_ahead(connection: Any, lock_seconds: float) -> None:
+    """Sets the journal's mode. A new file's is changed under a lock for which SQLite does not wait by itself."""
+    deadline = time.monotonic() + lock_seconds
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE_SECONDS)

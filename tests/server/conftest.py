@@ -19,6 +19,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 import structlog
 import uvicorn
@@ -299,7 +300,7 @@ def copy_home(template, root, database_url):
         token_rate=1e6,
         address_rate=1e6,
         refusal_rate=1e6,
-        compile_lease_seconds=2,
+        compile_lease_seconds=60,
         compile_backoff_seconds=0,
         compiler_command=[sys.executable, fake_compiler.__file__],
         converter_command=[sys.executable, fake_converter.__file__],
@@ -357,12 +358,20 @@ def serving(app):
         structlog.configure(**before)
 
 
+def alive(pid):
+    """Whether a process runs."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 class Actor(httpx.Client):
     """A client with one token."""
 
     def __init__(self, url, token=None):
         super().__init__(
-            base_url=url, timeout=30, verify=TLS, headers={"Authorization": f"Bearer {token}"} if token else {}
+            base_url=url, timeout=120, verify=TLS, headers={"Authorization": f"Bearer {token}"} if token else {}
         )
         self.device_id = None
         self.token = token

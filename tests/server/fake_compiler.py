@@ -56,10 +56,10 @@ def say(line: str) -> None:
 
 def main() -> int:
     recipe_path, source, out_dir, *rest = (Path(argument) for argument in sys.argv[1:])
-    with (source / "starts.log").open("a") as log:
-        log.write(f"{os.getpid()}\n")
     behaviour_path = source / "behaviour.json"
     behaviour = json.loads(behaviour_path.read_text()) if behaviour_path.exists() else {}
+    with (source / "starts.log").open("a") as log:  # whoever sees it may change the behaviour of the next
+        log.write(f"{os.getpid()}\n")
     say(json.dumps({"stage": "read", "fraction": 0.0}))
     say("a line that is not JSON")
     time.sleep(behaviour.get("seconds", 0))

@@ -22,10 +22,10 @@ def say(message: dict) -> None:
 
 def main() -> int:
     order, raw_b, source, directory, *_ = (Path(argument) for argument in sys.argv[1:])
-    with (source / "conversions.log").open("a") as log:
-        log.write(f"{os.getpid()}\n")
     path = source / "converter.json"
     behaviour = json.loads(path.read_text()) if path.exists() else {}
+    with (source / "conversions.log").open("a") as log:  # whoever sees it may change the behaviour of the next
+        log.write(f"{os.getpid()}\n")
     say({"stage": "read", "fraction": 0.0})
     if behaviour.get("hang"):
         time.sleep(600)

@@ -115,7 +115,8 @@ http {{
 """
 
 
-def free_port():
-    """A port that nobody listens to."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
+def free_ports(count):
+    """Different ports that nobody listens to."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in probes]

@@ -15,7 +15,7 @@ import pytest
 
 from server.serving import listen
 from shared.errors import Unavailable
-from tests.server.conftest import job_request
+from tests.server.conftest import alive, job_request
 
 PATIENCE = 60
 
@@ -56,7 +56,7 @@ def family(process):
 
 def gone(processes):
     deadline = time.monotonic() + PATIENCE
-    while any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in processes):
+    while any(alive(child.pid) for child in processes):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

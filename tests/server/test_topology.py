@@ -8,6 +8,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -106,12 +107,6 @@ def certificate(directory):
     (directory / "tls-key").write_bytes(pem)
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Topology:
     """The services of docker-compose.yml as processes; every line they log is kept."""
 
@@ -193,6 +188,11 @@ class Topology:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
+    def port(self, name):
+        """Where a server says that it answers; None: not yet."""
+        said = re.search(r"answers on https://\S+:(\d+)", self.log(name))
+        return said and int(said[1])
+
     def log(self, name):
         return (self.root / f"{name}.log").read_text()
 
@@ -233,12 +233,10 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     made = json.loads(topology.call("server", ["mobizo-server", "init", "--json"]))
     # Only what takes time is shorter than docker-compose.yml leaves it.
     quick = {"MOBIZO_COMPILE_LEASE_SECONDS": "2", "MOBIZO_LEASE_SECONDS": "4"}
-    ports = [free_port(), free_port()]
-    servers = [
-        topology.start("server", f"server-{number}", [f"--port={port}"], **quick) for number, port in enumerate(ports)
-    ]
+    servers = [topology.start("server", f"server-{number}", ["--port=0"], **quick) for number in range(2)]
     workers = {topology.start("worker", f"worker-{number}", **quick) for number in range(2)}
     topology.call("server", ["mobizo-server", "bases", "add", "tiny", str(tmp_path / "tiny")])
+    ports = [until(lambda number=number: topology.port(f"server-{number}")) for number in range(2)]
     balancer = Balancer(ports)
     url = f"https://localhost:{balancer.port}"
     trust = ssl.create_default_context(cafile=topology.secrets / "tls-cert")

@@ -1,5 +1,7 @@
 """Transactions on SQLite, and the column types."""
 
+import contextlib
+import sqlite3
 import threading
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -8,7 +10,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from server.auth.models import Token
-from server.db.database import Database
+from server.db.database import Database, Tuning
+from server.db.failures import DatabaseUnavailable
 from server.db.schema import upgrade
 
 
@@ -30,6 +33,29 @@ def test_durable_and_strict(database):
         assert session.scalar(text("PRAGMA journal_mode")) == "wal"
         assert session.scalar(text("PRAGMA foreign_keys")) == 1
         assert session.scalar(text("PRAGMA synchronous")) == 2
+
+
+@pytest.mark.parametrize("patience", [30, 0])
+def test_a_new_file_that_another_process_sets_up_just_now(tmp_path, patience):
+    path = tmp_path / "new.sqlite3"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("CREATE TABLE theirs (x)")
+    soon = threading.Timer(0.3, other.execute, ("COMMIT",))
+    if patience:
+        soon.start()
+    database = Database(f"sqlite:///{path}", Tuning(lock_seconds=patience))
+    try:
+        with (
+            contextlib.nullcontext() if patience else pytest.raises(DatabaseUnavailable),
+            database.reading() as session,
+        ):
+            assert session.scalar(text("SELECT count(*) FROM theirs")) == 0
+            assert session.scalar(text("PRAGMA journal_mode")) == "wal"
+    finally:
+        soon.cancel()
+        database.close()
+        other.close()
 
 
 def test_foreign_keys_hold(database):

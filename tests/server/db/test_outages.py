@@ -94,8 +94,8 @@ def test_who_waits_and_who_watches_go_on(away, standing, home, fleet, app, devic
         watching = pool.submit(watch, job["id"])
         waiting = pool.submit(device.post, "/v1/leases", json={"datasets": ["movies"], "wait_seconds": 30}, timeout=60)
         try:
-            until(lambda: seen and len(room) == 1)
-            # Time for the look that each newcomer asks for, and then for several that come to nothing.
+            # Each newcomer asks for a look, which must not meet the outage; then time for several that come to nothing.
+            until(lambda: seen and len(room) == 1 and all(waiter.looked_at.done() for waiter in list(room._waiters)))
             time.sleep(0.5)
             away.stop()
             time.sleep(1)
@@ -113,7 +113,7 @@ def test_who_waits_and_who_watches_go_on(away, standing, home, fleet, app, devic
 
 def test_a_worker_lives_through_it(away, home, fleet, app):
     home.behave(seconds=3)
-    environment = os.environ | home.settings.environment()
+    environment = os.environ | home.settings.model_copy(update={"compile_lease_seconds": 2}).environment()
     worker = subprocess.Popen([sys.executable, "-m", "server.worker"], env=environment, stdout=subprocess.DEVNULL)
     try:
         job = app.submit()

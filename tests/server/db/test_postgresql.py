@@ -80,7 +80,8 @@ def test_a_reader_sees_one_moment_and_may_not_write(database):
         session.execute(text("DELETE FROM words"))
 
 
-def test_writers_go_on_from_what_the_one_before_left(database):
+def test_writers_go_on_from_what_the_one_before_left(url):
+    database = Database(url)
     with database.writing() as session:
         session.execute(text("UPDATE words SET word = '0' WHERE number = 2"))
 
@@ -97,6 +98,7 @@ def test_writers_go_on_from_what_the_one_before_left(database):
         thread.join()
     with database.reading() as session:
         assert session.scalar(text("SELECT word FROM words WHERE number = 2")) == "60"
+    database.close()
 
 
 def test_a_lock_that_is_not_given_is_waited_for_no_longer_than_set(database):
@@ -133,7 +135,7 @@ def test_what_no_column_holds_is_the_requests_fault(database, word):
 def none_left(link):
     """Whether, soon, the server has no connection."""
     count = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'words' AND application_name = 'mobizo-server'"
-    for _ in range(200):
+    for _ in range(1500):
         if link.execute(count).fetchone()[0] == 0:
             return True
         link.execute("SELECT pg_sleep(0.02)")

@@ -13,7 +13,7 @@ from server.artifacts.opening import open_artifacts
 from server.settings import Delivery, Settings
 from shared.transport import Transport
 from tests.certificate import loopback_certificate
-from tests.server.nginx import Missing, free_port, nginx
+from tests.server.nginx import Missing, free_ports, nginx
 
 DATABASES = ("sqlite",)
 CONTENT = bytes(range(256)) * 1000  # what the tests' compiler gives as weights
@@ -59,7 +59,7 @@ def front(home, fleet, settle, tmp_path, monkeypatch):
     """The URL of a real nginx with the shipped configuration, in front of the server."""
     settle(delivery=Delivery.ACCEL)
     certificate, key = loopback_certificate(tmp_path)
-    port, plain = free_port(), free_port()
+    port, plain = free_ports(2)
     shipped = replaced(
         SHIPPED.read_text(),
         {

@@ -20,6 +20,7 @@ from server.db.database import Database
 from server.db.schema import devices
 from server.identity import new_id
 from server.jobs.models import Job
+from server.metrics import exposition as exposition_module
 from server.metrics.exposition import Exposition
 from server.metrics.listener import metrics_listener
 from server.metrics.meters import Meters
@@ -216,7 +217,8 @@ def test_who_waits(fleet, app, device, scrape):
     eventually(lambda: scrape()["mobizo_polls_open",] == 0)
 
 
-def test_a_scrape_is_kept_for_a_moment(home, fleet, app):
+def test_a_scrape_is_kept_for_a_moment(home, fleet, app, monkeypatch):
+    monkeypatch.setattr(exposition_module, "FRESH_SECONDS", 600)
     exposition = Exposition(Meters(), home.database)
     before = samples(exposition.text().decode())
     app.submit()

@@ -12,7 +12,7 @@ from server.work.child import Stopped
 from shared.errors import CompileFailed, InvalidRecipe, Unavailable, UnsupportedModel
 from shared.recipe import Recipe
 from tests.server import fake_compiler
-from tests.server.conftest import write_source
+from tests.server.conftest import alive, write_source
 
 
 @pytest.fixture
@@ -115,13 +115,6 @@ def test_memory_has_a_limit(compile_, source):
         compile_(memory=400, memory_limit=300 << 20)
     assert not isinstance(caught.value, CompilerCrashed)
     assert not any(psutil.pid_exists(pid) for pid in started(source))
-
-
-def alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_grandchildren_die_too(compile_, source, tmp_path):

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 
-import psutil
 import pytest
 from sqlalchemy import func, select, update
 
@@ -19,7 +18,7 @@ from server.programs.models import Program, ProgramState, Worker
 from server.work.engine import prepare_engine
 from shared.program import SignedManifest
 from shared.signing import parse_public, verify_manifest
-from tests.server.conftest import BOTH, job_request
+from tests.server.conftest import BOTH, alive, job_request
 
 DATABASES = BOTH
 ENGINES = {"sqlite": "embedded", "postgresql": "procrastinate"}
@@ -68,10 +67,6 @@ def state(app):
     return lambda job: app.get(f"/v1/jobs/{job['id']}").json()["state"]
 
 
-def alive(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
 def workspaces(home):
     return list((home.settings.artifacts_path / "staging").iterdir())
 
@@ -109,7 +104,7 @@ def test_asked_for_many_times_at_once_compiled_once(fleet, home, app, start, sta
 
 def test_a_worker_killed_in_the_middle(home, app, start, state):
     home.behave(hang=True)
-    first = start()
+    first = start(compile_lease_seconds=2)
     job = app.submit()
     compiler = eventually(home.starts)[0]
     assert state(job) == "compiling"
@@ -119,7 +114,7 @@ def test_a_worker_killed_in_the_middle(home, app, start, state):
     with home.database.writing() as session:
         session.execute(update(Worker).values(pid_space="elsewhere"))
     home.behave()
-    start()
+    start(compile_lease_seconds=2)
     eventually(lambda: state(job) == "ready")
     assert len(home.starts()) == 2
     eventually(lambda: not workspaces(home))
@@ -300,7 +295,7 @@ def test_a_merged_model_asked_for_many_times_at_once_is_made_once(fleet, home, v
 
 def test_a_worker_killed_while_it_merges(home, app, version, start):
     home.convert_so(hang=True)
-    first = start()
+    first = start(compile_lease_seconds=2)
     app.post(MERGED)
     converter = eventually(home.conversions)[0]
     assert app.get(MERGED).json()["state"] == "converting"
@@ -310,7 +305,7 @@ def test_a_worker_killed_while_it_merges(home, app, version, start):
     with home.database.writing() as session:
         session.execute(update(Worker).values(pid_space="elsewhere"))
     home.convert_so()
-    start()
+    start(compile_lease_seconds=2)
     eventually(lambda: app.get(MERGED).json()["state"] == "ready")
     assert len(home.conversions()) == 2
     eventually(lambda: not workspaces(home))
