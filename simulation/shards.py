@@ -52,9 +52,11 @@ def _sizes(settings: DataSettings, devices: int, seed: int, pool: int) -> I64:
     whole = settings.per_device + min(settings.held_out, settings.per_device // 2)
     raw = whole * np.exp(settings.skew * rng.standard_normal(devices) - settings.skew**2 / 2)
     raw *= min(1.0, pool / raw.sum())
-    sizes = np.maximum(raw.astype(np.int64), LEAST + 1)
-    if sizes.sum() > pool:
+    if devices * (LEAST + 1) > pool:
         raise ValueError(f"{pool} examples are too few for {devices} devices; give more data, or fewer devices")
+    sizes = np.maximum(raw.astype(np.int64), LEAST + 1)
+    while sizes.sum() > pool:  # what the least have more than their share, the largest give
+        sizes[sizes.argmax()] -= 1
     return sizes
 
 

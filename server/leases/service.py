@@ -212,19 +212,25 @@ class LeaseService:
         lease = self._leases.seen(device_id, lease_id)
         if lease is None:
             raise _no_lease(lease_id)
-        if lease.ending is not None:
-            raise Gone(f"the lease has ended ({lease.ending}); ask for a new one")
+        self.check(lease)
         return self._starts.file(self._jobs.by_number(lease.job_number))
 
     def hold(self, lease: JobLease) -> None:
         """Extends a lease that is live, or lapsed but still to be had. Raises Gone otherwise."""
+        self.check(lease)
+        if lease.ending is not None:
+            self._revive(lease)
+        self._extend(lease)
+
+    def check(self, lease: JobLease) -> None:
+        """Raises Gone unless a lease is live, or lapsed but still to be had; changes nothing."""
+        if lease.ending is None:
+            return
         if lease.ending is Ending.EXPIRED:
             latest = self._leases.latest_of_job(lease.job_number)
             if latest is lease and self._jobs.by_number(lease.job_number).state is JobState.READY:
-                self._revive(lease)
-        if lease.ending is not None:
-            raise Gone(f"the lease has ended ({lease.ending}); ask for a new one")
-        self._extend(lease)
+                return
+        raise Gone(f"the lease has ended ({lease.ending}); ask for a new one")
 
     def end(self, lease: JobLease, ending: Ending) -> None:
         """Ends a lease; what becomes of its job is the caller's."""

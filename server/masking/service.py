@@ -23,7 +23,7 @@ from server.masking.parameters import masking_parameters
 from server.masking.progress import MaskingProgress
 from server.masking.repository import DatabaseStore, MaskingRepository
 from shared.cohort import RoundState
-from shared.errors import Conflict, Gone, MaskingOut, NotFound
+from shared.errors import Conflict, MaskingOut, NotFound
 from shared.masking.fixed_point import vector_bytes
 from shared.masking.messages import MaskingView, Phase
 from shared.masking.session import MaskingSession
@@ -39,13 +39,12 @@ class MaskingService:
     def view(self, device_id: str, lease_id: str, known: Phase | None) -> tuple[MaskingView, bool]:
         """How the round stands for a device, changing nothing; and whether a phase's time is over.
 
-        Raises NotFound or Gone for a lease that is not live, Conflict for a job of no masked round.
+        Raises NotFound or Gone for a lease that is not the device's any more, Conflict for a job of no masked round.
         """
         lease = LeaseRepository(self._session).seen(device_id, lease_id)
         if lease is None:
             raise NotFound(f"there is no lease {lease_id!r} of this device")
-        if lease.ending is not None:
-            raise Gone(f"the lease has ended ({lease.ending}); ask for a new one")
+        LeaseService(self._session, self._lease_seconds).check(lease)
         found, _ = self._round(self._session.get_one(Job, lease.job_number))
         masked = self._repository.get(found.number)
         if masked is None:

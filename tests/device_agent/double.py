@@ -241,7 +241,7 @@ class ServerDouble:
         )
         self.jobs.append((job, sign_manifest(manifest or program.manifest, key or self.key)))
 
-    def wait_for(self, condition, timeout=60):
+    def wait_for(self, condition, timeout=240):
         """Blocks until `condition()` holds, looked at after every call that arrives."""
         with self.changed:
             assert self.changed.wait_for(condition, timeout), f"{timeout} s passed; calls so far: {self.calls[-10:]}"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from device_agent.errors import NoRunner
-from device_agent.runner_build import build_runner
-from device_agent.runner_place import RunnerPlace
+from device_agent.runner_build import Options, build_locked
+from device_agent.runner_place import RunnerPlace, never
 from device_agent.runner_tools import check_compiler
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +29,8 @@ def built_runner(cache, target):
     place = RunnerPlace(cache.mkdir("runners"))
     with pytest.MonkeyPatch.context() as monkeypatch:
         tools_on_path(monkeypatch)
-        found = place.find() or build_runner(place, print)
-    # A copy: another test session may build other sources meanwhile, and then these go.
-    shutil.copytree(found, target)
+        # Whoever comes meanwhile waits, and builds nothing. A copy: another session's sources may differ.
+        with place.lock():
+            found = place.find() or build_locked(place, print, Options(), never)
+            shutil.copytree(found, target)
     return target

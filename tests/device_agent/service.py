@@ -74,7 +74,7 @@ class Server:
             return
         os.killpg(self._process.pid, signal.SIGTERM)
         try:
-            self._process.wait(20)
+            self._process.wait(60)
         finally:
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -119,6 +119,7 @@ def test_a_device_that_warms_goes_slowly_then_waits_then_goes_on_to_the_same_b(
 def test_a_rule_of_the_job_holds_and_patience_ends(start, server, sensors, rademacher, home, monkeypatch):
     monkeypatch.setattr("device_agent.conduct.PATIENCE_SECONDS", 1.0)
     sensors.now = BATTERY
+    server.lease_seconds = 0.8  # so that heartbeats come while it waits
     server.add_job(rademacher, rules=Rules(charging=True), steps=3)
     daemon = start()
     ended = daemon.run(once=True)

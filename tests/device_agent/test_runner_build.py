@@ -146,7 +146,8 @@ def test_the_runner_and_its_libraries_are_all_that_stays(runner_directory, reque
     total = sum(path.stat().st_size for path in runner_directory.rglob("*") if path.is_file())
     assert total < 20e6
     built = RunnerPlace(request.config.cache.mkdir("runners"))
-    assert {path.name for path in built.directory.iterdir()} <= {built.path.name, "build.log", "lock"}
+    with built.lock():
+        assert {path.name for path in built.directory.iterdir()} <= {built.path.name, "build.log", "lock"}
 
 
 def test_an_installed_executorch_is_found_without_being_imported():

@@ -49,7 +49,7 @@ def server(call, environment, tmp_path):
     yield f"http://127.0.0.1:{port}", token
     os.killpg(process.pid, signal.SIGTERM)
     try:
-        process.wait(20)
+        process.wait(60)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

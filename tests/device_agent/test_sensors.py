@@ -281,15 +281,17 @@ def test_without_logind_a_users_terminal_tells(tmp_path, monkeypatch):
 
 
 def test_a_program_that_is_not_there_fails_or_hangs_says_nothing(monkeypatch):
-    monkeypatch.setattr("device_agent.sensors_linux.ASK_SECONDS", 0.2)
+    monkeypatch.setattr("device_agent.sensors_linux.ASK_SECONDS", 60)
     assert ask(["mobizo-no-such-program"]) is None
     assert ask(["sh", "-c", "echo words; exit 3"]) is None
-    assert ask(["sleep", "60"]) is None
+    with monkeypatch.context() as patch:
+        patch.setattr("device_agent.sensors_linux.ASK_SECONDS", 0.2)
+        assert ask(["sleep", "60"]) is None
     assert ask(["printf", r"\377"]) is None
     assert ask(["echo", "words"]) == "words\n"
 
 
-BURN = "import time\nwhile time.process_time() < 0.3: pass"
+BURN = "import time\nwhile time.process_time() < 0.35: pass"
 
 
 def test_our_childrens_time_is_ours_after_they_ended_too():

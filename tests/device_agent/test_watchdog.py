@@ -1,5 +1,6 @@
 """What systemd hears, on a real datagram socket as systemd's."""
 
+import os
 import socket
 
 import pytest
@@ -27,7 +28,7 @@ def clock():
 def systemd(request, tmp_path):
     """A datagram socket in the file system, and one in Linux's abstract names."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        address = str(tmp_path / "notify") if request.param == "file" else f"@mobizo-test-{tmp_path.name}"
+        address = str(tmp_path / "notify") if request.param == "file" else f"@mobizo-test-{os.getpid()}-{tmp_path.name}"
         listener.bind("\0" + address[1:] if address.startswith("@") else address)
         listener.setblocking(False)
         yield listener, address

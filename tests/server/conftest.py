@@ -43,6 +43,7 @@ from server.http.place import Place
 from server.http.zero_copy import ZeroCopy
 from server.identity import new_id
 from server.leases.models import JobLease
+from server.leases.service import LeaseService
 from server.programs.compilation import CompileQueue
 from server.settings import Settings
 from shared.canonical import sha256_hex
@@ -204,6 +205,11 @@ class Home:
         with self.database.writing() as session:
             late = utc_now() - timedelta(seconds=1)
             session.execute(update(JobLease).where(JobLease.id == lease["id"]).values(expires_at=late))
+
+    def take_back(self):
+        """Notices, as a worker does, which leases have run out."""
+        with self.database.writing() as session:
+            LeaseService(session, self.settings.lease_seconds).take_back_overdue()
 
     def stored_files(self):
         """Names of all files in the store."""

@@ -34,6 +34,12 @@ def test_no_example_is_in_two_places(seed, partition, alpha, skew, devices):
     assert all(len(shard.train) >= 2 and shard.held_out for shard in found)
 
 
+def test_what_small_devices_have_beyond_their_share_comes_from_the_largest():
+    found = shards(120, 20, skew=1.5)
+    assert sum(len(shard.train) + len(shard.held_out) for shard in found) == POOL
+    assert min(len(shard.train) for shard in found) == 2
+
+
 def test_whose_source_has_run_out_takes_of_the_other():
     sources = [index % 10 == 0 for index in range(POOL)]
     found = cut(DataSettings(partition="source", per_device=360, held_out=40), 10, 0, LABELS, sources)

@@ -260,12 +260,14 @@ def test_a_phone_that_is_away_when_asked_to_stop_goes_on(run, expected, engine, 
 
     def cut():
         output.keep()
+        phone.run("kill -STOP $(pidof mobizo-runner)")  # so that it has not ended when it is looked for
         phone.kill()
 
     once, waited = Once(3, cut), []
     message = engine.train(run, lambda told: (once(told), waited.append(told.phase == "waiting")), lambda: any(waited))
     assert message.stopped
     assert phone.run("pidof mobizo-runner") != ""
+    phone.run("kill -CONT $(pidof mobizo-runner)")
     phone.start()
     assert engine.train(run, silent, never).result is not None
     assert same(run, expected)

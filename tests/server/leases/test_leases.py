@@ -5,7 +5,6 @@ import threading
 
 import pytest
 
-from server.leases.service import LeaseService
 from shared.canonical import sha256_hex
 from shared.program import SignedManifest
 from shared.signing import parse_public, verify_manifest
@@ -21,8 +20,7 @@ def expire(home):
     def expire(lease, noticed=True):
         home.let_run_out(lease)
         if noticed:
-            with home.database.writing() as session:
-                LeaseService(session, home.settings.lease_seconds).take_back_overdue()
+            home.take_back()
 
     return expire
 
@@ -258,8 +256,7 @@ def test_a_device_that_waits_keeps_its_lease(home, app, device, lease):
         told = device.post(f"/v1/leases/{lease['id']}/heartbeat", json=waiting).json()
         assert told["job_state"] == "training"
         assert told["expires_at"] > lease["expires_at"]
-    with home.database.writing() as session:
-        LeaseService(session, home.settings.lease_seconds).take_back_overdue()
+    home.take_back()
     job = app.get(f"/v1/jobs/{lease['job']['id']}").json()
     assert (job["state"], job["progress"]["phase"]) == ("training", "waiting")
     assert job["progress"]["why"] == waiting["why"]

@@ -216,6 +216,17 @@ def test_no_update_is_taken_in_clear(masked, problem):
     assert problem(member.complete(), 409, "conflict")["detail"].startswith("no sum")
 
 
+def test_a_device_whose_lease_lapsed_looks_and_goes_on(masked, problem):
+    alice, lease = masked.members["alice"], masked.members["alice"].lease
+    url = f"/v1/leases/{lease['id']}/masking"
+    masked.home.let_run_out(lease)
+    masked.home.take_back()
+    assert alice.actor.get(url).json()["phase"] == "keys"
+    turn(masked, "alice")
+    assert alice.actor.post(f"/v1/leases/{lease['id']}/release").status_code == 200
+    problem(alice.actor.get(url), 410, "lease-ended")
+
+
 def test_what_a_device_may_not_say(masked, problem):
     alice, bob = masked.members["alice"], masked.members["bob"]
     turn(masked, "alice", "bob")
