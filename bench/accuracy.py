@@ -36,7 +36,7 @@ def accuracy(
     full: Annotated[
         bool, typer.Option("--full", help="the paper's steps, grids and sizes; all parts: for a GPU")
     ] = False,
-    part: Annotated[Part | None, typer.Option(help="which tables; default: main, with --full all")] = None,
+    part: Annotated[list[Part] | None, typer.Option(help="which tables; default: main, with --full all")] = None,
     task: Annotated[
         list[str] | None,
         typer.Option(help=f"one or several of {', '.join(TASKS)}; default: movies, with --full products too"),
@@ -68,7 +68,7 @@ def accuracy(
         raise typer.BadParameter("--data needs to know what to read there: say --task")
     kind = "quick" if quick else "full" if full else "plain"
     budget = {"quick": QUICK, "plain": PLAIN, "full": FULL}[kind]
-    part = part or ("all" if full else "main")
+    part = part or ["all" if full else "main"]
     noise = noise or ("gaussian" if full else "rademacher")
     setting = Setting(
         base=base or str(model_file()),
@@ -97,7 +97,7 @@ def accuracy(
             if read.left_out:
                 remark += f" {read.left_out} damaged or unaskable records were left out."
             parts = Parts(runner, budget, found, remark)
-            for one in ("main", "queries", "precision", "variants") if part == "all" else (part,):
+            for one in ("main", "queries", "precision", "variants") if "all" in part else part:
                 notes.print(f"{name}: {one}")
                 getattr(parts, one)()
     write(json_file, found.rows, found.claims, found.tables, found.plots)

@@ -32,7 +32,7 @@ from server.auth.service import TokenService
 from server.db.database import Database
 from server.db.schema import programs
 from server.settings import Delivery, Settings
-from tests.server.nginx import Missing, free_port, nginx
+from tests.server.nginx import Missing, free_ports, nginx
 
 DOWNLOADS, QUICK_DOWNLOADS = 200, 50
 FILE_BYTES, FILES = 25_000_000, 4
@@ -154,11 +154,11 @@ def front(root: Path, settings: Settings, port: int) -> Iterator[tuple[int, int]
     Raises Missing.
     """
     objects = settings.artifacts_path / "objects"
-    plain, accel = free_port(), free_port()
+    plain, accel, unused = free_ports(3)
     shipped = SHIPPED.read_text()
     for old, new in (
         ("server 127.0.0.1:8000;", f"server 127.0.0.1:{port};"),
-        ("listen 80;", f"listen 127.0.0.1:{free_port()};"),
+        ("listen 80;", f"listen 127.0.0.1:{unused};"),
         ("listen 443 ssl;", f"listen 127.0.0.1:{accel};"),
         ("/var/lib/mobizo/server/artifacts/objects/;", f"{objects}/;"),
         ("limit_conn mobizo_downloads 32;", ""),  # all readers have one address
