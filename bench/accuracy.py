@@ -9,6 +9,7 @@ equal compute; the examples that they saw differ and stand in the tables.
 from __future__ import annotations
 
 import tempfile
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,7 +23,17 @@ from bench.result import write
 from bench.step import notes
 from shared.errors import MobizoError
 
-Part = Literal["main", "queries", "precision", "variants", "all"]
+
+class Part(StrEnum):
+    """Tables that are made together; their names are methods of `Parts`, but for the last."""
+
+    MAIN = "main"
+    QUERIES = "queries"
+    PRECISION = "precision"
+    VARIANTS = "variants"
+    ALL = "all"
+
+
 REMARKS = {
     "quick": "A quick run of a handful of steps: it shows that everything runs, not how well anything learns.",
     "plain": "A short run for a CPU, its learning rates larger than the paper's, whose runs have 20,000 steps.",
@@ -68,7 +79,7 @@ def accuracy(
         raise typer.BadParameter("--data needs to know what to read there: say --task")
     kind = "quick" if quick else "full" if full else "plain"
     budget = {"quick": QUICK, "plain": PLAIN, "full": FULL}[kind]
-    part = part or ["all" if full else "main"]
+    part = part or [Part.ALL if full else Part.MAIN]
     noise = noise or ("gaussian" if full else "rademacher")
     setting = Setting(
         base=base or str(model_file()),
@@ -97,7 +108,7 @@ def accuracy(
             if read.left_out:
                 remark += f" {read.left_out} damaged or unaskable records were left out."
             parts = Parts(runner, budget, found, remark)
-            for one in ("main", "queries", "precision", "variants") if "all" in part else part:
+            for one in [each for each in Part if each is not Part.ALL] if Part.ALL in part else part:
                 notes.print(f"{name}: {one}")
                 getattr(parts, one)()
     write(json_file, found.rows, found.claims, found.tables, found.plots)
