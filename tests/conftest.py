@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,9 @@ def pytest_configure():
     """
     if runs_programs(MEMORY) and shutil.disk_usage(MEMORY).free > ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+    # A shell's background jobs ignore Ctrl-C, and so would every command that tests press it in.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def runs_programs(directory):
