@@ -108,7 +108,7 @@ def accuracy(
             if read.left_out:
                 remark += f" {read.left_out} damaged or unaskable records were left out."
             parts = Parts(runner, budget, found, remark)
-            for one in [each for each in Part if each is not Part.ALL] if Part.ALL in part else part:
+            for one in (each for each in Part if each is not Part.ALL and {each, Part.ALL} & {*part}):
                 notes.print(f"{name}: {one}")
                 getattr(parts, one)()
     write(json_file, found.rows, found.claims, found.tables, found.plots)

@@ -109,7 +109,7 @@ class MultipartUploads:
         headers["authorization"] = (
             f"AWS4-HMAC-SHA256 Credential={access.key_id}/{scope}, SignedHeaders={names}, Signature={signature}"
         )
-        return Request(f"{self._base}{path}?{line}", method=method, headers=headers)  # noqa: S310
+        return Request(f"{self._base}{path}?{line}", method=method, headers=headers)  # noqa: S310 - as above
 
 
 def _text(answer: str, name: str) -> str:

@@ -57,6 +57,7 @@ def _write_ahead(connection: Any, lock_seconds: float) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # of an extended code, its kind
+            if not busy or time.monotonic() > deadline:
                 raise
             time.sleep(_PAUSE_SECONDS)
