@@ -1,10 +1,10 @@
-# One image for server, worker and agent. Not built where it was written: there is no container engine there.
+# One image for server, worker and agent. It was not built on the development machine, which has no container engine.
 FROM python:3.11.14-slim-trixie AS build
 
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 RUN python -m venv /opt/mobizo
-# What changes seldom comes first: dependencies are installed anew only when they change.
+# Files that rarely change are copied first, so that the dependencies are reinstalled only when they change.
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY examples/data/LICENSE-vaderSentiment.txt examples/data/
 COPY shared shared
@@ -15,7 +15,7 @@ COPY simulation simulation
 RUN /opt/mobizo/bin/pip install --constraint constraints.txt '.[server,python-runtime]' \
     && /opt/mobizo/bin/pip uninstall --yes pip
 
-# No compiler, no pip, no sources: what runs, and PostgreSQL's client programs for `mobizo-server backup`.
+# The final image has no compiler, no pip and no sources. PostgreSQL's client programs are for `mobizo-server backup`.
 FROM python:3.11.14-slim-trixie
 
 RUN apt-get update \

@@ -6,9 +6,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 ARGS ?=
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 help: ## Show this help
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make .venv with everything (torch CPU, ExecuTorch, server, agent, tests, a small model)
 
@@ -23,8 +24,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## Personalize a real 135M model end to end: server, agent, adapter, table (under 15 minutes)
 	$(BIN)/python examples/demo.py $(ARGS)
 
-test: setup ## Run every test (unit, integration, and acceptance on the real model); ARGS='-m "not acceptance"' for the quick ones
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+test: setup ## Run unit and integration tests, and the whole loop once on the real model (about 20 minutes on 2 cores)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-slow: setup ## Run the tests that `make test` leaves out
+	$(PYTEST) -m slow $(ARGS)
+
+test-all: setup ## Run every test
+	$(PYTEST) $(ARGS)
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .
@@ -37,4 +44,4 @@ bench: setup ## Measure: make bench ARGS='step --json step.json'
 clean: ## Remove .venv and what the demo left
 	rm -rf $(VENV) .demo demo-report.json
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test test-slow test-all lint bench clean

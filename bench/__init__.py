@@ -1,1 +1,1 @@
-"""What we claim, measured: `python -m bench NAME --json FILE`. Speed is a ratio of two things timed in one run."""
+"""Benchmarks: `python -m bench NAME --json FILE` measures what README and docs claim. See docs/benchmarks.md."""

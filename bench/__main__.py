@@ -1,42 +1,54 @@
-"""`python -m bench`: one subcommand per benchmark."""
+"""`python -m bench NAME --json FILE`: one command per benchmark."""
 
-from __future__ import annotations
+from collections.abc import Callable
 
 import typer
 
-from bench.accuracy import accuracy
-from bench.agent import agent
-from bench.end_to_end import end_to_end
-from bench.federation import federation
+from bench.accuracy.command import accuracy
+from bench.agent.command import agent
+from bench.end_to_end.command import end_to_end
+from bench.end_to_end.options import options
+from bench.federation.command import federation
 from bench.figures import figures
-from bench.options import compare
 from bench.padding import padding
 from bench.precision import precision
-from bench.registry import registry
-from bench.report import report
-from bench.server import server
-from bench.step_command import step
-from bench.variance import variance
+from bench.registry import downloads as directories
+from bench.registry import publish, replay, scoring
+from bench.runner import Parts, command_of
+from bench.server import downloads, kills, polls, queries
+from bench.step.command import step
+from bench.variance.command import variance
+
+SERVER: Parts = {
+    "polls": polls.measure,
+    "downloads": downloads.measure,
+    "queries": queries.measure,
+    "kills": kills.measure,
+}
+REGISTRY: Parts = {
+    "publish": publish.measure,
+    "downloads": directories.measure,
+    "scoring": scoring.measure,
+    "replay": replay.measure,
+}
+COMMANDS: dict[str, Callable[..., None]] = {
+    "step": step,
+    "precision": precision,
+    "accuracy": accuracy,
+    "end-to-end": end_to_end,
+    "options": options,
+    "variance": variance,
+    "padding": padding,
+    "agent": agent,
+    "server": command_of(SERVER, "Load the server with devices, downloads and jobs, and kill it at random points."),
+    "registry": command_of(REGISTRY, "Publish, download, score and replay adapters."),
+    "federation": federation,
+    "figures": figures,
+}
 
 app = typer.Typer(help="Measure what README and docs claim.", no_args_is_help=True)
-app.command()(step)
-app.command()(precision)
-app.command()(padding)
-app.command()(accuracy)
-app.command("end-to-end")(end_to_end)
-app.command("options")(compare)
-app.command()(variance)
-app.command()(agent)
-app.command()(server)
-app.command()(registry)
-app.command()(federation)
-app.command()(report)
-app.command()(figures)
-
-
-@app.callback()
-def bench() -> None:
-    """Measure what README and docs claim."""
+for name, command in COMMANDS.items():
+    app.command(name)(command)
 
 
 if __name__ == "__main__":

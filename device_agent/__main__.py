@@ -1,5 +1,5 @@
 """`python -m device_agent` is `mobizo-agent`."""
 
-from device_agent.cli import main
+from device_agent.cli.main import main
 
 main()

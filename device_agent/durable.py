@@ -1,34 +1,62 @@
-"""Files that are whole or absent, whatever moment the power goes. Knows nothing of what they hold."""
+"""Atomic, durable file writes, and errors of a full disk.
+
+After a power cut a file is either complete or absent.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from device_agent.errors import DoesNotFit
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_durably(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Replaces the file at `path` by `data`: written aside, synced, renamed, and the rename synced."""
+    """Replaces the file at `path` by `data`: writes a temporary file, syncs it, renames it and syncs the directory."""
     write_pieces(path, (data,), mode)
 
 
 def write_pieces(path: Path, pieces: Iterable[bytes], mode: int = 0o600) -> None:
-    """As `write_durably`, of a file that comes in pieces."""
-    aside = path.with_name(path.name + ".new")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    """Replaces the file at `path` by the concatenated pieces; see `write_durably`."""
+    temporary = path.with_name(path.name + ".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "wb") as file:
         for piece in pieces:
             file.write(piece)
         file.flush()
         os.fsync(file.fileno())
-    aside.replace(path)
+    temporary.replace(path)
     sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:
-    """Makes the names in a directory survive a power cut."""
+    """Syncs a directory, so that renames in it survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def disk_full_as_does_not_fit() -> Iterator[None]:
+    """Turns the OSError of a full disk into DoesNotFit, after which the run resumes from its journal."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_FULL:
+            raise
+        raise DoesNotFit("the disk is full; free some space and the run resumes where it stopped") from error
+
+
+def describe_os_error(error: OSError) -> str:
+    """Returns one line that describes an OSError, with a remedy for a full disk."""
+    where = f" ({error.filename})" if error.filename else ""
+    if error.errno in _DISK_FULL:
+        return f"the disk is full{where}; free some space; the job is then retried and completed steps are kept"
+    return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""This process's memory and the machine's, from the kernel. Knows nothing of what uses it."""
+"""Memory use of this process and of the machine, in bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import resource
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]  # the package ships no types
+import psutil
 
 _STATUS = Path("/proc/self/status")
 _MAPS = Path("/proc/self/maps")
@@ -23,33 +23,32 @@ def _status_bytes(name: str) -> int | None:
 
 
 def peak_rss_bytes() -> int:
-    """The most resident memory this process has had.
+    """Returns the peak resident memory of this process.
 
-    VmHWM rather than getrusage where there is one: Linux hands ru_maxrss down from the parent through exec.
+    Reads VmHWM if available, because on Linux a process inherits getrusage's ru_maxrss from its parent through exec.
     """
     return _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def rss_bytes() -> int:
-    """Resident memory of this process now."""
+    """Returns the current resident memory of this process."""
     return _status_bytes("VmRSS") or peak_rss_bytes()
 
 
 def spare_bytes() -> int:
-    """Memory that the machine could give now without swapping."""
+    """Returns the memory that the machine can allocate without swapping."""
     return int(psutil.virtual_memory().available)
 
 
 def total_bytes() -> int:
-    """Memory of the machine."""
+    """Returns the machine's total memory."""
     return int(psutil.virtual_memory().total)
 
 
-def drop_idle_code() -> None:
-    """Gives back the pages of libraries' machine code, which is read from its file again where it runs again.
+def release_code_pages() -> None:
+    """Releases the resident pages of shared libraries' code; the kernel reloads them from file when needed.
 
-    Importing torch runs some 50 MB of code once, which would else count for the process's whole life. Does nothing
-    where the kernel is not Linux.
+    Importing torch touches about 50 MB of code that is not used again. Does nothing on other systems than Linux.
     """
     try:
         maps = _MAPS.read_text().splitlines()
@@ -59,7 +58,7 @@ def drop_idle_code() -> None:
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for line in maps:
         addresses, permissions, *rest = line.split(maxsplit=5)
-        # Code is never written, so its pages hold nothing that the file does not.
+        # Code pages are read-only, so the file holds the same bytes.
         if permissions == "r-xp" and rest[-1].endswith(".so"):
             first, last = (int(address, 16) for address in addresses.split("-"))
             madvise(first, last - first, _MADV_DONTNEED)

@@ -20,7 +20,7 @@ WORDS = (" terrible", " great")  # the answers of the paper's SST-2 template
 
 
 def answer(model: Any, tokenizer: Any, sentence: str) -> tuple[str, float]:
-    """The likelier answer and its probability among the two."""
+    """Returns the more likely answer and its probability among the two."""
     ids = [tokenizer(word, add_special_tokens=False).input_ids[0] for word in WORDS]
     with torch.no_grad():
         logits = model(**tokenizer(f"{sentence} It was", return_tensors="pt")).logits[0, -1]

@@ -1,7 +1,7 @@
 """The whole loop on one machine: server and agent as two processes over HTTP, one real model, one real adapter.
 
 Starts `mobizo-server` on a free loopback port and `mobizo-agent` beside it, submits a job (SmolLM2-135M-Instruct,
-movie reviews, the paper's SST-2 template), shows its progress, pulls the adapter back as a PEFT directory and
+movie reviews, the paper's SST-2 template), shows its progress, downloads the adapter as a PEFT directory and
 classifies a few sentences with stock transformers and peft. Everything it started is stopped at the end.
 """
 
@@ -25,8 +25,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mobizo.client import Client
-from mobizo.live import show_live
+from mobizo import Client
+from mobizo.cli.progress import show_job_progress
 from shared.errors import MobizoError
 from shared.job import JobRequest, JobState, JobView, TrainingSettings
 from shared.recipe import RecipeSettings
@@ -36,7 +36,7 @@ BIN = Path(sys.executable).parent
 DATA = ROOT / "examples" / "data" / "movie_reviews"
 BASE = "smollm2-135m-instruct"
 START_SECONDS = 120
-ANNOUNCED = re.compile(r"answers on \S*?(https?://[\w.:]+)")
+ANNOUNCED = re.compile(r"listening on \S*?(https?://[\w.:]+)")
 STOP_SECONDS = 15
 SENTENCES = (
     "A warm, funny, beautifully acted film that stays with you.",
@@ -46,18 +46,25 @@ SENTENCES = (
     "Not nearly as clever as it thinks it is.",
     "It left me grinning all the way home.",
 )
-# v_proj alone carries most of this task's gradient, and 36 tokens hold four sentences in five whole (longer ones lose
-# their beginning); docs/paper.md says where this differs from the paper's setting.
+# v_proj alone contributes most of this task's gradient, and 36 tokens are enough for four of five sentences (longer
+# sentences are truncated at the beginning). docs/paper.md lists the differences from the paper's setting.
 RECIPE = RecipeSettings(targets=("v_proj",), queries=4, effective_batch=4, sequence_length=36, loss="candidates")
+VALIDATION_LIMIT = 300
 TRAINING = TrainingSettings(
-    steps=400, lr=1.2e-2, schedule="cosine", eps=1e-2, evaluation_interval=80, validation_limit=300, test_limit=500
+    steps=400,
+    lr=1.2e-2,
+    schedule="cosine",
+    eps=1e-2,
+    evaluation_interval=80,
+    validation_limit=VALIDATION_LIMIT,
+    test_limit=500,
 )
 
 console = Console(highlight=False)
 
 
 class Processes:
-    """The processes of the demo, each in its own group, all of them stopped on leaving."""
+    """The processes of the demo, each in its own process group. All are stopped at the end of the context."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
@@ -74,13 +81,13 @@ class Processes:
         for _name, process in self._running:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(deadline - time.monotonic(), 0.1))
-            # The leader may be gone and a child not: the group gets the last word.
+            # A child may outlive the group leader, so the whole group is killed.
             _signal_group(process, signal.SIGKILL)
             process.wait()
 
     def start(self, name: str, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
-        """Starts a process whose output goes to a log file of its name."""
-        # Ctrl-C between the start and the note would leave a process that nobody stops: it waits.
+        """Starts a process whose output goes to a log file with its name."""
+        # SIGINT is blocked until the process is recorded, so that Ctrl-C cannot leave it running.
         pressed: list[bool] = []
         before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
         try:
@@ -94,7 +101,7 @@ class Processes:
         return process
 
     def check(self) -> None:
-        """Raises MobizoError if one of them has ended, with the end of its log."""
+        """Raises MobizoError, with the end of its log, if one of the processes has ended."""
         for name, process in self._running:
             if process.poll() is not None:
                 tail = (self._logs / f"{name}.log").read_text(errors="replace")[-2000:]
@@ -123,18 +130,18 @@ def _run(command: list[str], env: dict[str, str]) -> str:
 
 
 def _url_when_ready(log: Path, processes: Processes) -> str:
-    """Where the server answers, as it says once it does."""
+    """Waits until the server is listening and returns its URL."""
     deadline = time.monotonic() + START_SECONDS
     while (said := ANNOUNCED.search(log.read_text())) is None:
         processes.check()
         if time.monotonic() > deadline:
-            raise MobizoError(f"the server has said nothing for {START_SECONDS} seconds")
+            raise MobizoError(f"the server did not start within {START_SECONDS} seconds")
         time.sleep(0.2)
     return said[1]
 
 
 def classify(adapter: Path, logs: Path) -> list[tuple[str, str, str]]:
-    """(sentence, answer without, answer with the adapter), by stock transformers and peft on the same base."""
+    """Returns (sentence, answer without the adapter, answer with it), from transformers and peft on the same base."""
     command = [sys.executable, str(ROOT / "examples" / "classify.py"), str(_gguf()), str(adapter), *SENTENCES]
     with (logs / "classify.log").open("wb") as log:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, check=False)
@@ -148,8 +155,8 @@ def _report(client: Client, job: JobView, seconds: float) -> dict[str, Any]:
     result = job.result
     if result is None or job.adapter_version is None:
         raise MobizoError(f"job {job.id} succeeded without a result")
-    manifest = client.program(job.recipe_id).manifest
-    version = client.version(job.request.adapter, job.adapter_version)
+    manifest = client.programs.get(job.recipe_id).manifest
+    version = client.adapters.version(job.request.adapter, job.adapter_version)
     return {
         "base_model": job.request.base,
         "recipe_id": job.recipe_id,
@@ -166,12 +173,12 @@ def _report(client: Client, job: JobView, seconds: float) -> dict[str, Any]:
         "trainable_parameters": manifest.size,
         "adapter": f"{version.adapter}/{version.version}",
         "device_peak_rss_bytes": result.peak_rss_bytes,
-        "server_peak_rss_bytes": client.usage()["peak_rss_bytes"],
+        "server_peak_rss_bytes": client.server.usage().peak_rss_bytes,
     }
 
 
 def _print_results(report: dict[str, Any], classified: list[tuple[str, str, str]]) -> None:
-    table = Table("sentence", "without adapter", "with adapter", title="Stock transformers + peft, adapter pulled back")
+    table = Table("sentence", "without adapter", "with adapter", title="Stock transformers + peft, adapter downloaded")
     for row in classified:
         table.add_row(*row)
     console.print(table)
@@ -187,10 +194,12 @@ def _stopped(number: int, _frame: FrameType | None) -> None:
 
 
 def demo(
-    report: Annotated[Path, typer.Option(help="where the report is written")] = Path("demo-report.json"),
-    directory: Annotated[Path, typer.Option(help="state and logs; emptied first")] = Path(".demo"),
+    report: Annotated[Path, typer.Option(help="file of the report")] = Path("demo-report.json"),
+    directory: Annotated[Path, typer.Option(help="directory for state and logs; emptied first")] = Path(".demo"),
     steps: Annotated[int, typer.Option(min=1, help="training steps")] = TRAINING.steps,
-    test_limit: Annotated[int, typer.Option(min=1, help="test sentences")] = 500,
+    test_limit: Annotated[
+        int, typer.Option(min=1, help="number of test sentences; also the maximum number of validation sentences")
+    ] = 500,
 ) -> None:
     """Personalize SmolLM2-135M on movie reviews, end to end."""
     signal.signal(signal.SIGTERM, _stopped)
@@ -225,12 +234,13 @@ def _demo(report_path: Path, directory: Path, steps: int, test_limit: int) -> No
         url = _url_when_ready(directory / "logs" / "server.log", processes)
         client = stack.enter_context(Client(url, operator))
         console.print(f"  listening on {url}")
-        console.print("[bold]device[/bold]: enrols with a one-time token, then waits for jobs")
-        token = client.enrolment().token
+        console.print("[bold]device[/bold]: enrolls with a one-time token and waits for jobs")
+        token = client.devices.create_enrollment_token().token
         _run([agent, "enroll", "--server", url, "--token", token, "--name", "demo-device"], env)
         processes.start("agent", [agent, "run", "--data", f"movie_reviews={DATA}"], env)
-        training = TRAINING.model_copy(update={"steps": steps, "test_limit": test_limit})
-        job = client.submit(
+        limits = {"test_limit": test_limit, "validation_limit": min(test_limit, VALIDATION_LIMIT)}
+        training = TRAINING.model_copy(update={"steps": steps, **limits})
+        job = client.jobs.submit(
             JobRequest(
                 base=BASE,
                 user="alice",
@@ -242,14 +252,14 @@ def _demo(report_path: Path, directory: Path, steps: int, test_limit: int) -> No
             )
         )
         console.print(f"[bold]job[/bold]: {job.id} (recipe {job.recipe_id[:12]})")
-        job = show_live(client, job.id, console)
+        job = show_job_progress(client, job.id, console)
         if job.state is not JobState.SUCCEEDED:
             processes.check()
             raise MobizoError(f"the job is {job.state}: {job.error.detail if job.error else 'no reason given'}")
-        pulled = directory / "adapter"
-        # This very version: one that did not get better is held, and `main` is not it.
-        client.pull(job.request.adapter, pulled, job.adapter_version or "main")
-        classified = classify(pulled, directory / "logs")
+        downloaded = directory / "adapter"
+        # The exact version, because a version that did not improve is held and not `main`.
+        client.adapters.download(job.request.adapter, downloaded, job.adapter_version or "main")
+        classified = classify(downloaded, directory / "logs")
         report = _report(client, job, time.monotonic() - began)
     report_path.write_text(json.dumps(report, indent=2) + "\n")
     _print_results(report, classified)

@@ -1,10 +1,11 @@
-"""The client: submit personalization jobs, watch them, pull the adapters they make, and put them to use."""
+"""The Python client of a mobizo server: submit personalization jobs, watch them, download and use adapters."""
 
-from mobizo.client import Client, Event
-from mobizo.pins import Pins
-from mobizo.pulling import Format
+from mobizo.client import Client
+from mobizo.downloads import Format
+from mobizo.pinned_keys import PinnedKeys
+from mobizo.resources.jobs import Event
 from shared.errors import MobizoError
-from shared.job import JobRequest, JobState, JobView
+from shared.job import JobRequest, JobState, JobSummary, JobView
 from shared.registry import AdapterManifest, ApprovalRule, VersionState
 from shared.scoring import GenerateRequest, GenerateResult, ScoreRequest, ScoreResult
 
@@ -18,9 +19,10 @@ __all__ = [
     "GenerateResult",
     "JobRequest",
     "JobState",
+    "JobSummary",
     "JobView",
     "MobizoError",
-    "Pins",
+    "PinnedKeys",
     "ScoreRequest",
     "ScoreResult",
     "VersionState",

@@ -1,69 +1,63 @@
-"""What every part of the client shares: one server, one token, pages, things made once. Knows no noun."""
+"""The connection that all resources of a client share: JSON requests, paginated lists, idempotent creation."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from mobizo.pins import Pins
-from shared.protocol import Page, ServerInfo
-from shared.succession import ServerKeys
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from mobizo.pinned_keys import PinnedKeys
+from shared.key_rotation import ServerKeys
+from shared.protocol import Page
 from shared.transport import Transport
 
 
 class Connection:
-    """One server, seen by one token."""
+    """HTTP connection to one server with one token, and the signing keys that the client trusts."""
 
-    def __init__(self, server: str, token: str, *, pins: Pins | None = None) -> None:
-        """server: base URL, such as http://127.0.0.1:8000. token: an app's or operator's token.
-
-        pins: keys that the server may sign with; by default the one that it shows first, for this object's life.
-        """
-        self._transport = Transport(server, token)
-        self._pins = pins or Pins()
-        self.address = server.rstrip("/")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __init__(self, base_url: str, token: str, pinned_keys: PinnedKeys) -> None:
+        """base_url: address of the server. Raises Unreachable if `base_url` is not a URL."""
+        self.transport = Transport(base_url, token)
+        self.base_url = base_url.rstrip("/")
+        self._pinned_keys = pinned_keys
 
     def close(self) -> None:
         """Closes the connection."""
-        self._transport.close()
+        self.transport.close()
 
-    def server(self) -> ServerInfo:
-        """Version and public key of the server."""
-        return ServerInfo.model_validate(self._get("/v1/server"))
+    def get(self, path: str, **params: Any) -> Any:
+        """Returns the JSON body of a GET. Query parameters that are None are left out."""
+        return self.send("GET", path, **params)
 
-    def keys(self) -> ServerKeys:
-        """The key that the server signs with now, and the statements of the keys before it that lead there."""
-        return ServerKeys.model_validate(self._get("/v1/server/keys"))
+    def send(self, method: str, path: str, body: Any = None, **params: Any) -> Any:
+        """Sends `body` as JSON and returns the JSON body of the response; query parameters of None are left out.
 
-    def usage(self) -> dict[str, Any]:
-        """What the server has used so far (operator): `peak_rss_bytes`."""
-        usage: dict[str, Any] = self._get("/v1/server/usage")
-        return usage
+        The request is retried if the connection fails, so sending it twice must have the effect of sending it once.
+        """
+        query = {name: value for name, value in params.items() if value is not None}
+        return self.transport.request(method, path, json=body, params=query or None).json()
 
-    def _get(self, path: str, **params: Any) -> Any:
-        given = {name: value for name, value in params.items() if value is not None}
-        return self._transport.request("GET", path, params=given or None).json()
-
-    def _make(self, path: str, body: Any = None) -> Any:
-        """A POST that is tried again where no answer came: the server does once what comes with one key."""
+    def create(self, path: str, body: Any = None) -> Any:
+        """POSTs `body` with an idempotency key, so that a retry creates nothing twice; returns the JSON response."""
         headers = {"Idempotency-Key": str(uuid.uuid4())}
-        return self._transport.request("POST", path, json=body, headers=headers).json()
+        return self.transport.request("POST", path, json=body, headers=headers).json()
 
-    def _pages(self, path: str, **params: Any) -> Iterator[Any]:
+    def pages(self, path: str, **params: Any) -> Iterator[Any]:
+        """Yields the items of a paginated list; fetches the next page when it is needed."""
         cursor: str | None = None
         while True:
-            page = Page[Any].model_validate(self._get(path, **params, cursor=cursor))
+            page = Page[Any].model_validate(self.get(path, **params, cursor=cursor))
             yield from page.items
             if page.next is None:
                 return
             cursor = page.next
+
+    def server_keys(self) -> ServerKeys:
+        """Returns the server's current signing key and the signed statements by which older keys name it."""
+        return ServerKeys.model_validate(self.get("/v1/server/keys"))
+
+    def trusted_key(self, key_id: str) -> Ed25519PublicKey:
+        """Returns the trusted key with this id. Raises Untrusted if the client does not trust such a key."""
+        return self._pinned_keys.key(self.base_url, key_id, self.server_keys)

@@ -11,65 +11,72 @@ from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from starlette.types import Lifespan
 
-from server.adapters import changes, rules
-from server.adapters import endpoints as adapters
-from server.artifacts.opening import open_artifacts
-from server.assignments import endpoints as assignments
-from server.auth import endpoints as access
-from server.calibrations import endpoints as calibrations
+from server.catalog.calibrations import endpoints as calibrations
+from server.catalog.runner_builds import endpoints as runner_builds
 from server.clock import utc_now
-from server.cohorts import endpoints as cohorts
-from server.db.database import Database
-from server.db.revisions import prepare
-from server.devices import endpoints as devices
-from server.devices import joining
-from server.formats import endpoints as formats
-from server.history import endpoints as history
-from server.http.envelope import Envelope
-from server.http.openapi import describe
-from server.http.place import Place
-from server.http.problems import add_problem_handlers
-from server.hub import endpoints as hub
-from server.info import endpoints as info
+from server.database.database import Database
+from server.database.revisions import prepare
+from server.federation import endpoints as cohorts
+from server.federation.privacy import endpoints as privacy
+from server.federation.secure_aggregation import endpoints as secure_aggregation
+from server.identity import endpoints as identity
+from server.identity.devices import endpoints as devices
+from server.identity.devices import enrollment as enrollment
+from server.identity.services import make_last_used
+from server.identity.signing_keys import endpoints as signing_keys
+from server.identity.signing_keys.files import load_key
+from server.identity.signing_keys.service import prepare_keys
+from server.inference import endpoints as inference
+from server.inference.scorer import make_scorer
 from server.jobs import endpoints as jobs
-from server.keys import load_key
-from server.leases import endpoints as leases
-from server.masking import endpoints as masking
-from server.metrics import endpoints as metrics
-from server.metrics.meter import Meter
-from server.privacy import endpoints as privacy
+from server.jobs.events import make_event_feed
+from server.jobs.leases import endpoints as leases
+from server.operations.health import endpoints as health
+from server.operations.metrics import endpoints as metrics
+from server.operations.metrics.middleware import Meter
 from server.programs import endpoints as programs
-from server.runners import endpoints as runners
-from server.scoring import endpoints as scoring
+from server.registry import approval_endpoints as approval
+from server.registry import decision_endpoints as decisions
+from server.registry import endpoints as adapters
+from server.registry.adapter_grants import endpoints as adapter_grants
+from server.registry.exports import endpoints as exports
+from server.registry.hub import endpoints as hub
+from server.registry.trajectories import endpoints as trajectories
+from server.results import endpoints as results
 from server.settings import Settings
-from server.succession import endpoints as succession
-from server.succession.service import prepare_keys
-from server.work.engine import prepare_engine
+from server.storage.opening import open_artifacts
+from server.tasks.engine import prepare_engine
+from server.web.middleware import Envelope
+from server.web.openapi import describe
+from server.web.problems import add_problem_handlers
+from server.web.state import AppState
+from server.wiring import wire
 
 API_VERSION = "1"  # of the routes under /v1; the release is what GET /v1/server says
 # The Hub's addresses begin with names of tenants, so they come after all others.
 SLICES = (
-    info,
-    succession,
+    health,
+    signing_keys,
     metrics,
-    access,
+    identity,
     devices,
-    joining,
+    enrollment,
     jobs,
     leases,
-    masking,
+    results,
+    secure_aggregation,
     privacy,
     programs,
-    runners,
+    runner_builds,
     calibrations,
     adapters,
-    changes,
-    rules,
-    assignments,
+    decisions,
+    approval,
+    adapter_grants,
     cohorts,
-    formats,
-    scoring,
-    history,
+    exports,
+    inference,
+    trajectories,
     hub,
 )
 
@@ -97,6 +104,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     Raises Unavailable if the home has no signing key, SchemaBehind if its database is for others to bring up.
     """
+    wire()
     key = load_key(settings.key_path)
     database = Database(settings.url, settings.tuning)
     prepare(database.engine, settings.migrate_at_start)
@@ -105,18 +113,19 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        place: Place = app.state.place
-        noting = asyncio.create_task(place.uses.keep_writing(place.database))
+        state: AppState = app.state.mobizo
+        noting = asyncio.create_task(state.get(make_last_used).keep_writing(state.database))
         if settings.scorer == "eager":
-            await place.scorer.start()
+            await state.get(make_scorer).start()
         yield
-        await place.scorer.close()
+        await state.get(make_scorer).close()
+        await state.get(make_event_feed).close()
         noting.cancel()
-        await run_in_threadpool(place.uses.write, place.database)
+        await run_in_threadpool(state.get(make_last_used).write, state.database)
         database.close()
 
     app = create_api(lifespan)
-    app.state.place = Place(settings, database, open_artifacts(settings), key.public_key(), utc_now())
+    app.state.mobizo = AppState(settings, database, open_artifacts(settings), key.public_key(), utc_now())
     app.add_middleware(Envelope, settings=settings)
     app.add_middleware(Meter)
     return app

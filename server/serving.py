@@ -1,9 +1,8 @@
-"""Running the application: a listening socket, uvicorn, the workers beside it, and an orderly stop.
+"""Runs the application: a listening socket, uvicorn, the worker processes, and an orderly stop.
 
-Knows no routes; what it would be unsafe with, server.safety says.
-
-The stop: no connection is accepted any more, who waits is answered at once, requests under way have the grace to end,
-and meanwhile the workers give back what they compile. A second signal ends the process where it stands.
+`server.operations.safety` rejects unsafe settings before. On a signal the server accepts no connection any more,
+answers waiting requests at once, and gives requests in progress the grace to end, while the workers release their
+tasks. A second signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -20,43 +19,50 @@ import structlog
 import uvicorn
 
 from server.app import create_app
-from server.fleet import worker_fleet
-from server.http.place import Place
-from server.http.zero_copy import ZeroCopy
-from server.metrics.listener import metrics_listener
-from server.safety import Tls
+from server.operations.fleet import worker_fleet
+from server.operations.metrics.exposition import make_exposition
+from server.operations.metrics.listener import metrics_listener
+from server.operations.safety import Tls
 from server.settings import Settings
+from server.web.connections import (
+    KEEP_ALIVE_SECONDS,
+    ConnectionLimits,
+    DeadlineProtocol,
+    Listener,
+    raise_descriptor_limit,
+)
+from server.web.state import AppState
+from server.web.zero_copy import ZeroCopy
 from shared.errors import Unavailable
 
-KEEP_ALIVE_SECONDS = 30
 _log = structlog.get_logger()
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises Unavailable if the address cannot be had."""
+def listen(host: str, port: int, limits: ConnectionLimits) -> Listener:
+    """Returns a listening socket. Raises Unavailable if the address is taken or is not this machine's."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise Unavailable(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
-    # Connections have it from here; asyncio sets it only on sockets that name their protocol. Without it the end of an
-    # answer waits until the client has confirmed its beginning, which clients put off by 40 ms.
+    # Connections inherit it; asyncio sets it only on sockets that name their protocol. Without it the end of a response
+    # waits until the client has acknowledged its beginning, which clients delay by 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listening
+    return Listener(listening, limits)
 
 
 class _Uvicorn(uvicorn.Server):
     announce: Callable[[], None]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begins to answer, and says so."""
+        """Begins to answer, and announces it."""
         await super().startup(sockets)
         if self.started:
             self.announce()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves signals to us: uvicorn would raise them again before the workers are stopped."""
+        """Leaves signals to `serve`: uvicorn would raise them again before the workers are stopped."""
         yield
 
 
@@ -66,24 +72,25 @@ async def serve(settings: Settings, tls: Tls | None, workers: int, announce: Cal
     announce: called with the URL once requests are answered.
     """
     app = create_app(settings)
-    # What has been made by now stays as long as the process: a full collection need not walk it, which would stop every
-    # request for a tenth of a second.
+    # What exists by now lives as long as the process. A full collection would walk through it and stop every request
+    # for a tenth of a second.
     gc.collect()
     gc.freeze()
-    listening = listen(settings.host, settings.port)
+    raise_descriptor_limit()
+    listening = listen(settings.host, settings.port, ConnectionLimits.of(settings))
     server = _Uvicorn(
         uvicorn.Config(
             ZeroCopy(app),
             log_config=None,
             access_log=False,
             server_header=False,
-            # Nobody is believed about whose request it is, but the proxies that the operator named.
+            http=DeadlineProtocol,
+            # Only the proxies that the operator named may state whose request they forward.
             proxy_headers=bool(settings.forwarded_allow_ips),
             forwarded_allow_ips=settings.forwarded_allow_ips,
             ssl_certfile=tls.certificate if tls else None,
             ssl_keyfile=tls.key if tls else None,
             timeout_graceful_shutdown=settings.grace_seconds,
-            # Longer than the pause between a device's heartbeats, which would else connect anew for each.
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
         )
     )
@@ -92,21 +99,21 @@ async def serve(settings: Settings, tls: Tls | None, workers: int, announce: Cal
     url = f"{'https' if tls else 'http'}://{host}:{listening.getsockname()[1]}"
     server.announce = lambda: announce(url)
 
-    place: Place = app.state.place
+    state: AppState = app.state.mobizo
     async with worker_fleet(settings, workers) as fleet:
 
         def stop(number: int) -> None:
-            if place.closing.begun:
-                # The workers die with this process, and what they compile is another's when its time is over.
+            if state.shutdown.begun:
+                # The workers die with this process; their tasks are taken over once their leases end.
                 os._exit(128 + number)
             _log.info("stopping", signal=signal.Signals(number).name)
-            place.closing.begin()
+            state.shutdown.begin()
             server.should_exit = True
             fleet.stop()
 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop, number)
-        with metrics_listener(place.exposition, settings.metrics_port):
+        with metrics_listener(state.get(make_exposition), settings.metrics_port):
             await server.serve([listening])
     _log.info("stopped")

@@ -1,10 +1,11 @@
-"""What an operator may set, read from `MOBIZO_*` environment variables. Knows nothing of recipes and training."""
+"""What an operator may set, read from `MOBIZO_*` environment variables."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from ipaddress import ip_network
@@ -16,7 +17,6 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from server.db.tuning import Tuning
 from shared.errors import BadRequest
 
 MEBIBYTE = 1 << 20
@@ -28,6 +28,23 @@ class Delivery(StrEnum):
     STREAM = "stream"  # through this server
     ACCEL = "accel"  # by the nginx in front of it, which reads the same directory
     REDIRECT = "redirect"  # large ones from the bucket, by a signed address
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a process connects to its database; times in seconds.
+
+    recycle_seconds: a connection older than this is replaced by a new one when it is next asked for. connect_seconds:
+    for a connection, also if all are in use. statement_seconds: for one statement. lock_seconds: for somebody else's
+    lock. On SQLite only lock_seconds counts.
+    """
+
+    connections: int = 20
+    overflow: int = 40
+    recycle_seconds: float = 1800
+    connect_seconds: float = 5
+    statement_seconds: float = 30
+    lock_seconds: float = 10
 
 
 class _Files(PydanticBaseSettingsSource):
@@ -108,8 +125,14 @@ class Settings(BaseSettings):
     migrate_at_start: bool | None = Field(
         None, description="bring the database's schema up to date at every start; null: SQLite only"
     )
+    # Connections of each server process
+    connections: int = Field(4096, ge=16, description="open at once; fewer if the limit of open files is lower")
+    address_connections: int = Field(
+        1024, ge=1, description="the same, of one address; proxies in FORWARDED_ALLOW_IPS have no such limit"
+    )
     # Requests
     max_body_bytes: int = Field(4 * MEBIBYTE, ge=1024, description="of a JSON request")
+    upload_bytes: int = Field(256 * MEBIBYTE, ge=1024, description="of a file that a device uploads")
     body_seconds: float = Field(
         30, gt=0, description="how long a body may take to arrive, beside a second for each 4 KiB of it"
     )
@@ -145,7 +168,7 @@ class Settings(BaseSettings):
         ge=0,
         description="steps times queries times elements up to which one is replayed; a longer one stays unverified",
     )
-    history_instead: bool = Field(
+    trajectory_instead: bool = Field(
         True, description="keep a verified trajectory in place of its LoRA-B file where it is smaller"
     )
     # Leases of jobs
@@ -176,8 +199,8 @@ class Settings(BaseSettings):
         description="takes recipe file, base source, output directory; see server/programs/compiler_process.py",
     )
     converter_command: list[str] = Field(
-        default_factory=lambda: [sys.executable, "-m", "server.formats"],
-        description="takes order, raw B, base source, output directory; see server/formats/converter_process.py",
+        default_factory=lambda: [sys.executable, "-m", "server.registry.exports"],
+        description="takes order, raw B, base source, output directory (server/registry/exports/converter_process.py)",
     )
     # Scoring: a process beside the server that holds base models and adapters
     scorer: Literal["lazy", "eager", "off"] = Field(

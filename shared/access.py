@@ -1,4 +1,4 @@
-"""Who may do what, in words: roles, scopes, and what tokens look like from outside. Knows no HTTP, no database."""
+"""Roles, scopes and the JSON models of API tokens."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shared.job import NAME
 
-MOST_DAYS = 3650  # of a token that ends at all
-DEFAULT_TENANT = "default"  # whoever runs the server; every home has it
+MOST_DAYS = 3650  # longest lifetime of a token that expires
+DEFAULT_TENANT = "default"  # tenant of the server's operator; it always exists
 
 
 class Role(StrEnum):
-    """What a token's holder is."""
+    """The role of a token's holder."""
 
-    OPERATOR = "operator"  # runs the fleet of its tenant; may also do all that an app may
+    OPERATOR = "operator"  # manages the devices of its tenant; includes the permissions of an app
     APP = "app"
-    DEVICE = "device"  # trains; has no scopes: its routes take devices only
+    DEVICE = "device"  # trains; has no scopes, since its routes accept devices only
 
 
 class Scope(StrEnum):
-    """One thing that a token of a person or a service may do, always within its tenant."""
+    """A permission of a token, always limited to its tenant."""
 
-    JOBS_READ = "jobs:read"  # jobs, and the programs that they were compiled to
+    JOBS_READ = "jobs:read"  # jobs and their compiled programs
     JOBS_WRITE = "jobs:write"  # submit and cancel
     ADAPTERS_READ = "adapters:read"
     ADAPTERS_WRITE = "adapters:write"  # approve, promote, roll back, tag, deprecate and delete
-    ADAPTERS_SCORE = "adapters:score"  # score and generate with them on the server
+    ADAPTERS_SCORE = "adapters:score"  # score and generate with adapters on the server
     COHORTS_READ = "cohorts:read"
-    COHORTS_WRITE = "cohorts:write"  # make them, let users in and out, open and close rounds
-    PRIVACY_WRITE = "privacy:write"  # users' budgets
+    COHORTS_WRITE = "cohorts:write"  # create cohorts, add and remove members, open and close rounds
+    PRIVACY_WRITE = "privacy:write"  # set users' privacy budgets
     DEVICES_READ = "devices:read"
-    DEVICES_WRITE = "devices:write"  # let devices in, change and revoke them
-    TOKENS_WRITE = "tokens:write"  # list, make and revoke tokens
-    SERVER_READ = "server:read"  # what the server uses
-    METRICS_READ = "metrics:read"  # figures of every tenant together
+    DEVICES_WRITE = "devices:write"  # enroll, change and revoke devices
+    TOKENS_WRITE = "tokens:write"  # list, create and revoke tokens
+    SERVER_READ = "server:read"  # the server's resource usage
+    METRICS_READ = "metrics:read"  # metrics of all tenants
 
 
 APP_SCOPES = frozenset(
@@ -47,17 +47,17 @@ APP_SCOPES = frozenset(
         *(Scope.COHORTS_READ, Scope.COHORTS_WRITE),
     }
 )
-SERVER_SCOPES = frozenset({Scope.SERVER_READ, Scope.METRICS_READ})  # they tell of more than one tenant
+SERVER_SCOPES = frozenset({Scope.SERVER_READ, Scope.METRICS_READ})  # they reveal more than one tenant
 _OF_ROLE = {Role.OPERATOR: frozenset(Scope), Role.APP: APP_SCOPES, Role.DEVICE: frozenset[Scope]()}
 
 
 def allowed_scopes(role: Role) -> frozenset[Scope]:
-    """The most that a token of a role may have."""
+    """Returns the largest set of scopes that a token of this role may have."""
     return _OF_ROLE[role]
 
 
 def default_scopes(role: Role, tenant: str) -> frozenset[Scope]:
-    """What a token of a role has unless it is given less: what tells of every tenant stays with the server's own."""
+    """Returns the scopes of a new token. Scopes that reveal other tenants are limited to the default tenant."""
     return _OF_ROLE[role] if tenant == DEFAULT_TENANT else _OF_ROLE[role] - SERVER_SCOPES
 
 
@@ -66,34 +66,34 @@ class _Wire(BaseModel):
 
 
 class WhoAmI(_Wire):
-    """Whose token a request bore, and what it may do."""
+    """The identity and the scopes of the token that a request was sent with."""
 
     tenant: str
     role: Role
     token_id: str
     name: str
-    user: str | None = Field(description="the person it belongs to; null: a service or a device")
+    user: str | None = Field(description="person that the token belongs to; null: a service or a device")
     device_id: str | None
     scopes: list[Scope]
     expires_at: datetime | None
 
 
 class TokenRequest(_Wire):
-    """Asks for a token in the maker's tenant, which may do no more than the maker's own."""
+    """Request for a token in the caller's tenant. Its scopes cannot exceed the caller's."""
 
-    name: str = Field("", max_length=96, description="for people to tell tokens apart")
+    name: str = Field("", max_length=96, description="display name")
     role: Literal[Role.OPERATOR, Role.APP] = Role.APP
     scopes: list[Scope] | None = Field(
-        None, max_length=len(Scope), description="null: the role's, as far as the maker's reach"
+        None, max_length=len(Scope), description="null: all scopes of the role that the caller has"
     )
     expires_in_days: Annotated[int, Field(ge=1, le=MOST_DAYS, strict=True)] | Literal["never"] | None = Field(
-        None, description="null: as long as the server's setting says"
+        None, description="null: the server's default lifetime"
     )
-    user: str | None = Field(None, pattern=NAME, description="whose it is; null: as the maker's")
+    user: str | None = Field(None, pattern=NAME, description="owner of the token; null: the caller's user")
 
 
 class TokenView(_Wire):
-    """A token as lists show it: what it may do, never what it is."""
+    """A token as lists show it, without its secret text."""
 
     id: str
     name: str
@@ -107,7 +107,7 @@ class TokenView(_Wire):
 
 
 class TokenGrant(_Wire):
-    """A new token; its text is shown this once."""
+    """A new token. Its text is shown only in this response."""
 
     token: str
     view: TokenView

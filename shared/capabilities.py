@@ -1,7 +1,4 @@
-"""What a device can do, as it tells itself, and what a job may ask of the device that trains it.
-
-Knows no matching: that is `server.queue.matching`.
-"""
+"""Capabilities that a device reports and requirements that a job states. `server.jobs.scheduling` matches them."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 from shared.recipe import Backend
 from shared.versions import conditions, release
 
-MOST_BYTES = 2**63 - 1  # that a database holds
-MOST_COHORTS = 100  # that a device names
-NOISE_OPERATOR = "mobizo::noise"  # what a recipe with noise `operator` calls; the native runner registers it
+MOST_BYTES = 2**63 - 1  # largest integer of a database column
+MOST_COHORTS = 100  # largest number of cohorts in a device's report
+NOISE_OPERATOR = "mobizo::noise"  # custom operator of recipes with noise `operator`; the native runner registers it
 
 CohortName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,95}$")]
 Cohorts = Annotated[tuple[CohortName, ...], Field(max_length=MOST_COHORTS)]
@@ -25,28 +22,32 @@ Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=32)]
 
 
 def may_take_part(cohorts: bool | tuple[str, ...] | None, cohort: str) -> bool:
-    """Whether a device whose owner has said `cohorts` takes part in rounds of `cohort`; None: nothing was said."""
+    """Whether a device takes part in rounds of `cohort`, given its owner's setting `cohorts`. None means no cohort."""
     return cohorts if isinstance(cohorts, bool) else cohort in (cohorts or ())
 
 
 class Capabilities(BaseModel):
-    """What a device can do; null where it does not say. Sizes in bytes."""
+    """Capabilities of a device. A field is null if the device did not report it. Sizes are in bytes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    total_bytes: int | None = Field(None, ge=0, le=MOST_BYTES, description="memory of the machine")
-    backends: tuple[Backend, ...] | None = Field(None, max_length=20, description="whose programs it can run")
-    engines: tuple[EngineKind, ...] | None = Field(None, max_length=10, description="what may train a program there")
-    operators: tuple[str, ...] | None = Field(
-        None, max_length=100, description=f"that its runtime has beside ExecuTorch's own, such as {NOISE_OPERATOR}"
+    total_bytes: int | None = Field(None, ge=0, le=MOST_BYTES, description="total memory of the machine")
+    backends: tuple[Backend, ...] | None = Field(
+        None, max_length=20, description="backends whose programs the device can run"
     )
-    executorch: str | None = Field(None, max_length=50, description="release of its runtime")
-    battery: bool | None = Field(None, description="whether it has one")
-    charging: bool | None = Field(None, description="on external power now")
+    engines: tuple[EngineKind, ...] | None = Field(
+        None, max_length=10, description="engines that can train a program on the device"
+    )
+    operators: tuple[Annotated[str, StringConstraints(max_length=100)], ...] | None = Field(
+        None, max_length=100, description=f"custom operators of its runtime, such as {NOISE_OPERATOR}"
+    )
+    executorch: str | None = Field(None, max_length=50, description="ExecuTorch release of its runtime")
+    battery: bool | None = Field(None, description="whether the device has a battery")
+    charging: bool | None = Field(None, description="whether the device is on external power")
     battery_percent: float | None = Field(None, ge=0, le=100)
     cohorts: bool | Cohorts | None = Field(
         None,
-        description="whose rounds its owner lets it take part in: all, none or these; null: it knows no rounds",
+        description="cohorts whose rounds the owner allows: all, none or these; null: not reported",
     )
 
     @field_validator("executorch")
@@ -56,22 +57,19 @@ class Capabilities(BaseModel):
             release(version)
         return version
 
-    @field_validator("operators")
-    @classmethod
-    def _are_short(cls, operators: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if any(len(name) > 100 for name in operators or ()):
-            raise ValueError("an operator's name has at most 100 characters")
-        return operators
-
 
 class Requirements(BaseModel):
-    """What a job asks of its device beyond what its recipe needs anyway."""
+    """A job's requirements of its device, in addition to those of its recipe."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    labels: Labels = Field(default_factory=dict, description="that an operator gave the device, each with this value")
-    memory_bytes: int | None = Field(None, ge=0, le=MOST_BYTES, description="the least that the machine has")
-    executorch: str | None = Field(None, max_length=100, description="of its runtime's release, such as >=1.5,<2")
+    labels: Labels = Field(
+        default_factory=dict, description="labels, set by an operator, that the device must have with these values"
+    )
+    memory_bytes: int | None = Field(None, ge=0, le=MOST_BYTES, description="minimum total memory of the machine")
+    executorch: str | None = Field(
+        None, max_length=100, description="condition on the ExecuTorch release of its runtime, such as >=1.5,<2"
+    )
 
     @field_validator("executorch")
     @classmethod

@@ -1,4 +1,4 @@
-"""What a doctor looked at, of a device or of a server, and how it is told. Knows neither."""
+"""The result of one `doctor` check, of a device or a server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ State = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at. remedy: what to do if it is not ok."""
+    """One check. remedy: what to do if the state is not ok."""
 
     name: str
     state: State
@@ -18,5 +18,5 @@ class Check:
     remedy: str = ""
 
     def line(self) -> str:
-        """All of it for people."""
+        """Returns the check as one line of text."""
         return f"{self.state:4}  {self.name:9}  {self.detail}" + (f"; {self.remedy}" if self.remedy else "")

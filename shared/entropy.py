@@ -1,7 +1,7 @@
-"""Secret randomness from the operating system: uniform numbers, rounded Gaussian noise, Poisson samples.
+"""Secret randomness from the operating system: uniform numbers, rounded Gaussian noise and Poisson samples.
 
-What protects privacy must not follow from a seed that anybody else knows, so nothing here takes one: whoever wants the
-same numbers again, as a simulation does, gives another source of bytes. Knows no settings and no files.
+Privacy depends on numbers that nobody can predict, so no function takes a seed. Simulations that need reproducible
+numbers pass their own source of bytes.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
-Entropy = Callable[[int], bytes]  # so many bytes that nobody can predict
+Entropy = Callable[[int], bytes]  # returns that many unpredictable bytes
 
-PIECE = 1 << 16  # numbers drawn at once
+PIECE = 1 << 16  # numbers drawn per call
 
 
 def uniform(count: int, entropy: Entropy = os.urandom) -> F64:
-    """Numbers in (0, 1], float64 (count,), from 64 bits each: as small as 2^-65, so that logarithms reach far."""
+    """Returns numbers in (0, 1], float64 (count,). Each is made from 64 random bits. The smallest is 2^-65."""
     words = np.frombuffer(entropy(8 * count), "<u8")
     return (words.astype(np.float64) + 0.5) * 2.0**-64
 
 
 def gaussian(count: int, entropy: Entropy = os.urandom) -> F64:
-    """Standard normal numbers, float64 (count,), by Box and Muller; none is over 9.5 in size."""
+    """Returns standard normal numbers, float64 (count,), by the Box-Muller method.
+
+    Their absolute value is at most 9.5.
+    """
     pairs = -(-count // 2)
     u = uniform(2 * pairs, entropy)
     radius, angle = np.sqrt(-2 * np.log(u[:pairs])), 2 * np.pi * u[pairs:]
@@ -33,10 +36,10 @@ def gaussian(count: int, entropy: Entropy = os.urandom) -> F64:
 
 
 def rounded_gaussian(scale: float, count: int, entropy: Entropy = os.urandom) -> F64:
-    """Whole numbers (count,): normal ones of standard deviation `scale`, rounded to the nearest.
+    """Returns normal numbers of standard deviation `scale`, rounded to integers, as float64 (count,).
 
-    Added to a whole number they make what rounding the Gaussian mechanism's answer makes, so that it costs no more
-    privacy than that, and no bits are left below the grid for anybody to read (Mironov, CCS'12).
+    Adding them to an integer equals rounding the output of the Gaussian mechanism. Rounding is post-processing, so it
+    costs no additional privacy, and no low-order bits of a float leak (Mironov, CCS'12).
     """
     return np.rint(scale * gaussian(count, entropy))
 
@@ -44,9 +47,9 @@ def rounded_gaussian(scale: float, count: int, entropy: Entropy = os.urandom) ->
 def poisson_samples(
     steps: int, examples: int, rate: float, entropy: Entropy = os.urandom
 ) -> Iterator[NDArray[np.int64]]:
-    """For each of `steps` steps the indices of the examples in it, ascending: each of `examples` with chance `rate`.
+    """Yields the ascending indices of each step's examples. Each example is included with probability `rate`.
 
-    All steps' coins are laid end to end, and only the gaps between heads are drawn, which are geometric.
+    Instead of one draw per example, the function draws the gaps between included examples, which are geometric.
     """
     if rate >= 1:
         for _ in range(steps):

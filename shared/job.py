@@ -1,7 +1,4 @@
-"""A job: one request to personalize for one user, its training settings and its state machine.
-
-Knows no database and no HTTP.
-"""
+"""Jobs: a request to personalize a model for one user, its training settings, states, progress and result."""
 
 from __future__ import annotations
 
@@ -16,17 +13,17 @@ from shared.capabilities import Requirements
 from shared.privacy import ExamplePrivacy
 from shared.recipe import DEFAULT_EPS, MAX_SEED, Recipe, RecipeSettings
 from shared.rules import Rules
-from shared.task import Task
-from shared.trajectory import Evaluation
+from shared.task import Task, TaskName
+from shared.zo.trajectory import Evaluation
 
 MOST_PRIORITY = 10
 NAME = r"^[a-z0-9][a-z0-9._-]{0,95}$"  # of adapters, users, data sets and devices: safe in URLs and paths
 Schedule = Literal["constant", "linear", "cosine"]
-History = Literal["none", "beside", "instead"]
+TrajectoryUpload = Literal["none", "beside", "instead"]  # of B: whether the trajectory is sent beside it or instead
 
 
 class JobState(StrEnum):
-    """Where a job stands."""
+    """The state of a job."""
 
     QUEUED = "queued"  # waits for its program
     COMPILING = "compiling"
@@ -38,7 +35,7 @@ class JobState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether nothing moves from here."""
+        """Whether the state is final, i.e. has no transitions."""
         return not MOVES[self]
 
 
@@ -47,7 +44,7 @@ MOVES: dict[JobState, frozenset[JobState]] = {
     JobState.COMPILING: frozenset({JobState.QUEUED, JobState.READY, JobState.FAILED, JobState.CANCELLED}),
     JobState.READY: frozenset({JobState.TRAINING, JobState.FAILED, JobState.CANCELLED}),
     JobState.TRAINING: frozenset(
-        # QUEUED: its device has too little memory, and a smaller recipe takes the place of its own.
+        # QUEUED: the device has too little memory, and the job is compiled again with a smaller recipe.
         {JobState.QUEUED, JobState.READY, JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
     ),
     JobState.SUCCEEDED: frozenset(),
@@ -57,44 +54,69 @@ MOVES: dict[JobState, frozenset[JobState]] = {
 
 
 class TrainingSettings(BaseModel):
-    """How a device trains: Algorithm 1's step budget, learning rate and perturbation scale, and what surrounds them."""
+    """Settings of a training run: step budget, learning rate, perturbation scale (Algorithm 1) and evaluations."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     steps: int = Field(150, ge=1, le=1_000_000, description="T: step budget")
     lr: float = Field(1e-2, gt=0, le=1e3, allow_inf_nan=False, description="eta: learning rate")
-    schedule: Schedule = Field("constant", description="of lr over the steps; the paper names none: constant")
+    schedule: Schedule = Field(
+        "constant", description="learning-rate schedule; the paper names none, so the default is constant"
+    )
     warmup_steps: int = Field(0, ge=0, description="steps over which lr rises linearly from zero")
     eps: float | None = Field(
-        None, gt=0, le=1e2, allow_inf_nan=False, description="perturbation scale; null: the precision's own"
+        None, gt=0, le=1e2, allow_inf_nan=False, description="perturbation scale; null: the default of the precision"
     )
-    seed: int = Field(0, ge=0, le=MAX_SEED, description="job seed: directions and example order derive from it")
-    evaluation_interval: int = Field(25, ge=1, description="steps between validations; the best one's B is kept")
-    validation_limit: int | None = Field(200, ge=1, description="most validation examples; null: all")
-    test_limit: int | None = Field(None, ge=1, description="most test examples; null: all")
-    # Absent where 0, so that what was signed before it was known keeps its bytes.
+    seed: int = Field(0, ge=0, le=MAX_SEED, description="job seed; directions and example order are derived from it")
+    evaluation_interval: int = Field(
+        25, ge=1, description="steps between validations; the B of the best validation is kept"
+    )
+    validation_limit: int | None = Field(200, ge=1, description="maximum validation examples; null: all")
+    test_limit: int | None = Field(None, ge=1, description="maximum test examples; null: all")
+    # Omitted when 0, so that documents signed before this field existed keep their bytes.
     proximal: float = Field(
         0,
         ge=0,
         le=1e3,
         allow_inf_nan=False,
         exclude_if=lambda value: value == 0,
-        description="mu: strength of the pull towards what the run goes on from (FedProx), so that it stays near; in a "
-        "cohort, `algorithm.mu` says it",
+        description="mu: strength of FedProx's proximal term, which pulls B towards its starting point; in a "
+        "cohort, use `algorithm.mu` instead",
+    )
+
+    # Excluded at their defaults, so that the signatures of older jobs stay valid.
+    max_norm: float | None = Field(
+        None,
+        gt=0,
+        le=1e6,
+        allow_inf_nan=False,
+        exclude_if=lambda value: value is None,
+        description="upper bound of the mean gradient's L2 norm, with estimator gradient; null: no clipping",
+    )
+    weight_decay: float = Field(
+        0,
+        ge=0,
+        le=1e3,
+        allow_inf_nan=False,
+        exclude_if=lambda value: value == 0,
+        description="weight decay of B, decoupled from the gradient (AdamW), with estimator gradient",
     )
 
     @model_validator(mode="after")
     def _stays_short_of_the_start(self) -> TrainingSettings:
         if self.proximal * self.lr > 1:
-            raise ValueError(f"proximal {self.proximal:g} pulls past the start at lr {self.lr:g}: lower either")
+            raise ValueError(f"proximal {self.proximal:g} overshoots the start at lr {self.lr:g}; lower one of them")
         return self
 
     def eps_for(self, recipe: RecipeSettings) -> float:
-        """The perturbation scale: the given one, or the default of the recipe's precision."""
+        """Returns the perturbation scale: `eps` if set, otherwise the default of the recipe's precision."""
         return DEFAULT_EPS[recipe.precision] if self.eps is None else self.eps
 
     def lr_at(self, step: int) -> float:
-        """Learning rate of step `step` (0-based). Linear and cosine fall to zero just after the last step."""
+        """Returns the learning rate of step `step`, counted from 0.
+
+        The linear and cosine schedules reach zero after the last step.
+        """
         if step < self.warmup_steps:
             return self.lr * (step + 1) / (self.warmup_steps + 1)
         span = max(self.steps - self.warmup_steps, 1)
@@ -107,7 +129,7 @@ class TrainingSettings(BaseModel):
 
 
 class JobStart(BaseModel):
-    """The adapter version that a job goes on from, of the job's own tenant."""
+    """The adapter version, of the same tenant, that a job continues from."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -115,12 +137,12 @@ class JobStart(BaseModel):
     revision: str = Field(
         "main",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$",
-        description="main, a tag, v7 or 7, or hexadecimal digits of a revision; a job that was taken has all 40",
+        description="main, a tag, v7 or 7, or a revision's leading digits; resolved to all 40 on submission",
     )
 
 
 class RoundRef(BaseModel):
-    """The round of a cohort (`shared.cohort`) that a job belongs to."""
+    """The round of a cohort (`shared.federation.cohort`) that a job belongs to."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -129,97 +151,113 @@ class RoundRef(BaseModel):
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The round and its cohort as text."""
         return f"round {self.number} of cohort {self.cohort}"
 
 
 class JobRequest(BaseModel):
-    """What `POST /v1/jobs` takes."""
+    """The body of `POST /v1/jobs`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     base: str = Field(min_length=1, max_length=200, description="name of a registered base model")
-    user: str = Field(pattern=NAME, description="whom the adapter is for")
+    user: str = Field(pattern=NAME, description="user that the adapter is trained for")
     adapter: str = Field(pattern=NAME, description="registry name of the adapter; each success adds a version")
-    task: str | Task = Field(description="a shipped task's name, or a whole task")
+    task: TaskName | Task = Field(description="name of a built-in task, or a complete task")
     dataset: str = Field(pattern=NAME, description="the device's own name for the data to train on")
     recipe: RecipeSettings = Field(
-        default_factory=RecipeSettings, description="left out where the job has a start: the start's own"
+        default_factory=RecipeSettings, description="leave out if the job has a start, whose recipe is then used"
     )
-    start: JobStart | None = Field(None, description="the adapter version to go on from; null: B = 0, the base alone")
+    start: JobStart | None = Field(None, description="adapter version to continue from; null: start from B = 0")
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     privacy: ExamplePrivacy | None = Field(
         None,
-        description="of each example of the data; its recipe is then `clipped`. The last B is sent, not the best, and "
-        "no loss, accuracy or count of the data with it",
+        description="example-level privacy; requires a recipe with privacy `clipped`. The last B is "
+        "uploaded, not the best, and "
+        "no loss, accuracy or number of examples",
     )
-    device: str | None = Field(None, description="id of the only device that may train it; null: any with the data set")
-    rules: Rules = Field(default_factory=Rules, description="when it may be trained, beside the device's own rules")
-    requires: Requirements = Field(default_factory=Requirements, description="what the device must have")
-    history: History = Field(
+    device: str | None = Field(
+        None,
+        max_length=64,
+        description="id of the only device that may train the job; null: any device with the data set",
+    )
+    rules: Rules = Field(
+        default_factory=Rules, description="when the job may be trained, in addition to the device's own rules"
+    )
+    requires: Requirements = Field(default_factory=Requirements, description="capabilities that the device must have")
+    trajectory: TrajectoryUpload = Field(
         "none",
-        description="asks for the trajectory beside B, or instead of it; a device sends it only if its owner's rules "
-        "allow it, else B alone",
+        description="requests the trajectory beside B, or instead of it; a device sends it only if its owner's rules "
+        "allow it, and otherwise sends B only",
     )
-    shrink: bool = Field(False, description="a smaller recipe may take its place where a device has too little memory")
+    shrink: bool = Field(False, description="allow a smaller recipe if a device has too little memory")
     priority: int = Field(
         0,
         ge=-MOST_PRIORITY,
         le=MOST_PRIORITY,
-        description="among the tenant's own jobs: the higher is compiled and trained first",
+        description="among the tenant's own jobs; higher values are compiled and trained first",
     )
 
 
 class Result(BaseModel):
-    """What a device reports with its adapter: numbers only."""
+    """The metrics that a device reports with its trained adapter: losses in nats, times in seconds, memory in bytes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     steps: int = Field(ge=0, description="steps trained")
-    best_step: int = Field(ge=0, description="steps after which the uploaded B was taken")
+    best_step: int = Field(ge=0, description="number of steps after which the uploaded B was taken")
     train_seconds: float = Field(ge=0, allow_inf_nan=False)
     seconds: float = Field(ge=0, allow_inf_nan=False)
-    peak_rss_bytes: int = Field(ge=0, description="of the agent's process that trains")
-    train_examples: int | None = Field(None, ge=0, description="null: a private run's, which nobody is told")
+    peak_rss_bytes: int = Field(ge=0, description="peak resident memory of the training process, bytes")
+    train_examples: int | None = Field(
+        None, ge=0, description="number of training examples; null: not reported by private runs"
+    )
     truncated_examples: int | None = Field(None, ge=0)
     evaluations: tuple[Evaluation, ...] = Field((), max_length=10_000)
     zero_shot_accuracy: float | None = Field(
-        None, ge=0, le=1, description="of the base alone; null where the run went on from an adapter"
+        None, ge=0, le=1, description="accuracy of the base model alone; null if the run started from an adapter"
     )
     start_accuracy: float | None = Field(
-        None, ge=0, le=1, description="of the adapter that the run went on from; null where it began from the base"
+        None,
+        ge=0,
+        le=1,
+        description="accuracy of the adapter that the run started from; null if it started from the base",
     )
     tuned_accuracy: float | None = Field(None, ge=0, le=1)
 
     @property
     def before_accuracy(self) -> float | None:
-        """Accuracy before the run's first step, whatever it began from."""
+        """Accuracy before the first step, of the base model or of the adapter that the run started from."""
         return self.zero_shot_accuracy if self.start_accuracy is None else self.start_accuracy
 
 
 class Progress(BaseModel):
-    """What a heartbeat tells of a run, or a worker of its compile: numbers and one word of phase."""
+    """Progress of a run (in a heartbeat) or of a compilation."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     phase: Literal["compiling", "downloading", "loading", "evaluating", "training", "waiting", "uploading"]
     step: int = Field(0, ge=0)
     steps: int = Field(0, ge=0)
-    loss: float | None = Field(None, description="mean over the step's paths, nats")
+    loss: float | None = Field(
+        None, description="mean training loss (shared.zo.encoding) over the step's 2q paths, nats"
+    )
     lr: float | None = None
-    examples_per_second: float | None = Field(None, ge=0, description="E examples a step, over the last steps")
+    examples_per_second: float | None = Field(
+        None, ge=0, description="training speed over the last steps, E examples per step"
+    )
     seconds_left: float | None = Field(None, ge=0)
     rss_bytes: int | None = Field(None, ge=0)
     accuracy: float | None = Field(None, ge=0, le=1, description="latest validation accuracy")
     best_accuracy: float | None = Field(None, ge=0, le=1)
-    why: str | None = Field(None, max_length=500, description="in words: why it waits or goes slowly, or what it does")
+    why: str | None = Field(None, max_length=500, description="why it waits or is slow, or what it is doing")
 
     def private(self) -> Progress:
-        """What of it may be told of a private run: nothing that depends on the data, and no pace or memory either."""
+        """Returns a copy for a private run: without anything that depends on the data, and without speed and memory."""
         return Progress(phase=self.phase, step=self.step, steps=self.steps, lr=self.lr, why=self.why)
 
     def line(self) -> str:
-        """All of it for people, on one line."""
+        """Returns all fields as one line of text."""
         words: list[str] = [self.phase]
         if self.steps:
             words.append(f"step {self.step}/{self.steps}")
@@ -242,12 +280,40 @@ class Progress(BaseModel):
 
 
 class JobError(BaseModel):
-    """Why a job failed."""
+    """Why a job failed: an error code and a message."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     code: str = Field(max_length=100)
     detail: str = Field(max_length=4000)
+
+
+class JobSummary(BaseModel):
+    """A job in a list: without the bodies of its task and recipe, and without its result."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    state: JobState
+    base: str
+    user: str
+    adapter: str
+    dataset: str
+    task: str = Field(description="name of the task")
+    recipe_id: str
+    priority: int
+    round: RoundRef | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="federated round that the job belongs to",
+    )
+    attempts: int
+    device_id: str | None
+    progress: Progress | None
+    adapter_version: int | None
+    error: JobError | None
+    created_at: datetime
+    updated_at: datetime
 
 
 class JobView(BaseModel):
@@ -264,7 +330,7 @@ class JobView(BaseModel):
     round: RoundRef | None = Field(
         None,
         exclude_if=lambda value: value is None,  # agents of earlier releases refuse a field that they do not know
-        description="the cohort's round that it is a member's part of; only the server makes such jobs",
+        description="federated round that the job belongs to; set only by the server",
     )
     attempts: int
     device_id: str | None

@@ -1,13 +1,15 @@
-"""Differential privacy: what a job or a cohort asks for, and the mechanism, as NumPy reference.
+"""Differential privacy: the settings of jobs and cohorts, and a NumPy reference of the mechanism.
 
-On a device, in each step: every example's q loss differences are clipped to an L2 norm of C together and cut to whole
-units of C / UNITS; the program sums them over the step's sample and adds secret noise to each sum, which is a whole
-number of units too. Nothing else of the data reaches B. Neighbours are two data sets of which one has one example more.
-On a server, in each round: every member's update is clipped to an L2 norm, and noise is added to their mean.
-Neighbours are two histories of the same members, one of whom sent zeros in every round.
+On a device, in each step: every example's q loss differences (of the example mean, see `shared.zo.encoding`) are
+clipped together to an L2 norm of C and truncated to units of C / UNITS. The program sums them over the step's sample
+and adds secret noise, also a whole number of units, to each sum. Nothing else of the data reaches B. Two data sets are
+neighbours if one has one example more. On a server, in each round: every member's update is clipped to an L2 norm, and
+noise is added to the mean. Two histories are neighbours if they have the same members, one of whom sent zeros in every
+round.
 
-DP-SGD is of Abadi et al., CCS'16; that it is enough to add noise to scalars where steps are zeroth-order, of Tang et
-al., "Private Fine-tuning of Large Language Models with Zeroth-order Optimization", 2024. Knows no accountant.
+DP-SGD is from Abadi et al., CCS'16. That noise on scalars is sufficient for zeroth-order steps is from Tang et al.,
+"Private Fine-tuning of Large Language Models with Zeroth-order Optimization", 2024. `shared.federation.accounting`
+computes the cost.
 """
 
 from __future__ import annotations
@@ -23,15 +25,15 @@ from shared.entropy import Entropy, gaussian, rounded_gaussian
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 
-UNITS = 1 << 12  # that C is cut into; float32 holds the sums of MOST_SAMPLE examples and any noise whole
-DELTA = 1e-5  # that epsilon is told at unless somebody says another
-MOST = 1024.0  # times C; differences beyond it count as it, so that no square overflows
-MOST_NOISE = 64.0  # times C; float32 still holds every whole number of units there is
+UNITS = 1 << 12  # units per C; float32 represents the sums of MOST_SAMPLE examples and any noise exactly
+DELTA = 1e-5  # default delta
+MOST = 1024.0  # times C; larger differences are clamped, so that no square overflows
+MOST_NOISE = 64.0  # times C; float32 represents every whole number of units in this range
 MOST_SAMPLE = 1 << 11  # examples of one step
 
 
 class ExamplePrivacy(BaseModel):
-    """Of each example of a device's data, against whoever sees the run's B, or its trajectory."""
+    """Privacy of each example of a device's data against anyone who sees the run's B or its trajectory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -43,50 +45,58 @@ class ExamplePrivacy(BaseModel):
         ge=0.3,
         le=MOST_NOISE,
         allow_inf_nan=False,
-        description="sigma: the noise's standard deviation over C; null: the least that keeps to epsilon",
+        description="sigma: standard deviation of the noise divided by C; null: computed from epsilon",
     )
     epsilon: float | None = Field(
-        None, gt=0, le=100, allow_inf_nan=False, description="that the run may cost; null: whatever sigma makes it"
+        None,
+        gt=0,
+        le=100,
+        allow_inf_nan=False,
+        description="largest epsilon of the run; null: determined by the noise multiplier",
     )
     delta: float = Field(DELTA, gt=0, lt=1)
     sampling_rate: float = Field(
         gt=0,
         le=1,
-        description="with which each example is in a step, by itself. Best about E over the number of examples, which "
-        "nobody is told; a sample over E takes another call of the program",
+        description="probability with which each example is in a step, independently. Best about E "
+        "/ number of examples; the number "
+        "is not reported. A sample of more than E examples needs another call of the program",
     )
 
     @model_validator(mode="after")
     def _one_is_given(self) -> ExamplePrivacy:
         if self.noise_multiplier is None and self.epsilon is None:
-            raise ValueError("give noise_multiplier, or the epsilon to find it for")
+            raise ValueError("set noise_multiplier, or epsilon to compute it")
         return self
 
     @property
     def sigma(self) -> float:
-        """The noise multiplier. Raises ValueError where it is still to be found."""
+        """The noise multiplier. Raises ValueError if it has not been computed from epsilon yet."""
         if self.noise_multiplier is None:
-            raise ValueError("the noise multiplier for this epsilon is not found yet")
+            raise ValueError("the noise multiplier for this epsilon has not been computed yet")
         return self.noise_multiplier
 
 
 class MemberPrivacy(BaseModel):
-    """Of each member's update in a cohort's round, against whoever sees the cohort's versions; the server sees all."""
+    """Privacy of each member's update against anyone who sees the cohort's versions. The server sees all updates."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     clip: float = Field(gt=0, le=1e6, allow_inf_nan=False, description="the L2 norm of a member's update")
     noise_multiplier: float = Field(
-        ge=0.3, le=1e3, allow_inf_nan=False, description="the noise's deviation over clip, in the sum of updates"
+        ge=0.3,
+        le=1e3,
+        allow_inf_nan=False,
+        description="standard deviation of the noise in the sum of updates, divided by clip",
     )
     delta: float = Field(DELTA, gt=0, lt=1)
     epsilon: float | None = Field(
-        None, gt=0, le=1e3, allow_inf_nan=False, description="budget of all rounds together; null: none"
+        None, gt=0, le=1e3, allow_inf_nan=False, description="budget of all rounds together; null: no limit"
     )
 
 
 class PrivacySettings(BaseModel):
-    """What a cohort promises. examples: on each device in each round; members: of their mean."""
+    """A cohort's privacy guarantees. examples: on each device in each round. members: in the mean of their updates."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -96,12 +106,12 @@ class PrivacySettings(BaseModel):
     @model_validator(mode="after")
     def _something(self) -> PrivacySettings:
         if self.examples is None and self.members is None:
-            raise ValueError("privacy of neither examples nor members: leave it out")
+            raise ValueError("privacy needs examples, members or both; otherwise omit it")
         return self
 
 
 class PrivacyBudget(BaseModel):
-    """What an operator allows to be spent on a user's data, by all jobs together."""
+    """The privacy budget that an operator sets for a user's data, over all jobs."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -110,38 +120,42 @@ class PrivacyBudget(BaseModel):
 
 
 class UserPrivacy(BaseModel):
-    """What was spent on a user's data."""
+    """The privacy spent on a user's data."""
 
     model_config = ConfigDict(extra="forbid")
 
     user: str
-    epsilon: float | None = Field(description="of all private runs, reserved ones too; null: beyond any number")
+    epsilon: float | None = Field(description="epsilon of all private runs, including reserved ones; null: unbounded")
     delta: float
     budget: float | None = Field(description="epsilon that may be spent; null: no limit")
-    runs: int = Field(description="private runs, one for each device that got a job")
-    unprotected: int = Field(description="jobs without privacy: what these told of the data has no bound")
+    runs: int = Field(description="number of private runs, one for each device that got a job")
+    unprotected: int = Field(description="number of jobs without privacy, which are not covered by epsilon")
 
 
 class CohortPrivacy(BaseModel):
-    """What a cohort's rounds have spent."""
+    """The privacy spent by a cohort's rounds."""
 
     model_config = ConfigDict(extra="forbid")
 
     cohort: str
-    rounds: int = Field(description="that were published")
-    members_epsilon: float | None = Field(description="on a member who was in every round; null: no noise on the mean")
+    rounds: int = Field(description="number of published rounds")
+    members_epsilon: float | None = Field(
+        description="epsilon of a member who took part in every round; null: no noise on the mean"
+    )
     members_delta: float | None
-    members_budget: float | None = Field(description="at which no further round opens; null: no limit")
+    members_budget: float | None = Field(description="epsilon at which no further round opens; null: no limit")
     examples_epsilon: float | None = Field(
-        description="on the examples of whoever it spent most on, by its rounds alone; null: not private"
+        description="largest epsilon of any member's examples, from this cohort's rounds only; null: not private"
     )
     examples_delta: float | None
 
 
 def contributions(differences: F32, clip: float) -> I64:
-    """What each example adds to the sums, whole units (n, q); ||row|| <= UNITS, whatever the differences are.
+    """Returns each example's contribution to the sums, in whole units, int64 (n, q).
 
-    differences: float32 (n, q), loss at B + eps z less loss at B - eps z. What is no number counts as zero.
+    Each row's L2 norm is at most UNITS.
+
+    differences: float32 (n, q), loss_plus - loss_minus of each example and query. NaN counts as zero.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = np.asarray(differences, np.float32) / np.float32(clip)
@@ -154,14 +168,17 @@ def contributions(differences: F32, clip: float) -> I64:
 
 
 def coefficients_of(totals: F32, clip: float, lr: float, eps: float, batch: int) -> F32:
-    """Coefficients (q,) of noised totals, whole units (q,). batch: E, which divides sums of however many examples."""
+    """Returns the coefficients, float32 (q,), of noised totals in whole units, float32 (q,).
+
+    batch: E, the divisor of the sums, whatever the number of sampled examples is.
+    """
     unit = np.float32(clip) / np.float32(UNITS)
     slopes = np.asarray(totals, np.float32) * unit / np.float32(batch) / (np.float32(eps) * np.float32(2))
     return (slopes * (np.float32(lr) / np.float32(len(totals)))).astype(np.float32)
 
 
 def unit_noise(settings: ExamplePrivacy, steps: int, queries: int, entropy: Entropy = os.urandom) -> F32:
-    """The noise of each step's sums, whole units, float32 (steps, q)."""
+    """Returns the noise of each step's sums, in whole units, float32 (steps, q)."""
     noise = rounded_gaussian(settings.sigma * UNITS, steps * queries, entropy)
     return noise.astype(np.float32).reshape(steps, queries)
 
@@ -169,9 +186,10 @@ def unit_noise(settings: ExamplePrivacy, steps: int, queries: int, entropy: Entr
 def noised_mean(
     mean: NDArray[np.float64], members: int, settings: MemberPrivacy, entropy: Entropy = os.urandom
 ) -> NDArray[np.float64]:
-    """The mean (D,) of `members` clipped updates, each of equal weight, with noise.
+    """Returns the mean (D,) of `members` clipped updates of equal weight, with noise added.
 
-    One update of zeros instead moves the mean by at most clip / members, so that sigma clip / members is its noise.
+    Replacing one update by zeros moves the mean by at most clip / members, so the noise's standard deviation is
+    sigma clip / members.
     """
     scale = settings.noise_multiplier * settings.clip / members
     return mean + scale * gaussian(len(mean), entropy)

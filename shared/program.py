@@ -1,55 +1,69 @@
-"""What a compiled program is to the outside: its methods, their inputs, and the manifest that vouches for its files.
+"""The interface of a compiled program: its methods, their inputs and outputs, and the signed manifest of its files.
 
-Knows neither the compiler nor the runtime.
-
-Methods (n = 2q paths; path p < q is B + eps z_p, path q + p is B - eps z_p; integers are TOKEN_DTYPE, scalars [1]).
-S is any length from MIN_LENGTH to the recipe's where the manifest says `dynamic_length`, else the recipe's:
+Methods (n = 2q paths, or 1 with estimators `gradient` and `directional`; path p < q is B + eps z_p, path q + p is
+B - eps z_p; integers are TOKEN_DTYPE, scalars [1]).
+S is any length from MIN_LENGTH to the recipe's if the manifest has `dynamic_length`, otherwise the recipe's
+(`shared.program_inputs` has both constants):
 
     step     full:       tokens (E,S), positions (E,T), answers (E,T), mask (E,T), seeds (q,2), lr, eps
              candidates: tokens (E,S), positions (E,T), choices (E,T,C), choice_mask (E,T,C), mask (E,T), seeds, lr, eps
-             -> losses (2q,), coefficients (q,); B has moved by -sum coefficients_i z_i, in order
-             With privacy `clipped` both take clip [1] and carried (q,) besides, the secret noise in whole units of
-             clip / UNITS (shared.privacy), and the totals (q,) in these units stand in place of the losses: carried,
-             and each example's loss differences, clipped together. A row whose mask is all 0 adds exactly nothing.
-    replay   seeds (q,2), coefficients (q,) -> first element of B (1,); the update alone, as `step` does it
+             -> losses (2q,): loss_plus (q,), then loss_minus (q,), token means (shared.zo.encoding);
+                coefficients (q,). The call has updated B: B -= coefficients_i z_i, in order
+             With privacy `clipped` both also take clip [1] and carried (q,), the secret noise in whole units of
+             clip / UNITS (shared.privacy). They return the totals (q,) in these units instead of the losses: carried
+             plus each example's clipped loss differences. A row whose mask is all 0 contributes exactly zero.
+    replay   seeds (q,2), coefficients (q,) -> first element of B (1,); the update of `step` without its forward passes
     score    tokens (R,S), positions (R,T), choices (R,T,C) -> log-probabilities (R,T,C) over the whole vocabulary
     adapter  -> B (D,)
     load     B (D,) -> first element of B (1,)
 
-Where the recipe leaves the lowest layers frozen, `step` is `suffix` after `prefix`, to the bit:
+If the recipe does not adapt the lowest layers, `step` equals `prefix` followed by `suffix`, bit for bit:
 
-    prefix   tokens (E,S) -> hidden (E,S,hidden): the state before the first adapted layer, the same whatever B is
+    prefix   tokens (E,S) -> hidden (E,S,hidden): the state before the first adapted layer, independent of B
     suffix   as `step`, with hidden (E,S,hidden) in place of tokens
 
-With estimator `stored` (the paper's Algorithm 2) a step's update is applied by the next step. `adapter` and `score` see
-it applied; `replay` takes eps after its coefficients, since the stored copies depend on it; and there is
+With estimator `stored` (the paper's Algorithm 2) a step's update is applied by the next step. `adapter` and `score`
+use the updated B; `replay` takes eps after its coefficients, since the stored copies depend on it; and there is
 
-    flush    -> first element of B (1,); applies the update that the last step left
+    flush    -> first element of B (1,); applies the pending update of the last step
+
+With estimator `directional` (the exact gradient g, projected on the directions) `step` and `suffix` take the same
+inputs, but do not depend on eps, and return one loss:
+
+             -> loss [1], the mean over answer tokens before the step; coefficients (q,), c_i = <g, z_i> lr / q. The
+                call has updated B: B -= c_i z_i, in order
+
+With estimator `gradient` a step has no directions, and the program has no `replay`. The state is one vector (M,): B,
+followed by the optimizer's moments. `load` resets the moments to zero:
+
+    step     full:       tokens (E,S), positions (E,T), answers (E,T), mask (E,T), lr, max_norm, weight_decay
+             candidates: tokens (E,S), positions (E,T), choices (E,T,C), choice_mask (E,T,C), mask (E,T), lr, max_norm,
+                         weight_decay
+             -> loss [1], the mean over answer tokens before the step, and the L2 norm [1] of its gradient before
+             clipping to max_norm (infinity: no clipping); weight_decay is decoupled from the gradient
+    suffix   as `step`, with hidden (E,S,hidden) in place of tokens
+    state    -> the state (M,)
+    restore  state (M,) -> first element of B (1,)
 
 The inference file (role `inference`, where the backend has one) holds one sequence's key-value cache of the manifest's
 `inference_context` C tokens, and its own B (D,), whatever the estimator. `load` comes before the first `extend`:
 
-    extend   tokens (1,L), start [1], picks (P,) -> logits (P,V) at rows `picks` of these L tokens, which take the
-             cache's places from `start` on and see what lies before; L and P are any from 1 to S and to T
+    extend   tokens (1,L), start [1], picks (P,) -> logits (P,V) at rows `picks` of these L tokens, which are
+             stored in the cache from `start` on and attend to all earlier tokens; 1 <= L <= S, 1 <= P <= T
     adapter  -> B (D,)
-    load     B (D,) -> first element of B (1,); empties the cache, which another B may have made
+    load     B (D,) -> first element of B (1,); empties the cache, which depends on B
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from shared.canonical import canonical_json
-from shared.lora import BaseShape
-from shared.recipe import Recipe, Sha256
-
-TOKEN_DTYPE = np.int64
-SEED_DTYPE = np.int32
-
-MIN_LENGTH = 2  # tokens of the shortest sequence that a program of dynamic length takes
+from shared.recipe import REVERSE_ESTIMATORS, Recipe, Sha256
+from shared.zo.lora import BaseShape
 
 METHODS = ("step", "replay", "score", "adapter", "load")  # of every program; `randn` noise has no replay
 PREFIX_METHODS = ("prefix", "suffix")
@@ -59,7 +73,7 @@ Role = Literal["program", "weights", "tokenizer", "inference"]
 
 
 class ProgramFile(BaseModel):
-    """One file of a program, addressed by its content."""
+    """One file of a program, identified by its sha256."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -70,12 +84,12 @@ class ProgramFile(BaseModel):
 
 
 class ProgramManifest(BaseModel):
-    """Everything a device must know of a program before it trusts and runs it."""
+    """The description of a program, which a device verifies before running it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal[1] = 1
-    version: int = Field(1, ge=1, description="rises with the recipe's programs; devices refuse a lower one")
+    version: int = Field(1, ge=1, description="increases with each program of a recipe; devices reject a lower one")
     recipe: Recipe
     recipe_id: Sha256
     shape: BaseShape
@@ -83,7 +97,7 @@ class ProgramManifest(BaseModel):
     a_sha256: Sha256
     score_rows: int = Field(ge=1, description="R")
     methods: tuple[str, ...] = METHODS
-    dynamic_length: bool = Field(False, description="sequences shorter than the recipe's cost less")
+    dynamic_length: bool = Field(False, description="whether sequences may be shorter than the recipe's")
     inference_context: int | None = Field(None, ge=1, description="C: tokens the inference file holds; null: no file")
     files: tuple[ProgramFile, ...]
     planned_bytes: int = Field(ge=0, description="activation memory the runtime plans, all methods, bytes")
@@ -104,17 +118,34 @@ class ProgramManifest(BaseModel):
         return files
 
     def file(self, role: Role) -> ProgramFile:
-        """The file of one role."""
+        """Returns the file with this role."""
         return next(file for file in self.files if file.role == role)
 
     @property
+    def training_bytes(self) -> int:
+        """The memory that training takes, in bytes: weights, what the runtime plans, and weights packed transposed."""
+        return self.file("weights").size + self.planned_bytes + transposed_bytes(self.recipe, self.shape)
+
+    @property
     def training_files(self) -> tuple[ProgramFile, ...]:
-        """The files that training needs."""
+        """The files needed for training."""
         return tuple(file for file in self.files if file.role != "inference")
 
     def canonical(self) -> bytes:
-        """The bytes that are signed."""
+        """Returns the bytes that are signed."""
         return canonical_json(self.model_dump(mode="json"))
+
+
+def transposed_bytes(recipe: Recipe, shape: BaseShape) -> int:
+    """Returns the bytes of the linear weights that XNNPACK packs a second time, transposed, for a reverse pass.
+
+    The other backends multiply by the weights as they are stored.
+    """
+    if recipe.estimator not in REVERSE_ESTIMATORS or recipe.backend != "xnnpack":
+        return 0
+    layers = shape.layers - recipe.frozen_layers(shape.layers)
+    elements = sum(math.prod(shape.features(target)) for target in shape.linears)
+    return layers * elements * (4 if recipe.precision == "fp32" else 1)
 
 
 class SignedManifest(BaseModel):

@@ -1,102 +1,21 @@
-"""What server, device and client say to each other besides jobs and programs. Bodies are JSON unless said otherwise.
+"""JSON models of the REST API for servers, devices, leases, programs and adapters.
 
-    GET  /v1/server                                        -> ServerInfo           anyone
-    GET  /v1/server/keys                                   -> ServerKeys           anyone (shared.succession)
-    GET  /v1/server/usage                                  -> ServerUsage          operator
-    GET  /v1/whoami                                        -> access.WhoAmI        anyone with a token
-    GET  /v1/tokens                                        -> Page of access.TokenView   operator
-    POST /v1/tokens                access.TokenRequest     -> 201 access.TokenGrant      operator
-    POST /v1/tokens/{id}/rotate                            -> 201 access.TokenGrant      operator
-    DELETE /v1/tokens/{id}                                 -> 204                        operator
-    POST /v1/enrolments            EnrolmentRequest        -> Enrolment            operator
-    POST /v1/devices               DeviceEnrol             -> DeviceGrant          bearer of the one-time token
-    GET  /v1/devices                                       -> Page of DeviceView   operator
-    GET  /v1/devices/{id}                                  -> DeviceView           operator
-    PATCH /v1/devices/{id}         DeviceChange            -> DeviceView           operator
-    POST /v1/oauth/device_authorization  form              -> DeviceAuthorization  anyone (RFC 8628)
-    POST /v1/oauth/token           form                    -> DeviceToken          anyone (RFC 8628)
-    GET  /device                   ?user_code=             -> HTML                 anyone
-    GET  /v1/device-requests/{user_code}                   -> DeviceRequestView    operator
-    POST /v1/device-requests/{user_code}/approve           -> DeviceRequestView    operator
-    POST /v1/device-requests/{user_code}/deny              -> DeviceRequestView    operator
-    POST /v1/jobs                  JobRequest              -> 202 JobView          app
-    GET  /v1/jobs                                          -> Page of JobView      app
-    GET  /v1/jobs/{id}                                     -> JobView              app
-    GET  /v1/jobs/{id}/waiting                             -> JobWaiting           app
-    POST /v1/jobs/{id}/cancel                              -> JobView              app
-    GET  /v1/jobs/{id}/events                              -> text/event-stream of JobView and Progress    app
-    POST /v1/leases                LeaseRequest            -> 200 Lease | 204      device
-    POST /v1/leases/{id}/heartbeat Progress                -> LeaseState           device
-    POST /v1/leases/{id}/fail      JobError                -> LeaseState           device
-    POST /v1/leases/{id}/release                           -> LeaseState           device (gives the job back)
-    POST /v1/leases/{id}/leave                             -> LeaseState           device (stops; may be back soon)
-    POST /v1/leases/{id}/decline   Decline                 -> LeaseState           device (its memory is too small)
-    PUT  /v1/leases/{id}/adapter   safetensors             -> UploadReceipt        device
-    PUT  /v1/leases/{id}/trajectory  shared.trajectory     -> UploadReceipt        device (if its owner allows it)
-    GET  /v1/leases/{id}/start     Range, strong ETag      -> bytes                device
-    POST /v1/leases/{id}/complete  Completion              -> AdapterVersion       device
-    GET  /v1/programs/{recipe_id}                          -> SignedManifest       app
-    GET  /v1/files/{sha256}        Range, strong ETag      -> bytes                device, app
-    GET  /v1/runners/{platform}                            -> SignedRunner         device
-    GET  /v1/runners/{platform}/{sha256}  Range, ETag      -> bytes                device
-    GET  /v1/adapters                                      -> Page of AdapterView  app
-    GET  /v1/adapters/{name}                               -> AdapterView          app
-    DELETE /v1/adapters/{name}     ?reason=                -> AdapterView          app
-    POST /v1/adapters/{name}/undelete  registry.Decision   -> AdapterView          app
-    POST /v1/adapters/{name}/promote   registry.Promotion  -> AdapterView          app
-    POST /v1/adapters/{name}/rollback  registry.Rollback   -> AdapterView          app
-    PUT  /v1/adapters/{name}/tags/{tag}  registry.Tagging  -> AdapterView          app
-    DELETE /v1/adapters/{name}/tags/{tag}  ?reason=        -> AdapterView          app
-    GET  /v1/adapters/{name}/events                        -> Page of registry.AdapterEvent        app
-    GET  /v1/adapters/{name}/compare  ?left=&right=&other= -> registry.Comparison  app
-    GET  /v1/adapters/{name}/rule                          -> registry.RuleView    app
-    PUT  /v1/adapters/{name}/rule  registry.RuleChange     -> registry.RuleView    app
-    GET  /v1/approval-rule                                 -> registry.RuleView    app
-    PUT  /v1/approval-rule         registry.RuleChange     -> registry.RuleView    app
-    GET  /v1/adapters/{name}/revisions/{revision}          -> AdapterVersion       app
-    GET  /v1/adapters/{name}/versions  ?state=             -> Page of AdapterVersion               app
-    GET  /v1/adapters/{name}/versions/{version}            -> AdapterVersion       app
-    DELETE /v1/adapters/{name}/versions/{version}  ?reason=       -> AdapterVersion                app
-    POST /v1/adapters/{name}/versions/{version}/undelete   registry.Decision     -> AdapterVersion  app
-    POST /v1/adapters/{name}/versions/{version}/approve    registry.Decision     -> AdapterVersion  app
-    POST /v1/adapters/{name}/versions/{version}/reject     registry.Decision     -> AdapterVersion  app
-    POST /v1/adapters/{name}/versions/{version}/deprecate  registry.Deprecation  -> AdapterVersion  app
-    GET  /v1/adapters/{name}/versions/{version}/lora_B.safetensors  -> bytes       app
-    GET  /v1/adapters/{name}/versions/{version}/trajectory -> TrajectoryView       app
-    GET  /v1/adapters/{name}/versions/{version}/trajectory.bin      -> bytes       app
-    GET  /v1/adapters/{name}/versions/{version}/steps/{step}/lora_B.safetensors    -> bytes       app
-    GET  /v1/adapters/{name}/versions/{version}/peft       -> PeftListing          app
-    GET  /v1/adapters/{name}/versions/{version}/peft/{file} -> bytes               app
-    GET  /v1/adapters/{name}/devices                       -> Page of AssignmentView  app
-    PUT  /v1/adapters/{name}/devices/{id}                  -> AssignmentView       app
-    DELETE /v1/adapters/{name}/devices/{id}                -> 204                  app
-    GET  /v1/devices/self/adapters/{name}/{revision}       -> DeviceAdapter        device (its own, or assigned)
-    GET  /v1/devices/self/adapters/{name}/{revision}/lora_B.safetensors  -> bytes  device (its own, or assigned)
-    POST /v1/adapters/{name}/versions/{version}/merged     -> MergedModel          app
-    GET  /v1/adapters/{name}/versions/{version}/merged     -> MergedModel          app
-    GET  /v1/adapters/{name}/versions/{version}/merged/{file} -> bytes             app
-    GET  /v1/users/{user}/privacy                          -> privacy.UserPrivacy  app
-    PUT  /v1/users/{user}/privacy  privacy.PrivacyBudget   -> privacy.UserPrivacy  operator
-    GET  /v1/cohorts/{name}/privacy                        -> privacy.CohortPrivacy  app
-    POST /v1/score                 scoring.ScoreRequest    -> scoring.ScoreResult  app
-    POST /v1/generate              scoring.GenerateRequest -> scoring.GenerateResult, or text/event-stream    app
-    GET  /healthz, /readyz                                                         anyone
-
-What a device sends is signed, besides, by the key that it enrolled with (shared.request_signature).
-
-Knows no HTTP library.
+The routes themselves are described by the server's OpenAPI document (`docs/openapi.json`). Models of jobs are in
+`shared.job`, of federation in `shared.federation.cohort`, of the registry in `shared.registry`, of tokens in
+`shared.access`, of privacy budgets in `shared.privacy`, and of scoring and generation in `shared.scoring`. Devices sign
+their requests (`shared.request_signature`).
 """
 
 from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.capabilities import Capabilities, LabelName, Labels, LabelValue
-from shared.cohort import CohortOrigin, RoundTask
+from shared.federation.cohort import CohortOrigin, RoundTask
 from shared.job import NAME, JobError, JobState, JobView, Result
 from shared.program import SignedManifest
 from shared.recipe import Recipe, Sha256
@@ -110,7 +29,7 @@ class _Wire(BaseModel):
 
 
 class ServerInfo(_Wire):
-    """Who the server is: what a device pins when it enrols."""
+    """The server's version and its public signing key, which a device pins when it enrolls."""
 
     name: str = "mobizo"
     version: str
@@ -134,21 +53,21 @@ class Page(_Wire, Generic[Item]):
     next: str | None = None
 
 
-class EnrolmentRequest(_Wire):
-    """Asks for a one-time token with which one device may enrol."""
+class EnrollmentRequest(_Wire):
+    """Request for a one-time token that enrolls one device."""
 
     expires_in_seconds: int = Field(3600, ge=1, le=30 * 24 * 3600)
 
 
-class Enrolment(_Wire):
-    """The one-time token, shown once."""
+class Enrollment(_Wire):
+    """A one-time enrollment token. It is shown only in this response."""
 
     token: str
     expires_at: datetime
 
 
-class DeviceEnrol(_Wire):
-    """A device's first words; the one-time token travels as its bearer token."""
+class DeviceEnrollment(_Wire):
+    """A device's enrollment request. The one-time token is sent as its bearer token."""
 
     name: str = Field(pattern=NAME)
     public_key: str = Field(max_length=100, description="the device's own Ed25519 key, base64")
@@ -156,7 +75,7 @@ class DeviceEnrol(_Wire):
 
 
 class DeviceGrant(_Wire):
-    """What a device needs from now on; the token is shown once."""
+    """The credentials of a newly enrolled device. The token is shown only in this response."""
 
     device_id: str
     token: str
@@ -164,18 +83,18 @@ class DeviceGrant(_Wire):
 
 
 class DeviceAuthorization(BaseModel):
-    """A request to join that waits for an operator (RFC 8628); what else a server says is passed over."""
+    """A pending enrollment that waits for an operator's approval (RFC 8628). Unknown fields are ignored."""
 
-    device_code: str = Field(description="the device's secret, with which it asks for its token")
-    user_code: str = Field(description="what a person reads to an operator")
+    device_code: str = Field(description="secret of the device; it polls for its token with it")
+    user_code: str = Field(description="code that the device shows and an operator enters")
     verification_uri: str
     verification_uri_complete: str | None = None
     expires_in: int = Field(ge=1, description="seconds")
-    interval: int = Field(5, ge=0, description="least seconds between two questions")
+    interval: int = Field(5, ge=0, description="minimum seconds between two polls")
 
 
 class DeviceToken(BaseModel):
-    """What a device gets once an operator let it in: an OAuth token, and what `DeviceGrant` says besides."""
+    """The OAuth access token that a device receives after an operator's approval, with the fields of `DeviceGrant`."""
 
     access_token: str = Field(description="shown once")
     token_type: Literal["Bearer"] = "Bearer"  # noqa: S105  # OAuth's word, no password
@@ -184,48 +103,54 @@ class DeviceToken(BaseModel):
 
 
 class DeviceRequestView(_Wire):
-    """A device that asks to join, as the operator sees it who was told its code."""
+    """A pending enrollment request as an operator sees it."""
 
     user_code: str
     name: str
     platform: str
-    fingerprint: str = Field(description="of the device's public key; the device shows the same")
-    address: str = Field(description="that it asked from, as the server sees it")
+    fingerprint: str = Field(description="fingerprint of the device's public key; the device shows the same one")
+    address: str = Field(description="network address of the device, as the server sees it")
     state: Literal["pending", "approved", "denied", "used"]
     created_at: datetime
     expires_at: datetime
-    device_id: str | None = Field(None, description="once it has joined")
+    device_id: str | None = Field(None, description="set once the device is enrolled")
 
 
 class DeviceView(_Wire):
-    """A device as the operator sees it."""
+    """A device as an operator sees it."""
 
     id: str
     name: str
     platform: str
     created_at: datetime
-    last_seen_at: datetime | None = Field(description="to about a minute")
+    last_seen_at: datetime | None = Field(description="time of the last request, accurate to about a minute")
     revoked_at: datetime | None = None
-    labels: Labels = Field(default_factory=dict, description="that an operator gave it")
-    datasets: list[str] = Field(default_factory=list, description="that it said it holds")
-    memory_bytes: int | None = Field(None, description="what it said it can spare")
-    capabilities: Capabilities | None = Field(None, description="what it said it can do; null: an agent that does not")
-    failures: int = Field(0, description="jobs in a row that it did not finish")
-    rests_until: datetime | None = Field(None, description="gets no new job before, for too many of these")
+    labels: Labels = Field(default_factory=dict, description="labels set by an operator")
+    datasets: list[str] = Field(default_factory=list, description="names of the data sets that the device reported")
+    memory_bytes: int | None = Field(None, description="memory that the device reported as available, bytes")
+    capabilities: Capabilities | None = Field(
+        None, description="capabilities that the device reported; null: none reported"
+    )
+    failures: int = Field(0, description="consecutive jobs that the device did not finish")
+    cooldown_until: datetime | None = Field(
+        None, description="the device gets no new job before this time, after too many failures"
+    )
 
 
 class DeviceChange(_Wire):
-    """What an operator changes of a device."""
+    """An operator's change to a device."""
 
     labels: dict[LabelName, LabelValue | None] = Field(
-        max_length=32, description="set to these values, and removed where null; others stay"
+        max_length=32, description="labels to set; null removes a label; other labels stay unchanged"
     )
 
 
 class LeaseRequest(_Wire):
-    """Asks for a job that this device can train."""
+    """A device's request for a job that it can train."""
 
-    datasets: list[str] = Field(max_length=1000, description="names of the data sets it holds")
+    datasets: list[Annotated[str, Field(max_length=200)]] = Field(
+        max_length=1000, description="names of the data sets on the device"
+    )
     wait_seconds: float = Field(
         0, ge=0, le=30, allow_inf_nan=False, description="how long the server may hold the request"
     )
@@ -233,71 +158,73 @@ class LeaseRequest(_Wire):
         None,
         ge=0,
         lt=2**63,
-        description="what it can spare: jobs it declined for want of more are left out; null: unsaid",
+        description="available memory, bytes; jobs declined for lack of memory are left out; null: unknown",
     )
-    capabilities: Capabilities | None = Field(None, description="what it can do; null: unsaid, as by old agents")
+    capabilities: Capabilities | None = Field(
+        None, description="capabilities of the device; null: not reported (agents of earlier releases)"
+    )
     lease_seconds: float | None = Field(
         None,
         gt=0,
         allow_inf_nan=False,
-        description="how long it would keep the job without a heartbeat; the server gives no more than its own most",
+        description="requested lease duration without a heartbeat; the server caps it",
     )
 
 
 class Lease(_Wire):
-    """One job, for one device, until `expires_at` unless heartbeats extend it."""
+    """One job, leased to one device until `expires_at`. Heartbeats extend the lease."""
 
     id: str
     job: JobView
     manifest: SignedManifest
     start: SignedAdapter | None = Field(
-        None, description="whose LoRA-B the run begins from, which `/start` sends; null: B = 0"
+        None, description="adapter version that the run starts from; `/start` serves its LoRA-B; null: B = 0"
     )
     round: RoundTask | None = Field(
         None,
         exclude_if=lambda value: value is None,  # agents of earlier releases refuse a field that they do not know
-        description="what the job's round asks of the device beside plain training; null: the job is of no round",
+        description="the federated round that the job belongs to, and its settings; null: none",
     )
     expires_at: datetime
 
 
 class LeaseState(_Wire):
-    """How a lease stands after the server heard from the device."""
+    """The state of a lease after a request from its device."""
 
     job_state: JobState
     expires_at: datetime
-    stop: bool = Field(description="the job was cancelled: stop training and forget it")
+    stop: bool = Field(description="the job was cancelled; stop training and discard it")
 
 
 class JobWaiting(_Wire):
-    """Why a job does not go on, for people."""
+    """Why a job is waiting, in words for a person."""
 
     state: JobState
     why: str
-    ahead: int | None = Field(None, description="ready jobs before it that ask for the same of a device")
-    devices: int | None = Field(None, description="devices enrolled in the tenant that were looked at")
-    able: int | None = Field(None, description="of these, the ones that may take it")
+    ahead: int | None = Field(None, description="ready jobs ahead of it with the same device requirements")
+    devices: int | None = Field(None, description="enrolled devices of the tenant that were considered")
+    able: int | None = Field(None, description="devices among these that may take the job")
 
 
 class Decline(_Wire):
-    """Why a device cannot hold a job's program, with which the server may offer a smaller one."""
+    """The memory that a job's program needs and that the device has, so that the server may offer a smaller recipe."""
 
     needed_bytes: int = Field(ge=0, lt=2**63, description="weights and planned memory")
-    available_bytes: int = Field(ge=0, lt=2**63, description="what the device can spare")
+    available_bytes: int = Field(ge=0, lt=2**63, description="memory that is available on the device")
 
 
 class RunnerBuild(_Wire):
-    """The native runner built for one platform: a .tar.gz of `mobizo-runner` and the libraries beside it."""
+    """The native runner built for one platform: a .tar.gz archive of `mobizo-runner` and its libraries."""
 
     format: Literal[1] = 1
     platform: str = Field(pattern=r"^[a-z0-9]+-[a-z0-9_]+$", description="system and machine, such as linux-aarch64")
-    version: str = Field(max_length=50, description="of mobizo; the runner serves agents of the same")
+    version: str = Field(max_length=50, description="mobizo release; agents of the same release use it")
     executorch: str = Field(max_length=50)
     size: int = Field(ge=1)
     sha256: Sha256
 
 
-class SignedRunner(_Wire):
+class SignedRunnerBuild(_Wire):
     """A runner build and the server's Ed25519 signature over its canonical JSON."""
 
     build: RunnerBuild
@@ -306,33 +233,38 @@ class SignedRunner(_Wire):
 
 
 class CalibrationView(_Wire):
-    """A calibration that recipes of its base model may take A from, at any rank up to its width."""
+    """A registered calibration. Recipes of its base model may take A from it, at any rank up to its width."""
 
-    sha256: Sha256 = Field(description="of its file; what a recipe names")
-    base: str = Field(description="name of the base model that it was made for")
+    sha256: Sha256 = Field(description="sha256 of the calibration file, by which recipes name it")
+    base: str = Field(description="name of the base model")
     kind: str = Field(description="gradients or activations")
-    task: str = Field(description="name of the task that made records into prompts")
-    examples: int = Field(description="records that it was made of")
-    modules: int = Field(description="linear layers that it covers")
-    width: int = Field(description="directions for each; the largest rank that it serves")
+    task: str = Field(description="name of the task that turned records into prompts")
+    examples: int = Field(description="number of records that it was computed from")
+    modules: int = Field(description="number of linear layers covered")
+    width: int = Field(description="directions per layer: the largest rank it supports")
     size: int = Field(description="bytes")
     created_at: datetime
 
 
 class UploadReceipt(_Wire):
-    """The server holds these bytes, validated."""
+    """Confirms that the server has validated and stored these bytes."""
 
     sha256: Sha256
     size: int
 
 
 class Completion(_Wire):
-    """Ends a lease with the adapter uploaded before; sent twice, it counts once."""
+    """Ends a lease and names the adapter that was uploaded before.
+
+    Sending it twice has the effect of sending it once.
+    """
 
     adapter_sha256: Sha256 = Field(
-        description="of the LoRA-B file; with a trajectory that is replayed, it need not be uploaded"
+        description="sha256 of the LoRA-B file; the file may be omitted if a trajectory is uploaded for replay"
     )
-    trajectory_sha256: Sha256 | None = Field(None, description="of the trajectory uploaded before; null: none is sent")
+    trajectory_sha256: Sha256 | None = Field(
+        None, description="sha256 of the uploaded trajectory; null: none was uploaded"
+    )
     result: Result
 
 
@@ -352,27 +284,31 @@ class AdapterVersion(_Wire):
     result: Result
     verified: bool = Field(False, description="the server replayed the run's trajectory and got this B, bit for bit")
     created_at: datetime
-    revision: str | None = Field(None, description="what its manifest's sha256 begins with; null: not signed yet")
+    revision: str | None = Field(
+        None, description="first 40 hexadecimal digits of the manifest's sha256; null: not signed yet"
+    )
     parent: Parent | None = Field(None, description="the version that training began from; null: B = 0")
     cohort: CohortOrigin | None = Field(
         None, exclude_if=lambda value: value is None, description="the round that made it; null: one device trained it"
     )
     state: VersionState = VersionState.APPROVED
     message: str = Field("", description="why it is held, deprecated or deleted")
-    removed_after: datetime | None = Field(None, description="when a deleted version is lost for good")
+    removed_after: datetime | None = Field(None, description="time after which a deleted version is purged")
 
 
 class TrajectoryView(_Wire):
-    """The trajectory that came with a version."""
+    """The trajectory that was uploaded with a version."""
 
     adapter: str
     version: int
     sha256: Sha256
     size: int
-    steps: int = Field(description="of the run; any of them can be made again if it is verified")
+    steps: int = Field(description="number of steps; any of them can be reconstructed if verified")
     verified: bool
-    instead: bool = Field(description="it is kept in place of the LoRA-B file, which is made of it when asked for")
-    start_sha256: Sha256 | None = Field(description="LoRA-B file that the run started from; null: B = 0")
+    instead: bool = Field(
+        description="the trajectory is stored instead of the LoRA-B file, which is reconstructed on request"
+    )
+    start_sha256: Sha256 | None = Field(description="sha256 of the LoRA-B file that the run started from; null: B = 0")
 
 
 class AdapterView(_Wire):
@@ -380,24 +316,24 @@ class AdapterView(_Wire):
 
     name: str
     user: str
-    versions: int = Field(description="how many there were; their numbers are never given again")
-    latest: AdapterVersion | None = Field(description="held or not; null: all were deleted")
+    versions: int = Field(description="number of versions created so far; numbers are never reused")
+    latest: AdapterVersion | None = Field(description="latest version, held or approved; null: all were deleted")
     main: int | None = Field(None, description="the version that is `main`; null: none was approved")
-    tags: dict[str, int] = Field(default_factory=dict, description="versions by the tags on them")
+    tags: dict[str, int] = Field(default_factory=dict, description="version number by tag")
     created_at: datetime
-    removed_after: datetime | None = Field(None, description="when a deleted adapter is lost for good")
+    removed_after: datetime | None = Field(None, description="time after which a deleted adapter is purged")
 
 
-class AssignmentView(_Wire):
-    """That a device may have an adapter's published versions."""
+class AdapterGrantView(_Wire):
+    """A grant that lets one device download the published versions of an adapter."""
 
     adapter: str
     device_id: str
-    assigned_at: datetime
+    granted_at: datetime
 
 
 class DeviceAdapter(_Wire):
-    """An adapter version for use on a device, and the program that runs it."""
+    """An adapter version that a device may download, and the program that runs it."""
 
     adapter: SignedAdapter
     program: SignedManifest
@@ -412,7 +348,7 @@ class PeftFile(_Wire):
 
 
 class PeftListing(_Wire):
-    """The files that make one adapter version a PEFT directory."""
+    """The files of an adapter version exported as a PEFT directory."""
 
     adapter: str
     version: int
@@ -420,7 +356,7 @@ class PeftListing(_Wire):
 
 
 class ConversionState(StrEnum):
-    """Where a conversion stands."""
+    """The state of a conversion."""
 
     PENDING = "pending"  # waits for a worker
     CONVERTING = "converting"
@@ -429,12 +365,12 @@ class ConversionState(StrEnum):
 
 
 class MergedModel(_Wire):
-    """A version merged into its base model: a Hugging Face directory that needs no PEFT, made by a worker."""
+    """An adapter version merged into its base model: a Hugging Face model directory that does not need PEFT."""
 
     adapter: str
     version: int
     state: ConversionState
-    files: list[PeftFile] = Field(description="empty until it is ready")
-    error: JobError | None = Field(None, description="why it failed; asked for again, it is tried again")
+    files: list[PeftFile] = Field(description="empty until the conversion is ready")
+    error: JobError | None = Field(None, description="why the conversion failed; a new request retries it")
     created_at: datetime
     ready_at: datetime | None = None

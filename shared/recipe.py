@@ -1,13 +1,10 @@
-"""A recipe: everything that shapes a program. Its canonical JSON's sha256 is the recipe id.
-
-Knows neither how a program is compiled nor who asks for it.
-"""
+"""Recipes: all settings that shape a program. The sha256 of a recipe's canonical JSON is its id."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -15,17 +12,30 @@ from shared.canonical import canonical_json, sha256_hex
 from shared.errors import InvalidRecipe
 
 Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-TARGETS: tuple[Target, ...] = get_args(Target)  # canonical order, the order of modules in flat B
+TARGETS: tuple[Target, ...] = get_args(Target)  # canonical order: the order of modules in flat B
 Loss = Literal["full", "candidates"]
 Noise = Literal["rademacher", "gaussian", "randn", "operator"]
-Estimator = Literal["replay", "stored"]
+Estimator = Literal["replay", "stored", "gradient", "directional"]
+Optimizer = Literal["sgd", "momentum", "adam"]
 RunPrivacy = Literal["none", "clipped"]
 Precision = Literal["fp32", "int8", "int4", "int8-weight", "int4-weight"]
 Backend = Literal["xnnpack", "portable", "torch", "qnn", "vulkan"]
-Layers = str | tuple[int, ...]
+Layers = Annotated[str, Field(max_length=16)] | Annotated[tuple[int, ...], Field(max_length=1_000)]
 
-RUNNER_BACKENDS: tuple[Backend, ...] = ("xnnpack", "portable")  # whose programs the native runner runs
-PRIVATE_BACKENDS: tuple[Backend, ...] = ("xnnpack", "portable", "torch")  # whose sensitivity is tested
+RUNNER_BACKENDS: tuple[Backend, ...] = ("xnnpack", "portable")  # backends that the native runner supports
+REVERSE_BACKENDS: tuple[Backend, ...] = ("xnnpack", "portable", "torch")  # backends with transposed products
+# In a transposed product the groups of 4-bit weights lie along the contracted dimension, so that their scales cannot be
+# factored out, and XNNPACK has no transposed kernel for 4-bit rows.
+REVERSE_PRECISIONS: tuple[Precision, ...] = ("fp32", "int8", "int8-weight")
+REVERSE_ESTIMATORS: tuple[Estimator, ...] = ("gradient", "directional")  # estimators that run a reverse pass
+# Estimators whose update is B -= c_i z_i with the recorded c_i, so that Rademacher runs replay bit for bit anywhere.
+LEDGER_ESTIMATORS: tuple[Estimator, ...] = ("replay", "directional")
+PRIVATE_BACKENDS: tuple[Backend, ...] = ("xnnpack", "portable", "torch")  # backends whose privacy sensitivity is tested
+
+DEFAULT_QUERIES: dict[Estimator, int] = {"replay": 4, "stored": 4, "gradient": 1, "directional": 256}
+MOST_PATH_QUERIES = 64  # q of estimators that run 2q paths at once
+MOST_QUERIES = 512
+DIRECTION_BLOCK = 1 << 21  # elements of directions that a program of estimator `directional` draws at once
 
 # The perturbation scale that keeps a precision's finite difference above its rounding noise (ADR 7).
 DEFAULT_EPS: dict[Precision, float] = {
@@ -37,7 +47,7 @@ DEFAULT_EPS: dict[Precision, float] = {
 }
 
 # Correlation of projected gradients with fp32's at that scale: 64 directions, movie reviews, SmolLM2-135M
-# (`python -m bench precision`, ADR 7). Below the least, training would follow rounding more than the data.
+# (`python -m bench precision`, ADR 7). Below LEAST_CORRELATION, rounding dominates the training signal.
 GRADIENT_CORRELATION: dict[Precision, float] = {
     "fp32": 1.0,
     "int8": 0.94,
@@ -52,7 +62,7 @@ MAX_SEED = 2**53 - 1  # the largest integer that JSON carries exactly
 
 
 class BaseRef(BaseModel):
-    """A base model, named for people and pinned by the sha256 of its files."""
+    """A base model, identified by a name and the sha256 of its files."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,25 +71,43 @@ class BaseRef(BaseModel):
 
 
 class RecipeSettings(BaseModel):
-    """What a client may choose of a recipe. Rank 16, alpha 32, q = 4 and E = 4 are the paper's; targets are ours."""
+    """The recipe settings that a client may choose.
+
+    Rank 16, alpha 32, q = 4 and E = 4 are the paper's defaults; the default targets are not from the paper.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rank: int = Field(16, ge=1, le=256, description="LoRA rank r")
     alpha: float = Field(32, gt=0, allow_inf_nan=False, description="LoRA alpha; the adapter's scale is alpha / rank")
-    targets: tuple[Target, ...] = Field(("q_proj", "v_proj"), min_length=1)
+    targets: tuple[Target, ...] = Field(("q_proj", "v_proj"), min_length=1, max_length=len(TARGETS))
     layers: Layers = Field(
         "all", description="adapted decoder layers: all, last:K, last:P% (at least one), or a list of indices from 0"
     )
     a_seed: int = Field(0, ge=0, le=MAX_SEED, description="seed of the frozen A matrices")
-    # Left out where there is none, so that the ids and signatures of recipes without it stay what they were.
+    # Omitted when null, so that ids and signatures of recipes without a calibration do not change.
     calibration: Sha256 | None = Field(
         None,
         exclude_if=lambda calibration: calibration is None,
-        description="sha256 of a calibration (shared.calibration) that A is taken from; null: drawn from a_seed",
+        description="sha256 of a calibration (shared.zo.calibration) that A is taken from; null: drawn from a_seed",
     )
-    queries: int = Field(4, ge=1, le=64, description="q: random directions per step; 2q paths run at once")
+    queries: int = Field(
+        DEFAULT_QUERIES["replay"],
+        ge=1,
+        le=MOST_QUERIES,
+        description=f"q: random directions per step. 2q paths run at once (q is at most {MOST_PATH_QUERIES}), except "
+        f"with estimator directional (default: {DEFAULT_QUERIES['directional']}) and gradient (always 1)",
+    )
     effective_batch: int = Field(4, ge=1, le=256, description="E: examples per path")
+    # Omitted when null, so that the ids and signatures of older recipes stay valid.
+    micro_batch: int | None = Field(
+        None,
+        ge=1,
+        le=256,
+        exclude_if=lambda micro_batch: micro_batch is None,
+        description="used only with estimators gradient and directional: examples that are computed at once, a divisor "
+        "of E; their gradients are added up, and memory does not grow with E; null: E",
+    )
     sequence_length: int = Field(64, ge=2, le=8192, description="S: tokens per example, prompt and answer")
     answer_length: int | None = Field(None, ge=1, le=512, description="T: most answer tokens; null: from the task")
     choices: int | None = Field(None, ge=1, le=64, description="C: most answer candidates; null: from the task")
@@ -89,12 +117,23 @@ class RecipeSettings(BaseModel):
         description="randn: the runtime's own, unseedable; operator: gaussian's, by an operator that the native runner "
         "alone has; both only with stored",
     )
-    estimator: Estimator = Field("replay", description="stored: the paper's Algorithm 2, two copies of B per query")
+    estimator: Estimator = Field(
+        "replay",
+        description="stored: the paper's Algorithm 2, two copies of B per query; gradient: the exact gradient by a "
+        "reverse pass, without directions (queries is 1); directional: the exact gradient's projections on q "
+        "directions, which replay as those of estimator replay do",
+    )
+    # Excluded if it is "adam", so that the ids and signatures of older recipes stay valid.
+    optimizer: Optimizer = Field(
+        "adam",
+        exclude_if=lambda optimizer: optimizer == "adam",
+        description="used only with estimator gradient: sgd, momentum (0.9) or adam; adam with weight decay is AdamW",
+    )
     precision: Precision = Field(
         "fp32", description="of frozen linear layers: int8 and int4 quantize activations too, on the fly (8da8w, 8da4w)"
     )
     backend: Backend = "xnnpack"
-    # Left out where it is "none", so that the ids and signatures of recipes without it stay what they were.
+    # Omitted when "none", so that ids and signatures of recipes without privacy do not change.
     privacy: RunPrivacy = Field(
         "none",
         exclude_if=lambda privacy: privacy == "none",
@@ -113,24 +152,76 @@ class RecipeSettings(BaseModel):
     @classmethod
     def _sorted_layers(cls, layers: Layers) -> Layers:
         if isinstance(layers, str):
-            if not re.fullmatch(r"all|last:[1-9][0-9]*%?", layers):
-                raise ValueError("say all, last:K, last:P%, or the layers' indices from 0")
+            if not re.fullmatch(r"all|last:[1-9][0-9]{0,5}%?", layers):
+                raise ValueError("must be all, last:K, last:P%, or layer indices from 0")
             return layers
         if not layers or len(set(layers)) != len(layers) or min(layers) < 0:
             raise ValueError("name at least one layer, each once, counted from 0")
         return tuple(sorted(layers))
 
+    @model_validator(mode="before")
+    @classmethod
+    def _queries_of_estimator(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("estimator") in REVERSE_ESTIMATORS:
+            return {"queries": DEFAULT_QUERIES[given["estimator"]]} | given
+        return given
+
+    @model_validator(mode="after")
+    def _directions_of_estimator(self) -> RecipeSettings:
+        if self.estimator == "gradient" and (self.queries != 1 or self.noise != "rademacher"):
+            raise ValueError("estimator 'gradient' has no directions; omit queries and noise")
+        if self.estimator == "directional" and self.noise != "rademacher":
+            raise ValueError(
+                f"estimator 'directional' has no noise {self.noise!r}, because its runs are replayed bit for bit; "
+                "omit noise"
+            )
+        if self.estimator not in REVERSE_ESTIMATORS and self.queries > MOST_PATH_QUERIES:
+            raise ValueError(
+                f"estimator {self.estimator!r} runs 2q paths at once and has at most {MOST_PATH_QUERIES} queries; "
+                f"estimator 'directional' has up to {MOST_QUERIES}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _reverse_pass_of_estimator(self) -> RecipeSettings:
+        if self.optimizer != "adam" and self.estimator != "gradient":
+            raise ValueError(f"optimizer {self.optimizer!r} needs estimator 'gradient'")
+        if self.estimator not in REVERSE_ESTIMATORS:
+            if self.micro_batch is not None:
+                raise ValueError(
+                    f"estimator {self.estimator!r} has no micro_batch; estimators 'gradient' and 'directional' have one"
+                )
+            return self
+        if self.micro_batch is not None and (
+            self.micro_batch == self.effective_batch or self.effective_batch % self.micro_batch
+        ):
+            raise ValueError(
+                f"micro_batch {self.micro_batch} is not a proper divisor of effective_batch {self.effective_batch}; "
+                "omit it to compute all examples at once"
+            )
+        if self.backend not in REVERSE_BACKENDS:
+            raise ValueError(
+                f"backend {self.backend} has no reverse pass, which estimator {self.estimator!r} needs; backends "
+                f"{', '.join(REVERSE_BACKENDS)} have one, and estimator 'replay' needs none"
+            )
+        if self.precision not in REVERSE_PRECISIONS:
+            raise ValueError(
+                f"precision {self.precision} has no reverse pass, which estimator {self.estimator!r} needs, because "
+                "its weights cannot be multiplied transposed; use int8-weight or int8, or estimator 'replay'"
+            )
+        return self
+
     @model_validator(mode="after")
     def _noise_of_estimator(self) -> RecipeSettings:
         if self.noise == "randn" and self.estimator != "stored":
-            raise ValueError("noise 'randn' cannot be drawn again; it needs estimator 'stored'")
+            raise ValueError("noise 'randn' cannot be reproduced; it requires estimator 'stored'")
         if self.noise == "operator":
             if self.estimator != "stored":
-                raise ValueError("noise 'operator' is Algorithm 2's; it needs estimator 'stored', or take 'gaussian'")
+                raise ValueError("noise 'operator' belongs to Algorithm 2; use estimator 'stored', or noise 'gaussian'")
             if self.backend not in RUNNER_BACKENDS:
                 raise ValueError(
-                    "noise 'operator' is the native runner's, which runs backends xnnpack and portable; backend "
-                    f"{self.backend} has 'gaussian', which draws the same"
+                    "noise 'operator' requires the native runner, which supports backends xnnpack and portable; with "
+                    f"backend {self.backend} use 'gaussian', which gives the same numbers"
                 )
         return self
 
@@ -138,14 +229,14 @@ class RecipeSettings(BaseModel):
     def _privacy_of_estimator(self) -> RecipeSettings:
         if self.privacy == "clipped":
             if self.estimator != "replay":
-                raise ValueError("privacy 'clipped' is of estimator 'replay' alone")
+                raise ValueError("privacy 'clipped' requires estimator 'replay'")
             if self.backend not in PRIVATE_BACKENDS:
-                raise ValueError(f"privacy 'clipped' is of backends {', '.join(PRIVATE_BACKENDS)} alone")
+                raise ValueError(f"privacy 'clipped' requires one of the backends {', '.join(PRIVATE_BACKENDS)}")
         return self
 
 
 class Recipe(RecipeSettings):
-    """A complete recipe: the settings, all of them concrete, and the base model they apply to."""
+    """A complete recipe: all settings resolved, and the base model they apply to."""
 
     format: Literal[1] = 1
     base: BaseRef
@@ -154,37 +245,45 @@ class Recipe(RecipeSettings):
 
     @property
     def id(self) -> str:
-        """sha256 of the recipe's canonical JSON, 64 hexadecimal digits."""
+        """The sha256 of the recipe's canonical JSON, 64 hexadecimal digits."""
         return sha256_hex(canonical_json(self.model_dump(mode="json")))
 
     @property
     def paths(self) -> int:
-        """n = 2q: perturbed copies of B that one step runs."""
-        return 2 * self.queries
+        """n: the number of copies of B in one step: 2q perturbed ones, or 1 where the gradient is exact."""
+        return 1 if self.estimator in REVERSE_ESTIMATORS else 2 * self.queries
+
+    @property
+    def rows(self) -> int:
+        """The number of examples that are computed at once: a micro-batch, or all E."""
+        return self.micro_batch or self.effective_batch
 
     @property
     def scale(self) -> float:
-        """alpha / r: what multiplies x A B."""
+        """alpha / r: the factor of x A B."""
         return self.alpha / self.rank
 
     @property
     def score_rows(self) -> int:
-        """R = 2 q E: sequences that one `score` call takes, as many as a step runs."""
-        return self.paths * self.effective_batch
+        """R: the number of sequences in one `score` call, as many as a step computes at once."""
+        return self.paths * self.rows
 
     def adapted_layers(self, count: int) -> tuple[int, ...]:
-        """Indices of the adapted ones of `count` decoder layers, ascending. Raises InvalidRecipe if one is absent."""
+        """Returns the ascending indices of the adapted layers of a base with `count` layers.
+
+        Raises InvalidRecipe if the base lacks one of them.
+        """
         return layer_indices(self.layers, count)
 
     def frozen_layers(self, count: int) -> int:
-        """Decoder layers below the first adapted one: no path has met its B yet, so they run once for all."""
+        """Returns the number of decoder layers below the first adapted one. They run once for all paths."""
         return self.adapted_layers(count)[0]
 
 
 def layer_indices(layers: Layers, count: int) -> tuple[int, ...]:
-    """The layers that `layers` names of a base of `count`, ascending; last:P% is rounded up to a whole layer.
+    """Returns the ascending layer indices that `layers` selects in a base of `count` layers; last:P% is rounded up.
 
-    Raises InvalidRecipe if the base has fewer.
+    Raises InvalidRecipe if the base has too few layers.
     """
     if isinstance(layers, tuple):
         if layers[-1] >= count:
@@ -194,7 +293,7 @@ def layer_indices(layers: Layers, count: int) -> tuple[int, ...]:
         return tuple(range(count))
     match = re.fullmatch(r"last:(\d+)(%?)", layers)
     if match is None:
-        raise InvalidRecipe(f"layers is {layers!r}; say all, last:K, last:P% or a list")
+        raise InvalidRecipe(f"layers is {layers!r}; it must be all, last:K, last:P% or a list")
     number = int(match[1])
     last = math.ceil(count * number / 100) if match[2] else number
     if last > count:
@@ -203,9 +302,9 @@ def layer_indices(layers: Layers, count: int) -> tuple[int, ...]:
 
 
 def resolve_layers(layers: Layers, count: int) -> Layers:
-    """The canonical way to say `layers` for a base of `count` layers, so that one program has one recipe id.
+    """Returns the canonical form of `layers` for a base of `count` layers. Equal programs then have equal recipe ids.
 
-    Raises InvalidRecipe if the base has fewer.
+    Raises InvalidRecipe if the base has too few layers.
     """
     indices = layer_indices(layers, count)
     if indices == tuple(range(count)):
@@ -216,9 +315,9 @@ def resolve_layers(layers: Layers, count: int) -> Layers:
 
 
 def check_trainable(precision: Precision) -> None:
-    """Raises InvalidRecipe if the precision's projected gradients were measured to agree too little with fp32's."""
+    """Raises InvalidRecipe if the precision's projected gradients correlate too little with those of fp32."""
     if (correlation := GRADIENT_CORRELATION[precision]) < LEAST_CORRELATION:
         raise InvalidRecipe(
-            f"precision {precision}: its projected gradients correlate with fp32's by {correlation:.2f} on "
-            f"SmolLM2-135M, under {LEAST_CORRELATION}; training would follow rounding: use int8-weight or int8"
+            f"precision {precision}: its projected gradients have a correlation of {correlation:.2f} with fp32 on "
+            f"SmolLM2-135M, below {LEAST_CORRELATION}; use int8-weight or int8"
         )

@@ -1,7 +1,7 @@
-"""What the adapter registry says of a version: its manifest and signature, its state, what two versions differ in.
+"""JSON models of the adapter registry: manifests, approval, tags, the audit trail and comparisons.
 
-A manifest holds facts that never change; its sha256 names the version (`revision`). What people decide later (state,
-tags, `main`) is not in it. Knows no HTTP, no database.
+A manifest holds facts that never change; its sha256 names the version (`revision`). State, tags and `main` can change
+later and are not part of it.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.canonical import canonical_json, sha256_hex
-from shared.cohort import CohortOrigin
+from shared.federation.cohort import CohortOrigin
 from shared.job import Result, TrainingSettings
 from shared.recipe import BaseRef, Recipe, Sha256
 from shared.task import Task
 
 REVISION_DIGITS = 40
-LEAST_PREFIX = 7  # digits of a revision that may stand for all 40
+LEAST_PREFIX = 7  # minimum digits of an abbreviated revision
 MAIN = "main"
-# A tag must not read as any other way to name a version.
+# A tag must differ from every other way to name a version.
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _TAKEN = re.compile(rf"{MAIN}|HEAD|v?[0-9]+|[0-9a-fA-F]{{{LEAST_PREFIX},{REVISION_DIGITS}}}")
 
 
 class VersionState(StrEnum):
-    """What people or rules decided of a version."""
+    """The state of a version."""
 
-    HELD = "held"  # waits for a person; to be had by its number or revision, never as `main`
+    HELD = "held"  # waits for approval; available by number or revision, never as `main`
     APPROVED = "approved"
-    DEPRECATED = "deprecated"  # to be had still, with a message
-    DELETED = "deleted"  # not to be had; may be taken back until it is removed
+    DEPRECATED = "deprecated"  # still available, with a message
+    DELETED = "deleted"  # not available; can be restored until it is purged
 
 
 class _Fact(BaseModel):
@@ -45,7 +45,7 @@ class _Wire(BaseModel):
 
 
 class Parent(_Fact):
-    """The version that a training run began from."""
+    """The version that a training run started from."""
 
     adapter: str
     version: int = Field(ge=1)
@@ -53,7 +53,7 @@ class Parent(_Fact):
 
 
 class AdapterManifest(_Fact):
-    """Where a version comes from and what it is."""
+    """The origin and the contents of a version."""
 
     format: Literal[1] = 1
     tenant: str
@@ -70,7 +70,7 @@ class AdapterManifest(_Fact):
     job_id: str | None = Field(description="null: a cohort's round made it")
     device_id: str | None = Field(description="null: a cohort's round made it")
     parent: Parent | None = Field(None, description="null: trained from B = 0")
-    # Absent where null, so that the manifests signed before there were cohorts keep their bytes.
+    # Omitted when null, so that manifests signed before cohorts existed keep their bytes.
     cohort: CohortOrigin | None = Field(
         None, exclude_if=lambda value: value is None, description="the round that made it; null: one device trained it"
     )
@@ -80,7 +80,7 @@ class AdapterManifest(_Fact):
     created_at: datetime
 
     def canonical(self) -> bytes:
-        """The bytes that are signed."""
+        """Returns the bytes that are signed."""
         return canonical_json(self.model_dump(mode="json"))
 
     @property
@@ -98,16 +98,16 @@ class SignedAdapter(_Fact):
 
 
 def check_tag(name: str) -> str:
-    """`name`, if a tag may be called so. Raises ValueError."""
+    """Returns `name` if it is a valid tag. Raises ValueError otherwise."""
     if not _TAG.fullmatch(name):
         raise ValueError("a tag is up to 96 letters, digits, dots, underscores and hyphens, a letter or digit first")
     if _TAKEN.fullmatch(name):
-        raise ValueError("a tag must not read as `main`, a version's number or a revision")
+        raise ValueError("a tag must not look like `main`, a version number or a revision")
     return name
 
 
 class ApprovalRule(_Fact):
-    """Which new versions are approved by themselves; the others are held for a person."""
+    """Which new versions are approved automatically. All others are held for a person's approval."""
 
     automatic: bool = Field(True, description="false: a person approves each version")
     margin: float = Field(
@@ -116,10 +116,10 @@ class ApprovalRule(_Fact):
     unmeasured: Literal["hold", "approve"] = Field("hold", description="a version whose device measured no score")
 
     def objection(self, result: Result, parent_score: float | None) -> str | None:
-        """Why a version is held, in words; None: it is approved.
+        """Returns why a version is held, or None if it is approved.
 
-        parent_score: the accuracy that the parent version reached, if there is a parent that says so. The device's own
-        measurement before training is the parent's, too, on the same data; a version must fall behind neither.
+        parent_score: the accuracy of the parent version, if known. The device's own measurement before training also
+        counts as the parent's, on the same data. The new version must not fall below either by more than the margin.
         """
         if not self.automatic:
             return "a person approves each version of this adapter"
@@ -127,27 +127,27 @@ class ApprovalRule(_Fact):
         if result.tuned_accuracy is None or not before:
             return None if self.unmeasured == "approve" else "the device measured no score before and after"
         fall = max(before) - result.tuned_accuracy
-        # A share of few examples is no exact decimal: 0.8 - 0.75 is a little more than 0.05.
+        # Allow for rounding: 0.8 - 0.75 is slightly more than 0.05 in floating point.
         if fall > self.margin + 1e-9:
             return f"the score fell from {max(before):.1%} to {result.tuned_accuracy:.1%}"
         return None
 
 
 class RuleChange(_Wire):
-    """Sets the rule of a tenant or an adapter; null: as the one above it, tenant or server."""
+    """Sets the rule of a tenant or an adapter; null: inherit from the tenant or the server."""
 
     rule: ApprovalRule | None
 
 
 class RuleView(_Wire):
-    """The rule that holds, and whose it is."""
+    """The effective rule and where it is set."""
 
     rule: ApprovalRule
     source: Literal["adapter", "tenant", "server"]
 
 
 class Decision(_Wire):
-    """What a person does to a version, and why."""
+    """A person's decision about a version, with a reason."""
 
     reason: str = Field("", max_length=1000, description="for the audit trail")
 
@@ -165,19 +165,19 @@ class Rollback(Decision):
 
 
 class Deprecation(Decision):
-    """Tells people who use a version to leave it."""
+    """Asks the users of a version to stop using it."""
 
     message: str = Field(min_length=1, max_length=1000, description="shown with the version")
 
 
 class Tagging(Decision):
-    """Puts a tag on a version, or moves it there."""
+    """Sets a tag on a version, or moves it there."""
 
     revision: str = Field(max_length=100, description="number, tag, revision or `main`")
 
 
 class AdapterAction(StrEnum):
-    """What happened to an adapter, in the audit trail's words."""
+    """An action in an adapter's audit trail."""
 
     PUBLISHED = "published"
     HELD = "held"
@@ -192,7 +192,7 @@ class AdapterAction(StrEnum):
     UNDELETED = "undeleted"
     REMOVED = "removed"
     RULED = "ruled"
-    # Of a cohort, whose adapter this is.
+    # Actions on the cohort that the adapter belongs to.
     COHORT_MADE = "cohort-made"
     JOINED = "joined"
     LEFT = "left"
@@ -202,7 +202,7 @@ class AdapterAction(StrEnum):
 
 
 class AdapterEvent(_Wire):
-    """One line of the audit trail: who did what, when and why."""
+    """One entry of the audit trail: who did what, when and why."""
 
     at: datetime
     actor: str = Field(description="id of a token or device; `server`: itself")
@@ -225,7 +225,7 @@ class VersionRef(_Wire):
 
 
 class Difference(_Wire):
-    """A setting that two versions differ in."""
+    """A setting with different values in two versions."""
 
     field: str
     left: Any
@@ -233,7 +233,7 @@ class Difference(_Wire):
 
 
 class ScoreDifference(_Wire):
-    """A figure of both sides' results; `difference` is right minus left."""
+    """A metric of both results; `difference` is right minus left."""
 
     field: str
     left: float | None
@@ -242,7 +242,7 @@ class ScoreDifference(_Wire):
 
 
 class WeightsComparison(_Wire):
-    """Two flat B (D,) over the same A."""
+    """Comparison of two flat B (D,) over the same A."""
 
     cosine: float | None = Field(description="null: one of them is zero")
     left_norm: float
@@ -251,7 +251,7 @@ class WeightsComparison(_Wire):
 
 
 class Comparison(_Wire):
-    """Two versions side by side."""
+    """Two versions compared."""
 
     left: VersionRef
     right: VersionRef

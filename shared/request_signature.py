@@ -1,4 +1,4 @@
-"""Signatures over HTTP requests: RFC 9421 with Content-Digest of RFC 9530, in one profile.
+"""Signatures over HTTP requests: a profile of RFC 9421 with the Content-Digest of RFC 9530.
 
 A device signs method, path, query and the body's digest, with the time and a nonce, by Ed25519:
 
@@ -7,8 +7,8 @@ A device signs method, path, query and the body's digest, with the time and a no
                      ;created=...;nonce="...";keyid="...";alg="ed25519"   (one line)
     Signature: mobizo=:...:
 
-A request has exactly one signature; it may have any label, and its components and parameters any order. Knows no HTTP
-library, keeps no nonces and reads no clock.
+A request has exactly one signature. Its label and the order of components and parameters are free. The caller checks
+nonces and the time.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from shared.signing import key_id
 COMPONENTS = ("@method", "@path", "@query", "content-digest")
 ALGORITHM = "ed25519"
 LABEL = "mobizo"
-MOST_TEXT = 2000  # characters of a header
+MOST_TEXT = 2000  # maximum characters of a header
 NONCE = re.compile(r"[A-Za-z0-9_.~+/=-]{16,64}")
 
-# Of structured fields (RFC 9651) what this profile needs: a dictionary with one member, as it is to be serialized.
+# The subset of structured fields (RFC 9651) that this profile uses: a dictionary with one member, strictly serialized.
 _KEY = r"[a-z*][a-z0-9_.*-]*"
 _STRING = r'"(?:[ !#-\[\]-~]|\\["\\])*"'
 _PARAMETER = rf";({_KEY})=([0-9]{{1,15}}|{_STRING})"
@@ -44,7 +44,7 @@ _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
 
 @dataclass(frozen=True)
 class RequestSignature:
-    """What a request's headers say of its signature. digest: sha256 of the body, 32 bytes. created: Unix seconds."""
+    """The parsed signature headers. digest: sha256 of the body, 32 bytes. created: Unix seconds."""
 
     covered: tuple[str, ...]
     parameters: str
@@ -56,31 +56,34 @@ class RequestSignature:
     keyid: str
 
     def verify(self, key: Ed25519PublicKey, method: str, path: str, query: str) -> None:
-        """path, query: as they were sent, still percent-encoded; query without its question mark.
+        """Verifies the signature. path, query: percent-encoded as sent; query without its question mark.
 
-        Raises BadSignature unless `key` signed just this request. The body is the caller's to compare with `digest`.
+        Raises BadSignature unless `key` signed this request. The caller compares the body with `digest`.
         """
         if self.keyid != key_id(key):
-            raise BadSignature("the request is signed by another key than this device's; enrol this device again")
+            raise BadSignature("the request is not signed by this device's key; enroll this device again")
         values = _values(method, path, query, self.content_digest)
         base = signature_base([(name, values[name]) for name in self.covered], self.parameters)
         try:
             key.verify(self.signature, base)
         except InvalidSignature as error:
             raise BadSignature(
-                "the signature is not over this request; something on the way changes method, path, query or body"
+                "the signature does not match this request; a proxy may have changed method, path, query or body"
             ) from error
 
 
 class RequestSigner:
-    """Signs one device's requests, each anew. Safe to use from several threads."""
+    """Signs the requests of one device, each with a new nonce. Thread-safe."""
 
     def __init__(self, key: Ed25519PrivateKey, now: Callable[[], float]) -> None:
         """now: Unix seconds by the server's clock."""
         self._key, self._now, self._keyid = key, now, key_id(key.public_key())
 
     def headers(self, method: str, path: str, query: str, body: bytes) -> dict[str, str]:
-        """The three headers. path, query: as they will be sent, percent-encoded; query without its question mark."""
+        """Returns the three headers.
+
+        path, query: percent-encoded as they will be sent; query without its question mark.
+        """
         digest = content_digest(hashlib.sha256(body).digest())
         covered = " ".join(f'"{name}"' for name in COMPONENTS)
         parameters = (
@@ -96,12 +99,12 @@ class RequestSigner:
 
 
 def is_signed(headers: Mapping[str, str]) -> bool:
-    """Whether a request says that it is signed; headers: without regard to case."""
+    """Whether a request has signature headers. headers: case-insensitive."""
     return "signature-input" in headers or "signature" in headers
 
 
 def parse_signature(headers: Mapping[str, str]) -> RequestSignature:
-    """What the headers say; they may be read without regard to case. Raises BadSignature for any other form."""
+    """Parses the signature headers (case-insensitive). Raises BadSignature for any other form."""
     given = _whole(headers, "signature-input")
     signed, digest = _whole(headers, "signature"), _whole(headers, "content-digest")
     described = _INPUT.fullmatch(given)
@@ -133,12 +136,12 @@ def parse_signature(headers: Mapping[str, str]) -> RequestSignature:
 
 
 def content_digest(digest: bytes) -> str:
-    """A sha256 as the Content-Digest field says it (RFC 9530)."""
+    """Returns a sha256 as the value of a Content-Digest field (RFC 9530)."""
     return f"sha-256=:{base64.b64encode(digest).decode()}:"
 
 
 def parse_digest(text: str) -> bytes:
-    """The sha256 of a Content-Digest field. Raises BadSignature for any other."""
+    """Returns the sha256 of a Content-Digest field. Raises BadSignature for any other form."""
     match = _DIGEST.fullmatch(text)
     if match is None:
         raise BadSignature("Content-Digest must be one sha-256")
@@ -159,7 +162,7 @@ def _whole(headers: Mapping[str, str], name: str) -> str:
     value = headers.get(name, "")
     if not value or len(value) > MOST_TEXT:
         raise BadSignature(
-            f"a device's request must be signed, and this one has no {name}; is the agent older than the server?"
+            f"a device's request must be signed, but {name} is missing; an old agent needs an upgrade"
             if not value
             else f"{name} is over {MOST_TEXT} characters"
         )
@@ -169,13 +172,13 @@ def _whole(headers: Mapping[str, str], name: str) -> str:
 def _signature_bytes(text: str, label: str) -> bytes:
     match = _BYTES.fullmatch(text)
     if match is None or match[1] != label:
-        raise BadSignature("Signature must be one byte sequence, by the label that Signature-Input has")
+        raise BadSignature("Signature must be one byte sequence with the label of Signature-Input")
     try:
         raw = base64.b64decode(match[2], validate=True)
     except binascii.Error as error:
         raise BadSignature("Signature is not base64") from error
     if base64.b64encode(raw).decode() != match[2]:
-        raise BadSignature("Signature is not base64 as it is to be written")
+        raise BadSignature("Signature is not canonical base64")
     return raw
 
 

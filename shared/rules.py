@@ -1,6 +1,6 @@
-"""Rules about when a device may train: a job states some, the device's owner others, and the strictest of both hold.
+"""Rules about when a device may train. The rules of the job and of the device's owner apply together.
 
-Knows no sensor; `device_agent.policy` holds them against readings.
+`device_agent.policy.rules` evaluates them against sensor readings.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Number = TypeVar("Number", int, float)
 
 
 class QuietHours(BaseModel):
-    """A daily span of the device's local time; it may cross midnight."""
+    """A daily interval of the device's local time. It may cross midnight."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,7 +37,10 @@ class QuietHours(BaseModel):
 
 
 class Rules(BaseModel):
-    """When training is allowed. A field left out allows everything; a rule no sensor can answer is not held."""
+    """Rules about when training is allowed.
+
+    An omitted field has no effect, and so has a rule without a matching sensor.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -45,13 +48,13 @@ class Rules(BaseModel):
     battery_floor: float | None = Field(None, ge=0, le=100, description="percent; below it only on external power")
     temperature_ceiling: float | None = Field(None, gt=0, le=150, description="degrees Celsius of the hottest sensor")
     memory_floor_bytes: int | None = Field(None, ge=0, description="memory that must stay free beside the training")
-    idle: bool = Field(False, description="only while nobody uses the device")
+    idle: bool = Field(False, description="only while the device is not in use")
     hours: tuple[QuietHours, ...] = Field((), max_length=24, description="only within each of these; none: any time")
     metered: bool = Field(True, description="whether downloads and uploads may use a metered network")
     daily_minutes: float | None = Field(None, ge=0, le=1440, description="of training in a local day, over all jobs")
 
     def strictest(self, other: Rules) -> Rules:
-        """The rules that hold where both do."""
+        """Returns the rules that are in force when both sets of rules apply."""
         return Rules(
             charging=self.charging or other.charging,
             battery_floor=_most(self.battery_floor, other.battery_floor),

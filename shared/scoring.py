@@ -1,7 +1,7 @@
-"""What is asked of `POST /v1/score` and `POST /v1/generate`, and what they answer. Knows no HTTP library and no model.
+"""JSON models of `POST /v1/score` and `POST /v1/generate`.
 
-A row names its adapter as `name` or `name@revision`; a revision is `main` (the default), `v7` or `7`, a tag, or at
-least 7 digits of a version's `revision`. A row without an adapter meets the base model alone.
+A row names its adapter as `name` or `name@revision`. A revision is `main` (the default), `v7` or `7`, a tag, or at
+least 7 digits of a version's `revision`. A row without an adapter uses the base model alone.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shared.recipe import MAX_SEED, Sha256
-from shared.task import Task
+from shared.task import Task, TaskName
 
 MOST_ROWS = 1024
 MOST_ANSWERS = 64  # of one row, as of a task
 MOST_NEW_TOKENS = 4096
+MOST_TEXT = 1_000_000  # characters of a prompt; a base model's context allows less
 
 AdapterRef = Annotated[
     str,
@@ -32,7 +33,7 @@ class _Wire(BaseModel):
 
 
 class _Asked(_Wire):
-    base: BaseName | None = Field(None, description="a registered base model; null: the one that the adapters are of")
+    base: BaseName | None = Field(None, description="a registered base model; null: the base of the adapters")
     base_sha256: Sha256 | None = Field(None, description="refuse any other base model")
 
 
@@ -40,27 +41,27 @@ class ScoreRow(_Wire):
     """A prompt and the answers that may follow it, or a record of the request's task."""
 
     adapter: AdapterRef | None = None
-    prompt: str | None = Field(None, min_length=1)
-    answers: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+    prompt: str | None = Field(None, min_length=1, max_length=MOST_TEXT)
+    answers: tuple[Annotated[str, Field(min_length=1, max_length=MOST_TEXT)], ...] = Field(
         (), max_length=MOST_ANSWERS, description="texts that follow the prompt, with their leading spaces if any"
     )
-    record: dict[str, Any] | None = Field(
-        None, description="the fields that the task asks for; a label is not looked at"
+    record: dict[Annotated[str, Field(max_length=100)], Any] | None = Field(
+        None, max_length=100, description="the fields that the task needs; a label is ignored"
     )
 
     @model_validator(mode="after")
     def _one_form(self) -> ScoreRow:
         texts = self.prompt is not None or bool(self.answers)
         if texts == (self.record is not None) or (self.prompt is None) != (not self.answers):
-            raise ValueError("give prompt and answers, or a record")
+            raise ValueError("set prompt and answers, or a record")
         return self
 
 
 class ScoreRequest(_Asked):
-    """Rows to score together. Their adapters may differ, in recipe and base too."""
+    """Rows to score together. Their adapters may have different recipes and bases."""
 
-    task: str | Task | None = Field(
-        None, description="of rows that are records: a shipped task's name, or a whole task"
+    task: TaskName | Task | None = Field(
+        None, description="task of rows that are records: name of a built-in task, or a complete task"
     )
     rows: tuple[ScoreRow, ...] = Field(min_length=1, max_length=MOST_ROWS)
 
@@ -72,46 +73,49 @@ class ScoreRequest(_Asked):
 
 
 class ScoredBy(_Wire):
-    """What a row met."""
+    """The base model and the adapter version that were used."""
 
     base: str
     adapter: str | None = None
     version: int | None = None
-    revision: str | None = Field(None, description="of that version, 40 hexadecimal digits")
+    revision: str | None = Field(None, description="revision of that version, 40 hexadecimal digits")
 
 
 class AnswerScore(_Wire):
-    """One answer of a row."""
+    """The score of one answer of a row."""
 
     text: str
-    label: str | None = Field(None, description="of a record's task: the first of the answer's labels")
-    tokens: int = Field(description="of the answer")
-    log_probability: float = Field(description="of the answer's text after its prompt, nats")
+    label: str | None = Field(None, description="first label of the answer, if the row is a record")
+    tokens: int = Field(description="number of tokens of the answer")
+    log_probability: float = Field(description="log-probability of the answer after its prompt, nats")
     probability: float = Field(description="among the row's answers")
 
 
 class RowScore(ScoredBy):
-    """A row's answers in their order."""
+    """The scores of a row's answers, in the order of the request."""
 
     answers: tuple[AnswerScore, ...]
-    best: int = Field(description="index of the likeliest answer")
+    best: int = Field(description="index of the most likely answer")
 
 
 class ScoreResult(_Wire):
-    """The rows, in the request's order."""
+    """The scored rows, in the order of the request."""
 
     rows: tuple[RowScore, ...]
 
 
 class GenerateRequest(_Asked):
-    """A text to go on with. Temperature 0 takes the likeliest token each time; else `seed` decides, reproducibly."""
+    """A prompt to continue.
+
+    Temperature 0 always takes the most likely token; otherwise `seed` makes sampling reproducible.
+    """
 
     adapter: AdapterRef | None = None
-    prompt: str = Field(min_length=1)
+    prompt: str = Field(min_length=1, max_length=MOST_TEXT)
     max_tokens: int = Field(128, ge=1, le=MOST_NEW_TOKENS)
     temperature: float = Field(0, ge=0, le=100, allow_inf_nan=False)
     top_p: float = Field(
-        1, gt=0, le=1, allow_inf_nan=False, description="draw from the likeliest tokens that together have this share"
+        1, gt=0, le=1, allow_inf_nan=False, description="sample from the most likely tokens with this total probability"
     )
     seed: int = Field(0, ge=0, le=MAX_SEED)
     stop: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = Field(
@@ -121,10 +125,10 @@ class GenerateRequest(_Asked):
 
 
 class GenerateResult(ScoredBy):
-    """What follows the prompt."""
+    """The generated text."""
 
     text: str
-    tokens: int = Field(description="that were generated, with those of a stop text")
+    tokens: int = Field(description="number of generated tokens, including those of a stop text")
     finish: Literal["stop", "length"] = Field(
         description="stop: at a stop text, or where the model ended the text; length: max_tokens, or the base's context"
     )

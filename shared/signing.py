@@ -1,7 +1,4 @@
-"""Ed25519 signatures over manifests of programs and adapters, and over runner builds.
-
-Knows nothing of where keys are kept or sent.
-"""
+"""Ed25519 signatures over the manifests of programs and adapters and over runner builds."""
 
 from __future__ import annotations
 
@@ -16,72 +13,72 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from shared.canonical import canonical_json, sha256_hex
 from shared.errors import Untrusted
 from shared.program import ProgramManifest, SignedManifest
-from shared.protocol import RunnerBuild, SignedRunner
+from shared.protocol import RunnerBuild, SignedRunnerBuild
 from shared.registry import AdapterManifest, SignedAdapter
 
 
 def new_private_key() -> Ed25519PrivateKey:
-    """A fresh signing key."""
+    """Generates a signing key."""
     return Ed25519PrivateKey.generate()
 
 
 def private_bytes(key: Ed25519PrivateKey) -> bytes:
-    """The 32 raw bytes of a private key."""
+    """Returns the 32 raw bytes of a private key."""
     return key.private_bytes(serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption())
 
 
 def public_text(key: Ed25519PublicKey) -> str:
-    """A public key as base64 text of its 32 raw bytes."""
+    """Returns a public key as base64 of its 32 raw bytes."""
     raw = key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     return base64.b64encode(raw).decode()
 
 
 def parse_public(text: str) -> Ed25519PublicKey:
-    """The public key that `public_text` wrote. Raises Untrusted if it is none."""
+    """Parses a public key written by `public_text`. Raises Untrusted if it is not valid."""
     try:
         return Ed25519PublicKey.from_public_bytes(base64.b64decode(text, validate=True))
     except (ValueError, binascii.Error) as error:
-        raise Untrusted("the server's public key is not base64 of 32 bytes; enrol this device again") from error
+        raise Untrusted("the server's public key is not base64 of 32 bytes; enroll this device again") from error
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """A short name of a public key: 16 hexadecimal digits of its sha256."""
+    """Returns the id of a public key: the first 16 hexadecimal digits of its sha256."""
     return sha256_hex(public_text(key).encode())[:16]
 
 
 def choose_key(named: str, keys: Sequence[Ed25519PublicKey]) -> Ed25519PublicKey:
-    """The key of `keys` with that id; the first where none has it, which then refuses the signature."""
+    """Returns the key with this id, or the first key if there is none, with which verification then fails."""
     return next((key for key in keys if key_id(key) == named), keys[0])
 
 
 def fingerprint(public: str) -> str:
-    """What people compare of a key (base64): 128 bits of its sha256, in eight groups of four hexadecimal digits."""
+    """Returns a key's (base64) fingerprint for people: 128 bits of its sha256 in eight groups of four digits."""
     digits = sha256_hex(public.encode())[:32]
     return " ".join(digits[at : at + 4] for at in range(0, 32, 4))
 
 
 def sign_manifest(manifest: ProgramManifest, key: Ed25519PrivateKey) -> SignedManifest:
-    """The manifest with the server's signature."""
+    """Returns the manifest with the server's signature."""
     return SignedManifest(
         manifest=manifest, key_id=key_id(key.public_key()), signature=_sign(manifest.canonical(), key)
     )
 
 
 def verify_manifest(signed: SignedManifest, key: Ed25519PublicKey) -> ProgramManifest:
-    """The manifest, once its signature and its recipe id hold. Raises Untrusted otherwise."""
+    """Returns the manifest if its signature and its recipe id are valid. Raises Untrusted otherwise."""
     _verify("program", signed.signature, signed.manifest.canonical(), key)
     if signed.manifest.recipe.id != signed.manifest.recipe_id:
         raise Untrusted("the program's recipe does not have the id that its manifest states")
     return signed.manifest
 
 
-def sign_runner(build: RunnerBuild, key: Ed25519PrivateKey) -> SignedRunner:
-    """The runner build with the server's signature."""
-    return SignedRunner(build=build, key_id=key_id(key.public_key()), signature=_sign(_runner_bytes(build), key))
+def sign_runner_build(build: RunnerBuild, key: Ed25519PrivateKey) -> SignedRunnerBuild:
+    """Returns the runner build with the server's signature."""
+    return SignedRunnerBuild(build=build, key_id=key_id(key.public_key()), signature=_sign(_runner_bytes(build), key))
 
 
-def verify_runner(signed: SignedRunner, key: Ed25519PublicKey) -> RunnerBuild:
-    """The runner build, once its signature holds. Raises Untrusted otherwise.
+def verify_runner_build(signed: SignedRunnerBuild, key: Ed25519PublicKey) -> RunnerBuild:
+    """Returns the runner build if its signature is valid. Raises Untrusted otherwise.
 
     The caller compares platform and version with its own, and the archive with `size` and `sha256`.
     """
@@ -90,14 +87,14 @@ def verify_runner(signed: SignedRunner, key: Ed25519PublicKey) -> RunnerBuild:
 
 
 def sign_adapter(manifest: AdapterManifest, key: Ed25519PrivateKey) -> SignedAdapter:
-    """An adapter version's manifest with the server's signature."""
+    """Returns an adapter version's manifest with the server's signature."""
     return SignedAdapter(manifest=manifest, key_id=key_id(key.public_key()), signature=_sign(manifest.canonical(), key))
 
 
 def verify_adapter(signed: SignedAdapter, key: Ed25519PublicKey) -> AdapterManifest:
-    """The manifest, once its signature and its recipe id hold. Raises Untrusted otherwise.
+    """Returns the manifest if its signature and its recipe id are valid. Raises Untrusted otherwise.
 
-    The caller compares the files with the hashes in it.
+    The caller compares the files with the hashes in the manifest.
     """
     manifest = signed.manifest
     _verify("adapter", signed.signature, manifest.canonical(), key)
@@ -107,7 +104,7 @@ def verify_adapter(signed: SignedAdapter, key: Ed25519PublicKey) -> AdapterManif
 
 
 def _runner_bytes(build: RunnerBuild) -> bytes:
-    # A manifest has other fields, so that no signature over one passes for the other.
+    # Manifests have other fields, so signatures are not interchangeable.
     return canonical_json(build.model_dump(mode="json"))
 
 
@@ -121,5 +118,5 @@ def _verify(what: str, signature: str, content: bytes, key: Ed25519PublicKey) ->
     except (InvalidSignature, ValueError, binascii.Error) as error:
         raise Untrusted(
             f"the {what}'s signature is not by the server this device was enrolled with; "
-            "if the server's key was changed on purpose, enrol this device again"
+            "if the server's key was changed on purpose, enroll this device again"
         ) from error

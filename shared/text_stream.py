@@ -1,4 +1,4 @@
-"""Generated tokens to text, piece by piece. Knows a tokenizer; knows nothing of who generates or reads."""
+"""Decodes generated tokens to text incrementally."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-TORN = "\ufffd"  # what a decoder shows for bytes that are no whole character
+TORN = "\ufffd"  # the decoder's replacement for an incomplete character
 
 
 class TextStream:
-    """Tokens to text, token by token: a character of several tokens appears with its last."""
+    """Decodes tokens one by one. A character that spans several tokens is returned with its last token."""
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
-        """before: the tokens that the text follows, so that its first word gets its space."""
+        """before: the tokens that precede the text, so that the first word is decoded with its leading space."""
         self._tokenizer = tokenizer
-        # Whole characters, always: some decoders give up on all bytes in a row where one lacks its fellows.
+        # Complete characters only, because some decoders drop a whole sequence of bytes if one character is incomplete.
         self._shown, self._pending = list(before), list[int]()
 
     def push(self, token: int) -> str:
-        """The text that one more token completes; "" while a character lacks bytes, or for a token that is no text."""
+        """Returns the text that one more token completes: "" for an incomplete character or a token without text."""
         self._pending.append(token)
         new = self._new()
-        # What has no text of its own cannot tell how the next piece is spelled.
+        # A token without text of its own does not determine the spelling of the next one.
         return self._take() if new and not new.endswith(TORN) else ""
 
     def flush(self) -> str:
-        """The text of what is left; bytes that are no whole character show as U+FFFD."""
+        """Returns the remaining text. Incomplete characters appear as U+FFFD."""
         return self._take()
 
     def _new(self) -> str:
@@ -35,7 +35,7 @@ class TextStream:
     def _take(self) -> str:
         new = self._new()
         if self._pending:
-            # The last piece is enough for the next one to be spelled as it is after it.
+            # The last piece is sufficient context for decoding the next one.
             self._shown, self._pending = self._pending, []
         return new
 

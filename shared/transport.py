@@ -1,6 +1,6 @@
-"""HTTP, in the one module that imports an HTTP library: requests, errors, retries and resumed downloads.
+"""HTTP client: requests, errors, retries and resumed downloads.
 
-A successor of httpx is one change, here. Knows no route and no mobizo file format.
+This is the only module that imports an HTTP library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shared.request_signature import RequestSigner
 _SAFE = frozenset({"GET", "HEAD"})
 TOO_MANY = 429
 RETRIED_STATUS = frozenset({TOO_MANY, 502, 503, 504})
-MOST_WAIT = 30.0  # seconds; a server that asks for more is not waited for
+MOST_WAIT = 30.0  # seconds; longer waits are raised as errors
 MOST_REDIRECTS = 3
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 ByteProgress = Callable[[int, int], None]  # bytes so far, bytes in all
@@ -36,7 +36,10 @@ class Unreachable(Unavailable):
 
 
 class Transport:
-    """A connection to one mobizo server. Safe to keep for a process's life; close it at the end."""
+    """An HTTP connection to one mobizo server.
+
+    It may be kept for the life of a process and must be closed at the end.
+    """
 
     def __init__(
         self,
@@ -47,10 +50,10 @@ class Transport:
         attempts: int = 4,
         signer: RequestSigner | None = None,
     ) -> None:
-        """server: base URL. token: bearer token. timeout: seconds of silence. attempts: tries of a request.
+        """server: base URL. token: bearer token. timeout: seconds without data. attempts: maximum tries of a request.
 
-        signer: signs every request that may change something; each try anew, since a nonce counts once. Raises
-        Unreachable for what is no URL.
+        signer: signs every request that may change something, each try with a new nonce. Raises Unreachable for an
+        invalid URL.
         """
         headers = {"User-Agent": "mobizo"}
         if token:
@@ -89,13 +92,13 @@ class Transport:
         retry: bool = True,
         timeout: float | None = None,
     ) -> httpx.Response:
-        """One request; a problem document is raised as the error it names.
+        """Sends one request. A problem document is raised as the error that it names.
 
-        retry: whether sending it twice does no harm; then lost connections and busy servers are tried again,
-        with jittered exponential backoff, or when the server says (Retry-After). One that was refused as one too many
-        did nothing, and is tried again in any case. Raises Unreachable when no answer came.
+        retry: whether the request may be sent twice. Lost connections and busy servers are then retried with jittered
+        exponential backoff, or when the server says (Retry-After). A request rejected by a rate limit had no effect and
+        is always retried. Raises Unreachable if there was no response.
         """
-        asked = 0.0  # seconds that the server wants to be left alone
+        asked = 0.0  # seconds that the server asks to wait
         for attempt in range(self._attempts):
             if attempt:
                 _pause(attempt, asked)
@@ -127,9 +130,10 @@ class Transport:
         raise AssertionError("unreachable")
 
     def form(self, path: str, fields: dict[str, str]) -> tuple[int, dict[str, Any]]:
-        """A form-encoded POST, tried once: the answer's status and JSON object, as OAuth has them for errors, too.
+        """Sends a form-encoded POST once. Returns status and JSON object of the response, also for OAuth errors.
 
-        Raises the error that a problem document names, Unreachable when no answer came, or MobizoError for another.
+        Raises the error of a problem document, Unreachable if there was no response, or MobizoError for another
+        response.
         """
         try:
             response = self._http.post(path, data=fields, headers={"Accept": "application/json"})
@@ -155,7 +159,7 @@ class Transport:
     def events(
         self, path: str, *, last_event_id: str | None = None, body: Any = None
     ) -> Iterator[tuple[str, str, str]]:
-        """(event, id, data) of a text/event-stream, until the server ends it. body: JSON to POST; None: a GET."""
+        """Yields (event, id, data) of a text/event-stream until it ends. body: JSON to POST; None: a GET."""
         headers = {"Accept": "text/event-stream"}
         if last_event_id:
             headers["Last-Event-ID"] = last_event_id
@@ -172,9 +176,11 @@ class Transport:
     def download(
         self, path: str, target: Path, *, size: int, sha256: str, progress: ByteProgress | None = None
     ) -> None:
-        """Fetches a file of known size and sha256 to `target`, atomically, resuming a `.part` left by an earlier try.
+        """Downloads a file of known size and sha256 to `target`, atomically.
 
-        Raises Untrusted if what arrived is not that file (nothing is kept), Unreachable if it would not arrive.
+        It resumes the `.part` file of an earlier try.
+
+        Raises Untrusted if the data does not match (it is then deleted), Unreachable if the download does not complete.
         """
         part = target.with_name(target.name + ".part")
         asked = 0.0
@@ -186,8 +192,8 @@ class Transport:
                 self._fetch(path, part, size, sha256, progress)
                 break
             except TooManyRequests as error:
-                said = error.extra.get("retry_after_seconds")
-                asked = float(said) if isinstance(said, int | float) and said >= 0 else 0.0
+                delay = error.extra.get("retry_after_seconds")
+                asked = float(delay) if isinstance(delay, int | float) and delay >= 0 else 0.0
                 if attempt == self._attempts - 1 or asked > MOST_WAIT:
                     raise
             except httpx.HTTPError as error:
@@ -195,7 +201,7 @@ class Transport:
                     raise Unreachable(f"{self.server} dropped a download ({error}); it resumes next time") from error
         if part.stat().st_size != size or file_sha256(part) != sha256:
             part.unlink()
-            raise Untrusted(f"{target.name}: what arrived does not have the size and sha256 that its manifest states")
+            raise Untrusted(f"{target.name}: the download does not have the size and sha256 in its manifest")
         part.replace(target)
 
     def _fetch(self, path: str, part: Path, size: int, sha256: str, progress: ByteProgress | None) -> None:
@@ -215,7 +221,7 @@ class Transport:
                 raise httpx.RemoteProtocolError(f"asked for {have} to {size}, it sent {span[0]}")
             have = have if resumed else 0
             with part.open("ab" if resumed else "wb") as file:
-                # Raw pieces as they come: gathering them would lose the last ones when the link drops.
+                # Raw chunks are written as they arrive, so that a lost connection loses nothing already received.
                 for piece in response.iter_raw():
                     have += len(piece)
                     if have > size:
@@ -228,11 +234,10 @@ class Transport:
 
     @contextmanager
     def _file(self, path: str, headers: dict[str, str]) -> Iterator[httpx.Response]:
-        """A file's response, 200 or 206, from where the server sends us for it.
+        """The response (200 or 206) of a file, after redirects.
 
-        Another host is given neither token nor tag: If-Range names a tag of our server's, which has compared it
-        already, and the whole is checked by its hash. What another host answers wrongly is tried again from the start,
-        since its address may have run out.
+        Another host gets neither the token nor If-Range, whose tag is one of our server's; the download is verified by
+        its hash. An unexpected status of another host is retried from the start, because its URL may have expired.
         """
         request = self._http.build_request("GET", path, headers=headers)
         home = request.url
@@ -244,7 +249,7 @@ class Transport:
             response.close()
             request = self._redirected(response, home, headers)
         else:
-            raise MobizoError(f"{self.server} sent a download round in circles")
+            raise MobizoError(f"{self.server} redirected a download too many times")
         try:
             if response.status_code in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
                 yield response
@@ -267,7 +272,7 @@ class Transport:
         return self._stranger().build_request("GET", url, headers=less)
 
     def _stranger(self) -> httpx.Client:
-        """A client that knows no token."""
+        """A client without a token, for other hosts."""
         if self._elsewhere is None:
             self._elsewhere = httpx.Client(headers={"User-Agent": "mobizo"}, timeout=self._http.timeout)
         return self._elsewhere
@@ -283,18 +288,18 @@ def _same_origin(one: httpx.URL, other: httpx.URL) -> bool:
 
 
 def _pause(attempt: int, asked: float) -> None:
-    """Sleeps before a further try: longer each time, never all clients at once, and not less than was asked."""
+    """Sleeps before a retry: longer each time, with jitter, and at least as long as the server asks."""
     time.sleep(asked + random.uniform(0.5, 1) * 2 ** (attempt - 1) * 0.5)
 
 
 def _retry_after(response: httpx.Response) -> float:
-    """Seconds that the server asks to wait; 0 if it does not say."""
+    """Returns the seconds of Retry-After, or 0 if it is absent."""
     text = response.headers.get("Retry-After", "")
     return float(text) if text.isascii() and text.isdigit() else 0.0
 
 
 def raise_problem(response: httpx.Response) -> None:
-    """Raises the error that a response's problem document names; returns if the response is none."""
+    """Raises the error that a response's problem document names. Returns if the response is no error."""
     if not response.is_error:
         return
     try:

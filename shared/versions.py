@@ -1,4 +1,4 @@
-"""Release numbers, and what is asked of them: `>=1.5,<2`. Knows neither packages nor ExecuTorch."""
+"""Release numbers and conditions on them, such as `>=1.5,<2`."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ _PARTS = 4
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The four numbers that a version begins with, absent ones as 0: `1.5.1+cpu` is (1, 5, 1, 0).
+    """Returns the four leading numbers of a version, missing ones as 0: `1.5.1+cpu` is (1, 5, 1, 0).
 
-    Raises ValueError if it begins with none.
+    Raises ValueError if the version does not start with a release number.
     """
     found = _RELEASE.match(version)
     if found is None:
-        raise ValueError(f"{version!r} does not begin with a release number such as 1.5.1")
+        raise ValueError(f"{version!r} does not start with a release number such as 1.5.1")
     numbers = [int(number) for number in found[0].split(".")]
     return tuple(numbers + [0] * (_PARTS - len(numbers)))
 
 
 def conditions(text: str) -> list[tuple[str, tuple[int, ...]]]:
-    """What `text` asks, all of which must hold. Raises ValueError if it is not understood."""
+    """Parses conditions, all of which must hold. Raises ValueError for an invalid one."""
     found = []
     for part in text.split(","):
         match = _CONDITION.fullmatch(part)
         if match is None:
-            raise ValueError(f"{part.strip()!r} is no condition on a version; write for example >=1.5,<2")
+            raise ValueError(f"{part.strip()!r} is not a version condition; an example is >=1.5,<2")
         found.append((match[1], release(match[2])))
     return found
 
 
 def satisfies(version: str, text: str) -> bool:
-    """Whether a version meets every condition of `text`. Raises ValueError if either is not understood."""
+    """Whether a version meets every condition in `text`. Raises ValueError if either is invalid."""
     has = release(version)
     return all(
         {

@@ -1,6 +1,5 @@
-"""Federation in one process tree: hundreds of virtual devices over the same device half and the same server half.
+"""Simulation of federated learning: hundreds of virtual devices that run the product's device half and server half.
 
-A virtual device trains with `device_agent`'s trainer and real compiled programs; a round's updates become a version by
-`shared.federation`. What is simulated is who takes part, who drops out, who lies, and whose data is whose. Knows no
-HTTP and no database.
+A virtual device trains with `device_agent`'s trainer and real compiled programs, and `shared.federation` aggregates a
+round's updates. Simulated are participation, drop-outs, attacks and the partition of the data among devices.
 """

@@ -1,7 +1,6 @@
-"""What a poisoned device does: to its labels before it trains, or to what it sends after.
+"""Attacks of poisoned devices: on their labels before training, or on the numbers they send.
 
-An attack is on the numbers that are sent, whatever these are: an update of B (D,), or a trajectory's coefficients.
-Knows no aggregator; which of them withstands what is `shared.federation`'s matter and its tests'.
+An attack on the numbers applies to either form of upload: an update of B (D,) or a trajectory's coefficients.
 """
 
 from __future__ import annotations
@@ -12,30 +11,30 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.encoding import Example
+from shared.zo.encoding import Example
 from simulation.draws import generator
 from simulation.settings import FaultSettings
 
 F32 = NDArray[np.float32]
-ON_DATA = ("labels", "claims")  # attacks that leave the numbers as they came out
-CLAIM = 2**31 - 1  # examples that a liar says it trained on
+ON_DATA = ("labels", "claims")  # attacks that do not change the numbers
+CLAIM = 2**31 - 1  # number of examples reported by attack `claims`
 
 
 def poisoned(settings: FaultSettings, devices: int, seed: int) -> frozenset[int]:
-    """The devices that attack, the same in every round."""
+    """Returns the devices that attack, the same in every round."""
     count = round(settings.poisoned * devices)
     return frozenset(generator(seed, "poisoned").permutation(devices)[:count].tolist())
 
 
 def spoil_examples(settings: FaultSettings, examples: Sequence[Example]) -> Sequence[Example]:
-    """What it trains on: of attack `labels` each next answer in place of the right one."""
+    """Returns a poisoned device's training examples: attack `labels` replaces each correct answer by the next one."""
     if settings.attack != "labels":
         return examples
     return [replace(example, correct=(example.correct + 1) % len(example.rows)) for example in examples]
 
 
 def spoil_numbers(settings: FaultSettings, numbers: F32, seed: int, round_: int, device: int) -> F32:
-    """What it sends in place of `numbers`."""
+    """Returns the numbers that a poisoned device sends instead of `numbers`."""
     scale = np.float32(settings.strength)
     if settings.attack == "sign_flip":
         return -scale * numbers
@@ -44,7 +43,7 @@ def spoil_numbers(settings: FaultSettings, numbers: F32, seed: int, round_: int,
     if settings.attack == "not_finite":
         return np.full_like(numbers, np.nan)
     if settings.attack in ("random", "collusion"):
-        # Those who collude send the same, so that they look like a cluster.
+        # Colluding devices send equal numbers, which form a cluster.
         name = device if settings.attack == "random" else "all"
         noise = generator(seed, "attack", round_, name).standard_normal(numbers.shape)
         return (scale * noise * (np.abs(numbers).mean() or 1.0)).astype(np.float32)
@@ -52,5 +51,5 @@ def spoil_numbers(settings: FaultSettings, numbers: F32, seed: int, round_: int,
 
 
 def claimed(settings: FaultSettings, examples: int) -> int:
-    """How many examples it says it trained on."""
+    """Returns the number of training examples that a poisoned device reports."""
     return CLAIM if settings.attack == "claims" else examples

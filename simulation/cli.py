@@ -1,4 +1,4 @@
-"""`mobizo simulate`: options and what the terminal shows; nothing else."""
+"""The `mobizo simulate` command: options and terminal output."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from simulation.settings import SimulationSettings, read_settings
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
-SHOWN = ("round", "counted", "dropped", "refused", "accuracy", "loss", "devices")  # of the report's columns
+SHOWN = ("round", "counted", "dropped", "refused", "accuracy", "loss", "devices")  # columns of the terminal's table
 
 
 def simulate(
-    directory: Annotated[Path, typer.Argument(help="for the report; a simulation that was stopped there goes on")],
-    config: Annotated[Path | None, typer.Option(help="TOML file; flags take the place of what it says")] = None,
+    directory: Annotated[Path, typer.Argument(help="directory of the report; an interrupted simulation is resumed")],
+    config: Annotated[Path | None, typer.Option(help="TOML file; flags override its settings")] = None,
     devices: Annotated[int | None, typer.Option(help="virtual devices; default 200")] = None,
-    rounds: Annotated[int | None, typer.Option(help="versions to make; default 5")] = None,
-    participation: Annotated[float | None, typer.Option(help="share of the devices asked in a round")] = None,
-    seed: Annotated[int | None, typer.Option(help="of everything that is drawn")] = None,
+    rounds: Annotated[int | None, typer.Option(help="number of rounds; default 5")] = None,
+    participation: Annotated[float | None, typer.Option(help="share of devices selected per round")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed of all random choices")] = None,
     base: Annotated[str | None, typer.Option(help="Hugging Face directory or id, or .gguf; default: built in")] = None,
-    data: Annotated[
-        list[Path] | None, typer.Option(help="a directory with train.jsonl, as a source of data; repeatable")
-    ] = None,
-    task: Annotated[str | None, typer.Option(help="a shipped task")] = None,
+    data: Annotated[list[Path] | None, typer.Option(help="directory with train.jsonl; repeatable")] = None,
+    task: Annotated[str | None, typer.Option(help="name of a built-in task")] = None,
     partition: Annotated[str | None, typer.Option(help="iid, dirichlet (default) or source")] = None,
-    alpha: Annotated[float | None, typer.Option(help="of the Dirichlet distribution: small is unlike")] = None,
-    skew: Annotated[float | None, typer.Option(help="how unlike the amounts of data are: sigma of a lognormal")] = None,
-    dropout: Annotated[float | None, typer.Option(help="chance that a device does not answer")] = None,
+    alpha: Annotated[
+        float | None,
+        typer.Option(help="concentration of the Dirichlet distribution; small values: few labels per device"),
+    ] = None,
+    skew: Annotated[float | None, typer.Option(help="sigma of the lognormal distribution of data sizes")] = None,
+    dropout: Annotated[float | None, typer.Option(help="probability that a device drops out")] = None,
     poisoned: Annotated[float | None, typer.Option(help="share of devices that attack")] = None,
     attack: Annotated[
         str | None, typer.Option(help="sign_flip, huge, random, collusion, labels, not_finite or claims")
@@ -46,27 +47,29 @@ def simulate(
     algorithm: Annotated[str | None, typer.Option(help="fedavg, fedprox or fedbuff")] = None,
     aggregator: Annotated[str | None, typer.Option(help="mean, median, trimmed_mean, krum or multi_krum")] = None,
     upload: Annotated[str | None, typer.Option(help="weights, trajectory or masked")] = None,
-    engine: Annotated[str, typer.Option(help="processes of this machine, inline, or ray")] = "processes",
-    workers: Annotated[int | None, typer.Option(min=1, help="errands at a time; default: one for each core")] = None,
-    program: Annotated[Path | None, typer.Option(help="keep the compiled program here, for other simulations")] = None,
+    engine: Annotated[str, typer.Option(help="processes (on this machine), inline or ray")] = "processes",
+    workers: Annotated[int | None, typer.Option(min=1, help="number of workers; default: one for each core")] = None,
+    program: Annotated[
+        Path | None, typer.Option(help="directory for the compiled program, shared between simulations")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
 ) -> None:
-    """Simulate a cohort: many virtual devices train, and their updates become a shared adapter, round by round."""
+    """Simulate a cohort: many virtual devices train a shared adapter in rounds."""
     try:
-        given = _said(
+        given = _without_none(
             devices=devices,
             rounds=rounds,
             participation=participation,
             seed=seed,
             base=base,
-            data=_said(
+            data=_without_none(
                 sources=[str(each) for each in data] if data else None, partition=partition, alpha=alpha, skew=skew
             ),
-            faults=_said(dropout=dropout, poisoned=poisoned, attack=attack),
-            cohort=_said(
+            faults=_without_none(dropout=dropout, poisoned=poisoned, attack=attack),
+            cohort=_without_none(
                 task=task,
-                algorithm=_said(name=algorithm) or None,
-                aggregator=_said(name=aggregator) or None,
+                algorithm=_without_none(name=algorithm) or None,
+                aggregator=_without_none(name=aggregator) or None,
                 upload=upload,
             ),
         )
@@ -76,7 +79,7 @@ def simulate(
     except OSError as error:
         raise _stop(f"{error.filename or directory}: {error.strerror or error}", 1) from error
     except KeyboardInterrupt:
-        message = f"stopped; {directory} keeps what is finished, and the same command goes on from there"
+        message = f"stopped; finished rounds are in {directory}, and the same command resumes the simulation"
         raise _stop(message, 130) from None
 
 
@@ -87,7 +90,7 @@ def _stop(message: str, status: int) -> typer.Exit:
 
 def _engine(name: str) -> Engine:
     if name not in get_args(Engine):
-        raise BadRequest(f"there is no engine {name!r}; say {', '.join(get_args(Engine))}")
+        raise BadRequest(f"unknown engine {name!r}; choose {', '.join(get_args(Engine))}")
     return cast(Engine, name)
 
 
@@ -99,14 +102,14 @@ def _run(
     program: Path | None,
     as_json: bool,
 ) -> None:
-    # What trains and compiles weighs hundreds of megabytes; a mistake in the settings is told without it.
+    # Imported after the settings are validated, because training and compilation load hundreds of megabytes.
     from simulation import plots, report
     from simulation.session import Means, Simulated
     from simulation.session import simulate as run
 
     logging.getLogger("root").setLevel(logging.ERROR)
     began = time.monotonic()
-    found: Simulated
+    outcome: Simulated
     with _progress() as bar:
         whole = bar.add_task("rounds", total=settings.rounds)
         part = bar.add_task("compiling", total=None)
@@ -116,22 +119,22 @@ def _run(
             bar.update(whole, completed=number - 1)
             bar.update(part, description=what, completed=done, total=of if of > 1 else None)
 
-        found = run(settings, directory, Means(engine, workers, program), tell)
+        outcome = run(settings, directory, Means(engine, workers, program), tell)
         bar.update(whole, completed=settings.rounds)
         bar.remove_task(part)
-    drawn = plots.draw(found, directory)
-    report.write(found, directory, drawn)
+    drawn = plots.draw(outcome, directory)
+    report.write(outcome, directory, drawn)
     if as_json:
-        out.print(json.dumps(report.document(found)), markup=False, soft_wrap=True)
+        out.print(json.dumps(report.document(outcome)), markup=False, soft_wrap=True)
         return
     table = Table(*SHOWN, box=None)
-    for row in report.rows(found):
+    for row in report.rows(outcome):
         table.add_row(*(str(row[report.COLUMNS.index(name)]) for name in SHOWN))
     out.print(table)
-    for line in report.remarks(found):
+    for line in report.remarks(outcome):
         out.print(line, markup=False)
     if not drawn:
-        err.print("no plots: they need matplotlib (pip install 'mobizo[simulate]')", markup=False)
+        err.print("no plots: matplotlib is not installed (pip install 'mobizo[simulate]')", markup=False)
     out.print(f"{directory / 'report.html'}  {time.monotonic() - began:.0f} s", markup=False, soft_wrap=True)
 
 
@@ -148,8 +151,8 @@ def _progress() -> Progress:
     )
 
 
-def _said(**fields: Any) -> dict[str, Any]:
-    """What was given; a table that has nothing in it is left out by `read_settings`'s own merging."""
+def _without_none(**fields: Any) -> dict[str, Any]:
+    """Returns the given options. `read_settings` ignores empty tables."""
     return {name: value for name, value in fields.items() if value is not None}
 
 

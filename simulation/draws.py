@@ -1,7 +1,6 @@
-"""Every random number of a simulation, from its one seed and the name of what it is for.
+"""Random numbers of a simulation, derived from its seed and the name of their purpose.
 
-What a device draws in a round depends on seed, round and device alone: not on who else takes part, nor on which
-process it runs in. Knows nothing of what is drawn.
+The numbers of a device in a round depend on seed, round and device only, not on the other devices or the process.
 """
 
 from __future__ import annotations
@@ -19,16 +18,19 @@ def _digest(seed: int, *names: object) -> bytes:
 
 
 def generator(seed: int, *names: object) -> np.random.Generator:
-    """A generator for one purpose."""
+    """Returns a random generator for one purpose."""
     return np.random.Generator(np.random.PCG64(int.from_bytes(_digest(seed, *names)[:16], "little")))
 
 
 def job_seed(seed: int, *names: object) -> int:
-    """A seed as jobs have them."""
+    """Returns a job seed, from 0 to MAX_SEED."""
     return int.from_bytes(_digest(seed, *names)[:8], "little") & MAX_SEED
 
 
 def entropy(seed: int, *names: object) -> Callable[[int], bytes]:
-    """Bytes in place of the operating system's. What they protect is protected from nobody: for simulations only."""
+    """Returns a source of bytes that replaces the operating system's.
+
+    It is predictable: use it for simulations only.
+    """
     drawn = generator(seed, *names)
     return drawn.bytes

@@ -1,7 +1,6 @@
-"""Where errands run: in this process, in processes of this machine, or on a Ray cluster. One interface.
+"""Executors of local tasks: in this process, in other processes of this machine, or on a Ray cluster.
 
-Answers come in the order in which they were asked for, so that nothing depends on which worker was faster. Knows
-neither devices nor rounds.
+Results are returned in the order of the requests, so they do not depend on the workers' speed.
 """
 
 from __future__ import annotations
@@ -19,31 +18,31 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 from shared.errors import BadRequest, Unavailable
-from simulation.workshop import Place, call
+from simulation.worker import WorkerConfig, call
 
 Engine = Literal["inline", "processes", "ray"]
-AHEAD = 4  # errands for each worker that are handed over before their turn
+AHEAD = 4  # calls per worker that are submitted in advance
 
 
 class Handle(Protocol):
-    """An answer that is still to come."""
+    """The pending result of a call."""
 
     def result(self) -> Any:
-        """Waits for it. Raises what the errand raised."""
+        """Waits for the result. Raises the call's exception."""
 
 
 class Executor(Protocol):
-    """Runs methods of a workshop."""
+    """Runs methods of a worker."""
 
     @property
     def workers(self) -> int:
-        """Errands that run at a time."""
+        """Number of calls that run at a time."""
 
     def submit(self, method: str, *arguments: Any) -> Handle:
-        """Hands one errand over."""
+        """Submits one call of a worker's method."""
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Stops the workers."""
 
 
 class _Done:
@@ -55,43 +54,43 @@ class _Done:
 
 
 class InProcess:
-    """Everything in this process, as it is asked for."""
+    """Runs every call immediately, in this process."""
 
     workers = 1
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
 
     def submit(self, method: str, *arguments: Any) -> Handle:
-        """Does the errand."""
-        return _Done(call(self._place, method, arguments))
+        """Runs the call."""
+        return _Done(call(self._config, method, arguments))
 
     def close(self) -> None:
-        """Nothing is left to end."""
+        """Does nothing."""
 
 
 class Processes:
-    """Processes of this machine."""
+    """Runs calls in processes of this machine."""
 
-    def __init__(self, place: Place, workers: int) -> None:
-        self._place, self.workers = place, workers
-        # Not forked: the parent's threads and its copy of libraries' state are none of a worker's business.
+    def __init__(self, config: WorkerConfig, workers: int) -> None:
+        self._config, self.workers = config, workers
+        # Spawned and not forked, because threads and library state of the parent must not be copied.
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(place.log,))
+        self._pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(config.log,))
 
     def submit(self, method: str, *arguments: Any) -> Handle:
-        """Hands one errand to the next free process."""
+        """Submits one call to the next free process."""
         with _no_interrupts():
-            return _Waited(self._pool.submit(call, self._place, method, arguments))
+            return _Waited(self._pool.submit(call, self._config, method, arguments))
 
     def close(self) -> None:
-        """Ends the processes, without what was not begun."""
+        """Stops the processes and cancels calls that have not started."""
         self._pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Holds Ctrl-C back while a worker may be started, which inherits that until `_begin` says what it does there."""
+    """Blocks SIGINT while a worker may be started. The worker inherits this until `_begin` sets its own handling."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -100,7 +99,7 @@ def _no_interrupts() -> Iterator[None]:
 
 
 def _begin(log: Path) -> None:
-    """Has a worker's standard error go to a file, as what libraries print is no terminal's; Ctrl-C ends it silently."""
+    """Initializes a worker: sends its standard error to a file, and lets SIGINT end it silently."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 2)
     os.close(descriptor)
@@ -117,30 +116,30 @@ class _Waited:
             return self._future.result()
         except BrokenProcessPool as error:
             raise Unavailable(
-                "a worker process was ended from outside, probably for lack of memory; take fewer workers and start "
+                "a worker process was killed, probably for lack of memory; use fewer workers and start "
                 "again: finished rounds are kept"
             ) from error
 
 
 class Ray:
-    """A Ray cluster, or a local one where none is running. Program and data must be under the same paths everywhere."""
+    """Runs calls on a Ray cluster, or on a local one if none is running. Paths must be the same on every machine."""
 
-    def __init__(self, place: Place, workers: int) -> None:
+    def __init__(self, config: WorkerConfig, workers: int) -> None:
         """Raises BadRequest if Ray is not installed."""
         try:
             import ray
         except ImportError as error:
             raise BadRequest("engine ray needs the package ray: pip install 'mobizo[ray]'") from error
-        self._ray, self._place, self.workers = ray, place, workers
+        self._ray, self._config, self.workers = ray, config, workers
         ray.init(ignore_reinit_error=True, include_dashboard=False, log_to_driver=False, num_cpus=None)
-        self._call = ray.remote(num_cpus=place.threads)(call)
+        self._call = ray.remote(num_cpus=config.threads)(call)
 
     def submit(self, method: str, *arguments: Any) -> Handle:
-        """Hands one errand to the cluster."""
-        return _Remote(self._ray, self._call.remote(self._place, method, arguments))
+        """Submits one call to the cluster."""
+        return _Remote(self._ray, self._call.remote(self._config, method, arguments))
 
     def close(self) -> None:
-        """Leaves the cluster."""
+        """Disconnects from the cluster."""
         self._ray.shutdown()
 
 
@@ -153,15 +152,15 @@ class _Remote:
 
 
 class Opened:
-    """An executor for as long as a `with` lasts."""
+    """A context manager that opens and closes an executor."""
 
-    def __init__(self, place: Place, workers: int, engine: Engine = "processes") -> None:
-        """workers: of `inline` there is none but this process."""
+    def __init__(self, config: WorkerConfig, workers: int, engine: Engine = "processes") -> None:
+        """workers: number of workers; ignored by engine `inline`."""
         self._executor: Executor
         if engine == "inline":
-            self._executor = InProcess(place)
+            self._executor = InProcess(config)
         else:
-            self._executor = Ray(place, workers) if engine == "ray" else Processes(place, workers)
+            self._executor = Ray(config, workers) if engine == "ray" else Processes(config, workers)
 
     def __enter__(self) -> Self:
         return self
@@ -177,10 +176,10 @@ class Opened:
         return self._executor
 
 
-def in_order(executor: Executor, method: str, errands: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-    """The answers to many errands, in their order; only so many are in flight that no worker waits."""
+def in_order(executor: Executor, method: str, local_tasks: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+    """Yields the results of many calls in order. At most AHEAD calls per worker are submitted in advance."""
     waiting: deque[Handle] = deque()
-    for arguments in errands:
+    for arguments in local_tasks:
         waiting.append(executor.submit(method, *arguments))
         if len(waiting) >= AHEAD * executor.workers:
             yield waiting.popleft().result()

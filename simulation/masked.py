@@ -1,6 +1,6 @@
-"""A masked round in this process: every device's half and the server's half, with drop-outs in any phase.
+"""Simulates a secure aggregation round in one process, with drop-outs in any phase.
 
-The protocol is `shared.masking` and the agent's part in it; only the way between them is short. Knows no training.
+The protocol is `shared.federation.secure_aggregation` with the agent's participant; only the network is replaced.
 """
 
 from __future__ import annotations
@@ -14,27 +14,34 @@ from itertools import takewhile
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_agent.masking import MaskedPart, MemoryNotebook
+from device_agent.secure_aggregation.participant import InMemoryKnowledge, MaskingParticipant
 from shared.canonical import sha256_hex
-from shared.cohort import CohortSettings
 from shared.errors import Conflict, MaskingOut
 from shared.federation.aggregation import Combined
+from shared.federation.cohort import CohortSettings
 from shared.federation.robust import clip_scale
+from shared.federation.secure_aggregation.fixed_point import Words, encode
+from shared.federation.secure_aggregation.memory import MemoryStore
+from shared.federation.secure_aggregation.messages import (
+    Advertisement,
+    Consent,
+    MaskingView,
+    Phase,
+    SealedShares,
+    Unmasking,
+)
+from shared.federation.secure_aggregation.session import ORDER, MaskingSession
+from shared.federation.secure_aggregation.settings import MaskingParameters
 from shared.federation.update import Update
-from shared.masking.fixed_point import Words, encode
-from shared.masking.memory import MemoryStore
-from shared.masking.messages import Advertisement, Consent, MaskingView, Phase, SealedShares, Unmasking
-from shared.masking.session import ORDER, MaskingSession
-from shared.masking.settings import MaskingParameters
 from shared.program import ProgramManifest
 from simulation.draws import generator
 
-BEGAN = datetime(2000, 1, 1, tzinfo=UTC)  # by the round's own clock
+BEGAN = datetime(2000, 1, 1, tzinfo=UTC)  # start of the simulated clock
 PHASE = timedelta(seconds=60)
 
 
-class _Server:
-    """One masked round at a server whose clock jumps to a phase's deadline when nobody is left to answer."""
+class RoundServer:
+    """A server of one round whose clock jumps to a phase's deadline when no device will answer any more."""
 
     def __init__(self, parameters: MaskingParameters, expected: int) -> None:
         self.parameters, self.store, self._now, self._expected = parameters, MemoryStore(), BEGAN, expected
@@ -42,11 +49,11 @@ class _Server:
 
     @property
     def session(self) -> MaskingSession:
-        """Its state now."""
+        """The round's current state."""
         return MaskingSession(self.store, self.parameters, PHASE.total_seconds(), self._now)
 
     def end_phase(self) -> Phase:
-        """The next phase, at the deadline if somebody is missing."""
+        """Returns the next phase, after the deadline if a device is missing."""
         phase = self.store.session.phase
         if self.session.tick(len(self.store.members) < self._expected) is phase:
             self._now += PHASE + timedelta(seconds=1)
@@ -55,39 +62,45 @@ class _Server:
 
 
 @dataclass
-class _Link:
-    """A device's way to that server. sent: bytes that it has sent as the wire has them, without HTTP's own."""
+class RoundLink:
+    """A device's connection to the server. sent: bytes sent, without HTTP's overhead."""
 
-    server: _Server
+    server: RoundServer
     member: str
     identity: Ed25519PrivateKey
     sent: int = 0
 
     def look(self, known: Phase | None) -> MaskingView:
+        """Returns the state of the session."""
         return self.server.session.view(self.member, known)
 
     def advertise(self, advertisement: Advertisement) -> MaskingView:
+        """Sends the keys (phase 0)."""
         self.sent += len(advertisement.model_dump_json())
         public = self.identity.public_key().public_bytes_raw()
         self.server.session.advertise(self.member, public, advertisement)
         return self.look(Phase.KEYS)
 
     def share(self, shares: SealedShares) -> MaskingView:
+        """Sends the shares (phase 1)."""
         self.sent += len(shares.model_dump_json())
         self.server.session.share(self.member, shares)
         return self.look(Phase.SHARES)
 
     def mask(self, vector: bytes) -> MaskingView:
+        """Sends the masked vector (phase 2)."""
         self.sent += len(vector)
         self.server.session.masked(self.member, sha256_hex(vector), vector)
         return self.look(Phase.VECTORS)
 
     def consent(self, consent: Consent) -> MaskingView:
+        """Sends the consent (phase 3)."""
         self.sent += len(consent.model_dump_json())
         self.server.session.consent(self.member, consent)
         return self.look(Phase.CONSENTS)
 
     def unmask(self, unmasking: Unmasking) -> MaskingView:
+        """Sends the unmasking (phase 4)."""
         self.sent += len(unmasking.model_dump_json())
         self.server.session.unmask(self.member, unmasking)
         return self.look(Phase.UNMASKING)
@@ -95,7 +108,7 @@ class _Link:
 
 @dataclass(frozen=True)
 class MaskedRound:
-    """What came of it. bytes_sent: by a device, on average."""
+    """The result of a round. bytes_sent: mean per device."""
 
     combined: Combined | None
     why: str
@@ -110,17 +123,20 @@ def combine_masked(
     leaving: Sequence[Update],
     seed: int,
 ) -> MaskedRound:
-    """The mean of the updates whose masked vectors arrived. leaving: of devices that drop out, each in some phase."""
+    """Returns the mean of the updates whose masked vectors arrived.
+
+    leaving: updates of devices that drop out in some phase.
+    """
     parameters = _parameters(cohort, manifest, number)
-    server = _Server(parameters, len(staying) + len(leaving))
-    links: list[_Link] = []
-    parts: dict[str, MaskedPart] = {}
+    server = RoundServer(parameters, len(staying) + len(leaving))
+    links: list[RoundLink] = []
+    parts: dict[str, MaskingParticipant] = {}
     for update in (*staying, *leaving):
-        link = _Link(server, update.member, Ed25519PrivateKey.generate())
+        link = RoundLink(server, update.member, Ed25519PrivateKey.generate())
         links.append(link)
         encoded = partial(_encoded, update, cohort, parameters)
-        parts[update.member] = MaskedPart(
-            link, MemoryNotebook(), parameters, update.member, link.identity, _trust, encoded
+        parts[update.member] = MaskingParticipant(
+            link, InMemoryKnowledge(), parameters, update.member, link.identity, _trust, encoded
         )
     rng = generator(seed, "masked", number)
     answers = list(takewhile(lambda phase: phase is not Phase.SUMMING, ORDER))
@@ -141,12 +157,12 @@ def combine_masked(
 
 
 def _trust(*_: object) -> None:
-    """Whoever the server says is a device is one: there is nobody else in this process."""
+    """Accepts every identity key, because all devices are in this process."""
 
 
-def _turn(part: MaskedPart) -> None:
+def _turn(part: MaskingParticipant) -> None:
     try:
-        part.turn()
+        part.advance()
     except (MaskingOut, Conflict):
         return
 
@@ -159,7 +175,7 @@ def _encoded(update: Update, cohort: CohortSettings, parameters: MaskingParamete
 def _parameters(cohort: CohortSettings, manifest: ProgramManifest, number: int) -> MaskingParameters:
     masking = cohort.masking
     if masking is None or cohort.aggregator.clip_norm is None:
-        raise ValueError("a masked round needs the cohort's masking and clip_norm")
+        raise ValueError("a masked round requires the cohort's masking and clip_norm")
     return MaskingParameters(
         cohort=cohort.name,
         round=number,

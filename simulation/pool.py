@@ -1,7 +1,4 @@
-"""The pool of examples that shards are cut from: the sources' files joined, and read again in every worker.
-
-Knows tasks and tokenizers; knows no shard and no program.
-"""
+"""The pool of examples from which shards are cut: the joined files of all sources. Every worker reads it again."""
 
 from __future__ import annotations
 
@@ -11,16 +8,16 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from device_agent.data import HELD_OUT_EPOCH, SPLIT_SEED, sample
-from shared.encoding import Example, load_examples
-from shared.noise import permutation
+from device_agent.training.data import HELD_OUT_EPOCH, SPLIT_SEED, sample
 from shared.recipe import Recipe
 from shared.task import Task
+from shared.zo.encoding import Example, load_examples
+from shared.zo.noise import permutation
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Every example by index, and what nobody trains on. sources: the number of each example's source."""
+    """All training examples by index, and the test examples. sources: the number of each training example's source."""
 
     train: Sequence[Example]
     sources: tuple[int, ...]
@@ -28,22 +25,22 @@ class Pool:
 
     @property
     def labels(self) -> tuple[int, ...]:
-        """The right answer of each example."""
+        """The correct answer of each training example."""
         return tuple(example.correct for example in self.train)
 
 
 def read_pool(directories: Sequence[Path], task: Task, tokenizer: Tokenizer, recipe: Recipe, most_test: int) -> Pool:
-    """The sources' train.jsonl, one after the other, and at most `most_test` of their test.jsonl.
+    """Reads the sources' train.jsonl in order, and at most `most_test` examples of their test.jsonl.
 
-    Where no source has a test.jsonl, a part of the pool is nobody's. Raises InvalidDataset naming file and line.
+    If no source has a test.jsonl, a part of the pool is used for testing. Raises InvalidDataset naming file and line.
     """
     train: list[Example] = []
     test: list[Example] = []
     sources: list[int] = []
     for number, directory in enumerate(directories):
-        found = load_examples(directory / "train.jsonl", task, tokenizer, recipe)
-        train += found
-        sources += [number] * len(found)
+        examples = load_examples(directory / "train.jsonl", task, tokenizer, recipe)
+        train += examples
+        sources += [number] * len(examples)
         if (directory / "test.jsonl").is_file():
             own = load_examples(directory / "test.jsonl", task, tokenizer, recipe)
             test += sample(own, -(-most_test // len(directories)))

@@ -1,22 +1,19 @@
-"""What a private cohort spends, by the product's own accountant, and when it may spend no more.
-
-Knows neither devices' data nor how noise is drawn.
-"""
+"""Privacy accounting of a simulated cohort, by the product's own accountant."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
-from shared.accounting import epsilon_of, noise_for, of_rounds, of_run
+from shared.federation.accounting import epsilon_of, noise_for, of_rounds, of_run
 from simulation.records import Round
 from simulation.settings import SimulationSettings
 
 
 def with_noise(settings: SimulationSettings) -> SimulationSettings:
-    """The settings with the noise multiplier that keeps a run to its epsilon, where they leave it open.
+    """Returns the settings with a noise multiplier that keeps a run within its epsilon, if they have none.
 
-    Raises InvalidRequest where no noise does, ToolchainMissing without dp-accounting.
+    Raises InvalidRequest if no noise is sufficient, ToolchainMissing without dp-accounting.
     """
     privacy = settings.cohort.privacy
     if privacy is None or privacy.examples is None or privacy.examples.noise_multiplier is not None:
@@ -29,29 +26,29 @@ def with_noise(settings: SimulationSettings) -> SimulationSettings:
 
 
 def spent(
-    settings: SimulationSettings, before: Sequence[Round], trained: Sequence[int], made: bool
+    settings: SimulationSettings, before: Sequence[Round], trained: Sequence[int], publishes: bool
 ) -> dict[str, float]:
-    """Epsilon after a round: of an example of the device that trained most often, and of a member.
+    """Returns epsilon after a round: of an example of the device that trained most often, and of a member.
 
-    before: the rounds until then. trained: the round's devices. made: whether it made a version.
+    before: the earlier rounds. trained: the round's devices. publishes: whether the round publishes a version.
     """
-    privacy, found = settings.cohort.privacy, dict[str, float]()
+    privacy, epsilon = settings.cohort.privacy, dict[str, float]()
     if privacy is None:
-        return found
+        return epsilon
     if privacy.examples is not None:
-        runs = Counter([*trained, *(device for told in before for device in told.trained)])
+        runs = Counter([*trained, *(device for record in before for device in record.trained)])
         one = of_run(privacy.examples, settings.cohort.training.steps)
-        found["examples"] = epsilon_of([one] * max(runs.values(), default=0), privacy.examples.delta)
+        epsilon["examples"] = epsilon_of([one] * max(runs.values(), default=0), privacy.examples.delta)
     if privacy.members is not None:
-        # A version is told to everybody; that some member was not asked is not counted in his favour.
-        versions = sum(told.published for told in before) + made
+        # Versions are public. A member who was not selected in a round is counted as if selected.
+        versions = sum(record.published for record in before) + publishes
         spendings = [of_rounds(privacy.members, versions)] if versions else []
-        found["members"] = epsilon_of(spendings, privacy.members.delta)
-    return found
+        epsilon["members"] = epsilon_of(spendings, privacy.members.delta)
+    return epsilon
 
 
 def overspent(settings: SimulationSettings, before: Sequence[Round]) -> str | None:
-    """Why the members' budget allows no further version; None if it does."""
+    """Returns why the members' budget allows no further version, or None if it does."""
     members = settings.cohort.privacy and settings.cohort.privacy.members
     if not members or members.epsilon is None:
         return None

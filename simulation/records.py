@@ -1,13 +1,11 @@
-"""What a simulation tells of each round, and where it keeps what it needs to go on after a kill.
+"""The record of each round, and the directory from which an interrupted simulation is resumed.
 
-    settings.json                      what it is; another simulation does not go on in its directory
-    base/ data/ program/               the built-in base and task, and the compiled program
-    rounds/0003/adapter.safetensors    B after round 3
-    rounds/0003/optimizer.safetensors  the server optimizer's state
-    rounds/0003/round.json             what is told of it; written last: a round without it did not happen
-    report.json report.md report.html and plots
-
-Knows neither devices nor how a round goes.
+settings.json                      the settings; another simulation cannot use the directory
+base/ data/ program/               the built-in base and task, and the compiled program
+rounds/0003/adapter.safetensors    B after round 3
+rounds/0003/optimizer.safetensors  the server optimizer's state
+rounds/0003/round.json             the round's record; written last, so a round without it is repeated
+report.json report.md report.html and plots
 """
 
 from __future__ import annotations
@@ -21,25 +19,25 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from device_agent.durable import write_durably
 from shared.canonical import canonical_json, sha256_hex
 from shared.errors import Conflict
-from shared.lora import dump_adapter, load_adapter
+from shared.zo.lora import dump_adapter, load_adapter
 from simulation.settings import SimulationSettings
 
 F32 = NDArray[np.float32]
 
 
 class Flight(BaseModel):
-    """Of an asynchronous cohort: a device that was training when the version was made."""
+    """In an asynchronous cohort: a device that was training when the version was made."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     number: int
     device: int
-    version: int  # that it began from
-    lands: float  # by the simulation's clock
+    version: int  # version that the device started from
+    lands: float  # end of the training on the simulated clock
 
 
 class Bytes(BaseModel):
-    """What a device sends in a round, in each form; the mean over the devices that answered."""
+    """Mean bytes that a device sends in a round, by form of upload, over the devices that answered."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -49,74 +47,76 @@ class Bytes(BaseModel):
 
 
 class Round(BaseModel):
-    """What is told of a round; number 0 is before the first."""
+    """The record of a round. Number 0 is the state before the first round."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     number: int
-    published: bool = Field(description="whether a version was made")
-    why: str = Field("", description="why not")
+    published: bool = Field(description="whether a version was published")
+    why: str = Field("", description="why no version was published")
     asked: int = 0
-    trained: tuple[int, ...] = Field((), description="devices that did a round's work, in order")
-    dropped: int = Field(0, description="that did not answer")
-    refused: dict[str, int] = Field(default_factory=dict, description="why, and how often")
+    trained: tuple[int, ...] = Field((), description="devices that trained, in order")
+    dropped: int = Field(0, description="devices that did not answer")
+    refused: dict[str, int] = Field(default_factory=dict, description="number of rejected updates by reason")
     counted: int = 0
-    poisoned: int = Field(0, description="of those that counted")
+    poisoned: int = Field(0, description="number of accepted updates from poisoned devices")
     clipped: int = 0
-    stale: float = Field(0, description="mean number of versions that counted updates were behind")
+    stale: float = Field(0, description="mean staleness of accepted updates, in versions")
     update_norm: float = 0
-    accuracy: float = Field(description="of the new version on examples that no device has")
+    accuracy: float = Field(description="accuracy of the new version on the test examples, which no device has")
     loss: float
     devices: dict[int, float] = Field(description="accuracy of the new version on each device's own held-out examples")
-    start_accuracy: float | None = Field(None, description="on their own data, of those that answered, before training")
-    tuned_accuracy: float | None = Field(None, description="and after it, each with its own B")
+    start_accuracy: float | None = Field(
+        None, description="mean accuracy of the starting version on the devices' own data"
+    )
+    tuned_accuracy: float | None = Field(None, description="mean accuracy of the devices' own B after training")
     bytes: Bytes = Bytes()
-    epsilon: dict[str, float] = Field(default_factory=dict, description="spent by then, of examples and of members")
+    epsilon: dict[str, float] = Field(default_factory=dict, description="epsilon spent so far, by examples and members")
     flights: tuple[Flight, ...] = ()
-    flown: int = Field(0, description="flights that had begun")
+    flown: int = Field(0, description="number of flights started so far")
     clock: float = 0
     b_sha256: str
-    seconds: float = Field(0, description="of this machine; not part of the digest")
+    seconds: float = Field(0, description="duration on this machine; not part of the digest")
 
 
 class Store:
-    """A simulation's directory."""
+    """The directory of a simulation."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def begin(self, settings: SimulationSettings) -> None:
-        """Makes the directory, or goes on in it. Raises Conflict if it is another simulation's."""
+        """Creates the directory, or resumes the simulation in it. Raises Conflict if its settings differ."""
         self.path.mkdir(parents=True, exist_ok=True)
-        file, said = self.path / "settings.json", canonical_json(settings.model_dump(mode="json"))
-        if file.exists() and file.read_bytes() != said:
-            raise Conflict(f"{self.path} holds another simulation, with other settings; give another directory")
-        write_durably(file, said)
+        file, document = self.path / "settings.json", canonical_json(settings.model_dump(mode="json"))
+        if file.exists() and file.read_bytes() != document:
+            raise Conflict(f"{self.path} contains a simulation with other settings; choose another directory")
+        write_durably(file, document)
 
     def rounds(self) -> list[Round]:
-        """Those that are done, in order. Raises Conflict for one that cannot be read."""
-        found: list[Round] = []
-        while (file := self._place(len(found)) / "round.json").exists():
+        """Returns the records of finished rounds in order. Raises Conflict for one that cannot be read."""
+        finished: list[Round] = []
+        while (file := self._place(len(finished)) / "round.json").exists():
             try:
-                found.append(Round.model_validate_json(file.read_bytes()))
+                finished.append(Round.model_validate_json(file.read_bytes()))
             except ValidationError as error:
-                raise Conflict(f"{file} is damaged; remove it to go on from the round before") from error
-        return found
+                raise Conflict(f"{file} is damaged; remove it to resume from the previous round") from error
+        return finished
 
-    def keep(self, told: Round, flat: F32, optimizer: bytes) -> None:
-        """Keeps a round, whole or not at all."""
-        place = self._place(told.number)
+    def keep(self, record: Round, flat: F32, optimizer: bytes) -> None:
+        """Stores a round atomically."""
+        place = self._place(record.number)
         place.mkdir(parents=True, exist_ok=True)
         write_durably(place / "adapter.safetensors", dump_adapter(flat, {}))
         write_durably(place / "optimizer.safetensors", optimizer)
-        write_durably(place / "round.json", told.model_dump_json(indent=1).encode())
+        write_durably(place / "round.json", record.model_dump_json(indent=1).encode())
 
     def adapter(self, number: int, size: int) -> F32:
-        """B (D,) after a round."""
+        """Returns B (D,) after a round."""
         return load_adapter((self._place(number) / "adapter.safetensors").read_bytes(), size)
 
     def optimizer(self, number: int) -> bytes:
-        """The server optimizer's state after a round."""
+        """Returns the server optimizer's state after a round."""
         return (self._place(number) / "optimizer.safetensors").read_bytes()
 
     def _place(self, number: int) -> Path:
@@ -124,6 +124,6 @@ class Store:
 
 
 def digest(settings: SimulationSettings, rounds: list[Round]) -> str:
-    """sha256 of all that a simulation told but how long it took: equal settings make an equal one."""
-    told = [each.model_dump(mode="json", exclude={"seconds"}) for each in rounds]
-    return sha256_hex(canonical_json({"settings": settings.model_dump(mode="json"), "rounds": told}))
+    """Returns the sha256 of settings and records without the times. Equal settings give equal digests."""
+    records = [each.model_dump(mode="json", exclude={"seconds"}) for each in rounds]
+    return sha256_hex(canonical_json({"settings": settings.model_dump(mode="json"), "rounds": records}))

@@ -1,7 +1,4 @@
-"""What a simulation says of itself: JSON for machines, Markdown and HTML for people. Plots are `simulation.plots`'s.
-
-Knows what came out, not how it came about.
-"""
+"""The report of a simulation as JSON, Markdown and HTML. `simulation.plots` draws the plots."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from shared.masking.messages import SEALED_BYTES
-from shared.masking.shamir import SHARE_BYTES
+from shared.federation.secure_aggregation.messages import SEALED_BYTES
+from shared.federation.secure_aggregation.shamir import SHARE_BYTES
 from simulation.records import Round
 from simulation.session import Simulated
 
@@ -21,119 +18,121 @@ COLUMNS = ("round", "version", "asked", "dropped", "refused", "counted", "clippe
 Cell = str | int
 
 
-def document(found: Simulated) -> dict[str, Any]:
-    """All of it as JSON. digest: sha256 of all but the seconds."""
+def document(outcome: Simulated) -> dict[str, Any]:
+    """Returns the report as JSON. digest: sha256 of everything except times."""
     return {
-        "digest": found.digest,
-        "settings": found.settings.model_dump(mode="json"),
-        "recipe_id": found.manifest.recipe_id,
-        "size_d": found.manifest.size,
-        "examples": {device: len(shard.train) for device, shard in enumerate(found.shards)},
-        "bytes_sent": sent(found),
-        "rounds": [each.model_dump(mode="json") for each in found.rounds],
+        "digest": outcome.digest,
+        "settings": outcome.settings.model_dump(mode="json"),
+        "recipe_id": outcome.manifest.recipe_id,
+        "size_d": outcome.manifest.size,
+        "examples": {device: len(shard.train) for device, shard in enumerate(outcome.shards)},
+        "bytes_sent": sent(outcome),
+        "rounds": [each.model_dump(mode="json") for each in outcome.rounds],
     }
 
 
-def spread(told: Round) -> tuple[float, float, float]:
-    """(10th percentile, median, 90th) of the devices' accuracies."""
-    values = sorted(told.devices.values())
+def spread(record: Round) -> tuple[float, float, float]:
+    """Returns the 10th percentile, the median and the 90th percentile of the devices' accuracies."""
+    values = sorted(record.devices.values())
     last = len(values) - 1
     return values[round(last * 0.1)], median(values), values[round(last * 0.9)]
 
 
-def rows(found: Simulated) -> list[tuple[Cell, ...]]:
-    """One for each round, as COLUMNS says; devices: 10th percentile, median and 90th of their own accuracies."""
+def rows(outcome: Simulated) -> list[tuple[Cell, ...]]:
+    """Returns one row per round with COLUMNS. devices: 10th percentile, median and 90th percentile of accuracies."""
     return [
         (
-            told.number,
-            "yes" if told.published else "no",
-            told.asked,
-            told.dropped,
-            sum(told.refused.values()),
-            told.counted,
-            told.clipped,
-            f"{told.accuracy:.1%}",
-            f"{told.loss:.3f}",
-            " / ".join(f"{value:.0%}" for value in spread(told)),
+            record.number,
+            "yes" if record.published else "no",
+            record.asked,
+            record.dropped,
+            sum(record.refused.values()),
+            record.counted,
+            record.clipped,
+            f"{record.accuracy:.1%}",
+            f"{record.loss:.3f}",
+            " / ".join(f"{value:.0%}" for value in spread(record)),
         )
-        for told in found.rounds
+        for record in outcome.rounds
     ]
 
 
-def facts(found: Simulated) -> list[tuple[str, str]]:
-    """What it was, in words."""
-    settings, cohort, last = found.settings, found.settings.cohort, found.rounds[-1]
+def facts(outcome: Simulated) -> list[tuple[str, str]]:
+    """Returns the main settings and results as (name, text)."""
+    settings, cohort, last = outcome.settings, outcome.settings.cohort, outcome.rounds[-1]
     faults = settings.faults
-    said = [
-        ("devices", f"{settings.devices}, {settings.asked} asked in a round"),
+    items = [
+        ("devices", f"{settings.devices}, {settings.asked} selected per round"),
         ("base, task", f"{settings.base}, {cohort.task if isinstance(cohort.task, str) else cohort.task.name}"),
-        ("D", f"{found.manifest.size:,} numbers of LoRA-B"),
-        ("data", _partition(found)),
+        ("D", f"{outcome.manifest.size:,} numbers of LoRA-B"),
+        ("data", _partition(outcome)),
         ("algorithm", f"{cohort.algorithm.name}, {cohort.aggregator.name}, server {cohort.optimizer.name}"),
         ("local work", f"{cohort.training.steps} steps at lr {cohort.training.lr:g}"),
         ("upload", cohort.upload),
         ("drop-outs", f"{faults.dropout:.0%}"),
         ("poisoned", f"{faults.poisoned:.0%}, {faults.attack}" if faults.poisoned else "none"),
-        ("accuracy", f"{found.rounds[0].accuracy:.1%} before, {last.accuracy:.1%} after {last.number} rounds"),
-        ("bytes a device sends", _bytes(found)),
+        ("accuracy", f"{outcome.rounds[0].accuracy:.1%} before, {last.accuracy:.1%} after {last.number} rounds"),
+        ("bytes sent per device", _bytes(outcome)),
     ]
-    said += [(f"epsilon of {name}", f"{value:.3g}") for name, value in last.epsilon.items()]
-    return [*said, ("seed", str(settings.seed)), ("digest", found.digest)]
+    items += [(f"epsilon of {name}", f"{value:.3g}") for name, value in last.epsilon.items()]
+    return [*items, ("seed", str(settings.seed)), ("digest", outcome.digest)]
 
 
-def _partition(found: Simulated) -> str:
-    data, sizes = found.settings.data, [len(shard.train) for shard in found.shards]
+def _partition(outcome: Simulated) -> str:
+    data, sizes = outcome.settings.data, [len(shard.train) for shard in outcome.shards]
     how = f"dirichlet, alpha {data.alpha:g}" if data.partition == "dirichlet" else data.partition
-    return f"{how}; {min(sizes)} to {max(sizes)} examples a device, {sum(sizes):,} in all"
+    return f"{how}; {min(sizes)} to {max(sizes)} examples per device, {sum(sizes):,} in total"
 
 
-def sent(found: Simulated) -> dict[str, float]:
-    """Bytes that a device sends in a round, by form; empty where nobody sent any.
+def sent(outcome: Simulated) -> dict[str, float]:
+    """Returns the bytes that a device sends in a round, by form of upload; empty if no device sent any.
 
-    What was not masked is told as a masked round of as many devices would have it: a vector of 32-bit numbers, and for
-    each other device sealed shares and one that unmasks, without what the messages around them take.
+    If the cohort is not masked, the bytes of a masked round with as many devices are computed: a vector of 32-bit
+    numbers, and for each other device sealed shares and one unmasking share, without the overhead of the messages.
     """
-    told = next((each for each in reversed(found.rounds) if each.bytes.weights), None)
-    if told is None:
+    record = next((each for each in reversed(outcome.rounds) if each.bytes.weights), None)
+    if record is None:
         return {}
-    masked = told.bytes.masked or 4 * (found.manifest.size + 1) + told.asked * (SEALED_BYTES + SHARE_BYTES)
-    name = "masked" if told.bytes.masked else "masked (computed)"
-    return {"LoRA-B": told.bytes.weights, "trajectory": told.bytes.trajectory, name: masked}
+    masked = record.bytes.masked or 4 * (outcome.manifest.size + 1) + record.asked * (SEALED_BYTES + SHARE_BYTES)
+    name = "masked" if record.bytes.masked else "masked (computed)"
+    return {"LoRA-B": record.bytes.weights, "trajectory": record.bytes.trajectory, name: masked}
 
 
-def _bytes(found: Simulated) -> str:
-    return ", ".join(f"{name} {value:,.0f}" for name, value in sent(found).items()) or "none"
+def _bytes(outcome: Simulated) -> str:
+    return ", ".join(f"{name} {value:,.0f}" for name, value in sent(outcome).items()) or "none"
 
 
-def markdown(found: Simulated, plots: Sequence[str]) -> str:
-    """The report, with links to plots that lie beside it."""
-    lines = ["# Simulation", "", *(f"- **{name}**: {value}" for name, value in facts(found)), ""]
+def markdown(outcome: Simulated, plots: Sequence[str]) -> str:
+    """Returns the report as Markdown, with links to plots in the same directory."""
+    lines = ["# Simulation", "", *(f"- **{name}**: {value}" for name, value in facts(outcome)), ""]
     lines += [f"![{Path(name).stem}]({name})" for name in plots]
     lines += ["", f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
-    lines += [f"| {' | '.join(str(cell) for cell in row)} |" for row in rows(found)]
-    lines += ["", *(f"- {line}" for line in remarks(found))]
+    lines += [f"| {' | '.join(str(cell) for cell in row)} |" for row in rows(outcome)]
+    lines += ["", *(f"- {line}" for line in remarks(outcome))]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def remarks(found: Simulated) -> list[str]:
-    """Rounds without a version, and updates that were refused."""
-    said = [f"round {told.number}: no version; {told.why}" for told in found.rounds[1:] if not told.published]
+def remarks(outcome: Simulated) -> list[str]:
+    """Returns remarks on rounds without a version and on rejected updates."""
+    items = [
+        f"round {record.number}: no version; {record.why}" for record in outcome.rounds[1:] if not record.published
+    ]
     refused: dict[str, int] = {}
-    for told in found.rounds:
-        for why, count in told.refused.items():
+    for record in outcome.rounds:
+        for why, count in record.refused.items():
             refused[why] = refused.get(why, 0) + count
-    return said + [f"{count} updates refused: {why}" for why, count in refused.items()]
+    return items + [f"{count} updates rejected: {why}" for why, count in refused.items()]
 
 
-def page(found: Simulated, plots: Sequence[str]) -> str:
-    """The report as a page of its own; it loads nothing but plots that lie beside it."""
-    said = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" for name, value in facts(found))
+def page(outcome: Simulated, plots: Sequence[str]) -> str:
+    """Returns the report as a self-contained HTML page, with plots from the same directory."""
+    items = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" for name, value in facts(outcome))
     head = "".join(f"<th>{name}</th>" for name in COLUMNS)
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows(found)
+        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows(outcome)
     )
     shown = "".join(f'<img src="{name}" alt="{Path(name).stem}">' for name in plots)
-    notes = "".join(f"<li>{html.escape(line)}</li>" for line in remarks(found))
+    notes = "".join(f"<li>{html.escape(line)}</li>" for line in remarks(outcome))
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Simulation</title><style>'
         "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
@@ -141,13 +140,13 @@ def page(found: Simulated, plots: Sequence[str]) -> str:
         "overflow-wrap:anywhere}img{max-width:100%}table{border-collapse:collapse}td,th{padding:.2rem .6rem;"
         "border-bottom:1px solid #ccc;text-align:right}"
         "@media(prefers-color-scheme:dark){body{background:#111;color:#eee}}"
-        f"</style><h1>Simulation</h1><dl>{said}</dl>{shown}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+        f"</style><h1>Simulation</h1><dl>{items}</dl>{shown}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
         f"</table><ul>{notes}</ul></html>\n"
     )
 
 
-def write(found: Simulated, directory: Path, plots: Sequence[str]) -> None:
-    """report.json, report.md and report.html."""
-    (directory / "report.json").write_text(json.dumps(document(found), indent=1) + "\n", encoding="utf-8")
-    (directory / "report.md").write_text(markdown(found, plots), encoding="utf-8")
-    (directory / "report.html").write_text(page(found, plots), encoding="utf-8")
+def write(outcome: Simulated, directory: Path, plots: Sequence[str]) -> None:
+    """Writes report.json, report.md and report.html."""
+    (directory / "report.json").write_text(json.dumps(document(outcome), indent=1) + "\n", encoding="utf-8")
+    (directory / "report.md").write_text(markdown(outcome, plots), encoding="utf-8")
+    (directory / "report.html").write_text(page(outcome, plots), encoding="utf-8")

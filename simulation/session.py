@@ -1,7 +1,4 @@
-"""A whole simulation in a directory: base, data, program, shards, rounds; whatever is there already is not made again.
-
-Knows no terminal and no report.
-"""
+"""Runs a whole simulation in a directory: base, data, program, shards, rounds. Existing parts are reused."""
 
 from __future__ import annotations
 
@@ -11,15 +8,15 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from server.compiler.base import locate_base
-from server.compiler.tokenizer import write_tokenizer
-from server.local_compilation import compile_into
-from shared.encoding import answer_sizes
+from server.compiler.checkpoints.base import locate_base
+from server.compiler.checkpoints.tokenizer import write_tokenizer
+from server.programs.local import compile_into
 from shared.errors import BadRequest
 from shared.program import ProgramManifest
 from shared.recipe import RecipeSettings
 from shared.task import Task
-from shared.tasks import named_task
+from shared.task_templates import named_task
+from shared.zo.encoding import answer_sizes
 from simulation import tiny
 from simulation.arrivals import Tell
 from simulation.executors import Engine, Opened
@@ -29,21 +26,21 @@ from simulation.records import Round, Store, digest
 from simulation.settings import BUILT_IN, SimulationSettings
 from simulation.shards import Shard, cut
 from simulation.simulator import Simulator
-from simulation.workshop import Place
+from simulation.worker import WorkerConfig
 
 
 @dataclass(frozen=True)
 class Means:
-    """With what a simulation is run; it changes nothing of what comes out. workers: None for as many as cores."""
+    """The resources of a simulation, which do not change its outcome. workers: None for one per core."""
 
     engine: Engine = "processes"
     workers: int | None = None
-    program: Path | None = None  # a directory in which programs are kept from simulation to simulation
+    program: Path | None = None  # directory of programs shared between simulations
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """What came out."""
+    """The outcome of a simulation."""
 
     settings: SimulationSettings
     manifest: ProgramManifest
@@ -52,14 +49,14 @@ class Simulated:
 
     @property
     def digest(self) -> str:
-        """sha256 of all of it but how long it took."""
+        """sha256 of everything except times."""
         return digest(self.settings, self.rounds)
 
 
 def simulate(
     settings: SimulationSettings, directory: Path, means: Means, tell: Tell = lambda what, done, of: None
 ) -> Simulated:
-    """Runs, or goes on with, the simulation in `directory`. Raises BadRequest and what compiler and devices raise."""
+    """Runs or resumes the simulation in `directory`. Raises BadRequest and the errors of compiler and devices."""
     settings = with_noise(settings)
     store = Store(directory)
     store.begin(settings)
@@ -73,24 +70,24 @@ def simulate(
     workers = 1 if means.engine == "inline" else means.workers or cores
     threads = max(1, cores // workers)
     log = (directory / "workers.log").resolve()
-    place = Place(program, data, task.model_dump_json(), settings.data.test, threads, log)
+    config = WorkerConfig(program, data, task.model_dump_json(), settings.data.test, threads, log)
     tokenizer = Tokenizer.from_file(str(program / manifest.file("tokenizer").name))
     pool = read_pool(data, task, tokenizer, manifest.recipe, settings.data.test)
     try:
         shards = cut(settings.data, settings.devices, settings.seed, pool.labels, pool.sources)
     except ValueError as error:
         raise BadRequest(str(error)) from error
-    with Opened(place, workers, means.engine) as opened:
+    with Opened(config, workers, means.engine) as opened:
         rounds = Simulator(settings, manifest, shards, opened.executor, store, tell).run()
     return Simulated(settings, manifest, shards, rounds)
 
 
 def _materials(settings: SimulationSettings, directory: Path) -> tuple[str, tuple[Path, ...]]:
-    """The base's source and the data's directories; the built-in ones are written."""
+    """Returns the base's source and the data directories. Writes the built-in ones."""
     if settings.base != BUILT_IN:
         sources = tuple(Path(source).resolve() for source in settings.data.sources)
         for source in sources:
-            # Looked for before anything is compiled.
+            # Checked before the compilation, which takes long.
             if not (source / "train.jsonl").is_file():
                 raise BadRequest(f"{source} has no train.jsonl")
         return settings.base, sources
@@ -102,7 +99,7 @@ def _materials(settings: SimulationSettings, directory: Path) -> tuple[str, tupl
 
 
 def _recipe(settings: RecipeSettings, base: str, task: Task, directory: Path) -> RecipeSettings:
-    """The recipe with the task's answer sizes, where it leaves them open and the task can tell."""
+    """Returns the recipe with the task's answer sizes, if it has none and the task's answers are fixed."""
     if settings.answer_length is not None and settings.choices is not None:
         return settings
     path = directory / "tokenizer.json"

@@ -1,4 +1,4 @@
-"""What a simulation is: its population, its data and the cohort, from a TOML file and flags. Knows no program.
+"""The settings of a simulation (population, data, faults and cohort) from a TOML file and flags.
 
     seed = 0
     devices = 200
@@ -10,7 +10,7 @@
     [cohort.training]
     steps = 10
 
-Every table and field may be left out; `[cohort]` takes what `POST /v1/cohorts` takes.
+All tables and fields are optional. `[cohort]` has the fields of `POST /v1/cohorts`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from shared.cohort import CohortSettings
 from shared.errors import BadRequest
+from shared.federation.cohort import CohortSettings
 from shared.recipe import MAX_SEED
 
 Partition = Literal["iid", "dirichlet", "source"]
 Attack = Literal["sign_flip", "huge", "random", "collusion", "labels", "not_finite", "claims"]
 BUILT_IN = "tiny"
 
-# A first try: a random model of a few thousand weights, which learns the built-in task within a few rounds.
+# A random model of a few thousand weights, which learns the built-in task within a few rounds.
 TINY_COHORT: dict[str, Any] = {
     "recipe": {
         "rank": 4,
@@ -51,44 +51,50 @@ class _Part(BaseModel):
 
 
 class DataSettings(_Part):
-    """Whose data is whose."""
+    """The data and its partition among the devices."""
 
     sources: tuple[str, ...] = Field(
         (),
-        description="directories with train.jsonl, and test.jsonl if there is one; none: the built-in task",
+        description="directories with train.jsonl and optionally test.jsonl; empty: the built-in task",
     )
     partition: Partition = Field(
-        "dirichlet", description="iid; dirichlet: each device's labels in its own proportions; source: one source each"
+        "dirichlet", description="iid; dirichlet: label proportions differ by device; source: one source per device"
     )
     alpha: float = Field(
-        0.5, gt=0, le=1e6, allow_inf_nan=False, description="dirichlet: concentration; small: one label"
+        0.5,
+        gt=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="dirichlet: concentration; small values: few labels per device",
     )
     skew: float = Field(
-        0.0, ge=0, le=3, allow_inf_nan=False, description="sigma of a lognormal: how unlike the amounts are"
+        0.0, ge=0, le=3, allow_inf_nan=False, description="sigma of the lognormal distribution of data sizes"
     )
-    per_device: int = Field(20, ge=4, le=100_000, description="examples that a device trains on, on average, at most")
-    held_out: int = Field(8, ge=1, le=10_000, description="examples that a device measures on, at most")
-    test: int = Field(200, ge=1, le=100_000, description="examples nobody trains on, at most")
+    per_device: int = Field(20, ge=4, le=100_000, description="maximum mean number of training examples per device")
+    held_out: int = Field(8, ge=1, le=10_000, description="maximum number of evaluation examples per device")
+    test: int = Field(200, ge=1, le=100_000, description="maximum number of test examples")
 
 
 class FaultSettings(_Part):
-    """What goes wrong."""
+    """Drop-outs and attacks."""
 
-    dropout: float = Field(0.0, ge=0, le=1, description="chance that a device which was asked does not answer")
-    poisoned: float = Field(0.0, ge=0, le=1, description="share of the devices that attack whenever they are asked")
+    dropout: float = Field(0.0, ge=0, le=1, description="probability that a selected device does not answer")
+    poisoned: float = Field(0.0, ge=0, le=1, description="share of devices that attack in every round")
     attack: Attack = "sign_flip"
-    strength: float = Field(10.0, gt=0, le=1e6, allow_inf_nan=False, description="what a sign_flip or huge scales by")
+    strength: float = Field(10.0, gt=0, le=1e6, allow_inf_nan=False, description="scale of the attacks on numbers")
 
 
 class SimulationSettings(_Part):
-    """A whole simulation; with equal settings it makes equal reports."""
+    """The settings of a simulation. Equal settings give equal reports."""
 
-    seed: int = Field(0, ge=0, le=MAX_SEED, description="of everything that is drawn")
+    seed: int = Field(0, ge=0, le=MAX_SEED, description="seed of all random choices")
     devices: int = Field(200, ge=1, le=100_000)
-    rounds: int = Field(5, ge=1, le=10_000, description="versions to make; of fedbuff, full buffers")
-    participation: float = Field(1.0, gt=0, le=1, description="share of the devices that is asked in a round")
-    measured: int = Field(200, ge=1, description="devices whose own accuracy is measured after each round, at most")
-    base: str = Field(BUILT_IN, description=f"what `mobizo-server compile --base` takes; {BUILT_IN}: the built-in one")
+    rounds: int = Field(5, ge=1, le=10_000, description="number of rounds; with fedbuff, number of full buffers")
+    participation: float = Field(1.0, gt=0, le=1, description="share of devices selected per round")
+    measured: int = Field(
+        200, ge=1, description="maximum number of devices whose accuracy is measured after each round"
+    )
+    base: str = Field(BUILT_IN, description=f"base model as for `mobizo-server compile --base`; {BUILT_IN}: built in")
     data: DataSettings = Field(default_factory=DataSettings)
     faults: FaultSettings = Field(default_factory=FaultSettings)
     cohort: CohortSettings
@@ -96,21 +102,23 @@ class SimulationSettings(_Part):
     @model_validator(mode="after")
     def _fits(self) -> SimulationSettings:
         if self.base == BUILT_IN and self.data.sources:
-            raise ValueError("the built-in base knows the built-in task's few words; give --base with data of your own")
+            raise ValueError("the built-in base supports only the built-in task; set --base to use your own data")
         if self.base != BUILT_IN and not self.data.sources:
-            raise ValueError("a base of your own needs data.sources to learn from")
+            raise ValueError("a base other than the built-in one requires data.sources")
         if self.asked < self.cohort.quorum:
-            raise ValueError(f"{self.asked} devices are asked in a round; the cohort's quorum is {self.cohort.quorum}")
+            raise ValueError(
+                f"{self.asked} devices are selected per round, fewer than the cohort's quorum of {self.cohort.quorum}"
+            )
         return self
 
     @property
     def asked(self) -> int:
-        """How many devices a round asks; of fedbuff, how many train at a time."""
+        """Number of devices selected in a round; with fedbuff, the number that train at a time."""
         return max(1, round(self.participation * self.devices))
 
 
 def read_settings(file: Path | None, given: Mapping[str, Any]) -> SimulationSettings:
-    """The settings of a TOML file with what flags give in its place; nested by table.
+    """Returns the settings of a TOML file, overridden by flags (nested by table).
 
     Raises BadRequest naming the field.
     """
@@ -129,7 +137,7 @@ def read_settings(file: Path | None, given: Mapping[str, Any]) -> SimulationSett
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`under` with everything of `over` in its place, table by table."""
+    """Returns `under` overridden by `over`, table by table."""
     result = dict(under)
     for name, value in over.items():
         below = result.get(name)

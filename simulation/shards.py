@@ -1,7 +1,7 @@
-"""Whose data is whose: one pool of labelled examples cut into the shards of many devices, as unlike as is asked.
+"""Partitions one pool of labelled examples into the shards of many devices.
 
 source: label proportions from a Dirichlet distribution, Hsu et al., "Measuring the Effects of Non-Identical Data
-Distribution for Federated Visual Classification", 2019. Knows labels and sources, not texts; knows no device.
+Distribution for Federated Visual Classification", 2019.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from simulation.draws import generator
 from simulation.settings import DataSettings
 
 I64 = NDArray[np.int64]
-LEAST = 2  # examples that a device trains on
+LEAST = 2  # minimum training examples of a device
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A device's part of the pool, by index. held_out: what it measures on; never in `train`, its own or another's."""
+    """A device's part of the pool, by index. held_out: evaluation examples, which no device trains on."""
 
     train: tuple[int, ...]
     held_out: tuple[int, ...]
 
 
 def cut(settings: DataSettings, devices: int, seed: int, labels: Sequence[int], sources: Sequence[int]) -> list[Shard]:
-    """One shard for each device. labels, sources: of each example of the pool.
+    """Returns one shard for each device. labels, sources: of each example of the pool.
 
-    No example is in two shards. Where the pool is too small for what is asked, all get less in proportion. Raises
-    ValueError if there is too little for each to have LEAST examples and one to measure on.
+    Shards are disjoint. If the pool is too small, all shards shrink in proportion. Raises ValueError if there are too
+    few examples for each device to have LEAST training examples and one for evaluation.
     """
     wanted = _sizes(settings, devices, seed, len(labels))
     rng = generator(seed, "shards")
@@ -47,7 +47,7 @@ def cut(settings: DataSettings, devices: int, seed: int, labels: Sequence[int], 
 
 
 def _sizes(settings: DataSettings, devices: int, seed: int, pool: int) -> I64:
-    """Examples of each device, those that it measures on included."""
+    """Returns the number of examples of each device, including those for evaluation."""
     rng = generator(seed, "sizes")
     whole = settings.per_device + min(settings.held_out, settings.per_device // 2)
     raw = whole * np.exp(settings.skew * rng.standard_normal(devices) - settings.skew**2 / 2)
@@ -55,7 +55,7 @@ def _sizes(settings: DataSettings, devices: int, seed: int, pool: int) -> I64:
     if devices * (LEAST + 1) > pool:
         raise ValueError(f"{pool} examples are too few for {devices} devices; give more data, or fewer devices")
     sizes = np.maximum(raw.astype(np.int64), LEAST + 1)
-    while sizes.sum() > pool:  # what the least have more than their share, the largest give
+    while sizes.sum() > pool:  # the largest shards shrink to make room for the minimum sizes
         sizes[sizes.argmax()] -= 1
     return sizes
 
@@ -68,7 +68,7 @@ def _shares(
     of_source: dict[int, int],
     device: int,
 ) -> dict[int, float]:
-    """How much of each pile a device would take, in proportion."""
+    """Returns the proportions in which a device takes examples from the piles."""
     left = {group: len(pile) / sum(map(len, piles.values())) for group, pile in piles.items()}
     if settings.partition == "source":
         kinds = sorted(set(of_source.values()))
@@ -82,10 +82,10 @@ def _shares(
 
 
 def _take(rng: np.random.Generator, piles: dict[int, list[int]], shares: dict[int, float], size: int) -> list[int]:
-    """`size` examples off the piles in these proportions; from the fullest where a pile has run out."""
+    """Takes `size` examples from the piles in these proportions, or from the fullest pile if one is empty."""
     order = sorted(shares)
     weights = np.array([shares[group] for group in order])
-    if not weights.any():  # nothing of its own kind is left for this device
+    if not weights.any():  # the piles of the device's own kind are empty
         weights = np.array([len(piles[group]) for group in order], float)
     taken: list[int] = []
     for group in rng.choice(order, size, p=weights / weights.sum()):
@@ -95,6 +95,6 @@ def _take(rng: np.random.Generator, piles: dict[int, list[int]], shares: dict[in
 
 
 def _split(shard: list[int], settings: DataSettings) -> Shard:
-    """A third at most is measured on."""
+    """Splits a shard into training and evaluation examples, of which there are at most a third."""
     count = max(1, min(settings.held_out, len(shard) // 3))
     return Shard(tuple(sorted(shard[count:])), tuple(sorted(shard[:count])))

@@ -1,6 +1,6 @@
-"""A simulation from its first round to its last: what devices send becomes a version by the server's own half.
+"""Runs the rounds of a simulation: devices train, and the product's server half aggregates their uploads.
 
-A round is kept before the next begins, so that after a kill it goes on from the last one. Knows no terminal, no plots.
+Each round is stored before the next one starts, so an interrupted simulation resumes after the last stored round.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from device_agent.evaluation import Measured
+from device_agent.training.evaluation import SplitMetrics
 from shared.canonical import sha256_hex
 from shared.errors import InvalidUpload
 from shared.federation.aggregation import Combined, aggregate
@@ -34,12 +34,15 @@ from simulation.shards import Shard
 from simulation.uploads import member, receive, send
 
 F32 = NDArray[np.float32]
-MEASURED_TOGETHER = 16  # devices whose examples one errand measures on
+MEASURED_TOGETHER = 16  # devices evaluated in one call
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A round's one update, or why there is none. masked_bytes: that a device of a masked round sent."""
+    """A round's aggregated update, or why there is none.
+
+    masked_bytes: mean bytes sent by a device of a masked round.
+    """
 
     combined: Combined | None
     why: str = ""
@@ -47,7 +50,7 @@ class Outcome:
 
 
 class Simulator:
-    """A cohort's state, and the round that is on."""
+    """The state of a simulated cohort."""
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class Simulator:
         store: Store,
         tell: Tell = lambda what, done, of: None,
     ) -> None:
-        """Goes on from what the store has. tell: of what is done, and of how much of it."""
+        """Resumes from the store's last round. tell: callback for progress."""
         self._settings, self._cohort, self._manifest = settings, settings.cohort, manifest
         self._shards, self._executor, self._store, self._tell = shards, executor, store, tell
         self._population, self._algorithm = Population(settings, shards), find(settings.cohort.algorithm)
@@ -73,7 +76,7 @@ class Simulator:
             self._optimizer = load_state(store.optimizer(len(self.rounds) - 1), self._cohort.optimizer, manifest.size)
 
     def run(self) -> list[Round]:
-        """To the last round that was asked for; all of them, with number 0 for how it stood before the first."""
+        """Runs all rounds. Returns their records; number 0 is the state before the first round."""
         if not self.rounds:
             self._keep(Arrivals(), [], {}, Outcome(None, "nothing has been trained yet"), time.monotonic())
         while (number := len(self.rounds)) <= self._settings.rounds:
@@ -93,7 +96,7 @@ class Simulator:
         return self._asynchronous.until(number, Arrivals(flights=last.flights, flown=last.flown, clock=last.clock))
 
     def _receive(self, came: Iterable[Arrival], number: int) -> tuple[list[Update], dict[str, int]]:
-        """The updates that count, and why others do not."""
+        """Returns the accepted updates, and the reasons for rejected ones."""
         updates, refused = [], Counter[str]()
         for arrival in came:
             sent = send(arrival, self._cohort.upload, self._settings.seed, number)
@@ -101,18 +104,18 @@ class Simulator:
                 updates.append(receive(sent, self._cohort, self._algorithm))
             except InvalidUpload as error:
                 refused[error.detail] += 1
-        # A device that landed twice is one member, whose later update counts.
+        # A device that finished twice is one member, whose later update counts.
         return list({update.member: update for update in updates}.values()), dict(refused)
 
     def _combine(self, updates: list[Update], arrivals: Arrivals, number: int) -> Outcome:
-        """The round's one update, or why there is none."""
+        """Returns the round's aggregated update, or why there is none."""
         cohort = self._cohort
         if len(updates) < cohort.quorum:
-            return Outcome(None, f"{len(updates)} updates counted; the quorum is {cohort.quorum}")
+            return Outcome(None, f"{len(updates)} updates were accepted; the quorum is {cohort.quorum}")
         if cohort.masking is not None:
             lost, _ = self._receive(arrivals.lost, number)
-            found = combine_masked(cohort, self._manifest, number, updates, lost, self._settings.seed)
-            return Outcome(found.combined, found.why, found.bytes_sent)
+            masked = combine_masked(cohort, self._manifest, number, updates, lost, self._settings.seed)
+            return Outcome(masked.combined, masked.why, masked.bytes_sent)
         noise = entropy(self._settings.seed, "members", number)
         return Outcome(aggregate(cohort, MemorySource(updates), entropy=noise))
 
@@ -124,16 +127,16 @@ class Simulator:
         outcome: Outcome,
         began: float,
     ) -> None:
-        """Moves the adapter, measures it, and keeps the round."""
+        """Updates the adapter, evaluates it and stores the round."""
         combined = outcome.combined
         if combined is not None:
             self.flat, self._optimizer = advance(self._cohort.optimizer, self._optimizer, self.flat, combined.update)
         tested, devices = self._measure()
-        results = [arrival.work.result for arrival in arrivals.came if arrival.errand.faults is None]
+        results = [arrival.work.result for arrival in arrivals.came if arrival.local_task.faults is None]
         spoilt = {member(device) for device in self._population.poisoned}
         counted = updates if combined is not None else ()
-        trained = [arrival.errand.device for arrival in (*arrivals.came, *arrivals.lost)]
-        told = Round(
+        trained = [arrival.local_task.device for arrival in (*arrivals.came, *arrivals.lost)]
+        record = Round(
             number=len(self.rounds),
             published=combined is not None,
             why=outcome.why,
@@ -159,19 +162,19 @@ class Simulator:
             b_sha256=sha256_hex(self.flat.astype("<f4").tobytes()),
             seconds=time.monotonic() - began,
         )
-        self._store.keep(told, self.flat, self._optimizer.dump())
-        self.rounds.append(told)
+        self._store.keep(record, self.flat, self._optimizer.dump())
+        self.rounds.append(record)
 
-    def _measure(self) -> tuple[Measured, dict[int, float]]:
-        """On what nobody trains on, and on the held-out examples of the devices that are looked at."""
+    def _measure(self) -> tuple[SplitMetrics, dict[int, float]]:
+        """Evaluates B on the test examples and on the held-out examples of the selected devices."""
         tested = self._executor.submit("test", self.flat)
-        looked_at = range(min(self._settings.devices, self._settings.measured))
-        shards = [self._shards[device].held_out for device in looked_at]
+        selected = range(min(self._settings.devices, self._settings.measured))
+        shards = [self._shards[device].held_out for device in selected]
         groups = [tuple(shards[at : at + MEASURED_TOGETHER]) for at in range(0, len(shards), MEASURED_TOGETHER)]
         answers = in_order(self._executor, "measure", ((self.flat, group) for group in groups))
-        found = [each for answer in answers for each in answer]
-        whole: Measured = tested.result()
-        return whole, {device: each.accuracy for device, each in zip(looked_at, found, strict=True)}
+        metrics = [each for answer in answers for each in answer]
+        whole: SplitMetrics = tested.result()
+        return whole, {device: each.accuracy for device, each in zip(selected, metrics, strict=True)}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

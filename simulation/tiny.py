@@ -1,7 +1,7 @@
-"""The built-in base and task: a random Llama of a few thousand weights, and sentences whose words say how they end.
+"""The built-in base and task: a random Llama of a few thousand weights, and sentences labelled by their words.
 
-Two sources, movies and products, share some words and have others of their own, so that devices' data can be unlike.
-Everything is drawn from a fixed seed: the base is the same for everybody. Knows no shards and no program.
+Two sources, movies and products, share some words and have others of their own, so devices' data can differ. A fixed
+seed makes the base the same in every simulation.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ OWN = {
 NEUTRAL = ("the", "a", "film", "plot", "cast", "camera", "phone", "screen", "really", "It", "was")
 UNKNOWN = "?"
 LABELS = ("positive", "negative")
-ROOM = 1.5  # sentences for each that is asked for: labels in any proportions are to be had
+ROOM = 1.5  # sentences per requested example, so that shards can have any proportion of labels
 
 
 def vocabulary() -> dict[str, int]:
-    """Every word and its token."""
+    """Returns the token of every word."""
     words = [*NEUTRAL, *SHARED[0], *SHARED[1], *(word for both in OWN.values() for side in both for word in side)]
     return {word: number for number, word in enumerate([UNKNOWN, *words])}
 
 
 def write_base(directory: Path) -> None:
-    """The model and its tokenizer in the Hugging Face form."""
+    """Writes the model and its tokenizer as a Hugging Face directory."""
     directory.mkdir(parents=True, exist_ok=True)
     rng, size = np.random.default_rng(0), len(vocabulary())
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (size, HIDDEN), "model.norm": (HIDDEN,)}
@@ -61,7 +61,7 @@ def write_base(directory: Path) -> None:
         f"{name}.weight": (rng.normal(0, 0.3, shape) if len(shape) == 2 else np.ones(shape)).astype(np.float32)
         for name, shape in shapes.items()
     }
-    # What pretraining would see to: answers of the untrained model are unsure, not wrong with conviction.
+    # Small final norm, so that the untrained model's answers have similar probabilities.
     tensors["model.norm.weight"] *= np.float32(0.25)
     safetensors.numpy.save_file(tensors, directory / "model.safetensors")
     config = {
@@ -84,25 +84,25 @@ def write_base(directory: Path) -> None:
 
 
 def write_task(directory: Path, examples: int, test: int) -> tuple[Path, ...]:
-    """One directory with train.jsonl and test.jsonl for each source; both labels are equally frequent.
+    """Writes one directory with train.jsonl and test.jsonl for each source. Both labels are equally frequent.
 
-    examples, test: that are needed of all sources together.
+    examples, test: number of examples needed over all sources.
     """
     rng = np.random.default_rng(1)
     counts = {"train": math.ceil(examples * ROOM / len(OWN)), "test": math.ceil(test / len(OWN))}
-    found = []
+    directories = []
     for source in OWN:
         home = directory / source
         home.mkdir(parents=True, exist_ok=True)
         for split, count in counts.items():
             lines = (json.dumps(_record(rng, source, index % 2)) + "\n" for index in range(count))
             (home / f"{split}.jsonl").write_text("".join(lines))
-        found.append(home)
-    return tuple(found)
+        directories.append(home)
+    return tuple(directories)
 
 
 def _record(rng: np.random.Generator, source: str, side: int) -> dict[str, Any]:
-    """A sentence of two or three words that tell, among some that do not. side: 0 positive, 1 negative."""
+    """Returns a sentence with two or three words that determine its label. side: 0 positive, 1 negative."""
     telling = [*SHARED[side], *OWN[source][side]]
     words = [*rng.choice(telling, rng.integers(2, 4)), *rng.choice(NEUTRAL[:-2], rng.integers(2, 5))]
     return {"text": " ".join(rng.permutation(words)), "label": LABELS[side]}

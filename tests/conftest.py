@@ -1,4 +1,4 @@
-"""What all tests share: how long a case takes is nothing that they judge, and what was compiled serves them all."""
+"""Settings of the whole test run, and the compiled programs that all tests share."""
 
 import gc
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.programs import ProgramStore, run_directory
+from tests.programs import cache_directory, remove_unused, shared_store
 
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
@@ -20,31 +20,31 @@ TESTS = Path(__file__).parent
 # Files that take minutes, the longest first; measured.
 LONGEST = (
     "examples/test_demo.py",
-    "server/compiler/test_inference.py",
+    "server/compiler/methods/test_inference.py",
     "device_agent/test_with_server.py",
-    "device_agent/test_federation.py",
+    "device_agent/jobs/test_federation.py",
     "server/compiler/test_architectures.py",
-    "device_agent/test_faults.py",
+    "device_agent/daemon/test_faults.py",
     "device_agent/runtimes/test_contract.py",
     "device_agent/engines/test_contract.py",
     "server/compiler/test_peft.py",
     "bench/test_steps.py",
-    "server/work/test_engines.py",
-    "server/formats/test_smollm2.py",
+    "server/tasks/test_engines.py",
+    "server/registry/exports/test_smollm2.py",
     "server/compiler/test_program.py",
-    "device_agent/adb/test_engine.py",
-    "server/compiler/test_quantization.py",
+    "device_agent/android/test_engine.py",
+    "server/compiler/model/test_quantization.py",
     "simulation/test_command.py",
-    "server/http/test_schemathesis.py",
+    "server/web/test_schemathesis.py",
     "simulation/test_private_examples.py",
-    "server/test_compile_cli.py",
-    "server/test_topology.py",
-    "server/test_real_compiler.py",
+    "server/cli/test_compile.py",
+    "server/operations/test_topology.py",
+    "server/programs/test_real_compiler.py",
 )
 PLACES = {TESTS / name: place for place, name in enumerate(LONGEST)}
 
 
-def pytest_configure():
+def pytest_configure(config):
     """Tests' directories lie in memory where there is room: a journal that is synced at every step waits for disks.
 
     What they test of durability is the death of processes, which a file in memory outlives as one on a disk does.
@@ -54,6 +54,8 @@ def pytest_configure():
     # A shell's background jobs ignore Ctrl-C, and so would every command that tests press it in.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not hasattr(config, "workerinput"):
+        remove_unused(cache_directory() / "programs")
 
 
 def runs_programs(directory):
@@ -74,6 +76,6 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(scope="session")
-def program_store(tmp_path_factory):
-    """Programs of this run, compiled once for all workers."""
-    return ProgramStore(run_directory(tmp_path_factory) / "compiled")
+def program_store():
+    """Returns the compiled programs that all workers and later runs share."""
+    return shared_store()

@@ -1,1 +1,1 @@
-"""Other people's algorithms, written from their papers, small and readable."""
+"""What MobiZO is compared with: first order, MeZO, other adapters and other precisions."""

@@ -1,21 +1,20 @@
-"""A stock transformers model whose adapted linear layers run one LoRA-B per path: what every PyTorch baseline trains.
+"""A stock transformers model whose adapted linear layers run one LoRA-B per path. Every PyTorch baseline trains it.
 
-Inputs and the layout of flat B are a program's (`shared.program`, `shared.lora`), so that a baseline and a program take
-the same batches, start from the same A and can be compared loss by loss. Runs wherever the model lies, under autograd
-or without.
+Inputs and the layout of flat B are those of a program (`shared.program`, `shared.zo.lora`). So a baseline and a program
+take the same batches, start from the same A, and can be compared loss by loss. Works on any device, with or without
+autograd.
 """
 
-from __future__ import annotations
-
+import copy
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from shared.calibration import Calibration
-from shared.lora import BaseShape, flat_size, frozen_a, lora_modules
 from shared.recipe import Recipe
+from shared.zo.calibration import Calibration
+from shared.zo.lora import BaseShape, flat_size, frozen_a, lora_modules
 
 EXCLUDED = -1e9  # the logit of a padded choice
 
@@ -24,8 +23,9 @@ class AdaptedModel:
     """MP-LoRA (the paper's equation in 3.1, Y = XW + (XA) B by path) by forward hooks."""
 
     def __init__(self, model: Any, recipe: Recipe, shape: BaseShape, calibration: Calibration | None = None) -> None:
-        """model: transformers' AutoModelForCausalLM; its weights are frozen and stay where they are."""
+        """model: transformers' AutoModelForCausalLM; its weights are frozen in place."""
         self.model = model.eval().requires_grad_(False)
+        self.upper: Any = None  # runs hidden states of a prefix; see `split_backbone`
         self.recipe, self.shape = recipe, shape
         self.size = flat_size(recipe, shape)
         self.device, self.dtype = model.lm_head.weight.device, model.lm_head.weight.dtype
@@ -38,22 +38,24 @@ class AdaptedModel:
             self._handles.append(layers[module.name].register_forward_hook(hook))
 
     def remove(self) -> None:
-        """Takes the hooks off: the model is the stock one again."""
+        """Removes the hooks; the model is the stock one again."""
         for handle in self._handles:
             handle.remove()
 
     def zeros(self) -> Tensor:
-        """B = 0, float32 (D,), on the model's device."""
+        """Returns B = 0, float32 (D,), on the model's device."""
         return torch.zeros(self.size, device=self.device)
 
     def losses(self, batch: tuple[np.ndarray, ...], paths: Tensor) -> Tensor:
-        """Mean negative log-likelihood of the answers under each B of `paths` (n, D): (n,), float32.
+        """Returns the mean negative log-likelihood of the answers under each B of `paths` (n, D): float32 (n,).
 
-        batch: as `shared.encoding.pack_step` gives it for the recipe's loss.
+        batch: from `shared.zo.encoding.pack_step`, for the recipe's loss. Hidden states (E, S, hidden) that enter the
+        layers of `upper` may stand in place of its tokens (E, S).
         """
         n = len(paths)
         tokens, positions, *labels, mask = (torch.from_numpy(array).to(self.device) for array in batch)
-        answers = self._answers(tokens.repeat(n, 1), positions.repeat(n, 1), paths)  # (n*E, T, hidden)
+        inputs = tokens.repeat(n, *(1 for _ in tokens.shape[1:]))
+        answers = self._answers(inputs, positions.repeat(n, 1), paths)  # (n*E, T, hidden)
         if self.recipe.loss == "full":
             logits, (truth,) = self.model.lm_head(answers), labels
             nll = -torch.log_softmax(logits.float(), -1).gather(2, truth.repeat(n, 1).unsqueeze(2)).squeeze(2)
@@ -66,16 +68,19 @@ class AdaptedModel:
 
     @torch.no_grad()
     def score(self, inputs: tuple[np.ndarray, ...], b: Tensor) -> np.ndarray:
-        """Log-probabilities (R, T, C) over the whole vocabulary under B (D,), as a program's `score` gives them."""
+        """Returns log-probabilities (R, T, C) over the whole vocabulary under B (D,), like a program's `score`."""
         tokens, positions, choices = (torch.from_numpy(array).to(self.device) for array in inputs)
         logits = self.model.lm_head(self._answers(tokens, positions, b.unsqueeze(0)))
         found: np.ndarray = torch.log_softmax(logits.float(), -1).gather(2, choices).cpu().numpy()
         return found
 
     def _answers(self, tokens: Tensor, positions: Tensor, paths: Tensor) -> Tensor:
-        """Final hidden states (R, T, hidden) at `positions` (R, T) of tokens (R, S), an equal share of R by path."""
+        """Returns final hidden states (R, T, hidden) at `positions` (R, T) of tokens (R, S); R is split by path."""
         self._paths = paths.to(self.dtype)
-        hidden = self.model.model(tokens, use_cache=False).last_hidden_state
+        if tokens.is_floating_point():
+            hidden = self.upper(inputs_embeds=tokens, use_cache=False).last_hidden_state
+        else:
+            hidden = self.model.model(tokens, use_cache=False).last_hidden_state
         found: Tensor = hidden[torch.arange(len(hidden), device=self.device).unsqueeze(1), positions]
         return found
 
@@ -86,3 +91,13 @@ class AdaptedModel:
             return output + torch.bmm(low, paths).reshape(output.shape)
 
         return add_lora
+
+
+def split_backbone(backbone: Any, layer: int) -> tuple[Any, Any]:
+    """Returns transformers' decoder below a layer, without the final norm, and from that layer on; weights shared."""
+    below, above = copy.copy(backbone), copy.copy(backbone)
+    for part, layers in ((below, backbone.layers[:layer]), (above, backbone.layers[layer:])):
+        part._modules = dict(part._modules)
+        part.layers = layers
+    below.norm = nn.Identity()
+    return below, above

@@ -1,6 +1,4 @@
-"""First-order SGD by autograd, on LoRA-FA and on all parameters: what zeroth-order training is given up for."""
-
-from __future__ import annotations
+"""First-order training by autograd, on LoRA-FA and on all parameters."""
 
 from typing import Any
 
@@ -8,43 +6,60 @@ import numpy as np
 import torch
 
 from bench.baselines.adapted import AdaptedModel
-from shared.lora import BaseShape
+from bench.timing import Batch
+from server.compiler.methods.optimizers import BETAS, MOMENTUM, STABILITY
 from shared.recipe import Recipe
+from shared.zo.calibration import Calibration
+from shared.zo.lora import BaseShape
 
 
 class FirstOrder:
-    """B, and a model that differentiates the loss of one copy of it."""
+    """First order on B (LoRA-FA): SGD, or the optimizer of a recipe with estimator `gradient`."""
 
-    def __init__(self, model: Any, recipe: Recipe, shape: BaseShape, *, checkpointing: bool = False) -> None:
-        """model: transformers' AutoModelForCausalLM. checkpointing: activations of a layer are computed again."""
-        self.adapted = AdaptedModel(model, recipe, shape)
+    def __init__(
+        self,
+        model: Any,
+        recipe: Recipe,
+        shape: BaseShape,
+        *,
+        checkpointing: bool = False,
+        calibration: Calibration | None = None,
+    ) -> None:
+        """model: transformers' AutoModelForCausalLM. checkpointing: recompute each layer's activations."""
+        self.adapted = AdaptedModel(model, recipe, shape, calibration)
         self.b = self.adapted.zeros().requires_grad_()
+        self._optimizer: Any
+        if recipe.estimator == "gradient" and recipe.optimizer == "adam":
+            self._optimizer = torch.optim.Adam([self.b], betas=BETAS, eps=STABILITY)
+        else:
+            momentum = MOMENTUM if recipe.optimizer == "momentum" else 0.0
+            self._optimizer = torch.optim.SGD([self.b], lr=0.0, momentum=momentum)
         if checkpointing:
-            # Recomputation is of training mode alone; these models have no dropout to switch on.
+            # transformers recomputes in training mode only; these models have no dropout that it would switch on.
             model.train()
             model.activation_checkpointing_enable({"use_reentrant": False})
 
-    def step(self, batch: tuple[np.ndarray, ...], lr: float) -> tuple[float, np.ndarray]:
-        """B -= lr * gradient, on a batch as `pack_step` gives it. Returns the loss before, and the gradient (D,)."""
+    def step(self, batch: Batch, lr: float) -> tuple[float, np.ndarray]:
+        """Moves B by one step on a batch from `pack_step`. Returns the loss before, and the gradient (D,)."""
         loss = self.adapted.losses(batch, self.b.unsqueeze(0)).sum()
         (gradient,) = torch.autograd.grad(loss, self.b)
-        with torch.no_grad():
-            self.b -= lr * gradient
+        self.b.grad = gradient
+        self._optimizer.param_groups[0]["lr"] = lr
+        self._optimizer.step()
         return float(loss.detach()), gradient.cpu().numpy()
 
 
 class FullFirstOrder:
-    """A model that differentiates its loss by all its parameters; there is no LoRA."""
+    """SGD on all parameters of the model, in place and without LoRA."""
 
     def __init__(self, model: Any, recipe: Recipe, shape: BaseShape) -> None:
-        """model: transformers' AutoModelForCausalLM, changed where it lies."""
         self.adapted = AdaptedModel(model, recipe, shape)
         self.adapted.remove()
         self._nothing = self.adapted.zeros().unsqueeze(0)
         self.parameters = [parameter.requires_grad_() for parameter in model.parameters()]
         self._optimizer = torch.optim.SGD(self.parameters, lr=0.0)
 
-    def step(self, batch: tuple[np.ndarray, ...], lr: float) -> float:
+    def step(self, batch: Batch, lr: float) -> float:
         """Every parameter -= lr * its gradient. Returns the loss before; the gradients stay on the parameters."""
         self._optimizer.param_groups[0]["lr"] = lr
         self._optimizer.zero_grad()

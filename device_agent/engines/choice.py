@@ -1,7 +1,4 @@
-"""Which engine trains a program here: the native runner where it can be had, ExecuTorch's Python runtime elsewhere.
-
-Knows no job and no lease.
-"""
+"""Selects the engine for a program: the native runner if available, otherwise ExecuTorch's Python runtime."""
 
 from __future__ import annotations
 
@@ -14,17 +11,17 @@ from pathlib import Path
 
 import structlog
 
-from device_agent.adb import Adb
-from device_agent.client import DeviceClient
+from device_agent.android.adb import Adb
 from device_agent.engines import Engine
 from device_agent.engines.adb import AdbEngine
 from device_agent.engines.native import NativeEngine
 from device_agent.engines.python import PythonEngine
 from device_agent.errors import NoRunner
+from device_agent.home import AgentHome
 from device_agent.memory import total_bytes
-from device_agent.runner_place import EXECUTORCH, PROGRAM, RunnerPlace
-from device_agent.runner_supply import Supply, ensure_runner
-from device_agent.state import Home
+from device_agent.protocol.client import DeviceClient
+from device_agent.runner.location import EXECUTORCH, PROGRAM, RunnerLocation
+from device_agent.runner.supply import RunnerResult, ensure_runner
 from shared.capabilities import NOISE_OPERATOR, Capabilities, EngineKind
 from shared.errors import BadRequest
 from shared.program import ProgramManifest
@@ -37,7 +34,7 @@ _log = structlog.get_logger()
 
 
 class EngineName(StrEnum):
-    """What trains programs; see `device_agent.engines`."""
+    """The engines; see `device_agent.engines`."""
 
     NATIVE = "native"
     PYTHON = "python"
@@ -45,20 +42,22 @@ class EngineName(StrEnum):
 
 
 @dataclass(frozen=True)
-class EngineChoice:
-    """Chooses an engine for each program. wanted: by a person; None for the best there is. phone: behind adb."""
+class EngineSelector:
+    """Selects an engine for each program. wanted: the user's choice; None selects the best. phone: behind adb."""
 
-    home: Home
+    home: AgentHome
     wanted: EngineName | None = None
     phone: Adb | None = None
 
     def __call__(self, manifest: ProgramManifest) -> Engine:
-        """The engine for a program. Raises NoRunner if what is wanted cannot be had, BadRequest if it cannot run it."""
+        """Returns the engine for a program. Raises NoRunner if it is unavailable, BadRequest if it cannot run the
+        program.
+        """
         backend = manifest.recipe.backend
         if self.phone is not None or self.wanted is EngineName.ADB:
             _check_backend(backend)
             adb = self.phone or Adb()
-            return AdbEngine(adb, _got(self._supply(phone_platform(adb))))
+            return AdbEngine(adb, _require_runner(self._supply(phone_platform(adb))))
         if self.wanted is EngineName.PYTHON or (self.wanted is None and backend not in RUNNER_BACKENDS):
             return PythonEngine()
         _check_backend(backend)
@@ -67,10 +66,10 @@ class EngineChoice:
         if supply.directory is None and self.wanted is None and not only_native and _has_python_runtime():
             _log.warning("no native runner; ExecuTorch's Python runtime trains instead", why=supply.reason)
             return PythonEngine()
-        return NativeEngine(_got(supply))
+        return NativeEngine(_require_runner(supply))
 
     def capabilities(self) -> Capabilities:
-        """What programs it can have trained, without fetching or building anything to find out."""
+        """Returns what this device can train, without downloading or building anything."""
         if self.phone is not None or self.wanted is EngineName.ADB:
             return _with_runner("adb", Capabilities.model_validate({}))  # the phone's memory is not known
         here = Capabilities(total_bytes=total_bytes(), engines=(), backends=(), operators=(), executorch=None)
@@ -81,34 +80,34 @@ class EngineChoice:
         return here
 
     def _may_have_runner(self) -> bool:
-        """Whether the native runner is here, or may be: it is got when a program first needs it."""
+        """Returns whether the native runner exists or can be obtained when first needed."""
         if os.environ.get(RUNNER_VARIABLE):
             return True
-        place = RunnerPlace.within(self.home.path)
+        place = RunnerLocation.within(self.home.path)
         return place.find() is not None or place.remembered(place.path.name) is None
 
-    def _supply(self, platform: str | None) -> Supply:
+    def _supply(self, platform: str | None) -> RunnerResult:
         given = os.environ.get(RUNNER_VARIABLE)
         if given:
             directory = Path(given)
             if not (directory / PROGRAM).is_file():
                 raise NoRunner(f"${RUNNER_VARIABLE} is {given}, which holds no {PROGRAM}; correct or unset it")
-            return Supply(directory)
+            return RunnerResult(directory)
         config = self.home.config()
         with DeviceClient(config.server, config.token) as client:
-            place = RunnerPlace.within(self.home.path, platform)
+            place = RunnerLocation.within(self.home.path, platform)
             return ensure_runner(place, client, parse_public(config.public_key), lambda line: _log.info(line))
 
 
-def local_runner(home: Home) -> Path | None:
-    """The runner that is ready on this machine, if one is; nothing is fetched or built."""
+def local_runner(home: AgentHome) -> Path | None:
+    """Returns the directory of this machine's runner if it is ready; downloads and builds nothing."""
     given = os.environ.get(RUNNER_VARIABLE)
-    return Path(given) if given else RunnerPlace.within(home.path).find()
+    return Path(given) if given else RunnerLocation.within(home.path).find()
 
 
 def phone_platform(adb: Adb) -> str:
-    """The phone, as runner builds are named: android-arm64, android-x86_64. Raises PhoneAway and its kind."""
-    system, machine = adb.say("getprop ro.build.version.release 2>/dev/null | head -c 1; echo; uname -m").split("\n")[
+    """Returns the phone's platform as runner builds name it, such as android-arm64. Raises PhoneUnreachable."""
+    system, machine = adb.run("getprop ro.build.version.release 2>/dev/null | head -c 1; echo; uname -m").split("\n")[
         :2
     ]
     if not system.strip():
@@ -128,7 +127,7 @@ def _with_runner(engine: EngineKind, here: Capabilities) -> Capabilities:
 
 
 def _with_python(here: Capabilities) -> Capabilities:
-    """What ExecuTorch's and PyTorch's Python runtimes add."""
+    """Adds the capabilities of ExecuTorch's and PyTorch's Python runtimes."""
     return here.model_copy(
         update={
             "engines": (*(here.engines or ()), "python"),
@@ -150,7 +149,7 @@ def _check_backend(backend: str) -> None:
         raise BadRequest(f"the native runner has no backend {backend!r}; train with --engine python")
 
 
-def _got(supply: Supply) -> Path:
+def _require_runner(supply: RunnerResult) -> Path:
     if supply.directory is None:
         raise NoRunner(supply.reason)
     return supply.directory

@@ -1,7 +1,7 @@
-"""Training by the native runner, a child process that links no torch. Knows no server.
+"""Trains with the native runner, a child process without PyTorch.
 
-Two short-lived helpers stand before and after it: `prepare` has a process of its own read the data into the plan, and
-`finish` makes the result of what the runner left in the run's directory. The adb engine uses both.
+`prepare` reads the data into the plan file beforehand, in a process of its own, and `finish` builds the result from the
+runner's files. The adb engine uses both.
 """
 
 from __future__ import annotations
@@ -15,35 +15,37 @@ from pathlib import Path
 
 import numpy as np
 
-from device_agent.conclusion import conclude, handed_in
+from device_agent.durable import disk_full_as_does_not_fit
 from device_agent.engines.python import PACKAGES
 from device_agent.errors import DoesNotFit, RuntimeFailed
-from device_agent.journal import RunDirectory
-from device_agent.messages import Message
-from device_agent.supervisor import supervise
+from device_agent.training.journal import RunDirectory
+from device_agent.training.messages import TrainerMessage
+from device_agent.training.result import build_result, uploaded_validation
+from device_agent.training.supervisor import supervise
 from shared.canonical import file_sha256
 from shared.job import Progress
-from shared.lora import F32
-from shared.trajectory import parse_trajectory
+from shared.zo.lora import F32
+from shared.zo.trajectory import parse_trajectory
 
 LOG_TAIL = 300  # characters
 NOTE_SECONDS = 5.0  # between two notes of time and memory, each of which is synced
 
 
 class NativeEngine:
-    """Each run by a `mobizo-runner` of this machine."""
+    """Trains each run with this machine's `mobizo-runner`."""
 
     name = "native"
 
     def __init__(self, runner: Path) -> None:
-        """runner: the directory that holds `mobizo-runner` and its libraries."""
+        """runner: the directory of `mobizo-runner` and its libraries."""
         self._runner = runner
 
-    def train(self, run: RunDirectory, report: Callable[[Progress], None], stop: Callable[[], bool]) -> Message:
+    def train(self, run: RunDirectory, report: Callable[[Progress], None], stop: Callable[[], bool]) -> TrainerMessage:
         """Trains a run; see `Engine.train`."""
-        refused = prepare(run)
-        if refused is not None:
-            return refused
+        with disk_full_as_does_not_fit():
+            return prepare(run) or self._train(run, report, stop)
+
+    def _train(self, run: RunDirectory, report: Callable[[Progress], None], stop: Callable[[], bool]) -> TrainerMessage:
         before = run.figures()
         plan = run.plan()
         command = (
@@ -54,7 +56,7 @@ class NativeEngine:
 
         noted = 0.0
 
-        def hear(message: Message) -> None:
+        def hear(message: TrainerMessage) -> None:
             nonlocal noted
             now = time.monotonic()
             if message.spent is not None and (message.progress is None or now - noted > NOTE_SECONDS):
@@ -64,24 +66,24 @@ class NativeEngine:
         return finish(run, supervise(command, run, report, stop, hear=hear))
 
 
-def prepare(run: RunDirectory) -> Message | None:
-    """Makes the plan of a run, unless it lies there whole; what is wrong with the data, if anything.
+def prepare(run: RunDirectory) -> TrainerMessage | None:
+    """Writes the run's plan file unless it is complete; returns a message if the data is unusable.
 
-    Raises DoesNotFit when the disk is full, RuntimeFailed if the process died without a word.
+    Raises DoesNotFit if the disk is full, RuntimeFailed if the process died without a message.
     """
     prepared = run.prepared()
     if prepared is not None and run.native_plan.exists() and file_sha256(run.native_plan) == prepared.plan_sha256:
         return None
     path = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
-        [sys.executable, "-m", "device_agent.preparation", str(run.path)],
+        [sys.executable, "-m", "device_agent.training.preparation", str(run.path)],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": path},
         check=False,
     )
     if done.stdout:
-        message = Message.model_validate_json(done.stdout)
+        message = TrainerMessage.model_validate_json(done.stdout)
         if message.error is not None and message.error.code == DoesNotFit.code:
             raise DoesNotFit(message.error.detail)
         return message
@@ -90,10 +92,10 @@ def prepare(run: RunDirectory) -> Message | None:
     return None
 
 
-def finish(run: RunDirectory, message: Message) -> Message:
-    """The message with the result, if the runner has trained to the end; both adapters are then in their files.
+def finish(run: RunDirectory, message: TrainerMessage) -> TrainerMessage:
+    """Adds the result to the runner's final message and writes both adapter files, if training is complete.
 
-    Raises RuntimeFailed if what the runner left is not whole.
+    Raises RuntimeFailed if the runner's files are incomplete.
     """
     if not message.trained:
         return message
@@ -101,13 +103,13 @@ def finish(run: RunDirectory, message: Message) -> Message:
     trajectory, _ = parse_trajectory(run.ledger.read_bytes())
     if trajectory is None or prepared is None or trajectory.steps != plan.training.steps:
         raise RuntimeFailed(f"the runner said that it was done, but {run.ledger} is not whole; remove the run")
-    best = handed_in(plan, trajectory)
+    best = uploaded_validation(plan, trajectory)
     run.write_adapter(run.last, _read_b(run.path / "last.f32", plan.manifest.size), plan, trajectory.steps)
     chosen = _read_b(run.path / "best.f32", plan.manifest.size)
     run.write_adapter(run.best, chosen, plan, best.step if best else trajectory.steps)
-    result = conclude(plan, trajectory, run.figures(), prepared.train_examples, prepared.truncated_examples)
+    result = build_result(plan, trajectory, run.figures(), prepared.train_examples, prepared.truncated_examples)
     run.finish(result)
-    return Message(result=result)
+    return TrainerMessage(result=result)
 
 
 def _read_b(path: Path, size: int) -> F32:

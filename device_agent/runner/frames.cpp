@@ -73,11 +73,17 @@ bool FrameReader::next(Frame &frame) {
   return true;
 }
 
-void Numbers::take(void *target, size_t size) {
-  if (size > data_.size()) {
-    throw std::runtime_error("the plan has a record that is too short; it was written by another version");
+void Numbers::expect(size_t count, size_t size) const {
+  if (count > data_.size() / size) {
+    throw std::runtime_error("a record of the plan is too short; have the agent write it again");
   }
-  std::memcpy(target, data_.data(), size);
+}
+
+void Numbers::take(void *target, size_t size) {
+  expect(size, 1);
+  if (size > 0) { // the pointers of nothing may be null
+    std::memcpy(target, data_.data(), size);
+  }
   data_.remove_prefix(size);
 }
 

@@ -1,5 +1,5 @@
 // Frames, of which ledgers and plans are made: kind (1 byte), number and length (uint32), payload, CRC-32 of all that.
-// Little-endian. Knows nothing of what they hold.
+// Little-endian.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ public:
   // Whether a whole frame follows; it is in `frame` then.
   bool next(Frame &frame);
 
-  // Where the frames read so far end.
+  // The offset after the last frame read.
   size_t end() const { return at_; }
 
 private:
@@ -35,7 +35,7 @@ private:
   size_t at_;
 };
 
-// Numbers one after the other in a payload. Throws std::runtime_error when there are fewer than asked for.
+// Reads numbers from a payload. Throws std::runtime_error at its end.
 class Numbers {
 public:
   explicit Numbers(std::string_view data) : data_(data) {}
@@ -47,12 +47,21 @@ public:
   }
 
   template <typename T> std::vector<T> many(size_t count) {
+    expect(count, sizeof(T));
     std::vector<T> values(count);
     take(values.data(), count * sizeof(T));
     return values;
   }
 
+  // A count of things that take at least `size` bytes each; that many bytes follow.
+  size_t count(size_t size) {
+    const auto found = one<uint32_t>();
+    expect(found, size);
+    return found;
+  }
+
 private:
+  void expect(size_t count, size_t size) const;
   void take(void *target, size_t size);
 
   std::string_view data_;
@@ -64,7 +73,7 @@ std::string read_file(const std::string &path);
 // Replaces a file: written aside, synced, renamed, and the rename synced. Throws std::system_error.
 void write_durably(const std::string &path, std::string_view data);
 
-// Makes the names in a file's directory survive a power cut.
+// Syncs a file's directory, so that renames in it survive a power cut.
 void sync_directory_of(const std::string &path);
 
 } // namespace mobizo

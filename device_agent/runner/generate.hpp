@@ -1,4 +1,4 @@
-// Goes on with a text by an inference file. Knows tokens, and no tokenizer.
+// Generates text, as tokens, with an inference file.
 #pragma once
 
 #include "program.hpp"

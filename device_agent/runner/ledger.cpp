@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -26,6 +27,9 @@ std::string field(std::string_view object, std::string_view key) {
     return "";
   }
   at = object.find_first_not_of(' ', at + quoted.size());
+  if (at == std::string_view::npos) {
+    return "";
+  }
   const bool text = object[at] == '"';
   at += text ? 1 : 0;
   return std::string(object.substr(at, object.find_first_of(text ? "\"" : ",}", at) - at));
@@ -43,7 +47,7 @@ Evaluation read_evaluation(std::string_view payload) {
 }
 
 Limits read_limits(std::string_view payload) {
-  return {std::strtod(field(payload, "rest").c_str(), nullptr), std::atoll(field(payload, "max_length").c_str())};
+  return {std::atoll(field(payload, "step").c_str()), std::strtod(field(payload, "rest").c_str(), nullptr), std::atoll(field(payload, "max_length").c_str())};
 }
 
 } // namespace
@@ -81,11 +85,22 @@ void Ledger::read(const std::string &path, const std::string &header, size_t num
       numbers_.push_back(Numbers(frame.payload).many<float>(numbers));
     } else if (frame.kind == 'E') {
       evaluations_.push_back(read_evaluation(frame.payload));
+      const Evaluation &found = evaluations_.back();
+      if (found.step < 0 || static_cast<size_t>(found.step) > steps() || found.total < 1) {
+        throw std::runtime_error(path + " has an impossible evaluation; move it away to start the run anew");
+      }
     } else if (frame.kind == 'L') {
-      limits_ = read_limits(frame.payload);
+      limits_.push_back(read_limits(frame.payload));
     }
     end_ = frames.end();
   }
+}
+
+Limits Ledger::limits_at(size_t step) const {
+  const auto found = std::find_if(limits_.rbegin(), limits_.rend(), [step](const Limits &noted) {
+    return noted.step <= static_cast<int64_t>(step);
+  });
+  return found == limits_.rend() ? Limits{} : *found;
 }
 
 const Evaluation *Ledger::find(const std::string &split, int64_t step, const std::string &adapter) const {
@@ -130,7 +145,8 @@ void Ledger::append(const Limits &limits) {
   const std::string payload = "{\"step\": " + std::to_string(steps()) + ", \"rest\": " + number(limits.rest) +
                               ", \"max_length\": " + length + "}";
   write(make_frame('L', static_cast<uint32_t>(steps()), payload));
-  limits_ = limits;
+  limits_.push_back(limits);
+  limits_.back().step = static_cast<int64_t>(steps());
 }
 
 void Ledger::write(const std::string &bytes) {

@@ -1,4 +1,4 @@
-// A run's ledger on disk (shared/trajectory.py): each append is on the disk before it returns. Knows no program.
+// A run's ledger on disk (shared/zo/trajectory.py): each append is synced before it returns.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,14 @@ struct Evaluation {
   double accuracy() const { return static_cast<double>(correct) / static_cast<double>(total); }
 };
 
-// How the device holds itself back from a step on.
+// The limits that apply from a step on.
 struct Limits {
+  int64_t step = 0;       // the first step that they apply to
   double rest = 0;        // seconds of pause for each second of a step
   int64_t max_length = 0; // tokens; 0: no limit
 
-  bool operator==(const Limits &other) const { return rest == other.rest && max_length == other.max_length; }
+  // Whether both set the same limits, regardless of the step.
+  bool same(const Limits &other) const { return rest == other.rest && max_length == other.max_length; }
 };
 
 class Ledger {
@@ -36,9 +38,11 @@ public:
   Ledger &operator=(const Ledger &) = delete;
 
   size_t steps() const { return numbers_.size(); }
-  const std::vector<float> &numbers(size_t step) const { return numbers_[step]; }
+  const std::vector<float> &numbers(size_t step) const { return numbers_.at(step); }
   const std::vector<Evaluation> &evaluations() const { return evaluations_; }
-  const Limits &limits() const { return limits_; }
+  Limits limits() const { return limits_at(steps()); }
+  // The limits for a step that is in the ledger, or for the next one.
+  Limits limits_at(size_t step) const;
 
   const Evaluation *find(const std::string &split, int64_t step, const std::string &adapter) const;
   // Highest validation accuracy, then lowest loss, then fewest steps; nothing before the first validation.
@@ -56,7 +60,7 @@ private:
   size_t end_ = 0;
   std::vector<std::vector<float>> numbers_;
   std::vector<Evaluation> evaluations_;
-  Limits limits_;
+  std::vector<Limits> limits_;
 };
 
 } // namespace mobizo

@@ -1,6 +1,7 @@
 // mobizo-runner: the commands (docs/runner.md).
 #include "frames.hpp"
 #include "generate.hpp"
+#include "gradient_trainer.hpp"
 #include "plan.hpp"
 #include "report.hpp"
 #include "score.hpp"
@@ -19,6 +20,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <set>
 #include <stdexcept>
 #include <system_error>
@@ -86,7 +88,7 @@ private:
   std::set<std::string> flags_;
 };
 
-// Held until this process ends, however it ends. Waits while an orphan finishes its step.
+// Takes the run's lock until this process ends. Waits for an orphaned runner to finish its step.
 void lock(const std::string &directory) {
   const int descriptor = open((directory + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (descriptor < 0 || flock(descriptor, LOCK_EX) != 0) {
@@ -107,7 +109,7 @@ void die_with_the_agent() {
 std::vector<float> read_adapter(const std::string &path, size_t size) {
   const std::string data = read_file(path);
   if (data.size() % sizeof(float) != 0 || data.empty() || (size > 0 && data.size() != size * sizeof(float))) {
-    throw std::runtime_error(path + " is no B of this program");
+    throw std::runtime_error(path + " does not contain a B of this program");
   }
   std::vector<float> flat(data.size() / sizeof(float));
   std::memcpy(flat.data(), data.data(), data.size());
@@ -125,12 +127,18 @@ int train(const Options &options) {
   const Plan plan = Plan::read(directory + "/plan.bin");
   say("{\"progress\": {\"phase\": \"loading\"}}");
   Program program(options["--program"], options["--weights"]);
-  Trainer trainer(directory, plan, program, [] { return asked_to_stop != 0; });
+  const auto stop = [] { return asked_to_stop != 0; };
+  std::unique_ptr<Trainer> trainer;
+  if (plan.gradient) {
+    trainer = std::make_unique<GradientTrainer>(directory, plan, program, stop);
+  } else {
+    trainer = std::make_unique<Trainer>(directory, plan, program, stop);
+  }
   try {
-    trainer.train();
-    say("{\"trained\": true, \"spent\": " + trainer.spent() + "}");
+    trainer->train();
+    say("{\"trained\": true, \"spent\": " + trainer->spent() + "}");
   } catch (const Stopped &) {
-    say("{\"stopped\": true, \"spent\": " + trainer.spent() + "}");
+    say("{\"stopped\": true, \"spent\": " + trainer->spent() + "}");
   }
   return 0;
 }
@@ -207,7 +215,7 @@ int main(int count, char **words) {
   } catch (const std::system_error &error) {
     const bool full = error.code().value() == ENOSPC || error.code().value() == EDQUOT;
     if (full) {
-      say_error("does-not-fit", "the disk is full; free some of it and the run goes on where it stopped");
+      say_error("does-not-fit", "the disk is full; free some space and the run resumes where it stopped");
     } else {
       say_error("runtime-failed", error.what());
     }

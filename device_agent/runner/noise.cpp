@@ -1,6 +1,6 @@
 // The paper's noise operator, registered through ExecuTorch's own extension API: mobizo::noise.out.
 //
-// One direction a seed, drawn by Threefry-2x32-20 (Salmon et al., SC'11) and Box-Muller as shared/noise.py draws them,
+// One direction a seed, drawn by Threefry-2x32-20 (Salmon et al., SC'11) and Box-Muller as shared/zo/noise.py draws them,
 // so that a program that calls the operator can be replayed, which the runtime's own randn does not allow.
 #include <executorch/extension/kernel_util/make_boxed_from_unboxed_functor.h>
 #include <executorch/runtime/kernel/kernel_includes.h>

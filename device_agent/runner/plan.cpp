@@ -1,6 +1,7 @@
 #include "plan.hpp"
 
 #include "frames.hpp"
+#include "plan_check.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -23,7 +24,7 @@ Example read_example(std::string_view payload, const Settings &settings) {
   const auto count = numbers.one<uint32_t>();
   example.opening = numbers.one<int32_t>();
   example.tokens = numbers.many<int32_t>(count);
-  const auto answer = static_cast<size_t>(settings.answer), cells = answer * static_cast<size_t>(settings.choices);
+  const size_t answer = product({settings.answer}), cells = product({settings.answer, settings.choices});
   example.positions = numbers.many<int32_t>(answer);
   if (settings.candidates != 0) {
     example.choices = numbers.many<int32_t>(cells);
@@ -43,19 +44,16 @@ ScoreBatch read_scores(std::string_view payload, const Settings &settings) {
              choices = static_cast<int32_t>(settings.choices);
   for (const std::vector<int32_t> &shape :
        {std::vector<int32_t>{rows, length}, {rows, answer}, {rows, answer, choices}}) {
-    size_t count = 1;
-    for (const int32_t size : shape) {
-      count *= static_cast<size_t>(size);
-    }
+    const size_t count = product({shape[0], shape[1], shape.size() > 2 ? shape[2] : 1});
     batch.inputs.push_back(integers(numbers.many<int32_t>(count), shape));
   }
-  batch.examples.resize(numbers.one<uint32_t>());
+  batch.examples.resize(numbers.count(3 * sizeof(int32_t)));
   for (Scored &example : batch.examples) {
     example.index = numbers.one<int32_t>();
     example.correct = numbers.one<int32_t>();
-    example.candidates.resize(numbers.one<uint32_t>());
+    example.candidates.resize(numbers.count(sizeof(uint32_t)));
     for (std::vector<Cell> &cells : example.candidates) {
-      cells.resize(numbers.one<uint32_t>());
+      cells.resize(numbers.count(sizeof(Cell)));
       for (Cell &cell : cells) {
         cell = numbers.one<Cell>();
       }
@@ -96,39 +94,44 @@ Plan Plan::read(const std::string &path) {
   while (!whole && frames.next(frame)) {
     Numbers numbers(frame.payload);
     const Settings &s = plan.settings;
+    if ((frame.kind == 'C') != (seen == 0)) {
+      throw std::runtime_error(path + " does not begin with its settings; have the agent write it again");
+    }
     switch (frame.kind) {
     case 'C':
       plan.settings = numbers.one<Settings>();
+      check_settings(plan.settings);
       break;
     case 'H':
       plan.header = frame.payload;
       break;
     case 'B':
-      plan.start = numbers.many<float>(static_cast<size_t>(s.size));
+      plan.start = numbers.many<float>(product({s.size}));
       break;
     case 'P':
-      plan.pulls = numbers.many<float>(static_cast<size_t>(s.steps));
+      plan.pulls = numbers.many<float>(product({s.steps}));
       break;
     case 'K':
-      plan.hands_in_last = true;
+      plan.uploads_last = true;
       break;
     case 'L':
-      plan.lr = numbers.many<float>(static_cast<size_t>(s.steps));
+      plan.lr = numbers.many<float>(product({s.steps}));
       break;
     case 'Q':
-      plan.seeds = numbers.many<int32_t>(static_cast<size_t>(s.steps * s.queries * 2));
+      plan.seeds = numbers.many<int32_t>(product({s.steps, s.queries, 2}));
       break;
     case 'D':
       plan.secret = true;
       plan.clip = numbers.one<float>();
-      plan.counts = numbers.many<int32_t>(static_cast<size_t>(s.steps));
-      plan.noise = numbers.many<float>(static_cast<size_t>(s.steps * s.queries));
+      plan.counts = numbers.many<int32_t>(product({s.steps}));
+      plan.noise = numbers.many<float>(product({s.steps, s.queries}));
       break;
-    case 'O': {
-      const auto all = std::accumulate(plan.counts.begin(), plan.counts.end(), size_t{0});
-      plan.order = numbers.many<int32_t>(plan.secret ? all : static_cast<size_t>(s.steps * s.batch));
+    case 'G':
+      plan.gradient = numbers.one<GradientSettings>();
       break;
-    }
+    case 'O':
+      plan.order = numbers.many<int32_t>(plan.secret ? plan.sampled() : product({s.steps, s.batch}));
+      break;
     case 'X':
       plan.examples.push_back(read_example(frame.payload, s));
       break;
@@ -149,7 +152,16 @@ Plan Plan::read(const std::string &path) {
   if (!whole) {
     throw std::runtime_error(path + " is damaged; have the agent write it again");
   }
+  check_plan(plan);
   return plan;
+}
+
+size_t Plan::sampled() const {
+  size_t all = 0;
+  for (const int32_t count : counts) {
+    all += product({count});
+  }
+  return all;
 }
 
 Tensor Plan::seeds_of(size_t step) const {

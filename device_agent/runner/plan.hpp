@@ -1,10 +1,10 @@
-// What one run trains: written by the agent (device_agent/plan.py) and described in docs/runner.md.
-// Knows no program and no ledger.
+// What one run trains: written by the agent (device_agent/training/plan.py) and described in docs/runner.md.
 #pragma once
 
 #include "program.hpp"
 
 #include <array>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,7 +21,7 @@ struct Settings {
 
 // A training example: the right candidate's tokens and, by answer position (T), what the loss is over.
 struct Example {
-  int32_t opening = 0; // tokens at the front that are never cut off
+  int32_t opening = 0; // leading tokens that are never cut off
   std::vector<int32_t> tokens, positions, answers, choices;
   std::vector<float> choice_mask, mask;
 
@@ -43,25 +43,36 @@ struct ScoreBatch {
   std::vector<Scored> examples;
 };
 
+// A run with exact gradients.
+struct GradientSettings {
+  int32_t checkpoint_steps; // between two checkpoints
+  float max_norm;           // upper bound of the mean gradient's L2 norm; infinity: no clipping
+  float weight_decay;
+};
+
 struct Plan {
   Settings settings{};
   std::string header; // the ledger's, as it is written there
   std::vector<float> start;          // B (D,) before the first step; empty: zeros
   std::vector<float> pulls;          // (steps,): factors of B's distance from the start; empty: no pulls
-  bool hands_in_last = false;        // B after the last step, not the best validated one
+  bool uploads_last = false;        // upload B after the last step, not the best validated one
   std::vector<float> lr;             // (steps,)
   std::vector<int32_t> seeds, order; // (steps, q, 2), (steps, E); of a private run as many a step as `counts` says
-  bool secret = false;               // a private run: nothing that depends on the data is told
+  bool secret = false;               // a private run: nothing that depends on the data is reported
   float clip = 0;                    // C
   std::vector<int32_t> counts;       // (steps,)
   std::vector<float> noise;          // (steps, q), whole units
+  std::optional<GradientSettings> gradient; // absent with every other estimator
   std::vector<Example> examples;
   std::vector<ScoreBatch> validation, test;
 
-  // Throws std::runtime_error for a file that is no whole plan.
+  // Throws std::runtime_error for a file that is no whole plan, or whose numbers do not fit one another.
   static Plan read(const std::string &path);
 
   Tensor seeds_of(size_t step) const;
+
+  // Count of all examples that a private run samples. Throws std::runtime_error for a negative count.
+  size_t sampled() const;
 
   // Indices of a step's examples.
   std::vector<int32_t> sample(size_t step) const;

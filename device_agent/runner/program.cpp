@@ -47,7 +47,7 @@ Type type_of(ScalarType type) {
 
 std::string describe(Error error) { return "ExecuTorch error " + std::to_string(static_cast<uint32_t>(error)); }
 
-// Has the methods share one packed copy of the base's weights: else step and score would each hold their own.
+// Lets the methods share one packed copy of the base weights; otherwise step and score would each hold one.
 void share_packed_weights() {
   executorch::runtime::BackendOptions<1> options;
   if (options.set_option("weight_cache_enabled", true) == Error::Ok) {

@@ -1,4 +1,4 @@
-// A compiled program's methods over one B, run by ExecuTorch. Knows no data, no plan and no ledger.
+// Runs a compiled program's methods, which share one B, with ExecuTorch.
 #pragma once
 
 #include <executorch/extension/module/module.h>
@@ -37,7 +37,7 @@ public:
 
   bool has(const std::string &method) const;
 
-  // The outputs, copied: another method may use their memory. Throws std::runtime_error.
+  // Returns copies of the outputs, because another method may reuse their memory. Throws std::runtime_error.
   std::vector<Tensor> call(const std::string &method, const std::vector<Tensor> &inputs);
 
 private:

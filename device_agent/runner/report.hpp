@@ -1,4 +1,4 @@
-// What the runner says: JSON lines on standard output (device_agent/messages.py), and this process's own figures.
+// The runner's output: JSON lines on standard output (device_agent/training/messages.py), and this process's own figures.
 #pragma once
 
 #include <chrono>
@@ -17,13 +17,13 @@ std::string quoted(const std::string &text);
 int64_t rss_bytes();
 int64_t peak_rss_bytes();
 
-// What the machine could give now without swapping, bytes.
+// Memory that can be allocated without swapping, bytes.
 int64_t spare_bytes();
 
 // Writes a line and flushes it.
 void say(const std::string &line);
 
-// The last line of a command that went wrong. code: one of the agent's own (shared/errors.py).
+// Writes the last line of a failed command. code: one of the agent's error codes (shared/errors.py).
 void say_error(const std::string &code, const std::string &detail);
 
 using Clock = std::chrono::steady_clock;

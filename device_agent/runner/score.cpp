@@ -11,6 +11,10 @@ Measured measure(Program &program, const std::vector<ScoreBatch> &split, const s
   for (const ScoreBatch &batch : split) {
     pulse();
     const Tensor found = program.call("score", batch.inputs).at(0); // (R, T, C)
+    if (found.type != Type::Float || found.shape != batch.inputs.at(2).shape) { // the cells point into that shape
+      throw std::runtime_error("the program's scores have another shape than the plan's candidates; the program is "
+                               "another recipe's");
+    }
     const auto answer = static_cast<size_t>(found.shape.at(1)), choices = static_cast<size_t>(found.shape.at(2));
     for (const Scored &example : batch.examples) {
       std::vector<double> scores;

@@ -1,4 +1,4 @@
-// Accuracy and loss of a program's current B on one split. Knows no ledger.
+// Accuracy and loss of a program's current B on one split.
 #pragma once
 
 #include "plan.hpp"
@@ -8,7 +8,7 @@
 
 namespace mobizo {
 
-// A loss or an update is no number any more.
+// A loss or an update is not finite.
 struct Diverged : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

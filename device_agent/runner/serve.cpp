@@ -23,7 +23,7 @@ bool read_all(void *target, size_t size, bool within) {
       if (!within && got == 0) {
         return false;
       }
-      throw std::runtime_error("a request broke off");
+      throw std::runtime_error("a request is incomplete");
     }
     got += static_cast<size_t>(piece);
   }
@@ -38,7 +38,7 @@ void write_all(const void *source, size_t size) {
       continue;
     }
     if (piece <= 0) {
-      throw std::runtime_error("whoever asked is gone");
+      throw std::runtime_error("the client closed the connection");
     }
     at += piece;
     size -= static_cast<size_t>(piece);

@@ -1,6 +1,6 @@
-// Methods run as another process asks, over standard input and output. Knows no plan and no ledger.
+// Serves a program's methods to another process over standard input and output.
 //
-// It begins with an answer of no tensors once the program is loaded, or of a text if it does not load. A request is the
+// It first sends an answer: no tensors if the program is loaded, or an error text. A request is the
 // length of a method's name (uint32), the name, and tensors. An answer is 0 (uint8) and tensors, or 1, the length of a
 // text (uint32) and the text. Tensors are their number (uint32), then for each its type (uint8: 0 float32, 1 int64, 2
 // int32), its rank (uint32), its sizes (uint32 each) and its bytes. All little-endian.

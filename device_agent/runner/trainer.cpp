@@ -15,11 +15,7 @@ namespace {
 
 constexpr size_t RATE_STEPS = 20; // over which examples per second are averaged
 constexpr double SLICE = 0.1;     // seconds of a pause between two looks whether to stop
-constexpr double TELL_SECONDS = 1; // between two words while a split is measured
-
-std::vector<float> values(const Tensor &tensor) {
-  return {tensor.data<float>(), tensor.data<float>() + tensor.count()};
-}
+constexpr double TELL_SECONDS = 1; // between progress reports while a split is measured
 
 bool finite(const std::vector<float> &numbers) {
   return std::all_of(numbers.begin(), numbers.end(), [](float value) { return std::isfinite(value); });
@@ -31,10 +27,24 @@ std::string_view bytes_of(const std::vector<float> &numbers) {
 
 } // namespace
 
+std::vector<float> numbers_of(const Tensor &tensor, size_t count) {
+  if (tensor.type != Type::Float || tensor.count() != count) {
+    throw std::runtime_error("the program gave " + std::to_string(tensor.count()) + " numbers in place of " +
+                             std::to_string(count) + "; the program is another recipe's");
+  }
+  return {tensor.data<float>(), tensor.data<float>() + count};
+}
+
 Trainer::Trainer(const std::string &directory, const Plan &plan, Program &program, std::function<bool()> stop)
-    : directory_(directory), plan_(plan), program_(program), stop_(std::move(stop)),
+    : plan_(plan), program_(program),
       ledger_(directory + "/trajectory.bin", plan.header,
-              static_cast<size_t>(plan.settings.queries) + (plan.pulls.empty() ? 0 : 1)) {}
+              static_cast<size_t>(plan.settings.queries) + (plan.pulls.empty() ? 0 : 1)),
+      directory_(directory), stop_(std::move(stop)) {
+  if (ledger_.steps() > static_cast<size_t>(plan.settings.steps)) {
+    throw std::runtime_error(directory + "/trajectory.bin has more steps than the run; move it away to start the run "
+                                         "anew");
+  }
+}
 
 void Trainer::train() {
   const auto steps = static_cast<size_t>(plan_.settings.steps), interval = static_cast<size_t>(plan_.settings.interval);
@@ -55,8 +65,7 @@ void Trainer::train() {
 
 void Trainer::restore(size_t steps) {
   tell("loading");
-  const std::vector<float> zeros(static_cast<size_t>(plan_.settings.size));
-  program_.call("load", {floats(plan_.start.empty() ? zeros : plan_.start)});
+  load_start();
   for (size_t step = 0; step < steps; ++step) {
     pulse();
     std::vector<float> coefficients = ledger_.numbers(step);
@@ -72,17 +81,31 @@ void Trainer::restore(size_t steps) {
   }
 }
 
-// Takes B back towards the start as shared/proximal.py does. Each operation is rounded by itself, so the build must not
-// contract them.
+void Trainer::load_start() {
+  const std::vector<float> zeros(static_cast<size_t>(plan_.settings.size));
+  program_.call("load", {floats(plan_.start.empty() ? zeros : plan_.start)});
+}
+
 void Trainer::pull(float factor) {
-  std::vector<float> flat = values(program_.call("adapter", {}).at(0));
-  for (size_t i = 0; i < flat.size(); ++i) {
+  std::vector<float> flat = current();
+  pull_towards_start(flat, factor);
+  program_.call("load", {floats(flat)});
+}
+
+// Takes B, the first D numbers, back towards the start as shared/zo/proximal.py does. Each operation is rounded by
+// itself, so the build must not contract them.
+void Trainer::pull_towards_start(std::vector<float> &flat, float factor) const {
+  for (size_t i = 0; i < static_cast<size_t>(plan_.settings.size); ++i) {
     const float start = plan_.start.empty() ? 0.0F : plan_.start[i];
     const float moved = flat[i] - start;
     const float left = moved * factor;
     flat[i] = start + left;
   }
-  program_.call("load", {floats(flat)});
+}
+
+// The current B (D,).
+std::vector<float> Trainer::current() const {
+  return numbers_of(program_.call("adapter", {}).at(0), static_cast<size_t>(plan_.settings.size));
 }
 
 void Trainer::step() {
@@ -92,8 +115,8 @@ void Trainer::step() {
   const Clock::time_point began = Clock::now();
   const float lr = plan_.lr[step];
   const std::vector<Tensor> results = plan_.secret ? move_privately(step, lr) : move(step, lr);
-  const std::vector<float> losses = values(results.at(0));
-  std::vector<float> coefficients = values(results.at(1));
+  const std::vector<float> losses = numbers_of(results.at(0), results.at(0).count());
+  std::vector<float> coefficients = numbers_of(results.at(1), static_cast<size_t>(plan_.settings.queries));
   if (!finite(losses) || !finite(coefficients)) {
     throw Diverged("training diverged at step " + std::to_string(step) + ": the loss is no number any more; lower lr");
   }
@@ -126,7 +149,7 @@ void Trainer::obey_limits() {
   if (const size_t at = text.find("length "); helps && at != std::string::npos) {
     limits.max_length = std::max(0LL, std::atoll(text.c_str() + at + 7));
   }
-  if (!(limits == ledger_.limits())) {
+  if (!limits.same(ledger_.limits())) {
     ledger_.append(limits);
   }
 }
@@ -142,7 +165,7 @@ std::vector<Tensor> Trainer::move_privately(size_t step, float lr) {
   for (; at + most < sample.size(); at += most) {
     pulse();
     const auto first = sample.begin() + static_cast<std::ptrdiff_t>(at);
-    summed = values(call(step, 0, {first, first + static_cast<std::ptrdiff_t>(most)}, summed).at(0));
+    summed = numbers_of(call(step, 0, {first, first + static_cast<std::ptrdiff_t>(most)}, summed).at(0), queries);
   }
   for (size_t query = 0; query < queries; ++query) {
     summed[query] += plan_.noise[step * queries + query];
@@ -152,7 +175,7 @@ std::vector<Tensor> Trainer::move_privately(size_t step, float lr) {
 
 std::vector<Tensor> Trainer::call(size_t step, float lr, const std::vector<int32_t> &indices,
                                   const std::vector<float> &carried) {
-  const int64_t most = ledger_.limits().max_length;
+  const int64_t most = ledger_.limits_at(step).max_length;
   std::vector<Example> shortened;
   std::vector<const Example *> examples;
   shortened.reserve(indices.size());
@@ -165,10 +188,16 @@ std::vector<Tensor> Trainer::call(size_t step, float lr, const std::vector<int32
   }
   std::vector<Tensor> inputs = plan_.pack(examples);
   const Clock::time_point began = Clock::now();
-  const std::string method = plan_.settings.width > 0 ? "suffix" : "step";
   if (plan_.settings.width > 0) {
     inputs[0] = hidden(indices, examples, inputs[0].shape.at(1));
   }
+  std::vector<Tensor> outputs = invoke(step, lr, std::move(inputs), carried);
+  program_seconds_ += seconds_since(began);
+  return outputs;
+}
+
+std::vector<Tensor> Trainer::invoke(size_t step, float lr, std::vector<Tensor> inputs,
+                                    const std::vector<float> &carried) {
   inputs.push_back(plan_.seeds_of(step));
   inputs.push_back(scalar(lr));
   inputs.push_back(scalar(static_cast<float>(plan_.settings.eps)));
@@ -176,22 +205,22 @@ std::vector<Tensor> Trainer::call(size_t step, float lr, const std::vector<int32
     inputs.push_back(scalar(plan_.clip));
     inputs.push_back(floats(carried));
   }
-  std::vector<Tensor> outputs = program_.call(method, inputs);
-  program_seconds_ += seconds_since(began);
-  return outputs;
+  return program_.call(step_method(), inputs);
 }
 
+std::string Trainer::step_method() const { return plan_.settings.width > 0 ? "suffix" : "step"; }
+
 // Hidden states before the first adapted layer, (E, S, width), zero where there is no token. Each example's is computed
-// at a length that depends on the example alone, as device_agent/prefix.py says.
+// at a length that depends on the example alone, as device_agent/training/prefix.py says.
 Tensor Trainer::hidden(const std::vector<int32_t> &indices, const std::vector<const Example *> &examples,
                        int32_t length) {
   const auto width = static_cast<size_t>(plan_.settings.width), bound = static_cast<size_t>(plan_.settings.length),
              stride = static_cast<size_t>(plan_.settings.stride);
   if (room_ < 0) {
-    // Not before the program has taken its own memory.
+    // Decided after the program has allocated its memory.
     room_ = std::min(plan_.settings.prefix_bytes, spare_bytes() / 4);
   }
-  std::map<int32_t, std::vector<float>> passing; // states for which there is no room
+  std::map<int32_t, std::vector<float>> passing; // states that do not fit the cache
   std::map<size_t, std::vector<size_t>> missing; // rows, by the length at which they are computed
   for (size_t row = 0; row < indices.size(); ++row) {
     const bool again = std::find(indices.begin(), indices.begin() + static_cast<std::ptrdiff_t>(row), indices[row]) !=
@@ -207,9 +236,10 @@ Tensor Trainer::hidden(const std::vector<int32_t> &indices, const std::vector<co
       const std::vector<int32_t> &source = examples[rows[place]]->tokens;
       std::copy(source.begin(), source.end(), tokens.data<int64_t>() + place * own);
     }
-    const Tensor fresh = program_.call("prefix", {tokens}).at(0);
+    const std::vector<float> fresh =
+        numbers_of(program_.call("prefix", {tokens}).at(0), static_cast<size_t>(plan_.settings.batch) * own * width);
     for (size_t place = 0; place < rows.size(); ++place) {
-      const float *state = fresh.data<float>() + place * own * width;
+      const float *state = fresh.data() + place * own * width;
       const size_t count = examples[rows[place]]->tokens.size() * width;
       const auto bytes = static_cast<int64_t>(count * sizeof(float));
       const bool fits = bytes <= room_;
@@ -221,15 +251,16 @@ Tensor Trainer::hidden(const std::vector<int32_t> &indices, const std::vector<co
   for (size_t row = 0; row < indices.size(); ++row) {
     const auto kept = states_.find(indices[row]);
     const std::vector<float> &state = kept != states_.end() ? kept->second : passing.at(indices[row]);
+    if (state.size() > static_cast<size_t>(length) * width) {
+      throw std::runtime_error("the ledger limits the length of a run whose prefix states are kept; remove the run");
+    }
     std::copy(state.begin(), state.end(), result.data<float>() + row * static_cast<size_t>(length) * width);
   }
   return result;
 }
 
 void Trainer::evaluate(const std::string &split, const std::vector<ScoreBatch> &batches, int64_t best) {
-  const int64_t step = best < 0 ? static_cast<int64_t>(ledger_.steps()) : best;
-  const std::string adapter = best < 0 ? "current" : "best";
-  if (batches.empty() || ledger_.find(split, step, adapter) != nullptr) {
+  if (batches.empty() || recorded(split, best)) {
     return;
   }
   tell("evaluating");
@@ -241,17 +272,23 @@ void Trainer::evaluate(const std::string &split, const std::vector<ScoreBatch> &
       told = Clock::now();
     }
   });
-  ledger_.append(Evaluation{step, split, measured.correct, measured.total, measured.loss, adapter});
+  ledger_.append(Evaluation{best < 0 ? static_cast<int64_t>(ledger_.steps()) : best, split, measured.correct,
+                            measured.total, measured.loss, best < 0 ? "current" : "best"});
   tell("evaluating");
 }
 
+bool Trainer::recorded(const std::string &split, int64_t best) const {
+  return (best < 0 ? ledger_.find(split, static_cast<int64_t>(ledger_.steps()), "current")
+                   : ledger_.find(split, best, "best")) != nullptr;
+}
+
 void Trainer::conclude() {
-  const int64_t best = plan_.hands_in_last ? plan_.settings.steps : ledger_.best()->step;
-  const std::vector<float> last = values(program_.call("adapter", {}).at(0));
+  const int64_t best = plan_.uploads_last ? plan_.settings.steps : ledger_.best()->step;
+  const std::vector<float> last = current();
   if (best != plan_.settings.steps) {
     restore(static_cast<size_t>(best));
   }
-  const std::vector<float> chosen = values(program_.call("adapter", {}).at(0));
+  const std::vector<float> chosen = current();
   if (!finite(chosen)) {
     throw Diverged("training diverged: the adapter has values that are no numbers; lower lr");
   }

@@ -1,4 +1,4 @@
-// One run in its directory, from wherever its ledger stands to both B's on disk. Knows no agent.
+// Trains one run in its directory, resuming from its ledger, and writes both B files.
 #pragma once
 
 #include "ledger.hpp"
@@ -11,13 +11,14 @@
 
 namespace mobizo {
 
-// The run was asked to stop; its ledger says where to go on.
+// The run was asked to stop; its ledger is the resume point.
 struct Stopped {};
 
 class Trainer {
 public:
   // stop: asked before each call of the program.
   Trainer(const std::string &directory, const Plan &plan, Program &program, std::function<bool()> stop);
+  virtual ~Trainer() = default;
 
   // Trains to the end. Throws Stopped, Diverged, or std::runtime_error.
   void train();
@@ -25,27 +26,41 @@ public:
   // Time and memory that this process spent, as JSON.
   std::string spent() const;
 
-private:
-  void restore(size_t steps);
-  void pull(float factor);
-  void step();
-  void obey_limits();
-  void evaluate(const std::string &split, const std::vector<ScoreBatch> &batches, int64_t best = -1);
-  void conclude();
+protected:
+  // Makes the program's B what it was after `steps` steps of the ledger.
+  virtual void restore(size_t steps);
+  virtual void pull(float factor);
+  virtual void step();
+  // Measures B as it is, unless the ledger has it. best: the step of B, if it is the best one's; -1: B is the current one.
+  virtual void evaluate(const std::string &split, const std::vector<ScoreBatch> &batches, int64_t best = -1);
+  // Calls the program's step. inputs: the data. Returns losses, or totals of a private step, and coefficients (q,).
+  virtual std::vector<Tensor> invoke(size_t step, float lr, std::vector<Tensor> inputs,
+                                     const std::vector<float> &carried);
+
+  void load_start();
+  void pull_towards_start(std::vector<float> &flat, float factor) const;
+  bool recorded(const std::string &split, int64_t best) const;
   std::vector<Tensor> move(size_t step, float lr);
+  std::string step_method() const;
+  void pulse() const;
+  void tell(const std::string &phase, float lr = 0) const;
+
+  const Plan &plan_;
+  Program &program_;
+  Ledger ledger_;
+
+private:
+  void obey_limits();
+  void conclude();
+  std::vector<float> current() const;
   std::vector<Tensor> move_privately(size_t step, float lr);
   std::vector<Tensor> call(size_t step, float lr, const std::vector<int32_t> &indices,
                            const std::vector<float> &carried = {});
   Tensor hidden(const std::vector<int32_t> &indices, const std::vector<const Example *> &examples, int32_t length);
   void rest(double seconds);
-  void pulse() const;
-  void tell(const std::string &phase, float lr = 0) const;
 
   std::string directory_;
-  const Plan &plan_;
-  Program &program_;
   std::function<bool()> stop_;
-  Ledger ledger_;
   Clock::time_point began_ = Clock::now();
   double train_seconds_ = 0;   // of steps, with all that the loop does around the program
   double program_seconds_ = 0; // of these, inside the program
@@ -54,5 +69,8 @@ private:
   std::map<int32_t, std::vector<float>> states_; // prefix states kept, by example
   int64_t room_ = -1;                            // bytes left for them; -1: not looked yet
 };
+
+// A program's float32 result of `count` numbers. Throws std::runtime_error for another result.
+std::vector<float> numbers_of(const Tensor &tensor, size_t count);
 
 } // namespace mobizo

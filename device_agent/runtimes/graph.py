@@ -1,10 +1,10 @@
-"""One graph of a `.pt2` archive, run operator by operator from the JSON that torch.export wrote.
+"""Runs one graph of a `.pt2` archive operator by operator, from the JSON that torch.export wrote.
 
-torch's own readers trust what they read. `torch.export.load` and `load_pt2` unpickle sample inputs and every tensor or
-object that the archive marks so, and load compiled libraries; their deserializer evaluates shapes and guards as Python
-and calls whatever attribute of torch a node names. Here nothing is unpickled or evaluated: a node names an ATen
-operator, and its arguments are tensors, numbers and lists of them. Strings are none of those, so no operator can be
-told to open a file. Knows no archive and no program.
+torch's own readers trust their input: `torch.export.load` and `load_pt2` unpickle sample inputs and any tensor or
+object that the archive marks for it, and load compiled libraries; their deserializer evaluates shapes and guards as
+Python and calls any attribute of torch that a node names. This module unpickles and evaluates nothing. A node names an
+ATen operator, and its arguments are tensors, numbers and lists of them. Strings are not allowed, so no operator can
+open a file.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import Tensor
 
 JSON = Mapping[str, Any]
 
-# Numbers that torch's schema gives to types.
+# Types by their number in torch's schema.
 DTYPES = {2: torch.int8, 4: torch.int32, 5: torch.int64, 7: torch.float32, 12: torch.bool}
 LAYOUTS = {7: torch.strided}
 FORMATS = {1: torch.contiguous_format, 4: torch.preserve_format}
-KEYWORD = 2  # kind of an argument
+KEYWORD = 2  # the kind of a keyword argument
 
 _OPERATOR = re.compile(r"torch\.ops\.aten\.(_?[a-z]\w*)\.([A-Za-z]\w*)")
 _SYMBOL = re.compile(r"Symbol\('(\w+)'")
@@ -32,14 +32,14 @@ _HELD = {"buffer": "buffer_name", "parameter": "parameter_name", "tensor_constan
 
 @dataclass(frozen=True)
 class Value:
-    """What an input or a node made, by its name."""
+    """The name of a value: an input, a stored tensor or a node's output."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Input:
-    """An input as the graph was made for: the type, and the least and the most of each dimension."""
+    """An input of the graph: its type, and the minimum and maximum of each dimension."""
 
     name: str
     dtype: torch.dtype
@@ -58,7 +58,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Node:
-    """One operator, what it takes and makes, and which values nobody needs after it."""
+    """One operator, its arguments, the name of its output, and the values that are not used after it."""
 
     function: Callable[..., Any]
     args: list[Any]
@@ -71,9 +71,9 @@ class Graph:
     """One method."""
 
     def __init__(self, model: JSON, held: Callable[[str], Tensor], device: torch.device) -> None:
-        """model: as torch.export writes it. held: the tensor of a name, which the graph reads or changes, on `device`.
+        """model: the JSON of torch.export. held: returns the stored tensor of a name on `device`.
 
-        Raises ValueError for what it may not or cannot run, KeyError for what is not there.
+        Raises ValueError for a graph that is not allowed or not supported, KeyError for a missing entry.
         """
         graph, signature = model["graph_module"]["graph"], model["graph_module"]["signature"]
         self._device = device
@@ -88,30 +88,30 @@ class Graph:
             else:
                 raise ValueError(f"an input is a {kind}")
         self._outputs = [_output(spec) for spec in signature["output_specs"]]
-        self._nodes = self._planned(graph["nodes"])
+        self._nodes = self._plan(graph["nodes"])
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The outputs, on the device. Raises ValueError for inputs that it was not made for."""
+        """Returns the outputs on the device. Raises ValueError for inputs of another type or shape."""
         values: dict[str, Any] = dict(self._held)
         for known, tensor in zip(self._inputs, tensors, strict=True):
             known.check(tensor)
             values[known.name] = tensor.to(self._device)
         for node in self._nodes:
-            kwargs = {name: _filled(argument, values) for name, argument in node.kwargs.items()}
-            values[node.output] = node.function(*_filled(node.args, values), **kwargs)
+            kwargs = {name: _resolve(argument, values) for name, argument in node.kwargs.items()}
+            values[node.output] = node.function(*_resolve(node.args, values), **kwargs)
             for name in node.spent:
                 del values[name]
         return [values[name] for name in self._outputs]
 
-    def _planned(self, nodes: Sequence[JSON]) -> list[Node]:
-        """The nodes, each of which ends the life of what it is the last to read."""
+    def _plan(self, nodes: Sequence[JSON]) -> list[Node]:
+        """Returns the nodes in order; each lists the values of which it is the last reader."""
         planned: list[Node] = []
         needed = {*self._held, *self._outputs}
         for node in reversed(nodes):
             arguments = [(item, self._argument(item["arg"])) for item in node["inputs"]]
             args = [argument for item, argument in arguments if item["kind"] != KEYWORD]
             kwargs = {item["name"]: argument for item, argument in arguments if item["kind"] == KEYWORD}
-            output = _made(node)
+            output = _output_name(node)
             read = {name for _, argument in arguments for name in _names(argument)}
             spent = read | {output}
             planned.append(Node(_operator(node["target"]), args, kwargs, output, tuple(spent - needed)))
@@ -119,7 +119,7 @@ class Graph:
         return planned[::-1]
 
     def _argument(self, argument: JSON) -> Any:
-        """An argument with values in place of names."""
+        """Returns an argument with a `Value` in place of each name."""
         kind, body = _only(argument)
         if kind == "as_none":
             return None
@@ -141,11 +141,11 @@ class Graph:
             return LAYOUTS[body]
         if kind == "as_memory_format":
             return FORMATS[body]
-        raise ValueError(f"an argument is given {kind}")
+        raise ValueError(f"an argument of kind {kind} is not allowed")
 
 
 def _only(union: JSON) -> tuple[str, Any]:
-    """The one member that a union of torch's schema has."""
+    """Returns the only member of a union of torch's schema."""
     ((kind, body),) = union.items()
     return kind, body
 
@@ -154,9 +154,9 @@ def _operator(target: str) -> Callable[..., Any]:
     match = _OPERATOR.fullmatch(target)
     operator: Any = getattr(getattr(torch.ops.aten, match[1], None), match[2], None) if match else None
     if not isinstance(operator, torch._ops.OpOverload):
-        raise ValueError(f"{target} is no ATen operator")
-    made: Callable[..., Any] = operator
-    return made
+        raise ValueError(f"{target} is not an ATen operator")
+    function: Callable[..., Any] = operator
+    return function
 
 
 def _input(name: str, graph: JSON, ranges: JSON) -> Input:
@@ -169,7 +169,7 @@ def _input(name: str, graph: JSON, ranges: JSON) -> Input:
         else:
             symbol = _SYMBOL.search(body["expr_str"])
             if symbol is None:
-                raise ValueError(f"input {name} has a size that is no symbol")
+                raise ValueError(f"input {name} has a size that is not a symbol")
             allowed = ranges[symbol[1]]
             bounds.append((allowed["min_val"], allowed["max_val"]))
     return Input(name, DTYPES[meta["dtype"]], tuple(bounds))
@@ -183,19 +183,19 @@ def _output(spec: JSON) -> str:
     return name
 
 
-def _made(node: JSON) -> str:
-    """The name of what a node makes, or its own if it makes nothing, as checks do."""
+def _output_name(node: JSON) -> str:
+    """Returns the name of a node's output, or of the node if it has none, as checks do."""
     if not node["outputs"]:
         return str(node["name"])
     (output,) = node["outputs"]
     kind, body = _only(output)
     if kind not in ("as_tensor", "as_sym_int"):
-        raise ValueError(f"{node['target']} makes {kind}")
+        raise ValueError(f"{node['target']} has an output of kind {kind}")
     return str(body["name" if kind == "as_tensor" else "as_name"])
 
 
 def _numbers(body: Any) -> Any:
-    """Numbers as they are; the schema writes those that JSON has not as words."""
+    """Returns numbers; the schema writes infinities and NaN, which JSON lacks, as strings."""
     if isinstance(body, list):
         return [_numbers(each) for each in body]
     return float(body) if isinstance(body, str) else body
@@ -212,8 +212,8 @@ def _names(argument: Any) -> list[str]:
     return [argument.name] if isinstance(argument, Value) else []
 
 
-def _filled(argument: Any, values: Mapping[str, Any]) -> Any:
-    """An argument with what was made in place of its name."""
+def _resolve(argument: Any, values: Mapping[str, Any]) -> Any:
+    """Returns an argument with the computed value in place of each `Value`."""
     if isinstance(argument, list):
-        return [_filled(each, values) for each in argument]
+        return [_resolve(each, values) for each in argument]
     return values[argument.name] if isinstance(argument, Value) else argument

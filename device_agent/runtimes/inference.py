@@ -1,4 +1,4 @@
-"""An inference file run by ExecuTorch's Python runtime, in this process. Knows no text and no sampling."""
+"""Runs an inference file with ExecuTorch's Python runtime in this process."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from typing import Any
 
 import numpy as np
 
-# torch first, and the extension without its wrapper: see `inprocess`.
+# torch comes first, and the extension is imported without its wrapper; see `inprocess`.
 import torch
 from executorch.extension.pybindings import _C
 from numpy.typing import NDArray
 
 from device_agent.errors import RuntimeFailed
 from device_agent.runtimes import F32
-from shared.program import TOKEN_DTYPE, ProgramManifest
+from shared.program import ProgramManifest
+from shared.program_inputs import TOKEN_DTYPE
 
-METHODS = ("adapter", "load", "extend")  # the first one's loading sets B to zero
+METHODS = ("adapter", "load", "extend")  # loading the first one sets B to zero
 
 
 class InferenceRuntime:
     """The methods of one inference file, loaded from one program so that they share B and the cache."""
 
     def __init__(self, manifest: ProgramManifest, inference: Path, weights: Path) -> None:
-        """Loads the program; B is zero and the cache empty. Raises RuntimeFailed."""
+        """Loads the program with B = 0 and an empty cache. Raises RuntimeFailed."""
         self._manifest = manifest
         try:
             program = _C._load_program(str(inference), data_path=str(weights))
@@ -46,12 +47,12 @@ class InferenceRuntime:
         return found
 
     def extend(self, tokens: Sequence[int], start: int, picks: Sequence[int]) -> F32:
-        """Puts `tokens` at places `start` and on. Returns the logits (P, V) after the tokens that `picks` counts."""
+        """Appends `tokens` at position `start`. Returns the logits (P, V) after the tokens at indices `picks`."""
         inputs = ([tokens], [start], picks)
         return self._call("extend", *(np.array(values, TOKEN_DTYPE) for values in inputs))
 
     def adapter(self) -> F32:
-        """A copy of B, (D,)."""
+        """Returns a copy of B (D,)."""
         return self._call("adapter")
 
     def load(self, flat: F32) -> None:

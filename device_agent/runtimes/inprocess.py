@@ -1,4 +1,4 @@
-"""A program run by ExecuTorch's Python runtime, in this process. Knows no data set and no journal."""
+"""Runs a program with ExecuTorch's Python runtime in this process."""
 
 from __future__ import annotations
 
@@ -9,34 +9,39 @@ from typing import Any
 
 import numpy as np
 
-# torch first: the extension module links against its libraries. The extension is imported by itself because its
-# public wrapper pulls in the exporter, 130 MB of memory that a device has better use for.
+# torch comes first because the extension module links against its libraries. The extension is imported without its
+# public wrapper, which imports the exporter (130 MB of memory).
 import torch
 from executorch.extension.pybindings import _C
 from numpy.typing import NDArray
 
 from device_agent.errors import RuntimeFailed
-from device_agent.memory import drop_idle_code
-from device_agent.runtimes.methods import CallingRuntime
+from device_agent.memory import release_code_pages
+from device_agent.runtimes import CallingRuntime
 from shared.program import ProgramManifest
 from shared.recipe import Estimator
 
-# Each of these packs the base weights that it runs, so only those in use are loaded; prefix and suffix have a step's
-# layers between them. The others are light, and `adapter` comes first: loading it is what sets B to zero.
+# Each group packs its own copy of the base weights, so only the group in use is loaded; prefix and suffix together have
+# a step's layers. The light methods stay loaded. `adapter` comes first, because loading it sets B to zero.
 HEAVY = (("step",), ("prefix", "suffix"), ("score",))
-LIGHT = ("adapter", "replay", "load")
+LIGHT = ("adapter", "replay", "load", "state", "restore")
 
-# The buffers that hold B, which all methods share.
-STATE: dict[Estimator, tuple[str, ...]] = {"replay": ("state.flat_b",), "stored": ("state.pairs", "state.pending")}
+# The buffers that contain B, which all methods share.
+STATE: dict[Estimator, tuple[str, ...]] = {
+    "replay": ("state.flat_b",),
+    "stored": ("state.pairs", "state.pending"),
+    "gradient": ("state.optimized",),
+    "directional": ("state.flat_b",),
+}
 
 _MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
 _LARGE = 64 << 10  # bytes; a layer's smallest packed weights are larger
 
 
 def _give_freed_weights_back() -> None:
-    """Has malloc take large blocks from the system and return them when freed, where it is glibc's.
+    """Makes glibc's malloc return large blocks to the system when they are freed.
 
-    Else it learns from one method's packed weights to keep them, and the next method's come on top.
+    Otherwise malloc adapts its threshold and keeps one method's freed weights while the next method's are packed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -47,16 +52,16 @@ class InProcessRuntime(CallingRuntime):
     """The methods of one `.pte`, loaded from one program so that they share B."""
 
     def __init__(self, manifest: ProgramManifest, program: Path, weights: Path, *, resident: bool = False) -> None:
-        """Loads the program; B is zero. resident: every method that was needed once stays. Raises RuntimeFailed."""
+        """Loads the program with B = 0. resident: keeps methods loaded after their first use. Raises RuntimeFailed."""
         super().__init__(manifest)
         self._resident = resident
         if manifest.recipe.noise == "operator":
             raise RuntimeFailed(
                 f"the program of recipe {manifest.recipe_id[:12]} calls the noise operator, which ExecuTorch's Python "
-                "runtime lacks; it needs the native runner: `mobizo-agent build-runner` makes it"
+                "runtime lacks; build the native runner with `mobizo-agent build-runner`"
             )
         _give_freed_weights_back()
-        drop_idle_code()
+        release_code_pages()
         self._files = (str(program), str(weights))
         self._methods: dict[str, Any] = {}
         self._open(LIGHT)
@@ -107,3 +112,10 @@ class InProcessRuntime(CallingRuntime):
     def close(self) -> None:
         """Frees the program's memory."""
         self._methods = {}
+
+
+def use_threads(count: int) -> None:
+    """Sets the number of threads. Call it before loading a program, because loaded programs keep their thread pool."""
+    torch.set_num_threads(count)
+    if _C._threadpool_get_thread_count() != count:
+        _C._unsafe_reset_threadpool(count)

@@ -1,7 +1,5 @@
-"""Programs run by the native runner as another process: their methods asked for over its pipes. Imports no torch.
-
-The process is `mobizo-runner serve` (device_agent/runner/serve.hpp has the form of what is said), here or on a phone.
-Knows no data set and no journal.
+"""Runs an inference program in a `mobizo-runner serve` process, over its pipes; see device_agent/runner/serve.hpp
+for the protocol.
 """
 
 from __future__ import annotations
@@ -17,40 +15,44 @@ from numpy.typing import NDArray
 
 from device_agent.errors import RuntimeFailed
 from device_agent.runtimes import F32
-from device_agent.runtimes.methods import CallingRuntime
-from shared.program import TOKEN_DTYPE, ProgramManifest
+from shared.program import ProgramManifest
+from shared.program_inputs import TOKEN_DTYPE
 
 TYPES = (np.dtype("<f4"), np.dtype("<i8"), np.dtype("<i4"))
-END_SECONDS = 5.0  # from the end of its input to its end
+END_SECONDS = 5.0  # for the runner to exit after its input ends
 
 _NUMBER = struct.Struct("<I")
 
 
 def serve_command(runner: Path, program: Path, weights: Path) -> list[str]:
-    """The command that serves a program on this machine. runner: the directory of the runner."""
+    """Returns the command that serves a program. runner: the directory of the runner."""
     return [str(runner / "mobizo-runner"), "serve", "--program", str(program), "--weights", str(weights)]
 
 
-class Served:
-    """A program in a runner of its own."""
+class ServedProgram:
+    """A program in a runner process."""
 
-    def __init__(self, command: Sequence[str], what: str) -> None:
-        """Starts the runner and waits until the program is loaded. what: for errors. Raises RuntimeFailed."""
-        self._what = what
+    def __init__(self, command: Sequence[str], name: str) -> None:
+        """Starts the runner and waits until the program is loaded. name: of the program, for errors. Raises
+        RuntimeFailed.
+        """
+        self._name = name
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         except OSError as error:
-            raise RuntimeFailed(f"the runner does not start ({error}); `mobizo-agent build-runner` makes it") from error
+            raise RuntimeFailed(
+                f"the runner does not start ({error}); build it with `mobizo-agent build-runner`"
+            ) from error
         try:
             self._answer()
         except RuntimeFailed as error:
             self.close()
-            raise RuntimeFailed(f"{what} does not load ({error.detail})") from error
+            raise RuntimeFailed(f"{name} does not load ({error.detail})") from error
 
     def call(self, method: str, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """The outputs of a method. Raises RuntimeFailed."""
-        name = method.encode()
-        pieces = [_NUMBER.pack(len(name)), name, _NUMBER.pack(len(inputs))]
+        """Returns the outputs of a method. Raises RuntimeFailed."""
+        encoded = method.encode()
+        pieces = [_NUMBER.pack(len(encoded)), encoded, _NUMBER.pack(len(inputs))]
         for array in inputs:
             kind = TYPES.index(array.dtype.newbyteorder("<"))
             pieces.append(struct.pack(f"<BI{array.ndim}I", kind, array.ndim, *array.shape))
@@ -59,14 +61,14 @@ class Served:
             self._input.write(b"".join(pieces))
             self._input.flush()
         except (OSError, ValueError) as error:
-            raise RuntimeFailed(f"{self._what}: the runner is gone ({error})") from error
+            raise RuntimeFailed(f"{self._name}: the runner has exited ({error})") from error
         try:
             return self._answer()
         except RuntimeFailed as error:
-            raise RuntimeFailed(f"method {method!r} of {self._what} stopped ({error.detail})") from error
+            raise RuntimeFailed(f"method {method!r} of {self._name} stopped ({error.detail})") from error
 
     def close(self) -> None:
-        """Ends the runner."""
+        """Stops the runner."""
         self._input.close()
         try:
             self._process.wait(END_SECONDS)
@@ -77,7 +79,7 @@ class Served:
 
     @property
     def _input(self) -> IO[bytes]:
-        assert self._process.stdin is not None  # noqa: S101  # it is a pipe
+        assert self._process.stdin is not None  # noqa: S101  # a pipe
         return self._process.stdin
 
     @property
@@ -86,8 +88,8 @@ class Served:
         return self._process.stdout
 
     def _answer(self) -> list[NDArray[Any]]:
-        badly = self._read(1)[0]
-        if badly:
+        failed = self._read(1)[0]
+        if failed:
             raise RuntimeFailed(self._read(self._number()).decode(errors="replace"))
         return [self._tensor() for _ in range(self._number())]
 
@@ -108,46 +110,30 @@ class Served:
         return data
 
 
-class RunnerRuntime(CallingRuntime):
-    """A program's methods, by a runner."""
-
-    def __init__(self, manifest: ProgramManifest, command: Sequence[str]) -> None:
-        """command: serves the program (`serve_command`, or one over adb). B is zero. Raises RuntimeFailed."""
-        super().__init__(manifest)
-        self._served = Served(command, f"the program of recipe {manifest.recipe_id[:12]}")
-
-    def _call(self, method: str, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        return self._served.call(method, inputs)
-
-    def close(self) -> None:
-        """Ends the runner."""
-        self._served.close()
-
-
 class RunnerInference:
-    """An inference file, by a runner; see `device_agent.inference.Extending`."""
+    """An inference file in a runner process; see `device_agent.inference.session.InferenceBackend`."""
 
     def __init__(self, manifest: ProgramManifest, command: Sequence[str]) -> None:
-        """command: serves the inference file. B is zero and the cache empty. Raises RuntimeFailed."""
+        """Starts `command`, which serves the inference file, with B = 0 and an empty cache. Raises RuntimeFailed."""
         self._size = manifest.size
-        self._served = Served(command, f"the inference program of recipe {manifest.recipe_id[:12]}")
+        self._served = ServedProgram(command, f"the inference program of recipe {manifest.recipe_id[:12]}")
         self.load(np.zeros(manifest.size, np.float32))
 
     def extend(self, tokens: Sequence[int], start: int, picks: Sequence[int]) -> F32:
-        """Puts `tokens` at places `start` and on. Returns the logits (P, V) after the tokens that `picks` counts."""
+        """Appends `tokens` at position `start`. Returns the logits (P, V) after the tokens at indices `picks`."""
         inputs = ([tokens], [start], picks)
         return self._served.call("extend", [np.array(values, TOKEN_DTYPE) for values in inputs])[0]
 
     def adapter(self) -> F32:
-        """A copy of B, (D,)."""
+        """Returns a copy of B (D,)."""
         return self._served.call("adapter", [])[0]
 
     def load(self, flat: F32) -> None:
-        """Makes B a copy of `flat` (D,) and empties the cache. Raises ValueError for another shape."""
+        """Sets B to a copy of `flat` (D,) and empties the cache. Raises ValueError for another shape."""
         if flat.shape != (self._size,):
             raise ValueError(f"B of shape {flat.shape} for a program of size {self._size}")
         self._served.call("load", [flat.astype(np.float32, copy=False)])
 
     def close(self) -> None:
-        """Ends the runner."""
+        """Stops the runner."""
         self._served.close()

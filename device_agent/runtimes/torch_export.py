@@ -1,7 +1,6 @@
-"""A program run by PyTorch, on a GPU where there is one: a `.pt2` archive's graphs over a safetensors file.
+"""Runs a program with PyTorch, on a GPU if there is one: the graphs of a `.pt2` archive and a safetensors file.
 
-Every tensor is moved to the device once, as it is loaded, and every graph makes its own there. Knows no data set and no
-journal.
+Every tensor is moved to the device once, when it is loaded, and every graph creates its tensors there.
 """
 
 from __future__ import annotations
@@ -21,30 +20,30 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from device_agent.errors import RuntimeFailed
+from device_agent.runtimes import CallingRuntime
 from device_agent.runtimes.graph import DTYPES, JSON, Graph
-from device_agent.runtimes.methods import CallingRuntime
 from shared.program import ProgramManifest
 
-FOLDERS = ("weights", "constants")  # of the archive; what they hold differs to torch.export alone
+FOLDERS = ("weights", "constants")  # of the archive; both contain tensors
 
 
 def best_device() -> torch.device:
-    """The first GPU, or the CPU where there is none."""
+    """Returns the first GPU, or the CPU if there is none."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class TorchRuntime(CallingRuntime):
-    """The methods of one `.pt2`, which share every tensor that has one name, so B too."""
+    """The methods of one `.pt2`. They share tensors by name, and therefore B."""
 
     def __init__(
         self, manifest: ProgramManifest, program: Path, weights: Path, device: torch.device | None = None
     ) -> None:
-        """Loads the program onto `device`, or the best there is; B is zero. Raises RuntimeFailed."""
+        """Loads the program onto `device` (default: `best_device()`) with B = 0. Raises RuntimeFailed."""
         super().__init__(manifest)
         self.device = device or best_device()
         self._graphs: dict[str, Graph] = {}
         if manifest.recipe.noise == "randn":
-            torch.seed()  # else every run would draw the same
+            torch.seed()  # otherwise every run would draw the same noise
         try:
             with _Archive(program) as archive, safe_open(weights, framework="pt") as base:
                 tensors = _Tensors(archive, base, self.device)
@@ -62,7 +61,7 @@ class TorchRuntime(CallingRuntime):
         tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in inputs]
         try:
             with torch.inference_mode():
-                # A copy: an output may be a view of B, which the next step moves.
+                # Copied, because an output may be a view of B, which the next step changes.
                 return [output.to("cpu", copy=True).numpy() for output in self._graphs[method](tensors)]
         except (RuntimeError, ValueError) as error:
             raise RuntimeFailed(f"method {method!r} of the program stopped ({error})") from error
@@ -73,19 +72,19 @@ class TorchRuntime(CallingRuntime):
 
 
 class _Archive(zipfile.ZipFile):
-    """A `.pt2` file's records, which lie in one folder."""
+    """The records of a `.pt2` file, which are in one folder."""
 
     def record(self, name: str) -> bytes:
-        """A record's bytes. Raises KeyError if there is none of that name."""
+        """Returns a record's bytes. Raises KeyError if it does not exist."""
         folder = self.namelist()[0].split("/")[0]
         return self.read(f"{folder}/{name}")
 
     def json(self, name: str) -> Any:
-        """A record of JSON, parsed."""
+        """Returns a parsed JSON record."""
         return json.loads(self.record(name))
 
     def entries(self, method: str) -> dict[str, tuple[str, JSON]]:
-        """The record and the description of every tensor that a method holds, by the tensor's name."""
+        """Returns the record and the metadata of each tensor of a method, by the tensor's name."""
         return {
             name: (f"data/{folder}/{entry['path_name']}", entry["tensor_meta"])
             for folder in FOLDERS
@@ -94,7 +93,10 @@ class _Archive(zipfile.ZipFile):
 
 
 class _Tensors:
-    """What graphs hold, each tensor once. A record of no bytes is a tensor of the weights file, or B's, then zeros."""
+    """The stored tensors of all graphs, each loaded once.
+
+    An empty record stands for a tensor of the weights file, or for a state tensor, which starts at zero.
+    """
 
     def __init__(self, archive: _Archive, base: Any, device: torch.device) -> None:
         self._archive, self._base, self._device = archive, base, device
@@ -102,7 +104,7 @@ class _Tensors:
         self._loaded: dict[str, Tensor] = {}
 
     def named(self, entries: dict[str, tuple[str, JSON]], name: str) -> Tensor:
-        """The tensor of that name on the device, which `entries` describe. Raises KeyError or ValueError."""
+        """Returns a tensor on the device; `entries` describe it. Raises KeyError or ValueError."""
         record, meta = entries[name]
         if record not in self._loaded:
             self._loaded[record] = self._read(name, record, meta).to(self._device)

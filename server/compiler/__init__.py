@@ -1,6 +1,6 @@
 """The compiler: a recipe and a base model become a multi-method ExecuTorch program with external weights.
 
-Knows `shared` and no other package of the product. torch is loaded at the first use of a name that needs it.
+torch is imported on the first use of a name that needs it.
 """
 
 from __future__ import annotations
@@ -8,13 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from server.compiler.base import BaseFacts
-    from server.compiler.checkpoint import inspect_base
+    from server.compiler.checkpoints.base import BaseFacts
+    from server.compiler.checkpoints.checkpoint import inspect_base
     from server.compiler.program import compile_program
 
 __all__ = ["BaseFacts", "compile_program", "inspect_base"]
 
-HOMES = {"BaseFacts": "base", "compile_program": "program", "inspect_base": "checkpoint"}
+HOMES = {
+    "BaseFacts": "checkpoints.base",
+    "compile_program": "program",
+    "inspect_base": "checkpoints.checkpoint",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""`python -m server.compiler RECIPE.json SOURCE OUT_DIR [CALIBRATION]`: one compilation as a process of its own.
+"""`python -m server.compiler RECIPE.json SOURCE OUT_DIR [CALIBRATION]`: runs one compilation in a separate process.
 
-Prints one JSON object a line: {"stage", "fraction"} as it goes, {"manifest"} at the end, or {"error": {"code",
-"detail"}} with exit code 1. To cancel a compilation, kill the process. Knows nothing of jobs.
+Prints one JSON object per line: {"stage", "fraction"} during the compilation, then {"manifest"}, or {"error": {"code",
+"detail"}} with exit code 1. To cancel a compilation, kill the process.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 import pydantic
 
 from server.compiler.program import compile_program
-from server.compiler.said import Lines
-from shared.calibration import read_calibration
+from server.compiler.worker_protocol import Lines
 from shared.errors import CompileFailed, InvalidRecipe, MobizoError
 from shared.recipe import Recipe
+from shared.zo.calibration import read_calibration
 
 
 def main(arguments: list[str]) -> int:
-    """Compiles as the arguments say; returns the exit code."""
+    """Runs the compilation that the arguments describe. Returns the exit code."""
     lines = Lines()
     recipe_path, source, out_dir, *rest = arguments
     try:

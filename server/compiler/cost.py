@@ -1,32 +1,51 @@
-"""What one step costs in floating-point operations, from shapes alone. A multiply-add counts as two."""
+"""Floating-point operations of one step, computed from shapes. A multiply-add counts as two."""
 
 from __future__ import annotations
 
-from shared.lora import BaseShape
-from shared.recipe import Recipe
+from shared.recipe import REVERSE_ESTIMATORS, Recipe
+from shared.zo.lora import BaseShape
 
 
 def step_flops(recipe: Recipe, shape: BaseShape) -> int:
-    """The matrix products of one `step` at its longest length, and of lm_head where there are answers.
+    """Returns the operations of the matrix products of one `step` at full length, with lm_head at answers only.
 
-    E sequences pass the frozen layers below the first adapted one, 2 q E the others; norms are not counted.
+    E sequences pass the frozen layers below the first adapted one. 2 q E sequences pass the other layers, or E with an
+    exact gradient. Norms and a gradient's projections on directions are not counted.
     """
     adapted, frozen = set(recipe.adapted_layers(shape.layers)), recipe.frozen_layers(shape.layers)
-    once, every = recipe.effective_batch, recipe.score_rows  # sequences
+    once, every = recipe.effective_batch, recipe.paths * recipe.effective_batch  # sequences
+    exact = recipe.estimator in REVERSE_ESTIMATORS
     products = sum(
         _layer_products(recipe, shape, once if layer < frozen else every, layer in adapted)
         for layer in range(shape.layers)
     )
+    if exact:
+        # Each layer above the frozen ones is recomputed, except the last product of its MLP, and each product has one
+        # for the gradient of its input. The products of attention and of B have one for each factor.
+        for layer in range(frozen, shape.layers):
+            products += 2 * _layer_products(recipe, shape, every, layer in adapted)
+            products += every * _attention_products(recipe, shape)
+            if layer in adapted:
+                products += (
+                    every
+                    * recipe.sequence_length
+                    * recipe.rank
+                    * sum(shape.features(target)[1] for target in recipe.targets)
+                )
     scored = shape.vocabulary if recipe.loss == "full" else recipe.choices
-    head = every * recipe.answer_length * shape.hidden * scored
+    head = every * recipe.answer_length * shape.hidden * scored * (2 if exact else 1)
     return 2 * (products + head)
 
 
 def _layer_products(recipe: Recipe, shape: BaseShape, rows: int, adapted: bool) -> int:
-    """Multiply-adds of one decoder layer over `rows` sequences."""
+    """Returns the multiply-adds of one decoder layer over `rows` sequences."""
     sequence = recipe.sequence_length
     weights = sum(int.__mul__(*shape.features(target)) for target in shape.linears)
     if adapted:
         weights += recipe.rank * sum(sum(shape.features(target)) for target in recipe.targets)
-    attention = 2 * sequence * sequence * shape.heads * shape.head_dim  # scores, and their mix of values
-    return rows * (sequence * weights + attention)
+    return rows * (sequence * weights + _attention_products(recipe, shape))
+
+
+def _attention_products(recipe: Recipe, shape: BaseShape) -> int:
+    """Returns the multiply-adds of one sequence's attention: the scores and the weighted sum of values."""
+    return 2 * recipe.sequence_length**2 * shape.heads * shape.head_dim

@@ -1,7 +1,4 @@
-"""One recipe compiled: training and inference programs, weights, tokenizer, and the manifest that describes them.
-
-Knows the order of the work and what must be refused; knows no HTTP, no database, no signature.
-"""
+"""Compiles one recipe: training and inference programs, weights, tokenizer, and the manifest that describes them."""
 
 from __future__ import annotations
 
@@ -10,20 +7,21 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from server.compiler.backends import backend
-from server.compiler.base import BaseFacts, locate_base
-from server.compiler.checkpoint import load_checkpoint
+from server.compiler.checkpoints.base import BaseFacts, locate_base
+from server.compiler.checkpoints.checkpoint import load_checkpoint
+from server.compiler.checkpoints.tokenizer import write_tokenizer
 from server.compiler.cost import step_flops
-from server.compiler.inference import InferenceNetwork
-from server.compiler.network import BaseNetwork, QuantizedBase
-from server.compiler.quantization import check_precision
-from server.compiler.tokenizer import write_tokenizer
-from shared.calibration import Calibration
+from server.compiler.export.backends import backend
+from server.compiler.export.gradient_network import GradientNetwork
+from server.compiler.export.network import BaseNetwork, QuantizedBase
+from server.compiler.methods.inference import InferenceNetwork
+from server.compiler.model.quantization import check_precision
 from shared.canonical import file_sha256
 from shared.errors import InvalidRecipe
-from shared.lora import BaseShape, a_fingerprint, flat_size, lora_modules
 from shared.program import ProgramFile, ProgramManifest, Role
-from shared.recipe import Recipe
+from shared.recipe import REVERSE_ESTIMATORS, Recipe
+from shared.zo.calibration import Calibration
+from shared.zo.lora import BaseShape, a_fingerprint, flat_size, lora_modules
 
 Progress = Callable[[str, float], None]
 
@@ -39,8 +37,8 @@ def compile_program(
 ) -> ProgramManifest:
     """Compiles `recipe` for the base at `source` into `out_dir` and returns the manifest, not yet signed.
 
-    progress: called with a stage's name and its fraction done, 0 to 1. inference: also the inference file, where the
-    backend has one. calibration: the one that the recipe names, if it names one.
+    progress: called with the name of a stage and the fraction done, 0 to 1. inference: also write the inference file,
+    if the backend supports it. calibration: the calibration named by the recipe, or None.
     Raises InvalidRecipe, UnknownBase, UnreadableCheckpoint, UnsupportedModel, ToolchainMissing or CompileFailed.
     """
     report = progress or (lambda stage, fraction: None)
@@ -57,7 +55,8 @@ def compile_program(
     write_tokenizer(locate_base(source), out_dir / files["tokenizer"])
     stored = target.write_weights(base.stored(), out_dir / files["weights"])
     report("lower", 0.0)
-    network = BaseNetwork(recipe, base, partial(target.lower, stored=stored), target.dynamic_length, calibration)
+    kind = GradientNetwork if recipe.estimator in REVERSE_ESTIMATORS else BaseNetwork
+    network = kind(recipe, base, partial(target.lower, stored=stored), target.dynamic_length, calibration)
     report("emit", 0.0)
     methods = network.methods()
     emitted = target.emit(methods, stored, out_dir / files["program"])
@@ -87,13 +86,13 @@ def compile_program(
 
 
 def check_recipe(recipe: Recipe, facts: BaseFacts) -> None:
-    """Raises InvalidRecipe, naming the field, when `recipe` does not fit the base."""
+    """Raises InvalidRecipe, naming the field, if `recipe` does not match the base."""
     if recipe.base.sha256 != facts.sha256:
         raise InvalidRecipe(
-            f"base.sha256 is {recipe.base.sha256[:12]}..., but {recipe.base.name}'s files here are "
-            f"{facts.sha256[:12]}...; they changed or are another model's"
+            f"base.sha256 is {recipe.base.sha256[:12]}..., but the files of {recipe.base.name} have "
+            f"{facts.sha256[:12]}...; the files were changed or belong to another model"
         )
-    lora_modules(recipe, facts)  # raises for a layer or a target that the base lacks
+    lora_modules(recipe, facts)  # raises for an unknown layer or target
     if recipe.precision not in (known := backend(recipe.backend).precisions):
         raise InvalidRecipe(
             f"precision {recipe.precision} is not one that backend {recipe.backend} has ({', '.join(sorted(known))}); "
@@ -102,7 +101,7 @@ def check_recipe(recipe: Recipe, facts: BaseFacts) -> None:
     check_precision(recipe.precision, facts)
     if recipe.sequence_length > facts.context_length:
         raise InvalidRecipe(
-            f"sequence_length {recipe.sequence_length} is over the model's context of {facts.context_length} tokens"
+            f"sequence_length {recipe.sequence_length} exceeds the model's context of {facts.context_length} tokens"
         )
     if recipe.answer_length >= recipe.sequence_length:
         raise InvalidRecipe(

@@ -9,19 +9,21 @@ import structlog
 from fastapi import Depends, Query, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from server.auth.guard import needs
-from server.auth.models import Scope
-from server.auth.service import Principal
-from server.http.etags import IfMatch
-from server.http.idempotency import Once
-from server.http.openapi import Responses, raises
-from server.http.pages import Paging
-from server.http.place import Here, Reading, Writing
-from server.http.routes import Routes
-from server.jobs.events import LastEventId, job_events
+from server.identity.access_rules import needs
+from server.identity.models import Scope
+from server.identity.service import Principal
+from server.jobs.events import LastEventId, job_events, make_event_feed
+from server.jobs.preparation import Prepared
 from server.jobs.repository import JobFilter, JobRepository
+from server.jobs.scheduling.explanation import ExplanationService
 from server.jobs.service import JobService
-from server.queue.explanation import ExplanationService
+from server.jobs.services import JobMeters
+from server.web.etags import IfMatch
+from server.web.idempotency.dependency import Once
+from server.web.openapi import Responses, raises
+from server.web.pages import Paging
+from server.web.routes import Routes
+from server.web.state import Reading, State, Writing
 from shared.errors import (
     AdapterNotFound,
     BadRequest,
@@ -36,7 +38,7 @@ from shared.errors import (
     UnknownBase,
     VersionHeld,
 )
-from shared.job import NAME, JobRequest, JobState, JobView
+from shared.job import NAME, JobRequest, JobState, JobSummary, JobView
 from shared.protocol import JobWaiting, Page
 
 router = Routes(prefix="/v1/jobs", tags=["jobs"])
@@ -58,16 +60,22 @@ LOCATION: Responses = {
     ),
 )
 def submit(
-    principal: Writer, request: JobRequest, response: Response, here: Here, session: Writing, once: Once
+    principal: Writer,
+    request: JobRequest,
+    response: Response,
+    state: State,
+    prepared: Prepared,
+    session: Writing,
+    once: Once,
 ) -> JobView:
-    """Asks for a personalization; watch it at the Location, or at its /events.
+    """Submits a job. Its state is at the Location, and its events at /events.
 
-    With `start` it goes on from an adapter version of the tenant's, which takes the scope `adapters:read` too.
+    With `start` the job continues from an adapter version of the tenant, which also requires the scope `adapters:read`.
     """
     if request.start is not None and Scope.ADAPTERS_READ not in principal.scopes:
         raise Forbidden("start: the token lacks: adapters:read", missing=[Scope.ADAPTERS_READ])
-    job = JobService(session, here.artifacts).submit(principal.tenant, request)
-    here.meters.program_asked(ready=job.state is JobState.READY)
+    job = JobService(session, state.artifacts).submit(principal.tenant, request)
+    state.meters.part(JobMeters).program_requested(ready=job.state is JobState.READY)
     _log.info("job-submitted", job=job.id, recipe=job.recipe_id, state=job.state)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return job.view()
@@ -81,34 +89,45 @@ def jobs(
     state: JobState | None = None,
     user: Annotated[str | None, Query(pattern=NAME)] = None,
     adapter: Annotated[str | None, Query(pattern=NAME)] = None,
-) -> Page[JobView]:
-    """The tenant's jobs, newest first; of one state, user or adapter, where these are given."""
-    found = JobRepository(session).page(principal.tenant, paging, JobFilter(state, user, adapter))
-    return paging.page([job.view() for job in found.rows], found.before)
+) -> Page[JobSummary]:
+    """Lists the tenant's jobs in short, newest first, optionally of one state, user or adapter."""
+    rows = JobRepository(session).page(principal.tenant, paging, JobFilter(state, user, adapter))
+    return paging.page([job.summary() for job in rows.rows], rows.before)
 
 
 @router.get("/{job_id}")
-def job(principal: Reader, job_id: str, here: Here, session: Reading) -> JobView:
-    """One job as it stands."""
-    return JobService(session, here.artifacts).get(principal.tenant, job_id).view()
+def job(principal: Reader, job_id: str, state: State, session: Reading) -> JobView:
+    """Shows one job."""
+    return JobService(session, state.artifacts).get(principal.tenant, job_id).view()
 
 
 @router.get("/{job_id}/waiting")
-def waiting(principal: Reader, job_id: str, here: Here, session: Reading) -> JobWaiting:
-    """Why a job does not go on: no device holds its data set, has its labels, enough memory, or it is not its turn."""
-    return ExplanationService(session).explain(JobService(session, here.artifacts).get(principal.tenant, job_id))
+def waiting(principal: Reader, job_id: str, state: State, session: Reading) -> JobWaiting:
+    """Explains why a job waits: for its program, for a suitable device, or for the jobs ahead of it."""
+    return ExplanationService(session).explain(JobService(session, state.artifacts).get(principal.tenant, job_id))
 
 
 @router.post("/{job_id}/cancel", responses=raises(Conflict))
-def cancel(principal: Writer, job_id: str, here: Here, session: Writing, expected: IfMatch) -> JobView:
-    """Stops a job wherever it is. Cancelling twice is fine."""
-    jobs = JobService(session, here.artifacts)
+def cancel(principal: Writer, job_id: str, state: State, session: Writing, expected: IfMatch) -> JobView:
+    """Cancels a job in any state that is not final. Cancelling it again changes nothing."""
+    jobs = JobService(session, state.artifacts)
     expected.check(jobs.get_locked(principal.tenant, job_id).view())
     return jobs.cancel(principal.tenant, job_id).view()
 
 
-def _number(principal: Reader, job_id: str, after: LastEventId, here: Here, session: Reading) -> int:
-    job = JobService(session, here.artifacts).get(principal.tenant, job_id)
+async def _has_a_stream_left(principal: Reader, state: State) -> None:
+    state.get(make_event_feed).check(principal.token_id)
+
+
+def _number(
+    principal: Reader,
+    job_id: str,
+    after: LastEventId,
+    state: State,
+    allowed: Annotated[None, Depends(_has_a_stream_left)],
+    session: Reading,
+) -> int:
+    job = JobService(session, state.artifacts).get(principal.tenant, job_id)
     if after > job.events:
         raise BadRequest("Last-Event-ID is beyond this job's last event; begin without it")
     return job.number
@@ -116,11 +135,12 @@ def _number(principal: Reader, job_id: str, after: LastEventId, here: Here, sess
 
 @router.get("/{job_id}/events", response_class=EventSourceResponse)
 async def events(
-    principal: Reader, number: Annotated[int, Depends(_number)], after: LastEventId, here: Here
+    principal: Reader, number: Annotated[int, Depends(_number)], after: LastEventId, state: State
 ) -> AsyncIterator[ServerSentEvent]:
-    """What happens to a job as it happens, from its beginning or after `Last-Event-ID`.
+    """Streams a job's events from its beginning, or after `Last-Event-ID`.
 
-    `job` events carry the job's view, `progress` events its progress. The stream ends with the job, or the token.
+    `job` events carry the job's view, `progress` events its progress. The stream ends when the job ends or the token
+    expires.
     """
-    async for event in job_events(here, principal.token_id, number, after):
+    async for event in job_events(state, principal.token_id, number, after):
         yield event

@@ -7,16 +7,16 @@ from datetime import datetime
 from sqlalchemy import ForeignKey, Index, String, Text, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from server.db.columns import Document, Moment, Numbered, Table, word
-from shared.job import JobError, JobRequest, JobState, JobView, Progress, Result, RoundRef
+from server.database.columns import Document, Moment, Numbered, Table, word
+from shared.job import JobError, JobRequest, JobState, JobSummary, JobView, Progress, Result, RoundRef
 from shared.recipe import Recipe
 from shared.registry import Parent
 from shared.task import Task
 
 JOB_EVENT, PROGRESS_EVENT = "job", "progress"  # kinds of events
 _QUEUED = text("state = 'queued'")
-# Jobs whose progress will be forgotten; said in these very words also where they are looked for.
-ENDED_WHOLE = text("NOT thinned AND state IN ('succeeded', 'failed', 'cancelled')")
+# Ended jobs whose progress events are still stored. Queries must use this exact text for the partial index to match.
+NOT_PURGED = text("NOT purged AND state IN ('succeeded', 'failed', 'cancelled')")
 
 
 class Job(Numbered, Table):
@@ -24,15 +24,15 @@ class Job(Numbered, Table):
 
     __tablename__ = "jobs"
     __table_args__ = (
-        # Each list that the API has is read in one of these alone: what is asked for first, then the order, then
-        # whatever else may be asked for together with it.
+        # Each list of the API is answered by one of these indexes alone. Their columns are, in this order: the main
+        # filter, the sort order, and the filters that may be combined with it.
         Index("ix_jobs_tenant", "tenant", "number"),
         Index("ix_jobs_state", "tenant", "state", "number", "user", "adapter", "recipe_id"),
         Index("ix_jobs_user", "tenant", "user", "number", "state", "adapter"),
         Index("ix_jobs_adapter", "tenant", "adapter", "number", "state", "user"),
         Index("ix_jobs_recipe", "recipe_id", "state", "tenant", "number"),
-        Index("ix_jobs_lane", "lane_number", "turn", "number"),
-        Index("ix_jobs_ended", "updated_at", "number", sqlite_where=ENDED_WHOLE, postgresql_where=ENDED_WHOLE),
+        Index("ix_jobs_lane", "lane_number", "start_tag", "number"),
+        Index("ix_jobs_ended", "updated_at", "number", sqlite_where=NOT_PURGED, postgresql_where=NOT_PURGED),
     )
 
     id: Mapped[str] = mapped_column(String(64), unique=True)
@@ -46,15 +46,15 @@ class Job(Numbered, Table):
     user: Mapped[str] = mapped_column(String(96))
     dataset: Mapped[str] = mapped_column(String(96))
     priority: Mapped[int] = mapped_column(default=0, server_default="0")
-    start: Mapped[Parent | None] = mapped_column(Document(Parent))  # the adapter version that it goes on from
-    round: Mapped[RoundRef | None] = mapped_column(Document(RoundRef))  # of a cohort, that it was made for
+    start: Mapped[Parent | None] = mapped_column(Document(Parent))  # the adapter version that it continues
+    round: Mapped[RoundRef | None] = mapped_column(Document(RoundRef))  # the cohort's round that it belongs to
     only_device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
     device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
-    turn: Mapped[int] = mapped_column(default=0, server_default="0")
-    lane_number: Mapped[int | None] = mapped_column()  # where it waits for a device, while it does
+    start_tag: Mapped[int] = mapped_column(default=0, server_default="0")
+    lane_number: Mapped[int | None] = mapped_column()  # while it waits for a device
     attempts: Mapped[int] = mapped_column(default=0)
     events: Mapped[int] = mapped_column(default=0)
-    thinned: Mapped[bool] = mapped_column(default=False, server_default=false())  # its progress is forgotten
+    purged: Mapped[bool] = mapped_column(default=False, server_default=false())  # its progress events were removed
     progress: Mapped[Progress | None] = mapped_column(Document(Progress))
     result: Mapped[Result | None] = mapped_column(Document(Result))
     adapter_version: Mapped[int | None] = mapped_column()
@@ -62,8 +62,30 @@ class Job(Numbered, Table):
     created_at: Mapped[datetime] = mapped_column(Moment)
     updated_at: Mapped[datetime] = mapped_column(Moment)
 
+    def summary(self) -> JobSummary:
+        """Returns the job as a list shows it."""
+        return JobSummary(
+            id=self.id,
+            state=self.state,
+            base=self.request.base,
+            user=self.user,
+            adapter=self.adapter,
+            dataset=self.dataset,
+            task=self.task.name,
+            recipe_id=self.recipe_id,
+            priority=self.priority,
+            round=self.round,
+            attempts=self.attempts,
+            device_id=self.device_id,
+            progress=self.progress,
+            adapter_version=self.adapter_version,
+            error=self.error,
+            created_at=self.created_at,
+            updated_at=self.updated_at,
+        )
+
     def view(self) -> JobView:
-        """As the API shows it."""
+        """Returns the job as the API shows it."""
         return JobView(
             id=self.id,
             state=self.state,
@@ -95,7 +117,7 @@ Index(
 
 
 class JobEvent(Table):
-    """Something that happened to a job; `position` counts from 1 within the job."""
+    """An event of a job. `position` counts from 1 within the job."""
 
     __tablename__ = "job_events"
 

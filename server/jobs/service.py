@@ -1,4 +1,4 @@
-"""Submitting, reading and cancelling jobs. Knows no HTTP."""
+"""Submitting, reading and cancelling jobs."""
 
 from __future__ import annotations
 
@@ -6,38 +6,33 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from server.adapters.models import StoredVersion
-from server.adapters.repository import AdapterRepository
-from server.artifacts.store import ArtifactStore
-from server.bases.models import BaseModelEntry
-from server.bases.service import BaseService
-from server.calibrations.service import CalibrationService
+from server.catalog.bases import BaseModelEntry, BaseService
+from server.catalog.calibrations.service import CalibrationService
 from server.clock import utc_now
-from server.cohorts.repository import CohortRepository
-from server.devices.repository import DeviceRepository
-from server.identity import new_id
-from server.jobs.lifecycle import JobLifecycle
+from server.database.identifiers import new_id
+from server.identity.devices.repository import DeviceRepository
+from server.jobs.leases.repository import LeaseRepository
+from server.jobs.lifecycle import WARM_STARTS, JobLifecycle, subscribers
 from server.jobs.models import Job
 from server.jobs.recipes import resolve_recipe, resolve_task
 from server.jobs.repository import JobRepository
-from server.jobs.starts import StartService, parent_of
-from server.leases.repository import LeaseRepository
-from server.privacy.service import PrivacyService, settled
 from server.programs.service import ProgramService
+from server.storage.store import ArtifactStore
 from shared.errors import Conflict, NotFound
 from shared.job import JobRequest, JobState, RoundRef
 from shared.recipe import BaseRef, Recipe
+from shared.registry import Parent
 from shared.task import Task
 
 
 @dataclass(frozen=True)
-class Making:
-    """What a request comes to: the base model, a whole task and recipe, the version that the run goes on from."""
+class ResolvedJob:
+    """A resolved request: the base model, the complete task and recipe, and the version that the run continues."""
 
     base: BaseModelEntry
     task: Task
     recipe: Recipe
-    start: StoredVersion | None
+    start: Parent | None
 
 
 class JobService:
@@ -47,59 +42,60 @@ class JobService:
         self._session = session
         self._jobs = JobRepository(session)
         self._lifecycle = JobLifecycle(session)
+        self._subscribers = subscribers(session)
         self._bases = BaseService(session, artifacts)
         self._calibrations = CalibrationService(session, artifacts)
 
     def submit(self, tenant: str, request: JobRequest) -> Job:
-        """A new job. READY at once if its recipe was compiled before.
+        """Creates a job, which is READY at once if its recipe was compiled before.
 
-        Raises UnknownBase, InvalidTask, InvalidRecipe, NotFound for an unknown device, Conflict if the adapter is
-        another user's, BudgetExceeded, and as `StartService` does for a start that cannot be.
+        Raises UnknownBase, InvalidTask, InvalidRecipe, NotFound for an unknown device, Conflict if the adapter belongs
+        to another user, BudgetExceeded, and the errors of `WarmStarts` for an invalid start.
         """
-        starts = StartService(self._session)
-        request, start = starts.pin(tenant, request)
-        request = settled(request)
+        start = None
+        if request.start is not None:
+            request, start = WARM_STARTS.get()(self._session).pin(tenant, request, request.start)
+        for subscriber in self._subscribers:
+            request = subscriber.settle(request)
         base = self._bases.named(request.base)
         task = resolve_task(request)
         reference = BaseRef(name=base.name, sha256=base.sha256)
         recipe = resolve_recipe(request, task, reference, base.shape, self._bases.tokenizer(base))
         self._calibrations.check(recipe, base.shape)
         if start is not None:
-            starts.check(start, recipe, base.shape)
-        # A later release may have another default; this job keeps what it was given.
+            start.check(recipe, base.shape)
+        # Stored explicitly, because a later release may have another default.
         training = request.training.model_copy(update={"eps": request.training.eps_for(recipe)})
         request = request.model_copy(update={"training": training})
         self._check_device(tenant, request.device)
         self._check_user(tenant, request)
-        return self._begin(tenant, request, Making(base, task, recipe, start))
+        parent = None if start is None else start.parent
+        return self._begin(tenant, request, ResolvedJob(base, task, recipe, parent))
 
-    def submit_part(self, tenant: str, request: JobRequest, making: Making, part: RoundRef) -> Job:
-        """A job for a member's part in a cohort's round, all of it resolved before.
-
-        Raises NotFound if its device was revoked.
-        """
+    def submit_part(self, tenant: str, request: JobRequest, resolved: ResolvedJob, part: RoundRef) -> Job:
+        """Creates a resolved job for a member's part in a cohort's round. Raises NotFound if its device was revoked."""
         self._check_device(tenant, request.device)
-        return self._begin(tenant, request, making, part)
+        return self._begin(tenant, request, resolved, part)
 
-    def _begin(self, tenant: str, request: JobRequest, making: Making, part: RoundRef | None = None) -> Job:
-        recipe, start = making.recipe, making.start
-        privacy = PrivacyService(self._session)
-        privacy.admit(tenant, request)
-        state = ProgramService(self._session).want(recipe, making.base, tenant)
+    def _begin(self, tenant: str, request: JobRequest, resolved: ResolvedJob, part: RoundRef | None = None) -> Job:
+        recipe = resolved.recipe
+        for subscriber in self._subscribers:
+            subscriber.admit(tenant, request)
+        state = ProgramService(self._session).request(recipe, resolved.base)
         now = utc_now()
         job = Job(
             id=new_id("job"),
             tenant=tenant,
             state=state,
             request=request,
-            task=making.task,
+            task=resolved.task,
             recipe=recipe,
             recipe_id=recipe.id,
             adapter=request.adapter,
             user=request.user,
             dataset=request.dataset,
             priority=request.priority,
-            start=None if start is None else parent_of(start),
+            start=resolved.start,
             round=part,
             only_device_id=request.device,
             attempts=0,
@@ -108,7 +104,8 @@ class JobService:
             updated_at=now,
         )
         self._lifecycle.begin(job)
-        privacy.reserve(job)
+        for subscriber in self._subscribers:
+            subscriber.created(job)
         return job
 
     def _check_device(self, tenant: str, device_id: str | None) -> None:
@@ -119,29 +116,23 @@ class JobService:
             raise NotFound(f"device: no device {device_id!r} is enrolled here")
 
     def _check_user(self, tenant: str, request: JobRequest) -> None:
-        """An adapter learns from one user's data only; a cohort's is made by its rounds."""
-        if CohortRepository(self._session).get(tenant, request.adapter) is not None:
-            raise Conflict(
-                f"adapter {request.adapter!r} is a cohort's; choose another name, and name it as the job's start to go "
-                "on from it"
-            )
-        adapter = AdapterRepository(self._session).get(tenant, request.adapter)
-        owner = adapter.user if adapter is not None else None
-        if owner is None or owner == request.user:
-            owner = self._jobs.other_user(tenant, request.adapter, request.user)
+        """Raises Conflict unless the adapter is the user's, because an adapter learns from one user's data."""
+        for subscriber in self._subscribers:
+            subscriber.check_adapter(tenant, request)
+        owner = self._jobs.other_user(tenant, request.adapter, request.user)
         if owner is not None:
             raise Conflict(f"adapter {request.adapter!r} is user {owner!r}'s; choose another name")
 
     def get(self, tenant: str, job_id: str) -> Job:
-        """A job of the tenant. Raises NotFound."""
-        return _found(self._jobs.get(tenant, job_id), job_id)
+        """Returns a job of the tenant. Raises NotFound."""
+        return _existing(self._jobs.get(tenant, job_id), job_id)
 
     def get_locked(self, tenant: str, job_id: str) -> Job:
-        """The same, and nobody else changes it until the transaction ends. Raises NotFound."""
-        return _found(self._jobs.get_locked(tenant, job_id), job_id)
+        """Returns a job of the tenant, locked until the transaction ends. Raises NotFound."""
+        return _existing(self._jobs.get_locked(tenant, job_id), job_id)
 
     def cancel(self, tenant: str, job_id: str) -> Job:
-        """Stops a job wherever it is; its device learns of it at the next heartbeat.
+        """Cancels a job; its device learns of it at the next heartbeat.
 
         Raises NotFound, or Conflict if the job has succeeded or failed.
         """
@@ -152,7 +143,7 @@ class JobService:
         return job
 
 
-def _found(job: Job | None, job_id: str) -> Job:
+def _existing(job: Job | None, job_id: str) -> Job:
     if job is None:
         raise NotFound(f"there is no job {job_id!r}")
     return job

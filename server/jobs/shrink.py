@@ -1,35 +1,43 @@
-"""A smaller recipe for a device that cannot hold a program. Pure arithmetic; knows no database and no device."""
+"""Finds a smaller recipe for a device whose memory is too small for a program."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shared.program import ProgramManifest
-from shared.recipe import Precision, Recipe
+from shared.program import ProgramManifest, transposed_bytes
+from shared.recipe import DEFAULT_QUERIES, DIRECTION_BLOCK, REVERSE_ESTIMATORS, Optimizer, Precision, Recipe
 
-LEAST_LENGTH = 32  # tokens; a shorter prompt says too little to learn from
+LEAST_LENGTH = 32  # tokens; shorter prompts contain too little to learn from
 
-# Fewer bits that keep eps and nearly the gradient: correlation 0.99 with fp32's at fp32's own eps (ADR 7). int8 would
-# need another eps than the job was given, and has the same weights file.
+# The precision with fewer bits that keeps eps and nearly keeps the gradient: correlation 0.99 with fp32's at fp32's eps
+# (ADR 7). int8 would need a different eps, and its weights file is equally large.
 _FEWER_BITS: dict[Precision, Precision] = {"fp32": "int8-weight"}
-_QUARTER = 0.26  # of float32 weights: 8-bit values, and their scales
+_QUARTER = 0.26  # size of 8-bit weights and their scales relative to float32 weights
+
+_ZEROTH_ORDER = {"estimator": "replay", "queries": DEFAULT_QUERIES["replay"], "optimizer": "adam", "micro_batch": None}
 
 FLOAT_BYTES = 4
+VECTORS: dict[Optimizer, int] = {"sgd": 1, "momentum": 2, "adam": 3}  # of D elements, that estimator `gradient` keeps
+# Hidden states of a token that the methods of estimator `replay` plan; an estimate.
+STATES, STATES_OF_PREFIX = 3, 2
 
 
 def smaller(manifest: ProgramManifest, needed_bytes: int, available_bytes: int, least_rows: int = 1) -> Recipe | None:
-    """The recipe nearest to `manifest`'s whose estimated need fits in `available_bytes`; None if there is none.
+    """Returns the recipe nearest to `manifest`'s whose estimated memory fits in `available_bytes`; None if none fits.
 
-    needed_bytes: what the device counted for `manifest`. least_rows: sequences that scoring takes at once, at most 2qE.
-    What is given up, the least harmful first, each only where what stands before it does not suffice:
+    needed_bytes: the device's own count for `manifest`. least_rows: sequences that are scored at once, at most 2qE.
+    A recipe with exact gradients first computes fewer examples at once, which does not change its gradient. If the
+    smallest micro-batch does not suffice, its estimator becomes `replay`, without a reverse pass.
+    Reductions, the least harmful first; each is applied only if those before it do not suffice:
 
-    1. fp32 weights for 8-bit ones: the projected gradient stays nearly the same, and a step costs the same time.
-    2. E, halved down to 1: a step's gradient has more of the examples' noise.
-    3. q, halved down to 1: it has more of both noises, the examples' and the directions', whose share is the larger.
-    4. Sequence length, by quarters, not under LEAST_LENGTH or twice the answer: long prompts lose their beginning.
+    1. 8-bit weights instead of fp32: the projected gradient stays nearly the same, and a step takes the same time.
+    2. E, halved down to 1: a step's gradient gets more noise from the examples.
+    3. q, halved down to 1: the gradient gets more noise from the examples and, mostly, from the directions.
+    4. Sequence length, reduced by quarters, to no less than LEAST_LENGTH or twice the answer: long prompts lose their
+       beginning.
 
-    A step goes along the mean over q directions and E examples, so lr means what it did: the expected step is the same,
-    it only varies more, which more steps make up for.
+    A step is the mean over q directions and E examples, so the same lr still fits: the expected step is unchanged, and
+    only its variance grows, which more steps compensate.
     """
     for recipe in _choices(manifest.recipe):
         fits = estimated_need(manifest, recipe, needed_bytes) <= available_bytes
@@ -39,39 +47,56 @@ def smaller(manifest: ProgramManifest, needed_bytes: int, available_bytes: int, 
 
 
 def estimated_need(manifest: ProgramManifest, recipe: Recipe, needed_bytes: int) -> int:
-    """Bytes that `recipe` takes where `manifest`'s program takes `needed_bytes`; the two differ as `smaller` changes.
+    """Estimates the memory of `recipe`, bytes, given that `manifest`'s program needs `needed_bytes`.
 
-    Weights go with precision, noise with q, activations with q E S; what the device counts beside them stays. Measured
-    on compiled programs it is 15 % off at most; a device that finds more than was estimated declines again.
+    The recipes differ only in what `smaller` changes. Weights scale with precision, noise with q, activations with the
+    sequences that run at once and their length; everything else that the device counts stays the same. The error
+    measured on compiled programs of estimators `replay` and `stored` is at most 15 %; a device that needs more than was
+    estimated declines again.
     """
-    weights, planned = manifest.file("weights").size, manifest.planned_bytes
-    noise = min(_noise_bytes(manifest.recipe, manifest.size), planned)
-    beside = max(needed_bytes - weights - planned, 0)
+    weights = manifest.file("weights").size
+    beside = max(needed_bytes - manifest.training_bytes, 0)
     if recipe.precision != manifest.recipe.precision:
         weights = round(weights * _QUARTER)
-    smaller_noise = noise * _noise_bytes(recipe, manifest.size) // _noise_bytes(manifest.recipe, manifest.size)
-    activations = (planned - noise) * _tokens(recipe) // _tokens(manifest.recipe)
-    return beside + weights + smaller_noise + activations
+    return beside + weights + _planned(manifest, recipe) + transposed_bytes(recipe, manifest.shape)
 
 
-def described(before: Recipe, after: Recipe) -> str:
-    """What changes, for people."""
+def _planned(manifest: ProgramManifest, recipe: Recipe) -> int:
+    """What the runtime plans for `recipe`, bytes; none where it plans none for `manifest`'s program."""
+    before, planned, size = manifest.recipe, manifest.planned_bytes, manifest.size
+    if recipe.estimator != before.estimator and planned:
+        vectors = STATES + (STATES_OF_PREFIX if recipe.frozen_layers(manifest.shape.layers) else 0)
+        return _noise_bytes(recipe, size) + FLOAT_BYTES * vectors * manifest.shape.hidden * _tokens(recipe)
+    noise = min(_noise_bytes(before, size), planned)
+    activations = (planned - noise) * _tokens(recipe) // _tokens(before)
+    return noise * _noise_bytes(recipe, size) // _noise_bytes(before, size) + activations
+
+
+def describe_changes(before: Recipe, after: Recipe) -> str:
+    """Returns the differences as text."""
     names = {
+        "estimator": "estimator",
         "precision": "precision",
         "effective_batch": "E",
+        "micro_batch": "micro-batch",
         "queries": "q",
         "sequence_length": "sequence length",
     }
     return ", ".join(
-        f"{said} {getattr(before, name)} -> {getattr(after, name)}"
-        for name, said in names.items()
+        f"{label} {getattr(before, name)} -> {getattr(after, name)}"
+        for name, label in names.items()
         if getattr(before, name) != getattr(after, name)
     )
 
 
 def _choices(recipe: Recipe) -> Iterator[Recipe]:
-    """Every recipe that may take the place of `recipe`, the most like it first."""
-    # XNNPACK alone has kernels for fewer bits.
+    """Yields every recipe that may replace `recipe`, the most similar first."""
+    if recipe.estimator in REVERSE_ESTIMATORS:
+        for rows in range(recipe.rows - 1, 0, -1):
+            if recipe.effective_batch % rows == 0:
+                yield recipe.model_copy(update={"micro_batch": rows})
+        recipe = recipe.model_copy(update=_ZEROTH_ORDER)
+    # Only XNNPACK has kernels for fewer bits.
     fewer = _FEWER_BITS.get(recipe.precision) if recipe.backend == "xnnpack" else None
     for length in _lengths(recipe):
         for queries in _halves(recipe.queries):
@@ -103,11 +128,21 @@ def _lengths(recipe: Recipe) -> Iterator[int]:
 
 
 def _tokens(recipe: Recipe) -> int:
-    """Tokens that a step runs, over all paths."""
+    """Returns the number of tokens in a step, over all paths."""
     return recipe.score_rows * recipe.sequence_length
 
 
 def _noise_bytes(recipe: Recipe, size: int) -> int:
-    """What the methods plan for B, its paths and their noise, bytes; size: D. Counted on compiled programs."""
-    by_query = 5 if recipe.estimator == "replay" else 28  # `stored` keeps two copies a query
-    return FLOAT_BYTES * size * (23 + by_query * recipe.queries)
+    """Returns the planned bytes of B, its paths, their noise and an optimizer's state. size: D.
+
+    Counted on compiled programs with estimators `replay` and `stored`, and estimated for the others.
+    """
+    match recipe.estimator:
+        case "gradient":
+            return FLOAT_BYTES * size * (10 + 15 * VECTORS[recipe.optimizer])
+        case "directional":
+            return FLOAT_BYTES * (28 * size + 9 * min(recipe.queries * size, DIRECTION_BLOCK))
+        case "stored":
+            return FLOAT_BYTES * size * (23 + 28 * recipe.queries)  # it keeps two copies per query
+        case "replay":
+            return FLOAT_BYTES * size * (23 + 5 * recipe.queries)

@@ -1,191 +1,177 @@
-"""Who compiles what: workers claim programs, keep them by heartbeats, and end with a program or a reason.
-
-The table decides, whichever way a worker learned that there is something to do. A worker that is killed stops its
-heartbeats, and the program is another's when its time is over. What such a worker would still report counts no more,
-so that one program results. Knows no compiler and no files.
-"""
+"""Compiling programs: the handler of compile tasks."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from typing import Any, ClassVar
 
+import structlog
 from sqlalchemy.orm import Session
 
+from server.catalog.calibrations.service import calibration_file
 from server.clock import utc_now
-from server.jobs.lifecycle import JobLifecycle
-from server.jobs.repository import JobRepository
-from server.programs.lifecycle import ProgramLifecycle
-from server.programs.models import Program, ProgramBlob, ProgramState
-from server.programs.repository import ProgramRepository, WorkerRepository
-from server.programs.room import MemoryRoom, backoff
-from server.programs.waiting import Candidate, WaitingRepository
+from server.identity.signing_keys.service import KeyService
+from server.programs.compiler_process import CompilerCrashed, CompilerProcess
+from server.programs.lifecycle import PROGRESSED, ProgramLifecycle
+from server.programs.models import COMPILE, ProgramBlob, ProgramState
+from server.programs.repository import ProgramRepository
 from server.settings import Settings
-from shared.errors import CompileFailed, CompileTooLarge, MobizoError
+from server.storage.references import hold
+from server.storage.store import ArtifactStore
+from server.tasks.child_process import Stopped
+from server.tasks.handlers import TaskRun
+from shared.errors import CompileFailed, CompileTooLarge, MobizoError, Unavailable
 from shared.job import JobError, Progress
-from shared.program import SignedManifest
+from shared.program import ProgramManifest
 from shared.recipe import Recipe
+from shared.signing import sign_manifest
 
-_MAX_DETAIL = 4000
+NEWS_SECONDS = 3.0  # minimum time between two updates, because each adds an event to every waiting job
+_MAX_DETAIL = 4000  # characters
+_STAGES = {
+    "read": "reading the base model",
+    "lower": "lowering its layers",
+    "emit": "writing the program",
+}
+_log = structlog.get_logger()
+
+
+class CompileProgress:
+    """The progress of one compilation. `update` and `news` may be called from different threads.
+
+    log: bound to the worker and the recipe, so that log lines can be attributed to them.
+    """
+
+    def __init__(self, log: structlog.typing.FilteringBoundLogger | None = None) -> None:
+        self._log = log if log is not None else _log
+        self._current: str | None = None
+        self._published: str | None = None
+        self._published_at = float("-inf")
+
+    def update(self, message: dict[str, Any]) -> None:
+        """Takes a stage that the compiler reports."""
+        self._log.info("compiling", stage=message)
+        stage, fraction = message.get("stage"), message.get("fraction")
+        if isinstance(stage, str):
+            text = _STAGES.get(stage, stage[:100])
+            is_partial = isinstance(fraction, int | float) and 0 < fraction < 1
+            self._current = f"{text}, {fraction:.0%}" if is_partial else text
+
+    def news(self) -> Progress | None:
+        """Returns the progress to publish to waiting jobs; None if nothing is new or the last news is recent."""
+        current = self._current
+        if current is None or current == self._published or time.monotonic() - self._published_at < NEWS_SECONDS:
+            return None
+        self._published, self._published_at = current, time.monotonic()
+        return Progress(phase="compiling", why=current)
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """What a worker has to compile."""
+class CompileOrder:
+    """What a worker compiles."""
 
     recipe: Recipe
     source: str
-    version: int  # what the program's manifest will state: devices refuse one under what they have seen
+    version: int  # of the manifest; devices reject a lower version than they have seen
+    progress: CompileProgress
 
 
-class CompileQueue:
-    """Programs to compile, in one writing transaction."""
+@dataclass(frozen=True)
+class CompileHandler:
+    """Compiles programs in child processes."""
 
-    def __init__(self, session: Session, settings: Settings, worker_id: str) -> None:
-        self._programs = ProgramRepository(session)
-        self._waiting = WaitingRepository(session)
-        self._workers = WorkerRepository(session)
-        self._jobs = JobRepository(session)
-        self._lifecycle = ProgramLifecycle(session)
-        self._job_lifecycle = JobLifecycle(session)
-        self._settings = settings
-        self._worker_id = worker_id
+    settings: Settings
+    artifacts: ArtifactStore
 
-    def claim(self) -> Assignment | None:
-        """The program whose turn it is and that this worker's machine has memory for, now this worker's; or None.
+    kind: ClassVar[str] = COMPILE
+    subject_name: ClassVar[str] = "recipe"
 
-        One whose workers died too often, or that fits no machine, fails here.
-        """
-        now = utc_now()
-        self._take_back(now)
-        room = MemoryRoom(self._waiting, self._worker_id, now)
-        while (candidate := self._waiting.next(now)) is not None:
-            program = candidate.program
-            if program.memory_bytes > (most := room.most_bytes()):
-                self._fail(program, _too_large(program, int(most)))
-                continue
-            chosen = self._fitting(candidate, room, now)
-            if chosen is None:
-                return None
-            self._waiting.took_turn(chosen.tenant)
-            return self._assign(chosen.program, now)
-        return None
+    def lock(self, session: Session, subject: str, *, signs: bool = False) -> bool:
+        """Locks the program, and with `signs` first the signing key."""
+        if signs:
+            KeyService(session, self.settings).private()
+        return ProgramRepository(session).get_locked(subject) is not None
 
-    def keep(self, recipe_id: str, progress: Progress | None = None) -> bool:
-        """A heartbeat. False if the compilation is to stop: nobody waits for it any more, or it is another's.
+    def begin(self, session: Session, subject: str) -> CompileOrder:
+        """Moves the program and its jobs to COMPILING and returns the order."""
+        programs = ProgramRepository(session)
+        program = programs.named(subject)
+        ProgramLifecycle(session).move(program, ProgramState.COMPILING, started_at=utc_now())
+        # A worker that lost its claim may have used the same number; its result is never published.
+        version = 1 if program.signed is None else program.signed.manifest.version + 1
+        progress = CompileProgress(_log.bind(recipe=subject))
+        return CompileOrder(program.recipe, programs.source(program), version, progress)
 
-        progress: what the jobs that wait are told, if it is news.
-        """
-        program = self._programs.held(recipe_id, self._worker_id)
-        if program is None:
-            return False
-        if not program.anew and not self._jobs.is_wanted(recipe_id):
-            self._give_back(program, counts=False)
-            return False
+    def heartbeat(self, session: Session, order: CompileOrder) -> None:
+        """Publishes the progress to the waiting jobs."""
+        program, progress = ProgramRepository(session).named(order.recipe.id), order.progress.news()
         if progress is not None and progress != program.progress:
             program.progress = progress
-            for job in self._jobs.wanting(recipe_id):
-                self._job_lifecycle.progress(job, progress)
-        self._extend(program)
+            self._show_progress(session, order.recipe.id, progress)
+
+    def run(self, order: CompileOrder, run: TaskRun) -> ProgramManifest | Stopped:
+        """Compiles the program and stores its files."""
+        compiler = CompilerProcess(
+            command=self.settings.compiler_command,
+            interval=run.interval,
+            memory_limit=self.settings.compile_memory_bytes,
+            keep=run.wanted,
+            on_stage=order.progress.update,
+        )
+        run.process = compiler
+        with self.artifacts.workspace(run.worker_id) as workspace:
+            calibration = calibration_file(self.artifacts, order.recipe)
+            manifest = compiler.run(order.recipe, order.source, workspace, calibration)
+            if isinstance(manifest, Stopped):
+                return manifest
+            for file in manifest.files:
+                self.artifacts.adopt(workspace / "program" / file.name, file.sha256)
+        return manifest.model_copy(update={"version": order.version})
+
+    def publish(self, session: Session, order: CompileOrder, result: ProgramManifest) -> bool:
+        """Signs the program and moves it and its jobs to READY, in one transaction with the signing key locked."""
+        hold(session, self.artifacts, [file.sha256 for file in result.files])
+        signed = sign_manifest(result, KeyService(session, self.settings).private())
+        programs, version = ProgramRepository(session), result.version
+        files = [
+            ProgramBlob(recipe_id=result.recipe_id, version=version, role=file.role, name=file.name, sha256=file.sha256)
+            for file in result.files
+        ]
+        programs.set_files(result.recipe_id, version, files)
+        ready = {"signed": signed, "ready_at": utc_now(), "recompiling": False, "error": None}
+        ProgramLifecycle(session).move(programs.named(result.recipe_id), ProgramState.READY, **ready)
         return True
 
-    def finish(self, recipe_id: str, signed: SignedManifest) -> bool:
-        """The program is ready and so are its jobs. False, and nothing happens, if it was not this worker's."""
-        program = self._programs.held(recipe_id, self._worker_id)
-        if program is None:
-            return False
-        version = signed.manifest.version
-        self._programs.set_files(
-            recipe_id,
-            version,
-            [
-                ProgramBlob(recipe_id=recipe_id, version=version, role=file.role, name=file.name, sha256=file.sha256)
-                for file in signed.manifest.files
-            ],
-        )
-        ready = {"signed": signed, "ready_at": utc_now(), "anew": False, "error": None}
-        self._lifecycle.move(program, ProgramState.READY, **ready)
-        return True
+    def wait(self, session: Session, subject: str, pause: float | None, attempts_left: int) -> None:
+        """Moves the program and its jobs back to waiting; after a crash the jobs show the pause."""
+        ProgramLifecycle(session).move(ProgramRepository(session).named(subject), ProgramState.PENDING)
+        if pause is not None:
+            why = f"the compiler crashed; it is tried again in {pause:.0f} s, {attempts_left} more at most"
+            self._show_progress(session, subject, Progress(phase="compiling", why=why))
 
-    def fail(self, recipe_id: str, error: MobizoError) -> None:
-        """The program cannot be compiled, and its jobs fail with the reason."""
-        program = self._programs.held(recipe_id, self._worker_id)
-        if program is not None:
-            self._fail(program, error)
-
-    def retry(self, recipe_id: str, error: MobizoError) -> None:
-        """The compiler crashed: another try after a while, or failure with `error` if there were enough."""
-        program = self._programs.held(recipe_id, self._worker_id)
-        if program is None:
-            return
-        if program.attempts >= self._settings.compile_attempts:
-            self._fail(program, error)
-            return
-        wait = backoff(self._settings, program.attempts)
-        self._give_back(program, counts=True)
-        program.next_attempt_at = utc_now() + wait
-        left = self._settings.compile_attempts - program.attempts
-        why = f"the compiler crashed; it is tried again in {wait.total_seconds():.0f} s, {left} more at most"
-        for job in self._jobs.wanting(recipe_id):
-            self._job_lifecycle.progress(job, Progress(phase="compiling", why=why))
-
-    def release(self, recipe_id: str) -> None:
-        """The worker stops; the try does not count."""
-        program = self._programs.held(recipe_id, self._worker_id)
-        if program is not None:
-            self._give_back(program, counts=False)
-
-    def vanished(self, recipe_id: str, worker_id: str) -> None:
-        """Takes a program back from a worker whose process is known to be dead, before its time is over."""
-        program = self._programs.held(recipe_id, worker_id)
-        if program is not None:
-            self._lost(program)
-
-    def _take_back(self, now: datetime) -> None:
-        for program in self._waiting.lapsed(now):
-            self._lost(program)
-
-    def _lost(self, program: Program) -> None:
-        """The worker died; perhaps the program killed it."""
-        if program.attempts >= self._settings.compile_attempts:
-            self._fail(program, CompileFailed("the compiler was killed every time; is there enough memory?"))
-        else:
-            self._give_back(program, counts=True)
-
-    def _fitting(self, first: Candidate, room: MemoryRoom, now: datetime) -> Candidate | None:
-        """`first`, or the next that fits beside what the machine compiles now; None if neither may start."""
-        if room.fits(first.program.memory_bytes):
-            return first
-        if room.worth_waiting(first.program.memory_bytes, first.since):
-            return None
-        return self._waiting.next(now, room.free_bytes())
-
-    def _assign(self, program: Program, now: datetime) -> Assignment:
-        attempts = program.attempts + 1
-        self._lifecycle.move(
-            program, ProgramState.COMPILING, worker_id=self._worker_id, attempts=attempts, started_at=now
-        )
-        self._extend(program)
-        # Also a worker that lost its claim may have had this number; what it made is never published.
-        version = 1 if program.signed is None else program.signed.manifest.version + 1
-        return Assignment(program.recipe, self._programs.source(program), version)
-
-    def _extend(self, program: Program) -> None:
-        program.lease_expires_at = utc_now() + timedelta(seconds=self._settings.compile_lease_seconds)
-
-    def _give_back(self, program: Program, *, counts: bool) -> None:
-        attempts = program.attempts if counts else program.attempts - 1
-        self._lifecycle.move(program, ProgramState.PENDING, attempts=attempts)
-
-    def _fail(self, program: Program, error: MobizoError) -> None:
+    def fail(self, session: Session, subject: str, error: MobizoError) -> None:
+        """Moves the program and its jobs to FAILED. If a recompilation fails, the current version stays READY."""
+        program = ProgramRepository(session).named(subject)
         reason = JobError(code=error.code, detail=error.detail[:_MAX_DETAIL])
-        # A program that only was to be made anew is still there as it was.
-        state = ProgramState.READY if program.anew and program.signed is not None else ProgramState.FAILED
-        self._lifecycle.move(program, state, error=reason, anew=False)
+        state = ProgramState.READY if program.recompiling and program.signed is not None else ProgramState.FAILED
+        ProgramLifecycle(session).move(program, state, error=reason, recompiling=False)
 
+    def is_transient(self, error: MobizoError) -> bool:
+        """Crashes and outages are retried; errors that the compiler reports are not."""
+        return isinstance(error, CompilerCrashed | Unavailable)
 
-def _too_large(program: Program, most: int) -> CompileTooLarge:
-    return CompileTooLarge(
-        f"compiling this takes about {program.memory_bytes:,} bytes of memory, and no machine with workers may "
-        f"give more than {most:,} (MOBIZO_COMPILE_BUDGET_BYTES); use a smaller base model, or a larger machine"
-    )
+    def too_large(self, memory_bytes: int, most_bytes: int) -> MobizoError:
+        """Returns the error of a compilation that no machine has memory for."""
+        return CompileTooLarge(
+            f"compiling this takes about {memory_bytes:,} bytes of memory, and no machine with workers may "
+            f"give more than {most_bytes:,} (MOBIZO_COMPILE_BUDGET_BYTES); use a smaller base model or a larger machine"
+        )
+
+    def killed(self) -> MobizoError:
+        """Returns the error of a compilation whose process was killed in every attempt."""
+        return CompileFailed("the compiler was killed every time; is there enough memory?")
+
+    def _show_progress(self, session: Session, recipe_id: str, progress: Progress) -> None:
+        for show_progress in PROGRESSED.get():
+            show_progress(session, recipe_id, progress)

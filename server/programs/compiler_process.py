@@ -1,7 +1,7 @@
-"""The compiler as a child process. Knows no database and no torch.
+"""The compiler as a child process, so that this process does not import torch.
 
-Its command gets a recipe file, the base's source, an output directory and, where the recipe names one, a calibration,
-and ends with {"manifest": ...}.
+Its arguments are a recipe file, the base's source, an output directory and, if the recipe names one, a calibration. Its
+result is {"manifest": ...}.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pydantic
 
-from server.work.child import ChildProcess, Stopped
+from server.tasks.child_process import ChildProcess, Stopped
 from shared.errors import CompileFailed, MobizoError
 from shared.program import ProgramManifest
 from shared.recipe import Recipe
@@ -38,7 +38,7 @@ class CompilerProcess(ChildProcess):
     ) -> ProgramManifest | Stopped:
         """Compiles into `workspace`/program; no process is left when it returns or raises.
 
-        calibration: the file of the one that the recipe names, if it names one.
+        calibration: the file of the calibration that the recipe names, if any.
 
         Raises the error that the compiler reports, CompilerCrashed, or CompileFailed if it takes too much memory.
         """
@@ -48,13 +48,13 @@ class CompilerProcess(ChildProcess):
         if calibration is not None:
             (workspace / CALIBRATION).write_bytes(calibration)
             rest = [str(workspace / CALIBRATION)]
-        said = self.listen([str(recipe_path), source, str(workspace / "program"), *rest])
-        if isinstance(said, Stopped):
-            return said
+        result = self.listen([str(recipe_path), source, str(workspace / "program"), *rest])
+        if isinstance(result, Stopped):
+            return result
         try:
-            manifest = ProgramManifest.model_validate(said)
+            manifest = ProgramManifest.model_validate(result)
         except pydantic.ValidationError as error:
-            raise CompileFailed("the compiler's manifest is not of the agreed form") from error
+            raise CompileFailed("the compiler returned an invalid manifest") from error
         if manifest.recipe_id != recipe.id or manifest.recipe.id != recipe.id:
-            raise CompileFailed("the compiler made a program of another recipe")
+            raise CompileFailed("the compiler returned a program of another recipe")
         return manifest

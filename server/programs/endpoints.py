@@ -6,15 +6,14 @@ from typing import Annotated
 
 from fastapi import Path, Request, Response
 
-from server.assignments.repository import AssignmentRepository
-from server.auth.guard import needs
-from server.auth.models import Role, Scope
-from server.auth.service import Principal
-from server.http.place import Here, Reading
-from server.http.ranges import FILE_ROUTE, file_response
-from server.http.routes import Routes
-from server.programs.repository import ProgramRepository
+from server.identity.access_rules import needs
+from server.identity.models import Role, Scope
+from server.identity.service import Principal
+from server.programs.lifecycle import ACCESS
 from server.programs.service import ProgramService
+from server.web.ranges import FILE_ROUTE, file_response
+from server.web.routes import Routes
+from server.web.state import Reading, State
 from shared.errors import NotFound
 from shared.program import SignedManifest
 
@@ -36,19 +35,19 @@ def file(
     principal: Annotated[Principal, needs(Scope.JOBS_READ, or_device=True)],
     sha256: Digest,
     request: Request,
-    here: Here,
+    state: State,
     session: Reading,
 ) -> Response:
     """A program's file; takes Range.
 
     For devices: of jobs leased to them, now or before, and of adapters that they may have; for apps: of their jobs.
     """
-    programs = ProgramRepository(session)
+    access = ACCESS.get()
     if principal.role is Role.DEVICE:
-        device_id = principal.device_id or ""
-        found = programs.file_of_device(device_id, sha256) or AssignmentRepository(session).file(device_id, sha256)
+        searches = (find(session, principal.device_id or "", sha256) for find in access.files_of_device)
+        found = next((file for file in searches if file is not None), None)
     else:
-        found = programs.file_of_tenant(principal.tenant, sha256)
+        found = access.file_of_tenant(session, principal.tenant, sha256)
     if found is None:
         raise NotFound(f"there is no file {sha256}")
-    return file_response(request, here.artifacts, sha256, found.name)
+    return file_response(request, state.artifacts, sha256, found.name)

@@ -1,30 +1,33 @@
-"""The tables of programs, their files, and the workers that compile them."""
+"""The tables of programs and their files."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import BigInteger, ForeignKey, String, false
+from sqlalchemy import ForeignKey, String, false
 from sqlalchemy.orm import Mapped, mapped_column
 
-from server.db.columns import Document, Moment, Numbered, Table, word
+from server.database.columns import Document, Moment, Numbered, Table, word
+from server.storage.references import FileColumn, FileReferences
 from shared.job import JobError, Progress
 from shared.program import SignedManifest
 from shared.recipe import Recipe
 
+COMPILE = "compile"  # the kind of task, whose subject is the recipe's id
+
 
 class ProgramState(StrEnum):
-    """Where a program stands."""
+    """The state of a program."""
 
-    PENDING = "pending"  # waits for a worker, if a job wants it
+    PENDING = "pending"  # waits for a worker while a job requests it
     COMPILING = "compiling"
     READY = "ready"
     FAILED = "failed"
 
 
 class Program(Numbered, Table):
-    """What one recipe compiles to. While it compiles it is one worker's, until `lease_expires_at`."""
+    """The program of one recipe. A compile task (`server.tasks`) compiles it."""
 
     __tablename__ = "programs"
 
@@ -32,24 +35,19 @@ class Program(Numbered, Table):
     recipe: Mapped[Recipe] = mapped_column(Document(Recipe))
     base_number: Mapped[int] = mapped_column(ForeignKey("bases.number"))
     state: Mapped[ProgramState] = mapped_column(word(ProgramState), index=True)
-    worker_id: Mapped[str | None] = mapped_column(ForeignKey("workers.id"))
-    lease_expires_at: Mapped[datetime | None] = mapped_column(Moment)
-    attempts: Mapped[int] = mapped_column(default=0)
     signed: Mapped[SignedManifest | None] = mapped_column(Document(SignedManifest))
     error: Mapped[JobError | None] = mapped_column(Document(JobError))
     created_at: Mapped[datetime] = mapped_column(Moment)
-    started_at: Mapped[datetime | None] = mapped_column(Moment)  # the latest try
+    started_at: Mapped[datetime | None] = mapped_column(Moment)  # the latest attempt
     ready_at: Mapped[datetime | None] = mapped_column(Moment)
-    next_attempt_at: Mapped[datetime | None] = mapped_column(Moment)  # not before; None: at once
-    memory_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")  # that a compile may take
-    progress: Mapped[Progress | None] = mapped_column(Document(Progress))  # of the compile under way
-    anew: Mapped[bool] = mapped_column(default=False, server_default=false())  # an operator wants it compiled again
+    progress: Mapped[Progress | None] = mapped_column(Document(Progress))  # of the running compilation
+    recompiling: Mapped[bool] = mapped_column(default=False, server_default=false())  # requested by an operator
 
 
 class ProgramBlob(Table):
-    """A file of a compiled program; weights and tokenizer are shared by many.
+    """A file of a compiled program. Programs share weights and tokenizer.
 
-    Of a program that was compiled anew the version before keeps its files: devices train with it.
+    After a recompilation the previous version keeps its files, because devices still train with it.
     """
 
     __tablename__ = "program_files"
@@ -61,36 +59,4 @@ class ProgramBlob(Table):
     sha256: Mapped[str] = mapped_column(String(64), index=True)
 
 
-class Worker(Table):
-    """A worker process and the most memory that it and its compilers took, bytes."""
-
-    __tablename__ = "workers"
-
-    id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    pid: Mapped[int] = mapped_column()
-    host: Mapped[str] = mapped_column(String(255), default="", server_default="")
-    pid_space: Mapped[str] = mapped_column(String(255), default="", server_default="")  # where `pid` means something
-    started_at: Mapped[datetime] = mapped_column(Moment)
-    seen_at: Mapped[datetime] = mapped_column(Moment)
-    peak_rss_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
-    compiler_peak_rss_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
-
-
-class WorkerHost(Table):
-    """A machine that compiles, and how much memory its compiles may take together, bytes."""
-
-    __tablename__ = "worker_hosts"
-
-    name: Mapped[str] = mapped_column(String(255), primary_key=True)
-    memory_bytes: Mapped[int] = mapped_column(BigInteger)
-    limited: Mapped[bool] = mapped_column()  # an operator said so; otherwise a single compile may take more
-    seen_at: Mapped[datetime] = mapped_column(Moment)
-
-
-class CompileTurn(Table):
-    """When a tenant's turn to have a program compiled came last: the number of the turn, counted over all tenants."""
-
-    __tablename__ = "compile_turns"
-
-    tenant: Mapped[str] = mapped_column(String(96), primary_key=True)
-    turn: Mapped[int] = mapped_column(BigInteger, index=True)
+FILES = FileReferences(columns=(FileColumn(ProgramBlob.sha256),))

@@ -1,22 +1,45 @@
-"""Asking for programs and reading them. Knows no HTTP and no compiler."""
+"""Requesting programs, reading them, and signing them again after a rotation of the server's key."""
 
 from __future__ import annotations
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.orm import Session
 
-from server.bases.models import BaseModelEntry
+from server.catalog.bases import BaseModelEntry
 from server.clock import utc_now
-from server.db.upsert import add_if_absent
-from server.programs.announcement import note_wanted
-from server.programs.lifecycle import JOB_STATES, ProgramLifecycle
-from server.programs.memory import compile_bytes
-from server.programs.models import Program, ProgramState
+from server.database.upsert import add_if_absent
+from server.programs.lifecycle import ACCESS, JOB_STATES, ProgramLifecycle
+from server.programs.models import COMPILE, Program, ProgramState
 from server.programs.repository import ProgramRepository
-from server.programs.waiting import OPERATOR, WaitingRepository
+from server.tasks.service import TaskService
 from shared.errors import Conflict, NotFound
 from shared.job import JobState
 from shared.program import SignedManifest
-from shared.recipe import Recipe
+from shared.recipe import Precision, Recipe
+from shared.signing import sign_manifest
+from shared.zo.lora import BaseShape, flat_size
+
+LIBRARIES_BYTES = 450 << 20  # torch and ExecuTorch, before a model is read
+
+# Peak bytes for each weight of the base. Measured on SmolLM2-135M (134.5 million weights), XNNPACK, as the
+# compiler's largest resident size: fp32 1,458 MiB, which is 7.9 a weight; int8-weight 1,762 MiB, 10.2.
+_WEIGHT_BYTES: dict[Precision, float] = {
+    "fp32": 8.0,  # float32 when read, and float32 when written
+    "int8": 10.5,  # float32 when read, and quantized when written
+    "int4": 10.5,
+    "int8-weight": 10.5,
+    "int4-weight": 10.5,
+}
+_ADAPTED_BYTES = 30  # for each element of B: B, A and the graphs that contain them; rank 64 on all layers: 1,750 MiB
+
+
+def compile_bytes(recipe: Recipe, shape: BaseShape, parameters: int) -> int:
+    """Estimates the peak resident bytes of compiling `recipe` for a base of that shape and number of parameters."""
+    weights = parameters * _WEIGHT_BYTES[recipe.precision]
+    return LIBRARIES_BYTES + round(weights) + _ADAPTED_BYTES * flat_size(recipe, shape)
+
+
+OPERATOR = ""  # the tenant of an operator's requests in the task queue; no tenant can have this name
 
 
 class ProgramService:
@@ -25,13 +48,13 @@ class ProgramService:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._programs = ProgramRepository(session)
-        self._waiting = WaitingRepository(session)
+        self._tasks = TaskService(session)
         self._lifecycle = ProgramLifecycle(session)
 
-    def want(self, recipe: Recipe, base: BaseModelEntry, tenant: str) -> JobState:
-        """Asks for a recipe's program and returns the state in which a job of the tenant that waits for it begins.
+    def request(self, recipe: Recipe, base: BaseModelEntry) -> JobState:
+        """Requests a recipe's program and returns the initial state of a job that waits for it.
 
-        Compiled at most once; one that failed before is tried anew, since its cause may be gone.
+        A program is compiled at most once. One that failed before is compiled again, because the cause may be gone.
         """
         memory_bytes = compile_bytes(recipe, base.shape, base.parameters)
         program = self._programs.get(recipe.id)
@@ -43,38 +66,46 @@ class ProgramService:
                 recipe=recipe,
                 base_number=base.number,
                 state=ProgramState.PENDING,
-                attempts=0,
-                memory_bytes=memory_bytes,
                 created_at=utc_now(),
             )
         if program is None or program.state is not ProgramState.READY:
-            # Locked, so that a worker that ends its compile now finds the job that waits, or the job finds it ended.
+            # The lock orders this transaction and the one that publishes the program, so that no job misses it.
             program = self._programs.named_locked(recipe.id)
         if program.state is ProgramState.FAILED:
-            self._lifecycle.move(program, ProgramState.PENDING, attempts=0, error=None, memory_bytes=memory_bytes)
+            self._lifecycle.move(program, ProgramState.PENDING, error=None)
         if program.state is not ProgramState.READY:
-            self._waiting.take_turns(tenant)
-            note_wanted(self._session, recipe.id)
+            self._tasks.schedule(COMPILE, recipe.id, memory_bytes)
         return JOB_STATES[program.state]
 
     def recompile(self, recipe_id: str) -> Program:
-        """Asks for a program's next version. Until it is there devices get the one that is.
+        """Requests the next version of a program. Devices get the current version until then.
 
-        Raises NotFound, or Conflict if it is waiting or being compiled.
+        Raises NotFound, or Conflict if the program is waiting or being compiled.
         """
         if self._programs.get(recipe_id) is None:
             raise NotFound(f"there is no program of recipe {recipe_id!r}; `mobizo-server programs list` shows them")
         program = self._programs.named_locked(recipe_id)
         if program.state not in (ProgramState.READY, ProgramState.FAILED):
             raise Conflict(f"the program of recipe {recipe_id} is {program.state}; it is compiled anyway")
-        self._lifecycle.move(program, ProgramState.PENDING, attempts=0, error=None, anew=True)
-        self._waiting.take_turns(OPERATOR)
-        note_wanted(self._session, recipe_id)
+        self._lifecycle.move(program, ProgramState.PENDING, error=None, recompiling=True)
+        base = self._programs.base(program)
+        self._tasks.schedule(COMPILE, recipe_id, compile_bytes(program.recipe, base.shape, base.parameters))
+        self._tasks.request(COMPILE, recipe_id, f"operator:{recipe_id}", OPERATOR)
         return program
 
     def manifest(self, tenant: str, recipe_id: str) -> SignedManifest:
-        """The signed manifest of a program that a job of the tenant asked for. Raises NotFound until it is ready."""
-        program = self._programs.of_tenant(tenant, recipe_id)
+        """Returns the signed manifest of a program that a job of the tenant uses. Raises NotFound until it is ready."""
+        program = ACCESS.get().program_of_tenant(self._session, tenant, recipe_id)
         if program is None or program.signed is None:
             raise NotFound(f"there is no program of recipe {recipe_id!r}, or it is not compiled yet")
         return program.signed
+
+
+def sign_programs(session: Session, key: Ed25519PrivateKey) -> int:
+    """Signs the manifest of every compiled program with `key`; returns their number."""
+    signed = 0
+    for program in ProgramRepository(session).compiled():
+        if program.signed is not None:
+            program.signed = sign_manifest(program.signed.manifest, key)
+            signed += 1
+    return signed

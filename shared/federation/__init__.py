@@ -1,5 +1,4 @@
-"""Federation's arithmetic: how many devices' updates of flat B become one, and how that moves a shared adapter.
+"""Arithmetic of federated learning: aggregation of many devices' updates of flat B, and the update of a shared adapter.
 
-The frozen A is the same for all, so the mean of the B's *is* the mean of the updates: averaging is exact here.
-NumPy only: knows no torch, no server, no device and no network.
+The frozen A is the same for all devices, so the mean of the B's is the mean of the updates, and averaging is exact.
 """

@@ -1,7 +1,4 @@
-"""A round's updates become one: weights, staleness, clipping, and the aggregator that a cohort names.
-
-Knows neither files nor rounds, and not how the result moves the adapter (`shared.federation.optimizers`).
-"""
+"""Aggregation of a round's updates: weights, staleness, clipping and the aggregator that the cohort names."""
 
 from __future__ import annotations
 
@@ -10,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from shared.cohort import AggregatorSettings, CohortSettings, Weights
 from shared.entropy import Entropy
 from shared.federation import robust
 from shared.federation.algorithms import ServerHalf, find
+from shared.federation.cohort import AggregatorSettings, CohortSettings, Weights
 from shared.federation.mean import WeightedMean
 from shared.federation.sources import UpdateSource
 from shared.federation.update import F32, Contribution
@@ -22,39 +19,39 @@ from shared.privacy import MemberPrivacy, noised_mean
 
 @dataclass(frozen=True)
 class Weighing:
-    """How much each update counts."""
+    """The weight of each update."""
 
     server: ServerHalf = field(default_factory=ServerHalf)
     by: Weights = "equal"
-    most_examples: int = 1000  # a device that claims more counts as one that has these
+    most_examples: int = 1000  # cap on the number of examples that a device claims
 
     def weight(self, contribution: Contribution) -> float:
-        """Its part of the mean, before staleness."""
+        """Returns the weight of an update in the mean, before staleness."""
         if self.by == "equal":
             return 1.0
         return float(min(max(contribution.examples, 1), self.most_examples))
 
     def scale(self, contribution: Contribution) -> float:
-        """What the update itself is multiplied by for its age."""
+        """Returns the factor applied to a stale update."""
         return self.server.scale(contribution.staleness)
 
 
 @dataclass(frozen=True)
 class Combined:
-    """What came of a round's updates."""
+    """The result of aggregating a round's updates."""
 
     update: F32  # (D,)
-    count: int  # updates that were looked at
+    count: int  # updates that were considered
     weight: float  # sum of the weights of those that are in it
     clipped: int  # updates that were scaled down to the clip norm
-    chosen: tuple[str, ...] | None = None  # whose updates are in it, where the aggregator chooses; None: everyone's
+    chosen: tuple[str, ...] | None = None  # members chosen by the aggregator (Krum); None: all
 
 
 def aggregate(cohort: CohortSettings, source: UpdateSource, entropy: Entropy = os.urandom) -> Combined:
-    """One update of a round's, as its cohort is set: algorithm, weights, aggregator, and noise if members are private.
+    """Aggregates a round's updates as its cohort specifies: algorithm, weights, aggregator and, if private, noise.
 
-    entropy: of the noise. Raises InvalidUpload for an update that cannot be used, ValueError for settings that do not
-    fit how many there are.
+    entropy: source of the noise. Raises InvalidUpload for an unusable update, ValueError for settings that do not fit
+    the number of updates.
     """
     weighing = Weighing(find(cohort.algorithm).server, cohort.weights, cohort.most_examples)
     if cohort.privacy is not None and cohort.privacy.members is not None:
@@ -63,9 +60,9 @@ def aggregate(cohort: CohortSettings, source: UpdateSource, entropy: Entropy = o
 
 
 def combine(source: UpdateSource, settings: AggregatorSettings, weighing: Weighing) -> Combined:
-    """One update of all: clipped to `clip_norm`, scaled for staleness, aggregated.
+    """Aggregates all updates: clips them to `clip_norm`, scales them for staleness and applies the aggregator.
 
-    Raises InvalidUpload for an update that cannot be used, ValueError for settings that do not fit how many there are.
+    Raises InvalidUpload for an unusable update, ValueError for settings that do not fit the number of updates.
     """
     if settings.name == "mean":
         return _mean(source, settings.clip_norm, weighing)
@@ -92,12 +89,12 @@ def combine(source: UpdateSource, settings: AggregatorSettings, weighing: Weighi
 def combine_privately(
     source: UpdateSource, privacy: MemberPrivacy, weighing: Weighing, entropy: Entropy = os.urandom
 ) -> Combined:
-    """The mean of a round's updates, each clipped and of equal weight, with noise; see `shared.privacy.noised_mean`.
+    """Returns the mean of clipped updates of equal weight with noise added; see `shared.privacy.noised_mean`.
 
-    Raises InvalidUpload for an update that cannot be used, ValueError for weights that are not equal.
+    Raises InvalidUpload for an unusable update, ValueError for weights that are not equal.
     """
     if weighing.by != "equal":
-        raise ValueError("a private mean is of equal weights")
+        raise ValueError("a private mean requires equal weights")
     mean = _mean(source, privacy.clip, weighing)
     noised = noised_mean(mean.update.astype(np.float64), mean.count, privacy, entropy)
     return replace(mean, update=noised.astype(np.float32))

@@ -1,7 +1,7 @@
-"""Updates from LoRA-B files that a callback opens: read ahead by threads, given in order. Knows no artifact store.
+"""Reads updates from LoRA-B files that a callback opens. Threads read ahead; updates are returned in a fixed order.
 
-Hashing, NumPy and reads release Python's lock, so that while one update is added to the mean the next ones are read and
-checked on other cores. The order, hence the mean to the bit, does not depend on how many threads there are.
+Hashing, NumPy and reads release Python's global interpreter lock, so the next updates are read and validated on other
+cores while one is added to the mean. The order, and so the mean, does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from shared.federation.intake import Rules, fill, read_header, read_update
 from shared.federation.sources import check_members
 from shared.federation.update import F32, Contribution, Update
 
-THREADS = 2  # that read ahead
-MOST_AHEAD_BYTES = 128 << 20  # of updates that are read ahead; at least one is
+THREADS = 2  # threads that read ahead
+MOST_AHEAD_BYTES = 128 << 20  # maximum bytes of updates read ahead; at least one update is
 
-# The file of a sha256, at its first byte, unbuffered and seekable; closed by who asked. It need not be checked.
+# Opens the file of a sha256, unbuffered and seekable. The caller closes it and verifies the hash.
 Opener = Callable[[str], BinaryIO]
 
 
 @dataclass(frozen=True)
 class UploadedFile:
-    """A member's file, and what it is to be compared with."""
+    """A member's file, its expected sha256 and the B that its training started from."""
 
     contribution: Contribution
     sha256: str
@@ -36,10 +36,10 @@ class UploadedFile:
 
 
 class FileSource:
-    """Updates in files, in the order of their members' names."""
+    """An `UpdateSource` of files, in the order of their members' names."""
 
     def __init__(self, files: Sequence[UploadedFile], rules: Rules, opener: Opener, threads: int = THREADS) -> None:
-        """Raises ValueError for no files, two of one member, or a start of another D."""
+        """Raises ValueError for no files, two files of one member, or a start of another size."""
         self._files = sorted(files, key=lambda file: file.contribution.member)
         check_members([file.contribution.member for file in self._files])
         if any(file.start.shape != (rules.size,) for file in self._files):
@@ -53,11 +53,11 @@ class FileSource:
 
     @property
     def contributions(self) -> Sequence[Contribution]:
-        """What each update is but for its numbers."""
+        """The contribution of each update."""
         return [file.contribution for file in self._files]
 
     def updates(self) -> Iterator[Update]:
-        """Every update, checked whole. Raises InvalidUpload naming the member."""
+        """Yields every update, fully validated. Raises InvalidUpload, naming the member."""
         ahead = max(1, min(self._threads + 1, MOST_AHEAD_BYTES // (4 * self.size)))
         spare = [np.empty(self.size, np.float32) for _ in range(ahead)]
         pending: deque[tuple[UploadedFile, F32, Future[float]]] = deque()
@@ -87,7 +87,7 @@ class FileSource:
             raise InvalidUpload(f"{file.contribution.member}: {error.detail}") from error
 
     def blocks(self, columns: int) -> Iterator[tuple[int, F32]]:
-        """All updates side by side; the files' hashes are not looked at again."""
+        """Yields all updates side by side. The files' hashes are not verified again."""
         block = np.empty((len(self._files), columns), np.float32)
         for at in range(0, self.size, columns):
             width = min(columns, self.size - at)

@@ -1,10 +1,10 @@
-"""The server's optimizers: the round's aggregated update, taken as a gradient, moves the shared adapter.
+"""Server optimizers: they apply the round's aggregated update, taken as a gradient, to the shared adapter.
 
-State in, state out; a state is kept as a safetensors file between rounds. What is computed is float64, what is kept is
-float32. Knows neither how the update was aggregated nor where a state is stored.
+The functions are pure; the state is stored as a safetensors file between rounds. Arithmetic is float64, stored values
+are float32.
 
 source: Reddi et al., Adaptive Federated Optimization, ICLR 2021 (sgd and adam: algorithms 1 and 2, with v_0 = tau^2 and
-no correction of bias); Hsu et al., 2019 (momentum: FedAvgM). Delta is the update, x the adapter, eps is tau:
+without bias correction); Hsu et al., 2019 (momentum: FedAvgM). Delta is the update, x the adapter, eps is tau:
 
     sgd        x + lr Delta
     momentum   m = beta1 m + Delta;  x + lr m
@@ -22,10 +22,10 @@ import safetensors
 import safetensors.numpy
 
 from shared.canonical import canonical_json
-from shared.cohort import OptimizerName, OptimizerSettings
+from shared.federation.cohort import OptimizerName, OptimizerSettings
 from shared.federation.update import BLOCK, F32, F64
 
-Wide = dict[str, F64]  # a block of each vector of the state
+Wide = dict[str, F64]  # a block of each state vector
 Rule = Callable[[OptimizerSettings, F64, Wide], F64]
 
 
@@ -53,7 +53,7 @@ _RULES: dict[OptimizerName, tuple[Rule, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """What an optimizer remembers from round to round: float32 (D,) vectors by name."""
+    """The state of an optimizer between rounds: float32 (D,) vectors by name."""
 
     name: OptimizerName
     size: int  # D
@@ -61,42 +61,44 @@ class OptimizerState:
     vectors: Mapping[str, F32] = field(default_factory=dict)
 
     def dump(self) -> bytes:
-        """A safetensors file; about 4 D bytes for each vector."""
+        """Returns a safetensors file of about 4 D bytes per vector."""
         about = {"format": 1, "optimizer": self.name, "rounds": self.rounds, "size": self.size}
         tensors = {name: np.ascontiguousarray(vector, "<f4") for name, vector in self.vectors.items()}
         return safetensors.numpy.save(tensors, {"mobizo": canonical_json(about).decode()})
 
 
 def begin(settings: OptimizerSettings, size: int) -> OptimizerState:
-    """The state before the first round of an adapter of D = `size`."""
+    """Returns the state before the first round of an adapter with D = `size`."""
     starts = {"m": 0.0, "v": settings.eps**2}
     names = _RULES[settings.name][1]
     return OptimizerState(settings.name, size, 0, {name: np.full(size, starts[name], np.float32) for name in names})
 
 
 def load_state(data: bytes, settings: OptimizerSettings, size: int) -> OptimizerState:
-    """A state that `dump` wrote. Raises ValueError if it is damaged, another optimizer's, or of another D."""
+    """Loads a state that `dump` wrote. Raises ValueError if it is damaged or has another optimizer or D."""
     try:
         tensors = safetensors.numpy.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         about = json.loads(header["__metadata__"]["mobizo"])
         state = OptimizerState(about["optimizer"], about["size"], about["rounds"], tensors)
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"this is no state of a server optimizer ({error})") from error
+        raise ValueError(f"this is not the state of a server optimizer ({error})") from error
     if (state.name, state.size) != (settings.name, size):
-        raise ValueError(f"the state is of {state.name} at D = {state.size}, not of {settings.name} at {size}")
+        raise ValueError(
+            f"the state belongs to {state.name} with D = {state.size}, not to {settings.name} with D = {size}"
+        )
     expected = {name: ((size,), np.dtype(np.float32)) for name in _RULES[settings.name][1]}
     if {name: (vector.shape, vector.dtype) for name, vector in tensors.items()} != expected:
-        raise ValueError(f"the state of {state.name} does not hold the vectors that {state.name} keeps")
+        raise ValueError(f"the state of {state.name} does not contain the vectors of {state.name}")
     return state
 
 
 def advance(
     settings: OptimizerSettings, state: OptimizerState, adapter: F32, update: F32
 ) -> tuple[F32, OptimizerState]:
-    """(the next adapter, float32 (D,); the next state) from the adapter (D,) and the round's update (D,).
+    """Returns the next adapter, float32 (D,), and the next state, from the adapter (D,) and the round's update (D,).
 
-    With sgd at lr 1 and equal weights the next adapter is the mean of the devices' B. Raises ValueError if sizes or the
+    With sgd, lr 1 and equal weights the next adapter is the mean of the devices' B. Raises ValueError if sizes or the
     optimizer differ.
     """
     if {adapter.shape, update.shape} != {(state.size,)} or state.name != settings.name:

@@ -1,8 +1,7 @@
-"""Aggregators that withstand some malicious updates: norm clipping, coordinate median, trimmed mean, Krum.
+"""Robust aggregators: norm clipping, coordinate-wise median, trimmed mean, Krum.
 
-All updates are looked at side by side, a block of coordinates at a time, so that memory is a few MOST_BYTES and not
-devices x D. Every update counts as one: a weight would be what a liar asks for.
-Knows neither files nor rounds.
+Updates are processed side by side in blocks of coordinates, so memory is a small multiple of MOST_BYTES and not
+devices x D. All updates have equal weight, because a malicious device would claim a large weight.
 
 source: Sun et al., 2019 (norm clipping); Yin et al., ICML 2018 (median, trimmed mean); Blanchard et al., NeurIPS 2017
 (Krum, multi-Krum).
@@ -17,20 +16,20 @@ import numpy as np
 from shared.federation.sources import UpdateSource
 from shared.federation.update import F32, F64
 
-MOST_BYTES = 64 << 20  # of updates side by side, and of Krum's distances
+MOST_BYTES = 64 << 20  # memory for a block of updates, and for Krum's distances
 
 
-# Taken off a factor below one, so that no rounding lifts an update over the bound that privacy counts on.
+# Safety margin, so that rounding cannot lift an update's norm above the bound that privacy depends on.
 _MARGIN = 1 - 2.0**-20
 
 
 def clip_scale(norm: float, clip_norm: float | None) -> float:
-    """What an update of this Euclidean norm is multiplied by so that it is at most clip_norm; 1 if it is already."""
+    """Returns the factor that scales an update of this Euclidean norm to at most clip_norm; 1 if it is small enough."""
     return 1.0 if clip_norm is None or norm <= clip_norm else clip_norm / norm * _MARGIN
 
 
 def median(block: F32) -> F32:
-    """The median of each column of (n, c), float32 (c,); of an even n the mean of the middle two."""
+    """Returns the median of each column of (n, c), float32 (c,). For even n it is the mean of the middle two."""
     half = len(block) // 2
     rows = _rows(block)
     rows.partition(half, axis=1)
@@ -40,12 +39,12 @@ def median(block: F32) -> F32:
 
 
 def trimmed_count(count: int, share: float) -> int:
-    """How many of `count` values are left out at either end of a coordinate."""
+    """Returns how many of `count` values are left out at each end of a coordinate."""
     return int(count * share)
 
 
 def trimmed_mean(block: F32, share: float) -> F32:
-    """The mean of each column of (n, c) but for its floor(n share) largest and as many smallest, float32 (c,)."""
+    """Returns the mean of each column of (n, c), float32 (c,), without floor(n share) values at each end."""
     cut = trimmed_count(len(block), share)
     kept = len(block) - 2 * cut
     rows = _rows(block)
@@ -58,15 +57,15 @@ def trimmed_mean(block: F32, share: float) -> F32:
 
 
 def _rows(block: F32) -> F32:
-    """Each column of (n, c) as a row, (c, n), one after the other in memory.
+    """Returns the contiguous transpose (c, n) of (n, c).
 
-    NumPy selects from such rows with vector instructions, if asked for one place at a time: two to four times as fast.
+    NumPy's partition of contiguous rows uses vector instructions and is two to four times as fast.
     """
     return np.array(block.T, np.float32, order="C")
 
 
 def columnwise(source: UpdateSource, scales: Sequence[float], rule: Callable[[F32], F32]) -> F32:
-    """`rule` over each column of all updates, each times its scale: float32 (D,)."""
+    """Applies `rule` to each column of all updates, each times its scale. Returns float32 (D,)."""
     result = np.empty(source.size, np.float32)
     factors = np.array(scales, np.float32)[:, None]
     for at, block in source.blocks(columns(source)):
@@ -77,15 +76,15 @@ def columnwise(source: UpdateSource, scales: Sequence[float], rule: Callable[[F3
 
 
 def columns(source: UpdateSource) -> int:
-    """Coordinates of all updates that are looked at together."""
+    """Returns the number of coordinates processed together."""
     return max(1, min(source.size, MOST_BYTES // (8 * len(source.contributions))))
 
 
 def krum_scores(source: UpdateSource, scales: Sequence[float], norms: Sequence[float], malicious: int) -> F64:
-    """Of each update, the sum of its squared distances to the n - f - 2 updates nearest to it, float64 (n,).
+    """Returns the Krum scores, float64 (n,): the sum of squared distances to the n - f - 2 nearest updates.
 
-    norms: of the updates before they are scaled. The Gram matrix is summed over blocks of coordinates, as many of its
-    rows at a time as MOST_BYTES allows. Raises ValueError where n < 2 f + 3, which Krum needs.
+    norms: of the updates before scaling. The Gram matrix is summed over blocks of coordinates, and as many of its rows
+    at a time as MOST_BYTES allows. Raises ValueError if n < 2 f + 3, which Krum requires.
     """
     count = len(source.contributions)
     check_krum(count, malicious)
@@ -107,15 +106,17 @@ def krum_scores(source: UpdateSource, scales: Sequence[float], norms: Sequence[f
 
 
 def check_krum(count: int, malicious: int) -> None:
-    """Raises ValueError unless Krum can withstand `malicious` of `count` updates."""
+    """Raises ValueError unless Krum tolerates `malicious` of `count` updates."""
     if count < 2 * malicious + 3:
-        raise ValueError(f"krum withstands {malicious} malicious updates only among {2 * malicious + 3}, not {count}")
+        raise ValueError(
+            f"krum tolerates {malicious} malicious updates among at least {2 * malicious + 3}, not {count}"
+        )
 
 
 def krum_choice(scores: F64, malicious: int, *, several: bool) -> list[int]:
-    """Numbers of the updates that Krum takes, ascending: the best one, or multi-Krum's best n - f - 2.
+    """Returns the ascending indices of the chosen updates: the best one, or multi-Krum's best n - f - 2.
 
-    Of equal scores the earlier update is better.
+    Ties go to the earlier update.
     """
     order = np.argsort(scores, kind="stable")
     return sorted(int(index) for index in order[: len(scores) - malicious - 2 if several else 1])

@@ -1,7 +1,4 @@
-"""Where updates come from: the port that aggregation reads, and the source in memory.
-
-Knows neither files nor what is done with the updates.
-"""
+"""Sources of updates: the protocol that aggregation reads from, and an in-memory implementation."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from shared.federation.update import F32, Contribution, Update
 
 
 class UpdateSource(Protocol):
-    """The updates of one round, in an order that is the same whenever they are read."""
+    """The updates of one round, in a fixed order."""
 
     @property
     def size(self) -> int:
@@ -22,26 +19,26 @@ class UpdateSource(Protocol):
 
     @property
     def contributions(self) -> Sequence[Contribution]:
-        """What is known of each update without reading it, in order."""
+        """The contribution of each update, in order, available without reading the updates."""
 
     def updates(self) -> Iterator[Update]:
-        """Every update, each checked. Its `flat` is good until the next is asked for.
+        """Yields every update, validated. Its `flat` is valid until the next one is requested.
 
-        Raises InvalidUpload naming the member whose update cannot be used.
+        Raises InvalidUpload, naming the member whose update is unusable.
         """
 
     def blocks(self, columns: int) -> Iterator[tuple[int, F32]]:
-        """All updates side by side, `columns` elements at a time: (offset, float32 (n, at most `columns`)).
+        """Yields all updates side by side, `columns` elements at a time: (offset, float32 (n, at most `columns`)).
 
-        To be asked for after `updates`, which checks them. The array is the caller's until the next is asked for.
+        Call it after `updates`, which validates. The caller may change the array until it requests the next one.
         """
 
 
 class MemorySource:
-    """Updates that are in memory, in the order of their members' names."""
+    """An `UpdateSource` of updates in memory, in the order of their members' names."""
 
     def __init__(self, updates: Sequence[Update]) -> None:
-        """Raises ValueError unless there is at least one, all are of one size, and no member has two."""
+        """Raises ValueError unless there is at least one update, all have one size, and no member has two."""
         self._updates = sorted(updates, key=lambda update: update.member)
         check_members([update.member for update in self._updates])
         sizes = {update.flat.size for update in self._updates}
@@ -56,21 +53,21 @@ class MemorySource:
 
     @property
     def contributions(self) -> Sequence[Contribution]:
-        """What each update is but for its numbers."""
+        """The contribution of each update."""
         return [update.contribution for update in self._updates]
 
     def updates(self) -> Iterator[Update]:
-        """Every update."""
+        """Returns an iterator over the updates."""
         return iter(self._updates)
 
     def blocks(self, columns: int) -> Iterator[tuple[int, F32]]:
-        """All updates side by side."""
+        """Yields all updates side by side."""
         for at in range(0, self._size, columns):
             yield at, np.stack([update.flat[at : at + columns] for update in self._updates])
 
 
 def check_members(members: Sequence[str]) -> None:
-    """Raises ValueError if there are none, or if one of them is there twice."""
+    """Raises ValueError if there are no members or one appears twice."""
     if not members:
         raise ValueError("there are no updates to average")
     if len(set(members)) != len(members):

@@ -1,7 +1,4 @@
-"""One device's update of flat B, and what is known of it without reading it.
-
-Knows neither files nor how updates are averaged.
-"""
+"""One device's update of flat B, and its metadata."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ from numpy.typing import NDArray
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
-BLOCK = 1 << 15  # elements of B taken at once: 256 KiB in float64, which stay in a core's second cache
-_ROW = 1 << 13  # elements of one dot product: fewer than BLAS would start threads for
+BLOCK = 1 << 15  # elements of B per block: 256 KiB in float64, which fits into the L2 cache
+_ROW = 1 << 13  # elements of one dot product: few enough that BLAS starts no threads
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """What an update is but for its numbers: whose, of how many examples, how many versions behind."""
+    """The metadata of an update: its member, its number of examples, and how many versions it is behind."""
 
     member: str
     examples: int = 1
@@ -32,25 +29,25 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Update:
-    """B after a device's work minus B before it, float32 (D,).
+    """B after a device's training minus B before it, float32 (D,).
 
-    A source may use `flat` again for the next update: who keeps one, copies it.
+    A source may reuse `flat` for the next update; copy it to keep it.
     """
 
     member: str
     flat: F32
     examples: int = 1
     staleness: int = 0
-    known_norm: float | None = None  # of flat, where whoever made this has measured it
+    known_norm: float | None = None  # norm of flat, if already computed
 
     def __post_init__(self) -> None:
         if self.flat.dtype != np.float32 or self.flat.ndim != 1:
             raise ValueError(f"{self.member}: an update is one float32 vector, not {self.flat.dtype} {self.flat.shape}")
-        Contribution(self.member, self.examples, self.staleness)  # which refuses claims that cannot be
+        Contribution(self.member, self.examples, self.staleness)  # validates the metadata
 
     @property
     def contribution(self) -> Contribution:
-        """All but the numbers."""
+        """The metadata of the update."""
         return Contribution(self.member, self.examples, self.staleness)
 
     @property
@@ -60,14 +57,14 @@ class Update:
 
 
 def difference(after: F32, before: F32) -> F32:
-    """B after minus B before, float32 (D,): one rounding for each element."""
+    """Returns B after minus B before, float32 (D,), rounded once per element. Raises ValueError if sizes differ."""
     if after.shape != before.shape:
-        raise ValueError(f"B of {after.size} elements cannot go on from one of {before.size}")
+        raise ValueError(f"B has {after.size} elements after the run and {before.size} before it")
     return np.subtract(after, before, dtype=np.float32)
 
 
 def euclidean_norm(flat: F32) -> float:
-    """Euclidean norm of float32 (D,), its squares summed in float64: no finite B overflows, none underflows."""
+    """Returns the Euclidean norm of float32 (D,). Squares are summed in float64 and neither overflow nor underflow."""
     squares = 0.0
     buffer = np.empty(min(BLOCK, flat.size), np.float64)
     for at in range(0, flat.size, BLOCK):
@@ -79,7 +76,7 @@ def euclidean_norm(flat: F32) -> float:
 
 
 def sum_of_squares(wide: F64) -> float:
-    """Of a block's elements, float64 (n,)."""
+    """Returns the sum of squares of a block's elements, float64 (n,)."""
     whole = wide.size // _ROW * _ROW
     rows, rest = wide[:whole].reshape(-1, _ROW), wide[whole:]
     return float(np.vecdot(rows, rows).sum() + np.dot(rest, rest))

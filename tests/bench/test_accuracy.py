@@ -1,9 +1,9 @@
 """The contenders of `bench accuracy` are what they say they are, on a random model; and its command runs."""
 
 import json
+import re
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,28 +12,28 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from bench import paper_accuracy as paper
-from shared.encoding import load_examples, pack_step, read_jsonl
-from shared.lora import BaseShape, init_a, lora_modules
-from shared.noise import query_seeds
 from shared.recipe import BaseRef, Recipe
 from shared.task import read_question
+from shared.zo.encoding import load_examples, pack_step, read_jsonl
+from shared.zo.lora import BaseShape, init_a, lora_modules
+from shared.zo.noise import query_seeds
 
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
     warnings.simplefilter("ignore")
     from typer.testing import CliRunner
 
-    from bench import accuracy_runs
     from bench.__main__ import app
-    from bench.accuracy_data import Data, Sizes, read_data
-    from bench.accuracy_model import load_model, round_weights
-    from bench.accuracy_runs import BATCH, Contender, Outcome, Point, Runner, Setting
+    from bench.accuracy import runs
+    from bench.accuracy.data import Data, Sizes, read_data
+    from bench.accuracy.runs import BATCH, Point, Runner, Setting
     from bench.baselines.adapted import AdaptedModel
-    from bench.baselines.eager import EagerMobizo
     from bench.baselines.first_order import FirstOrder
-    from bench.baselines.in_place import VectorMezo
-    from bench.baselines.variants import VARIANTS, PeftModel, Variant
+    from bench.baselines.mezo_in_place import VectorMezo
+    from bench.baselines.mobizo_eager import EagerMobizo
+    from bench.baselines.peft_adapters import VARIANTS, PeftModel, Variant
+    from bench.baselines.rounding import load_model, round_weights
     from bench.tiny import TASK, write_base, write_sentences
+    from bench.training.runs import Contender, Look, Run
     from server.compiler import inspect_base
 
 pytestmark = pytest.mark.filterwarnings(
@@ -81,7 +81,11 @@ def data_of(sentences: Path) -> Data:
 
 
 def runner_of(base: Path, sentences: Path, keep: Path) -> Runner:
-    return Runner(Setting(str(base), "cpu", "float32", "full", LENGTH), data_of(sentences), keep)
+    return Runner(Setting(str(base), "cpu", "float32", LENGTH), data_of(sentences), keep)
+
+
+def contender(name: str, engine: str, **fields: object) -> Contender:
+    return Setting("", "cpu", "float32", LENGTH).contender(name, engine, **fields)
 
 
 @pytest.mark.parametrize("queries", [1, 3])
@@ -232,79 +236,73 @@ def test_zero_shot_is_the_stock_models_accuracy(
 def test_a_run_at_rate_zero_or_nearly_so_ends_where_it_began(base: Path, sentences: Path, tmp_path: Path) -> None:
     runner = runner_of(base, sentences, tmp_path)
     zero = runner.zero_shot()
-    still = runner.run(Contender("still", "mobizo", 4, steps=3, interval=2), Point(1e-12), 0)
-    assert [step for step, _, _ in still.validation] == [0, 2, 3]
+    still = runner.run(contender("still", "mobizo", queries=4, steps=3, interval=2), Point(1e-12), 0)
+    assert [look.step for look in still.seen] == [0, 2, 3]
     assert still.final == zero.final
-    for _, accuracy, loss in still.validation:
-        assert accuracy == zero.validation[0][1]
-        assert loss == pytest.approx(zero.validation[0][2], rel=1e-5)
+    for look in still.seen:
+        assert look.accuracy == zero.seen[0].accuracy
+        assert look.loss == pytest.approx(zero.seen[0].loss, rel=1e-5)
 
 
 @pytest.mark.parametrize("method", ["first-order", "mezo", "mobizo"])
 def test_a_kept_run_is_not_run_again(base: Path, sentences: Path, tmp_path: Path, method: str) -> None:
-    contender = Contender("one", method, grid=(Point(1e-3),), steps=2)  # type: ignore[arg-type]
-    first = runner_of(base, sentences, tmp_path).run(contender, Point(1e-3), 0)
+    one = contender("one", method, steps=2)
+    first = runner_of(base, sentences, tmp_path).run(one, Point(1e-3), 0)
     again = runner_of(base, sentences, tmp_path)
 
     def refuse(*_: object) -> None:
         raise AssertionError("a kept run was run again")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accuracy_runs, "load_model", refuse)
-        assert again.run(replace(contender, name="two", grid=()), Point(1e-3), 0) == first.model_copy(
+        patch.setattr(runs, "load_model", refuse)
+        assert again.run(one.model_copy(update={"name": "two"}), Point(1e-3), 0) == first.model_copy(
             update={"contender": "two"}
         )
-        for other in (replace(contender, steps=3), replace(contender, precision="int8-weight")):
+        for other in (contender("one", method, steps=3), contender("one", method, steps=2, precision="int8-weight")):
             with pytest.raises(AssertionError, match="run again"):
                 again.run(other, Point(1e-3), 0)
         with pytest.raises(AssertionError, match="run again"):
-            again.run(contender, Point(1e-3), 1)
+            again.run(one, Point(1e-3), 1)
+
+
+def look(step: int, accuracy: float, loss: float) -> Look:
+    return Look(step=step, core_seconds=0, seconds=0, accuracy=accuracy, loss=loss)
 
 
 @pytest.fixture
-def outcomes() -> Iterator[Outcome]:
-    def of(lr: float, accuracy: float, loss: float, diverged: bool = False) -> Outcome:
-        seen = [(0, 0.5, 1.0), (4, accuracy, loss)]
-        return Outcome(
-            contender="one",
-            task="sentences",
-            seed=3,
-            lr=lr,
-            eps=1e-2,
-            validation=seen,
-            best_step=4,
-            best=0.0,
-            final=0.0,
-            diverged=diverged,
-        )
+def outcomes() -> Iterator[Run]:
+    def of(lr: float, accuracy: float, loss: float, diverged: bool = False) -> Run:
+        seen = [look(0, 0.5, 1.0), look(4, accuracy, loss)]
+        about = {"contender": "one", "precision": "fp32", "seed": 3, "lr": lr, "eps": 1e-2, "split": "validation"}
+        return Run(**about, seen=seen, diverged=diverged)
 
     return iter((of(1, 0.6, 0.9), of(2, 0.7, 0.8), of(3, 0.7, 0.7), of(4, 0.9, 0.1, diverged=True)))
 
 
 def test_the_rate_is_the_best_on_validation_that_did_not_diverge(
-    base: Path, sentences: Path, tmp_path: Path, outcomes: Iterator[Outcome], monkeypatch: pytest.MonkeyPatch
+    base: Path, sentences: Path, tmp_path: Path, outcomes: Iterator[Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = runner_of(base, sentences, tmp_path)
     by_lr = {outcome.lr: outcome for outcome in outcomes}
     asked: list[tuple[float, int]] = []
 
-    def run(_contender: Contender, point: Point, seed: int) -> Outcome:
+    def run(_contender: Contender, point: Point, seed: int) -> Run:
         asked.append((point.lr, seed))
         return by_lr[point.lr].model_copy(update={"seed": seed})
 
     monkeypatch.setattr(runner, "run", run)
     grid = tuple(Point(lr) for lr in (1.0, 2.0, 3.0, 4.0))
-    point, runs, tried = runner.chosen(Contender("one", "mobizo", grid=grid, steps=4), [3, 5])
+    point, runs, tried = runner.chosen(contender("one", "mobizo", steps=4), grid, [3, 5])
     assert point == Point(3.0)
     assert [(run.lr, run.seed) for run in runs] == [(3.0, 3), (3.0, 5)]
     assert [run.lr for run in tried] == [1, 2, 3, 4]
     assert asked == [(1, 3), (2, 3), (3, 3), (4, 3), (3, 5)]
 
 
-def test_where_nothing_beats_the_base_the_rate_is_of_the_lowest_loss(outcomes: Iterator[Outcome]) -> None:
+def test_where_nothing_beats_the_base_the_rate_is_of_the_lowest_loss(outcomes: Iterator[Run]) -> None:
     one = next(outcomes)
-    worse, better = (one.model_copy(update={"validation": [(0, 0.5, 1.0), (4, 0.4, loss)]}) for loss in (1.2, 0.9))
-    assert better.chosen_by == worse.chosen_by == (0.5, -1.0)
+    worse, better = (one.model_copy(update={"seen": [look(0, 0.5, 1.0), look(4, 0.4, loss)]}) for loss in (1.2, 0.9))
+    assert better.rank[1] == worse.rank[1] == (0.5, -1.0)
     assert better.rank > worse.rank
 
 
@@ -318,15 +316,14 @@ def test_divergence_ends_a_run_and_counts_as_nothing_right(
         return torch.tensor([float("nan")]), None
 
     monkeypatch.setattr(EagerMobizo, "step", burst)
-    found = runner.run(Contender("burst", "mobizo", 4, steps=5), Point(1.0), 0)
+    found = runner.run(contender("burst", "mobizo", queries=4, steps=5), Point(1.0), 0)
     assert found.diverged
     assert (found.final, found.best, found.best_step) == (0.0, zero.best, 0)
 
 
-def test_equal_steps_are_equal_passes_and_other_numbers_of_examples() -> None:
-    contenders = [Contender("", "mobizo", q, steps=10) for q in (1, 4, 16)]
-    assert {contender.passes for contender in contenders} == {320}
-    assert [contender.examples for contender in contenders] == [10 * BATCH, 40, 10]
+def test_every_contender_has_as_many_sequences_in_a_step() -> None:
+    recipes = [contender("", "mobizo", queries=q, steps=10).recipe for q in (1, 4, 16)]
+    assert [recipe.queries * recipe.effective_batch for recipe in recipes] == [BATCH] * 3
 
 
 def test_the_shipped_reviews_are_read_in_the_papers_sizes() -> None:
@@ -336,15 +333,6 @@ def test_the_shipped_reviews_are_read_in_the_papers_sizes() -> None:
     assert tuple(map(len, (products.train, products.validation, products.test))) == (50, 20, 30)
     texts = [{record["text"] for _, record in split} for split in (products.train, products.validation)]
     assert not texts[0] & texts[1]
-
-
-def test_the_papers_own_figure_or_the_nearest() -> None:
-    assert paper.nearest("models/TinyLlama-1.1B-Chat", "qnli", paper.Q16) == paper.Cited(76.7, "TinyLlama-1.1B", "qnli")
-    assert paper.nearest("meta/Llama-2-7b-hf", "copa", paper.MEZO) == paper.Cited(86.3, "Llama2-7B", "copa")
-    assert paper.nearest("SmolLM2-135M-Instruct", "movies", paper.Q4) == paper.Cited(87.4, "SmolLM-340M", "sst2")
-    assert paper.nearest("SmolLM2-135M-Instruct", "movies", paper.FO) == paper.Cited(93.0, "TinyLlama-1.1B", "sst2")
-    assert paper.nearest("SmolLM2-135M-Instruct", "boolq", paper.FO) == paper.Cited(84.9, "Llama2-7B", "boolq")
-    assert paper.nearest("facebook/opt-1.3b", "rte", paper.FO).percent is None
 
 
 def test_the_command_writes_every_part_and_reads_the_papers_files(base: Path, tmp_path: Path) -> None:
@@ -359,26 +347,17 @@ def test_the_command_writes_every_part_and_reads_the_papers_files(base: Path, tm
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     found = json.loads(out.read_text())
-    tables = {table["name"]: table for table in found["tables"]}
-    assert {name for name in tables if "grid" not in name} == {
-        f"{p}-sst2" for p in ("main", "queries", "precision", "variants")
-    }
-    main = tables["main-sst2"]
-    assert [row[0] for row in main["rows"]] == [paper.ZERO, paper.FO, paper.MEZO, paper.Q4, paper.Q16]
-    columns = {name: place for place, name in enumerate(main["columns"])}
-    assert [row[columns["paper's %"]] for row in main["rows"]] == [55.5, 93.0, 87.6, 87.4, 87.4]
-    assert [row[columns["examples seen"]] for row in main["rows"]] == [0, 64, 64, 16, 4]
-    assert len(tables["queries-sst2"]["rows"]) == 5
-    # Groups of 32 do not fit this model's 48 inputs of down_proj.
-    assert [row[0] for row in tables["precision-sst2"]["rows"][::2]] == [
-        "as loaded",
-        "8 bits, a scale a row",
-        "4 bits, a scale a row",
-    ]
-    assert [row[0] for row in tables["variants-sst2"]["rows"]] == list(VARIANTS)
-    assert found["claims"]["accuracy_sst2_mobizo_q4"] == pytest.approx(
-        next(row[columns["best %"]] for row in main["rows"] if row[0] == paper.Q4), abs=0.01
-    )
+    contenders = {(row["contender"], row["precision"]): row for row in found["rows"]}
+    main = ["zero-shot", "FO-SGD (LoRA-FA)", "MeZO (LoRA-FA)", "MobiZO q=4", "MobiZO q=16"]
+    assert [contenders[name, "fp32"]["examples"] for name in main] == [0, 64, 64, 16, 4]
+    # Groups of 32 do not divide this model's 48 inputs of down_proj, so int4 is left out.
+    assert {precision for _, precision in contenders} == {"fp32", "int8-weight", "int4-weight"}
+    claimed = [*main, *(f"q{q}" for q in (1, 2, 4, 8, 16)), *(f"variant {name}" for name in VARIANTS)]
+    claimed += [f"MobiZO q={q} {p}" for q in (4, 16) for p in ("fp32", "int8-weight", "int4-weight")]
+    names = {re.sub("[- ]", "_", re.sub("[=()]", "", name.lower())) for name in claimed}
+    assert set(found["claims"]) == {f"{final}accuracy_sst2_{name}" for name in names for final in ("", "final_")}
+    best = contenders["MobiZO q=4", "fp32"]["best"]
+    assert found["claims"]["accuracy_sst2_mobizo_q4"] == pytest.approx(100 * best)
 
 
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:

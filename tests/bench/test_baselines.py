@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shared.noise import query_seeds
 from shared.recipe import DEFAULT_EPS, BaseRef, Recipe
+from shared.zo.noise import query_seeds
 from tests.server.compiler.conftest import TinyBase, make_tiny
 
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
     warnings.simplefilter("ignore")
-    from bench.baselines.eager import EagerMobizo
-    from bench.baselines.mezo import SequentialMezo
+    from bench.baselines.mezo_program import Passes, emit_passes
+    from bench.baselines.mobizo_eager import EagerMobizo
     from bench.programs import Compiled
-    from bench.step import LR, Stepper, random_batch
+    from bench.timing import LR, Stepper, random_batch
     from server.compiler import compile_program, inspect_base
 
 pytestmark = pytest.mark.filterwarnings("ignore:::executorch", "ignore:::torch", "ignore:::copyreg")
@@ -45,11 +45,16 @@ def program(base: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Compile
 
 def test_sequential_mezo_is_mobizo_one_path_at_a_time(base: TinyBase, program: Compiled, tmp_path: Path) -> None:
     recipe = program.manifest.recipe
-    sequential = SequentialMezo(recipe, str(base.directory), program.file("weights"), tmp_path)
+    path, weights = tmp_path / "sequential.pte", program.path("weights")
+    emit_passes(recipe, str(base.directory), weights, path, "sequential")
+    sequential = Passes(recipe, program.manifest.size, path, weights, "sequential")
     parallel = Stepper(program, 12)
     for number in range(3):
         losses, _ = sequential.step(
-            random_batch(program.manifest, 12, number), query_seeds(0, number, recipe.queries), LR, DEFAULT_EPS["fp32"]
+            random_batch(recipe, program.manifest.shape.vocabulary, 12, number),
+            query_seeds(0, number, recipe.queries),
+            LR,
+            DEFAULT_EPS["fp32"],
         )
         np.testing.assert_allclose(losses, parallel(number), rtol=1e-5)
 
@@ -60,6 +65,9 @@ def test_eager_mobizo_gives_the_programs_losses(base: TinyBase, program: Compile
     stepper = Stepper(program, 12)
     for number in range(3):
         losses, _ = eager.step(
-            random_batch(program.manifest, 12, number), query_seeds(0, number, recipe.queries), LR, DEFAULT_EPS["fp32"]
+            random_batch(recipe, program.manifest.shape.vocabulary, 12, number),
+            query_seeds(0, number, recipe.queries),
+            LR,
+            DEFAULT_EPS["fp32"],
         )
         np.testing.assert_allclose(stepper(number), losses.numpy(), rtol=1e-5)

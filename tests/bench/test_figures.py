@@ -13,9 +13,8 @@ from bench.figures import (
     UnknownFigure,
     documents,
     refilled,
-    results_in,
 )
-from bench.result import Result
+from bench.result import Result, results_in
 
 RESULT = Result(
     machine={},
@@ -53,9 +52,9 @@ def test_every_marker_can_be_read(path):
     assert not re.findall(rf"^{OPENING}.*", text, re.MULTILINE)
 
 
-def test_readme_marks_every_row_of_a_result():
-    lines = (ROOT / "README.md").read_text().splitlines()
-    tables = [number for number, line in enumerate(lines) if re.search(r"\(bench/results/[\w-]+\.json\)", line)]
+def test_every_row_of_a_result_is_marked():
+    lines = [*(ROOT / "docs" / "figures.md").read_text().splitlines(), ""]
+    tables = [number for number, line in enumerate(lines) if re.search(r"\(\.\./bench/results/[\w-]+\.json\)", line)]
     unmarked = []
     for start in tables:
         begin = next(number for number in range(start, len(lines)) if lines[number].startswith("|---")) + 1
@@ -66,8 +65,9 @@ def test_readme_marks_every_row_of_a_result():
     assert unmarked == []
 
 
-def test_readme_quotes_only_what_was_measured():
-    assert MISSING not in [marker["shown"] for marker in MARKER.finditer((ROOT / "README.md").read_text())]
+@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "docs" / "figures.md"], ids=lambda path: path.name)
+def test_only_measured_figures_are_quoted(path):
+    assert MISSING not in [marker["shown"] for marker in MARKER.finditer(path.read_text())]
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bench.glue import FORMATS, read_task, read_tsv
+from bench.accuracy.glue import FORMATS, read_task, read_tsv
 from shared.errors import InvalidDataset
 from shared.task import Question, read_question
-from shared.tasks import named_task
+from shared.task_templates import named_task
 
 MULTIRC = {
     "idx": 0,
@@ -251,7 +251,7 @@ def test_another_columns_name_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", [{"passage": "It rains.", "label": True}, {"passage": 3}])
 def test_another_field_is_named_with_its_line(tmp_path: Path, line: dict[str, Any]) -> None:
     write(tmp_path, "boolq", json.dumps(line))
-    with pytest.raises(InvalidDataset, match=r"train.jsonl:1: not as .*'question'"):
+    with pytest.raises(InvalidDataset, match=r"train.jsonl:1: not in .*'question'"):
         read_task("boolq", tmp_path)
 
 

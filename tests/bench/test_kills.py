@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_agent.journal import RunDirectory
-from shared.trajectory import TrajectoryFile, TrajectoryHeader
+from device_agent.training.journal import RunDirectory
+from shared.zo.trajectory import TrajectoryFile, TrajectoryHeader
 
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
     warnings.simplefilter("ignore")
-    from bench.kills import Child, Kind, Trial, Work, measure, steps_in, told_steps
+    from bench.agent.kills import Child, Kind, Trial, Work, measure, steps_in, told_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore:::executorch", "ignore:::torch", "ignore:::copyreg")
 
@@ -26,7 +26,7 @@ TRAINER = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from shared.trajectory import TrajectoryFile, TrajectoryHeader
+from shared.zo.trajectory import TrajectoryFile, TrajectoryHeader
 run, header, steps, drifts = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4] == "drifts"
 ledger = TrajectoryFile(run / "trajectory.bin", TrajectoryHeader.model_validate_json(header))
 while ledger.trajectory.steps < steps:
@@ -65,7 +65,7 @@ class Small(Child):
 
 
 def table_row(directory, word, expected=None):
-    row, found = measure(Kind("small", "trainer", 3, lambda path: Small(path, word)), directory, expected)
+    row, found = measure(Kind("small", "replay", "trainer", 3, lambda path: Small(path, word)), directory, expected)
     assert row["trials"] == 3
     assert row["kills"] >= 3
     return row, found
@@ -97,7 +97,7 @@ def test_steps_computed_twice_are_counted_beyond_the_one_in_progress():
     assert counted(killed, Work(True, False, [4, 5], 5)) == 0
     # On the disk, but killed before it was told of.
     assert counted(Work(False, True, [1, 2, 3], 4), Work(True, False, [5], 5)) == 0
-    # Told of before it was on the disk: lost, and told of again.
+    # SettableSensors of before it was on the disk: lost, and told of again.
     assert counted(Work(False, True, [1, 2, 3], 2), Work(True, False, [3, 4, 5], 5)) == 2
     # A ledger that has become shorter, though nothing was told.
     assert counted(Work(False, True, [], 4), Work(False, True, [], 1)) == 3

@@ -1,39 +1,38 @@
-"""The bench of directory downloads, in the small: what is published is found by the Hub's route, and read whole."""
+"""The directory downloads of `bench registry`, small: published, found by the Hub's route, and read whole."""
+
+import shutil
 
 import pytest
 
-from bench.registry_downloads import JOB, operator_of, publish
-from bench.server_downloads import Source, race, serving
-from bench.server_kills import make_home
-from server.artifacts.opening import open_artifacts
+from bench.registry.downloads import hub_paths, plain_paths, publish_directory
+from bench.server.downloads import Source, race
+from bench.server.home import make_home, new_token, running
+from server.identity.models import Role
+from server.storage.opening import open_artifacts
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     settings = make_home(tmp_path_factory.mktemp("registry"))
-    with serving(settings) as (_, port):
-        yield settings, port, publish(f"http://127.0.0.1:{port}", operator_of(settings), JOB)
+    token = new_token(settings, Role.APP)
+    with running(settings) as (url, _):
+        yield settings, int(url.rpartition(":")[2]), token, *publish_directory(settings, url, token)
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the downloads need curl")
 def test_every_file_is_read_whole(published):
-    _, port, found = published
-    assert {path for path, _, _ in found.files} == {
-        "README.md",
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "mobizo.json",
-    }
-    source = Source("stream", port, (found.paths(lying=False),), f"Authorization: Bearer {found.token}\r\n")
-    seconds = race((source,), 3, 2)[source]
-    assert len(seconds) == 2
-    assert min(seconds) > 0
-    assert source.bytes(3) == 3 * sum(size for _, size, _ in found.files)
+    _, port, token, revision, files = published
+    names = {"README.md", "adapter_config.json", "adapter_model.safetensors", "mobizo.json"}
+    assert {path for path, _, _ in files} == names
+    source = Source("stream", port, (hub_paths(files, revision),), token)
+    assert min(race((source,), 3, 2)[source]) > 0
+    wrong = Source("stream", port, (tuple((path, size + 1) for path, size in source.sets[0]),), token)
+    with pytest.raises(RuntimeError, match="did not send all files"):
+        race((wrong,), 3, 1)
 
 
 def test_files_lie_where_nginx_looks_for_them(published):
-    settings, _, found = published
+    settings, *_, files = published
     objects = settings.artifacts_path / "objects"
-    assert [(objects / path[1:]).stat().st_size for path, _ in found.paths(lying=True)] == [
-        size for _, size, _ in found.files
-    ]
-    assert open_artifacts(settings).read(found.files[1][2])
+    assert [(objects / path[1:]).stat().st_size for path, _ in plain_paths(files)] == [size for _, size, _ in files]
+    assert open_artifacts(settings).read(files[1][2])

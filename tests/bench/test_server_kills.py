@@ -3,12 +3,13 @@
 import pytest
 from sqlalchemy import update
 
-from bench.server_kills import audit, make_home
-from server.artifacts.opening import open_artifacts
-from server.db.database import Database
-from server.db.schema import jobs
+from bench.server.home import make_home
+from bench.server.kills import audit
+from server.database.database import Database
 from server.jobs.lifecycle import JobLifecycle
 from server.jobs.service import JobService
+from server.schema import jobs
+from server.storage.opening import open_artifacts
 from shared.job import JobRequest, JobState
 
 

@@ -14,33 +14,32 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from shared.lora import BaseShape, flat_size
-from shared.noise import query_seeds, rademacher
-from shared.recipe import BaseRef, Recipe
+from shared.recipe import Recipe
+from shared.zo.lora import BaseShape, flat_size
+from shared.zo.noise import query_seeds, rademacher
 from tests.server.compiler.conftest import TinyBase, make_tiny
 
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
     warnings.simplefilter("ignore")
-    from bench import memory, step_command, step_grid
     from bench.baselines.adapted import AdaptedModel
-    from bench.baselines.eager import EagerMobizo
     from bench.baselines.first_order import FirstOrder, FullFirstOrder
-    from bench.baselines.in_place import VectorMezo, mezo_full, torch_noise
-    from bench.baselines.mezo import Passes, emit_passes
-    from bench.baselines.passes import Grouping, passes
-    from bench.cells import Cell, Contender
+    from bench.baselines.mezo_in_place import VectorMezo, mezo_full, torch_noise
+    from bench.baselines.mezo_program import Passes, emit_passes
+    from bench.baselines.mobizo_eager import EagerMobizo, Grouping, passes
     from bench.padding import padding_of, sequence_lengths
     from bench.programs import Compiled
-    from bench.step_cell import Asked, random_batch
-    from bench.step_cell import measure as measure_here
-    from bench.step_cells import Extent, cells
-    from bench.step_grid import Place, measure, open_place
-    from bench.step_tables import Grid, Machine, floor_seconds, tables_of
+    from bench.step import grid, memory
+    from bench.step.cells import Cell, Contender, Extent, cells
+    from bench.step.grid import Place, grid_claims, measure, measure_grid, open_place
+    from bench.step.process import Order
+    from bench.step.process import measure as measure_here
+    from bench.step.reverse import reverse_over_forward
+    from bench.timing import random_batch
     from bench.tiny import write_base
     from server.compiler import compile_program
-    from server.compiler.backends.xnnpack import Xnnpack
-    from server.compiler.checkpoint import load_checkpoint
-    from server.compiler.network import QuantizedBase
+    from server.compiler.checkpoints.checkpoint import load_checkpoint
+    from server.compiler.export.backends.xnnpack import Xnnpack
+    from server.compiler.export.network import QuantizedBase
 
 pytestmark = pytest.mark.filterwarnings("ignore:::executorch", "ignore:::torch", "ignore:::copyreg")
 
@@ -56,7 +55,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
 def place(base: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     # What else runs on this machine may take all its memory.
     with pytest.MonkeyPatch.context() as patch, open_place(tmp_path_factory.mktemp("keep"), base.directory) as found:
-        patch.setattr(step_grid, "SPARE_BYTES", 0)
+        patch.setattr(grid, "SPARE_BYTES", 0)
         yield found
 
 
@@ -65,29 +64,31 @@ def _cell(**settings: Any) -> Cell:
     return Cell(**(few | settings))
 
 
-def _asked(place: Place, cell: Cell, **settings: Any) -> Asked:
-    known = {"source": place.source, "base": place.base, "shape": place.shape, "model": str(place.model)}
-    return Asked(what="measure", cell=cell, **(known | settings))
+def _order(place: Place, cell: Cell, **settings: Any) -> Order:
+    known = {"source": place.source, "base": place.base, "shape": place.shape}
+    return Order(what="measure", cell=cell, **(known | settings))
 
 
 @dataclass(frozen=True)
 class Setting:
     """A step of three queries on the tiny base."""
 
-    asked: Asked
+    order: Order
 
     @property
     def parts(self) -> tuple[Recipe, BaseShape]:
-        return self.asked.cell.recipe(self.asked.base), self.asked.shape
+        return self.order.cell.recipe(self.order.base), self.order.shape
 
     def inputs(self, number: int) -> tuple[tuple[np.ndarray, ...], np.ndarray, float, float]:
         """Batch, seeds, lr and eps, as every zeroth-order `step` takes them."""
-        return random_batch(self.asked, number), query_seeds(0, number, QUERIES), LR, EPS
+        cell = self.order.cell
+        batch = random_batch(self.parts[0], self.order.shape.vocabulary, cell.length, number)
+        return batch, query_seeds(0, number, QUERIES), LR, EPS
 
 
 @pytest.fixture(scope="module")
 def setting(place: Place) -> Setting:
-    return Setting(_asked(place, _cell(queries=QUERIES, batch=6, length=12)))
+    return Setting(_order(place, _cell(queries=QUERIES, batch=6, length=12)))
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +214,7 @@ def test_the_gradient_of_all_parameters_is_its_finite_differences(base: TinyBase
 @pytest.mark.parametrize("contender", list(Contender))
 def test_every_contender_makes_steps_in_pytorch(place: Place, contender: Contender) -> None:
     cell = _cell(contender=contender, queries=1)
-    found = measure_here(_asked(place, cell, rounds=2))
+    found = measure_here(_order(place, cell, rounds=2))
     assert len(found["seconds"]) == 2
     assert found["peak_rss_bytes"] >= found["loaded_bytes"] // 2 > 1 << 20
 
@@ -223,26 +224,25 @@ def test_a_cell_is_measured_once_in_a_process_of_its_own(place: Place, monkeypat
     row = measure(cell, place, rounds=2, seconds=600)  # a machine that does much else may be slow
     assert len(row["seconds"]) == 2, row
     assert row["peak_rss_bytes"] > 1 << 20
-    monkeypatch.setattr(step_grid, "run", None)
+    monkeypatch.setattr(grid, "run", None)
     assert measure(cell, place, rounds=2) == row
 
 
 def test_a_run_whose_time_is_up_reads_what_is_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, other = _cell(length=9), _cell(length=13)
     row = measure(kept, place, rounds=1, seconds=600)
-    monkeypatch.setattr(step_command, "cells", lambda extent, device: [other, kept])
-    # On a GPU nothing is asked of the machine first.
-    found = step_command.grid(place, "plain", step_command.Where.CUDA, cap=1, limit=0)
-    assert [each.get("skipped") for each in found.rows] == ["the run's time was up", None]
-    assert found.rows[1] == row
+    monkeypatch.setattr(grid, "cells", lambda extent, device: [other, kept])
+    rows = measure_grid(place, "plain", "cuda", limit=0)
+    assert [each.get("skipped") for each in rows] == ["the time limit was reached", None]
+    assert rows[1] == row
 
 
 def test_a_cell_that_takes_too_much_is_ended_and_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(step_grid, "SPARE_BYTES", 1 << 60)
-        assert measure(_cell(length=10), place)["skipped"] == "more memory than the machine has left"
-    monkeypatch.setattr(step_grid, "START_SECONDS", 0.0)
-    assert measure(_cell(length=11), place, seconds=0.0)["skipped"] == "not done in 0 s"
+        patch.setattr(grid, "SPARE_BYTES", 1 << 60)
+        assert measure(_cell(length=10), place)["skipped"] == "it needs more memory than the machine has left"
+    monkeypatch.setattr(grid, "START_SECONDS", 0.0)
+    assert measure(_cell(length=11), place, seconds=0.0)["skipped"] == "it did not end within 0 s"
 
 
 def test_a_cell_that_fails_is_not_kept(place: Place, tmp_path: Path) -> None:
@@ -260,75 +260,29 @@ def test_peak_memory_is_of_ours_over_first_order(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(memory, "compile_cold", compile_here)
     monkeypatch.setattr(memory, "PRECISIONS", ("fp32",))  # the tiny base is too narrow to be quantized
-    rows, over = memory.peak_memory_claim(tmp_path / "keep", write_base(tmp_path / "base"), 64, 4, 2)
-    first, ours = rows
-    assert over == ours["peak_rss_bytes"] / first["peak_rss_bytes"]
-    assert (first["contender"], ours["contender"]) == (Contender.FO_LORA_FA, Contender.MOBIZO)
-    assert ours["peak_rss_bytes"] > ours["weights_bytes"]
-    monkeypatch.setattr(step_grid, "run", None)
+    place = (tmp_path / "keep", tmp_path / "base", 64, 4, 2)
+    write_base(tmp_path / "base")
+    rows, claims = memory.peak_memory(*place)
+    first, checkpointed, replay, gradient = rows
+    assert [row.get("contender") for row in rows[:2]] == [Contender.FO_LORA_FA, Contender.FO_CHECKPOINTING]
+    for name, row in (("", replay), ("gradient_", gradient)):
+        assert claims[f"{name}peak_memory_vs_first_order"] == row["peak_rss_bytes"] / first["peak_rss_bytes"]
+    of_checkpointed = gradient["peak_rss_bytes"] / checkpointed["peak_rss_bytes"]
+    assert claims["gradient_peak_memory_vs_checkpointed"] == of_checkpointed
+    assert replay["peak_rss_bytes"] > replay["weights_bytes"] == gradient["weights_bytes"]
+    monkeypatch.setattr(grid, "run", None)
     monkeypatch.setattr(memory, "compile_cold", None)
-    assert memory.peak_memory_claim(tmp_path / "keep", tmp_path / "base", 64, 4, 2) == (rows, over)
+    assert memory.peak_memory(*place) == (rows, claims)
 
 
-SHAPE = BaseShape(
-    architecture="llama",
-    layers=2,
-    hidden=8,
-    intermediate=16,
-    heads=2,
-    kv_heads=1,
-    head_dim=4,
-    vocabulary=32,
-    context_length=512,
-)
-BASE = BaseRef(name="made", sha256="0" * 64)
-
-
-def test_the_floor_is_the_longer_of_products_and_reading() -> None:
-    cell = _cell(contender=Contender.MEZO_LORA_FA, queries=1, batch=1)
-    # A layer: q, o 8 x 8; k, v 8 x 4; gate, up, down 8 x 16. In float32.
-    weights = 4 * 2 * (2 * 64 + 2 * 32 + 3 * 128)
-    row = cell.model_dump(mode="json")
-    reading = floor_seconds(row, BASE, SHAPE, Machine(torch_flops=1e30, xnnpack_flops=1e30, read_bytes=1e3))
-    assert reading == pytest.approx(2 * weights / 1e3)  # one pass for each path
-    # Two paths of 8 tokens; rank 16 on q and v; attention's two products; one answer token, two candidates.
-    a_and_b = 16 * (8 + 8) + 16 * (8 + 4)
-    layer = 8 * (2 * 64 + 2 * 32 + 3 * 128 + a_and_b) + 2 * 8 * 8 * 8
-    computing = floor_seconds(row, BASE, SHAPE, Machine(torch_flops=1e3, xnnpack_flops=1e30, read_bytes=1e30))
-    assert computing == pytest.approx(2 * 2 * (2 * layer + 8 * 2) / 1e3)
-    assert floor_seconds(row | {"precision": "int8"}, BASE, SHAPE, Machine(1.0, 1.0, 1.0)) is None
+def test_a_reverse_pass_runs_beside_its_forward_pass(base: TinyBase) -> None:
+    assert reverse_over_forward(load_checkpoint(str(base.directory)), "fp32", rounds=2, length=16) > 0
 
 
 def _measured(seconds: float, gigabytes: float, **settings: Any) -> dict[str, Any]:
     cell = _cell(**settings)
     row = {"who": cell.label, **cell.model_dump(mode="json")}
-    return row | {"seconds": [seconds], "peak_rss_bytes": int(gigabytes * 1e9), "floor_seconds": seconds / 2}
-
-
-def test_the_papers_figure_stands_under_ours() -> None:
-    at = {"length": 128, "batch": 8, "queries": 1}
-    grid = Grid(
-        [
-            _measured(6.0, 1.5, contender=Contender.MEZO_LORA_FA, **at),
-            _measured(3.0, 2.5, contender=Contender.INNER, **at),
-            {
-                "who": "x",
-                **_cell(length=256).model_dump(mode="json"),
-                "skipped": "more memory than the machine has left",
-            },
-        ],
-        "made",
-    )
-    tables = {table.name: table for table in tables_of(grid)}
-    assert set(tables) == {"grid", "memory", "inner"}  # no other has a cell of these
-    inner = tables["inner"]
-    column = inner.columns.index("S 128, B 8")
-    assert [row[column] for row in inner.rows] == [6.0, 3.0, 2.0, 0.19, 0.18, 0.19 / 0.18]
-    peak = {row[0]: row[tables["memory"].columns.index("S 128, B 8")] for row in tables["memory"].rows}
-    assert (peak["MeZO (LoRA-FA), eager"], peak["MobiZO, q = 1, eager"]) == (1.5, 2.5)
-    assert (peak["paper: FO (LoRA-FA)"], peak["paper: MobiZO"]) == (5.98, 2.56)
-    assert all(len(row) == len(table.columns) for table in tables.values() for row in table.rows)
-    assert tables["grid"].rows[-1][-1] == "more memory than the machine has left"
+    return row | {"seconds": [seconds], "peak_rss_bytes": int(gigabytes * 1e9)}
 
 
 def test_what_the_inner_loop_gains_is_claimed_by_engine_and_precision() -> None:
@@ -339,7 +293,7 @@ def test_what_the_inner_loop_gains_is_claimed_by_engine_and_precision() -> None:
         for number, way in enumerate(ways, 2)
         for contender, seconds in ((Contender.MEZO_LORA_FA, number), (Contender.INNER, 1.0))
     ]
-    claims = step_command.claims_of(Grid(rows[:-1], "made"))  # no inner loop by torch.compile, so no claim of it
+    claims = grid_claims(rows[:-1])  # no inner loop by torch.compile, so no claim of it
     found = {name: value for name, value in claims.items() if name.startswith("inner")}
     assert found == {
         "inner_speedup_eager_s64_b1": 2,
@@ -347,7 +301,6 @@ def test_what_the_inner_loop_gains_is_claimed_by_engine_and_precision() -> None:
         "inner_speedup_executorch_int8_s64_b1": 4,
     }
     assert (claims["grid_cells"], claims["grid_cells_not_measured"]) == (7, 0)
-    assert claims["times_floor_eager"] == 2
 
 
 @pytest.mark.parametrize("extent", ["quick", "plain", "full"])

@@ -1,6 +1,5 @@
 """`bench variance` predicts from moments of gradients: they and the closed forms agree with NumPy and autograd."""
 
-import importlib
 import itertools
 import json
 import random
@@ -10,17 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from shared.lora import LoraModule, init_a, lora_modules
+from shared.zo.lora import LoraModule, init_a, lora_modules
 from tests.server.compiler.conftest import TinyBase, make_tiny
 
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
     warnings.simplefilter("ignore")
-    from bench import choices_of_a
-    from bench.__main__ import app
     from bench.baselines.adapted import AdaptedModel
-    from bench.estimator import (
+    from bench.baselines.rounding import rounded
+    from bench.tiny import TASK, WORDS, write_base
+    from bench.variance import choices_of_a
+    from bench.variance.command import Effort, measure
+    from bench.variance.data import DataSet
+    from bench.variance.estimator import (
         alignment,
         alignment_with_mean,
         batch_variance,
@@ -29,12 +30,9 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
         direction_variance,
         means_of_runs,
     )
-    from bench.gradients import LinearGradients, MomentRecorder, Moments, layer_sums, pair_moments, record
-    from bench.rounded_base import rounded
-    from bench.tiny import WORDS, write_base
-    from bench.variance import Effort
+    from bench.variance.gradients import LinearGradients, MomentRecorder, Moments, layer_sums, pair_moments, record
     from server.compiler import inspect_base
-    from server.compiler.quantization import linear, quantize, target_scheme
+    from server.compiler.model.quantization import linear, quantize, target_scheme
 
 pytestmark = pytest.mark.filterwarnings("ignore:::executorch", "ignore:::torch", "ignore:::copyreg")
 
@@ -234,7 +232,7 @@ def test_a_rounded_base_computes_as_the_compilers_quantization(tmp_path: Path) -
         assert torch.equal(layer.mlp.up_proj(x), exact)
 
 
-def test_the_command_writes_every_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_table_is_measured(tmp_path: Path) -> None:
     rng = random.Random(0)
     for name in ("own", "proxy"):
         (tmp_path / name).mkdir()
@@ -244,16 +242,11 @@ def test_the_command_writes_every_table(tmp_path: Path, monkeypatch: pytest.Monk
                 for n in range(40)
             ]
             (tmp_path / name / f"{split}.jsonl").write_text("\n".join(lines))
-    base = write_base(tmp_path / "base")
-    monkeypatch.setattr(importlib.import_module("bench.variance"), "QUICK", Effort(32, 16, 16))
-    places = ["--base", str(base), "--data", str(tmp_path / "own"), "--proxy", str(tmp_path / "proxy")]
-    file = tmp_path / "result.json"
-    done = CliRunner().invoke(app, ["variance", "--quick", "--json", str(file), *places], catch_exceptions=False)
-    assert done.exit_code == 0
-    result = json.loads(file.read_text())
-    named = {table["name"] for table in result["tables"]}
-    assert named == {"choices-own", "choices-proxy", "ranks", "targets", "split", "losses", "queries", "precisions"}
+    sets = [DataSet(name, tmp_path / name, TASK) for name in ("own", "proxy")]
+    rows, claims = measure(str(write_base(tmp_path / "base")), (sets[0], sets[1]), Effort(32, 16, 16))
+    named = {row["table"] for row in rows}
+    assert named == {"choices-own", "choices-proxy", "targets", "losses", "queries", "precisions"}
     # By their definition, and of no other choice.
-    assert result["claims"]["energy_of_best_own_gradients_r16"] == pytest.approx(1, abs=1e-4)
-    assert result["claims"]["energy_of_best_random_r16"] < 0.9
-    assert result["claims"]["slope_correlation_fp32"] > 0.95
+    assert claims["energy_of_best_own_gradients_r16"] == pytest.approx(1, abs=1e-4)
+    assert claims["energy_of_best_random_r16"] < 0.9
+    assert claims["slope_correlation_fp32"] > 0.95

@@ -12,19 +12,19 @@ import safetensors.numpy
 import structlog
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from device_agent.data import read_splits
 from device_agent.engines.choice import RUNNER_VARIABLE
 from device_agent.engines.native import NativeEngine
 from device_agent.engines.python import PythonEngine
-from device_agent.journal import RunDirectory, RunPlan
-from device_agent.state import DeviceConfig, Home
-from server.compiler.base import locate_base
+from device_agent.home import AgentHome, DeviceConfig
+from device_agent.training.data import read_splits
+from device_agent.training.journal import RunDirectory, RunPlan
+from server.compiler.checkpoints.base import locate_base
 from shared.job import TrainingSettings
 from shared.program import ProgramManifest
 from shared.recipe import BaseRef, Recipe
 from shared.signing import key_id, new_private_key, public_text
-from shared.tasks import named_task
-from tests.device_agent.double import DEVICE_KEYS
+from shared.task_templates import named_task
+from tests.device_agent.fake_server import DEVICE_KEYS
 from tests.device_agent.native import ROOT as ROOT
 from tests.device_agent.native import built_runner
 from tests.device_agent.service import call, environment, server, service_home  # noqa: F401  # fixtures
@@ -117,8 +117,8 @@ class TinyCompiler:
     def __init__(self, base, store, directories):
         self._base, self._store, self._directories = base, store, directories
 
-    def __call__(self, name, **settings):
-        """The program of a recipe; name: of its directory."""
+    def __call__(self, name, inference=False, **settings):
+        """Returns the program of a recipe. name: of its directory. inference: with the file for inference."""
         recipe = Recipe(
             base=BaseRef(name="tiny", sha256=locate_base(str(self._base)).sha256),
             **{
@@ -133,7 +133,7 @@ class TinyCompiler:
             | settings,
         )
         directory = self._directories.mktemp(name)
-        return Program(directory, self._store.put(recipe, self._base, directory))
+        return Program(directory, self._store.put(recipe, self._base, directory, inference))
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +159,8 @@ def compile_tiny(base, program_store, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def rademacher(compile_tiny):
-    return compile_tiny("rademacher")
+    """The one program of these that has a file for inference."""
+    return compile_tiny("rademacher", inference=True)
 
 
 @pytest.fixture(scope="session")
@@ -178,10 +179,29 @@ def stored(compile_tiny):
     return compile_tiny("stored", estimator="stored", loss="candidates")
 
 
-@pytest.fixture(params=["rademacher", "gaussian", "last", "stored"])
+@pytest.fixture(scope="session")
+def directional(compile_tiny):
+    """It has prefix and suffix, and computes its examples in two micro-batches."""
+    return compile_tiny(
+        "directional", estimator="directional", loss="candidates", layers="last:1", queries=16, micro_batch=2
+    )
+
+
+SLOW_PROGRAMS = [pytest.param(name, marks=pytest.mark.slow) for name in ("gaussian", "last", "stored", "directional")]
+
+
+@pytest.fixture(params=["rademacher", *SLOW_PROGRAMS])
 def program(request):
     """One program per noise, one with a prefix, one per estimator; between them, both losses."""
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session")
+def gradient(compile_tiny):
+    return compile_tiny("gradient", estimator="gradient", loss="candidates", layers="last:1", queries=1)
+
+
+TWIN = ("noise", "loss", "layers", "estimator", "queries", "micro_batch")
 
 
 @pytest.fixture(scope="session")
@@ -192,7 +212,7 @@ def torch_programs(compile_tiny):
     def twin(program):
         recipe = program.manifest.recipe
         if recipe.id not in made:
-            settings = {name: getattr(recipe, name) for name in ("noise", "loss", "layers", "estimator")}
+            settings = {name: getattr(recipe, name) for name in TWIN}
             made[recipe.id] = compile_tiny(f"torch-{len(made)}", backend="torch", **settings)
         return made[recipe.id]
 
@@ -224,9 +244,9 @@ def run(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def runner_directory(request, tmp_path_factory):
+def runner_directory(tmp_path_factory):
     """The native runner: mobizo-runner, and lib/ beside it."""
-    return built_runner(request.config.cache, tmp_path_factory.mktemp("native") / "runner")
+    return built_runner(tmp_path_factory.mktemp("native") / "runner")
 
 
 @pytest.fixture
@@ -254,16 +274,16 @@ def server_key():
 @pytest.fixture
 def home(tmp_path):
     """A home that has been made but not enrolled."""
-    place = Home(tmp_path / "home")
+    place = AgentHome(tmp_path / "home")
     place.create()
     return place
 
 
-def enrol(home, url, server_key, token="device-token"):
-    """Puts a home in the state that enrolment leaves it in."""
+def enroll(home, url, server_key, token="device-token"):
+    """Puts a home in the state that enrollment leaves it in."""
     public, own = server_key.public_key(), home.device_key().public_key()
     DEVICE_KEYS.setdefault(url, {})[key_id(own)] = own
-    home.enrol(
+    home.enroll(
         DeviceConfig(
             server=url,
             name="device",

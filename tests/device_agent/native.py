@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from device_agent.errors import NoRunner
-from device_agent.runner_build import Options, build_locked
-from device_agent.runner_place import RunnerPlace, never
-from device_agent.runner_tools import check_compiler
+from device_agent.runner.build import Options, build_locked
+from device_agent.runner.location import RunnerLocation, never
+from device_agent.runner.toolchain import check_compiler
+from device_agent.runtimes import CallingRuntime
+from device_agent.runtimes.runner import ServedProgram, serve_command
+from tests.programs import cache_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,13 +23,20 @@ def tools_on_path(monkeypatch):
     monkeypatch.setenv("PATH", os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
 
 
-def built_runner(cache, target):
-    """A copy at `target` of the runner in pytest's cache, built there first if its sources have changed."""
+def kept_runner():
+    """Returns the place of the runner that tests keep across runs."""
+    directory = cache_directory() / "runners"
+    directory.mkdir(parents=True, exist_ok=True)
+    return RunnerLocation(directory)
+
+
+def built_runner(target):
+    """Copies the kept runner to `target`, built first if its sources have changed; returns `target`."""
     try:
         check_compiler()
     except NoRunner as error:
         pytest.skip(error.detail)
-    place = RunnerPlace(cache.mkdir("runners"))
+    place = kept_runner()
     with pytest.MonkeyPatch.context() as monkeypatch:
         tools_on_path(monkeypatch)
         # Whoever comes meanwhile waits, and builds nothing. A copy: another session's sources may differ.
@@ -34,3 +44,18 @@ def built_runner(cache, target):
             found = place.find() or build_locked(place, print, Options(), never)
             shutil.copytree(found, target)
     return target
+
+
+class RunnerRuntime(CallingRuntime):
+    """The `Runtime` contract over `mobizo-runner serve`, to test the runner's calls one by one."""
+
+    def __init__(self, manifest, runner, program, weights):
+        """runner: the directory of the runner. B is zero."""
+        super().__init__(manifest)
+        self._served = ServedProgram(serve_command(runner, program, weights), "the program")
+
+    def _call(self, method, inputs):
+        return self._served.call(method, inputs)
+
+    def close(self):
+        self._served.close()

@@ -1,8 +1,8 @@
-"""Sensors that say what they are told to, in place of a device's own."""
+"""Sensors whose readings a test sets, in place of a device's own."""
 
 from datetime import UTC, datetime
 
-from device_agent.sensors import Readings
+from device_agent.policy.sensors import Readings
 
 NOON = datetime(2026, 3, 4, 12, 0, tzinfo=UTC)
 FINE = Readings(
@@ -24,8 +24,8 @@ def degrees(temperature):
     return FINE.model_copy(update={"temperature": temperature})
 
 
-class Told:
-    """Says `now`, which a test sets while others read."""
+class SettableSensors:
+    """Returns the readings `now`, which a test may change at any time."""
 
     def __init__(self, now=FINE):
         self.now = now

@@ -1,4 +1,4 @@
-"""The real server in processes of its own, with the tiny base and its real compiler, for agents to work with."""
+"""The real server in processes of its own, with the tiny base and the real compiler, for agents to work with."""
 
 import json
 import os
@@ -12,6 +12,7 @@ import pytest
 
 from device_agent.engines.choice import RUNNER_VARIABLE
 from shared.errors import MobizoError
+from tests import cached_compiler
 from tests.device_agent.native import ROOT
 
 JOB = {
@@ -37,13 +38,13 @@ def environment(service_home, runner_directory):
         "MOBIZO_LEASE_SECONDS": "2",
         RUNNER_VARIABLE: str(runner_directory),  # else each agent builds its own
     }
-    return os.environ | own
+    return os.environ | cached_compiler.environment() | own
 
 
 @pytest.fixture(scope="session")
 def call(environment):
     def call(module, *arguments):
-        command = [sys.executable, "-c", f"from {module}.cli import main; main()", *arguments]
+        command = [sys.executable, "-c", f"from {module}.cli.main import main; main()", *arguments]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -63,7 +64,7 @@ class Server:
         self._process = None
 
     def start(self):
-        command = [sys.executable, "-c", "from server.cli import main; main()", "run", "--port", str(self._port)]
+        command = [sys.executable, "-c", "from server.cli.main import main; main()", "run", "--port", str(self._port)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, env=self._environment, stdout=log, stderr=log, start_new_session=True

@@ -31,11 +31,11 @@ def test_the_peak_is_never_below_what_is_used():
 IDLE = """
 import numpy
 from pathlib import Path
-from device_agent.memory import drop_idle_code, rss_bytes
+from device_agent.memory import release_code_pages, rss_bytes
 matrix = numpy.eye(64)
 assert numpy.linalg.eigvalsh(matrix).sum() == 64
 before = rss_bytes()
-drop_idle_code()
+release_code_pages()
 assert rss_bytes() < before - (2 << 20)
 assert numpy.linalg.eigvalsh(matrix).sum() == 64
 """

@@ -2,11 +2,11 @@
 
 import json
 
-from device_agent.assignment import Outcome
-from device_agent.daemon import Daemon
-from device_agent.display import Display
-from tests.device_agent.conftest import enrol, write_records
-from tests.device_agent.double import ServerDouble
+from device_agent.daemon.daemon import Daemon
+from device_agent.daemon.reporting import Display
+from device_agent.jobs.leased_job import Outcome
+from tests.device_agent.conftest import enroll, write_records
+from tests.device_agent.fake_server import FakeServer
 
 MARKER = "Zürich-säntis"
 
@@ -35,8 +35,8 @@ def test_a_whole_job_and_a_failed_one_send_no_text_and_no_tokens(home, server_ke
         for split in ("train", "validation", "test")
         for line in (directory / f"{split}.jsonl").read_text().splitlines()
     ]
-    with ServerDouble(server_key, lease_seconds=0.5) as server, Display(home, live=False) as display:
-        enrol(home, server.url, server_key)
+    with FakeServer(server_key, lease_seconds=0.5) as server, Display(home, live=False) as display:
+        enroll(home, server.url, server_key)
         daemon = Daemon(home, {"movies": directory}, display, engines=engines)
         server.add_job(rademacher, job_id="job-good", steps=20, evaluation_interval=5)
         assert daemon.run(once=True).outcome is Outcome.COMPLETED

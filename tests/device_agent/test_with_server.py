@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_agent.state import Home
-from shared.lora import load_adapter
-from shared.trajectory import parse_trajectory
+from device_agent.home import AgentHome
 from shared.transport import Transport
+from shared.zo.lora import load_adapter
+from shared.zo.trajectory import parse_trajectory
 from tests.device_agent.conftest import ROOT
 from tests.device_agent.service import JOB, wait_until
 from tests.device_agent.use import Session
@@ -28,12 +28,12 @@ def ask(server):
 
 @pytest.fixture
 def agent(call, server, ask, environment, dataset, tmp_path):
-    """Enrols an agent by name, and starts it for one job."""
+    """Enrolls an agent by name, and starts it for one job."""
     processes = []
 
     def agent(name, rules=""):
         home = str(tmp_path / name)
-        once = ask("POST", "/v1/enrolments", json={}).json()["token"]
+        once = ask("POST", "/v1/enrollments", json={}).json()["token"]
         call("device_agent", "enroll", "--server", server.url, "--token", once, "--name", name, "--home", home)
         (Path(home) / "rules.toml").write_text(rules)
         command = [sys.executable, "-m", "device_agent", "train", "--once", "--data", f"movies={dataset}"]
@@ -47,7 +47,7 @@ def agent(call, server, ask, environment, dataset, tmp_path):
             start_new_session=True,
         )
         processes.append(process)
-        return process, Home(Path(home))
+        return process, AgentHome(Path(home))
 
     yield agent
     for process in processes:
@@ -56,10 +56,10 @@ def agent(call, server, ask, environment, dataset, tmp_path):
         process.communicate()
 
 
-def submit(ask, adapter, start=None, history="none", **training):
+def submit(ask, adapter, start=None, trajectory="none", **training):
     """A job whose program is compiled."""
     wait_until(lambda: ask("GET", "/v1/server"))
-    body = JOB | {"adapter": adapter, "start": start, "history": history, "training": JOB["training"] | training}
+    body = JOB | {"adapter": adapter, "start": start, "trajectory": trajectory, "training": JOB["training"] | training}
     job = ask("POST", "/v1/jobs", json=body).json()
     wait_until(lambda: state(ask, job) not in ("queued", "compiling"))
     return job
@@ -88,7 +88,7 @@ def test_the_life_of_a_job(ask, agent, server):
 
 def test_a_trajectory_instead_of_b(ask, agent, server):
     """Trained by the real runtime here, replayed by the server there, to the bit."""
-    job = submit(ask, "by-ledger", history="instead", seed=2**53 - 1, steps=2)
+    job = submit(ask, "by-ledger", trajectory="instead", seed=2**53 - 1, steps=2)
     process, home = agent("by-ledger-1", "trajectory = true")
     returned, said = process.wait(), process.stdout.read()
     assert returned == 0, said
@@ -104,6 +104,7 @@ def test_a_trajectory_instead_of_b(ask, agent, server):
     assert ask("GET", f"{path}/steps/2/lora_B.safetensors").content == run.last.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_lease_that_lapsed_while_the_server_was_away_is_still_this_devices_if_nobody_has_the_job(ask, agent, server):
     job = submit(ask, "lapsed", steps=3000, evaluation_interval=1000)
     process, home = agent("lapsed-1")
@@ -120,6 +121,7 @@ def test_a_lease_that_lapsed_while_the_server_was_away_is_still_this_devices_if_
     assert ask("GET", "/v1/adapters/lapsed").json()["versions"] == 1
 
 
+@pytest.mark.slow
 def test_a_job_that_another_device_trained_meanwhile_is_lost_and_stored_once(ask, agent, server):
     job = submit(ask, "contested", steps=3000, evaluation_interval=1000)
     sleeper, home = agent("contested-1")
@@ -138,6 +140,7 @@ def test_a_job_that_another_device_trained_meanwhile_is_lost_and_stored_once(ask
     assert ask("GET", "/v1/adapters/contested/versions/1").json()["device_id"] != home.config().device_id
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_from_a_version_and_another_device_takes_that_while_it_is_in_use(
     ask, agent, call, server, dataset, tmp_path
 ):
@@ -167,8 +170,8 @@ def test_a_job_goes_on_from_a_version_and_another_device_takes_that_while_it_is_
     last = load_adapter(run.last.read_bytes(), first["size_d"])
     np.testing.assert_array_equal(trajectory.replay(start), last)
 
-    once = ask("POST", "/v1/enrolments", json={}).json()["token"]
-    tablet = Home(tmp_path / "tablet")
+    once = ask("POST", "/v1/enrollments", json={}).json()["token"]
+    tablet = AgentHome(tmp_path / "tablet")
     call("device_agent", "enroll", "--server", server.url, "--token", once, "--name", "tablet", "--home", tablet.path)
     pull = ("device_agent", "adapters", "pull", "--home", tablet.path)
     with pytest.raises(AssertionError, match="there is no adapter"):

@@ -1,4 +1,4 @@
-"""A home whose shelf holds an adapter of a compiled program, as a completed job leaves it, and a session on it."""
+"""A home whose adapter store holds an adapter of a compiled program, and a session that uses it."""
 
 import os
 import shutil
@@ -7,20 +7,20 @@ import sys
 
 import numpy as np
 
-from device_agent.adapters import AdapterShelf
-from shared.lora import dump_adapter
+from device_agent.inference.adapter_store import AdapterStore
 from shared.signing import sign_manifest
-from tests.device_agent.conftest import ROOT, TASK, enrol
+from shared.zo.lora import dump_adapter
+from tests.device_agent.conftest import ROOT, TASK, enroll
 
 
 def keep_adapter(home, program, key, name="alice-movies", task=TASK, roles=("weights", "tokenizer", "inference")):
     """Keeps a random adapter of `program`, signed by `key`; returns its flat B."""
-    enrol(home, "http://127.0.0.1:9", key)  # nobody is there
+    enroll(home, "http://127.0.0.1:9", key)  # nobody is there
     for role in roles:
         file = program.manifest.file(role)
         shutil.copy(program.path(role), home.cache / file.sha256)
     flat = np.random.default_rng(1).normal(0, 0.1, program.manifest.size).astype(np.float32)
-    AdapterShelf(home).keep(name, dump_adapter(flat, {}), sign_manifest(program.manifest, key), task, "job-1")
+    AdapterStore(home).add(name, dump_adapter(flat, {}), sign_manifest(program.manifest, key), task, "job-1")
     return flat
 
 

@@ -10,21 +10,43 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from bench.registry_downloads import publish
-from shared.job import JobRequest
-from shared.lora import BaseShape
+from device_agent.protocol.client import DeviceClient
+from mobizo import Client
+from shared.access import Role, TokenRequest
+from shared.canonical import sha256_hex
+from shared.job import JobRequest, Result
+from shared.signing import new_private_key, public_text
+from shared.zo.lora import BaseShape, dump_adapter
 from tests.server import fake_compiler
-from tests.server.conftest import job_request
-from tests.server.formats.stock import Base, write_gguf
-from tests.server.test_real_compiler import CONFIG, write_llama
+from tests.server.conftest import job_request, result
+from tests.server.programs.test_real_compiler import CONFIG, write_llama
+from tests.server.registry.exports.stock import Base, write_gguf
 
 PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n)*)", PAGE, re.MULTILINE))
 NOT_RUN = ("vLLM", "LoRAX")
 WHOLE = "*Not run here*:"  # how such a section begins
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def publish(url, operator_token):
+    """Publishes a version with a random B through the routes of a device; returns an app's token."""
+    key = new_private_key()
+    with Client(url, operator_token) as operator:
+        with DeviceClient(url, operator.devices.create_enrollment_token().token) as joining:
+            grant = joining.enroll("phone", public_text(key.public_key()))
+        request = JobRequest.model_validate(job_request())
+        job = operator.jobs.submit(request)
+        with DeviceClient(url, grant.token, key) as device:
+            lease = device.lease([request.dataset], wait_seconds=30)
+            flat = np.random.default_rng(6).standard_normal(lease.manifest.manifest.size).astype(np.float32) / 100
+            data = dump_adapter(flat, {"job": job.id})
+            device.upload(lease.id, data)
+            device.complete(lease.id, sha256_hex(data), Result.model_validate(result()))
+        return operator.tokens.create(TokenRequest(name="reader", role=Role.APP)).token
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +78,7 @@ def place(tmp_path_factory):
     (root / "user").mkdir()
 
     def command(*arguments):
-        called = [sys.executable, "-m", "server.cli", *arguments]
+        called = [sys.executable, "-m", "server.cli.main", *arguments]
         return subprocess.run(called, env=env, capture_output=True, text=True, check=True).stdout
 
     operator = re.search(r'"token": "([^"]+)"', command("init", "--json"))[1]
@@ -64,7 +86,7 @@ def place(tmp_path_factory):
     with (
         (root / "log").open("wb") as log,
         subprocess.Popen(
-            [sys.executable, "-m", "server.cli", "run", "--port", "0"],
+            [sys.executable, "-m", "server.cli.main", "run", "--port", "0"],
             env=env,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -73,8 +95,8 @@ def place(tmp_path_factory):
     ):
         try:
             url = re.search(r"http://\S+", server.stdout.readline()).group()
-            published = publish(url, operator, JobRequest.model_validate(job_request()))
-            yield root, env | {"MOBIZO_SERVER": url, "MOBIZO_TOKEN": published.token, "OPERATOR_TOKEN": operator}
+            token = publish(url, operator)
+            yield root, env | {"MOBIZO_SERVER": url, "MOBIZO_TOKEN": token, "OPERATOR_TOKEN": operator}
         finally:
             server.terminate()
     assert server.returncode == 0
@@ -92,6 +114,7 @@ def test_sections_that_are_not_run_say_so():
     assert [name for name, text in SECTIONS.items() if text.lstrip().startswith(WHOLE)] == list(NOT_RUN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", [name for name in SECTIONS if name not in NOT_RUN])
 def test_commands_run_as_they_stand(place, section, tmp_path):
     root, env = place

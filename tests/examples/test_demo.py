@@ -11,6 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from device_agent.engines.choice import RUNNER_VARIABLE
+from tests import cached_compiler
+from tests.device_agent.native import built_runner
+
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "examples" / "demo.py"
 FIELDS = {
@@ -42,14 +46,22 @@ def started_by_demo(directory):
     return found
 
 
+@pytest.fixture
+def environment(tmp_path):
+    """The demo's, with the program and the runner that other runs of the tests have made already, if there are any."""
+    runner = built_runner(tmp_path / "runner")
+    return os.environ | cached_compiler.environment() | {RUNNER_VARIABLE: str(runner)}
+
+
 def command(tmp_path, *more):
     return [sys.executable, str(DEMO), "--directory", str(tmp_path / "d"), "--report", str(tmp_path / "r.json"), *more]
 
 
-def test_the_whole_loop(tmp_path):
+def test_the_whole_loop(tmp_path, environment):
     done = subprocess.run(
-        command(tmp_path, "--steps", "6", "--test-limit", "64"),
+        command(tmp_path, "--steps", "4", "--test-limit", "64"),
         cwd=tmp_path,
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
@@ -57,7 +69,7 @@ def test_the_whole_loop(tmp_path):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     report = json.loads((tmp_path / "r.json").read_text())
     assert report.keys() >= FIELDS
-    assert report["steps"] == 6
+    assert report["steps"] == 4
     assert report["upload_bytes"] <= 4 * report["trainable_parameters"] + 4096
     assert report["device_peak_rss_bytes"] <= 1.5 * report["weights_bytes"] + report["planned_bytes"]
     assert 0.4 < report["zero_shot_accuracy"] < 0.7  # an untrained model on balanced classes
@@ -67,8 +79,11 @@ def test_the_whole_loop(tmp_path):
     assert not started_by_demo(tmp_path / "d")
 
 
-def test_ctrl_c_stops_everything(tmp_path):
-    process = subprocess.Popen(command(tmp_path), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+@pytest.mark.slow
+def test_ctrl_c_stops_everything(tmp_path, environment):
+    process = subprocess.Popen(
+        command(tmp_path), cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     log = tmp_path / "d" / "logs" / "agent.log"
     deadline = time.monotonic() + 600
     while not log.exists():

@@ -1,4 +1,4 @@
-"""The server's own test server, for its client."""
+"""Fixtures of the client's tests: the test server of tests/server, and a configuration directory."""
 
 import pytest
 
@@ -9,12 +9,12 @@ __all__ = ["app", "database_url", "device", "fleet", "home", "home_template", "o
 
 @pytest.fixture(scope="session")
 def database_kind():
-    """A client cannot tell which one it is."""
+    """SQLite, because the client behaves the same with every database."""
     return "sqlite"
 
 
 @pytest.fixture(autouse=True)
 def config(monkeypatch, tmp_path):
-    """A user's configuration of its own."""
+    """Gives each test an empty configuration directory."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return tmp_path / "config" / "mobizo"

@@ -1,4 +1,4 @@
-"""The client behind a link that loses answers: what it asks for is done once."""
+"""The client behind a connection that loses responses: retried requests take effect once."""
 
 import contextlib
 import threading
@@ -6,13 +6,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 
-from mobizo.client import Client
+from mobizo import Client
 from shared.job import JobRequest
 from tests.server.conftest import job_request
 
 
 class Lossy(BaseHTTPRequestHandler):
-    """Passes POSTs on, and hangs up instead of giving the first answer of each address back."""
+    """Forwards POSTs, and drops the first response of each path."""
 
     def log_message(self, *args):
         pass
@@ -44,17 +44,17 @@ def lossy(url):
     server.server_close()
 
 
-def test_a_job_whose_answer_was_lost_is_one_job(fleet, app):
+def test_a_lost_response_does_not_duplicate_a_job(fleet, app):
     request = JobRequest.model_validate(job_request())
     with lossy(fleet.url) as (url, asked), Client(url, app.token) as client:
-        job = client.submit(request)
-        other = client.submit(request)
+        job = client.jobs.submit(request)
+        other = client.jobs.submit(request)
     assert asked == ["/v1/jobs"] * 3
     assert [item["id"] for item in app.get("/v1/jobs").json()["items"]] == [other.id, job.id]
 
 
-def test_an_enrolment_whose_answer_was_lost_is_one(fleet, operator):
+def test_a_lost_response_does_not_duplicate_an_enrollment_token(fleet, operator):
     with lossy(fleet.url) as (url, asked), Client(url, operator.token) as client:
-        invitation = client.enrolment()
-    assert asked == ["/v1/enrolments"] * 2
-    assert invitation.token.startswith("mobizo-enrol-")
+        invitation = client.devices.create_enrollment_token()
+    assert asked == ["/v1/enrollments"] * 2
+    assert invitation.token.startswith("mobizo-enroll-")

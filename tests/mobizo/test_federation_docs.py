@@ -1,4 +1,4 @@
-"""docs/federation.md: its quick start runs as written, and each file that it shows is one that is taken."""
+"""docs/federation.md: its quick start runs as written, and the settings files that it shows are valid."""
 
 import json
 import re
@@ -10,17 +10,17 @@ import pytest
 from typer.testing import CliRunner
 
 from mobizo.cli import app as cli
-from shared.cohort import CohortSettings
+from shared.federation.cohort import CohortSettings
 from simulation.settings import read_settings
-from tests.server.cohorts.conftest import URL, Band, band, cohort_request
 from tests.server.conftest import job_request
+from tests.server.federation.conftest import URL, Band, band, cohort_request
 
 __all__ = ["Band", "band"]  # a fixture
 DOCS = (Path(__file__).resolve().parents[2] / "docs" / "federation.md").read_text()
 
 
 def blocks(kind):
-    """The fenced blocks of a kind, in order."""
+    """Returns the fenced blocks of a language, in order."""
     return re.findall(rf"^```{kind}\n(.*?)^```", DOCS, re.MULTILINE | re.DOTALL)
 
 
@@ -40,7 +40,7 @@ def call(fleet, app, monkeypatch, tmp_path):
 
 
 def test_the_quick_start(call, band, tmp_path):
-    """Only names of things that a reader has himself are others: the base, the devices, his job."""
+    """Runs the commands as written, except for the reader's own base model, device ids and job file."""
     (script,) = blocks("bash")
     name, body, rest = re.fullmatch(
         r"cat > (\S+) <<'JSON'\n(.*?)^JSON\n(.*)", script, re.MULTILINE | re.DOTALL
@@ -71,7 +71,7 @@ def test_the_quick_start(call, band, tmp_path):
     call(submit)
 
 
-def test_the_files_that_it_shows():
+def test_the_shown_settings_files_are_valid():
     masked = next(json.loads(each) for each in blocks("json") if "masking" in each)
     assert CohortSettings.model_validate(cohort_request(**masked)).masking.minimum == masked["masking"]["minimum"]
     simulated = next(tomllib.loads(each) for each in blocks("toml") if "faults" in each)

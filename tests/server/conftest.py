@@ -1,7 +1,7 @@
 """A real server for tests: the application under uvicorn on a free port, over a database and files in a directory.
 
-What is told of the API holds on every database: tests of the slices run on SQLite and on PostgreSQL, all others on
-SQLite, which is the faster. A module says otherwise by `DATABASES`.
+What a test says of the API holds on every database: tests of the slices run on SQLite and on PostgreSQL, all others on
+SQLite, which is faster. A module says otherwise by `DATABASES`.
 """
 
 import contextlib
@@ -23,59 +23,66 @@ import psutil
 import pytest
 import structlog
 import uvicorn
-from sqlalchemy import update
+from sqlalchemy import select, update
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from server import keys
 from server.app import create_app
-from server.artifacts.opening import open_artifacts
-from server.auth.models import Role
-from server.auth.repository import TenantRepository
-from server.auth.service import TokenService
-from server.auth.tenants import TenantService
-from server.bases.models import BaseModelEntry
-from server.bases.repository import BaseRepository
-from server.calibrations.reading import calibration_of
+from server.catalog.bases import BaseModelEntry, BaseRepository
+from server.catalog.calibrations.service import calibration_of
 from server.clock import utc_now
-from server.db.database import Database
-from server.db.schema import programs, upgrade
-from server.http.place import Place
-from server.http.zero_copy import ZeroCopy
-from server.identity import new_id
-from server.leases.models import JobLease
-from server.leases.service import LeaseService
-from server.programs.compilation import CompileQueue
+from server.database.database import Database
+from server.database.identifiers import new_id
+from server.database.schema import upgrade
+from server.identity.models import Role
+from server.identity.repository import TenantRepository
+from server.identity.service import TokenService
+from server.identity.signing_keys import files as keys
+from server.identity.tenants import TenantService
+from server.jobs.events import make_event_feed
+from server.jobs.leases.models import JobLease
+from server.jobs.leases.service import LeaseService
+from server.programs.compilation import CompileHandler
 from server.settings import Settings
+from server.storage.opening import open_artifacts
+from server.tasks.models import Task, WorkerProcess
+from server.tasks.queue import TaskQueue
+from server.web.connections import ConnectionLimits, DeadlineProtocol, Listener
+from server.web.state import AppState
+from server.web.zero_copy import ZeroCopy
+from server.wiring import wire
 from shared.canonical import sha256_hex
-from shared.lora import BaseShape, dump_adapter
 from shared.request_signature import RequestSigner
-from shared.signing import new_private_key, public_text, sign_manifest
+from shared.signing import new_private_key, public_text
+from shared.zo.lora import BaseShape, dump_adapter
 from tests.postgres import Postgres, remember, restore
 from tests.server import fake_compiler, fake_converter
 from tests.server.s3 import s3
 
 __all__ = ["s3"]  # a fixture
 
+wire()
+TESTS = Path(__file__).parent
 BOTH = ("sqlite", "postgresql")
 # Folders of tests that hold on both.
-SLICES = (
-    "adapters",
-    "assignments",
-    "auth",
-    "calibrations",
-    "devices",
-    "http",
-    "hub",
-    "info",
+SLICES = {
+    "catalog/calibrations",
+    "catalog/runner_builds",
+    "federation/privacy",
+    "federation/secure_aggregation",
+    "identity",
+    "identity/devices",
+    "identity/signing_keys",
     "jobs",
-    "leases",
-    "masking",
-    "privacy",
+    "jobs/leases",
+    "jobs/scheduling",
+    "operations/health",
     "programs",
-    "queue",
-    "runners",
-    "succession",
-)
+    "registry",
+    "registry/adapter_grants",
+    "registry/hub",
+    "web",
+}
+ALWAYS_BOTH = {"database", "jobs/scheduling"}  # locking, and the queue of jobs
 SHAPE = BaseShape(
     architecture="llama",
     layers=2,
@@ -180,25 +187,29 @@ class Home:
 
     def compile(self):
         """Compiles what waits, in this process."""
-        worker = programs.Worker(id=new_id("worker"), pid=1, started_at=utc_now(), seen_at=utc_now())
-        with self.database.writing() as session:
-            session.add(worker)
-            session.flush()
-            worker_id = worker.id
-        while True:
-            with self.database.writing() as session:
-                assignment = CompileQueue(session, self.settings, worker_id).claim()
-            if assignment is None:
-                return
+        worker = Workers(self, new_id("worker"))
+        name, handler = worker.names[0], CompileHandler(self.settings, self.artifacts)
+        while (claim := worker.do(name, handler, "claim")) is not None:
+            order = claim.order
             with self.artifacts.workspace("in-test") as workspace:
-                source, calibration = Path(assignment.source), calibration_of(self.artifacts, assignment.recipe)
-                manifest = fake_compiler.build(assignment.recipe, source, workspace / "program", calibration)
+                source, calibration = Path(order.source), calibration_of(self.artifacts, order.recipe)
+                manifest = fake_compiler.build(order.recipe, source, workspace / "program", calibration)
                 for file in manifest.files:
                     self.artifacts.adopt(workspace / "program" / file.name, file.sha256)
-            manifest = manifest.model_copy(update={"version": assignment.version})
-            signed = sign_manifest(manifest, keys.load_key(self.settings.key_path))
-            with self.database.writing() as session:
-                assert CompileQueue(session, self.settings, worker_id).finish(manifest.recipe_id, signed)
+            assert worker.do(name, handler, "complete", claim, manifest.model_copy(update={"version": order.version}))
+
+    def task(self, subject):
+        """The task of a program, conversion or round by its id."""
+        with self.database.reading() as session:
+            found = session.scalars(select(Task).where(Task.subject == subject)).one()
+            session.expunge_all()
+            return found
+
+    def set_task(self, subject=None, **values):
+        """Sets columns of a task, or of all."""
+        statement = update(Task) if subject is None else update(Task).where(Task.subject == subject)
+        with self.database.writing() as session:
+            session.execute(statement.values(**values))
 
     def let_run_out(self, lease):
         """Puts a lease's end into the past."""
@@ -216,12 +227,36 @@ class Home:
         return sorted(path.name for path in (self.settings.artifacts_path / "objects").rglob("*") if path.is_file())
 
 
+class Workers:
+    """Workers of one home, each of whose calls is one transaction."""
+
+    def __init__(self, home, *names, host=""):
+        self.home, self.names = home, names
+        now = utc_now()
+        with home.database.writing() as session:
+            for name in names:
+                session.add(WorkerProcess(id=name, pid=1, host=host, started_at=now, seen_at=now))
+
+    def do(self, name, handler, action, *arguments):
+        with self.home.database.writing() as session:
+            queue = TaskQueue(session, self.home.settings, name, {handler.kind: handler})
+            found = getattr(queue, action)(*arguments)
+            session.flush()
+            session.expunge_all()
+            return found
+
+
 def pytest_generate_tests(metafunc):
-    """Tests of the slices meet each database."""
+    """Tests of the slices run on each database; on PostgreSQL, most of them are slow tests.
+
+    `make test` runs on both what ALWAYS_BOTH holds, what is marked `both_databases`, and the first test of each module.
+    """
     if "database_kind" in metafunc.fixturenames:
-        folder = Path(metafunc.definition.path).parent.name
-        of_a_slice = folder in SLICES or metafunc.module.__name__.endswith("test_tenants")
-        kinds = getattr(metafunc.module, "DATABASES", BOTH if of_a_slice else BOTH[:1])
+        module, folder = metafunc.module, Path(metafunc.definition.path).parent.relative_to(TESTS).as_posix()
+        kinds = getattr(module, "DATABASES", BOTH if folder in SLICES else BOTH[:1])
+        first = vars(module).setdefault("_first_with_a_database", metafunc.function) is metafunc.function
+        if not (first or folder in ALWAYS_BOTH or metafunc.definition.get_closest_marker("both_databases")):
+            kinds = [*kinds[:1], *(pytest.param(kind, marks=pytest.mark.slow) for kind in kinds[1:])]
         metafunc.parametrize("database_kind", kinds, indirect=True, scope="session")
 
 
@@ -339,16 +374,18 @@ def empty_url(request, database_kind, tmp_path):
 
 
 @contextlib.contextmanager
-def serving(app):
-    """The application answering on a free port; yields its URL."""
+def serving(app, limits=None, plain=None):
+    """The application answering on a free port, or on the listening socket `plain`; yields its URL."""
     # Errors only, and without pytest's locals in their tracebacks.
     before = structlog.get_config()
     structlog.configure(
         processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()],
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
     )
-    listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(ZeroCopy(app), log_config=None, access_log=False, timeout_graceful_shutdown=1)
+    listening = Listener(plain or socket.create_server(("127.0.0.1", 0)), limits or ConnectionLimits.of(Settings()))
+    config = uvicorn.Config(
+        ZeroCopy(app), http=DeadlineProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=1
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
@@ -437,7 +474,7 @@ class Fleet:
 
     def device(self, tenant="default", name="phone"):
         operator = self.operator(tenant)
-        token = operator.post("/v1/enrolments", json={}).json()["token"]
+        token = operator.post("/v1/enrollments", json={}).json()["token"]
         key = new_private_key()
         body = {"name": name, "public_key": public_text(key.public_key()), "platform": "linux"}
         response = self.actor(token).post("/v1/devices", json=body)
@@ -472,13 +509,15 @@ def fleet(home, standing):
     """The application, moved to this test's home."""
     app, url = standing
     key = keys.load_key(home.settings.key_path)
-    app.state.place = Place(home.settings, home.database, home.artifacts, key.public_key(), utc_now())
+    app.state.mobizo = AppState(home.settings, home.database, home.artifacts, key.public_key(), utc_now())
     found = Fleet(home, url)
     yield found
     found.close()
     # A stream whose reader left looks into the database until the server notices.
-    meters, deadline = app.state.place.meters, time.monotonic() + 10
-    while meters.registry.get_sample_value("mobizo_event_streams_open") and time.monotonic() < deadline:
+    state, deadline = app.state.mobizo, time.monotonic() + 10
+    while time.monotonic() < deadline and not (
+        state.get(make_event_feed).idle and not state.meters.registry.get_sample_value("mobizo_event_streams_open")
+    ):
         time.sleep(0.005)
 
 

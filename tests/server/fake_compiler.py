@@ -13,11 +13,11 @@ import sys
 import time
 from pathlib import Path
 
-from shared.calibration import Calibration, read_calibration
 from shared.canonical import file_sha256
-from shared.lora import BaseShape, a_fingerprint, flat_size
 from shared.program import ProgramFile, ProgramManifest
 from shared.recipe import Recipe
+from shared.zo.calibration import Calibration, read_calibration
+from shared.zo.lora import BaseShape, a_fingerprint, flat_size
 
 
 def build(recipe: Recipe, source: Path, out_dir: Path, calibration: Calibration | None = None) -> ProgramManifest:

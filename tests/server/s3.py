@@ -5,7 +5,7 @@ import uuid
 
 import pytest
 
-from server.artifacts.bucket import BucketPlace
+from server.storage.bucket import BucketPlace
 
 KEY_ID, SECRET = "AKIDTEST", "a secret of the tests"
 

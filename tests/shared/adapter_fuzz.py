@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 
-from shared.lora import ADAPTER_TENSOR, dump_adapter
+from shared.zo.lora import ADAPTER_TENSOR, dump_adapter
 
 NUMBERS = (-1, 0, 1, 3, 4, 7, 8, 100, 2**31, 2**32 + 4, 2**53, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), 0.5, 1e300)
 DTYPES = ("F64", "F16", "BF16", "I32", "U8", "BOOL", "F8_E4M3", "f32", "", "F32 ", None, 32, "F4")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shared.lora import BaseShape
 from shared.recipe import BaseRef, Recipe
+from shared.zo.lora import BaseShape
 
 
 @pytest.fixture

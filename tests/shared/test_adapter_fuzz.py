@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from shared.errors import InvalidUpload
-from shared.lora import HEADER_BYTES, load_adapter
+from shared.zo.lora import HEADER_BYTES, load_adapter
 from tests.shared.adapter_fuzz import KINDS, good, malformed, packed
 
 SIZE = 24

@@ -74,5 +74,5 @@ def test_progress_on_one_line():
 def test_a_pull_past_the_start_is_refused_and_none_leaves_no_trace():
     assert "proximal" not in TrainingSettings().model_dump_json()
     assert TrainingSettings(lr=0.5, proximal=2).model_dump()["proximal"] == 2
-    with pytest.raises(ValidationError, match=r"pulls past the start at lr 0\.5"):
+    with pytest.raises(ValidationError, match=r"overshoots the start at lr 0\.5"):
         TrainingSettings(lr=0.5, proximal=2.1)

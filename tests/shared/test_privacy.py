@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy.stats import chisquare, norm
 
-from shared.cohort import CohortSettings
 from shared.entropy import gaussian, poisson_samples, rounded_gaussian, uniform
 from shared.federation.aggregation import Weighing, combine_privately
+from shared.federation.cohort import CohortSettings
 from shared.federation.sources import MemorySource
 from shared.federation.update import Update
 from shared.privacy import UNITS, ExamplePrivacy, MemberPrivacy, PrivacySettings, contributions, noised_mean, unit_noise
@@ -103,9 +103,9 @@ COHORT = {"name": "c", "base": "b", "task": "sst2", "dataset": "d"}
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"privacy": {}}, "neither examples nor members"),
-        ({"privacy": {"examples": {"sampling_rate": 0.1}}}, "noise_multiplier, or the epsilon"),
-        ({"privacy": {"examples": EXAMPLES}}, "give both, or neither"),
+        ({"privacy": {}}, "examples, members or both"),
+        ({"privacy": {"examples": {"sampling_rate": 0.1}}}, "noise_multiplier, or epsilon"),
+        ({"privacy": {"examples": EXAMPLES}}, "must be set together"),
         ({"privacy": {"members": MEMBERS}, "weights": "examples"}, "weights equal"),
         ({"privacy": {"members": MEMBERS}, "aggregator": {"name": "median"}}, "aggregator mean"),
         ({"privacy": {"members": MEMBERS}, "aggregator": {"clip_norm": 1}}, "its own clip"),

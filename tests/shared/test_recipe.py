@@ -92,18 +92,18 @@ def test_layers_that_five_do_not_have(recipe, layers):
 
 def test_the_runtimes_own_noise_is_for_the_stored_estimator_alone():
     assert RecipeSettings(noise="randn", estimator="stored").noise == "randn"
-    with pytest.raises(ValidationError, match="it needs estimator 'stored'"):
+    with pytest.raises(ValidationError, match="it requires estimator 'stored'"):
         RecipeSettings(noise="randn", estimator="replay")
 
 
 @pytest.mark.parametrize("backend", get_args(Backend))
 def test_the_noise_operator_is_for_the_stored_estimator_on_the_native_runner(backend):
-    with pytest.raises(ValidationError, match="it needs estimator 'stored'"):
+    with pytest.raises(ValidationError, match="use estimator 'stored'"):
         RecipeSettings(noise="operator", estimator="replay", backend=backend)
     if backend in ("xnnpack", "portable"):
         assert RecipeSettings(noise="operator", estimator="stored", backend=backend).noise == "operator"
     else:
-        with pytest.raises(ValidationError, match=f"backend {backend} has 'gaussian'"):
+        with pytest.raises(ValidationError, match=f"backend {backend} use 'gaussian'"):
             RecipeSettings(noise="operator", estimator="stored", backend=backend)
 
 
@@ -117,3 +117,54 @@ def test_documents_from_before_a_setting_existed_are_read(recipe):
     for name in ("layers", "estimator", "precision", "backend", "noise"):
         del old[name]
     assert Recipe.model_validate(old).id == recipe.id
+
+
+def test_recipes_of_exact_gradients_say_what_they_add(recipe):
+    assert "optimizer" not in recipe.model_dump(mode="json")
+    fields = recipe.model_dump(exclude={"queries"}) | {"estimator": "gradient"}
+    exact = Recipe.model_validate(fields)
+    assert (exact.queries, exact.paths, exact.score_rows) == (1, 1, exact.effective_batch)
+    assert "optimizer" not in exact.model_dump(mode="json")
+    assert Recipe.model_validate(fields | {"optimizer": "sgd"}).id != exact.id
+    assert Recipe.model_validate_json(exact.model_dump_json()) == exact
+
+
+def test_recipes_of_directional_gradients_say_what_they_add(recipe):
+    fields = recipe.model_dump(exclude={"queries"}) | {"estimator": "directional", "effective_batch": 6}
+    directional = Recipe.model_validate(fields)
+    assert (directional.queries, directional.paths, directional.rows, directional.score_rows) == (256, 1, 6, 6)
+    assert "micro_batch" not in directional.model_dump(mode="json")
+    parts = Recipe.model_validate(fields | {"micro_batch": 2, "queries": 64})
+    assert (parts.queries, parts.rows, parts.score_rows) == (64, 2, 2)
+    assert parts.id != directional.id
+    assert Recipe.model_validate_json(parts.model_dump_json()) == parts
+
+
+@pytest.mark.parametrize(
+    ("settings", "refusal"),
+    [
+        ({"estimator": "gradient", "backend": "qnn"}, "backend qnn has no reverse pass"),
+        ({"estimator": "gradient", "backend": "vulkan"}, "estimator 'replay' needs none"),
+        ({"estimator": "gradient", "precision": "int4"}, "use int8-weight or int8"),
+        ({"estimator": "gradient", "precision": "int4-weight"}, "multiplied transposed"),
+        ({"estimator": "gradient", "queries": 4}, "has no directions"),
+        ({"estimator": "gradient", "noise": "gaussian"}, "has no directions"),
+        ({"estimator": "gradient", "privacy": "clipped"}, "requires estimator 'replay'"),
+        ({"estimator": "gradient", "optimizer": "lion"}, "'sgd', 'momentum' or 'adam'"),
+        ({"optimizer": "sgd"}, "needs estimator 'gradient'"),
+        ({"estimator": "directional", "optimizer": "sgd"}, "needs estimator 'gradient'"),
+        ({"estimator": "directional", "noise": "gaussian"}, "replayed bit for bit; omit noise"),
+        ({"estimator": "directional", "backend": "qnn"}, "which estimator 'directional' needs"),
+        ({"estimator": "directional", "precision": "int4"}, "use int8-weight or int8, or estimator 'replay'"),
+        ({"estimator": "directional", "privacy": "clipped"}, "requires estimator 'replay'"),
+        ({"estimator": "directional", "queries": 513}, "less than or equal to 512"),
+        ({"queries": 65}, "at most 64 queries; estimator 'directional' has up to 512"),
+        ({"estimator": "stored", "queries": 65}, "estimator 'stored' runs 2q paths at once"),
+        ({"micro_batch": 2}, "estimator 'replay' has no micro_batch"),
+        ({"estimator": "gradient", "micro_batch": 3}, "no.* proper divisor of effective_batch 4"),
+        ({"estimator": "gradient", "micro_batch": 4}, "omit it to compute all examples at once"),
+    ],
+)
+def test_what_has_no_exact_gradient_is_refused_with_what_works(settings, refusal):
+    with pytest.raises(ValidationError, match=refusal):
+        RecipeSettings(**settings)

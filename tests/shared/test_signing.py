@@ -11,9 +11,9 @@ from shared.signing import (
     parse_public,
     public_text,
     sign_manifest,
-    sign_runner,
+    sign_runner_build,
     verify_manifest,
-    verify_runner,
+    verify_runner_build,
 )
 
 
@@ -86,21 +86,21 @@ def build():
 
 def test_a_signed_runner_verifies_after_its_journey_as_json(build):
     key = new_private_key()
-    signed = sign_runner(build, key)
+    signed = sign_runner_build(build, key)
     arrived = type(signed).model_validate_json(signed.model_dump_json())
-    assert verify_runner(arrived, key.public_key()) == build
+    assert verify_runner_build(arrived, key.public_key()) == build
     assert signed.key_id == key_id(key.public_key())
 
 
 def test_a_changed_runner_and_another_servers_are_refused(build):
     key = new_private_key()
-    signed = sign_runner(build, key)
+    signed = sign_runner_build(build, key)
     for change in ({"sha256": "4" * 64}, {"platform": "linux-x86_64"}, {"version": "0.3.0"}, {"size": 4}):
         changed = signed.model_copy(update={"build": build.model_copy(update=change)})
         with pytest.raises(Untrusted, match="the runner's signature"):
-            verify_runner(changed, key.public_key())
+            verify_runner_build(changed, key.public_key())
     with pytest.raises(Untrusted, match="the runner's signature"):
-        verify_runner(signed, new_private_key().public_key())
+        verify_runner_build(signed, new_private_key().public_key())
 
 
 def test_the_signature_is_ed25519_over_the_canonical_json(build):
@@ -109,4 +109,4 @@ def test_the_signature_is_ed25519_over_the_canonical_json(build):
         '{"executorch":"1.5.1","format":1,"platform":"linux-aarch64",'
         '"sha256":"' + "3" * 64 + '","size":3,"version":"0.4.0"}'
     )
-    key.public_key().verify(base64.b64decode(sign_runner(build, key).signature), text.encode())
+    key.public_key().verify(base64.b64decode(sign_runner_build(build, key).signature), text.encode())

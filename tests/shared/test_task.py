@@ -3,7 +3,7 @@ from pydantic import ValidationError
 
 from shared.errors import InvalidDataset, InvalidTask
 from shared.task import Answer, Task, read_question
-from shared.tasks import TASKS, named_task
+from shared.task_templates import TASKS, named_task
 
 
 def test_the_papers_sst2_template():
@@ -123,7 +123,7 @@ def test_labels_may_be_numbers_or_booleans():
     [
         ({"label": "positive"}, "reviews.jsonl:7: field 'text' is missing"),
         ({"text": "t"}, "reviews.jsonl:7: field 'label' is missing"),
-        ({"text": "t", "label": "meh"}, "reviews.jsonl:7: label 'meh' is none of"),
+        ({"text": "t", "label": "meh"}, "reviews.jsonl:7: label 'meh' is not one of"),
     ],
 )
 def test_a_bad_record_is_named_with_its_line(record, says):

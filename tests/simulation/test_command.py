@@ -39,6 +39,7 @@ def finished(command, *more):
     return subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_killed_simulation_goes_on_and_reports_what_it_would_have(command, tmp_path):
     whole = finished(command, "--json", str(tmp_path / "whole"))
     assert whole.returncode == 0, whole.stderr
@@ -60,6 +61,7 @@ def test_a_killed_simulation_goes_on_and_reports_what_it_would_have(command, tmp
     assert json.loads((place / "report.json").read_text()) == json.loads(again.stdout)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_workers_too_and_says_how_to_go_on(command, tmp_path):
     place = tmp_path / "stopped"
     words = [*command, "--engine", "processes", "--workers", "1", "--rounds", "10000", str(place)]
@@ -72,7 +74,7 @@ def test_ctrl_c_ends_workers_too_and_says_how_to_go_on(command, tmp_path):
     _, said = process.communicate()  # until the last process that could write there has ended
     assert process.returncode == 130
     assert said.decode().splitlines() == [
-        f"stopped; {place} keeps what is finished, and the same command goes on from there"
+        f"stopped; finished rounds are in {place}, and the same command resumes the simulation"
     ]
     assert "Traceback" not in (place / "workers.log").read_text()
     assert len(Store(place).rounds()) >= 2
@@ -103,6 +105,7 @@ def test_a_damaged_round_is_named(tmp_path):
         Store(tmp_path).rounds()
 
 
+@pytest.mark.slow
 def test_people_get_a_table_a_page_and_plots(command, tmp_path):
     place = tmp_path / "report"
     done = finished(command, str(place))
@@ -119,6 +122,7 @@ def test_people_get_a_table_a_page_and_plots(command, tmp_path):
     assert all((place / f"{plot}.png").read_bytes().startswith(b"\x89PNG") for plot in ("accuracy", "devices", "bytes"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: pip install 'mobizo[privacy]'")
 
 
+@pytest.mark.slow
 def test_a_private_cohort_learns_in_secret_and_is_repeated_from_its_seed(run, tmp_path):
     examples = {"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-5, "sampling_rate": 0.5}
     changes = {"cohort": {"recipe": {"privacy": "clipped"}, "privacy": {"examples": examples}}}

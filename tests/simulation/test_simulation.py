@@ -40,8 +40,15 @@ def test_it_learns(run):
     assert found.rounds[1].tuned_accuracy > found.rounds[1].start_accuracy
 
 
-@pytest.mark.parametrize("algorithm", [{"name": "fedavg"}, {"name": "fedbuff", "buffer_size": 3}])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    ("algorithm", "optimizer"),
+    [
+        ({"name": "fedavg"}, "adam"),
+        pytest.param({"name": "fedavg"}, "sgd", marks=pytest.mark.slow),
+        pytest.param({"name": "fedbuff", "buffer_size": 3}, "sgd", marks=pytest.mark.slow),
+        pytest.param({"name": "fedbuff", "buffer_size": 3}, "adam", marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_interrupted_goes_on_and_comes_out_the_same(run, tmp_path, algorithm, optimizer):
     changes = {"rounds": 3, "cohort": {"algorithm": algorithm, "optimizer": {"name": optimizer, "lr": 0.5}}}
     whole = run(changes)
@@ -73,6 +80,7 @@ def test_trajectories_are_a_fraction_of_the_bytes(run):
     assert 0 < sent.trajectory < sent.weights / 4
 
 
+@pytest.mark.slow
 def test_asynchronous_updates_are_stale_and_count(run):
     found = run({"rounds": 4, "cohort": {"algorithm": {"name": "fedbuff", "buffer_size": 2}}})
     assert [told.counted for told in found.rounds[1:]] == [2] * 4
@@ -107,6 +115,7 @@ def test_what_the_server_refuses_does_not_count(run, faults, cohort, refused):
         assert all(refused in why for why in told.refused)
 
 
+@pytest.mark.slow
 def test_a_median_withstands_what_a_mean_does_not(run):
     faults = {"poisoned": 0.34, "attack": "sign_flip", "strength": 50}
     norms = {
@@ -151,6 +160,7 @@ def test_masked_rounds_lose_devices_in_any_phase(run):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install 'mobizo[ray]'")
+@pytest.mark.slow
 def test_ray_makes_the_same_report(run):
     assert run(engine="ray", workers=2).digest == run().digest
 
@@ -166,6 +176,7 @@ def test_only_so_many_devices_are_measured_after_a_round(run):
     assert [sorted(told.devices) for told in found.rounds] == [[0, 1, 2, 3]] * 2
 
 
+@pytest.mark.slow
 def test_members_privacy_has_noise_a_price_and_a_budget(run):
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: pip install 'mobizo[privacy]'")
     members = {"clip": 1.0, "noise_multiplier": 2.0, "delta": 1e-5}

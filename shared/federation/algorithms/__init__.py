@@ -1,14 +1,14 @@
-"""The algorithms of federation by name; each is a device half and a server half in a small file of its own."""
+"""The federated algorithms by name. Each has a device half and a server half."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from shared.cohort import AlgorithmName, AlgorithmSettings
 from shared.federation.algorithms.base import Algorithm, DeviceHalf, ServerHalf
 from shared.federation.algorithms.fedavg import fedavg
 from shared.federation.algorithms.fedbuff import fedbuff
 from shared.federation.algorithms.fedprox import fedprox
+from shared.federation.cohort import AlgorithmName, AlgorithmSettings
 
 __all__ = ["ALGORITHMS", "Algorithm", "DeviceHalf", "ServerHalf", "find"]
 
@@ -20,5 +20,5 @@ ALGORITHMS: dict[AlgorithmName, Callable[[AlgorithmSettings], Algorithm]] = {
 
 
 def find(settings: AlgorithmSettings) -> Algorithm:
-    """Both halves of the algorithm that a cohort names."""
+    """Returns both halves of the algorithm that a cohort names."""
     return ALGORITHMS[settings.name](settings)

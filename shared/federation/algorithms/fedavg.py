@@ -1,14 +1,14 @@
-"""FedAvg (McMahan et al., AISTATS 2017): all start from one version, each trains alone, the mean is the next version.
+"""FedAvg (McMahan et al., AISTATS 2017): all devices start from one version; the mean update gives the next one.
 
-Device half: plain steps. Server half: one start for all; ends when all have answered, or at the deadline.
+Device half: plain steps. Server half: a round ends when all members have answered, or at the deadline.
 """
 
 from __future__ import annotations
 
-from shared.cohort import AlgorithmSettings
 from shared.federation.algorithms.base import Algorithm, DeviceHalf
+from shared.federation.cohort import AlgorithmSettings
 
 
 def fedavg(settings: AlgorithmSettings) -> Algorithm:
-    """Federated averaging; mu > 0 adds the pull of FedProx on the device."""
+    """Returns federated averaging; mu > 0 adds FedProx's proximal term on the device."""
     return Algorithm(DeviceHalf(settings.mu))

@@ -1,31 +1,31 @@
-"""FedBuff (Nguyen et al., AISTATS 2022): no one waits; every K updates make a version, whatever they started from.
+"""FedBuff (Nguyen et al., AISTATS 2022): asynchronous; every K updates make a version, whatever they started from.
 
-Device half: federated averaging's; an update is the difference to its own start. Server half: an update that began s
-versions ago is multiplied by (1 + s)^-a, and the sum is divided by K as if none were stale: a stale buffer moves the
-adapter less. The polynomial is FedAsync's (Xie et al., 2019); a = 1/2 is what FedBuff's authors train with.
+Device half: federated averaging's; an update is the difference to its own start. Server half: an update that started s
+versions ago is multiplied by (1 + s)^-a, and the sum is divided by K, so a stale buffer moves the adapter less. The
+polynomial is FedAsync's (Xie et al., 2019); a = 1/2 is the value used by FedBuff's authors.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.cohort import AlgorithmSettings
 from shared.federation.algorithms.base import Algorithm, DeviceHalf, ServerHalf
+from shared.federation.cohort import AlgorithmSettings
 
 
 @dataclass(frozen=True)
 class BufferedServerHalf(ServerHalf):
-    """Takes updates of any age, K at a time."""
+    """Accepts updates of any age and completes a round with K of them."""
 
     buffer_size: int = 10  # K
     exponent: float = 0.5  # a
 
     def accepts(self, staleness: int) -> bool:
-        """Every update counts, however old its start."""
+        """Accepts every update, regardless of its start."""
         return staleness >= 0
 
     def scale(self, staleness: int) -> float:
-        """(1 + s)^-a."""
+        """Returns (1 + s)^-a."""
         return float((1 + staleness) ** -self.exponent)
 
     def full(self, updates: int, asked: int) -> bool:
@@ -34,6 +34,6 @@ class BufferedServerHalf(ServerHalf):
 
 
 def fedbuff(settings: AlgorithmSettings) -> Algorithm:
-    """Asynchronous averaging with a buffer."""
+    """Returns asynchronous averaging with a buffer."""
     server = BufferedServerHalf(buffer_size=settings.buffer_size, exponent=settings.staleness_exponent)
     return Algorithm(DeviceHalf(settings.mu), server)

@@ -1,5 +1,39 @@
 """A phone, for the engine that trains on one."""
 
-from tests.device_agent.adb.conftest import adb, machine, phone
+import pytest
+
+from tests.device_agent.android.conftest import adb, machine, phone
 
 __all__ = ["adb", "machine", "phone"]
+
+# Tests that `make test` runs with the native runner alone: each start of the Python engine loads torch for seconds.
+NATIVE_FIRST = {
+    "test_limits_are_obeyed_and_noted",
+    "test_limits_that_change_hold_from_the_next_step",
+    "test_a_diverging_run_ends_with_its_reason",
+    "test_bad_data_is_told_without_a_word_of_it",
+    "test_a_full_disk_loses_nothing",
+    "test_killed_it_goes_on_from_the_start_again",
+    "test_the_same_engine_makes_the_same_bytes",
+    "test_killed_it_ends_with_the_same_bytes",
+    "test_a_stopped_run_goes_on",
+    "test_a_damaged_checkpoint_is_not_used",
+    "test_checkpoints_of_another_run_are_not_used",
+    "test_a_torn_ledger_loses_its_last_frame_only",
+    "test_a_disk_that_is_full_at_a_checkpoint_loses_nothing",
+    "test_a_rate_that_is_too_high_says_so",
+    "test_a_run_that_is_pulled_goes_on_from_its_start",
+}
+FIRST_PROGRAMS = {"rademacher", "stored"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        found = item.callspec.params if hasattr(item, "callspec") else {}
+        python = item.path.parent.name == "engines" and found.get("engine") == "python"
+        if python and item.originalname in NATIVE_FIRST:
+            item.add_marker(pytest.mark.slow)
+        both = item.originalname == "test_both_engines_make_one_ledger_and_one_result"
+        if both and found["program"] not in FIRST_PROGRAMS:
+            item.add_marker(pytest.mark.slow)

@@ -6,25 +6,25 @@ import psutil
 import pytest
 
 from device_agent.engines.adb import AdbEngine
-from device_agent.engines.choice import RUNNER_VARIABLE, EngineChoice, EngineName, local_runner, phone_platform
+from device_agent.engines.choice import RUNNER_VARIABLE, EngineName, EngineSelector, local_runner, phone_platform
 from device_agent.engines.native import NativeEngine
 from device_agent.engines.python import PythonEngine
 from device_agent.errors import NoRunner
-from device_agent.inference import open_inference
-from device_agent.runner_place import RunnerPlace, host_platform
+from device_agent.inference.session import open_inference
+from device_agent.runner.location import RunnerLocation, host_platform
 from shared.errors import BadRequest
-from tests.device_agent.conftest import enrol
-from tests.device_agent.double import ServerDouble
+from tests.device_agent.conftest import enroll
+from tests.device_agent.fake_server import FakeServer
 
 
 @pytest.fixture
 def choose(home, server_key, monkeypatch):
     """Chooses for an enrolled home whose server offers no runner, with no compiler on PATH."""
-    with ServerDouble(server_key) as server:
-        enrol(home, server.url, server_key)
+    with FakeServer(server_key) as server:
+        enroll(home, server.url, server_key)
         monkeypatch.delenv(RUNNER_VARIABLE, raising=False)
         monkeypatch.setenv("PATH", "")
-        yield lambda wanted=None: EngineChoice(home, wanted)
+        yield lambda wanted=None: EngineSelector(home, wanted)
 
 
 def of_backend(program, backend):
@@ -33,7 +33,7 @@ def of_backend(program, backend):
 
 
 def test_a_runner_that_is_there_is_used(choose, home, rademacher, runner_directory):
-    place = RunnerPlace.within(home.path)
+    place = RunnerLocation.within(home.path)
     place.path.parent.mkdir(parents=True)
     place.path.symlink_to(runner_directory)
     assert isinstance(choose()(rademacher.manifest), NativeEngine)
@@ -49,10 +49,19 @@ def test_a_runner_made_elsewhere_is_used(choose, rademacher, runner_directory, m
         choose()(rademacher.manifest)
 
 
+def test_exact_gradients_are_trained_by_the_runner_too(choose, rademacher, runner_directory, monkeypatch):
+    recipe = rademacher.manifest.recipe.model_copy(update={"estimator": "gradient"})
+    manifest = rademacher.manifest.model_copy(update={"recipe": recipe})
+    assert isinstance(choose()(manifest), PythonEngine)  # there is no runner
+    monkeypatch.setenv(RUNNER_VARIABLE, str(runner_directory))
+    assert isinstance(choose()(manifest), NativeEngine)
+    assert isinstance(choose(EngineName.PYTHON)(manifest), PythonEngine)
+
+
 def test_without_a_runner_python_trains_unless_a_person_wanted_the_runner(choose, home, rademacher):
     assert isinstance(choose()(rademacher.manifest), PythonEngine)
     assert local_runner(home) is None
-    with pytest.raises(NoRunner, match=r"C\+\+17 compiler.*mobizo-server runners add"):
+    with pytest.raises(NoRunner, match=r"C\+\+17 compiler.*mobizo-server runner-builds add"):
         choose(EngineName.NATIVE)(rademacher.manifest)
 
 
@@ -71,10 +80,10 @@ def test_torchs_programs_are_pythons(choose, rademacher):
 
 
 def test_a_phones_engine_takes_a_runner_for_the_phone(home, server_key, adb, rademacher, runner_directory, monkeypatch):
-    with ServerDouble(server_key) as server:
-        enrol(home, server.url, server_key)
+    with FakeServer(server_key) as server:
+        enroll(home, server.url, server_key)
         monkeypatch.setenv(RUNNER_VARIABLE, str(runner_directory))
-        assert isinstance(EngineChoice(home, phone=adb)(rademacher.manifest), AdbEngine)
+        assert isinstance(EngineSelector(home, phone=adb)(rademacher.manifest), AdbEngine)
     assert phone_platform(adb) == host_platform()  # the tests' phone is no Android
 
 
@@ -101,16 +110,16 @@ def test_what_it_can_do_is_told_without_getting_anything(choose, home):
     assert python.executorch == version("executorch")
     native = choose(EngineName.NATIVE).capabilities()
     assert (native.engines, native.backends) == (("native",), ("xnnpack", "portable"))
-    assert RunnerPlace.within(home.path).find() is None
+    assert RunnerLocation.within(home.path).find() is None
 
 
 def test_a_runner_that_could_not_be_built_is_not_told_of(choose, home):
-    place = RunnerPlace.within(home.path)
+    place = RunnerLocation.within(home.path)
     place.directory.mkdir(parents=True, exist_ok=True)
     place.remember(place.path.name, "no compiler", None)
     assert choose().capabilities().operators == ()
 
 
 def test_a_phone_runs_what_the_runner_does(home):
-    told = EngineChoice(home, EngineName.ADB).capabilities()
+    told = EngineSelector(home, EngineName.ADB).capabilities()
     assert (told.engines, told.operators, told.total_bytes) == (("adb",), ("mobizo::noise",), None)

@@ -17,14 +17,15 @@ import pytest
 from device_agent.engines.native import NativeEngine, finish, prepare
 from device_agent.engines.python import PythonEngine
 from device_agent.errors import DoesNotFit, RuntimeFailed
-from device_agent.journal import RunDirectory
-from device_agent.messages import Message
+from device_agent.training.journal import RunDirectory
+from device_agent.training.messages import TrainerMessage
 from shared.canonical import file_sha256
-from shared.trajectory import Limits, parse_trajectory
+from shared.zo.trajectory import Limits, parse_trajectory
 from tests.device_agent.conftest import ROOT, copy_run
 
-# So many steps that whoever stops, kills or limits a run in its midst comes in time.
-SETTINGS = {"steps": 300, "lr": 0.3, "schedule": "linear", "seed": 3, "evaluation_interval": 70}
+SETTINGS = {"steps": 40, "lr": 0.3, "schedule": "linear", "seed": 3, "evaluation_interval": 12}
+# So many steps that a stop, a kill or a limit in the middle of the run comes in time.
+LONG = SETTINGS | {"steps": 300, "evaluation_interval": 70}
 FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
 
 
@@ -56,6 +57,13 @@ def begun(rademacher, dataset, run):
     return run
 
 
+@pytest.fixture
+def long(rademacher, dataset, run):
+    """The same with many steps."""
+    run.begin(rademacher.plan(dataset, **LONG))
+    return run
+
+
 def test_both_engines_make_one_ledger_and_one_result(program, dataset, tmp_path, runner_directory):
     """On one machine even Gaussian noise is the same to the bit: both link one ExecuTorch."""
     results = []
@@ -70,33 +78,33 @@ def test_both_engines_make_one_ledger_and_one_result(program, dataset, tmp_path,
     assert results[0] == results[1]
 
 
-def test_a_run_goes_on_by_the_other_engine(begun, tmp_path, runner_directory):
+def test_a_run_goes_on_by_the_other_engine(long, tmp_path, runner_directory):
     """An agent that gets its runner in the middle of a run loses nothing."""
-    whole = copy_run(begun, tmp_path / "whole")
+    whole = copy_run(long, tmp_path / "whole")
     native, python = NativeEngine(runner_directory), PythonEngine()
     train(native, whole)
-    for engine, until in ((python, 5), (native, 11), (python, SETTINGS["steps"])):
+    for engine, until in ((python, 5), (native, 11), (python, LONG["steps"])):
         heard = []
 
         def report(progress, heard=heard):
             heard.append(progress)
 
-        message = engine.train(begun, report, lambda heard=heard, until=until: bool(heard) and heard[-1].step >= until)
+        message = engine.train(long, report, lambda heard=heard, until=until: bool(heard) and heard[-1].step >= until)
         assert message.stopped or message.result is not None
     if message.result is None:
-        train(native, begun)
-    assert hashes(begun) == hashes(whole)
+        train(native, long)
+    assert hashes(long) == hashes(whole)
 
 
-def test_it_stops_after_the_call_in_progress(begun, engine):
+def test_it_stops_after_the_call_in_progress(long, engine):
     heard = []
-    message = engine.train(begun, heard.append, lambda: any(found.step >= 3 for found in heard))
+    message = engine.train(long, heard.append, lambda: any(found.step >= 3 for found in heard))
     assert message.stopped
-    assert 3 <= ledger(begun).steps < SETTINGS["steps"]
-    assert begun.figures().peak_rss_bytes > 0
+    assert 3 <= ledger(long).steps < LONG["steps"]
+    assert long.figures().peak_rss_bytes > 0
 
 
-@pytest.mark.parametrize("rest", [0.5, 1e-5])
+@pytest.mark.parametrize("rest", [pytest.param(0.5, marks=pytest.mark.slow), 1e-5])
 def test_limits_are_obeyed_and_noted(begun, engine, tmp_path, runner_directory, rest):
     """Shorter examples and pauses: the ledger says so, and the other engine's run under them is the same."""
     shorter = Limits(rest=rest, max_length=14)
@@ -112,29 +120,29 @@ def test_limits_are_obeyed_and_noted(begun, engine, tmp_path, runner_directory, 
     assert hashes(twin) == hashes(begun)
 
 
-def test_limits_that_change_hold_from_the_next_step(begun, engine):
+def test_limits_that_change_hold_from_the_next_step(long, engine):
     heard = []
 
     def report(progress):
         heard.append(progress)
         if progress.phase == "training" and progress.step == 4:
-            begun.limit(Limits(max_length=14))
+            long.limit(Limits(max_length=14))
 
-    engine.train(begun, report, lambda: False)
-    (noted,) = ledger(begun).limits
+    engine.train(long, report, lambda: False)
+    (noted,) = ledger(long).limits
     assert noted.step >= 4
     assert noted.max_length == 14
-    assert ledger(begun).steps == SETTINGS["steps"]
+    assert ledger(long).steps == LONG["steps"]
 
 
-def test_a_torn_ledger_loses_its_last_frame_only(begun, engine, tmp_path):
-    whole = copy_run(begun, tmp_path / "whole")
+def test_a_torn_ledger_loses_its_last_frame_only(long, engine, tmp_path):
+    whole = copy_run(long, tmp_path / "whole")
     train(engine, whole)
-    engine.train(begun, lambda progress: None, lambda: begun.ledger.exists() and ledger(begun).steps >= 6)
-    data = begun.ledger.read_bytes()
-    begun.ledger.write_bytes(data[:-3])
-    train(engine, begun)
-    assert hashes(begun) == hashes(whole)
+    engine.train(long, lambda progress: None, lambda: long.ledger.exists() and ledger(long).steps >= 6)
+    data = long.ledger.read_bytes()
+    long.ledger.write_bytes(data[:-3])
+    train(engine, long)
+    assert hashes(long) == hashes(whole)
 
 
 def test_another_runs_ledger_is_refused(begun, engine, rademacher, dataset, tmp_path):
@@ -178,7 +186,7 @@ def test_a_program_that_does_not_load_is_one_clear_line(begun, engine, rademache
     assert "\n" not in message.error.detail
 
 
-def test_killed_at_once_it_says_memory(begun, engine):
+def test_killed_at_once_it_says_memory(long, engine):
     """What the kernel does to a process when memory runs out."""
     here, done = psutil.Process(), threading.Event()
 
@@ -186,7 +194,7 @@ def test_killed_at_once_it_says_memory(begun, engine):
         while not done.is_set():
             with contextlib.suppress(psutil.Error):  # a child that ends while it is looked at
                 for child in here.children():
-                    if "train" in " ".join(child.cmdline()):
+                    if {"train", "device_agent.training.trainer_process"} & set(child.cmdline()):
                         child.send_signal(signal.SIGKILL)
                         return
             time.sleep(0.01)
@@ -195,11 +203,11 @@ def test_killed_at_once_it_says_memory(begun, engine):
     killer.start()
     try:
         with pytest.raises(DoesNotFit, match="killed"):
-            train(engine, begun)
+            train(engine, long)
     finally:
         done.set()
         killer.join()
-    message, _ = train(engine, begun)
+    message, _ = train(engine, long)
     assert message.result is not None
 
 
@@ -217,10 +225,10 @@ def little_disk(tmp_path):
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_full_disk_loses_nothing(begun, engine, little_disk, tmp_path):
-    whole = copy_run(begun, tmp_path / "whole")
+def test_a_full_disk_loses_nothing(long, engine, little_disk, tmp_path):
+    whole = copy_run(long, tmp_path / "whole")
     train(engine, whole)
-    run = copy_run(begun, little_disk / "run")
+    run = copy_run(long, little_disk / "run")
     heard = []
 
     def report(progress):
@@ -231,7 +239,7 @@ def test_a_full_disk_loses_nothing(begun, engine, little_disk, tmp_path):
                 while True:
                     filler.write(b"x" * 512)
 
-    with pytest.raises(DoesNotFit, match="the disk is full; free some of it"):
+    with pytest.raises(DoesNotFit, match="the disk is full; free some space"):
         engine.train(run, report, lambda: False)
     assert run.result() is None
     (little_disk / "filler").unlink()
@@ -239,13 +247,26 @@ def test_a_full_disk_loses_nothing(begun, engine, little_disk, tmp_path):
     assert hashes(run) == hashes(whole)
 
 
+def test_a_disk_that_is_full_when_usage_is_noted_loses_nothing(begun, engine, tmp_path):
+    """/dev/full refuses every byte with ENOSPC, as a full disk does."""
+    whole = copy_run(begun, tmp_path / "whole")
+    train(engine, whole)
+    (begun.path / "figures.json.new").symlink_to("/dev/full")
+    with pytest.raises(DoesNotFit, match="the disk is full; free some space"):
+        engine.train(begun, lambda _progress: None, lambda: False)
+    assert begun.result() is None
+    (begun.path / "figures.json.new").unlink(missing_ok=True)
+    train(engine, begun)
+    assert hashes(begun) == hashes(whole)
+
+
 WATCHED = """
 import sys, threading, time
 from pathlib import Path
 import psutil
-import device_agent.cli
+import device_agent.cli.main
 from device_agent.engines.native import NativeEngine, finish, prepare
-from device_agent.journal import RunDirectory
+from device_agent.training.journal import RunDirectory
 
 seen, here, done = set(), psutil.Process(), threading.Event()
 
@@ -269,11 +290,9 @@ for line in sorted(seen):
 """
 
 
-def test_the_native_engine_never_maps_torch(begun, runner_directory):
+def test_the_native_engine_never_maps_torch(long, runner_directory):
     """Neither the agent's process, nor the runner, nor the helper that reads the data."""
-    training = begun.plan().training.model_copy(update={"steps": 200})
-    begun.begin(begun.plan().model_copy(update={"training": training}))
-    command = [sys.executable, "-c", WATCHED, str(runner_directory), str(begun.path)]
+    command = [sys.executable, "-c", WATCHED, str(runner_directory), str(long.path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     assert "mobizo-runner libexecutorch.so" in done.stdout
     assert "python" in done.stdout
@@ -287,7 +306,7 @@ def test_what_the_runner_left_is_checked(begun, runner_directory):
     train(engine, begun)
     (begun.path / "best.f32").write_bytes(b"\0" * 8)
     with pytest.raises(RuntimeFailed, match="no B of this program"):
-        finish(begun, Message(trained=True))
+        finish(begun, TrainerMessage(trained=True))
 
 
 def test_a_damaged_plan_is_written_again(begun):

@@ -8,19 +8,19 @@ import numpy as np
 import psutil
 import pytest
 
-from device_agent.data import read_splits
 from device_agent.engines.native import NativeEngine
 from device_agent.errors import DoesNotFit, RuntimeFailed
-from device_agent.journal import RunDirectory
 from device_agent.runtimes import open_runtime
-from device_agent.trainer import Stopped, Trainer
+from device_agent.training.data import read_splits
+from device_agent.training.journal import RunDirectory
+from device_agent.training.trainer import Stopped, Trainer
 from shared.canonical import file_sha256
-from shared.cohort import AlgorithmSettings, RoundTask
-from shared.lora import load_adapter
-from shared.noise import query_seeds, rademacher
-from shared.trajectory import parse_trajectory
-from tests.device_agent.starts import begin_from, random_b
-from tests.device_agent.test_trainer import AfterCalls
+from shared.federation.cohort import AlgorithmSettings, RoundTask
+from shared.zo.lora import load_adapter
+from shared.zo.noise import query_seeds, rademacher
+from shared.zo.trajectory import parse_trajectory
+from tests.device_agent.training.test_trainer import AfterCalls
+from tests.device_agent.warm_starts import begin_from, random_b
 
 SETTINGS = {"steps": 12, "lr": 0.3, "schedule": "cosine", "seed": 3, "evaluation_interval": 5}
 MANY = 300  # steps: whoever kills a run in its midst comes in time
@@ -54,7 +54,7 @@ def in_process(run, program, stop=lambda: False):
         program.tokenizer,
         plan.manifest.recipe,
         plan.training,
-        with_test=not plan.hands_in_last,
+        with_test=not plan.uploads_last,
     )
     try:
         return Trainer(run, plan, splits, runtime, lambda _progress: None, stop).train()

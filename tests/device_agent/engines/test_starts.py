@@ -10,13 +10,13 @@ import pytest
 from device_agent.engines.native import NativeEngine
 from device_agent.engines.python import PythonEngine
 from device_agent.errors import DoesNotFit, RuntimeFailed
-from device_agent.evaluation import measure
-from device_agent.journal import RunDirectory
 from device_agent.runtimes import open_runtime
+from device_agent.training.evaluation import measure
+from device_agent.training.journal import RunDirectory
 from shared.canonical import file_sha256
-from shared.lora import load_adapter
-from shared.trajectory import parse_trajectory
-from tests.device_agent.starts import begin_from, random_b
+from shared.zo.lora import load_adapter
+from shared.zo.trajectory import parse_trajectory
+from tests.device_agent.warm_starts import begin_from, random_b
 
 SETTINGS = {"steps": 12, "lr": 0.3, "seed": 3, "evaluation_interval": 5}
 MANY = 300  # steps: whoever kills a run in its midst comes in time

@@ -5,13 +5,13 @@ import pytest
 
 from device_agent.engines.native import NativeEngine
 from device_agent.errors import RuntimeFailed
-from device_agent.journal import RunDirectory
 from device_agent.runtimes import open_runtime
-from device_agent.runtimes.runner import RunnerRuntime, serve_command
-from shared.encoding import pack_step
-from shared.lora import load_adapter
-from shared.noise import gaussian, query_seeds
-from shared.trajectory import parse_trajectory
+from device_agent.training.journal import RunDirectory
+from shared.zo.encoding import pack_step
+from shared.zo.lora import load_adapter
+from shared.zo.noise import gaussian, query_seeds
+from shared.zo.trajectory import parse_trajectory
+from tests.device_agent.native import RunnerRuntime
 
 LR, EPS = 0.05, 0.01
 
@@ -33,8 +33,8 @@ def opened(runner_directory):
     runtimes = []
 
     def open_(program):
-        command = serve_command(runner_directory, program.path("program"), program.path("weights"))
-        runtimes.append(RunnerRuntime(program.manifest, command))
+        paths = program.path("program"), program.path("weights")
+        runtimes.append(RunnerRuntime(program.manifest, runner_directory, *paths))
         return runtimes[-1]
 
     yield open_
@@ -64,6 +64,7 @@ def steps(runtime, program, batch, count):
     ]
 
 
+@pytest.mark.slow
 def test_every_querys_direction_is_the_references(operator, opened):
     """From B = 0 a coefficient of 1 leaves -z."""
     runtime, manifest = opened(operator), operator.manifest
@@ -74,6 +75,7 @@ def test_every_querys_direction_is_the_references(operator, opened):
         np.testing.assert_allclose(-runtime.adapter(), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_step_moves_b_along_the_reference_directions(operator, opened, batch):
     runtime, start = opened(operator), some_b(operator)
     runtime.load(start)
@@ -83,6 +85,7 @@ def test_a_step_moves_b_along_the_reference_directions(operator, opened, batch):
     np.testing.assert_allclose(runtime.adapter(), start - moved, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_is_the_one_with_the_noise_in_the_graph(operator, twin, opened, batch):
     found, ends = [], []
     for program in (operator, twin):
@@ -97,6 +100,7 @@ def test_a_run_is_the_one_with_the_noise_in_the_graph(operator, twin, opened, ba
     assert operator.path("program").stat().st_size < twin.path("program").stat().st_size
 
 
+@pytest.mark.slow
 def test_replay_repeats_steps_bit_for_bit(operator, opened, batch):
     runtime, start = opened(operator), some_b(operator)
     runtime.load(start)
@@ -119,6 +123,7 @@ def until_step(count, ledger):
     return next(ledger[:end] for end in range(len(ledger)) if steps_in(ledger[:end]) == count)
 
 
+@pytest.mark.slow
 def test_a_whole_run_replays_from_its_ledger_and_resumes_in_the_middle(
     operator, dataset, run, tmp_path, runner_directory
 ):
@@ -140,7 +145,8 @@ def test_a_whole_run_replays_from_its_ledger_and_resumes_in_the_middle(
     np.testing.assert_array_equal(load_adapter(resumed.last.read_bytes(), size), trained)
 
 
+@pytest.mark.slow
 def test_the_python_runtime_names_what_is_needed(operator):
-    with pytest.raises(RuntimeFailed, match=r"needs the native runner: `mobizo-agent build-runner` makes it") as error:
+    with pytest.raises(RuntimeFailed, match=r"build the native runner with `mobizo-agent build-runner`") as error:
         open_runtime(operator.manifest, operator.path("program"), operator.path("weights"))
     assert "\n" not in error.value.detail

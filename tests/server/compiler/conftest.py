@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,20 +29,22 @@ from transformers import (
 from transformers.masking_utils import eager_mask
 from transformers.models.gemma3.modeling_gemma3 import eager_attention_forward
 
-from shared.program import TOKEN_DTYPE, ProgramManifest
+from shared.program import ProgramManifest
+from shared.program_inputs import TOKEN_DTYPE
 from shared.recipe import TARGETS, BaseRef, Recipe
-from tests.programs import ProgramStore
+from shared.zo.calibration import Calibration
+from tests.programs import ProgramStore, shared_store
 from tests.server.compiler import reference
 
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
     warnings.simplefilter("ignore")
     from executorch.extension.pybindings.portable_lib import _load_program
 
-    from server.compiler import compile_program, inspect_base
-    from server.compiler.checkpoint import Checkpoint
-    from server.compiler.decoder import DecoderLayer, layer_shapes
-    from server.compiler.network import QuantizedBase
-    from server.compiler.trunk import Trunk
+    from server.compiler import inspect_base
+    from server.compiler.checkpoints.checkpoint import Checkpoint
+    from server.compiler.export.network import QuantizedBase
+    from server.compiler.model.backbone import Trunk
+    from server.compiler.model.decoder import DecoderLayer, layer_shapes
 
 VOCABULARY = 96
 
@@ -92,9 +95,11 @@ class Program:
         self._methods[method] = self._program.load_method(method)
 
 
-def compile_to(directory: Path, recipe: Recipe, source: str, inference: bool = False) -> Program:
-    """Compiled and loaded; the inference file, which takes as long again, only if it is asked for."""
-    return Program(directory, compile_program(recipe, source, directory, inference=inference))
+def compile_to(
+    directory: Path, recipe: Recipe, source: str, inference: bool = False, calibration: Calibration | None = None
+) -> Program:
+    """Returns a loaded program, from the cache if the present sources have compiled it before."""
+    return Program(directory, shared_store().put(recipe, source, directory, inference, calibration))
 
 
 def make_tiny(directory: Path, seed: int = 0, **overrides: Any) -> TinyBase:
@@ -175,6 +180,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         },
     ),
 }
+FIRST = ("gemma3_text",)
 # What each one's compiled program adapts: all linear layers, odd subsets, ranks that are no multiple of 8.
 ADAPTED: dict[str, dict[str, Any]] = {
     "llama": {"targets": TARGETS},
@@ -183,6 +189,14 @@ ADAPTED: dict[str, dict[str, Any]] = {
     "opt": {"targets": tuple(target for target in TARGETS if target != "gate_proj"), "rank": 3},
     "gemma3_text": {"targets": ("v_proj", "gate_proj"), "rank": 8},
 }
+
+
+def compiled(names: Iterable[str]) -> list[Any]:
+    """Test parameters of architectures whose programs are compiled: all but FIRST are slow.
+
+    FIRST have between them both norms, both kinds of position, biases, sliding windows, soft caps and head norms.
+    """
+    return [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def softcapped(module: torch.nn.Module, *inputs: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -247,7 +261,7 @@ class Programs:
             targets = TARGETS if queries == 1 else ("q_proj", "v_proj")
             recipe = base.recipe(queries=queries, noise=noise, loss=loss, backend=backend, targets=targets)
             directory = self._directory / "-".join(map(str, key))
-            manifest = self._store.put(recipe, base.directory, directory, inference=False)
+            manifest = self._store.put(recipe, base.directory, directory)
             self._compiled[key] = Program(directory, manifest)
         program = self._compiled[key]
         program("load", np.zeros(program.manifest.size, np.float32))
@@ -262,7 +276,7 @@ def programs(
 
 
 class Architectures:
-    """Tiny bases of CONFIGS and their programs (q = 1, E = 2, full loss), each made once a session."""
+    """Tiny bases of CONFIGS and their programs (q = 1, E = 2, full loss, with the file for inference)."""
 
     def __init__(self, directory: Path, store: ProgramStore) -> None:
         self._directory, self._store = directory, store
@@ -280,7 +294,9 @@ class Architectures:
         base = self.base(name)
         if name not in self._programs:
             recipe, directory = base.recipe(queries=1, **ADAPTED[name]), self._directory / f"{name}-program"
-            self._programs[name] = Program(directory, self._store.put(recipe, base.directory, directory))
+            self._programs[name] = Program(
+                directory, self._store.put(recipe, base.directory, directory, inference=True)
+            )
         program = self._programs[name]
         program("load", np.zeros(program.manifest.size, np.float32))
         return program

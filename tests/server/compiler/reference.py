@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from shared.lora import BaseShape, init_a, lora_modules
-from shared.noise import direction
-from shared.program import TOKEN_DTYPE
+from shared.program_inputs import TOKEN_DTYPE
 from shared.recipe import Recipe
+from shared.zo.lora import BaseShape, init_a, lora_modules
+from shared.zo.noise import direction
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,31 @@ def lora(model: nn.Module, recipe: Recipe, shape: BaseShape, flat: np.ndarray) -
             handle.remove()
 
 
+def gradient(
+    model: nn.Module, recipe: Recipe, shape: BaseShape, flat: np.ndarray, batch: Batch
+) -> tuple[np.float32, np.ndarray]:
+    """The recipe's loss at B and its gradient (D,) by autograd."""
+    b = torch.from_numpy(flat.copy()).requires_grad_()
+    handles = []
+    for module in lora_modules(recipe, shape):
+        a = torch.from_numpy(init_a(recipe, module))
+        own = b[module.offset : module.offset + module.size].view(module.rank, module.out_features)
+
+        def add(_: nn.Module, inputs: tuple, output: torch.Tensor, a=a, own=own) -> torch.Tensor:
+            return output + (recipe.alpha / recipe.rank) * (inputs[0] @ a @ own)
+
+        handles.append(model.get_submodule(module.name).register_forward_hook(add))
+    try:
+        logits = model(torch.from_numpy(batch.tokens.astype(np.int64))).logits
+    finally:
+        for handle in handles:
+            handle.remove()
+    logits = logits[torch.arange(len(batch.tokens))[:, None], torch.from_numpy(batch.positions.astype(np.int64))]
+    mean = mean_loss(logits, recipe, batch)
+    (found,) = torch.autograd.grad(mean, b)
+    return np.float32(mean.detach()), found.numpy()
+
+
 @torch.no_grad()
 def answer_logits(model: nn.Module, recipe: Recipe, shape: BaseShape, flat: np.ndarray, batch: Batch) -> torch.Tensor:
     """Logits (E, T, V) that predict the answer tokens."""
@@ -70,7 +95,11 @@ def answer_logits(model: nn.Module, recipe: Recipe, shape: BaseShape, flat: np.n
 
 def loss(model: nn.Module, recipe: Recipe, shape: BaseShape, flat: np.ndarray, batch: Batch) -> np.float32:
     """The recipe's loss of one path, a mean over answer tokens."""
-    logits = answer_logits(model, recipe, shape, flat, batch)
+    return np.float32(mean_loss(answer_logits(model, recipe, shape, flat, batch), recipe, batch))
+
+
+def mean_loss(logits: torch.Tensor, recipe: Recipe, batch: Batch) -> torch.Tensor:
+    """The recipe's loss of logits (E, T, V), a mean over answer tokens."""
     choices = torch.from_numpy(batch.choices.astype(np.int64))
     if recipe.loss == "candidates":
         chosen = logits.gather(2, choices).masked_fill(torch.from_numpy(batch.choice_mask) == 0, -torch.inf)
@@ -78,7 +107,7 @@ def loss(model: nn.Module, recipe: Recipe, shape: BaseShape, flat: np.ndarray, b
     else:
         nll = torch.nn.functional.cross_entropy(logits.transpose(1, 2), choices[..., 0], reduction="none")
     mask = torch.from_numpy(batch.mask)
-    return np.float32((nll * mask).sum() / max(float(mask.sum()), 1.0))
+    return (nll * mask).sum() / max(float(mask.sum()), 1.0)
 
 
 def step(

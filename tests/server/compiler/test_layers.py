@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from server.compiler.checkpoint import load_checkpoint
+from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.cost import step_flops
-from server.compiler.network import BaseNetwork, QuantizedBase
-from shared.noise import query_seeds
+from server.compiler.export.network import BaseNetwork, QuantizedBase
 from shared.program import METHODS, PREFIX_METHODS
+from shared.zo.noise import query_seeds
 from tests.server.compiler import reference
 from tests.server.compiler.conftest import VOCABULARY, Program, TinyBase, compile_to, make_tiny, token_batch
 
@@ -30,7 +30,7 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
     return make_tiny(tmp_path_factory.mktemp("deep"), seed=2, num_hidden_layers=4)
 
 
-@pytest.fixture(scope="session", params=["gap", "last"])
+@pytest.fixture(scope="session", params=[pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS])
 def subset(request: pytest.FixtureRequest, deep: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Program:
     recipe = deep.recipe(**SETTINGS[request.param])
     return compile_to(tmp_path_factory.mktemp(request.param), recipe, str(deep.directory))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from shared.noise import query_seeds
-from shared.program import TOKEN_DTYPE
+from shared.program_inputs import TOKEN_DTYPE
+from shared.zo.noise import query_seeds
 from tests.server.compiler import reference
 from tests.server.compiler.conftest import Program, Programs, TinyBase, token_batch
 

@@ -15,12 +15,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from server.compiler import compile_program, inspect_base
-from server.formats.peft import write_peft
-from shared.calibration import Calibration, CalibrationAbout, dump_calibration, load_calibration
+from server.registry.exports.peft import write_peft
 from shared.errors import InvalidRecipe, InvalidUpload
-from shared.lora import lora_modules
-from shared.program import TOKEN_DTYPE
+from shared.program_inputs import TOKEN_DTYPE
 from shared.recipe import TARGETS, BaseRef, Recipe
+from shared.zo.calibration import Calibration, CalibrationAbout, dump_calibration, load_calibration
+from shared.zo.lora import lora_modules
 from tests.server.compiler.conftest import Architectures, Program, Programs, TinyBase, compile_to, token_batch
 
 
@@ -53,14 +53,21 @@ def log_probabilities(model: nn.Module, tokens: np.ndarray, positions: np.ndarra
     return torch.log_softmax(picked, -1).gather(2, torch.from_numpy(choices.astype(np.int64))).numpy()
 
 
-@pytest.mark.parametrize("queries", [1, 4])  # all seven targets; two targets
+@pytest.mark.parametrize("queries", [pytest.param(1, marks=pytest.mark.slow), 4])  # all seven targets; two targets
 def test_stock_peft_gives_the_programs_answers(programs: Programs, tmp_path: Path, queries: int) -> None:
     program, base = programs(queries, "rademacher", "full", "xnnpack")
     stock = LlamaForCausalLM.from_pretrained(base.directory)
     assert largest_difference(program, stock, tmp_path) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["opt", "qwen2", "qwen3"])  # other names of modules; the last layer; layers 0 and 2
+@pytest.mark.parametrize(
+    "name",
+    [
+        "opt",  # other names of modules
+        pytest.param("qwen2", marks=pytest.mark.slow),  # the last layer
+        pytest.param("qwen3", marks=pytest.mark.slow),  # layers 0 and 2
+    ],
+)
 def test_stock_peft_gives_the_answers_of_other_architectures(
     architectures: Architectures, tmp_path: Path, name: str
 ) -> None:
@@ -69,6 +76,7 @@ def test_stock_peft_gives_the_answers_of_other_architectures(
     assert largest_difference(program, stock, tmp_path) < 1e-4
 
 
+@pytest.mark.slow
 def test_stock_peft_gives_the_answers_of_a_calibrated_program(tiny: TinyBase, tmp_path: Path) -> None:
     """A program whose A is from a calibration; its file for inference is made too."""
     recipe = tiny.recipe(queries=1, targets=("v_proj", "down_proj"))
@@ -78,10 +86,9 @@ def test_stock_peft_gives_the_answers_of_a_calibrated_program(tiny: TinyBase, tm
     about = CalibrationAbout(base=recipe.base, kind="gradients", task="sst2", examples=4)
     calibration = load_calibration(dump_calibration(about, directions))
     named = recipe.model_copy(update={"calibration": calibration.sha256})
-    with pytest.raises(InvalidRecipe, match="is not here"):
+    with pytest.raises(InvalidRecipe, match="is not available"):
         compile_program(named, str(tiny.directory), tmp_path / "program")
-    manifest = compile_program(named, str(tiny.directory), tmp_path / "program", calibration=calibration)
-    program = Program(tmp_path / "program", manifest)
+    program = compile_to(tmp_path / "program", named, str(tiny.directory), inference=True, calibration=calibration)
     stock = LlamaForCausalLM.from_pretrained(tiny.directory)
     assert largest_difference(program, stock, tmp_path / "adapter", calibration) < 1e-4
     name = "base_model.model.model.layers.0.self_attn.v_proj.lora_A.weight"
@@ -90,6 +97,7 @@ def test_stock_peft_gives_the_answers_of_a_calibrated_program(tiny: TinyBase, tm
 
 
 @pytest.mark.acceptance
+@pytest.mark.slow
 def test_stock_peft_gives_smollm2s_answers(smollm2_gguf: Path, tmp_path: Path) -> None:
     recipe = Recipe(
         base=BaseRef(name="smollm2", sha256=inspect_base(str(smollm2_gguf)).sha256),
@@ -105,6 +113,7 @@ def test_stock_peft_gives_smollm2s_answers(smollm2_gguf: Path, tmp_path: Path) -
     assert largest_difference(program, stock, tmp_path / "adapter") < 1e-3
 
 
+@pytest.mark.slow
 def test_a_b_of_another_recipe_is_refused(programs: Programs, tmp_path: Path) -> None:
     program, _ = programs(1, "rademacher", "full", "xnnpack")
     with pytest.raises(InvalidUpload, match="B has shape"):
@@ -112,5 +121,7 @@ def test_a_b_of_another_recipe_is_refused(programs: Programs, tmp_path: Path) ->
 
 
 def test_writing_needs_no_torch() -> None:
-    check = "import sys, server.formats.table, server.formats.peft; sys.exit('torch' in sys.modules)"
+    check = (
+        "import sys, server.registry.exports.formats, server.registry.exports.peft; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

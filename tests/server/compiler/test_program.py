@@ -14,11 +14,13 @@ from tokenizers import Tokenizer
 from server.compiler import compile_program
 from shared.canonical import file_sha256
 from shared.errors import InvalidRecipe
-from shared.lora import flat_size
 from shared.recipe import BaseRef
+from shared.zo.lora import flat_size
+from tests.programs import shared_store
 from tests.server.compiler.conftest import Programs, TinyBase
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["full", "candidates"])
 def test_weights_are_identical_for_every_recipe(programs: Programs, tmp_path: Path, loss: str) -> None:
     backend = "xnnpack" if loss == "full" else "portable"
@@ -27,11 +29,12 @@ def test_weights_are_identical_for_every_recipe(programs: Programs, tmp_path: Pa
     other = base.recipe(
         queries=2, effective_batch=3, sequence_length=9, targets=("down_proj",), loss=other_loss, backend=other_backend
     )
-    manifest = compile_program(other, str(base.directory), tmp_path, inference=False)
+    manifest = shared_store().put(other, base.directory, tmp_path)
     assert manifest.file("weights").sha256 == program.manifest.file("weights").sha256
     assert file_sha256(tmp_path / "weights.ptd") == file_sha256(program.directory / "weights.ptd")
 
 
+@pytest.mark.slow
 def test_compiling_twice_gives_the_same_program(programs: Programs, tmp_path: Path) -> None:
     program, base = programs(1, "rademacher", "candidates", "portable")
     manifest = compile_program(program.manifest.recipe, str(base.directory), tmp_path, inference=False)
@@ -62,7 +65,7 @@ def test_a_base_that_is_not_the_recipes_is_refused(tiny: TinyBase, tmp_path: Pat
 
 
 def test_a_sequence_over_the_context_is_refused(tiny: TinyBase, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRecipe, match="sequence_length 65 is over the model's context of 64"):
+    with pytest.raises(InvalidRecipe, match="sequence_length 65 exceeds the model's context of 64"):
         compile_program(tiny.recipe(sequence_length=65), str(tiny.directory), tmp_path, None)
 
 
@@ -83,6 +86,7 @@ def run_compiler(recipe: str, source: str, out: Path) -> tuple[int, list[dict]]:
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_process_reports_progress_and_the_manifest(tiny: TinyBase, tmp_path: Path) -> None:
     recipe = tiny.recipe(queries=1, backend="portable")
     code, lines = run_compiler(recipe.model_dump_json(), str(tiny.directory), tmp_path)

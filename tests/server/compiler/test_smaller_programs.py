@@ -3,7 +3,8 @@
 import pytest
 
 from server.jobs.shrink import estimated_need, smaller
-from tests.server.compiler.conftest import compile_program, make_tiny
+from tests.programs import shared_store
+from tests.server.compiler.conftest import make_tiny
 
 
 def counted(manifest):
@@ -11,13 +12,14 @@ def counted(manifest):
     return manifest.file("weights").size + manifest.planned_bytes
 
 
+@pytest.mark.slow
 def test_what_was_estimated_is_near_what_was_compiled(tmp_path):
     base = make_tiny(tmp_path / "base", hidden_size=64, intermediate_size=128)
     recipe = base.recipe(rank=8, queries=4, effective_batch=4, sequence_length=64)
-    before = compile_program(recipe, str(base.directory), tmp_path / "before", inference=False)
+    before = shared_store().put(recipe, base.directory, tmp_path / "before")
     found = smaller(before, counted(before), counted(before) // 3)
     changed = {name for name in type(found).model_fields if getattr(found, name) != getattr(recipe, name)}
     assert changed == {"precision", "effective_batch"}
-    after = compile_program(found, str(base.directory), tmp_path / "after", inference=False)
+    after = shared_store().put(found, base.directory, tmp_path / "after")
     assert counted(after) == pytest.approx(estimated_need(before, found, counted(before)), rel=0.15)
     assert after.file("weights").size == pytest.approx(0.26 * before.file("weights").size, rel=0.1)

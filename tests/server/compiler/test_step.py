@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from server.compiler.noise import directions
-from shared.noise import direction, query_seeds
-from shared.program import TOKEN_DTYPE
+from server.compiler.methods.noise import directions
+from shared.program_inputs import TOKEN_DTYPE
 from shared.recipe import Recipe
+from shared.zo.noise import direction, query_seeds
 from tests.server.compiler import reference
 from tests.server.compiler.conftest import Program, Programs, token_batch
 
@@ -35,13 +35,13 @@ def call_step(program: Program, batch: reference.Batch, seeds: np.ndarray, lr: f
     return program("step", batch.tokens, batch.positions, *labels, batch.mask, seeds, *scalars)
 
 
-CASES = [  # every q and noise with both losses and both backends somewhere
-    (1, "rademacher", "full", "xnnpack"),
+CASES = [  # the first three have each q, noise, loss and backend somewhere
     (4, "rademacher", "full", "xnnpack"),
-    (1, "gaussian", "full", "xnnpack"),
-    (4, "gaussian", "full", "xnnpack"),
     (1, "rademacher", "candidates", "portable"),
     (4, "gaussian", "candidates", "xnnpack"),
+    pytest.param(1, "rademacher", "full", "xnnpack", marks=pytest.mark.slow),
+    pytest.param(1, "gaussian", "full", "xnnpack", marks=pytest.mark.slow),
+    pytest.param(4, "gaussian", "full", "xnnpack", marks=pytest.mark.slow),
 ]
 
 
@@ -70,9 +70,9 @@ def test_losses_and_b_follow_the_algorithm(
         np.testing.assert_allclose(trained, replayed, atol=1e-5 * np.abs(replayed).max())
 
 
-@pytest.mark.parametrize("noise", ["rademacher", "gaussian"])
-def test_replay_restores_b_bit_for_bit(programs: Programs, noise: str) -> None:
-    program, _ = programs(4, noise, "full", "xnnpack")
+@pytest.mark.parametrize(("noise", "loss"), [("rademacher", "full"), ("gaussian", "candidates")])
+def test_replay_restores_b_bit_for_bit(programs: Programs, noise: str, loss: str) -> None:
+    program, _ = programs(4, noise, loss, "xnnpack")
     rng = np.random.default_rng(3)
     ledger = []
     for number in range(3):
@@ -87,7 +87,7 @@ def test_replay_restores_b_bit_for_bit(programs: Programs, noise: str) -> None:
 
 
 def test_a_learning_rate_of_zero_leaves_b_as_it_is(programs: Programs) -> None:
-    program, _ = programs(4, "gaussian", "full", "xnnpack")
+    program, _ = programs(4, "gaussian", "candidates", "xnnpack")
     rng = np.random.default_rng(4)
     b = rng.standard_normal(program.manifest.size).astype(np.float32)
     program("load", b)
@@ -95,9 +95,16 @@ def test_a_learning_rate_of_zero_leaves_b_as_it_is(programs: Programs) -> None:
     assert np.array_equal(program("adapter")[0], b)
 
 
-@pytest.mark.parametrize(("loss", "backend"), [("full", "xnnpack"), ("candidates", "portable")])
-def test_score_is_the_stock_models_log_softmax(programs: Programs, loss: str, backend: str) -> None:
-    program, base = programs(1, "rademacher", loss, backend)
+@pytest.mark.parametrize(
+    ("queries", "loss", "backend"),
+    [
+        (4, "full", "xnnpack"),
+        (1, "candidates", "portable"),  # all seven targets
+        pytest.param(1, "full", "xnnpack", marks=pytest.mark.slow),
+    ],
+)
+def test_score_is_the_stock_models_log_softmax(programs: Programs, queries: int, loss: str, backend: str) -> None:
+    program, base = programs(queries, "rademacher", loss, backend)
     recipe, shape, rng = program.manifest.recipe, program.manifest.shape, np.random.default_rng(5)
     rows, t, c = recipe.score_rows, recipe.answer_length, recipe.choices
     b = 0.1 * rng.standard_normal(program.manifest.size).astype(np.float32)

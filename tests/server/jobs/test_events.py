@@ -7,7 +7,7 @@ import socket
 import fastapi.routing
 import pytest
 
-from server.auth.service import TokenService
+from server.identity.service import TokenService
 from shared.job import JobView, Progress
 from shared.transport import Transport
 

@@ -181,7 +181,7 @@ def test_the_api_describes_rules_declines_and_runners(app):
     assert {name for name, field in rules.items() if not field.get("description")} == set()
     assert schemas["LeaseRequest"]["properties"]["memory_bytes"]["description"]
     assert described["paths"]["/v1/leases/{lease_id}/decline"]["post"]["description"]
-    assert described["paths"]["/v1/runners/{platform}"]["get"]["description"]
+    assert described["paths"]["/v1/runner-builds/{platform}"]["get"]["description"]
 
 
 def test_priority(home, app, problem):

@@ -1,6 +1,7 @@
 """The list of jobs: newest first, page by page, of one state, user or adapter."""
 
 import itertools
+import json
 
 import pytest
 from sqlalchemy import update
@@ -58,3 +59,13 @@ def test_another_tenants_jobs_are_not_listed(fleet, jobs):
 @pytest.mark.parametrize("params", [{"state": "lost"}, {"user": ""}, {"user": "a b"}, {"adapter": "x" * 97}])
 def test_a_choice_that_cannot_be(app, problem, params):
     problem(app.get("/v1/jobs", params=params), 422, "invalid-request")
+
+
+def test_a_list_has_no_bodies_of_tasks_recipes_and_results(app):
+    task = {"name": "long", "prompt": "{text} " + "x" * 7_000, "answers": []}
+    task["answers"] = [{"text": f" {word}", "labels": [word]} for word in ("yes", "no")]
+    job = app.submit(task=task, recipe={"sequence_length": 32})
+    assert app.get(f"/v1/jobs/{job['id']}").json()["task"]["prompt"] == task["prompt"]
+    (item,) = app.get("/v1/jobs").json()["items"]
+    assert (item["id"], item["task"], item["base"], item["recipe_id"]) == (job["id"], "long", "tiny", job["recipe_id"])
+    assert len(json.dumps(item)) < 1_000

@@ -64,6 +64,13 @@ def test_equal_requests_are_one_recipe(resolve):
         ({"recipe": {"layers": "last:3"}}, "2 layers"),
         ({"recipe": {"layers": [0, 2]}}, "layer 2"),
         ({"recipe": {"noise": "randn", "estimator": "stored"}}, "neither resumed nor audited"),
+        ({"recipe": {"estimator": "gradient"}, "trajectory": "beside"}, "'beside' requests a trajectory"),
+        ({"recipe": {"estimator": "gradient"}, "trajectory": "instead"}, "or use estimator directional"),
+        ({"training": {"max_norm": 1.0}}, "training.max_norm has no effect with estimator replay"),
+        (
+            {"recipe": {"estimator": "directional"}, "training": {"weight_decay": 0.1}},
+            "training.weight_decay has no effect with estimator directional",
+        ),
         ({"recipe": {"precision": "int4"}}, "int4: its projected gradients"),
         ({"recipe": {"precision": "int4-weight"}}, "use int8-weight"),
         ({"recipe": {"sequence_length": 8, "answer_length": 8}}, "no"),

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.jobs.shrink import LEAST_LENGTH, described, estimated_need, smaller
+from server.jobs.shrink import LEAST_LENGTH, describe_changes, estimated_need, smaller
 from shared.job import TrainingSettings
-from shared.lora import BaseShape, flat_size
 from shared.program import ProgramFile, ProgramManifest
 from shared.recipe import BaseRef, Recipe
+from shared.zo.lora import BaseShape, flat_size
 
 # SmolLM2-135M, and what `mobizo-server compile` wrote for q = E = 4, S = 64.
 SHAPE = BaseShape(
@@ -109,6 +109,51 @@ def test_a_runtime_that_plans_nothing_shrinks_by_its_weights():
     assert smaller(manifest(planned=0, backend="torch"), WEIGHTS, WEIGHTS - 1) is None
 
 
+def shrunk(program):
+    """What the recipe becomes as the memory falls, each recipe once."""
+    found = {}
+    for available in range(program.training_bytes - 1, 0, -1_000_000):
+        recipe = smaller(program, program.training_bytes, available)
+        if recipe is not None:
+            assert estimated_need(program, recipe, program.training_bytes) <= available
+            found.setdefault(recipe.id, recipe)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("estimator", ["gradient", "directional"])
+def test_exact_gradients_go_by_micro_batches_then_to_replay_before_bits_go(estimator):
+    program = manifest(estimator=estimator, effective_batch=8, layers="last:8", rank=1, planned=120_000_000)
+    found = shrunk(program)
+    kept = [recipe for recipe in found if recipe.estimator == estimator]
+    assert [recipe.micro_batch for recipe in kept] == [4, 2, 1]
+    assert found[:3] == kept
+    assert all(recipe.effective_batch == 8 and recipe.precision == "fp32" for recipe in kept)
+    without = found[3]
+    assert (without.estimator, without.precision, without.micro_batch) == ("replay", "fp32", None)
+    assert {recipe.estimator for recipe in found[3:]} == {"replay"}
+    assert found[-1].precision == "int8-weight"
+    assert all(Recipe.model_validate(recipe.model_dump()) == recipe for recipe in found)
+    assert describe_changes(program.recipe, kept[0]) == "micro-batch None -> 4"
+    assert describe_changes(program.recipe, without).startswith(f"estimator {estimator} -> replay, ")
+
+
+def test_a_micro_batch_keeps_the_rows_that_scoring_takes():
+    program = manifest(estimator="gradient", effective_batch=8, choices=4, answer_length=2, rank=1)
+    found = smaller(program, program.training_bytes, program.training_bytes - 1, least_rows=4)
+    assert (found.estimator, found.micro_batch) == ("gradient", 4)
+    found = smaller(program, program.training_bytes, estimated_need(program, found, program.training_bytes) - 1, 4)
+    assert found.estimator == "replay"
+
+
+def test_a_reverse_pass_counts_the_weights_that_it_packs_transposed():
+    replay, exact = manifest(layers="last:8"), manifest(layers="last:8", estimator="gradient")
+    layer = 576 * (576 + 192 + 192 + 576 + 3 * 1536)
+    assert replay.training_bytes == NEEDED
+    assert exact.training_bytes == NEEDED + 8 * layer * 4
+    assert manifest(layers="last:8", estimator="gradient", precision="int8").training_bytes == NEEDED + 8 * layer
+    assert manifest(layers="last:8", estimator="gradient", backend="portable").training_bytes == NEEDED
+
+
 recipes = st.fixed_dictionaries(
     {
         "queries": st.integers(1, 16),
@@ -139,7 +184,7 @@ def test_whatever_is_found_fits_compiles_and_differs_only_where_it_may(settings,
     assert 1 <= found.queries <= before.queries
     assert min(before.sequence_length, max(LEAST_LENGTH, 2 * before.answer_length)) <= found.sequence_length
     assert found.sequence_length <= before.sequence_length
-    assert described(before, found)
+    assert describe_changes(before, found)
 
 
 @given(recipes, sizes, sizes, sizes, sizes)
@@ -156,4 +201,4 @@ def test_more_memory_never_costs_more(settings, weights, planned, first, second)
 def test_changes_are_said_in_words():
     before = manifest().recipe
     after = before.model_copy(update={"queries": 2, "precision": "int8-weight"})
-    assert described(before, after) == "precision fp32 -> int8-weight, q 4 -> 2"
+    assert describe_changes(before, after) == "precision fp32 -> int8-weight, q 4 -> 2"

@@ -5,32 +5,56 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import select, update
 
-from server.programs.compilation import CompileQueue
-from server.programs.models import Program, ProgramBlob, ProgramState, Worker
-from server.programs.repository import WorkerRepository
+from server.programs.compilation import CompileHandler
+from server.programs.models import Program, ProgramBlob, ProgramState
+from server.tasks.queue import Claim
 from shared.errors import CompileFailed, InvalidRecipe
-from shared.program import ProgramFile, ProgramManifest, SignedManifest
+from shared.program import ProgramFile, ProgramManifest
 from shared.recipe import Recipe
-from tests.server.conftest import SHAPE
+from tests.server.conftest import SHAPE, Workers
 
 
-class Workers:
-    """Workers of one home, each call one transaction."""
+class Compilers(Workers):
+    """Workers that compile; a program is named by its recipe's id."""
 
-    def __init__(self, home):
-        self.home = home
-        with home.database.writing() as session:
-            for name in ("one", "two"):
-                now = datetime.now(UTC)
-                WorkerRepository(session).add(Worker(id=name, pid=1, started_at=now, seen_at=now))
+    def __init__(self, home, *names, **where):
+        super().__init__(home, *names, **where)
+        self.settings, self.orders = home.settings, {}
 
-    def do(self, name, action, *arguments):
-        with self.home.database.writing() as session:
-            return getattr(CompileQueue(session, self.home.settings, name), action)(*arguments)
+    def queue(self, name, action, *arguments):
+        self.home.settings = self.settings
+        return self.do(name, CompileHandler(self.settings, self.home.artifacts), action, *arguments)
 
-    def program(self):
+    def claim(self, name):
+        """The order that the worker gets, or None."""
+        claim = self.queue(name, "claim")
+        if claim is None:
+            return None
+        self.orders[claim.subject] = claim.order
+        return claim.order
+
+    def held(self, recipe_id):
+        return Claim("compile", recipe_id, self.orders[recipe_id])
+
+    def heartbeat(self, name, recipe_id):
+        return self.queue(name, "heartbeat", self.held(recipe_id))
+
+    def complete(self, name, job, version=1):
+        return self.queue(name, "complete", self.held(job["recipe_id"]), manifest(self.home, job, version))
+
+    def fail(self, name, recipe_id, error):
+        self.queue(name, "fail", self.held(recipe_id), error)
+
+    def retry(self, name, recipe_id, error):
+        self.queue(name, "retry", self.held(recipe_id), error)
+
+    def release(self, name, recipe_id):
+        self.queue(name, "release", self.held(recipe_id))
+
+    def program(self, recipe_id=None):
+        statement = select(Program) if recipe_id is None else select(Program).where(Program.recipe_id == recipe_id)
         with self.home.database.reading() as session:
-            found = session.scalars(select(Program)).one()
+            found = session.scalars(statement).one()
             session.expunge_all()
             return found
 
@@ -40,22 +64,21 @@ class Workers:
             session.execute(update(Program).values(state=ProgramState.PENDING))
 
     def expire(self):
-        with self.home.database.writing() as session:
-            session.execute(update(Program).values(lease_expires_at=datetime.now(UTC) - timedelta(seconds=1)))
+        self.home.set_task(lease_expires_at=datetime.now(UTC) - timedelta(seconds=1))
 
 
 @pytest.fixture
 def workers(home):
-    return Workers(home)
+    return Compilers(home, "one", "two")
 
 
-def signed(job, version=1):
+def manifest(home, job, version=1):
     recipe = Recipe.model_validate(job["recipe"])
     files = tuple(
-        ProgramFile(role=role, name=role, size=1, sha256=letter * 64)
-        for role, letter in (("program", "a"), ("weights", "b"), ("tokenizer", "c"))
+        ProgramFile(role=role, name=role, size=len(role), sha256=home.artifacts.put(role.encode()))
+        for role in ("program", "weights", "tokenizer")
     )
-    manifest = ProgramManifest(
+    return ProgramManifest(
         version=version,
         recipe=recipe,
         recipe_id=recipe.id,
@@ -70,7 +93,6 @@ def signed(job, version=1):
         nodes=0,
         executorch="1",
     )
-    return SignedManifest(manifest=manifest, key_id="k", signature="s")
 
 
 @pytest.fixture
@@ -79,40 +101,40 @@ def state(app):
 
 
 def test_nothing_to_do(workers):
-    assert workers.do("one", "claim") is None
+    assert workers.claim("one") is None
 
 
 def test_a_claim_is_one_worker_s(app, workers, state):
     job = app.submit()
-    assignment = workers.do("one", "claim")
+    assignment = workers.claim("one")
     assert assignment.recipe.id == job["recipe_id"]
     assert assignment.source == str(workers.home.source)
-    assert workers.do("two", "claim") is None
+    assert workers.claim("two") is None
     assert state(job) == "compiling"
     assert app.submit(adapter="later")["state"] == "compiling"
 
 
 def test_done(app, workers, state):
     jobs = [app.submit(adapter=f"a{number}") for number in range(3)]
-    workers.do("one", "claim")
-    assert workers.do("one", "finish", jobs[0]["recipe_id"], signed(jobs[0])) is True
+    workers.claim("one")
+    assert workers.complete("one", jobs[0]) is True
     assert [state(job) for job in jobs] == ["ready"] * 3
-    assert workers.do("two", "claim") is None
+    assert workers.claim("two") is None
 
 
 def test_a_dead_worker_s_program_is_another_s_and_counts_once(app, workers, state):
     job = app.submit()
-    workers.do("one", "claim")
+    workers.claim("one")
     workers.expire()
-    assert workers.do("two", "claim").recipe.id == job["recipe_id"]
+    assert workers.claim("two").recipe.id == job["recipe_id"]
     # The first was only slow, and reports after all.
-    assert workers.do("one", "keep", job["recipe_id"]) is False
-    assert workers.do("one", "finish", job["recipe_id"], signed(job)) is False
-    workers.do("one", "fail", job["recipe_id"], InvalidRecipe("late"))
-    workers.do("one", "retry", job["recipe_id"], CompileFailed("late"))
-    workers.do("one", "release", job["recipe_id"])
+    assert workers.heartbeat("one", job["recipe_id"]) is False
+    assert workers.complete("one", job) is False
+    workers.fail("one", job["recipe_id"], InvalidRecipe("late"))
+    workers.retry("one", job["recipe_id"], CompileFailed("late"))
+    workers.release("one", job["recipe_id"])
     assert state(job) == "compiling"
-    assert workers.do("two", "finish", job["recipe_id"], signed(job)) is True
+    assert workers.complete("two", job) is True
     assert state(job) == "ready"
     with workers.home.database.reading() as session:
         assert len(session.scalars(select(ProgramBlob)).all()) == 3
@@ -120,34 +142,34 @@ def test_a_dead_worker_s_program_is_another_s_and_counts_once(app, workers, stat
 
 def test_heartbeats_keep_it(app, workers):
     job = app.submit()
-    workers.do("one", "claim")
+    workers.claim("one")
     workers.expire()
-    assert workers.do("one", "keep", job["recipe_id"]) is True
-    assert workers.do("two", "claim") is None
+    assert workers.heartbeat("one", job["recipe_id"]) is True
+    assert workers.claim("two") is None
 
 
 def test_failure_ends_the_jobs_and_another_try_may_be_asked_for(app, workers, state):
     job = app.submit()
-    workers.do("one", "claim")
-    workers.do("one", "fail", job["recipe_id"], InvalidRecipe("rank: too large"))
+    workers.claim("one")
+    workers.fail("one", job["recipe_id"], InvalidRecipe("rank: too large"))
     view = app.get(f"/v1/jobs/{job['id']}").json()
     assert view["state"] == "failed"
     assert view["error"] == {"code": "invalid-recipe", "detail": "rank: too large"}
-    assert workers.do("one", "claim") is None
+    assert workers.claim("one") is None
     again = app.submit()
     assert again["state"] == "queued"
-    assert workers.do("one", "claim") is not None
-    assert workers.program().attempts == 1
+    assert workers.claim("one") is not None
+    assert workers.home.task(workers.program().recipe_id).attempts == 1
 
 
 def test_crashes_are_tried_again_and_then_fail(app, workers, state):
     job = app.submit()
     for _ in range(2):
-        workers.do("one", "claim")
-        workers.do("one", "retry", job["recipe_id"], CompileFailed("died"))
+        workers.claim("one")
+        workers.retry("one", job["recipe_id"], CompileFailed("died"))
         assert state(job) == "queued"
-    workers.do("one", "claim")
-    workers.do("one", "retry", job["recipe_id"], CompileFailed("died"))
+    workers.claim("one")
+    workers.retry("one", job["recipe_id"], CompileFailed("died"))
     view = app.get(f"/v1/jobs/{job['id']}").json()
     assert (view["state"], view["error"]["code"]) == ("failed", "compile-failed")
 
@@ -155,9 +177,9 @@ def test_crashes_are_tried_again_and_then_fail(app, workers, state):
 def test_a_program_that_kills_its_workers_fails(app, workers, state):
     job = app.submit()
     for _ in range(3):
-        assert workers.do("one", "claim") is not None
+        assert workers.claim("one") is not None
         workers.expire()
-    assert workers.do("two", "claim") is None
+    assert workers.claim("two") is None
     view = app.get(f"/v1/jobs/{job['id']}").json()
     assert (view["state"], view["error"]["code"]) == ("failed", "compile-failed")
 
@@ -165,38 +187,38 @@ def test_a_program_that_kills_its_workers_fails(app, workers, state):
 def test_a_worker_that_stops_in_order_costs_no_try(app, workers, state):
     job = app.submit()
     for _ in range(5):
-        workers.do("one", "claim")
-        workers.do("one", "release", job["recipe_id"])
+        workers.claim("one")
+        workers.release("one", job["recipe_id"])
     assert state(job) == "queued"
-    assert workers.program().attempts == 0
+    assert workers.home.task(workers.program().recipe_id).attempts == 0
 
 
 def test_what_nobody_waits_for_is_not_compiled(app, workers):
     job, other = app.submit(), app.submit(adapter="other")
-    workers.do("one", "claim")
+    workers.claim("one")
     app.post(f"/v1/jobs/{job['id']}/cancel")
-    assert workers.do("one", "keep", job["recipe_id"]) is True
+    assert workers.heartbeat("one", job["recipe_id"]) is True
     app.post(f"/v1/jobs/{other['id']}/cancel")
-    assert workers.do("one", "keep", job["recipe_id"]) is False
+    assert workers.heartbeat("one", job["recipe_id"]) is False
     assert workers.program().state is ProgramState.PENDING
-    assert workers.do("one", "claim") is None
+    assert workers.claim("one") is None
     assert app.submit()["state"] == "queued"
-    assert workers.do("one", "claim") is not None
+    assert workers.claim("one") is not None
 
 
 def test_oldest_first(app, workers):
     first = app.submit()
     second = app.submit(adapter="b", recipe={"rank": 3})
-    assert workers.do("one", "claim").recipe.id == first["recipe_id"]
-    assert workers.do("two", "claim").recipe.id == second["recipe_id"]
+    assert workers.claim("one").recipe.id == first["recipe_id"]
+    assert workers.claim("two").recipe.id == second["recipe_id"]
 
 
 def test_jobs_of_all_tenants_share_a_program(fleet, app, workers, state):
     job = app.submit()
     stranger = fleet.app("other")
     theirs = stranger.submit()
-    workers.do("one", "claim")
-    workers.do("one", "finish", job["recipe_id"], signed(job))
+    workers.claim("one")
+    workers.complete("one", job)
     assert state(job) == "ready"
     assert stranger.get(f"/v1/jobs/{theirs['id']}").json()["state"] == "ready"
 
@@ -205,22 +227,22 @@ def test_versions_rise_with_the_programs_that_were_published(app, workers):
     """A device refuses an older program than it has seen, so no published one may have a number twice."""
     job = app.submit()
     recipe_id = job["recipe_id"]
-    assert workers.do("one", "claim").version == 1
-    workers.do("one", "retry", recipe_id, CompileFailed("died"))
-    assert workers.do("one", "claim").version == 1
-    workers.do("one", "fail", recipe_id, InvalidRecipe("no"))
+    assert workers.claim("one").version == 1
+    workers.retry("one", recipe_id, CompileFailed("died"))
+    assert workers.claim("one").version == 1
+    workers.fail("one", recipe_id, InvalidRecipe("no"))
     again = app.submit()
-    assert workers.do("two", "claim").version == 1
-    assert workers.do("two", "finish", recipe_id, signed(again, 1)) is True
+    assert workers.claim("two").version == 1
+    assert workers.complete("two", again, 1) is True
     for version in (2, 3):
         workers.recompile()
         waiting = app.submit()
         assert waiting["state"] == "queued"
-        assert workers.do("one", "claim").version == version
-        workers.do("one", "fail", recipe_id, InvalidRecipe("a bad day"))
+        assert workers.claim("one").version == version
+        workers.fail("one", recipe_id, InvalidRecipe("a bad day"))
         app.submit()
-        assert workers.do("two", "claim").version == version
-        assert workers.do("two", "finish", recipe_id, signed(waiting, version)) is True
+        assert workers.claim("two").version == version
+        assert workers.complete("two", waiting, version) is True
     assert app.get(f"/v1/programs/{recipe_id}").json()["manifest"]["version"] == 3
     with workers.home.database.reading() as session:
         # The version before keeps its files: devices may be training with it.

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from server.programs.compiler_process import CompilerCrashed, CompilerProcess
-from server.work.child import Stopped
+from server.tasks.child_process import Stopped
 from shared.errors import CompileFailed, InvalidRecipe, Unavailable, UnsupportedModel
 from shared.recipe import Recipe
 from tests.server import fake_compiler
@@ -76,7 +76,7 @@ def test_a_command_that_is_none(compile_):
 
 @pytest.mark.parametrize("script", ["print('{\"manifest\": {}}')", "print('{\"manifest\": 1}')"])
 def test_a_manifest_that_is_none(compile_, script):
-    with pytest.raises(CompileFailed, match="form") as caught:
+    with pytest.raises(CompileFailed, match="invalid manifest") as caught:
         compile_(command=[sys.executable, "-c", script])
     assert not isinstance(caught.value, CompilerCrashed)
 

@@ -3,10 +3,11 @@
 import psutil
 import pytest
 
-from server.programs.memory import SHARE, compile_bytes, host_budget, machine_bytes
+from server.programs.service import compile_bytes
 from server.settings import Settings
-from shared.lora import BaseShape
+from server.tasks.host import SHARE, host_budget, machine_bytes
 from shared.recipe import TARGETS, Recipe
+from shared.zo.lora import BaseShape
 
 SMOLLM2 = BaseShape(
     architecture="llama",

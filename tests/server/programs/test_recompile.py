@@ -61,9 +61,9 @@ def test_what_fails_leaves_what_was_there(fleet, home, app, device, recompile):
     machines = Machines(home)
     worker = machines.worker("one")
     assert machines.claim(worker) == job["recipe_id"]
-    machines.do(worker, "fail", job["recipe_id"], CompileFailed("a bad day"))
-    program = machines.program(job)
-    assert (program.state, program.error.detail, program.anew) == (ProgramState.READY, "a bad day", False)
+    machines.fail(worker, job["recipe_id"], CompileFailed("a bad day"))
+    program = machines.program(job["recipe_id"])
+    assert (program.state, program.error.detail, program.recompiling) == (ProgramState.READY, "a bad day", False)
     assert app.get(f"/v1/jobs/{waiting['id']}").json()["state"] == "ready"
     assert version(device.lease()) == 1
     assert machines.claim(worker) is None
@@ -87,4 +87,4 @@ def test_what_cannot_be_compiled_anew(home, app, recompile):
     with pytest.raises(Conflict, match="pending"):
         recompile(job["recipe_id"])
     with home.database.reading() as session:
-        assert session.scalars(select(Program.anew)).one() is False
+        assert session.scalars(select(Program.recompiling)).one() is False

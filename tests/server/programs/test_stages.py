@@ -4,27 +4,27 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.programs import stages
-from server.programs.stages import Stages
+from server.programs import compilation
+from server.programs.compilation import CompileProgress
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(stages, "time", SimpleNamespace(monotonic=lambda: now[0]))  # others have the true time
+    monkeypatch.setattr(compilation, "time", SimpleNamespace(monotonic=lambda: now[0]))  # others have the true time
     return now
 
 
 def test_news_once_and_not_too_often(clock):
-    heard = Stages()
+    heard = CompileProgress()
     assert heard.news() is None
-    heard.hear({"stage": "read", "fraction": 0.0})
+    heard.update({"stage": "read", "fraction": 0.0})
     assert heard.news().line() == "compiling  reading the base model"
     assert heard.news() is None
-    heard.hear({"stage": "lower", "fraction": 0.0})
-    heard.hear({"stage": "emit", "fraction": 0.5})
+    heard.update({"stage": "lower", "fraction": 0.0})
+    heard.update({"stage": "emit", "fraction": 0.5})
     assert heard.news() is None
-    clock[0] += stages.TELL_SECONDS
+    clock[0] += compilation.NEWS_SECONDS
     assert heard.news().why == "writing the program, 50%"
     clock[0] += 100
     assert heard.news() is None
@@ -32,12 +32,12 @@ def test_news_once_and_not_too_often(clock):
 
 @pytest.mark.parametrize("said", [{}, {"stage": 3}, {"stage": None, "fraction": "x"}, {"fraction": 1}])
 def test_what_is_no_stage_is_no_news(said):
-    heard = Stages()
-    heard.hear(said)
+    heard = CompileProgress()
+    heard.update(said)
     assert heard.news() is None
 
 
 def test_another_compiler_s_stage_is_told_as_it_is():
-    heard = Stages()
-    heard.hear({"stage": "x" * 1000, "fraction": [1]})
+    heard = CompileProgress()
+    heard.update({"stage": "x" * 1000, "fraction": [1]})
     assert heard.news().why == "x" * 100

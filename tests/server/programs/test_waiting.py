@@ -4,62 +4,43 @@ import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import update
 
-from server.jobs.models import Job
-from server.programs.compilation import CompileQueue
-from server.programs.models import Program, ProgramState, Worker
-from server.programs.repository import WorkerRepository
-from server.programs.room import PATIENCE
-from server.programs.waiting import WaitingRepository
+from server.programs.models import ProgramState
+from server.tasks.models import TaskRequest
+from server.tasks.queue import OVERDUE
+from server.tasks.repository import WorkerRepository
 from shared.errors import CompileFailed
 from shared.recipe import Recipe
-from tests.server.conftest import job_request
-from tests.server.programs.test_compilation import signed
+from tests.server.conftest import Workers, job_request
+from tests.server.programs.test_compilation import Compilers
 
 GIB = 1 << 30
 SEVEN_BILLION = 28 * GIB  # as large as a program of seven billion weights takes, when 32 GiB are to suffice
 
 
-class Machines:
-    """Machines with workers, each call one transaction."""
-
-    def __init__(self, home):
-        self.home = home
-        self.settings = home.settings
+class Machines(Compilers):
+    """Machines with workers, each of whose calls is one transaction."""
 
     def worker(self, name, host="alone", memory=32 * GIB, limited=True):
         """A worker on a machine that gives so much to compiles."""
-        now = datetime.now(UTC)
-        with self.home.database.writing() as session:
-            WorkerRepository(session).add(Worker(id=name, pid=1, host=host, started_at=now, seen_at=now))
-            if memory is not None:
-                WaitingRepository(session).keep_host(host, memory, limited, now)
+        Workers(self.home, name, host=host)
+        if memory is not None:
+            with self.home.database.writing() as session:
+                WorkerRepository(session).keep_host(host, memory, limited, datetime.now(UTC))
         return name
 
     def claim(self, name):
         """The recipe id that the worker gets, or None."""
-        assignment = self.do(name, "claim")
-        return None if assignment is None else assignment.recipe.id
-
-    def do(self, name, action, *arguments):
-        with self.home.database.writing() as session:
-            return getattr(CompileQueue(session, self.settings, name), action)(*arguments)
+        order = super().claim(name)
+        return None if order is None else order.recipe.id
 
     def finish(self, name, job):
-        assert self.do(name, "finish", job["recipe_id"], signed(job)) is True
+        assert self.complete(name, job) is True
 
     def takes(self, job, size):
         """What compiling a job's program is thought to take, bytes."""
-        with self.home.database.writing() as session:
-            statement = update(Program).where(Program.recipe_id == job["recipe_id"]).values(memory_bytes=size)
-            session.execute(statement)
-
-    def program(self, job):
-        with self.home.database.reading() as session:
-            found = session.scalars(select(Program).where(Program.recipe_id == job["recipe_id"])).one()
-            session.expunge_all()
-            return found
+        self.home.set_task(job["recipe_id"], memory_bytes=size)
 
 
 @pytest.fixture
@@ -103,7 +84,7 @@ def test_a_program_has_the_priority_of_its_most_urgent_job(app, machines, many):
     worker = machines.worker("one")
     assert machines.claim(worker) == second["recipe_id"]
     # Nobody urgent waits any more.
-    machines.do(worker, "release", second["recipe_id"])
+    machines.release(worker, second["recipe_id"])
     app.post(f"/v1/jobs/{urgent['id']}/cancel")
     assert machines.claim(worker) == first["recipe_id"]
 
@@ -156,7 +137,7 @@ def test_another_machine_has_memory_of_its_own(machines, many):
     assert machines.claim(machines.worker("three", "there")) == larger["recipe_id"]
 
 
-@pytest.mark.parametrize("end", ["release", "retry", "fail", "vanished"])
+@pytest.mark.parametrize("end", ["release", "retry", "fail", "take_back"])
 def test_a_compile_that_ended_gives_its_memory_back(machines, many, end):
     large, larger = many(2)
     for job in (large, larger):
@@ -164,8 +145,11 @@ def test_a_compile_that_ended_gives_its_memory_back(machines, many, end):
     one, two = machines.worker("one"), machines.worker("two")
     machines.claim(one)
     assert machines.claim(two) is None
-    extra = {"retry": [CompileFailed("died")], "fail": [CompileFailed("no")], "vanished": [one]}.get(end, [])
-    machines.do(one, end, large["recipe_id"], *extra)
+    if end == "take_back":
+        machines.queue(two, end, machines.home.task(large["recipe_id"]), one)
+    else:
+        extra = [CompileFailed("died")] if end in ("retry", "fail") else []
+        getattr(machines, end)(one, large["recipe_id"], *extra)
     assert machines.claim(two) in ids(large, larger)
 
 
@@ -198,8 +182,8 @@ def test_what_waited_long_is_not_passed_by_for_ever(machines, many):
     one, two = machines.worker("one"), machines.worker("two")
     assert machines.claim(one) == small["recipe_id"]
     with machines.home.database.writing() as session:
-        long_ago = datetime.now(UTC) - PATIENCE - timedelta(seconds=1)
-        session.execute(update(Job).where(Job.id == large["id"]).values(created_at=long_ago))
+        long_ago = datetime.now(UTC) - OVERDUE - timedelta(seconds=1)
+        session.execute(update(TaskRequest).where(TaskRequest.requester == large["id"]).values(created_at=long_ago))
     assert machines.claim(two) is None
     machines.finish(one, small)
     assert machines.claim(two) == large["recipe_id"]
@@ -232,7 +216,7 @@ def test_an_estimate_that_nobody_limited_runs_alone(machines, many):
 
 
 def test_what_is_estimated_is_stored(app, machines):
-    assert machines.program(app.submit()).memory_bytes > 400 << 20
+    assert machines.home.task(app.submit()["recipe_id"]).memory_bytes > 400 << 20
 
 
 def test_a_crash_puts_the_next_try_off_twice_as_long_each_time(app, machines):
@@ -242,18 +226,17 @@ def test_a_crash_puts_the_next_try_off_twice_as_long_each_time(app, machines):
     for wait in (100, 200, 400):
         assert machines.claim(worker) == job["recipe_id"]
         before = datetime.now(UTC)
-        machines.do(worker, "retry", job["recipe_id"], CompileFailed("died"))
+        machines.retry(worker, job["recipe_id"], CompileFailed("died"))
         after = datetime.now(UTC)
-        again = machines.program(job).next_attempt_at
+        again = machines.home.task(job["recipe_id"]).not_before
         assert before + timedelta(seconds=wait) <= again <= after + timedelta(seconds=wait)
         assert machines.claim(worker) is None
         view = app.get(f"/v1/jobs/{job['id']}").json()
         assert view["state"] == "queued"
         assert "crashed" in view["progress"]["why"]
-        with machines.home.database.writing() as session:
-            session.execute(update(Program).values(next_attempt_at=before))
+        machines.home.set_task(not_before=before)
     assert machines.claim(worker) == job["recipe_id"]
-    machines.do(worker, "retry", job["recipe_id"], CompileFailed("died for good"))
+    machines.retry(worker, job["recipe_id"], CompileFailed("died for good"))
     assert app.get(f"/v1/jobs/{job['id']}").json()["error"]["detail"] == "died for good"
 
 
@@ -262,8 +245,8 @@ def test_asked_for_again_it_is_tried_at_once(app, machines):
     job = app.submit()
     worker = machines.worker("one")
     machines.claim(worker)
-    machines.do(worker, "retry", job["recipe_id"], CompileFailed("died"))
-    assert machines.program(job).state is ProgramState.FAILED
+    machines.retry(worker, job["recipe_id"], CompileFailed("died"))
+    assert machines.program(job["recipe_id"]).state is ProgramState.FAILED
     assert app.submit()["state"] == "queued"
     assert machines.claim(worker) == job["recipe_id"]
 

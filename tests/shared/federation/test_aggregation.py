@@ -5,8 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from shared.cohort import CohortSettings
 from shared.federation.aggregation import aggregate
+from shared.federation.cohort import CohortSettings
 from shared.federation.sources import MemorySource
 from shared.federation.update import Update
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.cohort import AlgorithmName, AlgorithmSettings
 from shared.federation.algorithms import ALGORITHMS, DeviceHalf, find
-from shared.proximal import pull
+from shared.federation.cohort import AlgorithmName, AlgorithmSettings
+from shared.zo.proximal import pull
 
 
 def vectors(size=50, seed=0):

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.cohort import AggregatorSettings
 from shared.errors import InvalidUpload
 from shared.federation.aggregation import Weighing, combine
+from shared.federation.cohort import AggregatorSettings
 from shared.federation.files import FileSource, UploadedFile
 from shared.federation.intake import READ, Rules, read_update
 from shared.federation.sources import MemorySource
 from shared.federation.update import Contribution, Update, euclidean_norm
-from shared.lora import adapter_file, dump_adapter, load_adapter
+from shared.zo.lora import adapter_file, dump_adapter, load_adapter
 from tests.shared.adapter_fuzz import malformed
 
 A = "a" * 64
@@ -50,9 +50,9 @@ def test_the_update_is_b_minus_its_start_and_its_norm_is_known():
 @pytest.mark.parametrize(
     ("data", "rules", "why"),
     [
-        (file_of(vector(1))[:-1], None, "breaks off"),
+        (file_of(vector(1))[:-1], None, "truncated"),
         (file_of(vector(1))[:4], None, "header has"),
-        (file_of(vector(1)) + b"\0", None, "goes on"),
+        (file_of(vector(1)) + b"\0", None, "extra bytes"),
         (file_of(vector(1, SIZE - 1)), None, f"of {SIZE} F32"),
         (file_of(vector(1), "b" * 64), None, f"another A: its fingerprint is {'b' * 64}"),
         (dump_adapter(vector(1), {}), None, "its fingerprint is None"),
@@ -61,7 +61,7 @@ def test_the_update_is_b_minus_its_start_and_its_norm_is_known():
         (file_of(vector(1, scale=9)), Rules(SIZE, A, norm_limit=2000.0), "has a norm of 2"),
         (b"\xff\xff\0\0\0\0\0\0" + bytes(70000), None, "65535 bytes; at most 4096"),
         (b"\x02\0\0\0\0\0\0\0[]", None, "exactly one tensor"),
-        (b"\x02\0\0\0\0\0\0\0{]", None, "no JSON;"),
+        (b"\x02\0\0\0\0\0\0\0{]", None, "not valid JSON;"),
     ],
 )
 def test_bad_files_are_refused_by_name(data, rules, why):

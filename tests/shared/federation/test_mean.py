@@ -87,12 +87,12 @@ def test_many_of_many_blocks():
 
 @pytest.mark.parametrize(("weight", "scale"), [(0, 1), (-1, 1), (math.inf, 1), (math.nan, 1), (1, math.nan)])
 def test_a_weight_that_is_none(weight, scale):
-    with pytest.raises(ValueError, match="make no mean"):
+    with pytest.raises(ValueError, match="do not define a mean"):
         WeightedMean(2).add(np.zeros(2, np.float32), weight, scale)
 
 
 def test_another_size_and_no_updates():
-    with pytest.raises(ValueError, match="3 elements in a mean of 2"):
+    with pytest.raises(ValueError, match="the update has 3 elements; the mean has 2"):
         WeightedMean(2).add(np.zeros(3, np.float32))
     with pytest.raises(ValueError, match="no updates"):
         WeightedMean(2).result()

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from shared.cohort import OptimizerSettings
+from shared.federation.cohort import OptimizerSettings
 from shared.federation.optimizers import advance, begin, load_state
 
 SIZE, ROUNDS = 8192 + 300, 5
@@ -74,10 +74,10 @@ def test_a_state_that_was_stored_goes_on_to_the_bit(name):
 @pytest.mark.parametrize(
     ("data", "settings", "size", "why"),
     [
-        (b"", OptimizerSettings(name="adam"), 4, "no state"),
-        (begin(OptimizerSettings(name="adam"), 4).dump()[:-1], OptimizerSettings(name="adam"), 4, "no state"),
-        (b"\x02\0\0\0\0\0\0\0{}", OptimizerSettings(), 4, "no state"),
-        (begin(OptimizerSettings(name="adam"), 4).dump(), OptimizerSettings(name="momentum"), 4, "not of momentum"),
+        (b"", OptimizerSettings(name="adam"), 4, "not the state"),
+        (begin(OptimizerSettings(name="adam"), 4).dump()[:-1], OptimizerSettings(name="adam"), 4, "not the state"),
+        (b"\x02\0\0\0\0\0\0\0{}", OptimizerSettings(), 4, "not the state"),
+        (begin(OptimizerSettings(name="adam"), 4).dump(), OptimizerSettings(name="momentum"), 4, "not to momentum"),
         (begin(OptimizerSettings(name="adam"), 4).dump(), OptimizerSettings(name="adam"), 5, "D = 4"),
     ],
 )
@@ -89,7 +89,7 @@ def test_another_state_is_refused(data, settings, size, why):
 def test_a_state_without_its_vectors_is_refused():
     whole = begin(OptimizerSettings(name="adam"), 4)
     short = type(whole)("adam", 4, 0, {"m": np.zeros(4, np.float32)})
-    with pytest.raises(ValueError, match="does not hold"):
+    with pytest.raises(ValueError, match="does not contain"):
         load_state(short.dump(), OptimizerSettings(name="adam"), 4)
 
 

@@ -8,8 +8,8 @@ that way (at least 0.6 of the cosine that it has without malice) and at least ha
 import numpy as np
 import pytest
 
-from shared.cohort import AggregatorSettings
 from shared.federation.aggregation import Weighing, combine
+from shared.federation.cohort import AggregatorSettings
 from shared.federation.sources import MemorySource
 from shared.federation.update import Update
 

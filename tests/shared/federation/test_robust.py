@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from shared.cohort import AggregatorSettings
 from shared.federation import robust
 from shared.federation.aggregation import Weighing, combine
 from shared.federation.algorithms.fedbuff import BufferedServerHalf
+from shared.federation.cohort import AggregatorSettings
 from shared.federation.sources import MemorySource
 from shared.federation.update import Update, euclidean_norm
 
@@ -76,7 +76,7 @@ def test_krum_takes_the_best_and_multi_krum_the_best_n_minus_f_minus_2():
 
 
 def test_krum_of_too_few_is_refused():
-    with pytest.raises(ValueError, match="among 7, not 6"):
+    with pytest.raises(ValueError, match="among at least 7, not 6"):
         combine(source(normal(6)), AggregatorSettings(name="krum", krum_f=2), Weighing())
 
 

@@ -54,5 +54,5 @@ def test_a_difference_is_rounded_once():
     after, before = np.random.default_rng(0).normal(size=(2, 100)).astype(np.float32)
     exactly = after.astype(np.float64) - before.astype(np.float64)
     assert np.array_equal(difference(after, before), exactly.astype(np.float32))
-    with pytest.raises(ValueError, match="100 elements cannot go on from one of 99"):
+    with pytest.raises(ValueError, match="100 elements after the run and 99 before"):
         difference(after, before[:-1])

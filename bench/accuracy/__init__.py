@@ -1,0 +1,1 @@
+"""`bench accuracy`: how well each training method does at the same budget."""

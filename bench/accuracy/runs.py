@@ -1,0 +1,155 @@
+"""Training runs of `bench accuracy` on one task, in PyTorch: validated on the way, tested at their best and their end.
+
+Example order, noise, schedules and evaluation are those of the product; the forward passes are PyTorch's.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from bench.accuracy.data import Data
+from bench.baselines.rounding import load_model
+from bench.programs import tokenizer_of
+from bench.result import notes
+from bench.training.learners import TorchLearner, torch_learner
+from bench.training.runs import Contender, Look, Run, begin, kept, train
+from device_agent.errors import Diverged
+from server.compiler import inspect_base
+from server.compiler.checkpoints.base import locate_base
+from shared.canonical import canonical_json, sha256_hex
+from shared.job import TrainingSettings
+from shared.recipe import BaseRef, Precision, Recipe, RecipeSettings
+from shared.zo.encoding import Example
+
+BATCH = 16  # q E, in the paper's experiments and here
+
+
+@dataclass(frozen=True)
+class Point:
+    """A learning rate and a perturbation scale to try."""
+
+    lr: float
+    eps: float = 1e-2
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The settings that all contenders of one task share."""
+
+    base: str  # directory, file or id
+    device: str
+    dtype: str  # of the frozen weights and activations; B is float32
+    sequence_length: int
+    noise: Literal["rademacher", "gaussian"] = "rademacher"
+
+    def contender(
+        self, name: str, engine: Any, steps: int = 1, interval: int = 1, queries: int = 1, **fields: Any
+    ) -> Contender:
+        """Returns a contender that has these settings and q E = 16. interval: steps between validations."""
+        recipe = RecipeSettings(
+            sequence_length=self.sequence_length,
+            noise=self.noise,
+            queries=queries,
+            effective_batch=BATCH // queries,
+            precision=fields.pop("precision", "fp32"),
+        )
+        training = TrainingSettings(steps=steps, evaluation_interval=interval)
+        return Contender(name=name, engine=engine, recipe=recipe, training=training, **fields)
+
+
+class Runner:
+    """Runs contenders on one task. Models are loaded on demand, one at a time."""
+
+    def __init__(self, setting: Setting, data: Data, keep: Path) -> None:
+        """keep: a directory of finished runs; they are not repeated."""
+        self.setting, self.data, self._keep = setting, data, keep
+        files, tokenizer = locate_base(setting.base), tokenizer_of(setting.base, keep)
+        self.shape = inspect_base(setting.base)
+        answer, choices = data.answer_sizes(tokenizer)
+        base = BaseRef(name=files.root.name[:200], sha256=files.sha256)
+        self._fixed: dict[str, Any] = {"base": base, "answer_length": answer, "choices": choices}
+        self.splits = data.encode(tokenizer, self.recipe(setting.contender("", "none")))
+        records = [[record for _, record in of] for of in (data.train, data.validation, data.test)]
+        self._facts = dataclasses.asdict(setting) | {
+            "base": files.sha256,
+            "task": data.task.model_dump(mode="json"),
+            "data": sha256_hex(canonical_json(records)),
+        }
+        self._loaded: tuple[Precision, Any] | None = None
+
+    def recipe(self, contender: Contender) -> Recipe:
+        """Returns the contender's recipe."""
+        return Recipe(**(contender.recipe.model_dump() | self._fixed))
+
+    def chosen(
+        self, contender: Contender, grid: Sequence[Point], seeds: Sequence[int]
+    ) -> tuple[Point, list[Run], list[Run]]:
+        """Returns the first seed's best point, its run for each seed, and the first seed's runs of the grid."""
+        tried = [self.run(contender, point, seeds[0]) for point in grid]
+        at = max(range(len(tried)), key=lambda index: tried[index].rank)
+        return grid[at], [tried[at], *(self.run(contender, grid[at], seed) for seed in seeds[1:])], tried
+
+    def zero_shot(self, precision: Precision = "fp32") -> Run:
+        """Measures the base alone."""
+        return self.run(self.setting.contender("zero-shot", "none", precision=precision), Point(1e-12), 0)
+
+    def run(self, contender: Contender, point: Point, seed: int) -> Run:
+        """Returns a finished run, from `keep` if it is there."""
+        contender = contender.at(lr=point.lr, eps=point.eps, seed=seed)
+        return kept(self._keep, self._facts, contender, lambda: self._run(contender))
+
+    def _run(self, contender: Contender) -> Run:
+        run = begin(contender, "validation", task=self.data.name)
+        validation, test = self.splits.validation, self.splits.test
+        assert test is not None
+        if contender.engine == "none":
+            with self._learner(contender) as learner:
+                found = learner.measure(validation)
+                run.best = run.final = learner.measure(test).accuracy
+            run.seen = [Look(step=0, core_seconds=0, seconds=0, accuracy=found.accuracy, loss=found.loss)]
+            return run
+        zero = self.zero_shot(contender.recipe.precision)
+        run.seen, best, best_b = list(zero.seen), zero.seen[0].rank, None
+        with self._learner(contender) as learner:
+            for look in train(learner, run, contender.training, validation):
+                if look.rank > best:
+                    best, run.best_step, best_b = look.rank, look.step, learner.b.clone()
+            run.final = 0.0 if run.diverged else _tested(learner, learner.b, test)
+            at_end = run.best_step == contender.training.steps
+            run.best = zero.best if best_b is None else run.final if at_end else _tested(learner, best_b, test)
+        notes.print(f"test {run.best:.1%} after {run.best_step} steps{', diverged' if run.diverged else ''}")
+        return run
+
+    def _model(self, precision: Precision) -> Any:
+        if self._loaded is None or self._loaded[0] != precision:
+            self._loaded = None  # frees the previous model first
+            model = load_model(self.setting.base, self.setting.device, self.setting.dtype, precision)
+            self._loaded = (precision, model)
+        return self._loaded[1]
+
+    @contextlib.contextmanager
+    def _learner(self, contender: Contender) -> Iterator[TorchLearner]:
+        """Yields the contender at its start; afterwards the model is the stock one again."""
+        model, recipe = self._model(contender.recipe.precision), self.recipe(contender)
+        learner = torch_learner(
+            *(contender.engine, model, recipe, self.shape, self.splits.train),
+            variant=contender.variant,
+            vera_rank=contender.vera_rank,
+        )
+        try:
+            yield learner
+        finally:
+            learner.close()
+
+
+def _tested(learner: TorchLearner, b: Tensor, examples: Sequence[Example]) -> float:
+    """Returns the test accuracy; 0 if the scores are not finite."""
+    try:
+        return learner.measure_at(b, examples).accuracy
+    except Diverged:
+        return 0.0

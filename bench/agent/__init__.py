@@ -1,0 +1,1 @@
+"""`bench agent`: what the device agent survives and what it costs."""

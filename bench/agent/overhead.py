@@ -1,0 +1,173 @@
+"""`bench agent`, idle and loop: the cost of the agent without a job, of the training loop, and of its start."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from bench.agent.kills import steps_in
+from bench.agent.server import DATASET, JOB, fake_server
+from bench.programs import MOVIES, Compiled, compile_cold, reopen, smollm2_recipe
+from bench.result import Claims, Measured, Row, notes
+from bench.tiny import plan_of
+from device_agent.engines import Engine
+from device_agent.engines.choice import RUNNER_VARIABLE
+from device_agent.engines.native import NativeEngine
+from device_agent.engines.python import PythonEngine
+from device_agent.home import HOME_VARIABLE, AgentHome
+from device_agent.training.journal import ResourceUsage, RunDirectory, RunPlan
+from shared.job import Progress, TrainingSettings
+
+COUNTS = {"train": 200, "validation": 8, "test": 8}  # few to evaluate, since only steps are timed
+STEPS, QUICK_STEPS, WARM = 24, 6, 2
+SETTLE_SECONDS, IDLE_SECONDS, QUICK_IDLE_SECONDS = 5.0, 60.0, 10.0
+
+
+def start_agent(home: AgentHome, dataset: Path, *options: str, **environment: str) -> psutil.Popen:
+    """Starts `mobizo-agent run` without output."""
+    command = [sys.executable, "-m", "device_agent", "run", "--json", "--data", f"{DATASET}={dataset}", *options]
+    environment = os.environ | {HOME_VARIABLE: str(home.path)} | environment
+    return psutil.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def idle(directory: Path, dataset: Path, quick: bool) -> Measured:
+    """Measures an agent without a job: resident bytes, and its share of a core."""
+    with fake_server(directory) as (server, home):
+        process = start_agent(home, dataset)
+        try:
+            server.wait_for(lambda: server.asked)
+            time.sleep(SETTLE_SECONDS)
+            asked, before, began = len(server.calls), process.cpu_times(), time.monotonic()
+            time.sleep(QUICK_IDLE_SECONDS if quick else IDLE_SECONDS)
+            after, seconds = process.cpu_times(), time.monotonic() - began
+            memory = process.memory_full_info()
+        finally:
+            process.terminate()
+            process.wait()
+    row = {
+        "what": "idle",
+        "seconds": seconds,
+        "requests": len(server.calls) - asked,
+        "core_share": (after.user + after.system - before.user - before.system) / seconds,
+        "rss_bytes": memory.rss,
+        "own_bytes": memory.uss,
+    }
+    return [row], {"idle_rss_bytes": row["rss_bytes"], "idle_core_share": row["core_share"]}
+
+
+def loop(root: Path, kept: Path, runner: Path, quick: bool) -> Measured:
+    """Measures the loop's share of a step, and memory and start of both engines, int8 and fp32."""
+    steps = QUICK_STEPS if quick else STEPS
+    rows: list[Row] = []
+    claims: Claims = {}
+    notes.print("compiling SmolLM2-135M")
+    programs = {
+        precision: once(kept / precision, partial(compile_cold, smollm2_recipe(precision=precision)))
+        for precision in ("int8", "fp32")
+    }
+    data = reviews(root / "reviews")
+    plan = plan_of(programs["int8"], data, training(steps))
+    for engine in (NativeEngine(runner), PythonEngine()):
+        share, seconds = share_outside(engine, plan, root / f"loop-{engine.name}")
+        row = {"what": "loop", "engine": engine.name, "step_seconds": seconds, "share_outside_the_program": share}
+        rows.append(row)
+        claims[f"loop_share_outside_{engine.name}"] = share
+    cpu, wall = agent_seconds(programs["int8"], runner, data, root / "agent", steps)
+    rows.append({"what": "loop", "agent_processor_seconds_a_step": cpu, "step_seconds": wall})
+    claims["agent_processor_share_training"] = cpu / wall
+    claims["loop_overhead_share"] = claims["loop_share_outside_native"] + cpu / wall
+    for precision, program in programs.items():
+        for engine in (NativeEngine(runner), PythonEngine()):
+            found = first_step(engine, plan_of(program, data, training(3)), root / f"{precision}-{engine.name}")
+            rows.append(found)
+            for name in ("peak_rss_over_weights", "seconds_to_first_step"):
+                claims[f"{name}_{engine.name}_{precision}"] = found[name]
+    return rows, claims
+
+
+def once(directory: Path, compile_program: Callable[[Path], Compiled]) -> Compiled:
+    """Returns the program in `directory`; compiles it if it is not there."""
+    return reopen(directory) if (directory / "manifest.json").exists() else compile_program(directory)
+
+
+def reviews(directory: Path) -> Path:
+    """Writes a small data set of movie reviews."""
+    directory.mkdir(parents=True)
+    for split, count in COUNTS.items():
+        lines = (MOVIES / f"{split}.jsonl").read_text().splitlines(keepends=True)[:count]
+        (directory / f"{split}.jsonl").write_text("".join(lines))
+    return directory
+
+
+def training(steps: int) -> TrainingSettings:
+    """Returns settings with evaluations only at both ends."""
+    return TrainingSettings(steps=steps, evaluation_interval=steps, seed=3, lr=1e-3)
+
+
+def share_outside(engine: Engine, plan: RunPlan, path: Path) -> tuple[float, float]:
+    """Returns (share, seconds): of a step, the share outside the program's call, and the seconds; means over a run.
+
+    The training process takes both times itself, in the same steps, so that noise affects both. Outside are order,
+    packing, trajectory with its fsync, and progress. A run of WARM steps is subtracted, since its first step loads the
+    program.
+    """
+    first = figures(engine, plan.model_copy(update={"training": training(WARM)}), path.with_name(f"{path.name}-warm"))
+    whole = figures(engine, plan, path)
+    outside = (whole.train_seconds - whole.program_seconds) - (first.train_seconds - first.program_seconds)
+    seconds = whole.train_seconds - first.train_seconds
+    return outside / seconds, seconds / (plan.training.steps - WARM)
+
+
+def figures(engine: Engine, plan: RunPlan, path: Path) -> ResourceUsage:
+    """Returns the times of a whole run."""
+    run = RunDirectory(path)
+    run.begin(plan)
+    if engine.train(run, lambda _: None, lambda: False).result is None:
+        raise RuntimeError("the run did not end")
+    return run.figures()
+
+
+def agent_seconds(program: Compiled, runner: Path, data: Path, home: Path, steps: int) -> tuple[float, float]:
+    """Returns processor seconds (without the runner's) and seconds of a step in a whole agent."""
+    marks: dict[int, tuple[float, float]] = {}
+    with fake_server(home, program, training(steps)) as (_, place):
+        ledger = place.run(JOB).ledger
+        agent = start_agent(place, data, "--once", "--engine", "native", **{RUNNER_VARIABLE: str(runner)})
+        while agent.poll() is None:
+            at = steps_in(ledger)
+            if at in (WARM, steps) and at not in marks:
+                used = agent.cpu_times()
+                marks[at] = (used.user + used.system, time.perf_counter())
+            time.sleep(0.01)
+    (cpu, began), (cpu_after, ended) = marks[WARM], marks[steps]
+    return (cpu_after - cpu) / (steps - WARM), (ended - began) / (steps - WARM)
+
+
+def first_step(engine: Engine, plan: RunPlan, path: Path) -> Row:
+    """Measures the seconds until the first reported step, and the peak memory of a run of a few steps."""
+    run, first = RunDirectory(path), []
+    run.begin(plan)
+
+    def hear(progress: Progress) -> None:
+        if progress.phase == "training":
+            first.append(time.perf_counter() - began)
+
+    began = time.perf_counter()
+    result = engine.train(run, hear, lambda: False).result
+    if result is None:
+        raise RuntimeError("the run did not end")
+    weights = plan.manifest.file("weights").size
+    return {
+        "what": "memory and start",
+        "engine": engine.name,
+        "precision": plan.manifest.recipe.precision,
+        "peak_rss_bytes": result.peak_rss_bytes,
+        "weights_bytes": weights,
+        "peak_rss_over_weights": result.peak_rss_bytes / weights,
+        "seconds_to_first_step": first[0],
+    }

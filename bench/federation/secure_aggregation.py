@@ -1,0 +1,103 @@
+"""The cost of secure aggregation: bytes and seconds of each device and the server, in rounds of 16, 64, 256 devices.
+
+The real halves of device and server run in one process, without HTTP and database (`simulation.masked`). A tenth of the
+devices fails when it costs the server most, after the shares and before the vectors. The sum must equal that of the
+devices' integers.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from bench.federation.upload_size import SIZE, masking_parameters
+from bench.result import Measured, Row
+from device_agent.secure_aggregation.participant import InMemoryKnowledge, MaskingParticipant
+from shared.federation.secure_aggregation.fixed_point import Words, decode, encode, mean_error, word
+from shared.federation.secure_aggregation.messages import MaskingView, Phase
+from shared.federation.secure_aggregation.settings import MaskingParameters
+from simulation.masked import RoundLink, RoundServer
+
+DEVICES, QUICK_DEVICES = (16, 64, 256), (16,)
+
+
+def measure(quick: bool) -> Measured:
+    """Returns a row for each number of devices. quick: only 16."""
+    rows = [masked_round(count) for count in (QUICK_DEVICES if quick else DEVICES)]
+    last = rows[-1]
+    return rows, {
+        "masking_device_seconds": last["device_seconds"],
+        "masking_device_bytes": last["sent_bytes"] + last["received_bytes"],
+    }
+
+
+class MeasuredLink:
+    """A device's link that counts the bytes received and the seconds of the server's half."""
+
+    def __init__(self, link: RoundLink) -> None:
+        self.link, self.received, self.server_seconds = link, 0, 0.0
+
+    def __getattr__(self, name: str) -> Callable[..., MaskingView]:
+        def call(*arguments: object) -> MaskingView:
+            began = time.perf_counter()
+            view: MaskingView = getattr(self.link, name)(*arguments)
+            self.server_seconds += time.perf_counter() - began
+            self.received += len(view.model_dump_json())
+            return view
+
+        return call
+
+
+def masked_round(count: int) -> Row:
+    """Runs one round of `count` devices, of which a tenth drops out before its vector."""
+    parameters = masking_parameters(count, 32)
+    server = RoundServer(parameters, count)
+    links: list[Any] = []
+    parts = []
+    for number in range(count):
+        link = RoundLink(server, f"device_{number:04}", Ed25519PrivateKey.generate())
+        links.append(MeasuredLink(link))
+        about = (links[-1], InMemoryKnowledge(), parameters, link.member, link.identity)
+        parts.append(MaskingParticipant(*about, lambda _members: None, partial(_encoded, number, parameters)))
+    staying = count - count // 10
+    seconds = [0.0] * count
+    began, phase = time.perf_counter(), Phase.KEYS
+    while phase is not Phase.SUMMING:
+        there = count if phase in (Phase.KEYS, Phase.SHARES) else staying
+        for number, part in enumerate(parts[:there]):
+            entered = time.perf_counter()
+            part.advance()
+            seconds[number] += time.perf_counter() - entered
+        phase = server.end_phase()
+    wall = time.perf_counter() - began
+    began = time.perf_counter()
+    total = server.session.total()
+    unmask_seconds = time.perf_counter() - began
+    true = np.zeros(SIZE + 1, word(parameters))
+    for number in range(staying):
+        true += _encoded(number, parameters)
+    return {
+        "what": "masked round",
+        "devices": count,
+        "dropped": count - staying,
+        "size_d": SIZE,
+        "bits": parameters.bits,
+        "sent_bytes": mean(each.link.sent for each in links[:staying]),
+        "received_bytes": mean(each.received for each in links[:staying]),
+        "device_seconds": mean(seconds[at] - links[at].server_seconds for at in range(staying)),
+        "server_phase_seconds": sum(each.server_seconds for each in links),
+        "unmask_seconds": unmask_seconds,
+        "wall_seconds": wall,
+        "mean_error_bound": mean_error(staying, staying, parameters),
+        "exact": bool(np.array_equal(total.mean, decode(true, staying, parameters).mean)),
+    }
+
+
+def _encoded(number: int, parameters: MaskingParameters) -> Words:
+    """Returns the update of one device, the same at every call."""
+    update = np.random.default_rng(number).normal(size=SIZE, scale=parameters.clip / np.sqrt(SIZE)).astype(np.float32)
+    return encode(update, 1, parameters)

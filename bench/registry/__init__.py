@@ -1,0 +1,1 @@
+"""`bench registry`: how fast adapters are published, downloaded, scored and verified."""

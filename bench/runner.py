@@ -1,0 +1,45 @@
+"""What every benchmark command shares: its options, and benchmarks that consist of parts."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.result import Claims, Measured, Row, notes, write
+
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A small run: shows that it works, not a figure to quote.")]
+Full = Annotated[bool, typer.Option("--full", help="The paper's sizes: hours to days.")]
+Keep = Annotated[Path | None, typer.Option(help="Keep finished parts here and skip them in the next run.")]
+Parts = Mapping[str, Callable[[bool], Measured]]
+Only = Annotated[list[str] | None, typer.Option("--only", help="Measure only this part; may be repeated.")]
+
+
+def chosen(parts: Mapping[str, object], only: list[str] | None) -> list[str]:
+    """Returns the names of the parts to measure, in their order. Raises typer.BadParameter for an unknown name."""
+    if unknown := set(only or ()) - set(parts):
+        raise typer.BadParameter(f"unknown part {', '.join(sorted(unknown))}; the parts are {', '.join(parts)}")
+    return [name for name in parts if not only or name in only]
+
+
+def run_parts(parts: Parts, json_file: Path | None, quick: bool, only: list[str] | None) -> None:
+    """Measures the chosen parts in order and writes one result; each row names its part."""
+    rows: list[Row] = []
+    claims: Claims = {}
+    for name in chosen(parts, only):
+        notes.print(name)
+        found, named = parts[name](quick)
+        rows += [{"part": name, **row} for row in found]
+        claims |= named
+    write(json_file, rows, claims)
+
+
+def command_of(parts: Parts, about: str) -> Callable[..., None]:
+    """Returns the command of a benchmark that consists of parts. about: its help text."""
+
+    def command(json_file: JsonFile = None, quick: Quick = False, only: Only = None) -> None:
+        run_parts(parts, json_file, quick, only)
+
+    command.__doc__ = about
+    return command

@@ -1,0 +1,1 @@
+"""`bench server`: the server under load and faults."""

@@ -1,0 +1,78 @@
+"""`bench server`, polls: devices that wait for jobs with long-polls and send heartbeats, and one server process.
+
+On SQLite and on PostgreSQL, both as durable as they ship. The time until a device gets a job counts from the moment at
+which its request could be answered: from the submission's first byte, which is before the job exists.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from bench.result import Measured, Row
+from bench.server.home import (
+    add_devices,
+    both_databases,
+    client,
+    job,
+    make_home,
+    new_token,
+    peak_memory,
+    running,
+    submit,
+)
+from bench.server.orders import Orders, start_load
+from server.identity.models import Role
+from server.settings import Settings
+
+DEVICES, SECONDS, RATE = 500, 60.0, 5.0  # jobs a second
+QUICK_DEVICES, QUICK_SECONDS = 100, 10.0
+WAIT_SECONDS, BEAT_SECONDS = 20.0, 5.0
+CLAIMED = ("job to a device", "heartbeat", "submission")
+DURABLE = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "autovacuum": "on"}
+
+
+def measure(quick: bool) -> Measured:
+    """Returns rows of each kind of request on each database; the claims are the worse of both."""
+    rows: list[Row] = []
+    devices, seconds = (QUICK_DEVICES, QUICK_SECONDS) if quick else (DEVICES, SECONDS)
+    orders = {"wait_seconds": WAIT_SECONDS, "beat_seconds": BEAT_SECONDS, "ramp_seconds": WAIT_SECONDS / 2}
+    with tempfile.TemporaryDirectory() as name, both_databases("polls", **DURABLE) as databases:
+        for kind, url in databases:
+            settings = make_home(Path(name) / kind, database_url=url)
+            rows += poll(settings, kind, devices, jobs=round(seconds * RATE), **orders)
+    return rows, {
+        "poll_p99_ms": max(row["p99_ms"] for row in rows if row["what"] in CLAIMED),
+        "poll_errors": float(sum(row["count"] for row in rows if row["what"] == "errors")),
+        "server_rss_bytes": float(max(row["peak_rss_bytes"] for row in rows if row["what"] == "server")),
+    }
+
+
+def poll(settings: Settings, database: str, devices: int, **orders: float) -> list[Row]:
+    """Runs the load once. orders: fields of Orders."""
+    token, credentials = new_token(settings, Role.APP), add_devices(settings, devices)
+    with running(settings) as (url, server):
+        with client(url, token) as app:  # compiles the only program
+            compiled = submit(app, job(-1))
+            app.post(f"/v1/jobs/{compiled['id']}/cancel").raise_for_status()
+        before = server.cpu_times()
+        load = start_load(Orders(url=url, app=token, devices=credentials, **orders))
+        output, _ = load.communicate()
+        if load.returncode:
+            raise SystemExit("the load failed")
+        after, peak = server.cpu_times(), peak_memory(server.pid)
+    found = json.loads(output)
+    about = {"database": database, "devices": devices}
+    rows = [about | {"what": what, **spread(times)} for what, times in found["seconds"].items() if what != "poll"]
+    spent = after.user + after.system - before.user - before.system
+    errors = found["errors"]
+    rows.append({"database": database, "what": "errors", "count": len(errors), "first": errors[:3]})
+    rows.append({"database": database, "what": "server", "peak_rss_bytes": peak, "cpu_seconds": spent})
+    return rows
+
+
+def spread(seconds: list[float]) -> Row:
+    """Returns the count, and the milliseconds within which half, 99 % and all of them ended."""
+    half, most, longest = (1000 * float(value) for value in np.quantile(seconds, (0.5, 0.99, 1.0)))
+    return {"count": len(seconds), "p50_ms": half, "p99_ms": most, "max_ms": longest}

@@ -1,0 +1,1 @@
+"""`bench step`: what a training step costs in seconds and memory."""

@@ -1,0 +1,116 @@
+"""Parts of a step alone: its matrix products, and its directions and update."""
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.exir import to_edge_transform_and_lower
+from torch import Tensor, nn
+from torch.export import export
+from torch.nn import functional
+
+from bench.programs import Methods
+from server.compiler.export.emission import Signature, emit
+from server.compiler.methods.estimators import state_of
+from shared.recipe import TARGETS, Recipe
+from shared.zo.lora import BaseShape, flat_size
+
+
+class LayerGemms(nn.Module):
+    """The matrix products of one decoder layer, on activations of the right shapes."""
+
+    def __init__(self, recipe: Recipe, shape: BaseShape) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        for target in TARGETS:
+            in_features, out_features = shape.features(target)
+            self.register_buffer(target, torch.rand(out_features, in_features, generator=generator))
+            if target in recipe.targets:
+                self.register_buffer(f"{target}_a", torch.rand(recipe.rank, in_features, generator=generator))
+        self.targets, self.paths, self.rank = recipe.targets, recipe.paths, recipe.rank
+
+    def forward(self, hidden: Tensor, wide: Tensor, q: Tensor, k: Tensor, v: Tensor, *b: Tensor) -> tuple[Tensor, ...]:
+        """hidden (R, S, hidden), wide (R, S, intermediate), q (R*KV, G*S, d), k (R*KV, d, S), v (R*KV, S, d)."""
+        scores = torch.bmm(q, k)
+        outputs = [_corner(scores), _corner(torch.bmm(scores, v))]
+        factors = iter(b)
+        for target in TARGETS:
+            weight = getattr(self, target)
+            x = wide if target == "down_proj" else hidden
+            outputs.append(_corner(functional.linear(x, weight)))
+            if target in self.targets:
+                low = functional.linear(x, getattr(self, f"{target}_a"))
+                outputs.append(_corner(torch.bmm(low.view(self.paths, -1, self.rank), next(factors))))
+        return tuple(outputs)
+
+
+def _corner(product: Tensor) -> Tensor:
+    """One element of each matrix (N, rows, columns), so that every product is computed and none is copied."""
+    return product[:, :1, :1] + 0.0
+
+
+class NoiseAndUpdate(nn.Module):
+    """A step without the network: directions, perturbed copies of B, the update."""
+
+    def __init__(self, recipe: Recipe, size: int) -> None:
+        super().__init__()
+        self.state: Any = state_of(recipe, size)
+
+    def forward(self, seeds: Tensor, coefficients: Tensor, eps: Tensor) -> Tensor:
+        """Returns one element of every path's B, so that all are computed."""
+        paths, z = self.state.perturb(seeds, eps)
+        self.state.update(z, coefficients, eps)
+        return paths[:, :1] + 0.0
+
+
+def gemm_example(recipe: Recipe, shape: BaseShape) -> tuple[Tensor, ...]:
+    """Returns activations of a step's shapes for `LayerGemms`."""
+    rows, length = recipe.score_rows, recipe.sequence_length
+    groups = shape.heads // shape.kv_heads
+    k = torch.rand(rows * shape.kv_heads, shape.head_dim, length)
+    return (
+        torch.rand(rows, length, shape.hidden),
+        torch.rand(rows, length, shape.intermediate),
+        torch.rand(rows * shape.kv_heads, groups * length, shape.head_dim),
+        k,
+        k.transpose(1, 2).contiguous(),
+        *(torch.rand(recipe.paths, recipe.rank, shape.features(target)[1]) for target in recipe.targets),
+    )
+
+
+def gemm_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[float]:
+    """Returns the seconds of one layer's matrix products in XNNPACK, once per round."""
+    example = gemm_example(recipe, shape)
+    program = to_edge_transform_and_lower(
+        export(LayerGemms(recipe, shape), example, strict=False), partitioner=[XnnpackPartitioner()]
+    ).to_executorch()
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "gemms.pte"
+        path.write_bytes(program.buffer)
+        methods = Methods(path, None, ["forward"])
+        return _timed(methods, "forward", [tensor.numpy() for tensor in example], rounds)
+
+
+def noise_update_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[float]:
+    """Returns the seconds of directions, perturbation and update, once per round."""
+    queries = recipe.queries
+    example = (torch.zeros((queries, 2), dtype=torch.int32), torch.ones(queries), torch.ones(1))
+    module = NoiseAndUpdate(recipe, flat_size(recipe, shape))
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "noise.pte"
+        emit({"adapter": Signature(module, example)}, set(), path)
+        return _timed(Methods(path, None, ["adapter"]), "adapter", [tensor.numpy() for tensor in example], rounds)
+
+
+def _timed(methods: Callable[..., Any], name: str, inputs: Sequence[Any], rounds: int) -> list[float]:
+    methods(name, *inputs)
+    seconds = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        methods(name, *inputs)
+        seconds.append(time.perf_counter() - began)
+    return seconds

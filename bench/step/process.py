@@ -1,0 +1,154 @@
+"""`python -m bench.step.process JSON`: measures one cell in a process of its own and prints its figures as JSON.
+
+Only the step is measured: the peak is that of resident memory after the model has been loaded. The process can also
+write a program that other processes load.
+"""
+
+import ctypes
+import gc
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel
+
+from bench.baselines.adapted import AdaptedModel
+from bench.baselines.first_order import FirstOrder, FullFirstOrder
+from bench.baselines.mezo_in_place import VectorMezo, mezo_full
+from bench.baselines.mezo_program import Passes, emit_passes
+from bench.baselines.mobizo_eager import EagerMobizo
+from bench.baselines.rounding import load_model
+from bench.programs import Methods
+from bench.result import Row
+from bench.step.cells import FIRST_ORDER, GROUPINGS, Cell, Contender
+from bench.timing import Batch, random_batch
+from device_agent.memory import peak_rss_bytes, rss_bytes
+from server.compiler.checkpoints.checkpoint import load_checkpoint
+from server.compiler.export.backends.xnnpack import Xnnpack
+from server.compiler.export.network import BaseNetwork, QuantizedBase
+from shared.recipe import DEFAULT_EPS, BaseRef
+from shared.zo.lora import BaseShape, flat_size
+from shared.zo.noise import query_seeds
+
+LR = 1e-4
+Step = Callable[[Batch, int], Any]
+
+
+class Order(BaseModel):
+    """What a process has to do."""
+
+    what: Literal["measure", "compile"]
+    cell: Cell
+    source: str  # the base model in a form that the compiler reads
+    base: BaseRef
+    shape: BaseShape
+    program: str = ""
+    weights: str = ""
+    rounds: int = 3
+    seconds: float = 60.0  # after this time no further round begins
+
+
+def measure(order: Order) -> Row:
+    """Returns the seconds of every round after a warm-up, and the peak memory over all of them."""
+    cell, recipe = order.cell, order.cell.recipe(order.base)
+    step = program_step(order) if cell.engine == "executorch" else torch_step(order)
+    loaded = reset_peak()
+    seconds: list[float] = []
+    began = time.perf_counter()
+    while len(seconds) <= order.rounds and not (len(seconds) > 1 and time.perf_counter() - began > order.seconds):
+        batch = random_batch(recipe, order.shape.vocabulary, cell.length, len(seconds))
+        at = time.perf_counter()
+        step(batch, len(seconds))
+        seconds.append(time.perf_counter() - at)
+        if len(seconds) == 1 and cell.engine == "compile":
+            reset_peak()  # without the compiler's own memory
+    first, *others = seconds
+    found = {"seconds": others, "first_seconds": first, "loaded_bytes": loaded, "peak_rss_bytes": peak_rss_bytes()}
+    return found | ({"peak_gpu_bytes": torch.cuda.max_memory_allocated()} if cell.device == "cuda" else {})
+
+
+def reset_peak() -> int:
+    """Returns freed memory to the system and resets the peak where Linux allows it. Returns the resident bytes."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    if (refs := Path("/proc/self/clear_refs")).exists():
+        refs.write_text("5")
+    return rss_bytes()
+
+
+def torch_step(order: Order) -> Step:
+    """Returns a step of a PyTorch contender."""
+    cell, shape = order.cell, order.shape
+    recipe, first, half = cell.recipe(order.base), cell.contender in FIRST_ORDER, cell.precision == "fp16"
+    model = load_model(order.source, cell.device, "float16" if half and not first else "float32")
+    learner: Any
+    if cell.contender == Contender.FO_FULL:
+        learner = FullFirstOrder(model, recipe, shape)
+    elif first:
+        learner = FirstOrder(model, recipe, shape, checkpointing=cell.contender == Contender.FO_CHECKPOINTING)
+    elif cell.contender == Contender.MEZO_FULL:
+        learner, _ = mezo_full(model, recipe, shape)
+    elif cell.contender == Contender.MEZO_LORA_FA:
+        adapted = AdaptedModel(model, recipe, shape)
+        learner = VectorMezo(adapted, adapted.zeros())
+    else:
+        learner = EagerMobizo(model, recipe, shape, GROUPINGS[cell.contender])
+    if cell.engine == "compile":
+        model.model.compile()
+
+    def run(batch: Batch, number: int) -> None:
+        if first:
+            with torch.autocast(cell.device, torch.float16, enabled=half):
+                learner.step(batch, LR)
+        else:
+            learner.step(batch, query_seeds(0, number, recipe.queries), LR, DEFAULT_EPS["fp32"])
+        if cell.device == "cuda":
+            torch.cuda.synchronize()
+
+    return run
+
+
+def program_step(order: Order) -> Step:
+    """Returns a step of a program that `write_program` wrote."""
+    cell, recipe = order.cell, order.cell.recipe(order.base)
+    program, weights, eps = Path(order.program), Path(order.weights), DEFAULT_EPS[recipe.precision]
+    if cell.contender != Contender.MOBIZO:
+        passes = Passes(recipe, flat_size(recipe, order.shape), program, weights, GROUPINGS[cell.contender])
+        return lambda batch, number: passes.step(batch, query_seeds(0, number, recipe.queries), LR, eps)
+    methods = Methods(program, weights, ["adapter", "step"])
+    scalars = np.array([LR], np.float32), np.array([eps], np.float32)
+    return lambda batch, number: methods("step", *batch, query_seeds(0, number, recipe.queries), *scalars)
+
+
+def write_program(order: Order) -> Row:
+    """Compiles the program of the cell, and the weights file if its precision has none yet."""
+    began = time.perf_counter()
+    cell, program, weights = order.cell, Path(order.program), Path(order.weights)
+    recipe, target = cell.recipe(order.base), Xnnpack()
+    if not weights.exists():
+        part = weights.with_suffix(".part")
+        target.write_weights(QuantizedBase.of(load_checkpoint(order.source), recipe.precision).stored(), part)
+        part.rename(weights)
+    part = program.with_suffix(".part")
+    if cell.contender == Contender.MOBIZO:
+        base = QuantizedBase.of(load_checkpoint(order.source), recipe.precision)
+        stored = {key for tensor in base.stored() for key in (tensor.key, tensor.name) if key is not None}
+        methods = BaseNetwork(recipe, base, partial(target.lower, stored=stored)).methods()
+        target.emit({name: methods[name] for name in ("adapter", "step")}, stored, part)
+    else:
+        emit_passes(recipe, order.source, weights, part, GROUPINGS[cell.contender])
+    part.rename(program)
+    return {"compile_seconds": time.perf_counter() - began}
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    given = Order.model_validate_json(sys.argv[1])
+    print(json.dumps({"measure": measure, "compile": write_program}[given.what](given)))

@@ -1,0 +1,1 @@
+"""Training runs that `accuracy`, `end-to-end` and `options` compare."""

@@ -1,0 +1,197 @@
+"""Contenders in training: programs in the agent's runtime, and baselines in PyTorch, behind one interface."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bench.baselines.adapted import AdaptedModel, split_backbone
+from bench.baselines.first_order import FirstOrder
+from bench.baselines.mezo_in_place import VectorMezo
+from bench.baselines.mezo_program import Passes, emit_passes
+from bench.baselines.mobizo_eager import EagerMobizo
+from bench.baselines.peft_adapters import PeftModel, Variant
+from bench.programs import Compiled, model_file
+from bench.timing import Batch
+from device_agent.runtimes import F32, Rates
+from device_agent.training.evaluation import SplitMetrics, measure
+from device_agent.training.prefix import PrefixCache
+from shared.job import TrainingSettings
+from shared.recipe import Recipe
+from shared.zo.calibration import Calibration
+from shared.zo.encoding import Example, pack_step
+from shared.zo.lora import BaseShape
+from shared.zo.noise import query_seeds
+
+Engine = Literal["none", "program", "mezo-program", "first-order", "mezo", "mobizo"]  # the last three in PyTorch
+
+
+class Learner(ABC):
+    """A contender in training on `train`."""
+
+    def __init__(self, recipe: Recipe, train: Sequence[Example], *, dynamic: bool) -> None:
+        """dynamic: batches are padded only to their longest example."""
+        self.recipe, self.train, self.dynamic = recipe, train, dynamic
+        self.prefix: PrefixCache | None = None
+
+    def inputs(self, indices: list[int]) -> Batch:
+        """Packs training examples; with a prefix cache, hidden states stand in place of the tokens."""
+        examples = [self.train[index] for index in indices]
+        tokens, *labels = pack_step(examples, self.recipe, dynamic=self.dynamic)
+        return (tokens if self.prefix is None else self.prefix.hidden(indices, examples, tokens), *labels)
+
+    @abstractmethod
+    def step(self, indices: list[int], number: int, settings: TrainingSettings) -> float:
+        """Trains one step on these examples; returns its loss."""
+
+    @abstractmethod
+    def measure(self, examples: Sequence[Example]) -> SplitMetrics:
+        """Returns accuracy and loss of the current B. Raises Diverged if a score is not finite."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees the memory, and gives a stock model back."""
+
+
+class ProgramLearner(Learner):
+    """The server's program in the agent's runtime, with the frozen layers' states cached, as the agent trains it."""
+
+    def __init__(self, program: Compiled) -> None:
+        manifest, recipe = program.manifest, program.recipe
+        super().__init__(recipe, program.examples("train"), dynamic=manifest.dynamic_length)
+        self._runtime = program.open(resident=True)
+        if "suffix" in manifest.methods:
+            size, length = manifest.shape.hidden, recipe.sequence_length
+            self.prefix = PrefixCache(self._runtime, size, length, dynamic=self.dynamic)
+
+    def step(self, indices: list[int], number: int, settings: TrainingSettings) -> float:
+        """Runs the program's step of its estimator."""
+        batch, runtime, lr = self.inputs(indices), self._runtime, settings.lr_at(number)
+        hidden, labels = (None if self.prefix is None else batch[0]), batch[1:]
+        if self.recipe.estimator == "gradient":
+            rates = Rates(lr, settings.max_norm, settings.weight_decay)
+            if hidden is None:
+                losses, _ = runtime.gradient_step(batch, rates)
+            else:
+                losses, _ = runtime.gradient_suffix(hidden, labels, rates)
+        else:
+            way = query_seeds(settings.seed, number, self.recipe.queries), lr, settings.eps_for(self.recipe)
+            losses, _ = runtime.step(batch, *way) if hidden is None else runtime.suffix(hidden, labels, *way)
+        return float(losses.mean())
+
+    def measure(self, examples: Sequence[Example]) -> SplitMetrics:
+        """Measures with the program's own `score`."""
+        return measure(self._runtime, examples, self.recipe, dynamic=self.dynamic)
+
+    def close(self) -> None:
+        """Frees the program."""
+        self._runtime.close()
+
+
+class MezoProgram(ProgramLearner):
+    """MeZO LoRA-FA, one path at a time; measured by the program of the same recipe."""
+
+    def __init__(self, program: Compiled) -> None:
+        super().__init__(program)
+        path, weights = program.directory / "sequential.pte", program.path("weights")
+        if not path.exists():
+            emit_passes(self.recipe, str(model_file()), weights, path, "sequential")
+        self.prefix = None
+        self._passes = Passes(self.recipe, program.manifest.size, path, weights, "sequential")
+
+    def step(self, indices: list[int], number: int, settings: TrainingSettings) -> float:
+        """Runs two passes per query, and the update."""
+        seeds = query_seeds(settings.seed, number, self.recipe.queries)
+        lr, eps = settings.lr_at(number), settings.eps_for(self.recipe)
+        return float(self._passes.step(self.inputs(indices), seeds, lr, eps)[0].mean())
+
+    def measure(self, examples: Sequence[Example]) -> SplitMetrics:
+        """Measures with the `score` of the recipe's program."""
+        self._runtime.load(self._passes.adapter())
+        return super().measure(examples)
+
+
+class TorchLearner(Learner):
+    """A baseline in PyTorch. It closes by taking its hooks off the model."""
+
+    def __init__(self, stepper: FirstOrder | VectorMezo | EagerMobizo, train: Sequence[Example]) -> None:
+        self._stepper, self.model = stepper, stepper.adapted
+        super().__init__(self.model.recipe, train, dynamic=True)
+
+    def keep_prefix(self) -> None:
+        """Computes the frozen layers below the first adapted one only once for each training example."""
+        shape = self.model.shape
+        frozen = self.recipe.frozen_layers(shape.layers)
+        below, self.model.upper = split_backbone(self.model.model.model, frozen)
+        runtime: Any = _Below(below)
+        self.prefix = PrefixCache(runtime, shape.hidden, self.recipe.sequence_length, dynamic=True)
+
+    @property
+    def b(self) -> Tensor:
+        """Returns the current B (D,)."""
+        return self._stepper.b.detach()
+
+    def step(self, indices: list[int], number: int, settings: TrainingSettings) -> float:
+        """Runs one step: by autograd, or in the directions that the product uses."""
+        batch, lr = self.inputs(indices), settings.lr_at(number)
+        if isinstance(self._stepper, FirstOrder):
+            return self._stepper.step(batch, lr)[0]
+        seeds = query_seeds(settings.seed, number, self.recipe.queries)
+        return float(self._stepper.step(batch, seeds, lr, settings.eps_for(self.recipe))[0].mean())
+
+    def measure(self, examples: Sequence[Example]) -> SplitMetrics:
+        """Measures in PyTorch."""
+        return self.measure_at(self.b, examples)
+
+    def measure_at(self, b: Tensor, examples: Sequence[Example]) -> SplitMetrics:
+        """Measures another B."""
+        runtime: Any = _Scorer(self.model, b)
+        return measure(runtime, examples, self.recipe, dynamic=True)
+
+    def close(self) -> None:
+        """Takes the hooks off the model."""
+        self.model.remove()
+
+
+def torch_learner(
+    engine: Engine,
+    model: Any,
+    recipe: Recipe,
+    shape: BaseShape,
+    train: Sequence[Example],
+    *,
+    calibration: Calibration | None = None,
+    variant: Variant | None = None,
+    vera_rank: int = 256,
+) -> TorchLearner:
+    """Returns a baseline of a stock model, at its start. variant: an adapter from peft, trained by MeZO."""
+    if engine == "first-order":
+        return TorchLearner(FirstOrder(model, recipe, shape, calibration=calibration), train)
+    if engine == "mobizo":
+        return TorchLearner(EagerMobizo(model, recipe, shape), train)
+    if variant is not None:
+        peft = PeftModel(model, recipe, shape, variant, vera_rank)
+        return TorchLearner(VectorMezo(peft, peft.start), train)
+    adapted = AdaptedModel(model, recipe, shape, calibration)
+    return TorchLearner(VectorMezo(adapted, adapted.zeros()), train)
+
+
+class _Below:
+    """The `prefix` method of a runtime, for the lower layers of a model in PyTorch."""
+
+    def __init__(self, below: Any) -> None:
+        self._below = below
+
+    @torch.no_grad()
+    def prefix(self, tokens: Any) -> F32:
+        found: F32 = self._below(torch.from_numpy(tokens), use_cache=False).last_hidden_state.numpy()
+        return found
+
+
+class _Scorer:
+    """The `score` method of a runtime, for a B in PyTorch."""
+
+    def __init__(self, model: AdaptedModel, b: Tensor) -> None:
+        self.score = lambda inputs: model.score(inputs, b)

@@ -1,0 +1,1 @@
+"""`bench variance`: what a zeroth-order step sees of the gradient."""

@@ -1,0 +1,319 @@
+"""Runs the `adb` binary: devices, shell, push and pull, with an exception for each kind of failure.
+
+Unavailable
+|- AdbMissing               adb is not installed on this machine
+|- PhoneUnreachable         the link is down; the run on the phone continues
+|  |- NoPhone
+|  |- SeveralPhones
+|  |- PhoneUnauthorized
+|  `- PhoneOffline
+`- DoesNotFit
+   `- PhoneFull             too little storage on the phone
+RuntimeFailed
+|- PhoneRefused             the phone refused a command
+`- WrongProcessor           the runner is for another kind of processor or system
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_agent.errors import DoesNotFit, RuntimeFailed
+from shared.errors import Unavailable
+
+SHELL_SECONDS = 30.0  # timeout of a command on the phone
+SLOWEST = 250_000  # bytes per second; a slower link counts as broken
+POLL_SECONDS = 0.1
+SDK_VARIABLES = ("ANDROID_HOME", "ANDROID_SDK_ROOT")
+
+# The serial number of a phone on the network; a restarted adb server must connect to it again.
+_NETWORK_SERIAL = re.compile(r"^\S+:\d+$")
+_NO_ROOM = "No space left on device"
+
+
+class AdbMissing(Unavailable):
+    """adb is not installed on this machine: install it (Debian, Ubuntu: `apt install adb`) or set ANDROID_HOME."""
+
+    code, title = "adb-missing", "adb missing"
+
+
+class PhoneUnreachable(Unavailable):
+    """The phone is unreachable; check its cable and `adb devices`."""
+
+    code, title = "phone-away", "Phone away"
+
+
+class NoPhone(PhoneUnreachable):
+    """adb sees no phone: connect one with USB debugging enabled, and check `adb devices`."""
+
+    code, title = "no-phone", "No phone"
+
+
+class SeveralPhones(PhoneUnreachable):
+    """adb sees more than one phone; select one with --adb SERIAL."""
+
+    code, title = "several-phones", "Several phones"
+
+
+class PhoneUnauthorized(PhoneUnreachable):
+    """The phone does not trust this machine yet: unlock it and accept the USB debugging prompt."""
+
+    code, title = "phone-unauthorized", "Phone unauthorized"
+
+
+class PhoneOffline(PhoneUnreachable):
+    """adb sees the phone but gets no response: reconnect its cable, or run `adb reconnect offline`."""
+
+    code, title = "phone-offline", "Phone offline"
+
+
+class PhoneFull(DoesNotFit):
+    """The phone is out of storage; free some storage on it."""
+
+    code, title = "phone-full", "Phone full"
+
+
+class PhoneRefused(RuntimeFailed):
+    """The phone refused a command."""
+
+    code, title = "phone-refused", "Phone refused"
+
+
+class WrongProcessor(RuntimeFailed):
+    """The runner is built for another processor or system than the phone's; docs/android.md shows how to build one."""
+
+    code, title = "wrong-processor", "Wrong processor"
+
+
+class Interrupted(Exception):
+    """`stop` returned true during an adb call."""
+
+
+@dataclass(frozen=True)
+class AdbDevice:
+    """A line of `adb devices`. state: device, offline, unauthorized, or another state of adb."""
+
+    serial: str
+    state: str
+
+
+@dataclass(frozen=True)
+class ShellResult:
+    """A finished command on the phone: exit status, standard output and standard error."""
+
+    status: int
+    out: bytes
+    err: str
+
+
+def never() -> bool:
+    """A stop function that never stops."""
+    return False
+
+
+class Adb:
+    """One phone behind adb, located again after each failure. Every call may raise AdbMissing or PhoneUnreachable."""
+
+    def __init__(self, serial: str | None = None, command: Path | None = None) -> None:
+        """serial: None if only one phone is connected. command: the adb binary; default: from PATH, then the
+        Android SDK.
+        """
+        self.serial = serial
+        self.stop: Callable[[], bool] = never  # polled while adb works; calls raise Interrupted once it returns true
+        self.preferred: str | None = None  # serial number to choose among several phones if none is named
+        self._command = command
+        self._device: str | None = None
+
+    def separate(self) -> Adb:
+        """Returns another connection to the same phone, with a stop function of its own."""
+        return Adb(self.serial, self._command)
+
+    def program(self) -> Path:
+        """Returns the adb binary. Raises AdbMissing."""
+        if self._command is not None:
+            if not self._command.is_file():
+                raise AdbMissing(f"adb is not at {self._command}")
+            return self._command
+        homes = (os.environ[name] for name in SDK_VARIABLES if os.environ.get(name))
+        found = shutil.which("adb") or next(
+            (path for home in homes if (path := shutil.which("adb", path=str(Path(home) / "platform-tools")))), None
+        )
+        if found is None:
+            raise AdbMissing
+        return Path(found)
+
+    def devices(self) -> list[AdbDevice]:
+        """Returns the output of `adb devices`."""
+        done = self._call(("devices",), SHELL_SECONDS)
+        if done.returncode != 0:
+            raise _failure(_text(done.stderr), self.serial)
+        lines = (line.split("\t") for line in _text(done.stdout).splitlines() if "\t" in line)
+        return [AdbDevice(words[0], words[1].split(" ")[0]) for words in lines]
+
+    def device(self) -> str:
+        """Returns the serial number of a responding phone. Raises NoPhone, SeveralPhones, PhoneUnauthorized, or
+        PhoneOffline.
+        """
+        if self._device is None:
+            self._device = self._find()
+        return self._device
+
+    def shell(self, script: str, seconds: float = SHELL_SECONDS) -> ShellResult:
+        """Runs a script in the phone's shell, whatever its exit status.
+
+        After PhoneUnreachable it is unknown how far the script came.
+        """
+        # adb's exit status does not distinguish a broken link from a failed script; this line ends a complete output.
+        mark = secrets.token_hex(8)
+        command = f"(\n{script}\n)\nprintf '\\n{mark} %d' $?"
+        done = self._call_device(("shell", "-T", command), seconds)
+        out, _, status = done.stdout.rpartition(f"\n{mark} ".encode())
+        if not status.isdigit():
+            raise self._lost(done)
+        return ShellResult(int(status), out, _text(done.stderr))
+
+    def run(self, script: str, seconds: float = SHELL_SECONDS) -> str:
+        """Returns the standard output of a script. Raises PhoneFull or PhoneRefused if it fails."""
+        done = self.shell(script, seconds)
+        if done.status != 0:
+            output = (done.err or _text(done.out)).strip()[-300:]
+            if _NO_ROOM in output:
+                raise PhoneFull(f"{PhoneFull.__doc__} ({output})")
+            raise PhoneRefused(f"the phone refused a command with status {done.status}: {output}")
+        return _text(done.out)
+
+    def read(self, remote: str, start: int = 0) -> bytes:
+        """Returns a small file's bytes from `start` on; empty if the file does not exist."""
+        return self.shell(f"tail -c +{start + 1} {remote} 2>/dev/null").out
+
+    def push(self, local: Path, remote: str) -> None:
+        """Copies a file to the phone, not atomically. Raises PhoneFull or PhoneRefused."""
+        self._copy(("push", str(local), remote), local.stat().st_size)
+
+    def pull(self, remote: str, local: Path, size: int) -> None:
+        """Copies a file of `size` bytes from the phone, not atomically. Raises PhoneRefused."""
+        self._copy(("pull", remote, str(local)), size)
+
+    def pause(self, seconds: float) -> None:
+        """Sleeps. Raises Interrupted as soon as `stop` returns true."""
+        until = time.monotonic() + seconds
+        while True:
+            if self.stop():
+                raise Interrupted
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(left, POLL_SECONDS))
+
+    def _copy(self, arguments: Sequence[str], size: int) -> None:
+        done = self._call_device(arguments, SHELL_SECONDS + size / SLOWEST)
+        output = _text(done.stderr) + _text(done.stdout)
+        # Some releases of adb exit with status 0 after a remote error.
+        refused = re.search(r"^adb: error: (.*remote .*)$", output, re.MULTILINE)
+        if refused is not None:
+            if _NO_ROOM in output:
+                raise PhoneFull
+            raise PhoneRefused(f"the phone refused: {refused[1]}")
+        if done.returncode != 0:
+            raise self._lost(done)
+
+    def _find(self) -> str:
+        devices = self.devices()
+        if self.serial is not None:
+            found = next((each for each in devices if each.serial == self.serial), None)
+            if _NETWORK_SERIAL.match(self.serial) and (found is None or found.state != "device"):
+                found = self._connect(self.serial)
+            if found is None:
+                others = ", ".join(each.serial for each in devices) or "none"
+                raise NoPhone(
+                    f"adb does not see phone {self.serial} (connected: {others}); connect it and check `adb devices`"
+                )
+            return _usable(found)
+        ready = [each for each in devices if each.state == "device"]
+        if len(ready) > 1:
+            if self.preferred in {each.serial for each in ready}:
+                return str(self.preferred)
+            names = ", ".join(each.serial for each in ready)
+            raise SeveralPhones(f"adb sees {len(ready)} phones ({names}); select one with --adb SERIAL")
+        if not devices:
+            raise NoPhone
+        return _usable(ready[0] if ready else devices[0])
+
+    def _connect(self, serial: str) -> AdbDevice | None:
+        # The adb server keeps a broken connection in its list and rarely retries it.
+        self._call(("disconnect", serial), SHELL_SECONDS)
+        self._call(("connect", serial), SHELL_SECONDS)
+        return next((each for each in self.devices() if each.serial == serial), None)
+
+    def _call_device(self, arguments: Sequence[str], seconds: float) -> subprocess.CompletedProcess[bytes]:
+        return self._call(("-s", self.device(), *arguments), seconds)
+
+    def _lost(self, done: subprocess.CompletedProcess[bytes]) -> Unavailable:
+        serial, self._device = self._device, None
+        return _failure(_text(done.stderr), serial)
+
+    def _call(self, arguments: Sequence[str], seconds: float) -> subprocess.CompletedProcess[bytes]:
+        """Runs adb until it exits, `stop` returns true, or `seconds` have passed."""
+        command = [str(self.program()), *arguments]
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+        process = subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=pipe)
+        deadline = time.monotonic() + seconds
+        try:
+            while True:
+                try:
+                    out, err = process.communicate(timeout=POLL_SECONDS)
+                    return subprocess.CompletedProcess(command, process.returncode, out, err)
+                except subprocess.TimeoutExpired:
+                    if self.stop():
+                        raise Interrupted from None
+                    if time.monotonic() > deadline:
+                        self._device = None
+                        raise PhoneUnreachable(f"adb did not respond within {seconds:.0f} s; check the cable") from None
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
+def _usable(device: AdbDevice) -> str:
+    if device.state == "device":
+        return device.serial
+    if device.state in ("unauthorized", "authorizing"):
+        raise PhoneUnauthorized(f"phone {device.serial}: {_remedy(PhoneUnauthorized)}")
+    if device.state in ("offline", "connecting"):
+        raise PhoneOffline(f"phone {device.serial}: {_remedy(PhoneOffline)}")
+    raise PhoneUnreachable(f"phone {device.serial} is in state '{device.state}'; start Android on it")
+
+
+def _remedy(error: type[Unavailable]) -> str:
+    return str(error.__doc__)
+
+
+_ERRORS: tuple[tuple[str, type[Unavailable]], ...] = (
+    ("unauthorized", PhoneUnauthorized),
+    ("offline", PhoneOffline),
+    ("more than one", SeveralPhones),
+    ("no devices", NoPhone),
+    ("not found", NoPhone),
+)
+
+
+def _failure(output: str, serial: str | None) -> Unavailable:
+    """Maps adb's error message to an exception; PhoneUnreachable for transient failures."""
+    for text, error in _ERRORS:
+        if text in output:
+            return error(f"{serial or 'phone'}: {_remedy(error)}")
+    last = output.strip().splitlines()[-1:] or ["the link broke"]
+    return PhoneUnreachable(f"{serial or 'phone'}: {last[0][-300:]}; check its cable and `adb devices`")
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")

@@ -1,0 +1,163 @@
+"""mobizo's files on a phone, in one directory that other apps cannot read.
+
+files/SHA256     programs and weights, pushed once for all jobs
+runner/SHA256/   a runner and its libraries, by the hash of all their files
+runs/JOB/        a run's directory (docs/runner.md) and the files of `device_agent.android.phone_run`
+aside/           files that are being pushed; files elsewhere are complete
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from device_agent.android.adb import Adb, PhoneFull, PhoneRefused, PhoneUnreachable, WrongProcessor
+from shared.canonical import file_sha256
+from shared.errors import Untrusted
+
+ROOT = "/data/local/tmp/mobizo"
+RUNNER = "mobizo-runner"
+HASH_SECONDS = 600.0  # timeout for hashing a file on the phone
+SPARE_BYTES = 16 << 20  # left free on the phone
+KEPT_BYTES = 8 << 30  # of files and runners
+KEPT_DAYS = 30  # of runs that no agent has collected
+EXEC_FAILED = (126, 127)  # a shell's exit statuses for a program that does not start
+
+_PLAIN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+_PLACE = re.compile(r"^(/[A-Za-z0-9][A-Za-z0-9._-]*)+$")
+
+
+class Phone:
+    """mobizo's directory on the phone behind `adb`."""
+
+    def __init__(self, adb: Adb, root: str = ROOT) -> None:
+        """root: an absolute path without characters that the phone's shell interprets."""
+        if not _PLACE.match(root):
+            raise ValueError(f"{root!r} is not an absolute path of plain names")
+        self.adb, self.root = adb, root
+        self.pushed_bytes = 0  # by this object
+
+    def run(self, job_id: str) -> str:
+        """Returns the directory of a job's run."""
+        name = job_id if _PLAIN.match(job_id) else hashlib.sha256(job_id.encode()).hexdigest()
+        return f"{self.root}/runs/{name}"
+
+    def file(self, sha256: str) -> str:
+        """Returns the path of the file with this content."""
+        return f"{self.root}/files/{sha256}"
+
+    def open(self) -> None:
+        """Creates the directories. Raises PhoneFull or PhoneRefused."""
+        subdirectories = "mkdir -p files runner runs aside"
+        self.adb.run(f"umask 077; mkdir -p {self.root} && cd {self.root} && chmod 700 . && {subdirectories}")
+
+    def keep(self, local: Path, sha256: str) -> str:
+        """Returns the phone's path of `local`'s content, pushing it if necessary.
+
+        Raises PhoneFull, PhoneRefused, or Untrusted if `local` has another hash.
+        """
+        remote, size = self.file(sha256), local.stat().st_size
+        if self.adb.shell(f"touch -c {remote}; stat -c %s {remote}").out.strip() != str(size).encode():
+            self.put(local, sha256, remote)
+        return remote
+
+    def install_runner(self, directory: Path) -> str:
+        """Returns the phone's directory of a runner, pushing it if necessary and checking that it starts.
+
+        Raises PhoneFull, PhoneRefused, Untrusted, or WrongProcessor.
+        """
+        files = {path.relative_to(directory).as_posix(): file_sha256(path) for path in _files(directory)}
+        listing = "".join(f"{sha256}  {name}\n" for name, sha256 in files.items())
+        remote = f"{self.root}/runner/{hashlib.sha256(listing.encode()).hexdigest()}"
+        if self.adb.shell(f"touch -c {remote}; test -d {remote}").status == 0:
+            return remote
+        aside = f"{self.root}/aside/runner"
+        self.adb.run(f"rm -rf {aside}; mkdir -p {aside}/lib")
+        for name, sha256 in files.items():
+            self.put(directory / name, sha256, f"{aside}/{name}")
+        self.adb.run(f"chmod -R u+rwx {aside}")
+        self._check_starts(aside)
+        self.adb.run(f"mv {aside} {remote} && sync")
+        return remote
+
+    def put(self, local: Path, sha256: str, remote: str) -> None:
+        """Pushes a file: to a temporary name, verified by hash, then renamed. Raises like `keep`."""
+        size = local.stat().st_size
+        self._check_space(size)
+        aside = f"{self.root}/aside/{sha256}"
+        try:
+            self.adb.push(local, aside)
+            self.pushed_bytes += size
+            found = self.adb.run(f"sha256sum {aside}", HASH_SECONDS).split()[0]
+            if found != sha256:
+                _check(local, sha256)
+                raise PhoneUnreachable(f"{local.name} was damaged on the way to the phone; check the cable")
+            self.adb.run(f"chmod 600 {aside} && sync && mv {aside} {remote}", HASH_SECONDS)
+        except PhoneFull:
+            self.adb.shell(f"rm -f {aside}")
+            raise
+
+    def fetch(self, remote: str, local: Path) -> None:
+        """Pulls a file from the phone and verifies its hash. Raises PhoneRefused."""
+        size, sha256 = self.adb.run(f"stat -c %s {remote} && sha256sum {remote}", HASH_SECONDS).split()[:2]
+        aside = local.with_name(local.name + ".new")
+        self.adb.pull(remote, aside, int(size))
+        if file_sha256(aside) != sha256:
+            aside.unlink()
+            raise PhoneUnreachable(f"{local.name} was damaged on the way from the phone; check the cable")
+        aside.replace(local)
+
+    def match(self, local: Path, remote: str) -> None:
+        """Pushes `local` if the phone's file differs. Raises like `keep`."""
+        sha256 = file_sha256(local)
+        if self.adb.shell(f"sha256sum {remote} 2>/dev/null").out.split()[:1] != [sha256.encode()]:
+            self.put(local, sha256, remote)
+
+    def clean(self, keep: Collection[str] = (), most_bytes: int = KEPT_BYTES, days: int = KEPT_DAYS) -> None:
+        """Removes the least recently used files and runners beyond `most_bytes`, and runs untouched for `days`.
+
+        keep: names (hashes) of files and runners to keep.
+        """
+        old = f"find runs -mindepth 1 -maxdepth 1 -mtime +{days}"
+        self.adb.run(f"cd {self.root} && rm -rf aside/* && {old} | while read e; do rm -rf $e; done")
+        each = "[ -e $e ] && echo $(stat -c %Y $e) $(du -ks $e)"
+        listed = self.adb.run(f"cd {self.root} && for e in files/* runner/*; do {each}; done; true")
+        lines = (line.split() for line in listed.splitlines())
+        entries = sorted(((int(used), name, int(kilobytes) << 10) for used, kilobytes, name in lines), reverse=True)
+        total, over = 0, []
+        for _, name, size in entries:
+            total += size
+            if total > most_bytes and Path(name).name not in keep:
+                over.append(name)
+                total -= size
+        if over:
+            self.adb.run(f"cd {self.root} && rm -rf {' '.join(over)}")
+
+    def _check_space(self, size: int) -> None:
+        blocks, block = (int(word) for word in self.adb.run(f"stat -f -c '%a %S' {self.root}").split())
+        if size + SPARE_BYTES > blocks * block:
+            raise PhoneFull(
+                f"the phone has {blocks * block >> 20} MB free and {size + SPARE_BYTES >> 20} MB are needed; "
+                "free some storage on it"
+            )
+
+    def _check_starts(self, directory: str) -> None:
+        done = self.adb.shell(f"cd {directory} && LD_LIBRARY_PATH=lib ./{RUNNER} version")
+        if done.status in EXEC_FAILED:
+            raise WrongProcessor(
+                f"the runner does not start on this phone ({done.err.strip()[-200:]}); "
+                "build it for the phone's processor (docs/android.md)"
+            )
+        if done.status != 0:
+            raise PhoneRefused(f"the runner does not start on this phone: {done.err.strip()[-300:]}")
+
+
+def _files(directory: Path) -> Iterable[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+def _check(local: Path, sha256: str) -> None:
+    if file_sha256(local) != sha256:
+        raise Untrusted(f"{local} has changed; remove it, and it is downloaded again")

@@ -1,0 +1,171 @@
+"""The commands that use adapters on this device, offline: `predict` and `chat`. Both load a newer adapter version
+between two inputs without a restart.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from device_agent.cli.options import HomeOption, JsonOption, NameArgument
+from device_agent.home import AgentHome
+from shared.errors import BadRequest, InvalidDataset
+
+if TYPE_CHECKING:
+    from device_agent.inference.chat import Chat
+    from device_agent.inference.personal_model import PersonalModel
+    from device_agent.inference.predict import Prediction
+
+app = typer.Typer(pretty_exceptions_enable=False)
+
+BaseOption = Annotated[bool, typer.Option("--base", help="use the base model without the adapter, for comparison")]
+
+
+class PromptFormat(StrEnum):
+    """How the text is presented to the model; see `device_agent.inference.chat`."""
+
+    AUTO = "auto"
+    PLAIN = "plain"
+    CHATML = "chatml"
+
+
+@app.command()
+def predict(
+    name: NameArgument,
+    text: Annotated[str | None, typer.Option("--text", help="value of the task's only text field")] = None,
+    field: Annotated[
+        list[str] | None, typer.Option("--field", metavar="NAME=VALUE", help="value of one field of the task")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="F.jsonl", help="file of records, one JSON object per line")
+    ] = None,
+    base: BaseOption = False,
+    home: HomeOption = None,
+    json_lines: JsonOption = False,
+) -> None:
+    """Classify records offline: print every candidate answer of the adapter's task with its probability. Records come
+    from options, a file or standard input.
+    """
+    from device_agent.inference.personal_model import LiveModel
+    from device_agent.inference.predict import predict as answer
+
+    given = (text is not None or bool(field)) + (file is not None)
+    if given > 1:
+        raise BadRequest("records come from --text and --field, or from --file: choose one")
+    with closing(LiveModel(AgentHome.locate(home), name, base=base)) as live:
+        for where, record in _records(live.model, text, field or [], file):
+            _report(live.refresh())
+            _show(answer(live.model, record, where), json_lines)
+
+
+def _records(
+    model: PersonalModel, text: str | None, fields: list[str], file: Path | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    from device_agent.inference.predict import question_fields, record_of, records_of
+    from shared.zo.encoding import read_jsonl
+
+    if file is not None:
+        return read_jsonl(file)
+    if text is not None or fields:
+        return iter([("the command line", dict(record_of(model.task, text, fields)))])
+    if sys.stdin.isatty():
+        fields_of_task = question_fields(model.task)
+        form = "a text" if len(fields_of_task) == 1 else f"a JSON object with {', '.join(fields_of_task)}"
+        typer.echo(f"enter {form} on each line; Ctrl-D exits", err=True)
+    return records_of(model.task, sys.stdin, "standard input")
+
+
+def _show(prediction: Prediction, json_lines: bool) -> None:
+    if json_lines:
+        candidates = [vars(candidate) for candidate in prediction.candidates]
+        best = prediction.best
+        facts = {"answer": best.text, "label": best.label, "candidates": candidates, "truncated": prediction.truncated}
+        typer.echo(json.dumps(facts))
+        return
+    ranked = sorted(prediction.candidates, key=lambda candidate: -candidate.log_probability)
+    line = "  ".join(f"{candidate.text.strip()} {candidate.probability:.1%}" for candidate in ranked)
+    typer.echo(line + ("  (the text was truncated to the program's length)" if prediction.truncated else ""))
+
+
+@app.command()
+def chat(
+    name: NameArgument,
+    text: Annotated[str | None, typer.Option("--text", help="answer this text, then exit")] = None,
+    most: Annotated[int, typer.Option(min=1, help="maximum number of tokens in an answer")] = 128,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="sampling temperature; 0 always takes the most likely token")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="random seed for a temperature above 0")] = 0,
+    form: Annotated[PromptFormat, typer.Option(help="format of the prompt")] = PromptFormat.AUTO,
+    base: BaseOption = False,
+    home: HomeOption = None,
+    json_lines: JsonOption = False,
+) -> None:
+    """Generate answers to your texts offline, printed token by token; Ctrl-C stops an answer, Ctrl-D exits."""
+    from device_agent.inference.chat import Chat, Form, default_format
+    from device_agent.inference.personal_model import LiveModel
+
+    with closing(LiveModel(AgentHome.locate(home), name, base=base)) as live:
+        chosen: Form
+        if form is PromptFormat.AUTO:
+            chosen, why = default_format(live.model.tokenizer, live.model.manifest.recipe.base.name)
+            typer.echo(why, err=True)
+        else:
+            chosen = "chatml" if form is PromptFormat.CHATML else "plain"
+        conversation = Chat(live.model, chosen, most, temperature, seed)
+        if text is not None:
+            _print_answer(conversation, text, json_lines)
+            return
+        while (line := _read_line()) is not None:
+            if line.strip():
+                _report(live.refresh())
+                conversation.use(live.model)
+                try:
+                    _print_answer(conversation, line, json_lines)
+                except BadRequest as error:
+                    typer.echo(error.detail, err=True)
+
+
+def _report(message: str | None) -> None:
+    """Reports on standard error that another adapter version is now in use."""
+    if message is not None:
+        typer.echo(message, err=True)
+
+
+def _read_line() -> str | None:
+    """Returns the next line of standard input, or None at its end."""
+    if sys.stdin.isatty():
+        typer.echo("> ", nl=False, err=True)
+    try:
+        line = sys.stdin.readline()
+    except KeyboardInterrupt:
+        return None
+    except UnicodeDecodeError as error:
+        raise InvalidDataset(f"standard input is not UTF-8 ({error})") from error
+    return line.rstrip("\r\n") if line else None
+
+
+def _print_answer(conversation: Chat, text: str, json_lines: bool) -> None:
+    """Prints an answer as it is generated."""
+    pieces, printed = conversation.answer(text), ""
+    try:
+        for piece in pieces:
+            printed += piece
+            if not json_lines:
+                typer.echo(piece, nl=False)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        pieces.close()
+    if json_lines:
+        typer.echo(
+            json.dumps({"text": printed, "ended": conversation.ended, "forgotten_turns": conversation.forgotten})
+        )
+    else:
+        typer.echo()

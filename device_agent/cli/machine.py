@@ -1,0 +1,94 @@
+"""The commands about the machine that runs the agent: `doctor`, `install-service`, `build-runner`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from device_agent.cli.options import AdbOption, DataOption, HomeOption, JsonOption, RulesOption
+from device_agent.cli.run import EngineOption, parse_datasets
+from device_agent.daemon.service import Service, owner_of
+from device_agent.home import AgentHome
+from device_agent.runner.supply import build_runner_command
+from shared.errors import MobizoError
+
+app = typer.Typer(pretty_exceptions_enable=False)
+
+
+@app.command()
+def doctor(adb: AdbOption = None, home: HomeOption = None, json_lines: JsonOption = False) -> None:
+    """Check everything that a working agent needs, one line per check; exit status 1 if a check fails."""
+    # Imported here to keep the daemon's memory small.
+    from device_agent.daemon.doctor import examine
+
+    failed = []
+    for check in examine(AgentHome.locate(home), adb):
+        typer.echo(json.dumps(asdict(check)) if json_lines else check.line())
+        if check.state == "fail":
+            failed.append(check.name)
+    if failed:
+        raise MobizoError(f"failed: {', '.join(failed)}")
+
+
+@app.command("install-service")
+def install_service(
+    data: DataOption,
+    user: Annotated[
+        bool, typer.Option("--user", help="install for this user's systemd: needs no root, but isolates less")
+    ] = False,
+    account: Annotated[
+        str | None,
+        typer.Option(
+            "--as", metavar="USER", help="user that the system unit runs as; default: the owner of the home directory"
+        ),
+    ] = None,
+    printed: Annotated[bool, typer.Option("--print", help="print the unit without installing it")] = False,
+    engine: EngineOption = None,
+    adb: AdbOption = None,
+    rules: RulesOption = None,
+    home: HomeOption = None,
+) -> None:
+    """Write the systemd unit that starts the agent with these options whenever the machine boots."""
+    agent_home = AgentHome.locate(home)
+    command = [sys.executable, "-m", "device_agent", "run"]
+    for name, directory in parse_datasets(data).items():
+        command += ["--data", f"{name}={directory}"]
+    if engine is not None:
+        command += ["--engine", engine.value]
+    if adb is not None:
+        command += [f"--adb={adb}"]
+    if rules is not None:
+        command += ["--rules", str(rules.resolve())]
+    path = agent_home.path.resolve()
+    service = Service(command, path, account or owner_of(path), user)
+    if printed:
+        typer.echo(service.text(), nl=False)
+        return
+    agent_home.config()
+    service.install()
+    typer.echo(f"{service.path} was written; start it with: {service.start_hint}")
+
+
+@app.command("build-runner")
+def build_runner(
+    executorch_root: Annotated[
+        Path | None,
+        typer.Option(help="ExecuTorch to build against; default: the installed package, otherwise a downloaded one"),
+    ] = None,
+    toolchain: Annotated[Path | None, typer.Option(help="CMake toolchain file for another platform")] = None,
+    platform: Annotated[str | None, typer.Option(help="target platform, such as android-arm64")] = None,
+    archive: Annotated[
+        Path | None, typer.Option(help="also write the runner to this .tar.gz, for `mobizo-server runner-builds add`")
+    ] = None,
+    home: HomeOption = None,
+    json_lines: JsonOption = False,
+) -> None:
+    """Build the native runner, which trains without PyTorch."""
+    agent_home = AgentHome.locate(home)
+    agent_home.create()
+    build_runner_command(agent_home.path, executorch_root, toolchain, platform, archive, json_lines)

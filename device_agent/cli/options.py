@@ -1,0 +1,36 @@
+"""Command-line options that several commands of `mobizo-agent` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+HomeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--home",
+        help="home directory; default: $MOBIZO_AGENT_HOME or the platform's data directory",
+    ),
+]
+DataOption = Annotated[
+    list[str],
+    typer.Option(
+        "--data",
+        metavar="NAME=DIR",
+        help="a data set's directory with train.jsonl and optionally validation.jsonl and test.jsonl",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON lines on standard output")]
+RulesOption = Annotated[
+    Path | None,
+    typer.Option("--rules", metavar="FILE", help="the owner's rules; default: rules.toml in the home directory"),
+]
+AdbOption = Annotated[
+    str | None,
+    typer.Option(
+        "--adb", metavar="[SERIAL]", help="train on the phone with this serial number, or on the only connected phone"
+    ),
+]
+NameArgument = Annotated[str, typer.Argument(metavar="ADAPTER", help="the adapter's name; see `adapters list`")]

@@ -1,0 +1,284 @@
+"""The commands that control the daemon: `run`, `train`, `status`, `rounds`, `pause`, `resume`, `stop`, `logs`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from device_agent.android.adb import Adb
+from device_agent.android.sensors import AdbSensors
+from device_agent.cli.options import AdbOption, DataOption, HomeOption, JsonOption, RulesOption
+from device_agent.daemon.control import ControlRequest, ControlResponse, ControlServer, Handler, ask
+from device_agent.daemon.daemon import Daemon
+from device_agent.daemon.logs import LogFile, configure_logs, follow, log_path, readable, tail
+from device_agent.daemon.reporting import Display, Watchdog
+from device_agent.engines.choice import EngineName, EngineSelector
+from device_agent.home import PAUSED, AgentHome, DaemonStatus, PauseFlag
+from device_agent.jobs.leased_job import JobEnd, Outcome
+from device_agent.jobs.rounds import RoundLog
+from device_agent.policy.sensors import LinuxSensors, PhoneWithHost, Sensors
+from device_agent.training.datasets import check_directory
+from shared.errors import BadRequest, MobizoError
+from shared.job import NAME
+
+STOP_SECONDS = 60.0  # `stop` waits this long for the current step
+POLL_SECONDS = 0.1
+
+app = typer.Typer(pretty_exceptions_enable=False)
+
+
+EngineOption = Annotated[
+    EngineName | None, typer.Option("--engine", help="training engine; default: the native runner if available")
+]
+
+
+@app.command()
+def run(
+    data: DataOption,
+    once: Annotated[bool, typer.Option("--once", help="exit after one job, or if no job is waiting")] = False,
+    engine: EngineOption = None,
+    adb: AdbOption = None,
+    rules: RulesOption = None,
+    home: HomeOption = None,
+    json_lines: JsonOption = False,
+) -> None:
+    """Lease jobs and train them until stopped (Ctrl-C or SIGTERM); an unfinished run resumes at the next start."""
+    _work(AgentHome.locate(home), data, once, json_lines, engine, adb, rules)
+
+
+@app.command()
+def train(
+    data: DataOption,
+    once: Annotated[bool, typer.Option("--once", help="required: confirms that one job is trained")] = False,
+    engine: EngineOption = None,
+    adb: AdbOption = None,
+    rules: RulesOption = None,
+    home: HomeOption = None,
+    json_lines: JsonOption = False,
+) -> None:
+    """Train one waiting job, then exit; exit status 1 if it failed."""
+    if not once:
+        raise BadRequest("`train` requires --once; use `run` to keep training")
+    _work(AgentHome.locate(home), data, True, json_lines, engine, adb, rules)
+
+
+@app.command()
+def status(home: HomeOption = None, json_lines: JsonOption = False) -> None:
+    """Show what the agent does and, if it is not training, why."""
+    agent_home = AgentHome.locate(home)
+    config, running = agent_home.config(), agent_home.running()
+    try:
+        shown = ask(agent_home.control, ControlRequest(ask="status")).status if running else agent_home.status()
+    except MobizoError:
+        shown = agent_home.status()  # the daemon is starting or stopping
+    state = shown.state if shown is not None and running else "stopped"
+    paused = bool(PauseFlag(agent_home.path))
+    if json_lines:
+        facts = {"server": config.server, "name": config.name, "device_id": config.device_id}
+        details = shown.model_dump(mode="json") if shown is not None else {}
+        typer.echo(json.dumps(facts | details | {"running": running, "paused": paused, "state": state}))
+        return
+    typer.echo(f"{config.name} ({config.device_id}) at {config.server}: {state}")
+    for line in _status_lines(shown or DaemonStatus(), running, paused):
+        typer.echo(line)
+
+
+def _status_lines(shown: DaemonStatus, running: bool, paused: bool) -> list[str]:
+    """Returns the lines that describe a status."""
+    lines = []
+    if not running:
+        lines.append("no agent runs in this home; start one with `mobizo-agent run`")
+    elif shown.job_id is not None:
+        progress = shown.progress.line() if shown.progress is not None else "starting"
+        part = "" if shown.round is None else f"{shown.round.words}, "
+        lines.append(f"{part}job {shown.job_id} for adapter {shown.adapter}: {progress}")
+    elif shown.why is not None:
+        lines.append(f"not training: {shown.why}")
+    elif shown.state == "idle":
+        lines.append("not training: the server has no job for this device")
+    if paused and PAUSED not in " ".join(lines):
+        lines.append("paused by the user from the next check of the rules on; continue with `mobizo-agent resume`")
+    if shown.unknown:
+        lines.append(f"rules without a sensor on this device, which are not enforced: {', '.join(shown.unknown)}")
+    if shown.clock_skew_seconds is not None:
+        ahead = "ahead of" if shown.clock_skew_seconds > 0 else "behind"
+        lines.append(f"this device's clock is {abs(shown.clock_skew_seconds):.0f} s {ahead} the server's")
+    if shown.last_job_id is not None:
+        why = f": {shown.last_detail}" if shown.last_detail else ""
+        lines.append(f"last job {shown.last_job_id} {shown.last_outcome}{why}")
+    return lines
+
+
+@app.command()
+def rounds(home: HomeOption = None, json_lines: JsonOption = False) -> None:
+    """List the federated rounds that this device took part in: its uploads and its locally measured accuracy."""
+    agent_home = AgentHome.locate(home)
+    past = RoundLog(agent_home.rounds).past()
+    for record in past:
+        typer.echo(record.model_dump_json() if json_lines else record.line())
+    if not past and not json_lines:
+        typer.echo("none yet; `cohorts` in rules.toml lists the cohorts whose rounds this device may join")
+
+
+@app.command()
+def pause(home: HomeOption = None, json_lines: JsonOption = False) -> None:
+    """Pause training until `resume`, also across restarts; the current run is kept."""
+    agent_home = AgentHome.locate(home)
+    agent_home.config()
+    PauseFlag(agent_home.path).begin()
+    running = agent_home.running()
+    if json_lines:
+        typer.echo(json.dumps({"paused": True, "running": running}))
+    else:
+        typer.echo("paused; " + ("the agent waits after the current step" if running else "no agent is running"))
+
+
+@app.command()
+def resume(home: HomeOption = None, json_lines: JsonOption = False) -> None:
+    """Resume training after `pause`."""
+    agent_home = AgentHome.locate(home)
+    agent_home.config()
+    PauseFlag(agent_home.path).end()
+    running = agent_home.running()
+    if json_lines:
+        typer.echo(json.dumps({"paused": False, "running": running}))
+    else:
+        typer.echo("resumed" if running else "resumed; no agent is running, start one with `mobizo-agent run`")
+
+
+@app.command()
+def stop(home: HomeOption = None, json_lines: JsonOption = False) -> None:
+    """Stop the agent after the current step; its run resumes at the next start."""
+    agent_home = AgentHome.locate(home)
+    agent_home.config()
+    ask(agent_home.control, ControlRequest(ask="stop"))
+    deadline = time.monotonic() + STOP_SECONDS
+    while agent_home.running():
+        if time.monotonic() > deadline:
+            raise MobizoError(f"the agent has not stopped within {STOP_SECONDS:.0f} s")
+        time.sleep(POLL_SECONDS)
+    typer.echo(json.dumps({"running": False}) if json_lines else "stopped")
+
+
+@app.command()
+def logs(
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, max=1_000_000, help="number of lines from the end")
+    ] = 50,
+    following: Annotated[bool, typer.Option("--follow", "-f", help="keep printing new lines until Ctrl-C")] = False,
+    home: HomeOption = None,
+    json_lines: JsonOption = False,
+) -> None:
+    """Print the agent's log, whether or not the agent runs."""
+    path = log_path(AgentHome.locate(home).path)
+    new_lines = follow(path) if following else iter(())
+    for line in tail(path, lines):
+        typer.echo(line if json_lines else readable(line))
+    try:
+        for line in new_lines:
+            typer.echo(line if json_lines else readable(line))
+    except KeyboardInterrupt:
+        return
+
+
+def parse_datasets(options: list[str]) -> dict[str, Path]:
+    """Returns the directory of each data set by name, parsed from NAME=DIR. Raises BadRequest or InvalidDataset."""
+    datasets: dict[str, Path] = {}
+    for option in options:
+        name, equals, directory = option.partition("=")
+        if not equals or not re.fullmatch(NAME, name) or not directory:
+            raise BadRequest(f"--data {option!r} must be NAME=DIR; NAME is lower-case letters, digits, '.', '_' or '-'")
+        if name in datasets:
+            raise BadRequest(f"--data names {name!r} twice")
+        path = Path(directory).expanduser().resolve()
+        check_directory(path)
+        datasets[name] = path
+    return datasets
+
+
+def _engines(home: AgentHome, engine: EngineName | None, serial: str | None) -> EngineSelector:
+    """Returns the engine selector; --adb implies the adb engine."""
+    if serial is not None and engine not in (None, EngineName.ADB):
+        raise BadRequest(f"--adb trains on a phone, but --engine {engine} does not")
+    on_phone = serial is not None or engine is EngineName.ADB
+    return EngineSelector(home, engine, Adb(serial or None) if on_phone else None)
+
+
+def _sensors(phone: Adb | None) -> Sensors | None:
+    """Returns the phone's sensors combined with this machine's network sensor, or None for this machine's sensors."""
+    if phone is None:
+        return None
+    return PhoneWithHost(AdbSensors(phone.separate().run), LinuxSensors())
+
+
+def _work(
+    home: AgentHome,
+    data: list[str],
+    once: bool,
+    json_lines: bool,
+    engine: EngineName | None,
+    serial: str | None,
+    rules: Path | None,
+) -> None:
+    datasets = parse_datasets(data)
+    home.config()
+    home.create()
+    engines = _engines(home, engine, serial)
+    configure_logs(json_lines, LogFile(log_path(home.path)))
+    live = sys.stderr.isatty() and not json_lines
+    watchdog = Watchdog()
+    with home.lock(), Display(home, live) as display, ControlServer(home.control, control_handler(home)):
+        daemon = Daemon(
+            home,
+            datasets,
+            display,
+            engines=engines,
+            sensors=_sensors(engines.phone),
+            watchdog=watchdog,
+            rules=rules,
+            capabilities=engines.capabilities,
+        )
+
+        def end(_number: int, _frame: FrameType | None) -> None:
+            watchdog.stopping()
+            daemon.stop()
+
+        signal.signal(signal.SIGINT, end)
+        signal.signal(signal.SIGTERM, end)
+        watchdog.ready()
+        ended = daemon.run(once)
+    _report_end(ended)
+
+
+def control_handler(home: AgentHome) -> Handler:
+    """Returns the handler of the daemon's control socket."""
+    paused = PauseFlag(home.path)
+
+    def answer(request: ControlRequest) -> ControlResponse:
+        if request.ask == "pause":
+            paused.begin()
+        elif request.ask == "resume":
+            paused.end()
+        elif request.ask == "stop":
+            # The signal handler runs in the main thread and can interrupt its long poll; this thread cannot.
+            os.kill(os.getpid(), signal.SIGTERM)
+        lines = tuple(tail(log_path(home.path), request.lines)) if request.ask == "logs" else ()
+        return ControlResponse(paused=bool(paused), status=home.status(), lines=lines)
+
+    return answer
+
+
+def _report_end(ended: JobEnd | None) -> None:
+    if ended is None:
+        typer.echo("no job is waiting for this device", err=True)
+    elif ended.outcome not in (Outcome.COMPLETED, Outcome.INTERRUPTED):
+        raise MobizoError(f"the job was {ended.outcome}" + (f": {ended.detail}" if ended.detail else ""))

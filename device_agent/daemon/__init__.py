@@ -1,0 +1,1 @@
+"""The daemon and what watches it: control socket, status display, logs, systemd and doctor."""

@@ -1,0 +1,297 @@
+"""The daemon leases a job, works on it, and repeats. Training runs in another process, so torch is never imported."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import structlog
+
+from device_agent.daemon.reporting import Display, Watchdog
+from device_agent.durable import describe_os_error
+from device_agent.engines import Engine
+from device_agent.engines.python import PythonEngine
+from device_agent.errors import PolicyForbids, UnsafeManifest
+from device_agent.home import AgentHome, PauseFlag
+from device_agent.inference.adapter_store import AdapterStore
+from device_agent.jobs.lease import LeaseHeartbeat
+from device_agent.jobs.leased_job import AgentContext, JobEnd, LeasedJob, Outcome
+from device_agent.jobs.rounds import RoundLog, round_record
+from device_agent.memory import release_code_pages
+from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator
+from device_agent.policy.rules_file import load_consents, load_rules
+from device_agent.policy.sensors import LinuxSensors, Sensors
+from device_agent.program_cache import ProgramCache
+from device_agent.program_verification import RollbackProtection, follow_key_rotation
+from device_agent.protocol.client import Backoff, DeviceClient, jittered
+from device_agent.training.datasets import most_lines
+from device_agent.training.journal import RunDirectory, prune_runs
+from shared.capabilities import Capabilities
+from shared.errors import BadRequest, MobizoError, Unauthorized
+from shared.job import JobError, Progress
+from shared.program import ProgramManifest
+from shared.protocol import Lease
+from shared.stop_signal import StopSignal
+
+WAIT_SECONDS = 20.0  # long poll for a job
+PAUSE_SECONDS = 30.0  # after a released job, or if the server does not answer
+LONGEST_PAUSE_SECONDS = 300.0
+EARLY_SECONDS = 5.0  # between requests if the server or a proxy does not support long polls
+CHECK_SECONDS = 15.0  # between sensor readings while the rules forbid training
+REFUSED_SECONDS = 600.0  # between requests to a server that refuses this device
+ENROLLMENT_POLL_SECONDS = 5.0  # between checks for a new enrollment
+SKEW_SECONDS = 60.0  # clock difference that is reported
+UNFINISHED = frozenset(
+    {Outcome.INTERRUPTED, Outcome.RELEASED, Outcome.DECLINED}
+)  # the round may continue on this device
+
+_log = structlog.get_logger()
+
+
+def python_engine(_manifest: ProgramManifest) -> Engine:
+    """Returns the Python engine, which can train every program."""
+    return PythonEngine()
+
+
+def longest_silence(manifest: ProgramManifest, dataset: Path) -> float:
+    """Returns the number of operations of the longest phase without progress reports: one step, or one evaluation."""
+    recipe = manifest.recipe
+    steps = most_lines(dataset) * recipe.choices / recipe.score_rows
+    return manifest.flops_per_step * max(1.0, steps)
+
+
+class _Interrupted(Exception):
+    """Raised in the main thread to stop waiting for a job."""
+
+
+class Daemon:
+    """The agent's main loop for one device and one server."""
+
+    def __init__(
+        self,
+        home: AgentHome,
+        datasets: Mapping[str, Path],
+        display: Display,
+        pause_seconds: float = PAUSE_SECONDS,
+        *,
+        engines: Callable[[ProgramManifest], Engine] = python_engine,
+        sensors: Sensors | None = None,
+        watchdog: Watchdog | None = None,
+        rules: Path | None = None,
+        capabilities: Callable[[], Capabilities] | None = None,
+    ) -> None:
+        """datasets: directory of each data set by name. pause_seconds: shortest pause after an error. engines:
+        returns the engine for a program. sensors: default: this machine's. rules: the owner's rules file; default:
+        rules.toml in the home. capabilities: reported to the server; None reports nothing.
+
+        Raises NotEnrolled, or BadRequest for unreadable rules.
+        """
+        self._home, self._datasets, self._display = home, dict(datasets), display
+        self._config = home.config()
+        self._capabilities = capabilities
+        self._engines, self._watchdog = engines, watchdog or Watchdog()
+        self._rollback, self._store = RollbackProtection(home.program_versions), AdapterStore(home)
+        self._cache = ProgramCache(home.cache, pins=self._store.pins)
+        pause = PauseFlag(home.path)
+        self._evaluator = PolicyEvaluator(
+            load_rules(rules or home.rules),
+            LinuxSensors() if sensors is None else sensors,
+            DailyMinutes(home.budget),
+            pause.why,
+        )
+        self._consents = load_consents(rules or home.rules)
+        self._rounds = RoundLog(home.rounds)
+        self._pauses = Backoff(pause_seconds, LONGEST_PAUSE_SECONDS)
+        self._early_seconds = min(pause_seconds, EARLY_SECONDS)
+        self._stopping = StopSignal()
+        self._thread: threading.Thread | None = None
+        self._waiting = False
+
+    def stop(self) -> None:
+        """Stops `run`: immediately while it waits for a job, otherwise after the current step. Safe in signal
+        handlers.
+        """
+        self._stopping.set()
+        # Signal handlers run in the main thread; in any other thread the exception would end the caller.
+        if self._waiting and threading.current_thread() is self._thread:
+            self._waiting = False
+            raise _Interrupted
+
+    def run(self, once: bool = False) -> JobEnd | None:
+        """Works until stopped. once: returns after one job, or None if no job is waiting.
+
+        Raises MobizoError only with `once`: the server does not answer or refuses this device, or the rules forbid
+        training.
+        """
+        self._thread = threading.current_thread()
+        while not self._stopping.is_set():
+            try:
+                with DeviceClient(self._config.server, self._config.token, self._home.device_key()) as client:
+                    self._download_missing(client)
+                    if once:
+                        return self._work_once(client, 0)
+                    while not self._stopping.is_set():
+                        self._serve(client)
+            except _Interrupted:
+                break
+            except Unauthorized as error:
+                if once:
+                    raise
+                self._await_enrollment(error)
+        return JobEnd(Outcome.INTERRUPTED)
+
+    def _serve(self, client: DeviceClient) -> None:
+        """Runs one iteration: a job, a wait for a job, or a pause. Raises Unauthorized if the server refuses this
+        device.
+        """
+        began = time.monotonic()
+        try:
+            # Jitter spreads the fleet's requests after a server restart.
+            ended = self._work_once(client, jittered(WAIT_SECONDS))
+        except Unauthorized:
+            raise
+        except PolicyForbids as error:
+            self._display.waiting(error.detail)
+            self._rest(CHECK_SECONDS)
+            return
+        except MobizoError as error:
+            pause = self._pauses.pause()
+            _log.warning("the server leased no job", detail=error.detail, next_try_seconds=round(pause, 1))
+            self._rest(pause)
+            return
+        if ended is not None and ended.outcome in (Outcome.RELEASED, Outcome.DECLINED):
+            # The server may lease the same job again at once; wait for conditions to change.
+            self._rest(max(self._pauses.pause(), jittered(ended.rest)))
+            return
+        self._pauses.reset()
+        if ended is None and time.monotonic() - began < self._early_seconds:
+            self._rest(jittered(self._early_seconds))
+
+    def _work_once(self, client: DeviceClient, wait_seconds: float) -> JobEnd | None:
+        """Requests a job and works on it; returns None if there is none. Raises PolicyForbids if the rules forbid
+        training.
+        """
+        self._watchdog.feed()
+        self._check_rules()
+        self._display.idle()
+        self._waiting = True
+        try:
+            memory = self._evaluator.spare_bytes(self._evaluator.rules)
+            lease = client.lease(sorted(self._datasets), wait_seconds, memory, self._report_capabilities())
+        except UnsafeManifest as error:
+            _log.error("job refused", detail=error.detail)
+            client.fail(error.lease_id, JobError(code=error.code, detail=error.detail))
+            return JobEnd(Outcome.FAILED, error.detail)
+        finally:
+            self._waiting = False
+        skew = client.clock.skew
+        if skew is not None and abs(skew) >= SKEW_SECONDS:
+            self._display.skew(round(skew))
+        return None if lease is None else self._work(client, lease)
+
+    def _report_capabilities(self) -> Capabilities | None:
+        """Returns the device's current capabilities."""
+        if self._capabilities is None:
+            return None
+        charging, percent = self._evaluator.power(self._evaluator.rules)
+        power = {"battery": percent is not None, "charging": charging, "battery_percent": percent}
+        return self._capabilities().model_copy(update=power | {"cohorts": self._consents.cohorts})
+
+    def _check_rules(self) -> None:
+        """Raises PolicyForbids unless the owner's rules allow training and downloads."""
+        rules = self._evaluator.rules
+        decision = self._evaluator.training(rules)
+        self._display.unknown(decision.unknown)
+        if decision.action != "wait":
+            decision = self._evaluator.transfer(rules)
+        if decision.action == "wait":
+            raise PolicyForbids(decision.why or "the rules do not allow it now")
+
+    def _work(self, client: DeviceClient, lease: Lease) -> JobEnd:
+        job = lease.job
+        run, dataset = self._home.run(job.id), self._datasets.get(job.request.dataset)
+        if dataset is None:
+            raise BadRequest(
+                f"the server sent a job on data set {job.request.dataset!r}, which this device does not have"
+            )
+        self._display.begin(job.id, job.request.adapter, lease.round)
+        self._config = follow_key_rotation(self._home, self._config, client, lease.manifest.key_id)
+        keys = self._config.trusted_keys()
+        with LeaseHeartbeat(client, lease) as heartbeat:
+            ended = LeasedJob(
+                client=client,
+                lease=lease,
+                heartbeat=heartbeat,
+                context=AgentContext(
+                    keys,
+                    self._cache,
+                    self._rollback,
+                    self._store,
+                    self._evaluator,
+                    self._engines,
+                    self._consents,
+                    self._home,
+                ),
+                run=run,
+                dataset=dataset,
+                show=self._show,
+                wait=self._stopping.wait,
+                verified=lambda manifest: self._watchdog.expect(longest_silence(manifest, dataset)),
+            ).work()
+        self._log_round(lease, ended, run)
+        if ended.outcome is Outcome.COMPLETED:
+            self._download_missing(client)
+        prune_runs(self._home.runs)
+        self._display.end(ended.outcome, ended.detail)
+        return ended
+
+    def _log_round(self, lease: Lease, ended: JobEnd, run: RunDirectory) -> None:
+        """Adds the round to the round log once it has ended for this device."""
+        if lease.round is None or ended.outcome in UNFINISHED:
+            return
+        try:
+            self._rounds.add(round_record(lease.job.id, lease.round, ended, run.result()))
+        except OSError as error:
+            _log.warning("the round could not be logged", detail=describe_os_error(error))
+
+    def _show(self, progress: Progress) -> None:
+        self._display.progress(progress)
+        self._watchdog.show(progress)
+
+    def _download_missing(self, client: DeviceClient) -> None:
+        """Downloads the missing files of stored adapters, then releases memory. Failures are only logged."""
+        if self._evaluator.transfer(self._evaluator.rules).action == "train":
+            for about in self._store.stored():
+                try:
+                    missing = [file for file in about.files if not self._cache.path(file).exists()]
+                    self._cache.reserve(missing)
+                    for file in missing:
+                        self._cache.fetch(client, file, lambda _arrived, _size: self._watchdog.feed())
+                except (MobizoError, OSError) as error:
+                    detail = describe_os_error(error) if isinstance(error, OSError) else error.detail
+                    _log.warning("a stored adapter cannot be used yet", adapter=about.name, detail=detail)
+        # Memory of the last job is not needed while waiting for the next one.
+        gc.collect()
+        release_code_pages()
+
+    def _await_enrollment(self, error: Unauthorized) -> None:
+        """Waits until this device is enrolled again or the next retry is due."""
+        self._display.refused(
+            f"the server refuses this device, which was revoked or whose token has expired ({error.detail}); all runs "
+            f"are kept; enroll it again: `mobizo-agent enroll --server {self._config.server} ...`"
+        )
+        deadline = time.monotonic() + jittered(REFUSED_SECONDS)
+        while not self._stopping.is_set() and time.monotonic() < deadline:
+            config = self._home.config()
+            if config != self._config:
+                _log.info("this device was enrolled again", server=config.server, name=config.name)
+                self._config = config
+                return
+            self._rest(min(ENROLLMENT_POLL_SECONDS, max(deadline - time.monotonic(), 0)))
+
+    def _rest(self, seconds: float) -> None:
+        self._stopping.wait(seconds)
+        self._watchdog.feed()

@@ -1,0 +1,212 @@
+"""Reports the daemon's activity: on the terminal or in the log, in status.json, and to systemd with its watchdog."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+import structlog
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from device_agent.home import AgentHome, DaemonStatus
+from shared.job import Progress, RoundRef
+
+LOG_SECONDS = 10.0  # between log lines of one phase
+STATUS_SECONDS = 0.5  # between writes of status.json in one phase
+MARGIN = 10  # multiple of the longest observed silence
+SLOWEST_FLOPS = 5e8  # per second, a lower bound for useful devices
+REPEATED = ("waiting", "downloading")  # phases without a count of steps
+FEED_SECONDS = 5.0  # minimum interval
+
+_log = structlog.get_logger()
+
+
+class Display:
+    """Shows the daemon's activity on the terminal or in the log, and in status.json."""
+
+    def __init__(self, home: AgentHome, live: bool) -> None:
+        """live: whether standard error is a terminal, for a live progress line."""
+        self._home = home
+        self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True) if live else None
+        # Keep the last job's outcome across restarts; device warnings are determined again.
+        previous = home.status() or DaemonStatus()
+        self._status = previous.model_copy(update={"unknown": (), "clock_skew_seconds": None})
+        self._phase: str | None = None
+        self._logged = self._written = 0.0
+        self._full = False
+
+    def __enter__(self) -> Display:
+        self._write(self._without_job("idle"))
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+        self._write(self._without_job("stopped"))
+
+    def idle(self) -> None:
+        """The daemon requests a job."""
+        if self._status.state != "idle":
+            self._write(self._without_job("idle"))
+
+    def waiting(self, why: str) -> None:
+        """The rules forbid training, so no job is requested."""
+        self._hold_status("waiting", why)
+
+    def refused(self, why: str) -> None:
+        """The server refuses this device."""
+        self._hold_status("refused", why)
+
+    def unknown(self, rules: tuple[str, ...]) -> None:
+        """Rules for which this device has no sensor."""
+        if rules == self._status.unknown:
+            return
+        if rules:
+            _log.warning("rules without a sensor on this device are not enforced", rules=", ".join(rules))
+        self._write(self._status.model_copy(update={"unknown": rules}))
+
+    def skew(self, seconds: float) -> None:
+        """This device's clock is `seconds` ahead of the server's."""
+        if self._status.clock_skew_seconds is None:
+            _log.warning(
+                "this device's clock differs from the server's; leases use the server's clock", seconds=seconds
+            )
+            self._write(self._status.model_copy(update={"clock_skew_seconds": seconds}))
+
+    def begin(self, job_id: str, adapter: str, of: RoundRef | None = None) -> None:
+        """A job was leased. of: its federated round, if any."""
+        self._phase = None
+        part = {} if of is None else {"cohort": of.cohort, "round": of.number}
+        _log.info("job", job=job_id, adapter=adapter, **part)
+        busy = {"state": "busy", "job_id": job_id, "adapter": adapter, "round": of, "why": None}
+        self._write(self._status.model_copy(update=busy))
+
+    def progress(self, progress: Progress) -> None:
+        """The job has made progress."""
+        now = time.monotonic()
+        if self._live is not None:
+            line = progress.line() if self._status.round is None else f"{self._status.round.words}  {progress.line()}"
+            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+        elif progress.phase != self._phase or now - self._logged >= LOG_SECONDS:
+            _log.info("progress", **progress.model_dump(exclude_none=True))
+            self._logged = now
+        if progress.phase != self._phase or now - self._written >= STATUS_SECONDS:
+            self._write(self._status.model_copy(update={"progress": progress}))
+        self._phase = progress.phase
+
+    def end(self, outcome: str, detail: str | None) -> None:
+        """The current job has ended."""
+        job_id = self._status.job_id
+        if self._live is not None:
+            self._live.update(Text(""), refresh=True)
+        if detail is None:
+            _log.info("job ended", job=job_id, outcome=outcome)
+        else:
+            _log.warning("job ended", job=job_id, outcome=outcome, detail=detail)
+        last = {"last_job_id": job_id, "last_outcome": outcome, "last_detail": detail}
+        self._write(self._without_job("idle").model_copy(update=last))
+
+    def _hold_status(self, state: str, why: str) -> None:
+        if (self._status.state, self._status.why) == (state, why):
+            return
+        # Reasons contain sensor readings; log only changes of state.
+        if self._status.state != state:
+            _log.warning(state, why=why)
+        self._write(self._without_job(state).model_copy(update={"why": why}))
+
+    def _without_job(self, state: str) -> DaemonStatus:
+        """Returns the status without a current job; keeps the last job's outcome and the device's warnings."""
+        nothing = {"state": state, "job_id": None, "adapter": None, "round": None, "progress": None, "why": None}
+        return self._status.model_copy(update=nothing)
+
+    def _write(self, status: DaemonStatus) -> None:
+        self._status = DaemonStatus.model_validate(status.model_dump(exclude={"pid", "updated_at"}))
+        self._written = time.monotonic()
+        try:
+            self._home.write_status(self._status)
+        except OSError as error:
+            # A full disk must not end a job because of status.json.
+            if not self._full:
+                _log.warning("status.json cannot be written", detail=str(error))
+            self._full = True
+        else:
+            self._full = False
+
+
+class Watchdog:
+    """Feeds systemd's watchdog on progress, and extends its timeout where a step takes longer."""
+
+    def __init__(
+        self, environment: Mapping[str, str] = os.environ, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """environment: names the socket and the watchdog's timeout in microseconds. clock: seconds."""
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        microseconds = environment.get("WATCHDOG_USEC", "")
+        self._patience = int(microseconds) / 1e6 if microseconds.isdigit() else None
+        self._clock = clock
+        self._advanced = clock()
+        self._fed = self._advanced - FEED_SECONDS
+        self._last: Progress | None = None
+
+    @property
+    def patience(self) -> float | None:
+        """Current watchdog timeout in seconds; None without a watchdog."""
+        return self._patience
+
+    def ready(self) -> None:
+        """Reports that the daemon has started."""
+        self._send("READY=1")
+
+    def stopping(self) -> None:
+        """Reports that the daemon is stopping on request."""
+        self._send("STOPPING=1")
+
+    def expect(self, flops: float) -> None:
+        """Extends the timeout for work whose longest phase without progress takes `flops` operations."""
+        self._allow(flops / SLOWEST_FLOPS)
+
+    def feed(self) -> None:
+        """Feeds the watchdog once per iteration of the main loop."""
+        self._feed()
+
+    def show(self, progress: Progress) -> None:
+        """Reports progress as the unit's status; new progress feeds the watchdog.
+
+        Repeated reports count while the job waits for the rules or downloads, because these phases have no step count.
+        """
+        if progress != self._last or progress.phase in REPEATED:
+            self._feed(progress.line())
+        self._last = progress
+
+    def _feed(self, status: str = "idle") -> None:
+        now = self._clock()
+        silence, self._advanced = now - self._advanced, now
+        self._allow(silence * MARGIN)
+        if now - self._fed >= FEED_SECONDS:
+            self._fed = now
+            self._send(f"WATCHDOG=1\nSTATUS={status}")
+
+    def _allow(self, seconds: float) -> None:
+        if self._patience is not None and seconds > self._patience:
+            self._patience = seconds
+            self._send(f"WATCHDOG_USEC={int(seconds * 1e6)}\nWATCHDOG=1")
+
+    def _send(self, text: str) -> None:
+        if not self._address:
+            return
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as messenger:
+            try:
+                messenger.sendto(text.encode(), address)
+            except OSError:
+                # systemd is unavailable; training continues.
+                return

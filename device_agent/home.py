@@ -1,0 +1,271 @@
+"""The agent's home directory: identity, cache, runs and status.
+
+config.json   server, device id, token, and the server's public key, pinned when this device enrolled (0600)
+device.key    the device's own Ed25519 key (0600)
+rules.toml    the owner's rules for training (device_agent.policy.rules_file)
+cache/        program files by sha256
+runs/         one directory per job
+adapters/     adapters stored for use on this device (device_agent.inference.adapter_store)
+seen.json     the highest verified version of each recipe's program
+budget.json   minutes trained on each day
+rounds.jsonl  federated rounds that this device took part in (device_agent.jobs.rounds)
+peers.json    other devices' keys, trusted on first use in masked rounds (device_agent.secure_aggregation.known_keys)
+status.json   state of the daemon and outcome of its last job
+logs/         the log (device_agent.daemon.logs)
+control.sock  the running daemon's socket (device_agent.daemon.control)
+paused        present while training is paused
+lock          held by the running daemon
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import platformdirs
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from device_agent.durable import write_durably
+from device_agent.errors import AlreadyRunning, NotEnrolled
+from device_agent.training.journal import RunDirectory
+from shared.errors import BadRequest
+from shared.job import Progress, RoundRef
+from shared.signing import key_id, new_private_key, parse_public, private_bytes
+
+HOME_VARIABLE = "MOBIZO_AGENT_HOME"
+PAUSED = "paused by the user; continue with `mobizo-agent resume`"
+
+
+class DeviceConfig(BaseModel):
+    """Data that this device received when it enrolled."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    server: str = Field(description="base URL")
+    name: str
+    device_id: str
+    token: str
+    public_key: str = Field(description="the server's Ed25519 key, base64, which signs programs")
+    key_id: str
+    former_keys: tuple[str, ...] = Field((), description="former keys of the server, base64, latest last")
+
+    def trusted_keys(self) -> tuple[Ed25519PublicKey, ...]:
+        """Returns the keys that may have signed a stored program: the server's current key, then its former keys,
+        latest first.
+        """
+        return tuple(parse_public(text) for text in (self.public_key, *reversed(self.former_keys)))
+
+
+class DaemonStatus(BaseModel):
+    """State of the daemon, and outcome of its last job."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pid: int = Field(default_factory=os.getpid)
+    state: str = "idle"
+    job_id: str | None = None
+    adapter: str | None = None
+    round: RoundRef | None = Field(None, description="federated round that the current job belongs to")
+    progress: Progress | None = None
+    why: str | None = Field(None, description="why no job is requested")
+    unknown: tuple[str, ...] = Field((), description="rules without a sensor on this device; they are not enforced")
+    clock_skew_seconds: float | None = Field(None, description="this device's clock minus the server's, if they differ")
+    last_job_id: str | None = None
+    last_outcome: str | None = None
+    last_detail: str | None = None
+    updated_at: datetime = Field(default_factory=lambda: datetime.now(UTC))
+
+
+class AgentHome:
+    """The agent's home directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def locate(cls, given: Path | None = None) -> AgentHome:
+        """Returns the home at `given`, else at $MOBIZO_AGENT_HOME, else in the platform's data directory."""
+        variable = os.environ.get(HOME_VARIABLE)
+        return cls(given or (Path(variable) if variable else Path(platformdirs.user_data_dir("mobizo-agent"))))
+
+    def create(self) -> None:
+        """Creates the directories. Raises BadRequest if that fails."""
+        try:
+            for path in (self.path, self.cache, self.runs):
+                path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise BadRequest(
+                f"{self.path} cannot be the agent's home ({error}); choose another directory with --home"
+            ) from error
+
+    @property
+    def cache(self) -> Path:
+        """Directory of program files."""
+        return self.path / "cache"
+
+    @property
+    def runs(self) -> Path:
+        """Directory of run directories."""
+        return self.path / "runs"
+
+    @property
+    def rules(self) -> Path:
+        """The owner's rules file."""
+        return self.path / "rules.toml"
+
+    @property
+    def program_versions(self) -> Path:
+        """File of the highest program versions, for rollback protection."""
+        return self.path / "seen.json"
+
+    @property
+    def budget(self) -> Path:
+        """File of the minutes trained per day."""
+        return self.path / "budget.json"
+
+    @property
+    def rounds(self) -> Path:
+        """Log of past federated rounds."""
+        return self.path / "rounds.jsonl"
+
+    @property
+    def peers(self) -> Path:
+        """File of other devices' public keys."""
+        return self.path / "peers.json"
+
+    @property
+    def control(self) -> Path:
+        """The daemon's control socket."""
+        return self.path / "control.sock"
+
+    def run(self, job_id: str) -> RunDirectory:
+        """Returns the run directory of a job. Raises BadRequest if the id is not a plain file name."""
+        if not job_id or job_id != Path(job_id).name or job_id.startswith("."):
+            raise BadRequest(f"the server sent a job id that is not a plain name: {job_id!r}")
+        return RunDirectory(self.runs / job_id)
+
+    def config(self) -> DeviceConfig:
+        """Returns the enrollment. Raises NotEnrolled, or BadRequest if the file is damaged."""
+        path = self.path / "config.json"
+        try:
+            return DeviceConfig.model_validate_json(path.read_bytes())
+        except FileNotFoundError as error:
+            raise NotEnrolled from error
+        except (OSError, ValidationError) as error:
+            raise BadRequest(f"{path} cannot be read; enroll this device again") from error
+
+    def enroll(self, config: DeviceConfig) -> None:
+        """Writes the enrollment, readable by this user only, and resets rollback protection for the new server."""
+        write_durably(self.path / "config.json", config.model_dump_json(indent=1).encode())
+        self.program_versions.unlink(missing_ok=True)
+
+    def pin(self, former: str, path: Sequence[str]) -> DeviceConfig:
+        """Pins the last key of a rotation chain (base64) in one atomic write and returns the new configuration.
+
+        former: the key that the chain starts from; if another key is pinned by now, this device was enrolled again and
+        nothing changes. Rollback protection is kept.
+        """
+        config = self.config()
+        if config.public_key != former:
+            return config
+        pinned = config.model_copy(
+            update={
+                "public_key": path[-1],
+                "key_id": key_id(parse_public(path[-1])),
+                "former_keys": (*config.former_keys, config.public_key, *path[:-1]),
+            }
+        )
+        write_durably(self.path / "config.json", pinned.model_dump_json(indent=1).encode())
+        return pinned
+
+    def device_key(self) -> Ed25519PrivateKey:
+        """Returns the device's private key, creating it on first use. Raises BadRequest for a damaged file."""
+        key = self.stored_device_key()
+        if key is None:
+            key = new_private_key()
+            self.store_device_key(key)
+        return key
+
+    def stored_device_key(self) -> Ed25519PrivateKey | None:
+        """Returns the device's private key, or None. Raises BadRequest for a damaged file."""
+        path = self.path / "device.key"
+        try:
+            return Ed25519PrivateKey.from_private_bytes(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise BadRequest(f"{path} cannot be read ({error}); remove it and enroll this device again") from error
+
+    def store_device_key(self, key: Ed25519PrivateKey) -> None:
+        """Stores the device's private key."""
+        write_durably(self.path / "device.key", private_bytes(key))
+
+    def remove_empty(self) -> None:
+        """Removes the directories that `create` made if they are empty."""
+        for path in (self.cache, self.runs, self.path):
+            with suppress(OSError):
+                path.rmdir()
+
+    def write_status(self, status: DaemonStatus) -> None:
+        """Writes status.json atomically; it is not synced, because it is obsolete after a power cut."""
+        aside = self.path / "status.json.new"
+        aside.write_text(status.model_dump_json(indent=1))
+        aside.replace(self.path / "status.json")
+
+    def status(self) -> DaemonStatus | None:
+        """Returns the last written status, or None."""
+        try:
+            return DaemonStatus.model_validate_json((self.path / "status.json").read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def running(self) -> bool:
+        """Returns whether a daemon runs in this home."""
+        try:
+            with self.lock():
+                return False
+        except AlreadyRunning:
+            return True
+        except FileNotFoundError:
+            return False
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Holds the home's exclusive lock, which the kernel releases when the process ends. Raises AlreadyRunning."""
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise AlreadyRunning from error
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+
+class PauseFlag:
+    """The user's request to pause training: a file, so that it survives restarts and works without a running daemon."""
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / "paused"
+
+    def __bool__(self) -> bool:
+        return self._path.exists()
+
+    def why(self) -> str | None:
+        """Returns the reason to wait, or None if training is not paused."""
+        return PAUSED if self else None
+
+    def begin(self) -> None:
+        """Pauses training from the next evaluation of the rules on."""
+        self._path.touch(0o600)
+
+    def end(self) -> None:
+        """Lets training continue."""
+        self._path.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Personal adapters at work on this device."""

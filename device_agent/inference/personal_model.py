@@ -1,0 +1,111 @@
+"""A personal model for inference: a stored adapter with its program, tokenizer and task, all from this device's disk.
+
+`LiveModel` reloads the adapter when a newer version is stored. If the program is the same, only B is loaded, and the
+base weights stay in memory. Another process may have trained, pulled or rolled back the new version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tokenizers import Tokenizer
+
+from device_agent.engines.choice import local_runner
+from device_agent.home import AgentHome
+from device_agent.inference.adapter_store import AdapterStore, LoadedAdapter, StoredAdapter
+from device_agent.inference.session import InferenceSession, open_inference
+from device_agent.program_cache import ProgramCache
+from shared.errors import BadRequest, MobizoError, NotFound
+from shared.program import ProgramFile, ProgramManifest
+from shared.task import Task
+
+
+@dataclass(frozen=True)
+class PersonalModel:
+    """A base model with one user's adapter, ready to score and to generate."""
+
+    name: str
+    task: Task
+    manifest: ProgramManifest
+    tokenizer: Tokenizer
+    inference: InferenceSession
+
+    @property
+    def context(self) -> int:
+        """Maximum tokens of a text and its continuation."""
+        return self.manifest.inference_context or 0
+
+    def close(self) -> None:
+        """Frees the program's memory."""
+        self.inference.close()
+
+
+def open_personal(home: AgentHome, name: str, *, base: bool = False) -> PersonalModel:
+    """Loads the newest version of an adapter. base: the base model without it.
+
+    Raises NotFound if the adapter or one of its program's files is missing, Untrusted, BadRequest, RuntimeFailed.
+    """
+    opened = AdapterStore(home).open(name, *home.config().trusted_keys())
+    absent = [file.role for file in missing(home, opened.about)]
+    if absent:
+        raise NotFound(
+            f"the {' and '.join(absent)} of {name!r} are not on this device; "
+            f"`mobizo-agent adapters pull {name}` downloads them while the server is reachable"
+        )
+    cache, manifest = ProgramCache(home.cache), opened.manifest
+    if manifest.inference_context is None:
+        raise BadRequest(f"a program of backend {manifest.recipe.backend} has no inference file; use xnnpack")
+    files = (cache.path(manifest.file("inference")), cache.path(manifest.file("weights")))
+    inference = open_inference(manifest, *files, local_runner(home))
+    if not base:
+        inference.load(opened.flat)
+    tokenizer = Tokenizer.from_file(str(cache.path(manifest.file("tokenizer"))))
+    return PersonalModel(name, opened.about.task, manifest, tokenizer, inference)
+
+
+def missing(home: AgentHome, about: StoredAdapter) -> list[ProgramFile]:
+    """Returns the needed files that are not in the cache."""
+    cache = ProgramCache(home.cache)
+    return [file for file in about.files if not cache.holds(file)]
+
+
+class LiveModel:
+    """Holds `model`, which `refresh` replaces."""
+
+    def __init__(self, home: AgentHome, name: str, *, base: bool = False) -> None:
+        """base: the base model without an adapter, which is never reloaded. Raises like `open_personal`."""
+        self._home, self._base, self._store = home, base, AdapterStore(home)
+        self._newest = self._store.newest(name)
+        self.model: PersonalModel = open_personal(home, name, base=base)
+
+    def refresh(self) -> str | None:
+        """Loads the newest version if it has changed; returns a message about it.
+
+        Keeps the previous version if the new one is unusable. Raises RuntimeFailed if the program rejects the new B.
+        """
+        name = self.model.name
+        newest = self._store.newest(name)
+        if self._base or newest in (None, self._newest):
+            return None
+        self._newest = newest
+        try:
+            opened = self._store.open(name, *self._home.config().trusted_keys())
+            fresh = None if self._runs(opened) else open_personal(self._home, name)
+        except MobizoError as error:
+            return f"{name}: the new version cannot be used ({error.detail}); the previous one stays in use"
+        if fresh is None:
+            self.model.inference.load(opened.flat)
+            self.model = replace(self.model, task=opened.about.task, manifest=opened.manifest)
+        else:
+            self.close()
+            self.model = fresh
+        return f"{name}: now the adapter {opened.about.description}"
+
+    def close(self) -> None:
+        """Frees the program's memory."""
+        self.model.close()
+
+    def _runs(self, opened: LoadedAdapter) -> bool:
+        """Returns whether the loaded program is the adapter's own."""
+        loaded = self.model.manifest
+        return (loaded.recipe_id, loaded.files) == (opened.manifest.recipe_id, opened.manifest.files)

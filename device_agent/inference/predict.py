@@ -1,0 +1,115 @@
+"""Predicts the answers of a personal model to records of its task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from device_agent.inference.personal_model import PersonalModel
+from shared.errors import BadRequest, InvalidDataset
+from shared.task import Task, read_question, template_fields
+from shared.zo.encoding import Row, encode_question
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One possible answer. probability: among the candidates; log_probability: of its text after the prompt, nats."""
+
+    text: str
+    label: str
+    probability: float
+    log_probability: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The candidates of one record, in the task's order. truncated: whether the prompt's beginning was cut off, as
+    in training.
+    """
+
+    candidates: tuple[Candidate, ...]
+    truncated: bool
+
+    @property
+    def best(self) -> Candidate:
+        """The most likely candidate."""
+        return max(self.candidates, key=lambda candidate: candidate.log_probability)
+
+
+def predict(model: PersonalModel, record: Mapping[str, Any], where: str) -> Prediction:
+    """Scores the candidates for one record, ignoring its label. Raises InvalidDataset naming `where`."""
+    task = model.task
+    unlabelled = dict(record) | {task.label_field: task.answers[0].labels[0]}
+    question = read_question(task, unlabelled, where)
+    example = encode_question(model.tokenizer, question, model.manifest.recipe, where)
+    scores = _scores(model, example.rows)
+    shares = np.exp(np.array(scores) - max(scores))
+    shares /= shares.sum()
+    candidates = tuple(
+        Candidate(choice.answer, answer.labels[0], float(share), score)
+        for choice, answer, share, score in zip(question.choices, task.answers, shares, scores, strict=True)
+    )
+    return Prediction(candidates, example.truncated)
+
+
+def _scores(model: PersonalModel, rows: tuple[Row, ...]) -> list[float]:
+    """Returns log P of each row's answer after its prompt, nats; rows with the same prompt share one pass over it."""
+    scores: dict[int, float] = {}
+    for prompt in dict.fromkeys(row.prompt for row in rows):
+        places = [place for place, row in enumerate(rows) if row.prompt == prompt]
+        log_probabilities = model.inference.score(prompt, [rows[place].answer for place in places])
+        scores |= dict(zip(places, log_probabilities, strict=True))
+    return [scores[place] for place in range(len(rows))]
+
+
+def question_fields(task: Task) -> tuple[str, ...]:
+    """Returns the record fields that a task's templates use, in order of first use."""
+    named = dict.fromkeys(field for template in task.templates() for field in template_fields(template))
+    return tuple(dict.fromkeys(task.mapped[field].field if field in task.mapped else field for field in named))
+
+
+def record_of(task: Task, text: str | None, fields: list[str]) -> dict[str, str]:
+    """Builds a record from `--text` and `--field NAME=VALUE`. Raises BadRequest naming the task's fields."""
+    names = question_fields(task)
+    record: dict[str, str] = {}
+    for option in fields:
+        name, equals, value = option.partition("=")
+        if not equals or name not in names or name in record:
+            raise BadRequest(f"--field {option!r} must be NAME=VALUE, once for each of {', '.join(names)}")
+        record[name] = value
+    left = [name for name in names if name not in record]
+    if text is not None:
+        if len(left) != 1:
+            raise BadRequest(f"task {task.name!r} has the fields {', '.join(names)}: set each with --field NAME=VALUE")
+        record[left.pop()] = text
+    if left:
+        raise BadRequest(
+            f"task {task.name!r} has the fields {', '.join(names)}: --field is missing for {', '.join(left)}"
+        )
+    return record
+
+
+def records_of(task: Task, lines: Iterable[str], source: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields (where, record) for each non-empty line: a JSON object, or the text of a task with one field.
+
+    Raises InvalidDataset naming the line.
+    """
+    names = question_fields(task)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{source}:{number}"
+        if line.lstrip().startswith("{") or len(names) != 1:
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise InvalidDataset(f"{where}: the line is not JSON ({error})") from error
+            if not isinstance(record, dict):
+                raise InvalidDataset(f"{where}: a line must be a JSON object with {', '.join(names)}")
+            yield where, record
+        else:
+            yield where, {names[0]: line.rstrip("\r\n")}

@@ -1,0 +1,155 @@
+"""Inference with a device's own adapter: scores candidates and generates tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_agent.errors import RuntimeFailed
+from device_agent.runtimes.runner import RunnerInference, serve_command
+from shared.errors import BadRequest
+from shared.program import ProgramManifest
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+
+
+class InferenceBackend(Protocol):
+    """A loaded inference program with one text's cache (see `shared.program`)."""
+
+    def extend(self, tokens: Sequence[int], start: int, picks: Sequence[int]) -> F32:
+        """Appends `tokens` at position `start`. Returns the logits (P, V) after the tokens at indices `picks`."""
+
+    def adapter(self) -> F32:
+        """Returns a copy of B (D,)."""
+
+    def load(self, flat: F32) -> None:
+        """Sets B to a copy of `flat` (D,) and empties the cache."""
+
+    def close(self) -> None:
+        """Frees the program's memory."""
+
+
+def open_inference(
+    manifest: ProgramManifest, inference: Path, weights: Path, runner: Path | None = None
+) -> InferenceSession:
+    """Opens the inference file at `inference` with the base weights at `weights` and B = 0. Raises RuntimeFailed.
+
+    runner: the directory of the native runner that runs it; None uses ExecuTorch's Python runtime.
+    """
+    if runner is not None:
+        return InferenceSession(manifest, RunnerInference(manifest, serve_command(runner, inference, weights)))
+    # Imported here because ExecuTorch and torch use hundreds of megabytes.
+    try:
+        from device_agent.runtimes.inference import InferenceRuntime
+    except ImportError as error:
+        raise RuntimeFailed(
+            "neither the native runner nor ExecuTorch for Python is installed; run `mobizo-agent build-runner`"
+        ) from error
+    return InferenceSession(manifest, InferenceRuntime(manifest, inference, weights))
+
+
+class InferenceSession:
+    """Scores and generates one text at a time; each call starts a new text."""
+
+    def __init__(self, manifest: ProgramManifest, runtime: InferenceBackend) -> None:
+        """Raises BadRequest if the program has no inference file."""
+        if manifest.inference_context is None:
+            raise BadRequest(f"a program of backend {manifest.recipe.backend} has no inference file; use xnnpack")
+        self._context = manifest.inference_context
+        self._vocabulary = manifest.shape.vocabulary
+        self._length, self._picks = manifest.recipe.sequence_length, manifest.recipe.answer_length
+        self._runtime = runtime
+        self._text = 0  # number of the text in the cache, so that an earlier text is not continued
+
+    def load(self, flat: F32) -> None:
+        """Sets B to a copy of `flat` (D,)."""
+        self._text += 1
+        self._runtime.load(flat)
+
+    def score(self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]) -> list[float]:
+        """Returns log P(candidate | prompt) of each candidate, nats. The prompt is processed once.
+
+        Raises BadRequest if the prompt or a candidate is empty, has an unknown token, or exceeds the context.
+        """
+        for candidate in candidates:
+            self._check(prompt, len(candidate))
+            self._check(candidate, 0)
+        self._text += 1
+        first = log_softmax(self._read(prompt))
+        return [float(first[candidate[0]]) + self._follow(len(prompt), candidate) for candidate in candidates]
+
+    def generate(self, tokens: Sequence[int], most: int, *, temperature: float = 0.0, seed: int = 0) -> Iterator[int]:
+        """Yields up to `most` tokens that follow `tokens`.
+
+        temperature: divides the logits before sampling with `seed`; 0 selects the most likely token. Raises BadRequest
+        if the text exceeds the context, or during generation if another call has started another text.
+        """
+        if most < 1 or not 0 <= temperature < np.inf:
+            raise BadRequest(f"cannot generate {most} tokens at temperature {temperature}; the minimums are 1 and 0")
+        self._check(tokens, most)
+        return self._generate(list(tokens), most, temperature, np.random.default_rng(seed))
+
+    def close(self) -> None:
+        """Frees the program's memory."""
+        self._runtime.close()
+
+    def _generate(self, tokens: list[int], most: int, temperature: float, rng: np.random.Generator) -> Iterator[int]:
+        self._text += 1
+        text = self._text
+        logits = self._read(tokens)
+        for place in range(len(tokens), len(tokens) + most):
+            token = draw(logits, temperature, rng)
+            yield token
+            if text != self._text:
+                raise BadRequest("another text replaced this one's cache; generate one text at a time")
+            if place < len(tokens) + most - 1:
+                (logits,) = self._runtime.extend([token], place, [0])
+
+    def _read(self, tokens: Sequence[int]) -> F32:
+        """Processes a text's first tokens; returns the logits (V,) after them."""
+        for start in range(0, len(tokens), self._length):
+            part = tokens[start : start + self._length]
+            rows = self._runtime.extend(part, start, [len(part) - 1])
+        last: F32 = rows[0]
+        return last
+
+    def _follow(self, start: int, candidate: Sequence[int]) -> float:
+        """Returns log P of a candidate's tokens after its first, which is at position `start`."""
+        size, total = min(self._length, self._picks), 0.0
+        for at in range(0, len(candidate) - 1, size):
+            part = candidate[at : min(at + size, len(candidate) - 1)]
+            rows = log_softmax(self._runtime.extend(part, start + at, range(len(part))))
+            total += sum(float(row[token]) for row, token in zip(rows, candidate[at + 1 :], strict=False))
+        return total
+
+    def _check(self, tokens: Sequence[int], more: int) -> None:
+        """Raises BadRequest unless `tokens` are known and leave room for `more` tokens, the last of which is never
+        processed.
+        """
+        if not tokens or not all(0 <= token < self._vocabulary for token in tokens):
+            raise BadRequest(f"a text must have at least one token, each from 0 to {self._vocabulary - 1}")
+        if len(tokens) + more - 1 > self._context:
+            raise BadRequest(
+                f"{len(tokens)} tokens and {more} more exceed the program's context of {self._context} tokens"
+            )
+
+
+def log_softmax(logits: F32) -> F64:
+    """Returns the log-probabilities (..., V), nats."""
+    values = logits.astype(np.float64)
+    values -= values.max(axis=-1, keepdims=True)
+    shifted: F64 = values - np.log(np.exp(values).sum(axis=-1, keepdims=True))
+    return shifted
+
+
+def draw(logits: F32, temperature: float, rng: np.random.Generator) -> int:
+    """Samples a token from logits (V,) at a temperature; 0: the most likely token, the first on ties."""
+    if temperature == 0:
+        return int(logits.argmax())
+    # The maximum of logits plus Gumbel noise is a sample of their softmax distribution.
+    return int((logits.astype(np.float64) / temperature + rng.gumbel(size=logits.shape)).argmax())

@@ -1,0 +1,1 @@
+"""One leased job, from lease to upload."""

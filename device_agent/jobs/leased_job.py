@@ -1,0 +1,323 @@
+"""Works on one leased job from lease to outcome: verifies, downloads, trains and uploads, or reports why it cannot.
+
+Every error is handled here; reports to the server contain none of the device's data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import structlog
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from pydantic import ValidationError
+
+from device_agent.durable import describe_os_error
+from device_agent.engines import Engine
+from device_agent.errors import DoesNotFit, PolicyForbids, TooLittleMemory
+from device_agent.home import AgentHome
+from device_agent.inference.adapter_store import AdapterStore
+from device_agent.jobs.lease import LeaseHeartbeat
+from device_agent.jobs.masked_upload import MaskedUpload
+from device_agent.jobs.policy_gated_run import Halted, PolicyGatedRun
+from device_agent.jobs.upload import Upload, UploadSummary
+from device_agent.policy.evaluator import PolicyEvaluator
+from device_agent.policy.rules_file import OwnerConsent
+from device_agent.program_cache import ProgramCache
+from device_agent.program_verification import RollbackProtection, verify_program, verify_start
+from device_agent.protocol.client import DeviceClient
+from device_agent.training.journal import RunDirectory, RunPlan
+from device_agent.training.messages import describe
+from device_agent.training.warm_start import fetch_start, holds_start
+from shared.capabilities import may_take_part
+from shared.errors import Gone, MaskingOut, MobizoError, NotFound, Unauthorized, Unavailable, Untrusted
+from shared.federation.secure_aggregation.quiet import quiet_progress
+from shared.job import JobError, Progress, Result, TrajectoryUpload
+from shared.program import ProgramFile, ProgramManifest
+from shared.protocol import Decline, Lease
+from shared.rules import Rules
+from shared.transport import ByteProgress
+
+RULES_PAUSE_SECONDS = 300.0  # after a job that the rules forbade, because the server may lease it again at once
+TRANSIENT = frozenset({Unavailable.code, DoesNotFit.code})  # errors of a training process that may not recur
+
+_log = structlog.get_logger()
+
+
+class Outcome(StrEnum):
+    """How a job ended on this device."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"  # reported; the job would fail on every device
+    DECLINED = "declined"  # returned with sizes: it needs more memory than is available
+    RELEASED = "released"  # returned; it may succeed later or on another device
+    LOST = "lost"  # the lease ended; the journal is kept
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"  # the daemon was asked to stop; the journal is kept
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """A job's outcome and reason, for this device only. rest: seconds to wait before the next job.
+
+    sent: what was uploaded.
+    """
+
+    outcome: Outcome
+    detail: str | None = None
+    rest: float = 0.0
+    sent: UploadSummary | None = None
+
+
+class _Failed(Exception):
+    """The training process reported an error."""
+
+    def __init__(self, reason: JobError, detail: str) -> None:
+        """reason: for the server. detail: for this device."""
+        super().__init__(detail)
+        self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True)
+class AgentContext:
+    """The agent's services that every job uses."""
+
+    keys: tuple[Ed25519PublicKey, ...]  # the server's current key, then its former keys
+    cache: ProgramCache
+    rollback: RollbackProtection
+    store: AdapterStore
+    evaluator: PolicyEvaluator
+    engines: Callable[[ProgramManifest], Engine]
+    consents: OwnerConsent
+    home: AgentHome
+
+
+@dataclass(frozen=True)
+class LeasedJob:
+    """A lease and everything needed to work on it.
+
+    show: called with the progress. wait: sleeps up to that many seconds; returns whether the daemon was asked to stop.
+    verified: called with the program's manifest once its signature, recipe and version were checked.
+    """
+
+    client: DeviceClient
+    lease: Lease
+    heartbeat: LeaseHeartbeat
+    context: AgentContext
+    run: RunDirectory
+    dataset: Path
+    show: Callable[[Progress], None]
+    wait: Callable[[float], bool]
+    verified: Callable[[ProgramManifest], None] = lambda _manifest: None
+
+    def work(self) -> JobEnd:
+        """Works on the job. Never raises: every error becomes an outcome."""
+        try:
+            return self._attempt()
+        except Halted:
+            return self._halted()
+        except Unauthorized as error:
+            return self._refused(error.detail)
+        except (Gone, NotFound) as error:
+            return self._lost(error.detail)
+        except TooLittleMemory as error:
+            return self._decline(error)
+        except (PolicyForbids, MaskingOut) as error:
+            return self._release(error.detail, RULES_PAUSE_SECONDS)
+        except Unavailable as error:
+            return self._release(error.detail)
+        except MobizoError as error:
+            message = describe(error)
+            return self._fail(message.error or JobError(code=error.code, detail=error.detail), error.detail)
+        except _Failed as error:
+            if error.reason.code in TRANSIENT:
+                return self._release(error.detail)
+            return self._fail(error.reason, error.detail)
+        except OSError as error:
+            return self._release(describe_os_error(error))
+        except Exception as error:
+            _log.exception("unexpected error in a job")
+            # Only the error's type leaves the device: its text could contain data.
+            reason = JobError(code=MobizoError.code, detail=f"the agent failed with {type(error).__name__}")
+            return self._fail(reason, str(error))
+
+    def _attempt(self) -> JobEnd:
+        self._check_consent()
+        manifest = verify_program(self.lease, self.context.keys[0], self.context.rollback)
+        self.verified(manifest)
+        policy_run = PolicyGatedRun(
+            self.context.evaluator, self.lease.job.request.rules, self._report, self._must_stop, self.wait
+        )
+        self._remove_outdated(manifest)
+        result = self.run.result()
+        if result is None:
+            with self.context.cache.hold(manifest.training_files):
+                result = self._train(policy_run, manifest)
+        try:
+            sent = self._upload().send(policy_run, result)
+        except Gone as error:
+            return JobEnd(Outcome.LOST, error.detail)
+        return JobEnd(Outcome.COMPLETED, sent=sent)
+
+    def _upload(self) -> Upload | MaskedUpload:
+        """Returns how the run is uploaded. A masked update is never uploaded in another form."""
+        if self._masked:
+            home, device_id = self.context.home, self.context.home.config().device_id
+            return MaskedUpload(self.client, self.lease, self.run, home, device_id, self._check_running, self.wait)
+        store = self.context.store
+        return Upload(
+            self.client, self.lease, self.run, store, self._check_running, self.wait, self._trajectory_upload()
+        )
+
+    @property
+    def _masked(self) -> bool:
+        return self.lease.round is not None and self.lease.round.upload == "masked"
+
+    def _check_consent(self) -> None:
+        """Raises PolicyForbids unless the owner consents to the job's round, Untrusted if job and lease disagree
+        about it.
+
+        The owner's consent may have changed since the lease was requested.
+        """
+        task, named = self.lease.round, self.lease.job.round
+        if task is None and named is None:
+            return
+        # In asynchronous rounds, a job may count in a later round than the one that it was created for.
+        if task is None or named is None or task.cohort != named.cohort or task.number < named.number:
+            raise Untrusted("the job and its lease name different rounds")
+        if not may_take_part(self.context.consents.cohorts, task.cohort):
+            raise PolicyForbids(f"this device's rules.toml does not allow it to take part in cohort {task.cohort!r}")
+        least, summed = self.context.consents.masked_among, 0 if task.masking is None else task.masking.minimum
+        if summed < least or (least and task.upload != "masked"):
+            raise PolicyForbids(
+                f"this device's rules.toml requires masked sums over at least {least} devices, but round "
+                f"{task.number} of cohort {task.cohort!r} {f'sums over {summed}' if summed else 'is not masked'}"
+            )
+
+    def _trajectory_upload(self) -> TrajectoryUpload:
+        """Returns how much of the trajectory is uploaded: nothing without the owner's consent."""
+        if not self.context.consents.trajectory:
+            return "none"
+        if self.lease.round is not None:
+            return "instead" if self.lease.round.upload == "trajectory" else "none"
+        return self.lease.job.request.trajectory
+
+    def _remove_outdated(self, manifest: ProgramManifest) -> None:
+        """Removes an earlier run of this job if the server has since replaced its recipe."""
+        try:
+            plan = self.run.plan()
+        except (FileNotFoundError, ValidationError):
+            return
+        training = self.lease.job.request.training
+        if (plan.manifest.recipe_id, plan.training) != (manifest.recipe_id, training):
+            _log.warning("the job differs from its run on this device; the run starts again", job=plan.job_id)
+            self.run.remove()
+
+    def _train(self, policy_run: PolicyGatedRun, manifest: ProgramManifest) -> Result:
+        policy_run.report(Progress(phase="downloading", steps=self.lease.job.request.training.steps))
+        check_memory(manifest, self.context.evaluator.spare_bytes(policy_run.rules), policy_run.rules)
+        self.run.begin(self._prepare(policy_run, manifest))
+        message = policy_run.train(self.context.engines(manifest), self.run, manifest)
+        if message.error is not None:
+            raise _Failed(message.error, message.detail or message.error.detail)
+        if message.result is None:
+            raise Halted
+        return message.result
+
+    def _prepare(self, policy_run: PolicyGatedRun, manifest: ProgramManifest) -> RunPlan:
+        """Downloads what the training process needs and returns the run's plan."""
+        cache = self.context.cache
+        cache.reserve(manifest.training_files)
+        start = verify_start(self.lease, manifest, self.context.keys)
+        paths = {file.role: self._fetch(policy_run, file) for file in manifest.training_files}
+        if start is not None and not holds_start(self.run, start):
+            policy_run.transfer(lambda progress: fetch_start(self.client, self.lease.id, self.run, start, progress))
+        self._check_running()
+        return RunPlan(
+            job_id=self.lease.job.id,
+            task=self.lease.job.task,
+            training=self.lease.job.request.training,
+            manifest=manifest,
+            dataset=self.dataset,
+            program=paths["program"],
+            weights=paths["weights"],
+            tokenizer=paths["tokenizer"],
+            start=None if start is None else self.run.start,
+            start_sha256=None if start is None else start.sha256,
+            round=self.lease.round,
+            privacy=self.lease.job.request.privacy,
+        )
+
+    def _fetch(self, policy_run: PolicyGatedRun, file: ProgramFile) -> Path:
+        def move(progress: ByteProgress | None) -> Path:
+            return self.context.cache.fetch(self.client, file, progress)
+
+        # A cached file needs no network.
+        return move(None) if self.context.cache.holds(file) else policy_run.transfer(move)
+
+    def _report(self, progress: Progress) -> None:
+        # Losses and accuracies would reveal the masked update; reports of a private run must not depend on the data.
+        reported = quiet_progress(progress) if self._masked else progress
+        self.heartbeat.report(reported.private() if self._private else reported)
+        self.show(progress)
+
+    @property
+    def _private(self) -> bool:
+        return self.lease.job.request.privacy is not None
+
+    def _must_stop(self) -> bool:
+        return self.heartbeat.ended or self.wait(0)
+
+    def _check_running(self) -> None:
+        if self._must_stop():
+            raise Halted
+
+    def _halted(self) -> JobEnd:
+        if self.heartbeat.cancelled.is_set():
+            self.run.remove()
+            return JobEnd(Outcome.CANCELLED)
+        if self.heartbeat.refused.is_set():
+            return self._refused("its token is no longer valid")
+        if self.heartbeat.lost.is_set():
+            return self._lost("the lease has ended")
+        self._notify(lambda: self.client.leave(self.lease.id))
+        return JobEnd(Outcome.INTERRUPTED)
+
+    def _lost(self, detail: str) -> JobEnd:
+        return JobEnd(Outcome.LOST, f"{detail}; the run resumes if this device leases the job again")
+
+    def _refused(self, detail: str) -> JobEnd:
+        return JobEnd(Outcome.LOST, f"the server refuses this device ({detail}); the run is kept")
+
+    def _fail(self, reason: JobError, detail: str) -> JobEnd:
+        """Reports a failed job; for a private job only the error code leaves the device."""
+        if self._private:
+            reason = JobError(code=reason.code, detail="the run is private; the device's log has the reason")
+        self._notify(lambda: self.client.fail(self.lease.id, reason))
+        return JobEnd(Outcome.FAILED, detail)
+
+    def _decline(self, error: TooLittleMemory) -> JobEnd:
+        """Declines a job that needs more memory than available; the server may have a smaller program."""
+        numbers = Decline(needed_bytes=error.needed, available_bytes=error.available)
+        self._notify(lambda: self.client.decline(self.lease.id, numbers))
+        return JobEnd(Outcome.DECLINED, error.detail)
+
+    def _release(self, detail: str, rest: float = 0.0) -> JobEnd:
+        """Releases a job that cannot be trained now."""
+        self._notify(lambda: self.client.release(self.lease.id))
+        return JobEnd(Outcome.RELEASED, detail, rest)
+
+    def _notify(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except MobizoError as error:
+            # The lease expires by itself.
+            _log.warning("the report to the server failed", detail=error.detail)
+
+
+def check_memory(manifest: ProgramManifest, spare: int, rules: Rules) -> None:
+    """Raises TooLittleMemory unless training fits `spare` bytes."""
+    if manifest.training_bytes > spare:
+        raise TooLittleMemory(manifest.training_bytes, spare, rules.memory_floor_bytes or 0)

@@ -1,0 +1,158 @@
+"""Uploads the update of a masked round by secure aggregation, so that the server learns only the sum over devices.
+
+Each phase may wait minutes for other devices. The lease is kept meanwhile, and a restart resumes from the files on
+disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from device_agent.errors import PolicyForbids
+from device_agent.home import AgentHome
+from device_agent.jobs.policy_gated_run import PolicyGatedRun
+from device_agent.jobs.upload import LONGEST_PAUSE_SECONDS, PAUSE_SECONDS, UploadSummary
+from device_agent.protocol.client import Backoff, DeviceClient
+from device_agent.secure_aggregation.known_keys import KnownKeys
+from device_agent.secure_aggregation.participant import FileKnowledge, MaskingParticipant
+from device_agent.training.journal import RunDirectory
+from shared.errors import Gone, NotFound, Unavailable, Untrusted
+from shared.federation.secure_aggregation.fixed_point import Words, encode
+from shared.federation.secure_aggregation.messages import (
+    Advertisement,
+    Consent,
+    MaskingView,
+    Phase,
+    SealedShares,
+    Unmasking,
+)
+from shared.federation.secure_aggregation.quiet import NO_FILE, quiet_result
+from shared.federation.secure_aggregation.settings import MaskingParameters
+from shared.job import Progress, Result
+from shared.protocol import Lease
+from shared.zo.lora import load_adapter
+
+CHECK_SECONDS = 3.0  # between polls while waiting for other devices
+WAITING = "the masked update is ready; waiting for the other devices of the round"
+
+_log = structlog.get_logger()
+
+
+@dataclass
+class LeaseMaskingTransport:
+    """The masked round's routes under one lease; counts the bytes sent."""
+
+    client: DeviceClient
+    lease_id: str
+    sent_bytes: int = 0
+
+    def look(self, known: Phase | None) -> MaskingView:
+        """Returns the round's current state."""
+        return self.client.masking(self.lease_id, known)
+
+    def advertise(self, advertisement: Advertisement) -> MaskingView:
+        """Phase 0: sends this device's keys."""
+        return self._post("keys", advertisement)
+
+    def share(self, shares: SealedShares) -> MaskingView:
+        """Phase 1: sends the encrypted shares."""
+        return self._post("shares", shares)
+
+    def mask(self, vector: bytes) -> MaskingView:
+        """Phase 2: sends the masked update."""
+        self.sent_bytes += len(vector)
+        return self.client.upload_masked(self.lease_id, vector)
+
+    def consent(self, consent: Consent) -> MaskingView:
+        """Phase 3: signs the set of survivors."""
+        return self._post("consent", consent)
+
+    def unmask(self, unmasking: Unmasking) -> MaskingView:
+        """Phase 4: sends the shares that unmask the sum."""
+        return self._post("unmask", unmasking)
+
+    def _post(self, phase: str, body: Advertisement | SealedShares | Consent | Unmasking) -> MaskingView:
+        self.sent_bytes += len(body.model_dump_json())
+        return self.client.post_masking(self.lease_id, phase, body)
+
+
+@dataclass(frozen=True)
+class MaskedUpload:
+    """The upload of one run of a masked round; `check` and `wait` as in `Upload`."""
+
+    client: DeviceClient
+    lease: Lease
+    run: RunDirectory
+    home: AgentHome
+    device_id: str
+    check: Callable[[], None]
+    wait: Callable[[float], bool]
+
+    def send(self, policy_run: PolicyGatedRun, result: Result) -> UploadSummary:
+        """Takes part in every phase and completes the job.
+
+        Raises MaskingOut or Untrusted if this device's update is not counted, Gone when the round is over,
+        PolicyForbids if the rules forbid the network for too long.
+        """
+        parameters = masking_parameters(self.lease)
+        transport = LeaseMaskingTransport(self.client, self.lease.id)
+        participant = MaskingParticipant(
+            transport,
+            FileKnowledge(self.run.path / "masking.json"),
+            parameters,
+            self.device_id,
+            self.home.device_key(),
+            KnownKeys(self.home.peers).trust,
+            lambda: self._encoded(parameters, result),
+        )
+        waiting = Progress(phase="uploading", step=result.steps, steps=result.steps, why=WAITING)
+        while not self._retry(policy_run, participant.advance):
+            policy_run.report(waiting)
+            self.wait(CHECK_SECONDS)
+        while not self._retry(policy_run, lambda: self._complete(transport, result)):
+            continue
+        return UploadSummary("masked", transport.sent_bytes)
+
+    def _encoded(self, parameters: MaskingParameters, result: Result) -> Words:
+        plan = self.run.plan()
+        after = load_adapter(self.run.best.read_bytes(), plan.manifest.size)
+        weight = min(max(result.train_examples or 1, 1), parameters.most_weight)
+        return encode(plan.half.update(after, plan.begin_b()), weight, parameters)
+
+    def _complete(self, transport: LeaseMaskingTransport, result: Result) -> bool:
+        receipt = self.client.complete_round(self.lease.id, NO_FILE, quiet_result(result))
+        facts = {"cohort": receipt.cohort, "round": receipt.round, "updates": receipt.updates}
+        _log.info("update accepted", **facts, form="masked", bytes=transport.sent_bytes)
+        return True
+
+    def _retry(self, policy_run: PolicyGatedRun, call: Callable[[], bool]) -> bool:
+        """Repeats a call until the server answers."""
+        pauses = Backoff(PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+        while True:
+            self.check()
+            try:
+                return policy_run.transfer(lambda _progress: call())
+            except PolicyForbids:
+                raise
+            except (Gone, NotFound) as error:
+                raise Gone(f"the job is trained, but its round has ended ({error.detail})") from error
+            except Unavailable as error:
+                pause = pauses.pause()
+                _log.warning("the masked round is unreachable; retried", detail=error.detail, seconds=round(pause))
+                self.wait(pause)
+
+
+def masking_parameters(lease: Lease) -> MaskingParameters:
+    """Returns the masking parameters of a lease. Raises Untrusted unless they match its job, program and start."""
+    task = lease.round
+    if task is None or task.masking is None:
+        raise Untrusted("the masked round has no masking parameters")
+    parameters, program = task.masking, lease.manifest.manifest
+    start = None if lease.start is None else lease.start.manifest.sha256
+    stated = (parameters.cohort, parameters.round, parameters.recipe_id, parameters.size, parameters.start_sha256)
+    if stated != (task.cohort, task.number, program.recipe_id, program.size, start):
+        raise Untrusted("the masking parameters differ from the job's round, program or start")
+    return parameters

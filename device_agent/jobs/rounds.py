@@ -1,0 +1,101 @@
+"""The log of federated rounds that this device took part in, one JSON line per round; it stays on the device.
+
+A line damaged by a power cut is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from device_agent.durable import write_durably
+from device_agent.jobs.leased_job import JobEnd, Outcome
+from device_agent.jobs.upload import UploadForm
+from shared.job import Result, RoundRef
+
+KEPT_ROUNDS = 1000  # the latest
+NOT_COUNTED = "the round ended, or the user left the cohort, before this device finished"
+
+
+class RoundRecord(BaseModel):
+    """How one round ended for this device."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cohort: str
+    round: int
+    job_id: str
+    at: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    outcome: str = Field(description="of the job: completed, lost, failed, ...")
+    detail: str | None = Field(None, description="why the update did not count")
+    form: UploadForm | None = Field(None, description="what was uploaded; null: nothing")
+    bytes: int = Field(0, description="uploaded")
+    steps: int = Field(0, description="trained")
+    before_accuracy: float | None = Field(None, description="validation accuracy of the round's start on this device")
+    after_accuracy: float | None = Field(None, description="validation accuracy after training on this device")
+
+    def line(self) -> str:
+        """Formats the record as one line for people."""
+        parts = [f"{self.at:%Y-%m-%d %H:%M} UTC", f"round {self.round} of {self.cohort}", self.outcome]
+        if self.form is not None:
+            parts.append(f"{self.bytes:,} bytes ({self.form})")
+        if self.before_accuracy is not None and self.after_accuracy is not None:
+            parts.append(f"validation {self.before_accuracy:.1%} -> {self.after_accuracy:.1%}")
+        if self.detail is not None:
+            parts.append(self.detail)
+        return "  ".join(parts)
+
+
+def round_record(job_id: str, of: RoundRef, ended: JobEnd, result: Result | None) -> RoundRecord:
+    """Returns the record of a round. result: the run's, if training was completed."""
+    return RoundRecord(
+        cohort=of.cohort,
+        round=of.number,
+        job_id=job_id,
+        outcome=ended.outcome,
+        detail=ended.detail or (NOT_COUNTED if ended.outcome is Outcome.CANCELLED else None),
+        form=ended.sent and ended.sent.form,
+        bytes=0 if ended.sent is None else ended.sent.bytes,
+        steps=0 if result is None else result.steps,
+        before_accuracy=result and result.before_accuracy,
+        after_accuracy=result and result.tuned_accuracy,
+    )
+
+
+class RoundLog:
+    """The log file of rounds."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def past(self) -> list[RoundRecord]:
+        """Returns the latest KEPT_ROUNDS rounds, oldest first."""
+        records = []
+        for line in self._lines():
+            try:
+                records.append(RoundRecord.model_validate_json(line))
+            except ValidationError:
+                continue
+        return records[-KEPT_ROUNDS:]
+
+    def add(self, past: RoundRecord) -> None:
+        """Appends a round durably; occasionally removes the oldest records."""
+        lines = self._lines()
+        line = past.model_dump_json(exclude_none=True).encode() + b"\n"
+        if len(lines) >= 2 * KEPT_ROUNDS or (lines and not lines[-1].endswith(b"\n")):
+            write_durably(self._path, b"".join(kept.rstrip(b"\n") + b"\n" for kept in lines[1 - KEPT_ROUNDS :]) + line)
+            return
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "ab") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _lines(self) -> list[bytes]:
+        try:
+            return self._path.read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:
+            return []

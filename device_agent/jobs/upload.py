@@ -1,0 +1,163 @@
+"""Uploads a finished run: B to the server and to this device's adapter store.
+
+If the job asks for the trajectory and the owner consents, it is uploaded in addition to B or instead of it. The run of
+a federated round is an update and is not stored as an adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import structlog
+
+from device_agent.durable import describe_os_error
+from device_agent.errors import PolicyForbids
+from device_agent.inference.adapter_store import AdapterStore
+from device_agent.jobs.policy_gated_run import PolicyGatedRun
+from device_agent.protocol.client import Backoff, DeviceClient
+from device_agent.training.journal import RunDirectory
+from shared.canonical import sha256_hex
+from shared.errors import (
+    Gone,
+    InvalidTrajectory,
+    MobizoError,
+    NotFound,
+    NotReplayable,
+    TooLarge,
+    TrajectoryMismatch,
+    Unavailable,
+)
+from shared.job import Progress, Result, TrajectoryUpload
+from shared.protocol import Lease
+from shared.zo.trajectory import parse_trajectory
+
+UploadForm = Literal["weights", "trajectory", "both", "masked"]
+
+PAUSE_SECONDS = 2.0
+LONGEST_PAUSE_SECONDS = 120.0
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class UploadSummary:
+    """What was uploaded. bytes: of the accepted bodies, without headers and failed attempts."""
+
+    form: UploadForm
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Upload:
+    """The upload of one run.
+
+    check: raises if the job has ended. wait: sleeps up to that many seconds; returns early if the daemon is to stop.
+    trajectory: how much of the trajectory is uploaded.
+    """
+
+    client: DeviceClient
+    lease: Lease
+    run: RunDirectory
+    store: AdapterStore
+    check: Callable[[], None]
+    wait: Callable[[float], bool]
+    trajectory: TrajectoryUpload = "none"
+
+    def send(self, policy_run: PolicyGatedRun, result: Result) -> UploadSummary:
+        """Uploads the selected B and completes the job; retries until the server answers. Repeated uploads count
+        once.
+
+        Raises Gone if the server no longer accepts it, PolicyForbids if the rules forbid the network for too long.
+        """
+        policy_run.report(Progress(phase="uploading", step=result.steps, steps=result.steps))
+        data = self.run.best.read_bytes()
+        pauses = Backoff(PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+        while True:
+            self.check()
+            try:
+                return policy_run.transfer(lambda _progress: self._send_once(data, result))
+            except PolicyForbids:
+                raise
+            except (Gone, NotFound) as error:
+                likely = "another device has leased it" if self.lease.round is None else "its round has ended"
+                raise Gone(
+                    f"the job is trained, but the server no longer accepts it from this device ({error.detail}): most "
+                    f"likely {likely}; the result stays in {self.run.path} until newer runs replace it"
+                ) from error
+            except Unavailable as error:
+                pause = pauses.pause()
+                _log.warning("upload failed; retried", detail=error.detail, next_try_seconds=round(pause, 1))
+                self.wait(pause)
+
+    def _send_once(self, data: bytes, result: Result) -> UploadSummary:
+        trajectory = self._trajectory()
+        if trajectory is not None:
+            try:
+                return self._send_both(trajectory, data, result)
+            except (InvalidTrajectory, TrajectoryMismatch, TooLarge) as error:
+                _log.warning("the server rejects the trajectory; only the adapter is uploaded", detail=error.detail)
+        self.client.upload(self.lease.id, data)
+        # Stored before the job is completed: after a kill in between, the job would not be leased again.
+        self._store(data)
+        sent = UploadSummary("weights", len(data))
+        self._end(sent, data, result)
+        return sent
+
+    def _send_both(self, trajectory: bytes, data: bytes, result: Result) -> UploadSummary:
+        """Uploads the trajectory, and B unless the server can replay it."""
+        self.client.upload_trajectory(self.lease.id, trajectory)
+        instead = self.trajectory == "instead" and (self.lease.round is not None or len(trajectory) < len(data))
+        if not instead:
+            self.client.upload(self.lease.id, data)
+        self._store(data)
+        if instead:
+            sent = UploadSummary("trajectory", len(trajectory))
+            try:
+                self._end(sent, data, result, trajectory)
+            except NotReplayable:
+                self.client.upload(self.lease.id, data)
+            else:
+                return sent
+        sent = UploadSummary("both", len(trajectory) + len(data))
+        self._end(sent, data, result, trajectory)
+        return sent
+
+    def _end(self, sent: UploadSummary, data: bytes, result: Result, trajectory: bytes | None = None) -> None:
+        """Completes the job with the uploaded hashes."""
+        hashes = sha256_hex(data), None if trajectory is None else sha256_hex(trajectory)
+        if self.lease.round is not None:
+            receipt = self.client.complete_round(self.lease.id, hashes[0], result, hashes[1])
+            facts = {"cohort": receipt.cohort, "round": receipt.round, "updates": receipt.updates}
+            _log.info("update accepted", **facts, form=sent.form, bytes=sent.bytes)
+            return
+        version = self.client.complete(self.lease.id, hashes[0], result, hashes[1])
+        _log.info(
+            "adapter stored",
+            adapter=version.adapter,
+            version=version.version,
+            bytes=version.size,
+            verified=version.verified,
+        )
+
+    def _trajectory(self) -> bytes | None:
+        """Returns the trajectory's complete frames, or None."""
+        if self.trajectory == "none":
+            return None
+        try:
+            data = self.run.ledger.read_bytes()
+        except FileNotFoundError:
+            return None
+        return data[: parse_trajectory(data)[1]]
+
+    def _store(self, data: bytes) -> None:
+        """Adds the adapter to this device's adapter store; a failure is only logged."""
+        job = self.lease.job
+        if self.lease.round is not None:
+            return
+        try:
+            self.store.add(job.request.adapter, data, self.lease.manifest, job.task, job.id)
+        except (MobizoError, OSError) as error:
+            detail = describe_os_error(error) if isinstance(error, OSError) else error.detail
+            _log.warning("the adapter could not be stored on this device", adapter=job.request.adapter, detail=detail)

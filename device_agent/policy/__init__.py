@@ -1,0 +1,1 @@
+"""When this device may train: sensors, rules and their evaluation."""

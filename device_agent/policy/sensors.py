@@ -1,0 +1,318 @@
+"""A device's sensor readings, and the sensors of a Linux machine (PC, server, Jetson). `device_agent.android.sensors`
+reads a phone's.
+
+power         /sys/class/power_supply
+temperature   /sys/class/thermal zones and the processors' chips in /sys/class/hwmon
+throttling    /sys/class/thermal cooling devices, /sys/devices/system/cpu/*/thermal_throttle
+memory, load  psutil
+idle          logind; without it, when the terminals of psutil's users were last read
+metered       NetworkManager over D-Bus
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from device_agent.memory import spare_bytes
+from shared.errors import Unavailable
+from shared.rules import Rules
+
+Ask = Callable[[Sequence[str]], str | None]
+
+COLDEST, HOTTEST = -40.0, 150.0  # degrees Celsius; values outside are of a broken sensor or a placeholder
+ASK_SECONDS = 3.0
+LOAD_SECONDS = 0.5  # minimum duration of a load measurement
+PLACEHOLDER_ZONES = ("PMIC-Die", "thermal-fan-est")  # of a Jetson: a constant 100 °C, and an average for the fan
+PROCESSOR_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "amdgpu")
+POWER_LINES = ("Mains", "USB", "Wireless")
+BATTERIES = ("Battery", "UPS")
+BUSCTL = ("busctl", "--system", "--auto-start=no", f"--timeout={ASK_SECONDS:g}")
+METERED = (
+    *BUSCTL,
+    "get-property",
+    "org.freedesktop.NetworkManager",
+    "/org/freedesktop/NetworkManager",
+    "org.freedesktop.NetworkManager",
+    "Metered",
+)
+SESSION_PROPERTIES = ("Type", "Class", "State", "IdleHint", "IdleSinceHint")
+GRAPHICAL = ("x11", "wayland", "mir")
+
+
+class Readings(BaseModel):
+    """One set of sensor readings; None where the device has no sensor."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    at: AwareDatetime = Field(description="the device's local time, with its zone")
+    charging: bool | None = Field(None, description="on external power, whether or not the battery is charging")
+    battery_percent: float | None = Field(None, ge=0, le=100)
+    temperature: float | None = Field(None, ge=COLDEST, le=HOTTEST, description="degrees Celsius of the hottest sensor")
+    temperature_sensor: str | None = Field(None, description="the name of that sensor")
+    throttled: bool | None = Field(None, description="the system throttles its processors because of heat")
+    available_bytes: int | None = Field(None, ge=0, description="memory available without swapping")
+    idle_seconds: float | None = Field(None, ge=0, description="since a person last used the device")
+    load: float | None = Field(None, ge=0, le=1, description="share of all processors that other programs use")
+    metered: bool | None = Field(None, description="the network is charged by volume")
+
+
+class Sensors(Protocol):
+    """Reads a device's sensors."""
+
+    def read(self, rules: Rules | None = None) -> Readings:
+        """Returns current readings. rules: skips slow sensors that these rules do not need; None reads everything."""
+
+
+class PhoneWithHost:
+    """A phone behind a host that downloads: the phone's sensors, but the host's network and clock."""
+
+    def __init__(self, phone: Sensors, host: Sensors) -> None:
+        self._phone, self._host = phone, host
+
+    def read(self, rules: Rules | None = None) -> Readings:
+        """Returns both readings combined; only the host's if the phone is unreachable."""
+        host = self._host.read(rules)
+        try:
+            phone = self._phone.read(rules)
+        except Unavailable:
+            return Readings(at=host.at, metered=host.metered)
+        return phone.model_copy(update={"at": host.at, "metered": host.metered})
+
+
+def hottest(temperatures: dict[str, float]) -> tuple[float | None, str | None]:
+    """Returns the highest plausible temperature (degrees Celsius) and its sensor's name, or (None, None).
+
+    A reading of exactly 0 comes from a sensor that is not connected.
+    """
+    plausible = {name: value for name, value in temperatures.items() if COLDEST < value < HOTTEST and value != 0}
+    if not plausible:
+        return None, None
+    name = max(plausible, key=plausible.__getitem__)
+    return plausible[name], name
+
+
+def local_now() -> datetime:
+    """Returns the local time with its zone."""
+    return datetime.now().astimezone()
+
+
+def ask(command: Sequence[str]) -> str | None:
+    """Returns a program's output; None if it is missing, fails or exceeds ASK_SECONDS."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return done.stdout
+
+
+class LinuxSensors:
+    """The sensors of the machine at `root`. Load and Intel throttling compare two readings, so the first one lacks
+    them.
+    """
+
+    def __init__(self, root: Path = Path("/"), ask: Ask = ask) -> None:
+        """ask: runs a program and returns its output."""
+        self._root, self._ask = root, ask
+        self._load = OtherProgramsLoad()
+        self._throttles: int | None = None
+
+    def read(self, rules: Rules | None = None) -> Readings:
+        """Returns current readings; see `Sensors.read`."""
+        charging, percent = power(self._root)
+        temperature, sensor = hottest(temperatures(self._root))
+        return Readings(
+            at=local_now(),
+            charging=charging,
+            battery_percent=percent,
+            temperature=temperature,
+            temperature_sensor=sensor,
+            throttled=self._throttled(),
+            available_bytes=spare_bytes(),
+            idle_seconds=self._idle() if rules is None or rules.idle else None,
+            load=self._load.share() if rules is None or rules.idle else None,
+            metered=metered(self._ask(METERED)) if rules is None or not rules.metered else None,
+        )
+
+    def _throttled(self) -> bool | None:
+        count = throttle_count(self._root)
+        grown = None if count is None or self._throttles is None else count > self._throttles
+        self._throttles = count
+        capped = processors_capped(self._root)
+        return True if capped or grown else capped if capped is not None else grown
+
+    def _idle(self) -> float | None:
+        listed = self._ask(("loginctl", "list-sessions", "--no-legend", "--no-pager"))
+        if listed is not None:
+            sessions = session_ids(listed)
+            wanted = ("--property=" + ",".join(SESSION_PROPERTIES), *sessions)
+            shown = self._ask(("loginctl", "show-session", "--no-pager", *wanted)) if sessions else ""
+            if shown is not None:
+                return idle_seconds(shown, time.time(), psutil.boot_time())
+        reads = [_read_at(self._root / "dev" / user.terminal) for user in psutil.users() if user.terminal]
+        ago = [time.time() - at for at in reads if at is not None]
+        return max(min(ago), 0.0) if ago else None
+
+
+class OtherProgramsLoad:
+    """The share of all processors used by other programs than this process and its children."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float, float] | None = None  # processor seconds: all, busy, ours
+        self._share: float | None = None
+
+    def share(self) -> float | None:
+        """Returns 0 to 1; None at the first call. Calls in short succession return the same value."""
+        spent = psutil.cpu_times()._asdict()
+        # The kernel counts a guest's time as its host's user time too.
+        total = sum(spent.values()) - spent.get("guest", 0) - spent.get("guest_nice", 0)
+        busy = total - spent["idle"] - spent.get("iowait", 0)
+        now = (total, busy, own_seconds())
+        if self._last is None:
+            self._last = now
+        elif total - self._last[0] >= LOAD_SECONDS * psutil.cpu_count():
+            all_spent, all_busy, ours = (new - old for new, old in zip(now, self._last, strict=True))
+            self._share = min(max((all_busy - ours) / all_spent, 0.0), 1.0)
+            self._last = now
+        return self._share
+
+
+def own_seconds() -> float:
+    """Returns the processor seconds of this process and its children, including terminated ones."""
+    me = psutil.Process()
+    seconds = 0.0
+    for process in (me, *me.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue  # it has ended; its time now counts for its parent
+        seconds += times.user + times.system + times.children_user + times.children_system
+    return seconds
+
+
+def power(root: Path) -> tuple[bool | None, float | None]:
+    """Returns whether the machine is on external power, and the mean charge of its batteries in percent."""
+    online, statuses, charges = [], [], []
+    for supply in sorted((root / "sys/class/power_supply").glob("*")):
+        if _text(supply / "scope") == "Device":
+            continue  # the battery of a mouse or a keyboard
+        kind = _text(supply / "type")
+        if kind in POWER_LINES:
+            online.append(_text(supply / "online"))
+        elif kind in BATTERIES and _text(supply / "present") != "0":
+            statuses.append(_text(supply / "status"))
+            charge = _number(supply / "capacity")
+            if charge is not None:
+                charges.append(min(max(charge, 0), 100))
+    percent = sum(charges) / len(charges) if charges else None
+    if any(line not in (None, "0") for line in online) or "Charging" in statuses:
+        return True, percent
+    if "Discharging" in statuses or "0" in online:
+        return False, percent
+    # A battery is full, or held at its limit, only on external power.
+    return True if "Full" in statuses or "Not charging" in statuses else None, percent
+
+
+def temperatures(root: Path) -> dict[str, float]:
+    """Returns the unfiltered temperatures in degrees Celsius by sensor name."""
+    readings: dict[str, float] = {}
+    for zone in sorted((root / "sys/class/thermal").glob("thermal_zone*")):
+        name, value = _text(zone / "type"), _number(zone / "temp")
+        if name and value is not None and name not in PLACEHOLDER_ZONES:
+            readings[name] = max(value / 1000, readings.get(name, value / 1000))
+    for chip in sorted((root / "sys/class/hwmon").glob("hwmon*")):
+        name = _text(chip / "name")
+        if name in PROCESSOR_CHIPS:
+            for file in sorted(chip.glob("temp*_input")):
+                value = _number(file)
+                label = _text(file.with_name(file.name.replace("_input", "_label"))) or file.name.split("_")[0]
+                if value is not None:
+                    readings[f"{name} {label}"] = value / 1000
+    return readings
+
+
+def processors_capped(root: Path) -> bool | None:
+    """Returns whether the kernel or Jetson's firmware currently throttles processors for heat; None if unknown.
+
+    Fans and, on some Jetsons, the GPU clock are also cooling devices; they do not count.
+    """
+    states = []
+    for device in (root / "sys/class/thermal").glob("cooling_device*"):
+        kind, state = _text(device / "type") or "", _number(device / "cur_state")
+        if state is not None and (kind.endswith("-alert") or kind == "Processor" or "cpufreq" in kind):
+            states.append(state)
+    return any(state > 0 for state in states) if states else None
+
+
+def throttle_count(root: Path) -> int | None:
+    """Returns how often the processors have been throttled since boot; None if not counted."""
+    counts = [_number(file) for file in root.glob("sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/*_throttle_count")]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def metered(answer: str | None) -> bool | None:
+    """Parses NetworkManager's answer such as "u 4": 1 yes, 2 no, 3 probably yes, 4 probably no."""
+    return {"u 1": True, "u 2": False, "u 3": True, "u 4": False}.get((answer or "").strip())
+
+
+def _text(path: Path) -> str | None:
+    """Returns a small file's text; None if it is missing or its driver returns an error (EAGAIN without power)."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(_text(path) or "")
+    except ValueError:
+        return None
+
+
+def _read_at(path: Path) -> float | None:
+    try:
+        return path.stat().st_atime
+    except OSError:
+        return None
+
+
+def session_ids(listed: str) -> list[str]:
+    """Returns the session ids in the output of `loginctl list-sessions --no-legend`."""
+    return [line.split()[0] for line in listed.splitlines() if line.split()]
+
+
+def idle_seconds(shown: str, now: float, boot: float) -> float:
+    """Returns the seconds since a person last used any session in the output of `loginctl show-session`.
+
+    now, boot: seconds since 1970. A terminal reports when it was last read. A desktop reports its idle time only once
+    it is idle; until then it is in use. Without sessions, counts from boot.
+    """
+    last = [used for used in (_last_used(session, now) for session in _sessions(shown)) if used is not None]
+    return max(now - max(last, default=boot), 0.0)
+
+
+def _sessions(shown: str) -> Iterator[dict[str, str]]:
+    for block in shown.split("\n\n"):
+        yield dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+
+
+def _last_used(session: dict[str, str], now: float) -> float | None:
+    """Returns seconds since 1970; None for a session without a person, such as a login screen or a service."""
+    if not session.get("Class", "").startswith("user") or session.get("State") == "closing":
+        return None
+    graphical = session.get("Type") in GRAPHICAL
+    if not graphical and session.get("Type") != "tty":
+        return None
+    since = session.get("IdleSinceHint", "0")
+    if (graphical and session.get("IdleHint") != "yes") or not since.isdecimal() or since == "0":
+        return now
+    return int(since) / 1e6

@@ -1,0 +1,1 @@
+"""The device's side of the HTTP protocol: client, server clock, retry pauses and enrollment."""

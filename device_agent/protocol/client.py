@@ -1,0 +1,319 @@
+"""A typed client of the server's device routes."""
+
+from __future__ import annotations
+
+import json
+import platform
+import random
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import BaseModel, ValidationError
+
+from device_agent.errors import UnsafeManifest
+from shared.capabilities import Capabilities
+from shared.errors import ClockSkew, MobizoError, Replayed
+from shared.federation.cohort import RoundReceipt
+from shared.federation.secure_aggregation.messages import MaskingView, Phase
+from shared.job import JobError, Progress, Result
+from shared.key_rotation import ServerKeys
+from shared.program import ProgramFile
+from shared.protocol import (
+    AdapterVersion,
+    Completion,
+    Decline,
+    DeviceAdapter,
+    DeviceEnrollment,
+    DeviceGrant,
+    Lease,
+    LeaseRequest,
+    LeaseState,
+    RunnerBuild,
+    SignedRunnerBuild,
+    UploadReceipt,
+)
+from shared.registry import AdapterManifest
+from shared.request_signature import RequestSigner
+from shared.transport import ByteProgress, Transport
+
+HEARTBEAT_TIMEOUT = 10.0  # seconds
+LEAVE_TIMEOUT = 2.0
+_ADAPTERS = "/v1/devices/self/adapters"
+REPLAY_TIMEOUT = 180.0  # seconds in which the server replays a trajectory, behind others in the queue
+
+Document = TypeVar("Document", bound=BaseModel)
+
+
+class DeviceClient:
+    """One device's connection to its server; thread-safe.
+
+    clock: the server's clock. Request signatures use it, so that a device with a wrong clock is accepted.
+    """
+
+    def __init__(self, server: str, token: str, key: Ed25519PrivateKey | None = None) -> None:
+        """server: base URL. token: the device's token, or a one-time enrollment token. key: the device's, signs
+        state-changing requests.
+        """
+        self.clock = ServerClock()
+        signer = None if key is None else RequestSigner(key, lambda: self.clock.now().timestamp())
+        self._transport = Transport(server, token, signer=signer)
+
+    def __enter__(self) -> DeviceClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._transport.close()
+
+    def enroll(self, name: str, public_key: str) -> DeviceGrant:
+        """Exchanges a one-time token for a device token. Raises Unauthorized if the token is used or unknown."""
+        body = DeviceEnrollment(name=name, public_key=public_key, platform=platform.platform()[:200])
+        # One attempt: a lost response has used up the token, and a retry would hide that.
+        return _read(DeviceGrant, self._request("POST", "/v1/devices", json=_json(body), retry=False))
+
+    def lease(
+        self,
+        datasets: list[str],
+        wait_seconds: float = 0,
+        memory_bytes: int | None = None,
+        capabilities: Capabilities | None = None,
+    ) -> Lease | None:
+        """Leases a job that this device can train; None if there is none. Returns the same job again while its
+        lease lives.
+
+        memory_bytes: available memory; jobs that this device declined for more are skipped. capabilities: restricts the
+        offered jobs; None reports nothing. Raises UnsafeManifest if the program's manifest contains a path.
+        """
+        body = LeaseRequest(
+            datasets=datasets, wait_seconds=wait_seconds, memory_bytes=memory_bytes, capabilities=capabilities
+        )
+        content = self._request("POST", "/v1/leases", json=_json(body))
+        return _read_lease(content) if content else None
+
+    def heartbeat(self, lease_id: str, progress: Progress) -> LeaseState:
+        """Extends the lease and reports progress; one attempt. Raises Gone if the lease has ended."""
+        path = f"/v1/leases/{lease_id}/heartbeat"
+        content = self._request("POST", path, json=_json(progress), retry=False, timeout=HEARTBEAT_TIMEOUT)
+        return _read(LeaseState, content)
+
+    def fail(self, lease_id: str, error: JobError) -> LeaseState:
+        """Reports the job as failed."""
+        return _read(LeaseState, self._request("POST", f"/v1/leases/{lease_id}/fail", json=_json(error)))
+
+    def release(self, lease_id: str) -> LeaseState:
+        """Releases the job."""
+        return _read(LeaseState, self._request("POST", f"/v1/leases/{lease_id}/release"))
+
+    def leave(self, lease_id: str) -> LeaseState:
+        """Reports that this device stops; the job is released unless it returns within seconds. One short attempt."""
+        content = self._request("POST", f"/v1/leases/{lease_id}/leave", retry=False, timeout=LEAVE_TIMEOUT)
+        return _read(LeaseState, content)
+
+    def decline(self, lease_id: str, reason: Decline) -> LeaseState:
+        """Declines a job that needs more memory than this device has."""
+        return _read(LeaseState, self._request("POST", f"/v1/leases/{lease_id}/decline", json=_json(reason)))
+
+    def upload(self, lease_id: str, adapter: bytes) -> UploadReceipt:
+        """Uploads an adapter file."""
+        headers = {"Content-Type": "application/octet-stream"}
+        content = self._request("PUT", f"/v1/leases/{lease_id}/adapter", content=adapter, headers=headers)
+        return _read(UploadReceipt, content)
+
+    def upload_trajectory(self, lease_id: str, trajectory: bytes) -> UploadReceipt:
+        """Uploads a run's trajectory."""
+        headers = {"Content-Type": "application/octet-stream"}
+        content = self._request("PUT", f"/v1/leases/{lease_id}/trajectory", content=trajectory, headers=headers)
+        return _read(UploadReceipt, content)
+
+    def complete(
+        self, lease_id: str, adapter_sha256: str, result: Result, trajectory_sha256: str | None = None
+    ) -> AdapterVersion:
+        """Completes the job with the uploaded adapter, or with one that the server replays from the trajectory.
+
+        Raises TrajectoryMismatch if the replay differs, NotReplayable if the adapter must be uploaded as well.
+        """
+        body = Completion(adapter_sha256=adapter_sha256, result=result, trajectory_sha256=trajectory_sha256)
+        return _read(AdapterVersion, self._complete(lease_id, body))
+
+    def complete_round(
+        self, lease_id: str, adapter_sha256: str, result: Result, trajectory_sha256: str | None = None
+    ) -> RoundReceipt:
+        """Like `complete`, for a federated round, where the uploaded B is an update."""
+        body = Completion(adapter_sha256=adapter_sha256, result=result, trajectory_sha256=trajectory_sha256)
+        return _read(RoundReceipt, self._complete(lease_id, body))
+
+    def _complete(self, lease_id: str, body: Completion) -> bytes:
+        timeout = None if body.trajectory_sha256 is None else REPLAY_TIMEOUT
+        return self._request("POST", f"/v1/leases/{lease_id}/complete", json=_json(body), timeout=timeout)
+
+    def masking(self, lease_id: str, known: Phase | None) -> MaskingView:
+        """Returns the state of a job's masked round; leaves out the data of phase `known`."""
+        query = "" if known is None else f"?known={known}"
+        return _read(MaskingView, self._request("GET", f"/v1/leases/{lease_id}/masking{query}"))
+
+    def post_masking(self, lease_id: str, phase: str, body: BaseModel) -> MaskingView:
+        """Sends this device's message of a masked round's phase: keys, shares, consent or unmask."""
+        return _read(MaskingView, self._request("POST", f"/v1/leases/{lease_id}/masking/{phase}", json=_json(body)))
+
+    def upload_masked(self, lease_id: str, vector: bytes) -> MaskingView:
+        """Uploads a masked update."""
+        headers = {"Content-Type": "application/octet-stream"}
+        path = f"/v1/leases/{lease_id}/masking/vector"
+        return _read(MaskingView, self._request("PUT", path, content=vector, headers=headers))
+
+    def download(self, file: ProgramFile, target: Path, progress: ByteProgress | None = None) -> None:
+        """Downloads a program file to `target`. Raises Untrusted if its hash differs."""
+        self._transport.download(
+            f"/v1/files/{file.sha256}", target, size=file.size, sha256=file.sha256, progress=progress
+        )
+
+    def download_start(
+        self, lease_id: str, start: AdapterManifest, target: Path, progress: ByteProgress | None = None
+    ) -> None:
+        """Downloads the LoRA-B that a warm-started job begins with. Raises Untrusted if its hash differs."""
+        path = f"/v1/leases/{lease_id}/start"
+        self._transport.download(path, target, size=start.size, sha256=start.sha256, progress=progress)
+
+    def adapter(self, name: str, revision: str) -> DeviceAdapter:
+        """Returns an adapter version granted to this device. Raises AdapterNotFound, RevisionNotFound or
+        VersionHeld.
+        """
+        return _read(DeviceAdapter, self._request("GET", f"{_ADAPTERS}/{name}/{revision}"))
+
+    def download_adapter(self, adapter: AdapterManifest, target: Path, progress: ByteProgress | None = None) -> None:
+        """Downloads the LoRA-B of an adapter version. Raises Untrusted if its hash differs."""
+        path = f"{_ADAPTERS}/{adapter.adapter}/{adapter.revision}/lora_B.safetensors"
+        self._transport.download(path, target, size=adapter.size, sha256=adapter.sha256, progress=progress)
+
+    def runner(self, system: str) -> SignedRunnerBuild:
+        """Returns the server's native runner for a platform such as linux-aarch64. Raises NotFound."""
+        return _read(SignedRunnerBuild, self._request("GET", f"/v1/runner-builds/{system}"))
+
+    def download_runner(self, build: RunnerBuild, target: Path, progress: ByteProgress | None = None) -> None:
+        """Downloads a runner archive to `target`. Raises Untrusted if its hash differs."""
+        path = f"/v1/runner-builds/{build.platform}/{build.sha256}"
+        self._transport.download(path, target, size=build.size, sha256=build.sha256, progress=progress)
+
+    def server_keys(self) -> ServerKeys:
+        """Returns the server's signing key and its signed key rotations."""
+        return _read(ServerKeys, self._request("GET", "/v1/server/keys"))
+
+    def _request(self, method: str, path: str, **options: Any) -> bytes:
+        try:
+            response = self._transport.request(method, path, **options)
+        except ClockSkew as error:
+            # The request was rejected unprocessed, so it is safe to repeat with the server's time.
+            self._correct_clock(error)
+            response = self._transport.request(method, path, **options)
+        except Replayed:
+            # A proxy duplicated the request, and the first response is lost.
+            if not options.get("retry", True):
+                raise
+            response = self._transport.request(method, path, **options)
+        self.clock.observe(response.headers.get("Date"))
+        return response.content
+
+    def _correct_clock(self, error: ClockSkew) -> None:
+        try:
+            moment = datetime.fromisoformat(str(error.extra.get("server_time")))
+        except ValueError:
+            raise error from None
+        if moment.tzinfo is None:
+            raise error
+        self.clock.set(moment)
+
+
+def _read_lease(content: bytes) -> Lease:
+    """Parses a lease. Raises UnsafeManifest, which carries the lease id for the report, if a file name is a path."""
+    try:
+        return Lease.model_validate_json(content)
+    except ValidationError as error:
+        # For example ("manifest", "manifest", "files", 0, "name").
+        names = [
+            problem["input"]
+            for problem in error.errors()
+            if problem["loc"][2:3] + problem["loc"][4:] == ("files", "name")
+        ]
+        if names:
+            raise UnsafeManifest(str(json.loads(content).get("id")), str(names[0])) from error
+        return _read(Lease, content)
+
+
+def _json(body: BaseModel) -> object:
+    return body.model_dump(mode="json")
+
+
+def _read(model: type[Document], content: bytes) -> Document:
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        raise MobizoError(f"the server's response is not a {model.__name__}; it may be of another version") from error
+
+
+class ServerClock:
+    """The server's time: the last response's Date plus the seconds since. Thread-safe."""
+
+    def __init__(
+        self, monotonic: Callable[[], float] = time.monotonic, local: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        """monotonic: a monotonic clock in seconds. local: this device's wall clock."""
+        self._monotonic, self._local = monotonic, local
+        self._observed: tuple[datetime, float] | None = None
+
+    def observe(self, date: str | None) -> None:
+        """Sets the clock from the Date header of a response that just arrived; ignores an invalid header."""
+        try:
+            moment = parsedate_to_datetime(date or "")
+        except ValueError:
+            return
+        # A date without a zone is UTC (RFC 9110 requires "GMT").
+        self._observed = (moment if moment.tzinfo else moment.replace(tzinfo=UTC), self._monotonic())
+
+    def set(self, moment: datetime) -> None:
+        """Sets the clock to a time that the server stated just now."""
+        self._observed = (moment, self._monotonic())
+
+    def now(self) -> datetime:
+        """Returns the server's time, to the second; this device's time before the first response."""
+        if self._observed is None:
+            return self._local()
+        date, at = self._observed
+        return date + timedelta(seconds=self._monotonic() - at)
+
+    def seconds_until(self, moment: datetime) -> float:
+        """Returns the seconds until a moment of the server's clock."""
+        return (moment - self.now()).total_seconds()
+
+    @property
+    def skew(self) -> float | None:
+        """This device's clock minus the server's, seconds; None before the first response."""
+        return None if self._observed is None else (self._local() - self.now()).total_seconds()
+
+
+class Backoff:
+    """Delays in seconds that double with each failure, with jitter so that a fleet does not retry in step."""
+
+    def __init__(self, shortest: float, longest: float) -> None:
+        self._shortest, self._longest = shortest, longest
+        self._next = shortest
+
+    def pause(self) -> float:
+        """Returns the next delay, between half of its nominal length and all of it."""
+        pause, self._next = self._next, min(self._next * 2, self._longest)
+        return jittered(pause)
+
+    def reset(self) -> None:
+        """Resets the delay to the shortest one."""
+        self._next = self._shortest
+
+
+def jittered(seconds: float) -> float:
+    """Returns a random duration between half of `seconds` and all of it."""
+    return random.uniform(0.5, 1) * seconds

@@ -1,0 +1,193 @@
+"""Builds the native runner from its sources with CMake, for this machine or with a cross toolchain."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import BinaryIO
+
+from device_agent.errors import NoRunner
+from device_agent.runner.location import EXECUTORCH, POLL_SECONDS, PROGRAM, RunnerLocation, check_starts, never
+from device_agent.runner.toolchain import (
+    CMAKE_WHEEL,
+    EXECUTORCH_WHEEL,
+    NINJA_WHEEL,
+    Report,
+    check_compiler,
+    fetch_wheel,
+    find_cmake,
+    find_generator,
+    installed_executorch,
+)
+from shared.errors import Unavailable
+
+# The NDK's toolchain file builds for 32 bits unless told; ExecuTorch's own Android builds are for this API level.
+ANDROID_ABIS = {"android-arm64": "arm64-v8a", "android-x86_64": "x86_64"}
+ANDROID_PLATFORM = "android-26"
+GRACE_SECONDS = 5.0
+LOG_LINES = 3  # of the build's log, in an error
+COUNTED = re.compile(rb"^\[\s*(\d+/\d+|\d+%)\]")  # how far Ninja or make says it is
+ERROR = re.compile(r"\berror\b|undefined reference", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Build options. executorch: ExecuTorch to build against; toolchain: CMake toolchain file."""
+
+    executorch: Path | None = None
+    toolchain: Path | None = None
+
+
+class Stopped(NoRunner):
+    """The build of the runner was stopped; it restarts when a runner is needed."""
+
+
+def build_runner(
+    place: RunnerLocation, report: Report, options: Options | None = None, stop: Callable[[], bool] = never
+) -> Path:
+    """Builds and installs the runner; returns its directory. Waits for another process's build first.
+
+    Raises NoRunner if a tool is missing or compilation fails, Unavailable if a download fails, Untrusted if a
+    download's hash differs, Stopped if `stop` returns true.
+    """
+    with place.lock(stop):
+        return build_locked(place, report, options or Options(), stop)
+
+
+def build_locked(place: RunnerLocation, report: Report, options: Options, stop: Callable[[], bool]) -> Path:
+    """Like `build_runner`; the caller holds the location's lock."""
+    check_options(place, options)
+    try:
+        with place.log.open("wb", buffering=0) as log, place.aside() as aside:
+            made = _Build(place, aside, log, report, stop).make(options)
+            return place.put(made)
+    except OSError as error:
+        raise Unavailable(f"the runner could not be built in {place.directory}: {error}") from error
+
+
+def check_options(place: RunnerLocation, options: Options) -> None:
+    """Raises NoRunner if a build cannot start; fast."""
+    if options.executorch is None and not place.native:
+        raise NoRunner(
+            f"a runner for {place.system} is built against an ExecuTorch built for it: give its directory with "
+            "--executorch-root (docs/android.md shows how)"
+        )
+    if options.toolchain is None:
+        check_compiler()
+
+
+class _Build:
+    """One build in a temporary directory."""
+
+    def __init__(
+        self, place: RunnerLocation, aside: Path, log: BinaryIO, report: Report, stop: Callable[[], bool]
+    ) -> None:
+        self._place, self._aside, self._log, self._report, self._stop = place, aside, log, report, stop
+
+    def make(self, options: Options) -> Path:
+        """Returns a directory with the finished runner, tested if it is for this machine."""
+        root = options.executorch or installed_executorch(EXECUTORCH) or self._fetched_executorch()
+        cmake = find_cmake() or self._fetched_cmake()
+        generator, program = find_generator() or self._fetched_ninja()
+        build, made = self._aside / "build", self._aside / "made"
+        self._report(f"building the runner for {self._place.system} against {root}")
+        configure: list[str | Path] = [
+            *(cmake, "-S", self._place.sources, "-B", build, "-G", generator),
+            f"-DCMAKE_MAKE_PROGRAM={program}",
+            f"-DEXECUTORCH_ROOT={root.resolve()}",
+            f"-DMOBIZO_VERSION={version('mobizo')}",
+        ]
+        if options.toolchain is not None:
+            configure.append(f"-DCMAKE_TOOLCHAIN_FILE={options.toolchain.resolve()}")
+        if abi := ANDROID_ABIS.get(self._place.system):
+            configure += [f"-DANDROID_ABI={abi}", f"-DANDROID_PLATFORM={ANDROID_PLATFORM}"]
+        self._need(configure, "CMake could not configure the runner")
+        self._need([cmake, "--build", build, "--parallel", str(os.cpu_count() or 1)], "the runner does not compile")
+        self._need([cmake, "--install", build, "--prefix", made, "--strip"], "the runner could not be installed")
+        if not (made / PROGRAM).is_file():
+            raise NoRunner(f"the build made no {PROGRAM}; see {self._place.log}")
+        if self._place.native:
+            # What was built against must not be needed: the wheel goes away.
+            shutil.rmtree(self._aside / "executorch", ignore_errors=True)
+            check_starts(made)
+        return made
+
+    def _fetched_executorch(self) -> Path:
+        fetch_wheel(EXECUTORCH_WHEEL, self._aside, self._run, self._report)
+        return self._aside / "executorch"
+
+    def _fetched_cmake(self) -> Path:
+        fetch_wheel(CMAKE_WHEEL, self._aside, self._run, self._report)
+        return self._aside / "cmake" / "data" / "bin" / "cmake"
+
+    def _fetched_ninja(self) -> tuple[str, Path]:
+        fetch_wheel(NINJA_WHEEL, self._aside, self._run, self._report)
+        return "Ninja", self._aside / NINJA_WHEEL.wanted[0]
+
+    def _need(self, command: Sequence[str | Path], failure: str) -> None:
+        start = self._place.log.stat().st_size
+        if self._run(command) != 0:
+            raise NoRunner(f"{failure}; see {self._place.log}: {self._reason(start)}")
+
+    def _run(self, command: Sequence[str | Path]) -> int:
+        """Runs a command with its output in the log and reports progress; returns its exit status. Raises Stopped."""
+        self._log.write(" ".join(("$", *map(str, command))).encode() + b"\n")
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that compilers can be ended with it
+        )
+        told = b""
+        try:
+            while True:
+                try:
+                    return process.wait(POLL_SECONDS)
+                except subprocess.TimeoutExpired:
+                    if self._stop():
+                        raise Stopped from None
+                    last = self._counted()
+                    if last and last != told:
+                        self._report(f"compiling {last.decode()}")
+                        told = last
+        finally:
+            if process.poll() is None:
+                _end(process)
+
+    def _counted(self) -> bytes:
+        """Returns the build tool's progress such as 3/9, or an empty string."""
+        with self._place.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
+            counted = [found[1] for line in log.read().splitlines() if (found := COUNTED.match(line))]
+        return counted[-1] if counted else b""
+
+    def _reason(self, start: int) -> str:
+        """Returns the first error lines of the log since byte `start`, or else its last lines."""
+        with self._place.log.open("rb") as log:
+            log.seek(start)
+            lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()[1:] if line.strip()]
+        errors = [line for line in lines if ERROR.search(line)]
+        return " / ".join(errors[:LOG_LINES] or lines[-LOG_LINES:])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Terminates a process and its children; Ninja forwards the signal to its compilers."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def directory_bytes(directory: Path) -> int:
+    """Returns the size of a runner's files."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

@@ -1,0 +1,75 @@
+"""Downloads the native runner that the server offers for this platform, signed by the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from device_agent.errors import NoRunner
+from device_agent.protocol.client import DeviceClient
+from device_agent.runner.archive import unpack_runner
+from device_agent.runner.location import EXECUTORCH, RunnerLocation, check_starts, never
+from device_agent.runner.toolchain import Report
+from shared.errors import NotFound, Untrusted
+from shared.protocol import RunnerBuild
+from shared.signing import verify_runner_build
+
+
+def download_runner(
+    client: DeviceClient,
+    key: Ed25519PublicKey,
+    place: RunnerLocation,
+    report: Report,
+    stop: Callable[[], bool] = never,
+) -> Path:
+    """Downloads and installs the runner; returns its directory.
+
+    key: the server's pinned key. Raises NoRunner if the server has none that fits or it does not start, Untrusted if
+    signature, hash or content is invalid, Unavailable if the server does not answer.
+    """
+    with place.lock(stop):
+        return download_locked(client, key, place, report)
+
+
+def download_locked(client: DeviceClient, key: Ed25519PublicKey, place: RunnerLocation, report: Report) -> Path:
+    """Like `download_runner`; the caller holds the location's lock."""
+    build = _offered(client, key, place)
+    if reason := place.remembered(build.sha256):
+        raise NoRunner(f"the server's runner was tried before: {reason}")
+    report(f"downloading the runner for {build.platform} ({build.size / 1e6:.0f} MB)")
+    archive = place.directory / f"{build.sha256}.tar.gz"  # not aside: an interrupted download resumes
+    client.download_runner(build, archive)
+    try:
+        with place.aside() as aside:
+            made = aside / "made"
+            unpack_runner(archive, made)
+            if place.native:
+                check_starts(made)
+            return place.put(made)
+    except (Untrusted, NoRunner) as error:
+        # These bytes are signed and will be the same next time.
+        place.remember(build.sha256, error.detail, None)
+        raise
+    finally:
+        archive.unlink(missing_ok=True)
+
+
+def _offered(client: DeviceClient, key: Ed25519PublicKey, place: RunnerLocation) -> RunnerBuild:
+    try:
+        build = verify_runner_build(client.runner(place.system), key)
+    except NotFound as error:
+        raise NoRunner(
+            f"the server has no runner for {place.system}; add one there with `mobizo-server runner-builds add`"
+        ) from error
+    if build.platform != place.system:
+        raise Untrusted(f"the server sent a runner for {build.platform} where {place.system} was asked for")
+    wanted = (version("mobizo"), EXECUTORCH)
+    if (build.version, build.executorch) != wanted:
+        raise NoRunner(
+            f"the server's runner for {build.platform} is of mobizo {build.version} and ExecuTorch {build.executorch}; "
+            f"this agent wants mobizo {wanted[0]} and ExecuTorch {wanted[1]}: its operator can add that one"
+        )
+    return build

@@ -1,0 +1,1 @@
+"""The device's part in secure aggregation."""

@@ -1,0 +1,198 @@
+"""This device's part in a secure aggregation round, in which the server learns only the sum of the updates.
+
+The device answers phase by phase (shared.federation.secure_aggregation.device) over a transport. Its state is stored
+before each message is sent, so that it resumes after a restart. Without its state it leaves the round, because
+repeating a phase with other values would be unsafe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import ValidationError
+
+from device_agent.durable import write_durably
+from shared.errors import MaskingOut, Untrusted
+from shared.federation.secure_aggregation import device
+from shared.federation.secure_aggregation.device import Knowledge, Trust
+from shared.federation.secure_aggregation.fixed_point import Words
+from shared.federation.secure_aggregation.messages import (
+    Advertisement,
+    Consent,
+    MaskingView,
+    Phase,
+    SealedShares,
+    Unmasking,
+)
+from shared.federation.secure_aggregation.settings import MaskingParameters
+
+
+class MaskingTransport(Protocol):
+    """The connection to the server's half; each method returns the round's new state."""
+
+    def look(self, known: Phase | None) -> MaskingView:
+        """Returns the round's state, without the data of phase `known`."""
+
+    def advertise(self, advertisement: Advertisement) -> MaskingView:
+        """Phase 0."""
+
+    def share(self, shares: SealedShares) -> MaskingView:
+        """Phase 1."""
+
+    def mask(self, vector: bytes) -> MaskingView:
+        """Phase 2."""
+
+    def consent(self, consent: Consent) -> MaskingView:
+        """Phase 3."""
+
+    def unmask(self, unmasking: Unmasking) -> MaskingView:
+        """Phase 4."""
+
+
+class KnowledgeStore(Protocol):
+    """Stores a device's state of one round."""
+
+    def read(self) -> Knowledge | None:
+        """Returns the stored state."""
+
+    def write(self, knowledge: Knowledge) -> None:
+        """Replaces the stored state."""
+
+    def remove(self) -> None:
+        """Deletes the stored state."""
+
+
+class InMemoryKnowledge:
+    """A `KnowledgeStore` in memory."""
+
+    def __init__(self) -> None:
+        self._knowledge: Knowledge | None = None
+
+    def read(self) -> Knowledge | None:
+        """Returns the stored state."""
+        return self._knowledge
+
+    def write(self, knowledge: Knowledge) -> None:
+        """Replaces the stored state."""
+        self._knowledge = knowledge
+
+    def remove(self) -> None:
+        """Deletes the stored state."""
+        self._knowledge = None
+
+
+@dataclass(frozen=True)
+class FileKnowledge:
+    """A `KnowledgeStore` in a private file, since the state contains this device's mask keys."""
+
+    path: Path
+
+    def read(self) -> Knowledge | None:
+        """Returns the stored state. Raises MaskingOut if the file is damaged."""
+        try:
+            return Knowledge.model_validate_json(self.path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError as error:
+            raise MaskingOut(f"{self.path} is damaged; this device leaves the masked round") from error
+
+    def write(self, knowledge: Knowledge) -> None:
+        """Replaces the stored state durably."""
+        write_durably(self.path, knowledge.model_dump_json().encode())
+
+    def remove(self) -> None:
+        """Deletes the stored state."""
+        self.path.unlink(missing_ok=True)
+
+
+class MaskingParticipant:
+    """One device in one masked round, from the key exchange to unmasking."""
+
+    def __init__(
+        self,
+        transport: MaskingTransport,
+        store: KnowledgeStore,
+        parameters: MaskingParameters,
+        member: str,
+        identity: Ed25519PrivateKey,
+        trust: Trust,
+        encode: Callable[[], Words],
+    ) -> None:
+        """member: this device's id. identity: its own key. trust: raises Untrusted for another device's changed key.
+
+        encode: returns this device's update as `shared.federation.secure_aggregation.fixed_point.encode` does, equal
+        at every call.
+        """
+        self._transport, self._store, self._parameters = transport, store, parameters
+        self._member, self._identity, self._trust, self._encode = member, identity, trust, encode
+        self._knowledge = store.read()
+        self._answered: Phase | None = None
+        self._advertised = False
+
+    def advance(self) -> bool:
+        """Polls once and answers if the server waits for this device. Returns whether the update has been counted.
+
+        Raises MaskingOut if the round fails or continues without this device, Untrusted if a request of the server
+        would reveal the update; the state is deleted in both cases.
+        """
+        try:
+            return self._advance()
+        except (MaskingOut, Untrusted):
+            self._store.remove()
+            raise
+
+    def _advance(self) -> bool:
+        if self._knowledge is None:
+            self._update(device.begin(self._parameters, self._member))
+        if self._current.parameters != self._parameters:
+            raise Untrusted("the server changed the masked round's parameters during the round")
+        view = self._transport.look(self._answered)
+        if view.phase is Phase.KEYS and not self._advertised:
+            # The server may have this device's keys already, but an agent that lost its state may have sent them.
+            view = self._transport.advertise(device.advertise(self._current, self._identity))
+            self._advertised = True
+        while not view.waits and view.phase is not self._answered and not view.phase.over:
+            answering = view.phase
+            view = self._answer(view)
+            self._answered = answering
+        return self._is_done(view)
+
+    def _answer(self, view: MaskingView) -> MaskingView:
+        if view.phase is Phase.SHARES and view.roster is not None:
+            knowledge = self._update(device.share(self._current, view.roster, self._trust))
+            if knowledge.sealed_shares is not None:
+                return self._transport.share(knowledge.sealed_shares)
+        if view.phase is Phase.VECTORS and view.delivery is not None:
+            knowledge = self._update(device.receive(self._current, view.delivery))
+            return self._transport.mask(device.mask(knowledge, self._encode()).tobytes())
+        if view.phase is Phase.CONSENTS and view.survivors is not None:
+            knowledge, consent = device.consent(self._current, view.survivors, self._identity)
+            self._update(knowledge)
+            return self._transport.consent(consent)
+        if view.phase is Phase.UNMASKING and view.consents is not None:
+            return self._transport.unmask(device.unmask(self._current, view.consents))
+        raise Untrusted(f"the server requests an answer in phase {view.phase} without the data for it")
+
+    def _is_done(self, view: MaskingView) -> bool:
+        if view.phase is Phase.FAILED or view.why is not None:
+            raise MaskingOut(view.why or "the masked round failed")
+        if view.phase.over:
+            self._store.remove()
+            return True
+        return False
+
+    @property
+    def _current(self) -> Knowledge:
+        if self._knowledge is None:
+            raise MaskingOut("this device has left the masked round")
+        return self._knowledge
+
+    def _update(self, knowledge: Knowledge) -> Knowledge:
+        if knowledge != self._knowledge:
+            self._store.write(knowledge)
+            self._knowledge = knowledge
+        return knowledge

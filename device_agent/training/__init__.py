@@ -1,0 +1,1 @@
+"""Training one run: its directory and journal, its plan, the training loop and its result."""

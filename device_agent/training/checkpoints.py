@@ -1,0 +1,101 @@
+"""Checkpoints of a run with exact gradients: B and the optimizer's state after some steps.
+
+The trajectory of such a run does not record its updates, so the run resumes from its last checkpoint and recomputes the
+steps after it.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from device_agent.durable import write_durably
+from shared.zo.lora import F32
+
+CHECKPOINT_STEPS = 10  # the maximum number of steps that a resumed run recomputes
+
+MAGIC = b"MOBIZO-CHECKPOINT 1\n"
+_HEAD = struct.Struct("<II")  # steps, CRC-32 of the state
+_NAME = re.compile(r"step-(\d+)\.bin")
+
+
+class Checkpoints:
+    """Checkpoints in memory, keyed by the number of completed steps."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, bytes] = {}
+
+    def steps(self) -> list[int]:
+        """Returns the numbers of steps that have a checkpoint, ascending."""
+        return sorted(self._held)
+
+    def read(self, step: int) -> F32 | None:
+        """Returns the state, float32 (M,), after `step` steps; None if the checkpoint is absent or damaged."""
+        return parse_checkpoint(self._held.get(step, b""), step)
+
+    def write(self, step: int, state: F32) -> None:
+        """Stores the state, float32 (M,), after `step` steps; it is durable when this method returns."""
+        self._held[step] = checkpoint(step, state)
+
+    def keep(self, steps: Iterable[int]) -> None:
+        """Removes all checkpoints except those of `steps`."""
+        wanted = set(steps)
+        self._held = {step: data for step, data in self._held.items() if step in wanted}
+
+
+class CheckpointDirectory(Checkpoints):
+    """Checkpoints on disk, one file each: magic, steps and CRC-32 (uint32 each), then the state; little-endian."""
+
+    def __init__(self, path: Path) -> None:
+        """path: a directory; the first write creates it."""
+        self.path = path
+
+    def steps(self) -> list[int]:
+        """See `Checkpoints.steps`."""
+        if not self.path.is_dir():
+            return []
+        names = (_NAME.fullmatch(file.name) for file in self.path.iterdir())
+        return sorted(int(name[1]) for name in names if name)
+
+    def read(self, step: int) -> F32 | None:
+        """See `Checkpoints.read`."""
+        file = self._file(step)
+        return parse_checkpoint(file.read_bytes(), step) if file.is_file() else None
+
+    def write(self, step: int, state: F32) -> None:
+        """See `Checkpoints.write`."""
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        write_durably(self._file(step), checkpoint(step, state))
+
+    def keep(self, steps: Iterable[int]) -> None:
+        """See `Checkpoints.keep`."""
+        wanted = set(steps)
+        for step in self.steps():
+            if step not in wanted:
+                self._file(step).unlink(missing_ok=True)
+
+    def _file(self, step: int) -> Path:
+        return self.path / f"step-{step}.bin"
+
+
+def checkpoint(step: int, state: F32) -> bytes:
+    """Returns the bytes of a checkpoint."""
+    data = np.ascontiguousarray(state, "<f4").tobytes()
+    return MAGIC + _HEAD.pack(step, zlib.crc32(data)) + data
+
+
+def parse_checkpoint(data: bytes, step: int) -> F32 | None:
+    """Returns the state, float32 (M,), of the checkpoint of `step` steps; None if it is damaged or of another step."""
+    start = len(MAGIC) + _HEAD.size
+    if not data.startswith(MAGIC) or len(data) < start:
+        return None
+    found, crc = _HEAD.unpack_from(data, len(MAGIC))
+    state = data[start:]
+    if found != step or len(state) % 4 or zlib.crc32(state) != crc:
+        return None
+    return np.frombuffer(state, "<f4").astype(np.float32)

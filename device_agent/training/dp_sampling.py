@@ -1,0 +1,70 @@
+"""DP sampling: the secret samples and noise of a differentially private run.
+
+They are drawn once from the operating system's randomness before the first step and stored in the run's directory until
+the run ends. A step that is repeated after a kill therefore uses the same sample and noise, and reveals nothing new.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_agent.durable import write_durably
+from device_agent.errors import ChangedData
+from shared.entropy import Entropy, poisson_samples
+from shared.errors import InvalidDataset
+from shared.privacy import MOST_SAMPLE, ExamplePrivacy, unit_noise
+
+F32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class DPSamples:
+    """counts: int32 (T,), examples per step. order: int32, their indices. noise: float32 (T, q), standard normal."""
+
+    examples: int
+    counts: NDArray[np.int32]
+    order: NDArray[np.int32]
+    noise: F32
+
+    def sample(self, step: int) -> list[int]:
+        """Returns the example indices of a step; may be empty."""
+        end = int(self.counts[: step + 1].sum())
+        sample: list[int] = self.order[end - int(self.counts[step]) : end].tolist()
+        return sample
+
+
+def draw(privacy: ExamplePrivacy, examples: int, steps: int, queries: int, entropy: Entropy = os.urandom) -> DPSamples:
+    """Draws samples and noise for `steps` steps. Raises InvalidDataset if a sample exceeds MOST_SAMPLE examples."""
+    samples = list(poisson_samples(steps, examples, privacy.sampling_rate, entropy))
+    if max(map(len, samples)) > MOST_SAMPLE:
+        raise InvalidDataset(f"a step of this run would see over {MOST_SAMPLE} examples: ask for a lower sampling_rate")
+    return DPSamples(
+        examples=examples,
+        counts=np.array([len(sample) for sample in samples], np.int32),
+        order=np.concatenate(samples).astype(np.int32),
+        noise=unit_noise(privacy, steps, queries, entropy),
+    )
+
+
+def load_or_draw(path: Path, privacy: ExamplePrivacy, examples: int, steps: int, queries: int) -> DPSamples:
+    """Returns the samples stored at `path`, after drawing and storing them if the file does not exist.
+
+    Raises ChangedData if they belong to another number of examples, InvalidDataset.
+    """
+    if not path.exists():
+        made = draw(privacy, examples, steps, queries)
+        buffer = io.BytesIO()
+        np.savez(buffer, examples=np.array(examples), counts=made.counts, order=made.order, noise=made.noise)
+        write_durably(path, buffer.getvalue())
+        return made
+    with np.load(path, allow_pickle=False) as file:
+        found = DPSamples(int(file["examples"]), file["counts"], file["order"], file["noise"])
+    if found.examples != examples or found.noise.shape != (steps, queries):
+        raise ChangedData
+    return found

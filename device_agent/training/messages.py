@@ -1,0 +1,39 @@
+"""Messages from a training process to the agent: JSON lines, one `TrainerMessage` each."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from device_agent.errors import UnusableRecord
+from device_agent.training.journal import ResourceUsage
+from shared.errors import InvalidDataset, MobizoError
+from shared.job import JobError, Progress, Result
+
+
+class TrainerMessage(BaseModel):
+    """One line. The last one is result, trained, error or stopped; `detail` may quote the data and stays on the device.
+
+    trained: all steps and validations are in the ledger and both B files are written; `build_result` reads them.
+    spent: time and memory used by the sending process so far.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    progress: Progress | None = None
+    result: Result | None = None
+    trained: bool = False
+    error: JobError | None = None
+    stopped: bool = False
+    detail: str | None = None
+    spent: ResourceUsage | None = None
+
+
+def describe(error: MobizoError) -> TrainerMessage:
+    """Returns the message for an error: complete for this device, without data for the server."""
+    if isinstance(error, UnusableRecord):
+        told = error.public
+    elif isinstance(error, InvalidDataset):
+        told = "the data set cannot be used; the device's own log says why"
+    else:
+        told = error.detail
+    return TrainerMessage(error=JobError(code=error.code, detail=told[:4000]), detail=error.detail)

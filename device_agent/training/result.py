@@ -1,0 +1,71 @@
+"""Derives a finished run's result and the adapter to upload from its trajectory."""
+
+from __future__ import annotations
+
+from device_agent.errors import Diverged
+from device_agent.training.journal import ResourceUsage, RunPlan
+from shared.job import Result
+from shared.zo.trajectory import Evaluation, Trajectory
+
+
+def best_validation(trajectory: Trajectory) -> Evaluation | None:
+    """Returns the validation with the highest accuracy, then lowest loss, then fewest steps; None before the first
+    one.
+    """
+    validations = [found for found in trajectory.evaluations if found.split == "validation"]
+    return min(validations, key=lambda found: (-found.accuracy, found.loss, found.step), default=None)
+
+
+def recorded(trajectory: Trajectory, split: str, step: int, adapter: str = "current") -> Evaluation | None:
+    """Returns the trajectory's evaluation of a split at a step, or None."""
+    key = (split, step, adapter)
+    return next((found for found in trajectory.evaluations if (found.split, found.step, found.adapter) == key), None)
+
+
+def uploaded_validation(plan: RunPlan, trajectory: Trajectory) -> Evaluation | None:
+    """Returns the validation of the B that is uploaded; None if it was not measured."""
+    if plan.uploads_last:
+        return recorded(trajectory, "validation", trajectory.steps)
+    return best_validation(trajectory)
+
+
+def build_result(plan: RunPlan, trajectory: Trajectory, spent: ResourceUsage, examples: int, truncated: int) -> Result:
+    """Returns the result of a run with a complete trajectory.
+
+    spent: usage of all its processes. examples, truncated: of the training split. Raises Diverged if there is no
+    validation, which only a damaged run lacks. A private run's result contains nothing that depends on its data.
+    """
+    if plan.privacy is not None:
+        return Result(
+            steps=trajectory.steps,
+            best_step=trajectory.steps,
+            train_seconds=spent.train_seconds,
+            seconds=spent.seconds,
+            peak_rss_bytes=0,  # it grows with the data
+            train_examples=None,
+            truncated_examples=None,
+        )
+    best = uploaded_validation(plan, trajectory)
+    if best is None:
+        raise Diverged("the run has no validation; remove its directory to train it anew")
+    # Without a test split, validation's numbers stand in for it: the tuned one is the best of several, so kind.
+    zero = recorded(trajectory, "test", 0)
+    tuned: Evaluation | None = best
+    if zero is not None:
+        tuned = recorded(trajectory, "test", best.step, "best")
+    else:
+        zero = recorded(trajectory, "validation", 0)
+    before = zero and zero.accuracy
+    return Result(
+        steps=trajectory.steps,
+        best_step=best.step,
+        train_seconds=spent.train_seconds,
+        seconds=spent.seconds,
+        peak_rss_bytes=spent.peak_rss_bytes,
+        train_examples=examples,
+        truncated_examples=truncated,
+        evaluations=tuple(trajectory.evaluations),
+        zero_shot_accuracy=before if plan.start is None else None,
+        start_accuracy=None if plan.start is None else before,
+        tuned_accuracy=tuned and tuned.accuracy,
+    )

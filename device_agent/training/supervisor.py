@@ -1,0 +1,99 @@
+"""Starts and stops a training process and reads its messages."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO
+
+from device_agent.errors import DoesNotFit, RuntimeFailed
+from device_agent.training.journal import RunDirectory
+from device_agent.training.messages import TrainerMessage
+from shared.job import Progress
+
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 10.0  # then it is killed, which costs at most the step in progress
+EXIT_SECONDS = 1.0  # from its last word to its end
+LOG_TAIL = 300  # characters
+
+
+def supervise(
+    command: Sequence[str],
+    run: RunDirectory,
+    report: Callable[[Progress], None],
+    stop: Callable[[], bool],
+    environment: Mapping[str, str] | None = None,
+    hear: Callable[[TrainerMessage], None] = lambda _message: None,
+) -> TrainerMessage:
+    """Runs a command that prints `TrainerMessage` lines until it exits or `stop` returns true; returns its last
+    message.
+
+    The command's standard input stays open as long as this process lives. report: called with each progress; hear: with
+    each message. Raises DoesNotFit if the process was killed, RuntimeFailed if it exited without a final message.
+    """
+    with run.log.open("wb") as log:
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=None if environment is None else {**os.environ, **environment},
+        )
+    last: TrainerMessage | None = None
+    try:
+        for line in _lines(process, stop):
+            message = TrainerMessage.model_validate_json(line)
+            hear(message)
+            if message.progress is not None:
+                report(message.progress)
+            else:
+                last = message
+    finally:
+        _end(process)
+    if last is not None:
+        if last.error is not None and last.error.code == DoesNotFit.code:
+            raise DoesNotFit(last.error.detail)
+        return last
+    if stop():
+        return TrainerMessage(stopped=True)
+    if process.returncode == -signal.SIGKILL:
+        raise DoesNotFit("the training process was killed, most likely for want of memory; the run goes on later")
+    said = run.log.read_text(errors="replace").strip()[-LOG_TAIL:]
+    raise RuntimeFailed(f"the training process ended with status {process.returncode}; see {run.log}: {said}")
+
+
+def _lines(process: subprocess.Popen[bytes], stop: Callable[[], bool]) -> Iterator[bytes]:
+    """Yields complete lines of the process's output; after `stop` it has GRACE_SECONDS to exit."""
+    output: IO[bytes] = process.stdout  # type: ignore[assignment]  # it is a pipe
+    rest, patience = b"", GRACE_SECONDS
+    with selectors.DefaultSelector() as selector:
+        selector.register(output, selectors.EVENT_READ)
+        asked = False
+        while patience > 0:
+            if not asked and stop():
+                process.terminate()
+                asked = True
+            ready = selector.select(POLL_SECONDS)
+            if not ready:
+                patience -= POLL_SECONDS if asked else 0
+                continue
+            piece = output.read1(1 << 16)  # type: ignore[attr-defined]  # a buffered pipe has it
+            if not piece:
+                return
+            *whole, rest = (rest + piece).split(b"\n")
+            yield from whole
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Makes sure that the process has exited."""
+    try:
+        process.wait(EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()

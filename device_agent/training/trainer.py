@@ -1,0 +1,297 @@
+"""MobiZO training on a device: the paper's Algorithm 1, with the whole step inside the program.
+
+Every step's coefficients and every evaluation are written to the trajectory before the next step begins; recorded steps
+are replayed and never computed again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from device_agent.errors import Diverged
+from device_agent.memory import peak_rss_bytes, rss_bytes
+from device_agent.runtimes import F32, Arrays, PrivateStepInput, Runtime
+from device_agent.training.batch_sampler import BatchSampler
+from device_agent.training.data import Splits
+from device_agent.training.dp_sampling import DPSamples
+from device_agent.training.evaluation import measure
+from device_agent.training.journal import ResourceUsage, RunPlan
+from device_agent.training.prefix import PrefixCache
+from device_agent.training.result import best_validation, build_result, recorded, uploaded_validation
+from device_agent.training.run import RunStorage
+from shared.job import Progress, Result
+from shared.zo.encoding import Example, pack_step
+from shared.zo.noise import query_seeds
+from shared.zo.proximal import pull
+from shared.zo.trajectory import Evaluation, Ledger, Limits
+
+RATE_STEPS = 20  # over which examples per second are averaged
+TELL_SECONDS = 1.0  # between two words while a split is measured
+SLICE_SECONDS = 0.1  # of a pause, between two looks whether to stop
+
+
+class Stopped(Exception):
+    """The run was asked to stop; its journal says where to go on."""
+
+
+class Trainer:
+    """One run: from wherever its journal stands to a result."""
+
+    def __init__(
+        self,
+        run: RunStorage,
+        plan: RunPlan,
+        splits: Splits,
+        runtime: Runtime,
+        report: Callable[[Progress], None],
+        stop: Callable[[], bool],
+    ) -> None:
+        """report: called with the progress after steps and evaluations. stop: asked before each call of the program."""
+        self._run, self._plan, self._splits, self._runtime = run, plan, splits, runtime
+        self._report, self._stop = report, stop
+        self._settings, self._recipe = plan.training, plan.manifest.recipe
+        self._dynamic = plan.dynamic_length
+        self._eps = plan.training.eps_for(plan.manifest.recipe)
+        self._prefix: PrefixCache | None = None
+        if "suffix" in plan.manifest.methods:
+            width, bound = plan.manifest.shape.hidden, self._recipe.sequence_length
+            self._prefix = PrefixCache(runtime, width, bound, dynamic=self._dynamic)
+        answers = tuple(example.correct for example in splits.train)
+        self._order = BatchSampler(plan.training.seed, answers, self._recipe.effective_batch)
+        self._dp_samples: DPSamples | None = None if plan.privacy is None else run.dp_samples(plan, len(splits.train))
+        self._start, self._half = run.begin_b(plan), plan.half
+        self._ledger: Ledger = run.open_trajectory(plan)
+        self._before = run.figures()
+        self._began = time.monotonic()
+        self._train_seconds = self._program_seconds = 0.0
+        self._step_seconds: deque[float] = deque(maxlen=RATE_STEPS)
+        self._loss: float | None = None
+
+    def train(self) -> Result:
+        """Trains to the end; best.safetensors, last.safetensors and result.json are then in the run's directory.
+
+        Raises Stopped, Diverged, or RuntimeFailed.
+        """
+        try:
+            self._load(self._steps)
+            if self._steps == 0:
+                self._evaluate("test", self._splits.test)
+            # Evaluations that the ledger has are skipped: a kill may have come just before one or just after.
+            while self._steps < self._settings.steps:
+                if self._steps % self._settings.evaluation_interval == 0:
+                    self._evaluate("validation", self._splits.validation)
+                self._step()
+            self._evaluate("validation", self._splits.validation)
+            result = self._build_result()
+            self._run.finish(result)
+            return result
+        finally:
+            self._note()
+            self._ledger.close()
+
+    @property
+    def _steps(self) -> int:
+        return self._ledger.trajectory.steps
+
+    def _load(self, steps: int) -> None:
+        """Makes the program's B what it was after `steps` steps, by the program's own arithmetic."""
+        self._tell("loading")
+        self._runtime.load(self._start)
+        for step, coefficients in enumerate(self._ledger.trajectory.coefficients[:steps]):
+            self._pulse()
+            self._runtime.replay(self._seeds(step), coefficients, self._eps)
+            self._pull(step)
+
+    def _pull(self, step: int) -> None:
+        """Takes B back towards the start by the factor that the ledger has for a step, in a run with pulls."""
+        if self._half.pulls:
+            factor = self._ledger.trajectory.pulls[step]
+            self._runtime.load(pull(self._runtime.adapter(), self._start, factor))
+
+    def _seeds(self, step: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+        return query_seeds(self._settings.seed, step, self._recipe.queries)
+
+    def _step(self) -> None:
+        step = self._steps
+        self._pulse()
+        self._obey_limits()
+        began = time.monotonic()
+        lr = self._settings.lr_at(step)
+        losses, coefficients = self._move(step, lr) if self._dp_samples is None else self._move_privately(step, lr)
+        if not (np.isfinite(losses).all() and np.isfinite(coefficients).all()):
+            raise Diverged(f"training diverged at step {step}: the loss is no number any more; lower lr")
+        self._ledger.append_step(coefficients, self._half.pull_factor([lr]) if self._half.pulls else None)
+        self._pull(step)
+        self._loss = float(losses.mean()) if self._dp_samples is None else None
+        self._step_seconds.append(time.monotonic() - began)
+        self._tell("training", lr)
+        self._train_seconds += time.monotonic() - began
+        self._rest(self._step_seconds[-1] * self._limits.rest)
+
+    @property
+    def _limits(self) -> Limits:
+        """Those that hold now."""
+        noted = self._ledger.trajectory.limits
+        return noted[-1] if noted else Limits()
+
+    def _limits_at(self, step: int) -> Limits:
+        """Returns the limits for a step, which here is always the next one."""
+        return self._limits
+
+    def _obey_limits(self) -> None:
+        """Notes in the ledger how the next step is held back, if that has changed."""
+        asked = self._run.limits()
+        # A shorter example costs less only where the program takes any length and nothing of it is kept from before.
+        if not self._dynamic or self._prefix is not None:
+            asked = asked.model_copy(update={"max_length": None})
+        if not asked.same(self._limits):
+            self._ledger.append_limits(asked.model_copy(update={"step": self._steps}))
+
+    def _rest(self, seconds: float) -> None:
+        """Pauses, unless the run is asked to stop."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self._stop():
+            time.sleep(min(left, SLICE_SECONDS))
+
+    def _move(self, step: int, lr: float) -> tuple[F32, F32]:
+        """Losses (2q,) and coefficients (q,) of one step; B has moved."""
+        return self._call(step, lr, self._order.indices(step))
+
+    def _move_privately(self, step: int, lr: float) -> tuple[F32, F32]:
+        """Noised totals (q,) and coefficients (q,) of one step on its sample; B has moved.
+
+        A sample over E takes several calls. The last one adds the noise, and it alone moves B.
+        """
+        assert self._dp_samples is not None and self._plan.privacy is not None  # noqa: S101, PT018  # they come together
+        sample, most = self._dp_samples.sample(step), self._recipe.effective_batch
+        pieces = [sample[at : at + most] for at in range(0, len(sample), most)] or [[]]
+        summed = np.zeros(self._recipe.queries, np.float32)
+        for piece in pieces[:-1]:
+            self._pulse()
+            summed, _ = self._call(step, 0.0, piece, PrivateStepInput(self._plan.privacy.clip, summed))
+        return self._call(
+            step, lr, pieces[-1], PrivateStepInput(self._plan.privacy.clip, summed + self._dp_samples.noise[step])
+        )
+
+    def _call(
+        self, step: int, lr: float, indices: list[int], secret: PrivateStepInput | None = None
+    ) -> tuple[F32, F32]:
+        """One call of the program on these examples."""
+        examples = [self._splits.train[index] for index in indices]
+        if (longest := self._limits_at(step).max_length) is not None:
+            examples = [example.shortened(longest) for example in examples]
+        batch = pack_step(examples, self._recipe, dynamic=self._dynamic)
+        began = time.monotonic()
+        if self._prefix is None:
+            found = self._invoke(step, lr, None, batch, secret)
+        else:
+            tokens, *labels = batch
+            found = self._invoke(step, lr, self._prefix.hidden(indices, examples, tokens), tuple(labels), secret)
+        self._program_seconds += time.monotonic() - began
+        return found
+
+    def _invoke(
+        self, step: int, lr: float, hidden: F32 | None, batch: Arrays, secret: PrivateStepInput | None
+    ) -> tuple[F32, F32]:
+        """Calls the program's step. hidden: the output of `prefix`, then `batch` has no tokens."""
+        seeds = self._seeds(step)
+        if hidden is None:
+            return self._runtime.step(batch, seeds, lr, self._eps, secret)
+        return self._runtime.suffix(hidden, batch, seeds, lr, self._eps, secret)
+
+    def _evaluate(self, split: str, examples: Sequence[Example] | None, *, best: int | None = None) -> None:
+        """Measures and records B as it is, unless the ledger has it. best: the step of B, if it is the best one's."""
+        at, adapter = (self._steps, "current") if best is None else (best, "best")
+        if self._dp_samples is not None:
+            return  # what is measured on the data is told to nobody, and chooses nothing
+        if examples is None or recorded(self._ledger.trajectory, split, at, adapter) is not None:
+            return
+        self._tell("evaluating")
+        told = time.monotonic()
+
+        def pulse() -> None:
+            nonlocal told
+            self._pulse()
+            if time.monotonic() - told > TELL_SECONDS:  # a long split must not look like a process that hangs
+                self._tell("evaluating")
+                told = time.monotonic()
+
+        measured = measure(self._runtime, examples, self._recipe, pulse, dynamic=self._dynamic)
+        self._ledger.append_evaluation(
+            Evaluation.model_validate(
+                {
+                    "step": at,
+                    "split": split,
+                    "correct": measured.correct,
+                    "total": measured.total,
+                    "loss": measured.loss,
+                    "adapter": adapter,
+                }
+            )
+        )
+        self._note()
+        self._tell("evaluating")
+
+    def _build_result(self) -> Result:
+        """Writes both adapters, measures the best on the test split, and sums up."""
+        best, last_step = uploaded_validation(self._plan, self._ledger.trajectory), self._steps
+        best_step = last_step if best is None else best.step
+        last = self._runtime.adapter()
+        if best_step != last_step:
+            self._load(best_step)
+        chosen = self._runtime.adapter()
+        self._check(chosen)
+        self._run.write_adapter(self._run.last, last, self._plan, last_step)
+        self._run.write_adapter(self._run.best, chosen, self._plan, best_step)
+        self._evaluate("test", self._splits.test, best=best_step)
+        return build_result(
+            self._plan, self._ledger.trajectory, self._note(), len(self._splits.train), self._splits.truncated
+        )
+
+    def _check(self, flat: F32) -> None:
+        if not np.isfinite(flat).all():
+            raise Diverged("training diverged: the adapter has values that are no numbers; lower lr")
+
+    def _note(self) -> ResourceUsage:
+        """Notes time and memory spent, this process's added to those before it."""
+        figures = ResourceUsage(
+            train_seconds=self._train_seconds,
+            program_seconds=self._program_seconds,
+            seconds=time.monotonic() - self._began,
+            peak_rss_bytes=peak_rss_bytes(),
+        )
+        figures = self._before.plus(figures)
+        self._run.note(figures)
+        return figures
+
+    def _pulse(self) -> None:
+        if self._stop():
+            raise Stopped
+
+    def _tell(self, phase: str, lr: float | None = None) -> None:
+        trajectory = self._ledger.trajectory
+        validations = [found for found in trajectory.evaluations if found.split == "validation"]
+        best = best_validation(trajectory)
+        mean = sum(self._step_seconds) / len(self._step_seconds) if self._step_seconds else None
+        self._report(
+            Progress.model_validate(
+                {
+                    "phase": phase,
+                    "step": self._steps,
+                    "steps": self._settings.steps,
+                    "loss": self._loss,
+                    "lr": lr,
+                    "examples_per_second": mean and self._recipe.effective_batch / mean,
+                    "seconds_left": None
+                    if mean is None
+                    else mean * (1 + self._limits.rest) * (self._settings.steps - self._steps),
+                    "rss_bytes": rss_bytes(),
+                    "accuracy": validations[-1].accuracy if validations else None,
+                    "best_accuracy": best and best.accuracy,
+                }
+            )
+        )

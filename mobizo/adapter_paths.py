@@ -1,0 +1,37 @@
+"""Paths of adapters and versions, and the version that a revision names."""
+
+from __future__ import annotations
+
+import re
+
+from mobizo.connection import Connection
+from shared.errors import AdapterNotFound, RevisionNotFound
+from shared.job import NAME
+from shared.protocol import AdapterVersion
+
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def adapter_path(name: str) -> str:
+    """Returns the path of an adapter's routes. Raises AdapterNotFound if `name` is not a valid name."""
+    if not re.fullmatch(NAME, name):
+        raise AdapterNotFound(f"there is no adapter {name!r}")
+    return f"/v1/adapters/{name}"
+
+
+def revision_segment(name: str, revision: str | int) -> str:
+    """Returns a revision or a tag as one path segment. Raises RevisionNotFound if it cannot be one."""
+    if not _WORD.fullmatch(str(revision)):
+        raise RevisionNotFound(f"adapter {name!r} has no version {revision!r}")
+    return str(revision)
+
+
+def version_path(version: AdapterVersion) -> str:
+    """Returns the path of a version's routes."""
+    return f"/v1/adapters/{version.adapter}/versions/{version.version}"
+
+
+def find_version(connection: Connection, name: str, revision: str | int) -> AdapterVersion:
+    """Returns the version that a revision names. Raises AdapterNotFound, RevisionNotFound."""
+    path = f"{adapter_path(name)}/revisions/{revision_segment(name, revision)}"
+    return AdapterVersion.model_validate(connection.get(path))

@@ -1,0 +1,50 @@
+"""Reads a job from a JSON file and merges it with the options of `mobizo submit`."""
+
+from __future__ import annotations
+
+import json
+from datetime import time
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mobizo.cli.console import invalid_field
+from shared.errors import BadRequest
+from shared.job import JobRequest
+from shared.rules import QuietHours
+
+
+def read_request(file: Path, rules: dict[str, Any], changes: dict[str, Any]) -> JobRequest:
+    """Returns the job in `file`, in which `rules` and `changes` replace the fields of the same names.
+
+    rules: fields of the job's `rules`. changes: other fields of the job. Raises BadRequest, which names the field.
+    """
+    try:
+        job = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"{file} is not a JSON file: {error}") from error
+    if isinstance(job, dict):
+        if rules and isinstance(job.setdefault("rules", {}), dict):
+            job["rules"] |= rules
+        job |= changes
+    try:
+        return JobRequest.model_validate_json(json.dumps(job))
+    except ValidationError as error:
+        raise BadRequest(f"{file}: {invalid_field(error)}") from error
+
+
+def parse_hours(text: str) -> dict[str, Any]:
+    """Returns a daily time span such as 22:00-06:00 as the job's rules hold it. Raises BadRequest."""
+    start, _, end = text.partition("-")
+    try:
+        span = QuietHours(start=time.fromisoformat(start.strip()), end=time.fromisoformat(end.strip()))
+    except ValueError as error:
+        raise BadRequest(f"{text!r} is not a time span such as 22:00-06:00") from error
+    return span.model_dump(mode="json")
+
+
+def parse_start(text: str) -> dict[str, Any]:
+    """Returns NAME or NAME@REVISION as the job's `start` holds it."""
+    adapter, _, revision = text.partition("@")
+    return {"adapter": adapter} | ({"revision": revision} if revision else {})

@@ -1,0 +1,160 @@
+"""`mobizo submit`, `show`, `watch`, `jobs` and `cancel`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import BaseModel
+from rich.table import Table
+
+from mobizo.cli.console import DEFAULT_SERVER, Json, Server, Token, connected, err, out, print_json, stop, unwrapped
+from mobizo.cli.job_file import parse_hours, parse_start, read_request
+from mobizo.cli.progress import show_job_progress
+from shared.errors import BadRequest
+from shared.job import MOST_PRIORITY, JobState, JobView
+
+commands = typer.Typer()
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.")]
+
+
+@commands.command()
+def submit(
+    file: Annotated[
+        Path,
+        typer.Argument(help="JSON file with the job, in the format of POST /v1/jobs.", exists=True, dir_okay=False),
+    ],
+    server: Server = DEFAULT_SERVER,
+    token: Token = "",
+    charging: Annotated[bool, typer.Option("--charging", help="Train only on external power.")] = False,
+    battery_floor: Annotated[
+        float | None,
+        typer.Option(help="Battery level in percent below which the device trains only on external power."),
+    ] = None,
+    temperature_ceiling: Annotated[
+        float | None, typer.Option(help="Highest temperature in degrees Celsius at which the device trains.")
+    ] = None,
+    daily_minutes: Annotated[float | None, typer.Option(help="Longest training per day, in minutes.")] = None,
+    hours: Annotated[
+        list[str] | None,
+        typer.Option(help="Daily time span for training, such as 22:00-06:00, in the device's time zone; repeatable."),
+    ] = None,
+    unmetered: Annotated[
+        bool, typer.Option("--unmetered", help="Download and upload only over unmetered networks.")
+    ] = False,
+    shrink: Annotated[
+        bool, typer.Option("--shrink", help="Allow a smaller recipe if a device has too little memory.")
+    ] = False,
+    priority: Annotated[
+        int | None,
+        typer.Option(
+            min=-MOST_PRIORITY,
+            max=MOST_PRIORITY,
+            help="Jobs of the tenant with a higher priority are scheduled first.",
+        ),
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option(help="Adapter to continue training from, as NAME or NAME@REVISION.")
+    ] = None,
+    trajectory: Annotated[
+        str | None,
+        typer.Option(help="Upload of the run's trajectory: none, beside (with LoRA-B) or instead (of LoRA-B)."),
+    ] = None,
+    watch: Annotated[bool, typer.Option(help="Show the progress until the job ends.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Submit a job. Options replace the file's fields."""
+    given = {
+        "charging": charging or None,
+        "battery_floor": battery_floor,
+        "temperature_ceiling": temperature_ceiling,
+        "daily_minutes": daily_minutes,
+        "metered": False if unmetered else None,
+    }
+    try:
+        rules: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if hours:
+            rules["hours"] = [parse_hours(text) for text in hours]
+        others = {
+            "shrink": shrink or None,
+            "priority": priority,
+            "start": start and parse_start(start),
+            "trajectory": trajectory,
+        }
+        request = read_request(file, rules, {name: value for name, value in others.items() if value is not None})
+    except BadRequest as error:
+        raise stop(error.detail, 2) from error
+    with connected(server, token) as client:
+        job = client.jobs.submit(request)
+        if watch:
+            job = show_job_progress(client, job.id, err)
+        print_json(job) if as_json else out.print(f"{job.id}  {job.state}")
+        if job.state is JobState.FAILED and job.error:
+            raise stop(job.error.detail, 1)
+
+
+@commands.command()
+def show(job_id: JobId, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+    """Show a job's state, and the reason if it waits or failed."""
+    with connected(server, token) as client:
+        job = client.jobs.get(job_id)
+        waiting = client.jobs.waiting_reason(job_id) if job.state is JobState.READY and not as_json else None
+    if as_json:
+        print_json(job)
+        return
+    lines = [f"{job.id}  {job.state}", *_recipe_changes(job)]
+    if job.progress is not None and not job.state.final:
+        lines.append(job.progress.line())
+    if waiting is not None:
+        lines.append(waiting.why)
+    if job.error is not None:
+        lines.append(f"{job.error.code}: {job.error.detail}")
+    out.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _recipe_changes(job: JobView) -> list[str]:
+    """Returns one line for each field of the recipe that differs from the request."""
+    requested = job.request.recipe
+    return [
+        f"{name} {getattr(job.recipe, name)} (requested: {getattr(requested, name)})"
+        for name in ("estimator", "precision", "effective_batch", "micro_batch", "queries", "sequence_length")
+        if getattr(job.recipe, name) != getattr(requested, name)
+    ]
+
+
+@commands.command()
+def watch(job_id: JobId, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+    """Show a job's progress until it ends. With --json, print one event per line."""
+    with connected(server, token) as client:
+        if as_json:
+            for event in client.jobs.watch(job_id):
+                out.print(event.model_dump_json(), soft_wrap=True)
+            return
+        job = show_job_progress(client, job_id, err)
+        out.print(f"{job.id}  {job.state}")
+        if job.error:
+            raise stop(job.error.detail, 1)
+
+
+@commands.command("jobs")
+def list_jobs(server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+    """List jobs, newest first."""
+    with connected(server, token) as client:
+        jobs = list(client.jobs.list())
+    if as_json:
+        print_json(list[BaseModel](jobs))
+        return
+    table = Table(unwrapped("job"), "state", unwrapped("adapter"), "user", "created")
+    for job in jobs:
+        created = job.created_at.isoformat(" ", "seconds")
+        table.add_row(job.id, job.state, job.adapter, job.user, created)
+    out.print(table)
+
+
+@commands.command()
+def cancel(job_id: JobId, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+    """Cancel a job."""
+    with connected(server, token) as client:
+        job = client.jobs.cancel(job_id)
+    print_json(job) if as_json else out.print(f"{job.id}  {job.state}")

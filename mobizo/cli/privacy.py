@@ -1,0 +1,104 @@
+"""`mobizo privacy`: differential privacy spent, users' budgets, and the noise that an epsilon needs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from mobizo.cli.console import DEFAULT_SERVER, Json, Server, Token, connected, invalid_field, out, print_json, stop
+from shared.errors import MobizoError
+from shared.federation.accounting import epsilon_of, noise_for, of_run
+from shared.privacy import DELTA, ExamplePrivacy, PrivacyBudget, UserPrivacy
+
+group = typer.Typer(help="Show and limit the differential privacy that users and cohorts spend.", no_args_is_help=True)
+Delta = Annotated[float, typer.Option(help="Probability with which the epsilon bound may fail.")]
+User = Annotated[str, typer.Argument(help="Name of the user.")]
+
+
+@group.command()
+def show(user: User, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+    """Show the epsilon that all jobs of a user have spent together."""
+    with connected(server, token) as client:
+        _print(client.privacy.user(user), as_json)
+
+
+@group.command()
+def limit(
+    user: User,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Epsilon that all jobs of the user may spend together. Default: no limit.")
+    ] = None,
+    delta: Delta = DELTA,
+    server: Server = DEFAULT_SERVER,
+    token: Token = "",
+    as_json: Json = False,
+) -> None:
+    """Set a user's budget (operator). Jobs that would exceed it, and jobs without privacy, are rejected."""
+    try:
+        budget = PrivacyBudget(epsilon=epsilon, delta=delta)
+    except ValidationError as error:
+        raise stop(invalid_field(error), 2) from error
+    with connected(server, token) as client:
+        _print(client.privacy.set_user_budget(user, budget.epsilon, budget.delta), as_json)
+
+
+@group.command()
+def cohort(
+    name: Annotated[str, typer.Argument(metavar="COHORT", help="Name of the cohort.")],
+    server: Server = DEFAULT_SERVER,
+    token: Token = "",
+    as_json: Json = False,
+) -> None:
+    """Show the epsilon that a cohort's rounds have spent per member and per example."""
+    with connected(server, token) as client:
+        found = client.privacy.cohort(name)
+    if as_json:
+        print_json(found)
+        return
+    lines = [f"{found.cohort}  {found.rounds} published rounds"]
+    if found.members_epsilon is None and found.examples_epsilon is None:
+        lines.append("no privacy: the cohort's rounds give no epsilon bound for its members")
+    if found.members_epsilon is not None:
+        budget = "" if found.members_budget is None else f" of {found.members_budget:g}"
+        lines.append(f"each member: epsilon {found.members_epsilon:.3f}{budget} at delta {found.members_delta:g}")
+    if found.examples_epsilon is not None:
+        lines.append(f"each example: epsilon {found.examples_epsilon:.3f} at delta {found.examples_delta:g}")
+    out.print("\n".join(lines), markup=False)
+
+
+@group.command()
+def noise(
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of the run.")],
+    rate: Annotated[float, typer.Option(help="Probability with which a step samples each example.")],
+    epsilon: Annotated[float | None, typer.Option(help="Find the noise multiplier for this epsilon.")] = None,
+    multiplier: Annotated[float | None, typer.Option(help="Find the epsilon of this noise multiplier.")] = None,
+    delta: Delta = DELTA,
+) -> None:
+    """Compute the noise multiplier that an epsilon needs, or the epsilon of a noise multiplier. Needs no server."""
+    if (epsilon is None) == (multiplier is None):
+        raise stop("give either --epsilon or --multiplier", 2)
+    try:
+        settings = ExamplePrivacy(sampling_rate=rate, epsilon=epsilon, noise_multiplier=multiplier, delta=delta)
+        if settings.epsilon is not None:
+            found = noise_for(settings.epsilon, delta, rate, steps)
+            settings = settings.model_copy(update={"noise_multiplier": found})
+        spent = epsilon_of([of_run(settings, steps)], delta)
+    except ValidationError as error:
+        raise stop(invalid_field(error), 2) from error
+    except MobizoError as error:
+        raise stop(error.detail, 1) from error
+    out.print(f"noise_multiplier {settings.sigma:g}  epsilon {spent:.3f}  delta {delta:g}", markup=False)
+
+
+def _print(found: UserPrivacy, as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    spent = "unbounded" if found.epsilon is None else f"{found.epsilon:.3f}"
+    budget = "" if found.budget is None else f" of {found.budget:g}"
+    lines = [f"{found.user}  epsilon {spent}{budget} at delta {found.delta:g}  {found.runs} private runs"]
+    if found.unprotected:
+        lines.append(f"in addition, {found.unprotected} jobs without privacy, for which there is no epsilon bound")
+    out.print("\n".join(lines), markup=False)

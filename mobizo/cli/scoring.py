@@ -1,0 +1,130 @@
+"""`mobizo score` and `mobizo generate`: inference on the server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+from rich.table import Table
+
+from mobizo.cli.console import DEFAULT_SERVER, Json, Server, Token, connected, invalid_field, out, print_json, stop
+from shared.errors import BadRequest
+from shared.scoring import GenerateRequest, GenerateResult, ScoreRequest
+
+commands = typer.Typer()
+Adapter = Annotated[
+    str | None,
+    typer.Option("--adapter", "-a", help="NAME or NAME@REVISION. Default: the base model without an adapter."),
+]
+Base = Annotated[str | None, typer.Option(help="Name of a registered base model. Default: the adapter's base model.")]
+
+
+@commands.command()
+def score(
+    adapter: Adapter = None,
+    prompt: Annotated[str | None, typer.Option(help="Text before the answers.")] = None,
+    answer: Annotated[
+        list[str] | None, typer.Option(help="Answer, with its leading space if it has one; repeatable.")
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="JSON lines with the rows of POST /v1/score or, with --task, with records of the task."),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Name of a built-in task, which makes prompts and answers of the file's records.")
+    ] = None,
+    base: Base = None,
+    server: Server = DEFAULT_SERVER,
+    token: Token = "",
+    as_json: Json = False,
+) -> None:
+    """Score answers with an adapter on the server. Each row of a file may name its own adapter."""
+    if (prompt is None) == (file is None):
+        raise stop("give either --prompt and --answer, or --file", 2)
+    try:
+        rows = [{"prompt": prompt, "answers": answer or ()}] if file is None else _rows(file, task is not None)
+        request = ScoreRequest.model_validate(
+            _given(rows=[_given(adapter=adapter) | row for row in rows], task=task, base=base)
+        )
+    except BadRequest as error:
+        raise stop(error.detail, 2) from error
+    except ValidationError as error:
+        raise stop(invalid_field(error), 2) from error
+    with connected(server, token) as client:
+        found = client.scoring.score(request)
+    if as_json:
+        print_json(found)
+        return
+    table = Table("row", "adapter", "answer", "log-probability", "probability")
+    for number, row in enumerate(found.rows, 1):
+        used = "" if row.adapter is None else f"{row.adapter} v{row.version}"
+        for index, item in enumerate(row.answers):
+            mark = "*" if index == row.best else " "
+            scores = f"{item.log_probability:.4f}", f"{item.probability:.1%}"
+            table.add_row(str(number), used, f"{mark} {item.text!r}", *scores)
+    out.print(table)
+
+
+@commands.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to continue.")],
+    adapter: Adapter = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens to generate.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; 0 always takes the likeliest token.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample only from the likeliest tokens that together have this probability.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    stop_at: Annotated[
+        list[str] | None, typer.Option("--stop", help="Text at which the generation stops; repeatable.")
+    ] = None,
+    base: Base = None,
+    server: Server = DEFAULT_SERVER,
+    token: Token = "",
+    as_json: Json = False,
+) -> None:
+    """Continue a text with an adapter on the server. The text is printed while it is generated."""
+    fields = _given(prompt=prompt, adapter=adapter, max_tokens=max_tokens, temperature=temperature, top_p=top_p)
+    try:
+        request = GenerateRequest.model_validate(fields | _given(seed=seed, stop=stop_at, base=base))
+    except ValidationError as error:
+        raise stop(invalid_field(error), 2) from error
+    with connected(server, token) as client:
+        if as_json:
+            print_json(client.scoring.generate(request))
+            return
+        for piece in client.scoring.stream(request):
+            if isinstance(piece, GenerateResult):
+                typer.echo()
+            else:
+                typer.echo(piece, nl=False)
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    """Returns the fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _rows(file: Path, records: bool) -> list[dict[str, Any]]:
+    """Returns the rows of a file. Raises BadRequest, which names the line."""
+    rows = []
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{file} cannot be read ({error})") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise BadRequest(f"{file}:{number}: the line is not JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise BadRequest(f"{file}:{number}: the line is not a JSON object")
+        rows.append({"record": row} if records else row)
+    return rows

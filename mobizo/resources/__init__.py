@@ -1,0 +1,1 @@
+"""The parts of the API, one class each; `mobizo.Client` has an instance of every class."""

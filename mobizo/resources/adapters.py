@@ -1,0 +1,157 @@
+"""`client.adapters`: list, compare, approve, tag, delete and download adapters and their versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mobizo.adapter_paths import adapter_path, find_version, revision_segment, version_path
+from mobizo.connection import Connection
+from mobizo.downloads import DownloadProgress, Format, download_version, fetch_manifest
+from shared.protocol import AdapterVersion, AdapterView, MergedModel
+from shared.registry import AdapterEvent, AdapterManifest, Comparison, VersionState
+
+
+class Adapters:
+    """Adapters of the tenant.
+
+    name: an adapter's name. revision: `main`, a version's number (7, "7" or "v7"), a tag, or the first 7 to 40 digits
+    of a version's `revision`. reason: a text for the audit trail. All methods raise AdapterNotFound and
+    RevisionNotFound.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def list(self, *, deleted: bool = False) -> Iterator[AdapterView]:
+        """Yields all adapters, newest first; with `deleted`, the deleted adapters that can be restored instead."""
+        for item in self._connection.pages("/v1/adapters", deleted=deleted or None):
+            yield AdapterView.model_validate(item)
+
+    def get(self, name: str) -> AdapterView:
+        """Returns an adapter with its latest version, its `main` and its tags."""
+        return AdapterView.model_validate(self._connection.get(adapter_path(name)))
+
+    def versions(self, name: str, state: VersionState | None = None) -> Iterator[AdapterVersion]:
+        """Yields an adapter's versions, newest first, including deleted ones. state: only versions in this state."""
+        for item in self._connection.pages(f"{adapter_path(name)}/versions", state=state):
+            yield AdapterVersion.model_validate(item)
+
+    def version(self, name: str, revision: str | int = "main") -> AdapterVersion:
+        """Returns the version that a revision names."""
+        return find_version(self._connection, name, revision)
+
+    def compare(self, name: str, left: str | int, right: str | int = "main", *, other: str | None = None) -> Comparison:
+        """Returns the differences between two versions. other: the adapter of the right version; None: `name`."""
+        path = f"{adapter_path(name)}/compare"
+        return Comparison.model_validate(self._connection.get(path, left=left, right=right, other=other))
+
+    def events(self, name: str) -> Iterator[AdapterEvent]:
+        """Yields the audit trail of an adapter, newest first. Deleted adapters keep their audit trail."""
+        for item in self._connection.pages(f"{adapter_path(name)}/events"):
+            yield AdapterEvent.model_validate(item)
+
+    def manifest(self, name: str, revision: str | int = "main") -> AdapterManifest:
+        """Returns a version's manifest after verifying the server's signature. Raises Untrusted."""
+        return fetch_manifest(self._connection, self.version(name, revision))[0]
+
+    def card(self, name: str, revision: str | int = "main") -> str:
+        """Returns a version's model card, in Markdown."""
+        path = f"{version_path(self.version(name, revision))}/peft/README.md"
+        return self._connection.transport.request("GET", path).text
+
+    def download(
+        self,
+        name: str,
+        directory: Path,
+        revision: str | int = "main",
+        format: Format | str = Format.PEFT,
+        *,
+        base_sha256: str | None = None,
+        progress: DownloadProgress | None = None,
+    ) -> AdapterVersion:
+        """Writes a version's files to a directory and returns the version.
+
+        Files that are already complete are not downloaded again, and interrupted downloads are resumed. The signed
+        manifest `mobizo.json` is written last: its presence means that all other files are complete.
+
+        base_sha256: sha256 of the base model that you use. progress: called with the file name, the bytes so far and
+        the bytes in total. Raises BaseMismatch if the adapter was trained on another base model, Untrusted if a file or
+        a signature does not match, MobizoError if the version cannot be merged.
+        """
+        version = self.version(name, revision)
+        download_version(self._connection, version, directory, Format(format), base_sha256, progress)
+        return version
+
+    def merge(self, name: str, revision: str | int = "main") -> MergedModel:
+        """Asks the server to merge a version into its base model. Returns the state; a worker does the merge."""
+        return MergedModel.model_validate(self._connection.create(self._merged_path(name, revision)))
+
+    def merged(self, name: str, revision: str | int = "main") -> MergedModel:
+        """Returns the state of a merge. Raises NotFound if the merge was never requested."""
+        return MergedModel.model_validate(self._connection.get(self._merged_path(name, revision)))
+
+    def promote(self, name: str, revision: str | int, reason: str = "") -> AdapterView:
+        """Makes an approved version `main`. Raises Conflict if the version is not approved."""
+        body = {"revision": str(revision), "reason": reason}
+        return AdapterView.model_validate(self._connection.send("POST", f"{adapter_path(name)}/promote", body))
+
+    def rollback(self, name: str, revision: str | int | None = None, reason: str = "") -> AdapterView:
+        """Makes an earlier version `main` again. revision: None stands for the previous `main`.
+
+        Raises Conflict if there was no previous `main`.
+        """
+        body = {"revision": None if revision is None else str(revision), "reason": reason}
+        return AdapterView.model_validate(self._connection.create(f"{adapter_path(name)}/rollback", body))
+
+    def tag(self, name: str, tag: str, revision: str | int = "main", reason: str = "") -> AdapterView:
+        """Sets a tag on a version, or moves the tag to it. Raises Conflict if the adapter has too many tags."""
+        path = f"{adapter_path(name)}/tags/{revision_segment(name, tag)}"
+        body = {"revision": str(revision), "reason": reason}
+        return AdapterView.model_validate(self._connection.send("PUT", path, body))
+
+    def untag(self, name: str, tag: str, reason: str = "") -> AdapterView:
+        """Removes a tag."""
+        path = f"{adapter_path(name)}/tags/{revision_segment(name, tag)}"
+        return AdapterView.model_validate(self._connection.send("DELETE", path, reason=reason or None))
+
+    def approve(self, name: str, revision: str | int, reason: str = "") -> AdapterVersion:
+        """Approves a held or deprecated version. It becomes `main` unless a later version is approved already."""
+        return self._change_version(name, revision, "approve", {"reason": reason})
+
+    def reject(self, name: str, revision: str | int, reason: str = "") -> AdapterVersion:
+        """Deletes a held version. Raises Conflict if the version is not held."""
+        return self._change_version(name, revision, "reject", {"reason": reason})
+
+    def deprecate(self, name: str, revision: str | int, message: str, reason: str = "") -> AdapterVersion:
+        """Marks a version as deprecated; it can still be downloaded. message: a warning for its users.
+
+        Raises Conflict if the version is held.
+        """
+        return self._change_version(name, revision, "deprecate", {"message": message, "reason": reason})
+
+    def delete(self, name: str, revision: str | int | None = None, reason: str = "") -> AdapterView | AdapterVersion:
+        """Deletes a version, or the adapter if `revision` is None, and returns it.
+
+        It can be restored until the time `removed_after`.
+        """
+        if revision is None:
+            deleted = self._connection.send("DELETE", adapter_path(name), reason=reason or None)
+            return AdapterView.model_validate(deleted)
+        path = version_path(self.version(name, revision))
+        return AdapterVersion.model_validate(self._connection.send("DELETE", path, reason=reason or None))
+
+    def undelete(self, name: str, version: int | None = None, reason: str = "") -> AdapterView | AdapterVersion:
+        """Restores a deleted version by its number, or the deleted adapter if `version` is None."""
+        body = {"reason": reason}
+        if version is None:
+            return AdapterView.model_validate(self._connection.send("POST", f"{adapter_path(name)}/undelete", body))
+        path = f"{adapter_path(name)}/versions/{version}/undelete"
+        return AdapterVersion.model_validate(self._connection.send("POST", path, body))
+
+    def _change_version(self, name: str, revision: str | int, action: str, body: dict[str, str]) -> AdapterVersion:
+        path = f"{version_path(self.version(name, revision))}/{action}"
+        return AdapterVersion.model_validate(self._connection.send("POST", path, body))
+
+    def _merged_path(self, name: str, revision: str | int) -> str:
+        return f"{version_path(self.version(name, revision))}/merged"

@@ -1,0 +1,69 @@
+"""`client.jobs`: submit personalization jobs, watch their progress, cancel them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from mobizo.connection import Connection
+from shared.job import JobRequest, JobSummary, JobView, Progress
+from shared.protocol import JobWaiting
+
+Event = JobView | Progress
+
+
+class Jobs:
+    """Jobs of the tenant. Methods with a `job_id` raise NotFound if the job does not exist."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def submit(self, request: JobRequest) -> JobView:
+        """Submits a job and returns it. A retry after a lost response does not create a second job.
+
+        Raises BadRequest or one of its subclasses if the server rejects the request.
+        """
+        body = request.model_dump(mode="json", exclude_unset=True)
+        return JobView.model_validate(self._connection.create("/v1/jobs", body))
+
+    def get(self, job_id: str) -> JobView:
+        """Returns the job with its current state."""
+        return JobView.model_validate(self._connection.get(f"/v1/jobs/{job_id}"))
+
+    def list(self) -> Iterator[JobSummary]:
+        """Yields all jobs of the tenant in short, newest first; `get` returns a whole one."""
+        for item in self._connection.pages("/v1/jobs"):
+            yield JobSummary.model_validate(item)
+
+    def waiting_reason(self, job_id: str) -> JobWaiting:
+        """Returns why the job is waiting, in words, and how many devices could take it."""
+        return JobWaiting.model_validate(self._connection.get(f"/v1/jobs/{job_id}/waiting"))
+
+    def cancel(self, job_id: str) -> JobView:
+        """Cancels the job and returns it. A device that is training stops at its next heartbeat.
+
+        Raises Conflict if the job has succeeded or failed.
+        """
+        return JobView.model_validate(self._connection.send("POST", f"/v1/jobs/{job_id}/cancel"))
+
+    def watch(self, job_id: str) -> Iterator[Event]:
+        """Yields the job's events from its start: a JobView at each change of state, and Progress in between.
+
+        The iterator waits for new events and ends with the job. It reconnects if the server ends the stream early.
+        """
+        last: str | None = None
+        while True:
+            events = self._connection.transport.events(f"/v1/jobs/{job_id}/events", last_event_id=last)
+            for event, event_id, data in events:
+                last = event_id or last
+                if event == "progress":
+                    yield Progress.model_validate(json.loads(data))
+                elif event == "job":
+                    view = JobView.model_validate(json.loads(data))
+                    yield view
+                    if view.state.final:
+                        return
+            job = self.get(job_id)
+            if job.state.final:
+                yield job
+                return

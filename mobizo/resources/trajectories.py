@@ -1,0 +1,55 @@
+"""`client.trajectories`: the recorded training run of a version, and LoRA-B after any of its steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mobizo.adapter_paths import find_version, version_path
+from mobizo.connection import Connection
+from mobizo.downloads import RAW_NAME, DownloadProgress, describe_file, download_file
+from shared.protocol import AdapterVersion, PeftFile, TrajectoryView
+
+
+class Trajectories:
+    """Trajectories of adapter versions. A version has one if the job asked for it and the device's owner allowed it.
+
+    revision: as in `client.adapters`. All methods raise AdapterNotFound and RevisionNotFound, and NotFound if the
+    version has no trajectory.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def get(self, name: str, revision: str | int = "main") -> TrajectoryView:
+        """Returns the size, the number of steps and the verification state of a version's trajectory."""
+        return self._view(find_version(self._connection, name, revision))
+
+    def download(
+        self, name: str, target: Path, revision: str | int = "main", *, progress: DownloadProgress | None = None
+    ) -> TrajectoryView:
+        """Writes a version's trajectory to the file `target` and returns its description.
+
+        progress: called with the file name, the bytes so far and the bytes in total. Raises Untrusted if the received
+        bytes do not have the sha256 that the server states.
+        """
+        version = find_version(self._connection, name, revision)
+        found = self._view(version)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file = PeftFile(path=target.name, size=found.size, sha256=found.sha256)
+        download_file(self._connection, f"{version_path(version)}/trajectory.bin", file, target, progress)
+        return found
+
+    def download_step(self, name: str, step: int, target: Path, revision: str | int = "main") -> AdapterVersion:
+        """Writes LoRA-B as it was after `step` steps to the file `target` (safetensors), and returns the version.
+
+        The server computes LoRA-B from the trajectory. Raises NotFound if the trajectory has fewer steps, or if the
+        server has not verified it.
+        """
+        version = find_version(self._connection, name, revision)
+        path = f"{version_path(version)}/steps/{step}/{RAW_NAME}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        download_file(self._connection, path, describe_file(self._connection, path, target.name), target, None)
+        return version
+
+    def _view(self, version: AdapterVersion) -> TrajectoryView:
+        return TrajectoryView.model_validate(self._connection.get(f"{version_path(version)}/trajectory"))

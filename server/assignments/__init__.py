@@ -1,1 +1,0 @@
-"""Which adapters a device may have for its own use."""

@@ -1,1 +1,0 @@
-"""Base models that the operator registered."""

@@ -1,1 +1,0 @@
-"""Calibrations that the operator registered: what recipes may take A from."""

@@ -1,0 +1,1 @@
+"""What the operator registers for all tenants: base models, calibrations and runner builds."""

@@ -1,0 +1,135 @@
+"""Base models that the operator registered: their table, their SQL and their rules.
+
+Torch is imported only in the process that registers a model.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+
+from sqlalchemy import BigInteger, String, select
+from sqlalchemy.orm import Mapped, Session, mapped_column
+from tokenizers import Tokenizer
+
+from server.clock import utc_now
+from server.database.columns import Document, Moment, Numbered, Table
+from server.storage.references import FileColumn, FileReferences, hold
+from server.storage.store import ArtifactStore
+from shared.errors import BadRequest, Conflict, UnknownBase
+from shared.zo.lora import BaseShape
+
+
+class BaseModelEntry(Numbered, Table):
+    """A base model, by the name that jobs use. It belongs to the server and not to a tenant."""
+
+    __tablename__ = "bases"
+
+    name: Mapped[str] = mapped_column(String(200), unique=True)
+    source: Mapped[str] = mapped_column(String(4096))
+    sha256: Mapped[str] = mapped_column(String(64))
+    shape: Mapped[BaseShape] = mapped_column(Document(BaseShape))
+    parameters: Mapped[int] = mapped_column(BigInteger)
+    tokenizer_sha256: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime] = mapped_column(Moment)
+
+
+FILES = FileReferences(columns=(FileColumn(BaseModelEntry.tokenizer_sha256),))
+
+
+class BaseRepository:
+    """Base models in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, base: BaseModelEntry) -> None:
+        """Stores a new base model."""
+        self._session.add(base)
+        self._session.flush()
+
+    def by_name(self, name: str) -> BaseModelEntry | None:
+        """Returns the base model of that name."""
+        return self._session.scalar(select(BaseModelEntry).where(BaseModelEntry.name == name))
+
+    def all(self) -> Sequence[BaseModelEntry]:
+        """Returns every base model, by name."""
+        return self._session.scalars(select(BaseModelEntry).order_by(BaseModelEntry.name)).all()
+
+
+MAX_NAME = 200
+
+
+def inspect(name: str, source: str, artifacts: ArtifactStore) -> BaseModelEntry:
+    """Reads the model at `source` (a directory, a .gguf file or a Hugging Face id) and returns its unsaved row.
+
+    Imports the compiler, and torch with it. Raises UnknownBase, UnreadableCheckpoint or UnsupportedModel.
+    """
+    from server.compiler import inspect_base
+    from server.compiler.checkpoints.base import locate_base
+    from server.compiler.checkpoints.tokenizer import write_tokenizer
+
+    if not 0 < len(name) <= MAX_NAME:
+        raise BadRequest(f"a base model's name has 1 to {MAX_NAME} characters")
+    path = Path(source)
+    if path.exists():
+        # A relative path would be another file in the working directory of a worker.
+        source = str(path.resolve())
+    facts = inspect_base(source)
+    with tempfile.TemporaryDirectory() as directory:
+        tokenizer = Path(directory) / "tokenizer.json"
+        write_tokenizer(locate_base(source), tokenizer)
+        tokenizer_sha256 = artifacts.put(tokenizer.read_bytes())
+    return BaseModelEntry(
+        name=name,
+        source=source,
+        sha256=facts.sha256,
+        shape=BaseShape(**{field: getattr(facts, field) for field in BaseShape.model_fields}),
+        parameters=facts.parameters,
+        tokenizer_sha256=tokenizer_sha256,
+        created_at=utc_now(),
+    )
+
+
+@lru_cache(maxsize=8)
+def _tokenizer(artifacts: ArtifactStore, sha256: str) -> Tokenizer:
+    return Tokenizer.from_buffer(artifacts.read(sha256))
+
+
+class BaseService:
+    """Base models in one transaction."""
+
+    def __init__(self, session: Session, artifacts: ArtifactStore) -> None:
+        self._session = session
+        self._bases = BaseRepository(session)
+        self._artifacts = artifacts
+
+    def register(self, base: BaseModelEntry) -> BaseModelEntry:
+        """Adds a base model. Registering the same model under its name again updates its source.
+
+        Raises Conflict if the name belongs to another model, because recipes pin the name.
+        """
+        known = self._bases.by_name(base.name)
+        if known is None:
+            hold(self._session, self._artifacts, [base.tokenizer_sha256])
+            self._bases.add(base)
+            return base
+        if known.sha256 != base.sha256:
+            raise Conflict(f"{base.name!r} is already the name of another model; choose another name")
+        known.source = base.source
+        return known
+
+    def named(self, name: str) -> BaseModelEntry:
+        """Returns the base model of that name. Raises UnknownBase, whose message lists the registered names."""
+        base = self._bases.by_name(name)
+        if base is None:
+            names = ", ".join(entry.name for entry in self._bases.all()) or "none yet"
+            raise UnknownBase(f"no base model is named {name!r}; registered are: {names}")
+        return base
+
+    def tokenizer(self, base: BaseModelEntry) -> Tokenizer:
+        """Returns the base's tokenizer."""
+        return _tokenizer(self._artifacts, base.tokenizer_sha256)

@@ -1,0 +1,1 @@
+"""Calibrations that the operator registered, from which recipes may take A."""

@@ -1,0 +1,26 @@
+"""The route of calibrations, which are the same for every tenant because they contain only public data."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from server.catalog.calibrations.service import CalibrationRepository
+from server.identity.access_rules import needs
+from server.identity.models import Scope
+from server.identity.service import Principal
+from server.web.pages import Paging
+from server.web.routes import Routes
+from server.web.state import Reading
+from shared.protocol import CalibrationView, Page
+
+router = Routes(prefix="/v1/calibrations", tags=["calibrations"])
+
+
+@router.get("")
+def calibrations(
+    principal: Annotated[Principal, needs(Scope.JOBS_READ)], session: Reading, paging: Paging
+) -> Page[CalibrationView]:
+    """Lists calibrations, newest first. `recipe.calibration` of a job is the sha256 of one."""
+    repository = CalibrationRepository(session)
+    found = repository.page(paging)
+    return paging.page(repository.views(found.rows), found.before)

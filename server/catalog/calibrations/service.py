@@ -1,0 +1,193 @@
+"""Calibrations that the operator registered: their SQL, their rules, and reading the one that a recipe names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from sqlalchemy import ColumnElement, Text, select, type_coerce
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from server.catalog.bases import BaseModelEntry
+from server.catalog.calibrations.models import StoredCalibration
+from server.clock import utc_now
+from server.database.locking import locked
+from server.database.paging import PageRequest, PageRows, page_of
+from server.ports import Port
+from server.storage.references import hold
+from server.storage.store import ArtifactStore, Damaged
+from shared.errors import BadRequest, Conflict, InvalidRecipe, InvalidUpload, NotFound, UnknownBase
+from shared.protocol import CalibrationView
+from shared.recipe import Recipe
+from shared.zo.calibration import Calibration, load_calibration
+from shared.zo.lora import BaseShape, frozen_a, lora_modules
+
+# Each returns the name of an object that needs A from the calibration of that sha256, or None.
+USERS: Port[tuple[Callable[[Session, str], str | None], ...]] = Port("calibrations.users")
+
+
+class CalibrationRepository:
+    """Calibrations in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, calibration: StoredCalibration) -> None:
+        """Stores a new calibration."""
+        self._session.add(calibration)
+        self._session.flush()
+
+    def remove(self, calibration: StoredCalibration) -> None:
+        """Removes a calibration; the next garbage collection removes its file."""
+        self._session.delete(calibration)
+
+    def named(self, sha256: str) -> StoredCalibration | None:
+        """Returns the calibration of that file."""
+        return self._session.scalar(select(StoredCalibration).where(StoredCalibration.sha256 == sha256))
+
+    def named_shared(self, sha256: str) -> StoredCalibration | None:
+        """Returns the calibration of that file, locked so that it is not removed until the transaction ends."""
+        statement = select(StoredCalibration).where(StoredCalibration.sha256 == sha256)
+        return self._session.scalar(statement.with_for_update(read=True))
+
+    def beginning_locked(self, beginning: str) -> Sequence[StoredCalibration]:
+        """Returns the calibrations whose sha256 begins so, locked so that no new recipe names them."""
+        sha256 = StoredCalibration.sha256
+        return self._session.scalars(locked(select(StoredCalibration).where(sha256.startswith(beginning)))).all()
+
+    def bases(self, sha256: str) -> Sequence[BaseModelEntry]:
+        """Returns the base models with that sha256, whatever their names."""
+        statement = select(BaseModelEntry).where(BaseModelEntry.sha256 == sha256).order_by(BaseModelEntry.number)
+        return self._session.scalars(statement).all()
+
+    def base(self, calibration: StoredCalibration) -> BaseModelEntry:
+        """A calibration's base model."""
+        return self._session.get_one(BaseModelEntry, calibration.base_number)
+
+    def page(self, request: PageRequest) -> PageRows[StoredCalibration]:
+        """Some of all calibrations, newest first."""
+        return page_of(self._session, select(StoredCalibration), StoredCalibration, request)
+
+    def views(self, calibrations: Sequence[StoredCalibration]) -> list[CalibrationView]:
+        """As the API shows them."""
+        return [calibration.view(self.base(calibration).name) for calibration in calibrations]
+
+    def user(self, sha256: str) -> str | None:
+        """One that still needs A from that calibration, in words: an adapter, a cohort or an unfinished job."""
+        for find in USERS.get():
+            if (user := find(self._session, sha256)) is not None:
+                return user
+        return None
+
+
+def names_calibration(recipe: InstrumentedAttribute[Recipe], sha256: str) -> ColumnElement[bool]:
+    """Whether a recipe's JSON names that calibration; of a sha256 no other field can hold it."""
+    return type_coerce(recipe, Text).contains(f'"calibration":"{sha256}"')
+
+
+def calibration_file(artifacts: ArtifactStore, recipe: Recipe) -> bytes | None:
+    """Returns the verified file of the calibration that the recipe names; None if it names none.
+
+    Raises Damaged if the file is missing, or Unavailable.
+    """
+    if recipe.calibration is None:
+        return None
+    try:
+        return artifacts.read(recipe.calibration)
+    except NotFound as error:
+        raise _gone(recipe.calibration) from error
+
+
+def calibration_of(artifacts: ArtifactStore, recipe: Recipe) -> Calibration | None:
+    """Returns the calibration that the recipe names; None if it names none. Raises as `calibration_file`."""
+    return None if recipe.calibration is None else _loaded(artifacts, recipe.calibration)
+
+
+@lru_cache(maxsize=4)
+def _loaded(artifacts: ArtifactStore, sha256: str) -> Calibration:
+    try:
+        return load_calibration(artifacts.read(sha256))
+    except (NotFound, InvalidUpload) as error:
+        raise _gone(sha256) from error
+
+
+def _gone(sha256: str) -> Damaged:
+    return Damaged(
+        f"the calibration {sha256} that the recipe takes A from is damaged or gone; register its file again "
+        "(`mobizo-server calibrations add`), or restore it from a backup"
+    )
+
+
+_LISTS = "`mobizo-server calibrations list` and GET /v1/calibrations list those that are"
+
+
+class CalibrationService:
+    """Calibrations in one transaction."""
+
+    def __init__(self, session: Session, artifacts: ArtifactStore) -> None:
+        self._session, self._artifacts = session, artifacts
+        self._calibrations = CalibrationRepository(session)
+
+    def register(self, data: bytes) -> StoredCalibration:
+        """Registers a calibration file. Registering it again changes nothing.
+
+        Raises InvalidUpload for an invalid file, UnknownBase if its base model is not registered, or BadRequest if it
+        does not have that model's shape.
+        """
+        made = load_calibration(data)
+        bases = self._calibrations.bases(made.about.base.sha256)
+        if not bases:
+            raise UnknownBase(
+                f"the calibration was made for {made.about.base.name!r} of sha256 {made.about.base.sha256[:12]}..., "
+                "and no such base model is registered; `mobizo-server bases add` registers it"
+            )
+        sha256 = self._artifacts.put(data)
+        hold(self._session, self._artifacts, [sha256])
+        known = self._calibrations.named(sha256)
+        if known is not None:
+            return known
+        found = StoredCalibration(
+            sha256=sha256,
+            base_number=bases[0].number,
+            kind=made.about.kind,
+            task=made.about.task,
+            examples=made.about.examples,
+            modules=len(made.directions),
+            width=made.width,
+            size=len(data),
+            created_at=utc_now(),
+        )
+        self._calibrations.add(found)
+        return found
+
+    def check(self, recipe: Recipe, shape: BaseShape) -> None:
+        """Raises InvalidRecipe unless the recipe draws A or takes it from a registered calibration.
+
+        That calibration is not removed until the transaction ends.
+        """
+        if recipe.calibration is None:
+            return
+        if self._calibrations.named_shared(recipe.calibration) is None:
+            raise InvalidRecipe(f"recipe.calibration: none of sha256 {recipe.calibration} is registered here; {_LISTS}")
+        calibration = calibration_of(self._artifacts, recipe)
+        for module in lora_modules(recipe, shape):
+            try:
+                frozen_a(recipe, module, calibration)
+            except InvalidRecipe as error:
+                raise InvalidRecipe(f"recipe.{error.detail}") from error
+
+    def remove(self, beginning: str) -> StoredCalibration:
+        """Removes the calibration whose sha256 begins so.
+
+        Raises NotFound, BadRequest if several match, or Conflict while it is in use.
+        """
+        found = self._calibrations.beginning_locked(beginning)
+        if not found:
+            raise NotFound(f"no calibration's sha256 begins with {beginning!r}; {_LISTS}")
+        if len(found) > 1:
+            raise BadRequest(f"{len(found)} calibrations' sha256 begin with {beginning!r}; give more digits")
+        user = self._calibrations.user(found[0].sha256)
+        if user is not None:
+            raise Conflict(f"{user} takes its A from calibration {found[0].sha256}; it cannot be removed while it does")
+        self._calibrations.remove(found[0])
+        return found[0]

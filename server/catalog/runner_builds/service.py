@@ -1,0 +1,53 @@
+"""Offering runner builds to devices."""
+
+from __future__ import annotations
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy.orm import Session
+
+from server.catalog.runner_builds.models import StoredRunnerBuild
+from server.catalog.runner_builds.repository import RunnerBuildRepository
+from server.clock import utc_now
+from shared.errors import NotFound
+from shared.protocol import RunnerBuild, SignedRunnerBuild
+from shared.signing import sign_runner_build
+
+
+class RunnerBuildService:
+    """Runner builds in one transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self._runners = RunnerBuildRepository(session)
+
+    def offer(self, build: RunnerBuild, key: Ed25519PrivateKey) -> SignedRunnerBuild:
+        """Signs a build, whose archive is stored, and offers it to the devices of its platform."""
+        signed = sign_runner_build(build, key)
+        known = self._runners.of_platform(build.platform)
+        if known is None:
+            self._runners.add(StoredRunnerBuild(platform=build.platform, signed=signed, added_at=utc_now()))
+        else:
+            known.signed, known.added_at = signed, utc_now()
+        return signed
+
+    def signed(self, platform: str) -> SignedRunnerBuild:
+        """Returns the signed build of a platform. Raises NotFound."""
+        found = self._runners.of_platform(platform)
+        if found is None:
+            raise NotFound(
+                f"there is no runner for {platform} here; build it on the device, or ask the operator for one "
+                "(`mobizo-server runner-builds add`)"
+            )
+        return found.signed
+
+    def check(self, platform: str, sha256: str) -> None:
+        """Raises NotFound unless the hash is that of the platform's archive."""
+        if self.signed(platform).build.sha256 != sha256:
+            raise NotFound(f"the runner for {platform} is another by now; ask for its description again")
+
+
+def sign_builds(session: Session, key: Ed25519PrivateKey) -> int:
+    """Signs every build with `key`, after a rotation of the server's key; returns their number."""
+    runners = RunnerBuildRepository(session).all()
+    for runner in runners:
+        runner.signed = sign_runner_build(runner.signed.build, key)
+    return len(runners)

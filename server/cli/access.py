@@ -1,0 +1,193 @@
+"""The `mobizo-server` commands for access control: tenants, users and tokens."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+
+from server.cli.console import Json, Tenant, moment, open_home, output, tell, tell_rows
+from server.identity.models import Role, Scope
+from server.identity.repository import TenantRepository, TokenRepository, UserRepository
+from server.identity.service import TokenService
+from server.identity.tenants import TenantService, UserService
+from shared.access import DEFAULT_TENANT, MOST_DAYS
+from shared.errors import BadRequest
+
+app = typer.Typer()
+tenants = typer.Typer(
+    help="Tenants: isolated customer accounts with their own jobs, devices and adapters.", no_args_is_help=True
+)
+users = typer.Typer(help="Users of a tenant, who own tokens.", no_args_is_help=True)
+tokens = typer.Typer(help="Tokens of operators, apps and devices.", no_args_is_help=True)
+app.add_typer(tenants, name="tenants")
+app.add_typer(users, name="users")
+app.add_typer(tokens, name="tokens")
+
+NEVER = "never"
+
+
+@tenants.command("create")
+def create_tenant(name: str, as_json: Json = False) -> None:
+    """Create a tenant."""
+    _, database = open_home()
+    with database.writing() as session:
+        tenant = TenantService(session).create(name)
+        value = {"name": tenant.name, "created_at": moment(tenant.created_at)}
+    tell(as_json, value, f"{name} is a tenant")
+
+
+@tenants.command("list")
+def list_tenants(as_json: Json = False) -> None:
+    """List tenants."""
+    _, database = open_home()
+    with database.reading() as session:
+        rows = [
+            {
+                "name": tenant.name,
+                "created_at": moment(tenant.created_at),
+                "suspended_at": moment(tenant.suspended_at),
+            }
+            for tenant in TenantRepository(session).all()
+        ]
+    tell_rows(as_json, rows, ("name", "created_at", "suspended_at"))
+
+
+@tenants.command("suspend")
+def suspend_tenant(name: str) -> None:
+    """Deny access to a tenant's apps, operators and devices immediately. Nothing is deleted."""
+    _, database = open_home()
+    with database.writing() as session:
+        TenantService(session).suspend(name)
+    output.print(f"{name} is suspended")
+
+
+@tenants.command("resume")
+def resume_tenant(name: str) -> None:
+    """Restore access for a suspended tenant."""
+    _, database = open_home()
+    with database.writing() as session:
+        TenantService(session).resume(name)
+    output.print(f"{name} is active again")
+
+
+@users.command("create")
+def create_user(
+    name: str,
+    role: Annotated[Role, typer.Option(help="operator or app: limits the scopes of the user's tokens")],
+    tenant: Tenant = DEFAULT_TENANT,
+    as_json: Json = False,
+) -> None:
+    """Create a user. `mobizo-server tokens create --user` creates a token for the user."""
+    _, database = open_home()
+    with database.writing() as session:
+        user = UserService(session).create(tenant, name, role)
+        value = {"id": user.id, "name": name, "tenant": tenant, "role": role}
+    tell(as_json, value, f"{name} is an {role} of tenant {tenant}")
+
+
+@users.command("list")
+def list_users(tenant: Tenant = DEFAULT_TENANT, as_json: Json = False) -> None:
+    """List a tenant's users."""
+    _, database = open_home()
+    with database.reading() as session:
+        TenantService(session).get(tenant)
+        rows = [
+            {
+                "id": user.id,
+                "name": user.name,
+                "role": user.role,
+                "created_at": moment(user.created_at),
+                "disabled_at": moment(user.disabled_at),
+            }
+            for user in UserRepository(session).all(tenant)
+        ]
+    tell_rows(as_json, rows, ("id", "name", "role", "created_at", "disabled_at"))
+
+
+@users.command("disable")
+def disable_user(name: str, tenant: Tenant = DEFAULT_TENANT) -> None:
+    """Disable a user: all tokens of the user stop working immediately."""
+    _, database = open_home()
+    with database.writing() as session:
+        UserService(session).disable(tenant, name)
+    output.print(f"{name} is disabled")
+
+
+def _lifetime(text: str | None, default_days: int) -> timedelta | None:
+    if text == NEVER:
+        return None
+    if text is None:
+        return timedelta(days=default_days)
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MOST_DAYS:
+        raise BadRequest(f"--expires-in-days takes 1 to {MOST_DAYS}, or `{NEVER}`")
+    return timedelta(days=int(text))
+
+
+@tokens.command("create")
+def create_token(
+    role: Annotated[
+        Role | None, typer.Option(help="operator or app; default: the role of --user. Devices enroll instead")
+    ] = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    name: Annotated[str, typer.Option(help="label shown in the list of tokens")] = "",
+    user: Annotated[str | None, typer.Option(help="user who owns the token; default: a service token")] = None,
+    scope: Annotated[
+        list[Scope] | None, typer.Option(help="allowed scope; repeatable; default: the scopes of the role")
+    ] = None,
+    expires_in_days: Annotated[
+        str | None, typer.Option(help=f"number of days, or `{NEVER}`; default: MOBIZO_TOKEN_DAYS or 90")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Create a token and print it. It cannot be shown again."""
+    settings, database = open_home()
+    lifetime = _lifetime(expires_in_days, settings.token_days)
+    with database.writing() as session:
+        token, text = TokenService(session).make(tenant, role, name, scopes=scope or None, lifetime=lifetime, user=user)
+        value = {
+            "id": token.id,
+            "role": token.role,
+            "tenant": tenant,
+            "scopes": sorted(token.scopes),
+            "expires_at": moment(token.expires_at),
+            "token": text,
+        }
+    tell(as_json, value, text)
+
+
+@tokens.command("list")
+def list_tokens(as_json: Json = False) -> None:
+    """List the tokens of all tenants. The token values are not stored and not shown."""
+    _, database = open_home()
+    with database.reading() as session:
+        found = TokenRepository(session).all()
+        names = UserRepository(session).names({token.user_id for token in found if token.user_id})
+        rows = [
+            {
+                "id": token.id,
+                "role": token.role,
+                "tenant": token.tenant,
+                "name": token.name,
+                "user": names.get(token.user_id or ""),
+                "device_id": token.device_id,
+                "scopes": " ".join(sorted(token.scopes)),
+                "created_at": moment(token.created_at),
+                "expires_at": moment(token.expires_at),
+                "last_used_at": moment(token.last_used_at),
+                "revoked_at": moment(token.revoked_at),
+            }
+            for token in found
+        ]
+    columns = ("id", "role", "tenant", "name", "expires_at", "revoked_at")  # the other fields are in the JSON output
+    tell_rows(as_json, rows, columns)
+
+
+@tokens.command("revoke")
+def revoke_token(token_id: str) -> None:
+    """Revoke a token immediately."""
+    _, database = open_home()
+    with database.writing() as session:
+        TokenService(session).revoke(token_id)
+    output.print(f"{token_id} is revoked")

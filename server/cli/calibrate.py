@@ -1,0 +1,135 @@
+"""`mobizo-server calibrate`: creates a calibration file. It opens a home only to look up registered bases."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, cast, get_args
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from server.cli.compile import Json, complaints, layers_of, output, quiet_libraries, settings_of
+from shared.errors import InvalidTask
+from shared.task import Task
+from shared.task_templates import named_task
+from shared.zo.calibration import Kind
+
+
+def calibrate(
+    base: Annotated[str, typer.Option(help="name of a registered base, Hugging Face directory or id, or .gguf file")],
+    task: Annotated[str, typer.Option(help="name of a built-in task, or a .json file with a task")],
+    data: Annotated[
+        Path, typer.Option(help="JSONL file of public records; do not use private training data of devices")
+    ],
+    out: Annotated[Path, typer.Option(help="output file")],
+    kind: Annotated[str, typer.Option(help="gradients or activations")] = "gradients",
+    targets: Annotated[str, typer.Option(help="linear layers, comma-separated")] = "q_proj,v_proj",
+    layers: Annotated[str, typer.Option(help="decoder layers: all, last:K, last:P%, or 0,1,...")] = "all",
+    width: Annotated[
+        int,
+        typer.Option(
+            min=1, max=256, help="directions per linear layer; the largest LoRA rank that the calibration supports"
+        ),
+    ] = 16,
+    examples: Annotated[int, typer.Option(min=1, help="maximum number of records")] = 200,
+    loss: Annotated[str, typer.Option(help="loss for kind gradients: full or candidates")] = "full",
+    sequence_length: Annotated[int, typer.Option("--seq-len", help="maximum tokens per example")] = 64,
+    answer_length: Annotated[
+        int | None, typer.Option(help="maximum tokens per answer, for tasks whose answers depend on the record")
+    ] = None,
+    choices: Annotated[
+        int | None, typer.Option(help="maximum answers per example, for tasks whose answers depend on the record")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Create a calibration: the most important input directions of each linear layer, used as A by recipes."""
+    began = time.monotonic()
+    settings = settings_of(
+        {
+            "rank": width,
+            "targets": tuple(target.strip() for target in targets.split(",")),
+            "layers": layers_of(layers),
+            "loss": loss,
+            "sequence_length": sequence_length,
+            "answer_length": answer_length,
+            "choices": choices,
+        }
+    )
+    if kind not in get_args(Kind):
+        complaints.print(f"error: --kind: must be {' or '.join(get_args(Kind))}", style="red", markup=False)
+        raise typer.Exit(2)
+    with quiet_libraries(), _bar() as progress:
+        from server.catalog.calibrations.local import calibrate_from
+
+        calibration = calibrate_from(
+            *_source(base), settings, cast(Kind, kind), _task(task), data, examples, out, progress
+        )
+    figures = {
+        "sha256": calibration.sha256,
+        "base": calibration.about.base.name,
+        "base_sha256": calibration.about.base.sha256,
+        "kind": calibration.about.kind,
+        "task": calibration.about.task,
+        "examples": calibration.about.examples,
+        "modules": len(calibration.directions),
+        "width": calibration.width,
+        "bytes": out.stat().st_size,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    _tell(as_json, figures)
+
+
+def _tell(as_json: bool, figures: dict[str, Any]) -> None:
+    if as_json:
+        output.print(json.dumps(figures), markup=False)
+        return
+    for name, value in figures.items():
+        output.print(f"{name}: {value:,}" if type(value) is int else f"{name}: {value}", markup=False)
+
+
+def _task(name: str) -> Task:
+    path = Path(name)
+    if path.suffix != ".json":
+        return named_task(name)
+    try:
+        return Task.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise InvalidTask(f"{path}: the task cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise InvalidTask(f"{path}: not a valid task ({str(error).splitlines()[0]})") from error
+
+
+def _source(base: str) -> tuple[str, str | None]:
+    """Returns the source of the base and, if it is registered in this machine's home, its name.
+
+    An existing path takes precedence over a registered name.
+    """
+    if Path(base).exists():
+        return base, None
+    from server.settings import Settings
+
+    if not Settings().key_path.exists():
+        return base, None
+    from server.catalog.bases import BaseRepository
+    from server.cli.console import open_home
+
+    _, database = open_home()
+    try:
+        with database.reading() as session:
+            registered = BaseRepository(session).by_name(base)
+            return (base, None) if registered is None else (registered.source, registered.name)
+    finally:
+        database.close()
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[str, float], None]]:
+    """Shows a progress bar if stderr is a terminal. Yields a function that takes the stage and the fraction done."""
+    columns = TextColumn("{task.description}", markup=False), BarColumn(32), TimeElapsedColumn()
+    with Progress(*columns, console=complaints, transient=True, disable=not complaints.is_terminal) as shown:
+        line = shown.add_task("reading the base", total=1.0)
+        yield lambda stage, fraction: shown.update(line, description=stage, completed=fraction)

@@ -1,0 +1,196 @@
+"""`mobizo-server compile` and `inspect`: compile and inspect programs without a home."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from shared.program import ProgramManifest
+from shared.recipe import DEFAULT_QUERIES, RecipeSettings
+from shared.zo.calibration import read_calibration
+
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+output = Console(highlight=False, soft_wrap=True)
+complaints = Console(stderr=True, highlight=False, soft_wrap=True)
+
+# Recipe settings whose option has a different name.
+OPTIONS = {"queries": "q", "sequence_length": "seq-len"}
+
+
+def compile_program(
+    base: Annotated[str, typer.Option(help="base model: Hugging Face directory or id, or a .gguf file")],
+    out: Annotated[Path, typer.Option(help="directory for the program, its weights and manifest.json")],
+    precision: Annotated[str, typer.Option(help="fp32, int8, int4, int8-weight or int4-weight")] = "fp32",
+    rank: Annotated[int, typer.Option(help="LoRA rank")] = 16,
+    alpha: Annotated[float, typer.Option(help="LoRA alpha")] = 32,
+    targets: Annotated[str, typer.Option(help="adapted linear layers, comma-separated")] = "q_proj,v_proj",
+    layers: Annotated[str, typer.Option(help="adapted decoder layers: all, last:K, last:P%, or 0,1,...")] = "all",
+    queries: Annotated[
+        int | None,
+        typer.Option(
+            "--q",
+            help="random directions per step; default: "
+            f"{DEFAULT_QUERIES['replay']}, with estimator directional {DEFAULT_QUERIES['directional']}",
+        ),
+    ] = None,
+    effective_batch: Annotated[int, typer.Option("--effective-batch", help="examples per path")] = 4,
+    micro_batch: Annotated[
+        int | None,
+        typer.Option(
+            "--micro-batch",
+            help="with estimators gradient and directional: examples computed at once, a divisor of --effective-batch; "
+            "default: all",
+        ),
+    ] = None,
+    sequence_length: Annotated[int, typer.Option("--seq-len", help="maximum tokens per example")] = 64,
+    answer_length: Annotated[int, typer.Option("--answer-length", help="maximum tokens per answer")] = 1,
+    choices: Annotated[int, typer.Option(help="maximum answers per example")] = 2,
+    loss: Annotated[str, typer.Option(help="full or candidates")] = "full",
+    estimator: Annotated[
+        str,
+        typer.Option(
+            help="replay; stored: the paper's Algorithm 2; gradient: exact gradients; or directional: exact gradients "
+            "recorded as one number for each direction"
+        ),
+    ] = "replay",
+    optimizer: Annotated[str, typer.Option(help="of estimator gradient: sgd, momentum or adam")] = "adam",
+    noise: Annotated[
+        str,
+        typer.Option(
+            help="rademacher or gaussian; estimator stored also supports randn, and operator: gaussian noise drawn by "
+            "a custom operator that only the native runner provides"
+        ),
+    ] = "rademacher",
+    backend: Annotated[str, typer.Option(help="xnnpack, portable, torch, qnn or vulkan")] = "xnnpack",
+    calibration: Annotated[
+        Path | None, typer.Option(help="file created by `calibrate` from which A is taken; default: random A")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compile a program into a directory. A complete program of the same recipe there is reused."""
+    from server.programs.local import compile_into
+
+    began = time.monotonic()
+    settings = settings_of(
+        {
+            "precision": precision,
+            "rank": rank,
+            "alpha": alpha,
+            "targets": tuple(target.strip() for target in targets.split(",")),
+            "layers": layers_of(layers),
+            **({} if queries is None else {"queries": queries}),  # the default depends on the estimator
+            "effective_batch": effective_batch,
+            "micro_batch": micro_batch,
+            "sequence_length": sequence_length,
+            "answer_length": answer_length,
+            "choices": choices,
+            "loss": loss,
+            "estimator": estimator,
+            "optimizer": optimizer,
+            "noise": noise,
+            "backend": backend,
+            "calibration": None if calibration is None else read_calibration(calibration).sha256,
+        }
+    )
+    with complaints.status("reading the base") as status:
+        compiled = compile_into(
+            settings, base, out, lambda progress: status.update(str(progress.get("stage", "compiling"))), calibration
+        )
+    figures = _figures(compiled.manifest, time.monotonic() - began, compiled.cached)
+    if as_json:
+        output.print(json.dumps(figures), markup=False)
+        return
+    table = Table(show_header=False, box=None)
+    for name, value in figures.items():
+        table.add_row(name, f"{value:,}" if type(value) is int else str(value))
+    output.print(table)
+
+
+def inspect_file(file: Annotated[Path, typer.Argument(help="a .pte")], as_json: Json = False) -> None:
+    """Show the methods, operators, delegates, memory and constants of a program file."""
+    with quiet_libraries():
+        from server.compiler.export.inspection import inspect_program
+    program = inspect_program(file)
+    if as_json:
+        output.print(json.dumps(dataclasses.asdict(program)), markup=False)
+        return
+    for method in program.methods:
+        delegates = [f"{each.count} {name} ({each.bytes:,} bytes)" for name, each in method.delegates.items()]
+        operators = [f"{count} {name}" for name, count in method.operators.items()]
+        _tell(f"{method.name}: {method.nodes} instructions, {method.planned_bytes:,} bytes planned")
+        _tell_list("  inputs", method.inputs)
+        _tell_list("  outputs", method.outputs)
+        _tell_list("  delegates", delegates)
+        _tell_list("  operators", operators)
+    _tell_list("shared buffers", [f"{name} {tensor}" for name, tensor in program.buffers.items()])
+    _tell(f"operator constants: {program.constants} ({program.constant_bytes:,} bytes)")
+    _tell(f"delegate constants: {program.delegate_constants} ({program.delegate_constant_bytes:,} bytes)")
+    _tell_list("operator constants in the .ptd", program.external)
+    _tell(f"delegate constants in the .ptd: {program.external_delegate_keys} tensors")
+
+
+def _tell(line: str) -> None:
+    output.print(line, markup=False)
+
+
+def _tell_list(name: str, values: Iterable[object]) -> None:
+    _tell(f"{name}: {', '.join(map(str, values)) or 'none'}")
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Suppresses the warnings that ExecuTorch's libraries emit while they are imported."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def layers_of(text: str) -> str | tuple[int, ...]:
+    """Parses the option `--layers`: returns indices as a tuple of integers, and `all` or `last:...` unchanged."""
+    parts = text.split(",")
+    return tuple(int(part) for part in parts) if all(part.strip().isdecimal() for part in parts) else text
+
+
+def settings_of(values: dict[str, Any]) -> RecipeSettings:
+    """Returns recipe settings from command-line options. An invalid value ends the command with exit code 2."""
+    try:
+        return RecipeSettings.model_validate(values)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else ""
+        option = f"--{OPTIONS.get(name, name.replace('_', '-'))}: " if name else ""
+        message = first["msg"].removeprefix("Value error, ")
+        complaints.print(f"error: {option}{message}", style="red", markup=False)
+        raise typer.Exit(2) from error
+
+
+def _figures(manifest: ProgramManifest, seconds: float, cached: bool) -> dict[str, Any]:
+    sizes = {file.role: file.size for file in manifest.files}
+    return {
+        "recipe_id": manifest.recipe_id,
+        "seconds": round(seconds, 3),
+        "cached": cached,
+        "pte_bytes": sizes["program"],
+        "ptd_bytes": sizes["weights"],
+        **({"inference_bytes": sizes["inference"]} if "inference" in sizes else {}),
+        "planned_bytes": manifest.planned_bytes,
+        "delegates": manifest.delegates,
+        "nodes": manifest.nodes,
+        "flops_per_step": manifest.flops_per_step,
+    }

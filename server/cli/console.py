@@ -1,0 +1,61 @@
+"""Shared code of the commands that use a home: opening it, and printing text, tables or JSON."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from server.database.database import Database
+from server.database.revisions import prepare
+from server.identity.signing_keys import files as keys
+from server.identity.signing_keys.service import prepare_keys
+from server.settings import Settings
+from server.tasks.engine import prepare_engine
+
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+Tenant = Annotated[str, typer.Option(help="name of the tenant")]
+output = Console(highlight=False, soft_wrap=True)
+complaints = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def open_home() -> tuple[Settings, Database]:
+    """Opens a home created by `init`. Returns its settings and its database, with the schema up to date."""
+    settings = Settings()
+    keys.load_key(settings.key_path)
+    database = Database(settings.url, settings.tuning)
+    prepare(database.engine, settings.migrate_at_start)
+    prepare_keys(database, settings)
+    prepare_engine(database, settings)
+    return settings, database
+
+
+def moment(value: datetime | None) -> str | None:
+    """Formats a time as ISO 8601 with a resolution of one second."""
+    return None if value is None else value.isoformat(timespec="seconds")
+
+
+def tell(as_json: bool, value: Any, text: str) -> None:
+    """Prints `value` as JSON, or `text`."""
+    output.print(json.dumps(value) if as_json else text, markup=False)
+
+
+def tell_rows(as_json: bool, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
+    """Prints rows as JSON, or as a table."""
+    if as_json:
+        output.print(json.dumps(rows), markup=False)
+        return
+    table = Table()
+    for column in columns:
+        if column in ("id", "recipe_id"):
+            # No line breaks: users copy identifiers into other commands.
+            table.add_column(column, no_wrap=True, overflow="ignore")
+        else:
+            table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*("" if row[column] is None else str(row[column]) for column in columns))
+    output.print(table)

@@ -1,0 +1,127 @@
+"""The `mobizo-server` commands for devices and for the native runner builds that devices download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from server.catalog.runner_builds.archive import read_archive
+from server.catalog.runner_builds.repository import RunnerBuildRepository
+from server.catalog.runner_builds.service import RunnerBuildService
+from server.cli.console import Json, Tenant, open_home, output, tell, tell_rows
+from server.identity.devices.repository import DeviceRepository
+from server.identity.devices.service import DeviceService
+from server.identity.signing_keys.service import KeyService
+from server.jobs.leases.service import LeaseService
+from server.storage.opening import open_artifacts
+from server.storage.references import hold
+from shared.access import DEFAULT_TENANT
+from shared.canonical import sha256_hex
+from shared.errors import BadRequest
+from shared.protocol import DeviceChange, RunnerBuild
+
+app = typer.Typer()
+devices = typer.Typer(help="Enrolled devices.", no_args_is_help=True)
+runner_builds = typer.Typer(help="Builds of the native runner for devices to download.", no_args_is_help=True)
+app.add_typer(devices, name="devices")
+app.add_typer(runner_builds, name="runner-builds")
+
+
+@devices.command("list")
+def list_devices(tenant: Tenant = DEFAULT_TENANT, as_json: Json = False) -> None:
+    """List a tenant's devices."""
+    _, database = open_home()
+    with database.reading() as session:
+        rows = [device.view().model_dump(mode="json") for device in DeviceRepository(session).all(tenant)]
+    if not as_json:
+        for row in rows:
+            row["labels"] = " ".join(f"{key}={value}" for key, value in row["labels"].items())
+    tell_rows(as_json, rows, ("id", "name", "platform", "labels", "last_seen_at", "revoked_at"))
+
+
+@devices.command("label")
+def label_device(
+    device: Annotated[str, typer.Argument(help="id or name of the device")],
+    labels: Annotated[
+        list[str], typer.Argument(help="KEY=VALUE sets a label, KEY= removes it", metavar="KEY=VALUE...")
+    ],
+    tenant: Tenant = DEFAULT_TENANT,
+    as_json: Json = False,
+) -> None:
+    """Set or remove labels of a device. Jobs select devices by label. Other labels are unchanged."""
+    changes: dict[str, str | None] = {}
+    for text in labels:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise BadRequest(f"{text!r} must be KEY=VALUE, or KEY= to remove it")
+        changes[key] = value or None
+    try:
+        change = DeviceChange(labels=changes)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadRequest(f"label {first['loc'][1]}: {first['msg']}") from error
+    _, database = open_home()
+    with database.writing() as session:
+        service = DeviceService(session)
+        labeled = service.found(tenant, device)
+        service.label(labeled, change.labels)
+        name, current = f"{labeled.name} ({labeled.id})", labeled.labels.root
+    text = ", ".join(f"{key}={value}" for key, value in current.items()) or "no labels"
+    tell(as_json, {"labels": current}, f"{name}: {text}")
+
+
+@devices.command("revoke")
+def revoke_device(
+    device: Annotated[str, typer.Argument(help="id or name of the device")], tenant: Tenant = DEFAULT_TENANT
+) -> None:
+    """Revoke a device immediately. Its running jobs return to the queue for other devices."""
+    settings, database = open_home()
+    with database.writing() as session:
+        revoked = DeviceService(session).revoke(tenant, device)
+        LeaseService(session, settings.lease_seconds).take_back_revoked(revoked.id)
+        name = f"{revoked.name} ({revoked.id})"
+    output.print(f"{name} is revoked", markup=False)
+
+
+@runner_builds.command("add")
+def add_runner(
+    file: Annotated[
+        Path, typer.Argument(help=".tar.gz archive of mobizo-runner and lib/", exists=True, dir_okay=False)
+    ],
+    platform: Annotated[str, typer.Option(help="operating system and architecture, such as linux-aarch64")],
+    version: Annotated[str, typer.Option(help="version of mobizo; agents of this version download the build")],
+    executorch: Annotated[str, typer.Option(help="version of ExecuTorch that the runner links")],
+    as_json: Json = False,
+) -> None:
+    """Sign a runner build and offer it to the devices of a platform. It replaces the previous build."""
+    settings, database = open_home()
+    data = read_archive(file)
+    try:
+        build = RunnerBuild(
+            platform=platform, version=version, executorch=executorch, size=len(data), sha256=sha256_hex(data)
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadRequest(f"--{first['loc'][0]}: {first['msg']}") from error
+    artifacts = open_artifacts(settings)
+    artifacts.put(data)
+    with database.writing() as session:
+        hold(session, artifacts, [build.sha256])
+        RunnerBuildService(session).offer(build, KeyService(session, settings).private())
+    text = f"{platform}: mobizo {version}, ExecuTorch {executorch}, {build.size:,} bytes, {build.sha256}"
+    tell(as_json, build.model_dump(mode="json"), text)
+
+
+@runner_builds.command("list")
+def list_runners(as_json: Json = False) -> None:
+    """List runner builds."""
+    _, database = open_home()
+    with database.reading() as session:
+        rows = [
+            runner.signed.build.model_dump(exclude={"format"}) | {"added_at": runner.added_at.isoformat()}
+            for runner in RunnerBuildRepository(session).all()
+        ]
+    tell_rows(as_json, rows, ("platform", "version", "executorch", "size", "sha256", "added_at"))

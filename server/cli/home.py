@@ -1,0 +1,151 @@
+"""The `mobizo-server` commands that create a home, run the server and its workers, and register base models."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from server.catalog.bases import BaseRepository, BaseService, inspect
+from server.cli.console import Json, Tenant, complaints, moment, open_home, output, tell, tell_rows
+from server.database.database import Database
+from server.database.schema import upgrade
+from server.identity.devices.service import DeviceService
+from server.identity.models import Role
+from server.identity.service import TokenService
+from server.identity.signing_keys import files as keys
+from server.logs import configure_logs
+from server.settings import Settings
+from server.storage.opening import open_artifacts
+from server.tasks.engine import prepare_engine
+from shared.access import DEFAULT_TENANT
+from shared.errors import BadRequest, Conflict
+
+app = typer.Typer()
+bases = typer.Typer(help="Base models that jobs may use.", no_args_is_help=True)
+app.add_typer(bases, name="bases")
+
+
+@app.command()
+def init(as_json: Json = False) -> None:
+    """Set up a home: create the database, a signing key and an operator token, which is shown only once."""
+    settings = Settings()
+    if settings.key_path.exists():
+        raise Conflict(f"{settings.home} is already set up; create more tokens with `mobizo-server tokens create`")
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    open_artifacts(settings)
+    database = Database(settings.url, settings.tuning)
+    upgrade(database.engine)
+    prepare_engine(database, settings)
+    _protect(settings)
+    keys.create_key(settings.key_path)
+    with database.writing() as session:
+        token, text = TokenService(session).issue(
+            Role.OPERATOR, DEFAULT_TENANT, "init", lifetime=timedelta(days=settings.token_days)
+        )
+    value = {
+        "home": str(settings.home),
+        "tenant": DEFAULT_TENANT,
+        "role": Role.OPERATOR,
+        "token": text,
+        "expires_at": moment(token.expires_at),
+    }
+    tell(as_json, value, f"{settings.home} is set up. Operator token (it cannot be shown again):\n{text}")
+
+
+def _protect(settings: Settings) -> None:
+    """Makes database and files readable by this user only, also in a directory that others may enter."""
+    for path in settings.home.glob("mobizo.sqlite3*"):
+        path.chmod(0o600)
+    settings.artifacts_path.mkdir(mode=0o700, exist_ok=True)
+    settings.artifacts_path.chmod(0o700)
+
+
+@app.command()
+def run(
+    host: Annotated[str | None, typer.Option(help="address to listen on; default: MOBIZO_HOST or 127.0.0.1")] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="port to listen on; default: MOBIZO_PORT or 8000; 0: any free port"),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(min=0, max=64, help="worker processes to start; 0: workers run on other machines")
+    ] = 1,
+    tls_cert: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="certificate chain, PEM")] = None,
+    tls_key: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="private key, PEM")] = None,
+    insecure_dev: Annotated[
+        bool, typer.Option("--insecure-dev", help="allow unsafe settings, such as remote clients without TLS")
+    ] = False,
+) -> None:
+    """Serve the API and run compile workers until interrupted."""
+    from server.operations.safety import Tls, Unsafe, check_safe
+    from server.serving import serve
+
+    configure_logs()
+    settings = Settings()
+    settings = settings.model_copy(
+        update={"host": host or settings.host, "port": settings.port if port is None else port}
+    )
+    if (tls_cert is None) != (tls_key is None):
+        raise BadRequest("--tls-cert and --tls-key must be given together")
+    tls = Tls(tls_cert, tls_key) if tls_cert and tls_key else None
+    try:
+        unsafe = check_safe(settings, tls, insecure_dev)
+    except Unsafe as error:
+        complaints.print(f"error: {error.detail}", style="red", markup=False)
+        raise typer.Exit(2) from error
+    if insecure_dev:
+        complaints.print("INSECURE: --insecure-dev is set; do not use this server with real data", style="bold red")
+    for danger in unsafe:
+        complaints.print(f"INSECURE: {danger}", style="bold red", markup=False)
+    asyncio.run(serve(settings, tls, workers, lambda url: output.print(f"mobizo-server is listening on {url}")))
+
+
+@app.command()
+def worker() -> None:
+    """Run a worker for the server that shares this home, until interrupted."""
+    from server.worker import main as work
+
+    work()
+
+
+@app.command("enroll-token")
+def enroll_token(
+    tenant: Tenant = DEFAULT_TENANT,
+    expires_in_seconds: Annotated[int, typer.Option(min=1, help="lifetime of the token")] = 3600,
+    as_json: Json = False,
+) -> None:
+    """Create a one-time token that enrolls one device."""
+    _, database = open_home()
+    with database.writing() as session:
+        enrollment = DeviceService(session).invite(tenant, expires_in_seconds)
+    tell(as_json, enrollment.model_dump(mode="json"), enrollment.token)
+
+
+@bases.command("add")
+def add_base(
+    name: Annotated[str, typer.Argument(help="name that jobs will use")],
+    source: Annotated[str, typer.Argument(help="Hugging Face directory or id, or a .gguf file")],
+    as_json: Json = False,
+) -> None:
+    """Register a base model: read its configuration and tokenizer, and allow jobs to use it."""
+    settings, database = open_home()
+    artifacts = open_artifacts(settings)
+    inspected = inspect(name, source, artifacts)
+    with database.writing() as session:
+        base = BaseService(session, artifacts).register(inspected)
+    value = {"name": base.name, "source": base.source, "sha256": base.sha256, "parameters": base.parameters}
+    tell(as_json, value, f"{base.name}: {base.shape.architecture}, {base.parameters:,} parameters, {base.sha256}")
+
+
+@bases.command("list")
+def list_bases(as_json: Json = False) -> None:
+    """List base models."""
+    columns = ("name", "parameters", "sha256", "source")
+    _, database = open_home()
+    with database.reading() as session:
+        rows = [{column: getattr(base, column) for column in columns} for base in BaseRepository(session).all()]
+    tell_rows(as_json, rows, columns)

@@ -1,0 +1,92 @@
+"""The command line `mobizo-server`: set up, run and maintain a server, and compile and inspect programs."""
+
+# mypy: disallow-subclassing-any=False
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from typer.core import TyperGroup
+
+from server.cli.calibrate import calibrate
+from server.cli.compile import compile_program, inspect_file
+from server.cli.openapi import openapi
+from shared.errors import MobizoError
+
+complaints = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class Commands(TyperGroup):
+    """Imports the commands that need a database only when one is used: the import takes half a second."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Returns the command with this name."""
+        if cmd_name not in self.commands:
+            self._load()
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Returns the names of all commands."""
+        self._load()
+        return super().list_commands(ctx)
+
+    def _load(self) -> None:
+        from server.cli.access import app as access
+        from server.cli.calibrations import app as calibrations
+        from server.cli.devices import app as fleet
+        from server.cli.garbage_collection import app as files
+        from server.cli.home import app as home
+        from server.cli.keys import app as keys
+        from server.cli.maintenance import app as maintenance
+        from server.cli.programs import app as programs
+        from server.wiring import wire
+
+        wire()
+        self.commands = {
+            **typer.main.get_group(home).commands,
+            **typer.main.get_group(maintenance).commands,
+            **typer.main.get_group(access).commands,
+            **typer.main.get_group(fleet).commands,
+            **typer.main.get_group(files).commands,
+            **typer.main.get_group(keys).commands,
+            **typer.main.get_group(programs).commands,
+            **typer.main.get_group(calibrations).commands,
+            **self.commands,
+        }
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="A server that personalizes language models on the devices that hold the data.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("compile")(compile_program)
+app.command("calibrate")(calibrate)
+app.command("inspect")(inspect_file)
+app.command("openapi")(openapi)
+
+
+def main() -> None:
+    """Runs the command line. An error is printed as one line and ends it with exit code 1."""
+    try:
+        app()
+    except MobizoError as error:
+        complaints.print(f"error: {error.detail}", style="red", markup=False)
+        sys.exit(1)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if error.title != "Settings":
+            raise
+        # The value is not printed: it may be a password.
+        name = f"MOBIZO_{first['loc'][0]}".upper() if first["loc"] else "MOBIZO_*"
+        complaints.print(f"error: {name}: {first['msg']}", style="red", markup=False)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

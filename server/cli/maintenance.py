@@ -1,0 +1,107 @@
+"""The `mobizo-server` maintenance commands: `doctor`, `migrate`, `backup` and `restore`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from server.cli.console import Json, open_home, output, tell
+from server.database.database import Database
+from server.database.revisions import lacking, reached, release
+from server.database.schema import upgrade
+from server.operations.backups.manifest import BackupManifest
+from server.settings import Settings
+from server.tasks.engine import prepare_engine
+from shared.errors import BadRequest, MobizoError, Unavailable
+
+app = typer.Typer()
+
+
+@app.command()
+def doctor(
+    tls_cert: Annotated[Path | None, typer.Option(help="certificate chain that is passed to `run`, PEM")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="private key, PEM")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="skip the compiler check, which takes several seconds")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Check everything a working server needs and print one line per check. Exits with status 1 if a check fails."""
+    from server.operations.doctor import examine
+
+    if (tls_cert is None) != (tls_key is None):
+        raise BadRequest("--tls-cert and --tls-key must be given together")
+    failed = []
+    for check in examine(Settings(), tls_cert, tls_key, quick):
+        output.print(json.dumps(asdict(check)) if as_json else check.line(), markup=False)
+        if check.state == "fail":
+            failed.append(check.name)
+    if failed:
+        raise MobizoError(f"failed: {', '.join(failed)}")
+
+
+@app.command()
+def migrate(as_json: Json = False) -> None:
+    """Upgrade the database schema to this release. Run it once, before servers are started or replaced."""
+    settings = Settings()
+    database = Database(settings.url, settings.tuning)
+    if database.engine.dialect.name == "sqlite" and not settings.home.is_dir():
+        raise Unavailable(f"there is no home at {settings.home}; run `mobizo-server init` first")
+    with reached(database.engine) as connection:
+        applied = lacking(connection)
+    upgrade(database.engine)
+    prepare_engine(database, settings)
+    database.close()
+    text = f"{len(applied)} migrations applied" if applied else "the database is already up to date"
+    tell(as_json, {"applied": list(applied), "revision": release()[-1]}, text)
+
+
+@app.command()
+def backup(
+    target: Annotated[Path, typer.Argument(help="directory or .tar file to create")],
+    with_keys: Annotated[
+        bool, typer.Option("--with-keys", help="include the signing keys; then protect the backup like the keys")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Back up the database and the stored files. The server keeps running."""
+    from server.operations.backups.service import back_up
+
+    settings, database = open_home()
+    database.close()
+    manifest = back_up(settings, target, with_keys)
+    text = f"{target}: the database and {len(manifest.files)} files, {manifest.size:,} bytes"
+    directory = settings.key_path.parent
+    keys = "with the signing keys" if with_keys else f"without the signing keys: back up {directory} separately"
+    tell(as_json, _summary(manifest, target), f"{text}, {keys}")
+
+
+@app.command()
+def restore(
+    source: Annotated[Path, typer.Argument(help="directory or .tar file created by `backup`", exists=True)],
+    as_json: Json = False,
+) -> None:
+    """Restore a backup into an empty home, database and store. Every file is verified."""
+    from server.operations.backups import service
+
+    settings = Settings()
+    manifest = service.restore(settings, source)
+    text = f"{settings.home} is restored to {manifest.made_at:%Y-%m-%d %H:%M:%S} UTC: {len(manifest.files)} files"
+    if not manifest.keys:
+        text += f". The backup has no signing key: copy the saved key into {settings.key_path.parent}"
+    tell(as_json, _summary(manifest, settings.home), text)
+
+
+def _summary(manifest: BackupManifest, path: Path) -> dict[str, object]:
+    return {
+        "path": str(path),
+        "made_at": manifest.made_at.isoformat(),
+        "version": manifest.version,
+        "files": len(manifest.files),
+        "bytes": manifest.size,
+        "keys": len(manifest.keys),
+    }

@@ -1,0 +1,22 @@
+"""`mobizo-server openapi`: prints the description of the REST API without a home or a running server."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+
+def openapi(
+    problems: Annotated[
+        bool, typer.Option("--problems", help="print the table of problem codes in Markdown instead")
+    ] = False,
+) -> None:
+    """Print the API's OpenAPI document, or its problem codes."""
+    from server.app import create_api
+    from server.web.openapi import text_of
+    from server.web.problem_page import problem_page
+
+    document = create_api().openapi()
+    sys.stdout.write(problem_page(document) if problems else text_of(document))

@@ -1,0 +1,57 @@
+"""`mobizo-server programs`: lists and recompiles programs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from server.cli.console import Json, moment, open_home, output, tell_rows
+from server.database.paging import PageRequest
+from server.programs.models import COMPILE
+from server.programs.repository import ProgramRepository
+from server.programs.service import ProgramService
+from server.tasks.repository import TaskRepository
+
+app = typer.Typer()
+programs = typer.Typer(help="Programs compiled from recipes.", no_args_is_help=True)
+app.add_typer(programs, name="programs")
+
+COLUMNS = ("recipe_id", "base", "state", "version", "attempts", "next_attempt_at", "memory_bytes", "doing", "error")
+
+
+@programs.command("list")
+def list_programs(
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="maximum number of rows")] = 100,
+    as_json: Json = False,
+) -> None:
+    """List programs, newest first."""
+    _, database = open_home()
+    with database.reading() as session:
+        newest = ProgramRepository(session).page(PageRequest(None, limit)).rows
+        tasks = TaskRepository(session).of(COMPILE, [program.recipe_id for program in newest])
+        rows = [
+            {
+                "recipe_id": program.recipe_id,
+                "base": program.recipe.base.name,
+                "state": program.state,
+                "version": None if program.signed is None else program.signed.manifest.version,
+                "attempts": 0 if task is None else task.attempts,
+                "next_attempt_at": moment(None if task is None else task.not_before),
+                "memory_bytes": None if task is None else task.memory_bytes,
+                "doing": None if program.progress is None else program.progress.why,
+                "error": None if program.error is None else program.error.detail,
+            }
+            for program, task in ((program, tasks.get(program.recipe_id)) for program in newest)
+        ]
+    tell_rows(as_json, rows, COLUMNS)
+
+
+@programs.command("recompile")
+def recompile(recipe_id: Annotated[str, typer.Argument(help="recipe id of the program")]) -> None:
+    """Recompile a program as its next version. Devices get it with their next lease; running jobs continue."""
+    _, database = open_home()
+    with database.writing() as session:
+        program = ProgramService(session).recompile(recipe_id)
+        version = 1 if program.signed is None else program.signed.manifest.version + 1
+    output.print(f"version {version} of {recipe_id} is queued for a worker", markup=False)

@@ -1,1 +1,0 @@
-"""Cohorts: members, rounds, updates that count, and the versions made of them."""

@@ -1,0 +1,144 @@
+"""A base model's architecture facts and its files: directories, Hugging Face ids and GGUF files.
+
+No weight is read here, and torch is not imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.canonical import canonical_json, file_sha256, sha256_hex
+from shared.errors import UnknownBase, UnreadableCheckpoint
+from shared.recipe import Target
+from shared.zo.lora import BaseShape
+
+# The files that determine the computation and the tokenization of a Hugging Face model.
+PINNED_PATTERNS = (
+    "config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
+VOCABULARY_FILES = ("vocab.json", "merges.txt")  # used only without tokenizer.json
+
+
+class Rope(BaseModel):
+    """Rotary position embedding: base frequency, and its scaling for long contexts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    theta: float = 10000.0
+    kind: Literal["default", "linear", "llama3", "factors"] = "default"
+    factor: float = 1.0
+    factors: tuple[float, ...] = Field((), description="for kind factors: divisor of each pair's frequency")
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
+
+
+class BaseFacts(BaseShape):
+    """The architecture facts of a base model, known without reading its weights. They configure the decoder."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="pins the files: canonical JSON of [name, sha256] pairs")
+    form: Literal["huggingface", "gguf"]
+    tied: bool = Field(description="lm_head is the embedding table")
+    parameters: int = Field(description="number of elements of all base tensors; tied tensors count once")
+    norm: Literal["rms", "layer"] = "rms"
+    norm_eps: float
+    sandwich: bool = Field(False, description="additional norms after attention and after the MLP (Gemma)")
+    qk_norm: bool = Field(False, description="root-mean-square norm of each query and key head (Qwen3, Gemma 3)")
+    biases: tuple[Target, ...] = Field((), description="linear layers that have a bias")
+    activation: Literal["silu", "gelu_tanh", "relu"] = "silu"
+    rope: Rope | None = Field(Rope(), description="null: learned positions, added to the embeddings (OPT)")
+    window: int | None = Field(
+        None, ge=1, description="attention window of sliding layers in tokens, including the token itself"
+    )
+    sliding_layers: tuple[int, ...] = ()
+    sliding_rope: Rope | None = Field(
+        None, description="rotary embedding of sliding layers; null: same as the other layers"
+    )
+    attention_scale: float = Field(description="factor of the attention scores")
+    attention_softcap: float | None = None
+    final_softcap: float | None = None
+    embedding_scale: float = 1.0
+
+    @property
+    def layer_norms(self) -> tuple[str, ...]:
+        """Names of the norm vectors (hidden,) of one layer, in input order."""
+        names = (
+            ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm")
+            if self.sandwich
+            else ("input_norm", "post_norm")
+        )
+        return names if self.norm == "rms" else tuple(part for name in names for part in (name, f"{name}_bias"))
+
+    @property
+    def final_norms(self) -> tuple[str, ...]:
+        """Names of the vectors of the norm before lm_head."""
+        return ("norm",) if self.norm == "rms" else ("norm", "norm_bias")
+
+    @property
+    def head_norms(self) -> tuple[str, ...]:
+        """Names of the norm vectors (head_dim,) of one layer."""
+        return ("q_norm", "k_norm") if self.qk_norm else ()
+
+
+@dataclass(frozen=True)
+class BaseFiles:
+    """A base model's files on this machine."""
+
+    form: Literal["huggingface", "gguf"]
+    root: Path  # the directory, or the GGUF file itself
+    pinned: tuple[Path, ...]
+
+    @property
+    def sha256(self) -> str:
+        """The digest that identifies this base. It covers the names and bytes of all pinned files."""
+        pairs = sorted([path.name, file_sha256(path)] for path in self.pinned)
+        return sha256_hex(canonical_json(pairs))
+
+
+def locate_base(source: str) -> BaseFiles:
+    """Returns the files of `source`: a directory, a .gguf file, or a Hugging Face id (downloaded into its cache).
+
+    Raises UnknownBase if `source` does not exist, UnreadableCheckpoint if files are missing.
+    """
+    path = Path(source)
+    if path.is_file():
+        return BaseFiles("gguf", path, (path,))
+    directory = path if path.is_dir() else _download(source)
+    patterns = PINNED_PATTERNS if (directory / "tokenizer.json").is_file() else (*PINNED_PATTERNS, *VOCABULARY_FILES)
+    pinned = tuple(sorted({file for pattern in patterns for file in directory.glob(pattern)}))
+    names = [file.name for file in pinned]
+    if "config.json" not in names:
+        raise UnreadableCheckpoint(f"{source} has no config.json; give a Hugging Face model directory or a .gguf file")
+    if not any(name.endswith(".safetensors") for name in names):
+        raise UnreadableCheckpoint(f"{source} has no .safetensors file; convert the weights to safetensors")
+    return BaseFiles("huggingface", directory, pinned)
+
+
+def _download(source: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(source, allow_patterns=[*PINNED_PATTERNS, *VOCABULARY_FILES]))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise UnknownBase(
+            f"{source} is neither a local directory or file nor a model that can be downloaded"
+        ) from error
+
+
+def base_name(source: str, files: BaseFiles) -> str:
+    """Returns a short name of the base: its file or directory name, or the last part of its id."""
+    path = Path(source)
+    if files.form == "gguf":
+        return path.stem
+    return path.resolve().name if path.is_dir() else path.name

@@ -1,0 +1,171 @@
+"""Reads a Llama checkpoint in GGUF format: one file of metadata and (quantized) tensors.
+
+It maps tensor names, dequantizes blocks and restores the order of query and key rows. Tensors and settings that the
+decoder does not use are rejected.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+
+from server.compiler.checkpoints.base import BaseFacts, BaseFiles, Rope
+from shared.errors import UnreadableCheckpoint, UnsupportedModel
+
+SUPPORTED = ("llama",)  # llama.cpp permutes and folds the tensors of other architectures differently
+TOP_NAMES = {"token_embd": "embedding", "output_norm": "norm", "output": "lm_head"}
+LAYER_NAMES = {
+    "attn_norm": "input_norm",
+    "attn_q": "q_proj",
+    "attn_k": "k_proj",
+    "attn_v": "v_proj",
+    "attn_output": "o_proj",
+    "ffn_norm": "post_norm",
+    "ffn_gate": "gate_proj",
+    "ffn_up": "up_proj",
+    "ffn_down": "down_proj",
+}
+ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's RoPE scaling, computed by llama.cpp's converter
+LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(.+)\.weight")
+
+
+def gguf_facts(files: BaseFiles) -> BaseFacts:
+    """Returns the facts in the file's metadata. Raises UnreadableCheckpoint or UnsupportedModel."""
+    return _facts(files, _read(files))
+
+
+def gguf_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, torch.Tensor]]:
+    """Returns the facts and all weights by canonical name. Parses the metadata once, because that takes seconds."""
+    reader = _read(files)
+    return _facts(files, reader), dict(_tensors(reader))
+
+
+def gguf_tensors(files: BaseFiles) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields every weight with its canonical name."""
+    return _tensors(_read(files))
+
+
+def _facts(files: BaseFiles, reader: gguf.GGUFReader) -> BaseFacts:
+    architecture = str(_field(reader, "general.architecture"))
+    if architecture not in SUPPORTED:
+        raise UnsupportedModel(f"architecture {architecture!r} is not supported; supported: {', '.join(SUPPORTED)}")
+    names = [_canonical(tensor.name) for tensor in _weights(reader)]
+    _refuse_features(reader)
+    heads = int(_field(reader, "llama.attention.head_count"))
+    hidden = int(_field(reader, "llama.embedding_length"))
+    head_dim = int(_field(reader, "llama.attention.key_length", hidden // heads))
+    if int(_field(reader, "llama.rope.dimension_count", head_dim)) != head_dim:
+        raise UnsupportedModel(
+            "this llama checkpoint uses partial rotary embedding, which the decoder does not compute"
+        )
+    embedding = next((tensor for tensor in reader.tensors if tensor.name == "token_embd.weight"), None)
+    if embedding is None:
+        raise UnreadableCheckpoint("the GGUF file has no token_embd.weight")
+    return BaseFacts(
+        architecture=architecture,
+        layers=int(_field(reader, "llama.block_count")),
+        hidden=hidden,
+        intermediate=int(_field(reader, "llama.feed_forward_length")),
+        heads=heads,
+        kv_heads=int(_field(reader, "llama.attention.head_count_kv", heads)),
+        head_dim=head_dim,
+        vocabulary=int(embedding.shape[1]),
+        context_length=int(_field(reader, "llama.context_length")),
+        sha256=files.sha256,
+        form="gguf",
+        tied="lm_head" not in names,
+        rope=_rope(reader, head_dim),
+        attention_scale=head_dim**-0.5,
+        norm_eps=float(_field(reader, "llama.attention.layer_norm_rms_epsilon")),
+        parameters=sum(int(tensor.n_elements) for tensor in _weights(reader)),
+    )
+
+
+def _weights(reader: gguf.GGUFReader) -> list[gguf.ReaderTensor]:
+    return [tensor for tensor in reader.tensors if tensor.name != ROPE_FACTORS]
+
+
+def _rope(reader: gguf.GGUFReader, head_dim: int) -> Rope:
+    """Returns the rotary embedding. As in llama.cpp, a factor without a type is linear, and a factor of 0 is none."""
+    theta = float(_field(reader, "llama.rope.freq_base", 10000.0))
+    factor = float(_field(reader, "llama.rope.scaling.factor", _field(reader, "llama.rope.scale_linear", 0.0)))
+    linear = factor not in (0.0, 1.0) and _scaling(reader) == "linear"
+    tensor = next((tensor for tensor in reader.tensors if tensor.name == ROPE_FACTORS), None)
+    if tensor is None:
+        return Rope(theta=theta, kind="linear", factor=factor) if linear else Rope(theta=theta)
+    factors = tuple(float(value) for value in tensor.data.reshape(-1))
+    if linear or tensor.tensor_type != gguf.GGMLQuantizationType.F32 or len(factors) != head_dim // 2:
+        raise UnsupportedModel(f"{ROPE_FACTORS} is not {head_dim // 2} float32 factors of an otherwise unscaled RoPE")
+    return Rope(theta=theta, kind="factors", factors=factors)
+
+
+def _scaling(reader: gguf.GGUFReader) -> str:
+    return str(_field(reader, "llama.rope.scaling.type", "linear"))
+
+
+def _tensors(reader: gguf.GGUFReader) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields every weight, dequantized to float32, with its canonical name and in Hugging Face's row order."""
+    heads = int(_field(reader, "llama.attention.head_count"))
+    kv_heads = int(_field(reader, "llama.attention.head_count_kv", heads))
+    for tensor in _weights(reader):
+        name = _canonical(tensor.name)
+        try:
+            values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+        except (NotImplementedError, ValueError) as error:
+            raise UnsupportedModel(
+                f"tensor {tensor.name} has the unsupported type {tensor.tensor_type.name}"
+            ) from error
+        if name.endswith(("q_proj", "k_proj")):
+            values = _unpermute(values, heads if name.endswith("q_proj") else kv_heads)
+        yield name, torch.from_numpy(np.array(values, order="C"))  # a copy: the reader maps the file read-only
+
+
+def _unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Returns rows (heads * head_dim, in) in Hugging Face's order: llama.cpp interleaves the rotary halves."""
+    out_features, in_features = rows.shape
+    pairs = rows.reshape(heads, out_features // heads // 2, 2, in_features)
+    return pairs.swapaxes(1, 2).reshape(out_features, in_features)
+
+
+def _read(files: BaseFiles) -> gguf.GGUFReader:
+    try:
+        return gguf.GGUFReader(files.root)
+    except (ValueError, IndexError, KeyError, OSError, TypeError) as error:
+        raise UnreadableCheckpoint(f"{files.root.name} is not a complete GGUF file ({error})") from error
+
+
+def _field(reader: gguf.GGUFReader, name: str, default: Any = None) -> Any:
+    field = reader.fields.get(name)
+    if field is not None:
+        return field.contents()
+    if default is None:
+        raise UnreadableCheckpoint(f"the GGUF file has no {name}")
+    return default
+
+
+def _canonical(name: str) -> str:
+    stem = name.removesuffix(".weight")
+    if stem != name and stem in TOP_NAMES:
+        return TOP_NAMES[stem]
+    match = LAYER_PATTERN.fullmatch(name)
+    if match is None or match[2] not in LAYER_NAMES:
+        raise UnsupportedModel(f"tensor {name} is not part of the supported llama decoder")
+    return f"layers.{match[1]}.{LAYER_NAMES[match[2]]}"
+
+
+def _refuse_features(reader: gguf.GGUFReader) -> None:
+    scaling = _scaling(reader)
+    attention = float(_field(reader, "llama.rope.scaling.attn_factor", 1.0))
+    found = {
+        f"RoPE scaling {scaling!r}": scaling not in ("none", "linear"),
+        f"RoPE attention factor {attention}": attention != 1.0,
+        "sliding-window attention": bool(_field(reader, "llama.attention.sliding_window", 0)),
+        "experts": bool(_field(reader, "llama.expert_count", 0)),
+    }
+    if names := [name for name, present in found.items() if present]:
+        raise UnsupportedModel(f"this llama checkpoint uses {', '.join(names)}, which the decoder does not compute")

@@ -1,0 +1,1 @@
+"""Exports modules to files: lowering by backend, emission of the .pte, and the .ptd with the weights."""

@@ -1,0 +1,61 @@
+"""The backends that run programs, behind one interface: how layers are lowered and which files a program consists of.
+
+The libraries of a backend are imported when it is requested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from server.compiler.export.emission import Emitted, Signature
+from server.compiler.export.weights import Stored
+from server.compiler.model.quantization import Scheme
+from shared.program import Role
+from shared.recipe import Backend as Name
+from shared.recipe import Precision
+
+HOMES: dict[Name, str] = {
+    "xnnpack": "xnnpack:Xnnpack",
+    "portable": "portable:Portable",
+    "torch": "torch_export:TorchExport",
+    "qnn": "qnn:Qnn",
+    "vulkan": "vulkan:Vulkan",
+}
+
+
+class Backend(Protocol):
+    """A backend: how layers are lowered and which files make up a program."""
+
+    precisions: frozenset[Precision]  # supported precisions of frozen linear layers
+    dynamic_length: bool  # whether shorter sequences cost less than the recipe's length
+    files: Mapping[Role, str]  # names of the files that the backend writes
+
+    def check(self) -> None:
+        """Raises ToolchainMissing, naming what to install, if this machine cannot compile for the backend."""
+
+    def write_weights(self, tensors: Iterable[Stored], path: Path) -> set[str]:
+        """Writes a base's tensors and returns their keys. The bytes depend on base and precision only."""
+
+    def lower(
+        self, layers: Sequence[nn.Module], example: tuple[Tensor, ...], scheme: Scheme | None, stored: set[str]
+    ) -> list[nn.Module]:
+        """Lowers layers that share one graph.
+
+        layers: equal except for their persistent buffers, whose integers are stored according to `scheme`. example:
+        inputs for the export. stored: keys in the weights file.
+        """
+
+    def emit(self, methods: Mapping[str, Signature], stored: set[str], path: Path) -> Emitted:
+        """Exports every method and writes the program file. stored: keys in the weights file."""
+
+
+def backend(name: Name) -> Backend:
+    """Returns the backend with this name."""
+    module, kind = HOMES[name].split(":")
+    chosen: Backend = getattr(import_module(f"{__name__}.{module}"), kind)()
+    return chosen

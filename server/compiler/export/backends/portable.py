@@ -1,0 +1,39 @@
+"""The backend of ExecuTorch's portable operators, which run everywhere, but slowly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from server.compiler.export.emission import Emitted, Signature, emit
+from server.compiler.export.weights import Stored, write_weights
+from server.compiler.model.quantization import Scheme
+from shared.program import Role
+from shared.recipe import Precision
+
+
+class Portable:
+    """Leaves every layer unchanged. It is the base class of the other ExecuTorch backends."""
+
+    precisions: frozenset[Precision] = frozenset({"fp32"})
+    dynamic_length = True
+    files: Mapping[Role, str] = {"program": "program.pte", "weights": "weights.ptd", "tokenizer": "tokenizer.json"}
+
+    def check(self) -> None:
+        """Does nothing: only ExecuTorch itself is required."""
+
+    def write_weights(self, tensors: Iterable[Stored], path: Path) -> set[str]:
+        """Writes the `.ptd`; see `Backend.write_weights`."""
+        return write_weights(tensors, path)
+
+    def lower(
+        self, layers: Sequence[nn.Module], example: tuple[Tensor, ...], scheme: Scheme | None, stored: set[str]
+    ) -> list[nn.Module]:
+        """Returns the layers unchanged."""
+        return list(layers)
+
+    def emit(self, methods: Mapping[str, Signature], stored: set[str], path: Path) -> Emitted:
+        """Writes the `.pte`; see `Backend.emit`."""
+        return emit(methods, stored, path)

@@ -1,0 +1,170 @@
+"""Decoder layers as XNNPACK delegates: the graph is lowered once, and every layer's constants are then named in it.
+
+XNNPACK names a delegate's constants by the sha256 of their bytes. All layers of a shape share one graph, so a template
+layer with distinct random weights is lowered, and the delegate of a layer is the template's delegate with the keys of
+its own weights. That takes seconds, whereas lowering each layer takes minutes. Constants in the `.ptd` are omitted from
+the `.pte`; the others (A) are included.
+"""
+
+# mypy: disallow-subclassing-any=False
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import torch
+from executorch.backends.xnnpack.utils.quant_utils import is_dequant, is_dynamic_qdq, tag_as_implicit_q_dq
+from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
+from executorch.exir import EdgeCompileConfig, to_edge
+from executorch.exir._serialize._named_data_store import NamedDataStore
+from executorch.exir.backend.backend_details import BackendDetails
+from executorch.exir.lowered_backend_module import LoweredBackendModule
+from torch import Tensor, nn
+from torch.export import ExportedProgram, export
+
+from server.compiler.export.backends.portable import Portable
+from server.compiler.model.quantization import SCHEMES, Scheme, stored_bytes, stored_key
+from shared.errors import CompileFailed
+from shared.program import Role
+from shared.recipe import Precision
+
+Example = tuple[Tensor, ...]
+
+
+class Xnnpack(Portable):
+    """Lowers layers to XNNPACK delegates, in every precision."""
+
+    precisions: frozenset[Precision] = frozenset({"fp32", *SCHEMES})
+    files: Mapping[Role, str] = {**Portable.files, "inference": "inference.pte"}
+
+    def lower(
+        self, layers: Sequence[nn.Module], example: Example, scheme: Scheme | None, stored: set[str]
+    ) -> list[nn.Module]:
+        """Returns one delegate per layer; see `Backend.lower`."""
+        return lower_layers(layers, example, scheme, stored)
+
+
+class StandIn(nn.Module):
+    """A stand-in with a layer's input and output shapes but without its arithmetic, to trace through a delegate."""
+
+    def __init__(self, width: int) -> None:
+        """width: size of the output's last dimension; the other dimensions are those of the first input."""
+        super().__init__()
+        self.width = width
+
+    def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
+        """Returns a tensor of the layer's output shape."""
+        if hidden.shape[-1] == self.width:
+            return hidden + 0.0
+        return hidden[..., :1].repeat(*(1 for _ in hidden.shape[:-1]), self.width)
+
+
+class PairStandIn(StandIn):
+    """A stand-in for a layer with two outputs: one with the first input's shape, and one of shape (R, width)."""
+
+    def forward(self, hidden: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns tensors of the layer's output shapes."""
+        return hidden + 0.0, hidden[:, 0, :1].repeat(1, self.width)
+
+
+def lower_layers(
+    layers: Sequence[nn.Module],
+    example: Example,
+    scheme: Scheme | None,
+    stored: set[str],
+    kind: type[BackendDetails] = XnnpackBackend,
+) -> list[nn.Module]:
+    """Returns one delegate per layer.
+
+    layers: equal except for their persistent buffers, whose integers are stored according to `scheme`. stored: keys in
+    the `.ptd`. kind: the partitioner; it must name constants as XNNPACK does.
+    """
+    template = _template(layers[0], scheme)
+    made = layers[0](*example)
+    stand_in = PairStandIn(made[1].shape[-1]) if isinstance(made, tuple) else StandIn(made.shape[-1])
+    program = edge_program(template, example)
+    _mark_quantized_activations(program)
+    result = kind.preprocess(program, [])
+    keys = _keys(template, scheme)
+    _check_named(keys, result.processed_bytes, kind)
+    constants = {
+        key: result.data_store_output.buffers[entry.buffer_index]
+        for key, entry in result.data_store_output.pte_data.items()
+        if key not in keys.values()
+    }
+    outline = export(stand_in, example, strict=False)
+    payload = result.processed_bytes
+    return [_delegate(kind, outline, payload, keys, constants, layer, scheme, stored) for layer in layers]
+
+
+def _keys(layer: nn.Module, scheme: Scheme | None) -> dict[str, str]:
+    return {name: stored_key(name, tensor, scheme) for name, tensor in layer.state_dict().items()}
+
+
+def _template(layer: nn.Module, scheme: Scheme | None) -> nn.Module:
+    """Returns a copy of `layer` with distinct values in all persistent buffers, so that each has its own key."""
+    template = copy.deepcopy(layer)
+    generator = torch.Generator().manual_seed(0)
+    for name in template.state_dict():
+        holder, _, attribute = name.rpartition(".")
+        tensor = template.get_buffer(name).clone()  # a buffer may be registered under two names
+        setattr(template.get_submodule(holder), attribute, tensor)
+        if tensor.dtype == torch.int8 and scheme is not None:
+            largest = scheme.largest
+            tensor.copy_(torch.randint(-largest, largest + 1, tensor.shape, generator=generator))
+        else:
+            tensor.copy_(torch.rand(tensor.shape, generator=generator))
+    return template
+
+
+def edge_program(module: nn.Module, example: Example) -> ExportedProgram:
+    """Exports a layer's graph for a backend."""
+    exported = export(module, example, strict=False)
+    # Linear layers are not decomposed: as matrix products they would be reshaped to a fixed number of tokens.
+    config = EdgeCompileConfig(_check_ir_validity=False, preserve_ops=[torch.ops.aten.linear.default])
+    return to_edge(exported, compile_config=config).exported_program()
+
+
+def _mark_quantized_activations(program: ExportedProgram) -> None:
+    """Marks linear layers as XNNPACK's partitioner does, so that they are lowered whole, with their bias."""
+    for node in program.graph.nodes:
+        if is_dequant(node) and is_dynamic_qdq(node):
+            tag_as_implicit_q_dq(node)
+
+
+def _check_named(keys: Mapping[str, str], payload: bytes, kind: type[BackendDetails]) -> None:
+    if absent := [name for name, key in keys.items() if payload.count(key.encode()) != 1]:
+        raise CompileFailed(
+            f"{kind.__name__} did not store {', '.join(absent)} as given; this ExecuTorch is not supported"
+        )
+
+
+def _delegate(
+    kind: type[BackendDetails],
+    stand_in: ExportedProgram,
+    payload: bytes,
+    keys: Mapping[str, str],
+    constants: Mapping[str, bytes],
+    layer: nn.Module,
+    scheme: Scheme | None,
+    stored: set[str],
+) -> LoweredBackendModule:
+    """Returns the template's delegate with the layer's tensors. keys: names of the template's tensors."""
+    data = NamedDataStore()
+    for key, constant in constants.items():
+        data.add_named_data(key, constant, alignment=16)
+    for name, tensor in layer.state_dict().items():
+        own = stored_key(name, tensor, scheme)
+        payload = payload.replace(keys[name].encode(), own.encode())
+        if own not in stored:
+            data.add_named_data(own, stored_bytes(name, tensor, scheme), alignment=16)
+    module = LoweredBackendModule(
+        edge_program=stand_in,
+        backend_id=kind.__name__,
+        processed_bytes=payload,
+        compile_specs=[],
+        named_data_store_output=data.get_named_data_store_output(),
+    )
+    module.meta = {"debug_handle_map": {}}
+    return module

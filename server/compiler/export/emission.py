@@ -1,0 +1,153 @@
+"""Emits exported methods as one multi-method `.pte` whose methods share flat B."""
+
+# mypy: disallow-subclassing-any=False
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchBackendConfig, to_edge
+from executorch.exir._serialize._serialize import serialize_for_executorch
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from executorch.exir.passes import MemoryPlanningPass
+from executorch.exir.schema import BackendDelegate, DelegateCall, ExecutionPlan
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
+from torch.export.graph_signature import ExportGraphSignature
+from torch.fx import GraphModule
+from torch.fx.passes.infra.pass_base import PassResult
+from torch.utils._pytree import tree_map
+
+from server.compiler.methods.estimators import STATE
+from shared.errors import CompileFailed
+
+EXTERNAL = "weights"  # tag of the constants in the .ptd
+INITIALIZER = "adapter"  # the method that must be loaded before any other method is called
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A method to export: its module, example inputs and dynamic dimensions."""
+
+    module: nn.Module
+    example: tuple[Tensor, ...]
+    dynamic: Mapping[int, Mapping[int, Dim]] = field(default_factory=dict)  # by input, then by dimension
+
+    def export(self) -> ExportedProgram:
+        """Exports the module's graph. Raises CompileFailed if the graph is specialized to the example's lengths."""
+        if not self.dynamic:
+            return export(self.module, self.example, strict=False)
+        # Hints instead of named dimensions: views of matrix products create conditions that always hold but that the
+        # exporter cannot prove, and it requires a proof for named dimensions.
+        shapes = [
+            {axis: Dim.AUTO(min=dim.min, max=dim.max) for axis, dim in self.dynamic.get(at, {}).items()}
+            for at in range(len(self.example))
+        ]
+        parameters = inspect.signature(self.module.forward).parameters.values()
+        named = sum(parameter.kind is not parameter.VAR_POSITIONAL for parameter in parameters)
+        dynamic = (*shapes[:named], *([tuple(shapes[named:])] if named < len(shapes) else []))
+        exported = export(self.module, self.example, dynamic_shapes=dynamic, strict=False)
+        inputs = [
+            node.meta["val"] for node in exported.graph.nodes if node.name in exported.graph_signature.user_inputs
+        ]
+        for at, dims in self.dynamic.items():
+            for axis, dim in dims.items():
+                size = inputs[at].shape[axis]
+                if not (isinstance(size, torch.SymInt) and size.node.expr in exported.range_constraints):
+                    raise CompileFailed(
+                        f"the graph of {type(self.module).__name__} is specialized to one value of {dim.__name__}"
+                    )
+        return exported
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """Figures of a written `.pte`."""
+
+    planned_bytes: int
+    delegates: int
+    nodes: int
+
+
+class InPlacePlanning(MemoryPlanningPass):
+    """Memory planning that does not allocate a second time for a buffer that a method writes in place and returns."""
+
+    def run(self, graph_module: GraphModule, graph_signature: ExportGraphSignature | None = None) -> PassResult:
+        """See the base class."""
+        for node in graph_module.graph.nodes:
+            if isinstance(node.target, EdgeOpOverload) and node.target._schema.name == "aten::index_put_":
+                node.meta["spec"] = node.args[0].meta["spec"]
+        output = graph_module.graph.output_node()
+        output.meta["spec"] = tree_map(lambda result: getattr(result, "meta", {}).get("spec"), output.args[0])
+        return super().run(graph_module, graph_signature)
+
+
+def emit(methods: Mapping[str, Signature], stored: set[str], path: Path) -> Emitted:
+    """Exports every method with its example inputs and writes the `.pte`. stored: buffers in the `.ptd`."""
+    edge = to_edge(
+        {name: signature.export() for name, signature in methods.items()},
+        compile_config=EdgeCompileConfig(_check_ir_validity=False, preserve_ops=[torch.ops.aten.linear.default]),
+    )
+    _start_b_at_zero(edge)
+    placeholders = {"b_" + name.replace(".", "_") for name in stored}
+    config = ExecutorchBackendConfig(
+        memory_planning_pass=InPlacePlanning(share_mutable_buffers=True),
+        emit_mutable_buffer_names=True,
+        run_reinplace_pass=True,  # writes caches in place instead of copying them
+        external_constants=lambda node: EXTERNAL if node.name in placeholders else None,
+    )
+    program = edge.to_executorch(config)
+    plans = program.executorch_program.execution_plan
+    data = program._pte_data
+    if share_delegates(plans):
+        data, _ = serialize_for_executorch(
+            program._emitter_output, config, program._data_serializer, program._named_data
+        )
+    with path.open("wb") as file:
+        data.write_to_file(file)
+    return Emitted(
+        planned_bytes=sum(sum(plan.non_const_buffer_sizes) for plan in plans),
+        delegates=sum(len(plan.delegates) for plan in plans),
+        nodes=sum(len(chain.instructions) for plan in plans for chain in plan.chains),
+    )
+
+
+def share_delegates(plans: Sequence[ExecutionPlan]) -> bool:
+    """Makes all calls of one delegate within a method use one entry, and returns whether a method had more.
+
+    The runtime prepares every entry by itself: a layer that runs once for each micro-batch would pack its weights as
+    often.
+    """
+    shared = False
+    for plan in plans:
+        kept: list[BackendDelegate] = []
+        places: dict[tuple[str, int], int] = {}  # by backend and blob
+        place_of: list[int] = []
+        for delegate in plan.delegates:
+            key = delegate.id, delegate.processed.index
+            if key not in places:
+                places[key] = len(kept)
+                kept.append(delegate)
+            place_of.append(places[key])
+        if len(kept) == len(plan.delegates):
+            continue
+        shared, plan.delegates = True, kept
+        for chain in plan.chains:
+            for instruction in chain.instructions:
+                if isinstance(call := instruction.instr_args, DelegateCall):
+                    call.delegate_index = place_of[call.delegate_index]
+    return shared
+
+
+def _start_b_at_zero(edge: EdgeProgramManager) -> None:
+    """Initializes B with zeros in INITIALIZER only; loading any other method leaves B unchanged.
+
+    Zeros in every method would add 4 D bytes each, and loading any of them would undo training.
+    """
+    for node in edge.exported_program(INITIALIZER).graph.nodes:
+        if node.op == "placeholder" and node.name.startswith(f"b_{STATE}_"):
+            node.meta["et_init_buffer"] = True

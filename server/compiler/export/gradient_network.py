@@ -1,0 +1,109 @@
+"""A recipe's network with exact gradients: forward layers as everywhere, and a reverse pass of each adapted part's.
+
+Each kind of reverse layer is lowered once, as forward layers are.
+"""
+
+# mypy: disallow-subclassing-any=False
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from server.compiler.export.emission import Signature
+from server.compiler.export.network import BaseNetwork, Example, layer_example, lower_by_shape, zero_tokens
+from server.compiler.methods.gradient import GradientStep, GradientSuffix, Restore, State
+from server.compiler.methods.optimizers import state_size
+from server.compiler.methods.training import Adapter, Load, Prefix, Replay, Score, Stack
+from server.compiler.model.decoder import LayerShape
+from server.compiler.model.quantization import SCALE
+from server.compiler.model.reverse import ReverseLayer, ReversePass
+from shared.program_inputs import MIN_LENGTH, SEED_DTYPE
+
+
+class GradientNetwork(BaseNetwork):
+    """Everything that the methods of a recipe with exact gradients share."""
+
+    def reverses(self, stack: Stack) -> tuple[Stack, list[nn.Module]]:
+        """The stack and its reverse passes, lowered if they are to be.
+
+        Where layers are not lowered, the stack's are those that the reverse passes hold: a weight has one name in a
+        graph, the one that the weights file knows it by.
+        """
+        layers = self._layers(stack)
+        for layer in layers:
+            layer.drop_forward()
+        lowered = lower_by_shape(self._lower, [ReversePass(layer) for layer in layers], stack.shapes, self._example)
+        if not any(isinstance(each, ReversePass) for each in lowered):
+            return stack, lowered
+        layers = self._layers(stack)
+        return Stack(stack.shapes, layers, stack.first), [ReversePass(layer) for layer in layers]
+
+    def _layers(self, stack: Stack) -> list[ReverseLayer]:
+        """The stack's layers with their reverse."""
+        return [
+            ReverseLayer(shape, self._base.layers[index], self._scaled_a[index])
+            for index, shape in enumerate(stack.shapes, stack.first)
+        ]
+
+    def scales(self, stack: Stack) -> Tensor | None:
+        """The scales of the stack's linear weights, side by side, (layers, outputs); None: float32 weights."""
+        if self._base.precision == "fp32":
+            return None
+        indices = range(stack.first, stack.first + len(stack.shapes))
+        return torch.stack(
+            [torch.cat([self._base.layers[at][target + SCALE] for target in self.facts.linears]) for at in indices]
+        )
+
+    def methods(self) -> dict[str, Signature]:
+        """Every method of the program with its example inputs, as `shared.program` lists them."""
+        recipe, trunk, size = self.recipe, self.trunk, self.size
+        e, s, t, c = recipe.effective_batch, recipe.sequence_length, recipe.answer_length, recipe.choices
+        rows, frozen = recipe.rows, recipe.frozen_layers(self.facts.layers)
+        head = self.head(rows, t)
+        below = [self.stack(rows, 1, slice(0, frozen), adapted=False)] if frozen else []
+        adapted, reverses = self.reverses(self.stack(rows, 1, slice(frozen, None)))
+        backward = (reverses, self.scales(adapted))
+        labels: Example = (zero_tokens(e, t),) if recipe.loss == "full" else (zero_tokens(e, t, c), torch.ones(e, t, c))
+        rest = (zero_tokens(e, t), *labels, torch.ones(e, t), *self._settings())
+        length = {0: {1: Dim("S", min=MIN_LENGTH, max=s)}} if self.dynamic_length else {}
+        step = GradientStep(recipe, size, trunk, head, *backward, *below, adapted)
+        methods = {
+            "step": Signature(step, (zero_tokens(e, s), *rest), length),
+            "score": Signature(
+                Score(recipe, size, trunk, head, *below, adapted),
+                (zero_tokens(rows, s), zero_tokens(rows, t), zero_tokens(rows, t, c)),
+                length,
+            ),
+            "adapter": Signature(Adapter(recipe, size), ()),
+            "load": Signature(Load(recipe, size), (torch.zeros(size),)),
+        }
+        if recipe.estimator == "gradient":
+            state = torch.zeros(state_size(recipe.optimizer, size))
+            methods["state"] = Signature(State(recipe, size), ())
+            methods["restore"] = Signature(Restore(recipe, size), (state,))
+        else:
+            methods["replay"] = Signature(Replay(recipe, size), (self._seeds(), torch.zeros(recipe.queries)))
+        if frozen:
+            hidden = torch.zeros(e, s, self.facts.hidden)
+            suffix = GradientSuffix(recipe, size, trunk, head, *backward, adapted)
+            methods["prefix"] = Signature(Prefix(recipe, size, trunk, head, *below), (zero_tokens(e, s),), length)
+            methods["suffix"] = Signature(suffix, (hidden, *rest), length)
+        return methods
+
+    def _settings(self) -> Example:
+        """The inputs that a step takes after its batch."""
+        first = torch.ones(1) if self.recipe.estimator == "gradient" else self._seeds()
+        return (first, torch.ones(1), torch.ones(1))
+
+    def _seeds(self) -> Tensor:
+        return torch.from_numpy(np.zeros((self.recipe.queries, 2), SEED_DTYPE))
+
+    def _example(self, shape: LayerShape) -> Example:
+        """Inputs that a reverse pass is exported with."""
+        hidden, *others = layer_example(shape, self.recipe.sequence_length)
+        outputs = sum(self.facts.features(target)[1] for target in self.facts.linears)
+        scales = () if shape.scheme is None else (torch.ones(outputs),)
+        return (hidden, torch.zeros_like(hidden), *others, *scales)

@@ -1,0 +1,179 @@
+"""A recipe's network on one base: weights in the recipe's precision, lowered layers, and methods to export.
+
+Each kind of layer (rows, paths, adapted or not) is lowered once and shared by all methods that use it.
+"""
+
+# mypy: disallow-subclassing-any=False
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from server.compiler.checkpoints.base import BaseFacts
+from server.compiler.checkpoints.checkpoint import Checkpoint
+from server.compiler.export.emission import Signature
+from server.compiler.export.weights import Stored
+from server.compiler.methods.training import Adapter, Flush, Load, Prefix, Replay, Score, Stack, Step, Suffix
+from server.compiler.model.backbone import HeadLayer, Trunk, TrunkTensors
+from server.compiler.model.decoder import DecoderLayer, LayerShape, LayerTables, layer_shapes, quantized_layer
+from server.compiler.model.quantization import ROWS, SCALE, SCHEMES, Scheme, quantize, stored_bytes, stored_key
+from shared.program_inputs import MIN_LENGTH, SEED_DTYPE, TOKEN_DTYPE
+from shared.recipe import Precision, Recipe, Target
+from shared.zo.calibration import Calibration
+from shared.zo.lora import flat_size, frozen_a, lora_modules
+
+Example = tuple[Tensor, ...]
+Lower = Callable[[Sequence[nn.Module], Example, Scheme | None], list[nn.Module]]
+
+
+@dataclass(frozen=True)
+class QuantizedBase:
+    """The weights of a base model in one precision."""
+
+    facts: BaseFacts
+    precision: Precision
+    trunk: TrunkTensors
+    layers: tuple[dict[str, Tensor], ...]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, precision: Precision) -> QuantizedBase:
+        """Returns the quantized checkpoint. In a quantized precision, tables have 8-bit rows."""
+        tables: dict[str, Tensor | None] = {"lm_head": None, "positions": None, **checkpoint.tables}
+        for name in ("embedding", "lm_head"):
+            table = tables[name]
+            tables[name + SCALE] = None
+            if table is not None and precision != "fp32":
+                values, scales = quantize(table, ROWS)
+                tables[name], tables[name + SCALE] = values, scales.unsqueeze(1)
+        trunk = TrunkTensors(norms=checkpoint.norms, head_norms=checkpoint.head_norms, **tables)
+        layers = tuple(quantized_layer(layer, precision) for layer in checkpoint.layers)
+        return cls(checkpoint.facts, precision, trunk, layers)
+
+    def stored(self) -> Iterator[Stored]:
+        """Yields every tensor of the weights file."""
+        for name, tensor in self.trunk.named().items():
+            yield Stored(stored_bytes(name, tensor, ROWS), stored_key(name, tensor, ROWS), f"trunk.{name}", tensor)
+        scheme = SCHEMES.get(self.precision)
+        for index, layer in enumerate(self.layers):
+            for name, tensor in layer.items():
+                path = f"layers.{index}.frozen.{name}" if scheme is None else None
+                yield Stored(stored_bytes(name, tensor, scheme), stored_key(name, tensor, scheme), path, tensor)
+
+
+class BaseNetwork:
+    """The parts that all methods of a recipe share."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        base: QuantizedBase,
+        lower: Lower,
+        dynamic_length: bool = True,
+        calibration: Calibration | None = None,
+    ) -> None:
+        """lower: lowers layers of one graph for the backend. dynamic_length: see `Backend`.
+
+        calibration: the calibration named by the recipe, or None.
+        """
+        self.recipe, self.facts, self._base, self._lower = recipe, base.facts, base, lower
+        self.dynamic_length = dynamic_length and recipe.sequence_length > MIN_LENGTH
+        self.size = flat_size(recipe, base.facts)
+        self.trunk = Trunk(base.facts, base.trunk, recipe.sequence_length)
+        self._scaled_a: list[dict[Target, Tensor]] = [{} for _ in range(base.facts.layers)]
+        for module in lora_modules(recipe, base.facts):
+            a = np.ascontiguousarray(frozen_a(recipe, module, calibration).T) * np.float32(recipe.scale)  # (r, in)
+            self._scaled_a[module.layer][module.target] = torch.from_numpy(a)
+
+    def layers(self, shapes: Sequence[LayerShape], indices: Iterable[int], length: int) -> list[nn.Module]:
+        """The base's layers `indices`, each of its shape, lowered if they are to be. length: S they are planned for."""
+        plain = [
+            DecoderLayer(shape, self._base.layers[index], self._scaled_a[index])
+            for shape, index in zip(shapes, indices, strict=True)
+        ]
+        return lower_by_shape(self._lower, plain, shapes, lambda shape: layer_example(shape, length))
+
+    def stack(self, rows: int, paths: int, part: slice, adapted: bool = True) -> Stack:
+        """Returns the base's layers in `part`, for `rows` sequences of `paths` paths."""
+        shapes = layer_shapes(self.recipe, self.facts, rows, paths, adapted)[part]
+        indices = range(self.facts.layers)[part]
+        return Stack(shapes, self.layers(shapes, indices, self.recipe.sequence_length), indices.start)
+
+    def head(self, rows: int, picks: int) -> nn.Module | None:
+        """Returns the lowered lm_head over a quantized table for (rows, picks) positions; None for a float32 table."""
+        if self._base.precision == "fp32":
+            return None
+        name = "embedding" if self.trunk.tied else "lm_head"
+        layer = HeadLayer(getattr(self.trunk, name), getattr(self.trunk, name + SCALE).squeeze(1))
+        example = (torch.zeros(rows, picks, self.facts.hidden),)
+        return self._lower([layer], example, ROWS)[0]
+
+    def methods(self) -> dict[str, Signature]:
+        """Returns every method of the program with its example inputs, as listed in `shared.program`."""
+        recipe, trunk, size = self.recipe, self.trunk, self.size
+        q, e, s = recipe.queries, recipe.effective_batch, recipe.sequence_length
+        t, c, r = recipe.answer_length, recipe.choices, recipe.score_rows
+        frozen = recipe.frozen_layers(self.facts.layers)
+        head = self.head(r, t)
+        below, above = slice(0, frozen), slice(frozen, None)
+        adapted = self.stack(r, recipe.paths, above)
+        once = [self.stack(e, 1, below, adapted=False)] if frozen else []  # on E sequences
+        every = [self.stack(r, 1, below, adapted=False)] if frozen else []  # on R sequences
+        labels: Example = (zero_tokens(e, t),) if recipe.loss == "full" else (zero_tokens(e, t, c), torch.ones(e, t, c))
+        seeds = torch.from_numpy(np.zeros((q, 2), SEED_DTYPE))
+        secret: Example = (torch.ones(1), torch.zeros(q)) if recipe.privacy == "clipped" else ()
+        rest = (zero_tokens(e, t), *labels, torch.ones(e, t), seeds, torch.ones(1), torch.ones(1), *secret)
+        replayed: Example = (seeds, torch.zeros(q), *([torch.ones(1)] if recipe.estimator == "stored" else []))
+        length = {0: {1: Dim("S", min=MIN_LENGTH, max=s)}} if self.dynamic_length else {}
+        methods = {
+            "step": Signature(Step(recipe, size, trunk, head, *once, adapted), (zero_tokens(e, s), *rest), length),
+            "replay": Signature(Replay(recipe, size), replayed),
+            "score": Signature(
+                Score(recipe, size, trunk, head, *every, adapted),
+                (zero_tokens(r, s), zero_tokens(r, t), zero_tokens(r, t, c)),
+                length,
+            ),
+            "adapter": Signature(Adapter(recipe, size), ()),
+            "load": Signature(Load(recipe, size), (torch.zeros(size),)),
+        }
+        if frozen:
+            hidden = torch.zeros(e, s, self.facts.hidden)
+            methods["prefix"] = Signature(Prefix(recipe, size, trunk, head, *once), (zero_tokens(e, s),), length)
+            methods["suffix"] = Signature(Suffix(recipe, size, trunk, head, adapted), (hidden, *rest), length)
+        if recipe.noise == "randn":
+            del methods["replay"]  # its directions would differ from those of the step
+        if recipe.estimator == "stored":
+            methods["flush"] = Signature(Flush(recipe, size), ())
+        return methods
+
+
+def lower_by_shape(
+    lower: Lower, layers: Sequence[nn.Module], shapes: Sequence[LayerShape], example: Callable[[LayerShape], Example]
+) -> list[nn.Module]:
+    """Lowers every layer; layers of one shape share a graph. example: returns the export inputs of a shape."""
+    lowered: dict[int, nn.Module] = {}
+    for shape in dict.fromkeys(shapes):
+        places = [at for at, other in enumerate(shapes) if other == shape]
+        delegates = lower([layers[at] for at in places], example(shape), shape.scheme)
+        lowered.update(zip(places, delegates, strict=True))
+    return [lowered[at] for at in range(len(layers))]
+
+
+def layer_example(shape: LayerShape, length: int) -> Example:
+    """Returns the export inputs of one `DecoderLayer`."""
+    facts = shape.facts
+    slab = (torch.zeros(shape.paths, shape.slab),) if shape.targets else ()
+    vectors = [torch.ones(facts.hidden) for _ in facts.layer_norms]
+    heads = [torch.ones(facts.head_dim) for _ in facts.head_norms]
+    tables = LayerTables(facts, length, sliding=False)(length)
+    return (torch.zeros(shape.rows, length, facts.hidden), *slab, *vectors, *heads, *tables)
+
+
+def zero_tokens(*shape: int) -> Tensor:
+    """Returns inputs with the data type of tokens."""
+    return torch.from_numpy(np.zeros(shape, TOKEN_DTYPE))

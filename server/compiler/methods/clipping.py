@@ -1,0 +1,38 @@
+"""Clipping of a private step in the graph: loss differences are clipped per example, truncated, summed and noised.
+
+The arithmetic is that of `shared.privacy.contributions`. An example's contribution depends on its own row only and is
+bounded for any row.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shared.privacy import MOST, UNITS
+
+
+def example_means(per_path: Tensor, mask: Tensor) -> Tensor:
+    """Returns the example mean of the loss (`shared.zo.encoding`) on each path, (2q, E); 0 for a row without tokens.
+
+    per_path: (2q, E*T). mask: (E, T).
+    """
+    examples, tokens = mask.shape
+    weighed = per_path.reshape(-1, examples, tokens) * mask.unsqueeze(0)
+    return weighed.sum(dim=2) / torch.clamp(mask.sum(dim=1), min=1.0).unsqueeze(0)
+
+
+def noised_totals(losses: Tensor, clip: Tensor, carried: Tensor) -> Tensor:
+    """Returns the sum of the examples' contributions and `carried` (q,), in units of clip / UNITS, (q,).
+
+    losses: (2q, E), `loss_plus` then `loss_minus`. carried: noise, or the sums so far. clip: [1]. The L2 norm of each
+    contribution is at most UNITS.
+    """
+    queries = losses.shape[0] // 2
+    scaled = (losses[:queries] - losses[queries:]) / clip  # (q, E)
+    scaled = torch.where(scaled == scaled, scaled, torch.zeros_like(scaled))  # NaN (inf - inf) counts as zero
+    scaled = torch.clamp(scaled, min=-MOST, max=MOST)
+    norms = torch.sqrt((scaled * scaled).sum(dim=0, keepdim=True))  # (1, E)
+    # One unit below the bound, to allow for float32 rounding of norms and products.
+    units = torch.trunc(scaled * ((UNITS - 1) / torch.clamp(norms, min=1.0)))
+    return units.sum(dim=1) + carried

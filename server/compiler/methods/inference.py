@@ -1,0 +1,256 @@
+"""The inference program: maps the tokens of one sequence to logits, with a key-value cache and the adapter's B.
+
+It uses the same weights file as training. A decoder layer consists of two delegates with the cache update between them:
+one computes queries, keys and values of the new tokens, the other attends over the cache. Masks use absolute positions,
+so cache entries after the end of the text have no effect.
+"""
+
+# mypy: disallow-subclassing-any=False
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from server.compiler.checkpoints.base import BaseFacts
+from server.compiler.export.emission import Signature
+from server.compiler.export.network import BaseNetwork, Example, Lower, QuantizedBase, lower_by_shape, zero_tokens
+from server.compiler.methods.training import Adapter, Load, Method
+from server.compiler.model.backbone import Trunk
+from server.compiler.model.decoder import MASKED, DecoderLayer, LayerShape, LayerTables, layer_shapes, norm_size
+from shared.recipe import Recipe, Target
+from shared.zo.calibration import Calibration
+
+# Tokens of a question and its answer. A token attends over the whole cache, used or not: on SmolLM2 in int8, a token
+# takes about 1.6 times as long with 512 positions as with 64. 512 positions take 24 MB.
+CONTEXT = 512
+HEADS: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj")
+
+
+def inference_context(recipe: Recipe, facts: BaseFacts) -> int:
+    """Returns C, the capacity of the cache in tokens: at least the recipe's S, at most the base's context length."""
+    return max(recipe.sequence_length, min(CONTEXT, facts.context_length))
+
+
+class CacheTables(LayerTables):
+    """The constants of layers that attend over a cache, indexed by absolute position."""
+
+    def __init__(self, facts: BaseFacts, context: int, sliding: bool) -> None:
+        """context: C."""
+        super().__init__(facts, context, sliding)
+        del self.mask  # its C x C values would be stored in the file; computing the needed rows is cheap
+        self.window = facts.window if sliding else None
+        self.register_buffer("columns", torch.arange(context), persistent=False)
+
+    def forward(self, places: Tensor) -> tuple[Tensor, ...]:
+        """Returns the tables, without the mask, for tokens at `places` (L,), in a layer's input order."""
+        rotary = tuple(table.index_select(0, places) for table in (self.cos, self.sin)) if self.rotary else ()
+        caps = (self.cap, self.uncap) if self.capped else ()
+        return self.scale, *rotary, *caps
+
+    def masked(self, places: Tensor) -> Tensor:
+        """Returns the causal mask (1, G*L, C) for tokens at `places` (L,)."""
+        own = places.unsqueeze(1)
+        hidden = self.columns > own  # (L, C)
+        if self.window is not None:
+            hidden = torch.logical_or(hidden, self.columns <= own - self.window)
+        return (hidden.to(torch.float32) * MASKED).repeat(self.groups, 1).unsqueeze(0)
+
+
+class Cache(nn.Module):
+    """The keys and values of every layer, (C, kv_heads * head_dim) each."""
+
+    def __init__(self, facts: BaseFacts, context: int) -> None:
+        """context: C."""
+        super().__init__()
+        self.layers = facts.layers
+        for index in range(facts.layers):
+            for name in ("keys", "values"):
+                self.register_buffer(f"{name}_{index}", torch.zeros(context, facts.kv_heads * facts.head_dim))
+
+    def write(self, index: int, places: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores a layer's keys and values of L tokens at `places` (L,). Returns all keys and values of the layer."""
+        return self._put(f"keys_{index}", places, keys), self._put(f"values_{index}", places, values)
+
+    def clear(self) -> None:
+        """Sets the cache to zero: uninitialized memory may contain NaN, which a mask does not remove."""
+        zeros = torch.zeros(self.keys_0.shape)
+        places = torch.arange(len(zeros))
+        for index in range(self.layers):
+            self.write(index, places, zeros, zeros)
+
+    def _put(self, name: str, places: Tensor, rows: Tensor) -> Tensor:
+        # The exporter performs only an index_put by rows in place; any other write copies the whole cache twice.
+        held: Tensor = getattr(self, name)
+        return held.index_put_((places,), rows)
+
+
+class HeadsLayer(DecoderLayer):
+    """A decoder layer up to its attention: computes the queries, keys and values of the new tokens."""
+
+    def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
+        """hidden (1, L, hidden) -> queries, keys and values side by side, (1, L, (heads + 2 kv_heads) head_dim).
+
+        others: B of this part's targets (1, slab) if any, the vectors of the input norm, the head norms, and the
+        tables.
+        """
+        facts = self.shape.facts
+        b, others = self.split_b(others)
+        count = norm_size(facts)
+        vectors, head_norms = others[:count], others[count : count + len(facts.head_norms)]
+        tables = others[count + len(facts.head_norms) :]
+        parts = self.heads(self.norm(hidden, *vectors), b, head_norms, tables)
+        return torch.cat([part.view(1, -1, part.shape[2] * part.shape[3]) for part in parts], dim=-1)
+
+    def split_b(self, others: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+        """Returns the B of this part's targets, and the other inputs."""
+        return (self._factors(others[0]), others[1:]) if self.shape.targets else ({}, others)
+
+
+class MixLayer(HeadsLayer):
+    """The rest of a decoder layer: attention over the cache, its output, and the MLP."""
+
+    def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
+        """hidden (1, L, hidden) -> (1, L, hidden).
+
+        others: the output of HeadsLayer, the cache's keys and values (C, kv_heads * head_dim), the mask (1, G*L, C),
+        B of this part's targets if any, the vectors of the other norms, and the tables.
+        """
+        facts = self.shape.facts
+        heads, keys, values, mask = others[:4]
+        b, others = self.split_b(others[4:])
+        count = norm_size(facts)
+        held = len(facts.layer_norms) - count
+        norms = [others[at : at + count] for at in range(0, held, count)]
+        q = heads[..., : facts.heads * facts.head_dim].view(1, -1, facts.heads, facts.head_dim)
+        k, v = (cached.view(1, -1, facts.kv_heads, facts.head_dim) for cached in (keys, values))
+        return self.finish(hidden, self._linear("o_proj", self.mix(q, k, v, mask, others[held:]), b), b, norms)
+
+
+class Extend(Method):
+    """Processes new tokens: stores their keys and values in the cache and returns logits."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        size: int,
+        trunk: Trunk,
+        head: nn.Module | None,
+        shapes: Sequence[LayerShape],
+        heads: Sequence[nn.Module],
+        mixes: Sequence[nn.Module],
+        context: int,
+    ) -> None:
+        """head: see `Network`. shapes, heads, mixes: one per layer. context: C."""
+        super().__init__(recipe, size)
+        self.trunk, self.head, self.shapes = trunk, head, shapes
+        self.heads, self.mixes = nn.ModuleList(heads), nn.ModuleList(mixes)
+        self.cache = Cache(trunk.facts, context)
+        self.tables = CacheTables(trunk.facts, context, sliding=False)
+        if trunk.facts.sliding_layers:
+            self.sliding_tables = CacheTables(trunk.facts, context, sliding=True)
+        # One longer than the bound, because the exporter removes a slice of the whole tensor.
+        self.register_buffer("at", torch.arange(recipe.sequence_length + 1), persistent=False)
+
+    def forward(self, tokens: Tensor, start: Tensor, picks: Tensor) -> Tensor:
+        """tokens (1, L) at positions from `start` [1] on, picks (P,) among these L. Returns logits (P, V)."""
+        facts = self.trunk.facts
+        places = self.at[: tokens.shape[1]] + start
+        hidden = self.trunk.embed(tokens, places)
+        kinds = [(self.tables(places), self.tables.masked(places))]
+        if facts.sliding_layers:
+            kinds.append((self.sliding_tables(places), self.sliding_tables.masked(places)))
+        b = self.state.current().unsqueeze(0)  # (1, D)
+        at, count = 0, norm_size(facts)
+        ends = [facts.heads * facts.head_dim, (facts.heads + facts.kv_heads) * facts.head_dim]
+        for index, (shape, head, mix) in enumerate(zip(self.shapes, self.heads, self.mixes, strict=True)):
+            tables, mask = kinds[index in facts.sliding_layers]
+            vectors = self.trunk.vectors(index)
+            own = len(facts.layer_norms)
+            slabs: list[tuple[Tensor, ...]] = []
+            for part in parts_of(shape):
+                slabs.append((b[:, at : at + part.slab],) if part.targets else ())
+                at += part.slab
+            made = head(hidden, *slabs[0], *vectors[:count], *vectors[own:], *tables)
+            rows = made.squeeze(0)
+            cached = self.cache.write(index, places, rows[:, ends[0] : ends[1]], rows[:, ends[1] :])
+            hidden = mix(hidden, made, *cached, mask, *slabs[1], *vectors[count:own], *tables)
+        answers = self.trunk.pick(hidden, picks.unsqueeze(0))
+        logits = self.trunk.cap(self.trunk.logits(answers) if self.head is None else self.head(answers))
+        return logits.squeeze(0)
+
+
+class LoadFresh(Load):
+    """Replaces B and clears the cache, which may have been computed with another B."""
+
+    def __init__(self, recipe: Recipe, size: int, cache: Cache) -> None:
+        super().__init__(recipe, size)
+        self.cache = cache
+
+    def forward(self, b: Tensor) -> Tensor:
+        """See `Load`."""
+        self.cache.clear()
+        return super().forward(b)
+
+
+def parts_of(shape: LayerShape) -> tuple[LayerShape, LayerShape]:
+    """Returns the shapes of a layer's HeadsLayer and MixLayer."""
+    return (
+        replace(shape, targets=tuple(target for target in shape.targets if target in HEADS)),
+        replace(shape, targets=tuple(target for target in shape.targets if target not in HEADS)),
+    )
+
+
+class InferenceNetwork(BaseNetwork):
+    """A recipe's network for one sequence and one path. B is one flat vector, regardless of the estimator."""
+
+    def __init__(
+        self, recipe: Recipe, base: QuantizedBase, lower: Lower, calibration: Calibration | None = None
+    ) -> None:
+        """See `BaseNetwork`."""
+        super().__init__(recipe.model_copy(update={"estimator": "replay"}), base, lower, calibration=calibration)
+        self.context = inference_context(recipe, base.facts)
+
+    def methods(self) -> dict[str, Signature]:
+        """Returns every method of the inference file with its example inputs, as listed in `shared.program`."""
+        recipe, size, s, t = self.recipe, self.size, self.recipe.sequence_length, self.recipe.answer_length
+        shapes = layer_shapes(recipe, self.facts, rows=1, paths=1)
+        heads, mixes = self._parts(HeadsLayer, 0, shapes), self._parts(MixLayer, 1, shapes)
+        extend = Extend(recipe, size, self.trunk, self.head(1, t), shapes, heads, mixes, self.context)
+        example = (zero_tokens(1, s), zero_tokens(1), zero_tokens(t))
+        varying = {0: {1: Dim("L", min=1, max=s)}} | ({2: {0: Dim("P", min=1, max=t)}} if t > 1 else {})
+        return {
+            "extend": Signature(extend, example, varying),
+            "adapter": Signature(Adapter(recipe, size), ()),
+            "load": Signature(LoadFresh(recipe, size, extend.cache), (torch.zeros(size),)),
+        }
+
+    def _parts(self, kind: type[DecoderLayer], at: int, shapes: Sequence[LayerShape]) -> list[nn.Module]:
+        """Returns one part of every layer, lowered."""
+        own = [parts_of(shape)[at] for shape in shapes]
+        weights = [
+            {name: tensor for name, tensor in layer.items() if name.startswith(HEADS) == (at == 0)}
+            for layer in self._base.layers
+        ]
+        layers = [kind(*given) for given in zip(own, weights, self._scaled_a, strict=True)]
+        return lower_by_shape(self._lower, layers, own, lambda shape: self._example(shape, at))
+
+    def _example(self, shape: LayerShape, at: int) -> Example:
+        """Returns the export inputs of a part."""
+        facts, length = self.facts, self.recipe.sequence_length
+        tables = CacheTables(facts, self.context, sliding=False)
+        places = torch.arange(length)
+        slab = (torch.zeros(1, shape.slab),) if shape.targets else ()
+        vectors, count = [torch.ones(facts.hidden) for _ in facts.layer_norms], norm_size(facts)
+        hidden = torch.zeros(1, length, facts.hidden)
+        if at == 0:
+            heads = [torch.ones(facts.head_dim) for _ in facts.head_norms]
+            return (hidden, *slab, *vectors[:count], *heads, *tables(places))
+        width = facts.kv_heads * facts.head_dim
+        made = torch.zeros(1, length, facts.heads * facts.head_dim + 2 * width)
+        cached = [torch.zeros(self.context, width) for _ in range(2)]
+        return (hidden, made, *cached, tables.masked(places), *slab, *vectors[count:], *tables(places))

@@ -1,0 +1,191 @@
+"""The methods of a training program as modules: a MobiZO step (paper, Algorithm 1), replay, score, adapter, load.
+
+All methods share the same state. Methods that run layers use the same shapes, so each layer is lowered once.
+"""
+
+# mypy: disallow-subclassing-any=False
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from server.compiler.methods.clipping import example_means, noised_totals
+from server.compiler.methods.estimators import state_of
+from server.compiler.model.backbone import Trunk
+from server.compiler.model.decoder import LayerShape
+from shared.privacy import UNITS
+from shared.recipe import Recipe
+
+EXCLUDED = -1e9  # replaces the logit of a padded choice
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Consecutive decoder layers of one base, lowered or not, from layer `first` on."""
+
+    shapes: Sequence[LayerShape]
+    layers: Sequence[nn.Module]
+    first: int
+
+
+class Method(nn.Module):
+    """A method of one program: the state that holds B, and the recipe it was made from."""
+
+    def __init__(self, recipe: Recipe, size: int) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.state: Any = state_of(recipe, size)  # the estimator decides of which class
+
+
+class Network(Method):
+    """A method that runs the base model."""
+
+    def __init__(self, recipe: Recipe, size: int, trunk: Trunk, head: nn.Module | None, *stacks: Stack) -> None:
+        """head: normed hidden states (R, T, hidden) to logits (R, T, V); None: the trunk's float32 table."""
+        super().__init__(recipe, size)
+        self.trunk = trunk
+        self.head = head
+        self.stacks = stacks
+        # Named by their place in the base, as the weights file names their tensors.
+        self.layers = nn.ModuleDict(
+            {str(index): layer for stack in stacks for index, layer in enumerate(stack.layers, stack.first)}
+        )
+
+    def run(self, stack: Stack, hidden: Tensor, b: Tensor | None) -> Tensor:
+        """hidden (R, S, hidden) through one stack's layers."""
+        return self.trunk.walk(stack.layers, stack.shapes, stack.first, hidden, b)
+
+    def log_probabilities(self, answers: Tensor, choices: Tensor) -> Tensor:
+        """Log-softmax over the whole vocabulary at `answers` (R, T, hidden), of `choices` (R, T, C): (R, T, C)."""
+        logits = self.trunk.cap(self.trunk.logits(answers) if self.head is None else self.head(answers))
+        return torch.gather(torch.log_softmax(logits, dim=-1), 2, choices.to(torch.int64))
+
+    def choice_logits(self, answers: Tensor, choices: Tensor) -> Tensor:
+        """Logits of `choices` (E, T, C) alone, by their rows of lm_head: (R, T, C) for `answers` (R, T, hidden)."""
+        examples, tokens, count = choices.shape
+        rows = self.trunk.head_rows(choices)  # (E, T, C, hidden)
+        rows = rows.reshape(examples * tokens, count, -1)
+        by_path = answers.reshape(self.recipe.paths, examples * tokens, -1).permute(1, 2, 0)  # (E*T, hidden, n)
+        logits = torch.bmm(rows, by_path)  # (E*T, C, n)
+        return self.trunk.cap(logits.permute(2, 0, 1).reshape(self.recipe.score_rows, tokens, count))
+
+
+def micro_batches(recipe: Recipe, *inputs: Tensor) -> list[tuple[Tensor, ...]]:
+    """The inputs (E, ...) of each micro-batch; one that holds everything is not sliced."""
+    if recipe.rows == recipe.effective_batch:
+        return [inputs]
+    starts = range(0, recipe.effective_batch, recipe.rows)
+    return [tuple(each[start : start + recipe.rows] for each in inputs) for start in starts]
+
+
+class Prefix(Network):
+    """The frozen layers below the first adapted one: what they make of an example is the same in every step."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens (E, S) -> hidden (E, S, hidden)."""
+        parts = micro_batches(self.recipe, tokens)
+        found = [self.run(self.stacks[0], self.trunk.embed(part), None) for (part,) in parts]
+        return torch.cat(found) if len(found) > 1 else found[0]
+
+
+class Suffix(Network):
+    """One MobiZO step from the prefix's hidden states: perturb, forward all 2q paths, estimate, update."""
+
+    def nll(self, hidden: Tensor, positions: Tensor, labels: Sequence[Tensor], b: Tensor) -> Tensor:
+        """Negative log-likelihoods (R, T) of the answer tokens. labels: (answers,) or (choices, choice_mask)."""
+        paths = self.recipe.paths
+        hidden = self.run(self.stacks[-1], hidden.repeat(paths, 1, 1), b)  # (R, S, hidden)
+        answers = self.trunk.pick(hidden, positions.repeat(paths, 1))
+        if self.recipe.loss == "full":
+            (truth,) = labels
+            return -self.log_probabilities(answers, truth.repeat(paths, 1).unsqueeze(2)).squeeze(2)
+        choices, choice_mask = labels
+        logits = self.choice_logits(answers, choices)
+        logits = logits + ((1.0 - choice_mask) * EXCLUDED).repeat(paths, 1, 1)
+        return -torch.log_softmax(logits, dim=-1)[:, :, 0]
+
+    def forward(self, hidden: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs as in `shared.program`. Returns losses (2q,) at B +- eps z, and coefficients (q,).
+
+        Where the recipe clips, the noised totals (q,) stand in place of the losses, which nobody sees.
+        """
+        *given, clip, carried = (*rest, None, None) if self.recipe.privacy == "none" else rest
+        *labels, mask, seeds, lr, eps = given
+        queries = self.recipe.queries
+        paths, z = self.state.perturb(seeds, eps)
+        per_path = self.nll(hidden, positions, labels, paths).reshape(self.recipe.paths, -1)  # (2q, E*T)
+        if clip is None:
+            weight = mask.reshape(1, -1)
+            said = (per_path * weight).sum(dim=1) / torch.clamp(weight.sum(dim=1), min=1.0)  # losses
+            differences = said[:queries] - said[queries:]
+        else:
+            said = noised_totals(example_means(per_path, mask), clip, carried)
+            differences = said * (clip / UNITS) / self.recipe.effective_batch
+        slopes = differences / (eps * 2.0)  # projected gradients g_i
+        coefficients = slopes * (lr / queries)
+        self.state.update(z, coefficients, eps)
+        return said, coefficients
+
+
+class Step(Suffix):
+    """One MobiZO step from tokens."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Suffix`, with tokens (E, S) in place of hidden states."""
+        hidden = self.trunk.embed(tokens)
+        if len(self.stacks) > 1:
+            hidden = self.run(self.stacks[0], hidden, None)
+        return super().forward(hidden, positions, *rest)
+
+
+class Replay(Method):
+    """The update of `step` alone, from its recorded coefficients."""
+
+    def forward(self, seeds: Tensor, coefficients: Tensor, *eps: Tensor) -> Tensor:
+        """seeds int32 (q, 2), coefficients (q,), and eps [1] for `stored`. Returns B's first element (1,)."""
+        scale = eps[0] if eps else torch.zeros(1)
+        return self.state.replay(seeds, coefficients, scale).reshape(-1)[:1] + 0.0
+
+
+class Score(Network):
+    """Log-probabilities under the current, unperturbed B."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, choices: Tensor) -> Tensor:
+        """tokens (R, S), positions (R, T), choices (R, T, C). Returns (R, T, C)."""
+        hidden = self.trunk.embed(tokens)
+        b = self.state.current().unsqueeze(0).repeat(self.recipe.paths, 1)
+        for stack in self.stacks:
+            hidden = self.run(stack, hidden, b)
+        return self.log_probabilities(self.trunk.pick(hidden, positions), choices)
+
+
+class Adapter(Method):
+    """Returns the current B."""
+
+    def forward(self) -> Tensor:
+        """Returns B (D,)."""
+        return self.state.current()
+
+
+class Load(Method):
+    """Replaces B."""
+
+    def forward(self, b: Tensor) -> Tensor:
+        """b: float32 (D,). Returns its first element (1,)."""
+        self.state.assign(b)
+        return b[:1] + 0.0
+
+
+class Flush(Method):
+    """Applies the pending update of the last step (estimator `stored`)."""
+
+    def forward(self) -> Tensor:
+        """Returns B's first element (1,)."""
+        b = self.state.current()
+        self.state.assign(b)
+        return b[:1]

@@ -1,0 +1,1 @@
+"""The compiled decoder: its layers, the frozen backbone around them, and quantized weights."""

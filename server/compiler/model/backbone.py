@@ -1,0 +1,135 @@
+"""Everything that is frozen around the decoder layers: embeddings, norms, tables, lm_head; and a walk through them.
+
+Knows shapes and arithmetic; knows nothing of losses, noise, files or delegates.
+"""
+
+# mypy: disallow-subclassing-any=False
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from server.compiler.checkpoints.base import BaseFacts
+from server.compiler.model.decoder import LayerShape, LayerTables, norm_of
+from server.compiler.model.quantization import ROWS, SCALE, linear
+
+
+@dataclass(frozen=True)
+class TrunkTensors:
+    """What every method's graph reads, by name. Tables of rows are float32, or int8 with one scale a row."""
+
+    embedding: Tensor  # (V, hidden)
+    embedding_scale: Tensor | None  # (V,) of a quantized table
+    norms: Tensor  # (K layers + F, hidden): each layer's `layer_norms`, then `final_norms`
+    head_norms: Tensor | None  # (2 layers, head_dim)
+    positions: Tensor | None  # (context, hidden), learned
+    lm_head: Tensor | None  # (V, hidden); None when tied to the embedding
+    lm_head_scale: Tensor | None
+
+    def named(self) -> dict[str, Tensor]:
+        """The tensors there are, by name."""
+        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
+
+
+class Trunk(nn.Module):
+    """The frozen tensors of one base, and how a hidden state passes its layers."""
+
+    def __init__(self, facts: BaseFacts, tensors: TrunkTensors, bound: int) -> None:
+        """bound: S, the most tokens of a sequence."""
+        super().__init__()
+        self.facts = facts
+        self.tied = tensors.lm_head is None
+        for name, tensor in tensors.named().items():
+            self.register_buffer(name, tensor)
+        self.tables = LayerTables(facts, bound, sliding=False)
+        if facts.sliding_layers:
+            self.sliding_tables = LayerTables(facts, bound, sliding=True)
+        self.final_norm = norm_of(facts)
+
+    def embed(self, tokens: Tensor, places: Tensor | None = None) -> Tensor:
+        """Hidden states (E, S, hidden) of tokens (E, S) before the first layer, at `places` (S,); None: 0 to S."""
+        hidden = self.rows("embedding", tokens)
+        if self.facts.embedding_scale != 1.0:
+            hidden = hidden * self.facts.embedding_scale
+        if self.facts.rope is None:
+            learned = self.positions[: tokens.shape[1]] if places is None else self.rows("positions", places)
+            hidden = hidden + learned
+        return hidden
+
+    def rows(self, table: str, indices: Tensor) -> Tensor:
+        """Rows (..., hidden) of an embedding or lm_head table, float32."""
+        values, scales = getattr(self, table), getattr(self, table + SCALE, None)
+        rows = functional.embedding(indices, values)
+        return rows if scales is None else rows.to(torch.float32) * functional.embedding(indices, scales)
+
+    def head_rows(self, indices: Tensor) -> Tensor:
+        """Rows of lm_head, (..., hidden); the embedding's when tied, so that the table is stored once."""
+        return self.rows("embedding" if self.tied else "lm_head", indices)
+
+    def vectors(self, index: int) -> tuple[Tensor, ...]:
+        """The norm vectors that layer `index` takes."""
+        count, heads = len(self.facts.layer_norms), len(self.facts.head_norms)
+        return (
+            *(self.norms[count * index + at] for at in range(count)),
+            *(self.head_norms[heads * index + at] for at in range(heads)),
+        )
+
+    def walk(
+        self, layers: Sequence[nn.Module], shapes: Sequence[LayerShape], first: int, hidden: Tensor, b: Tensor | None
+    ) -> Tensor:
+        """hidden (R, S, hidden) through layers `first`, `first` + 1, ... of the base; b: every path's B (n, D)."""
+        for layer, others in zip(layers, self.others(shapes, first, hidden.shape[1], b), strict=True):
+            hidden = layer(hidden, *others)
+        return hidden
+
+    def others(
+        self, shapes: Sequence[LayerShape], first: int, length: int, b: Tensor | None
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """What each of the layers `first`, `first` + 1, ... takes beside hidden states of `length`; b: (n, D)."""
+        tables = self.tables(length)
+        sliding = self.sliding_tables(length) if self.facts.sliding_layers else ()
+        at = 0
+        for index, shape in enumerate(shapes, first):
+            slab: tuple[Tensor, ...] = ()
+            if b is not None and shape.targets:
+                slab = (b[:, at : at + shape.slab],)
+                at += shape.slab
+            yield *slab, *self.vectors(index), *(sliding if index in self.facts.sliding_layers else tables)
+
+    def pick(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        """Normed hidden states at `positions` (R, T) alone, before lm_head: (R, T, hidden) of (R, S, hidden)."""
+        places = positions.to(torch.int64).unsqueeze(2).expand(-1, -1, hidden.shape[2])
+        return self.final_norm(torch.gather(hidden, 1, places), *self.final_vectors())
+
+    def final_vectors(self) -> tuple[Tensor, ...]:
+        """The vectors of the norm before lm_head."""
+        count = len(self.facts.layer_norms) * self.facts.layers
+        return tuple(self.norms[count + at] for at in range(len(self.facts.final_norms)))
+
+    def cap(self, logits: Tensor) -> Tensor:
+        """Logits as the base caps them, if it does."""
+        cap = self.facts.final_softcap
+        return logits if cap is None else torch.tanh(logits * (1 / cap)) * cap
+
+    def logits(self, answers: Tensor) -> Tensor:
+        """lm_head over the whole vocabulary on the float32 table: answers (..., hidden) -> (..., V)."""
+        return functional.linear(answers, self.embedding if self.tied else self.lm_head)
+
+
+class HeadLayer(nn.Module):
+    """lm_head on a quantized table, as a layer to lower: XNNPACK reads the same bytes as the table's rows."""
+
+    def __init__(self, values: Tensor, scales: Tensor) -> None:
+        """values: int8 (V, hidden); scales: (V,)."""
+        super().__init__()
+        self.register_buffer("lm_head", values)
+        self.register_buffer("lm_head" + SCALE, scales)
+
+    def forward(self, answers: Tensor) -> Tensor:
+        """answers (R, T, hidden) -> logits (R, T, V)."""
+        return linear(answers, self.lm_head, self.lm_head_scale, None, ROWS)

@@ -1,0 +1,323 @@
+"""One export-friendly decoder layer, shaped by a base's facts, with MP-LoRA (paper, Section 3.2).
+
+Every operation is one that XNNPACK takes whole: the causal mask is an input made of constants (right padding),
+grouped-query attention reshapes queries instead of copying keys, a norm's mean is a linear layer of 1/size. No shape
+names the sequence length, so that one lowered layer runs every length up to the one it was planned for.
+Knows its own shapes; knows nothing of losses, noise, flat B or files.
+"""
+
+# mypy: disallow-subclassing-any=False
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from server.compiler.checkpoints.base import BaseFacts, Rope
+from server.compiler.model.quantization import SCALE, SCHEMES, Scheme, linear, quantize, target_scheme
+from shared.recipe import Precision, Recipe, Target
+
+MASKED = -1e9  # added to a score that causality forbids; its softmax is exactly 0 in float32
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What one decoder layer is compiled for. Layers of equal shape are one graph."""
+
+    facts: BaseFacts
+    precision: Precision
+    paths: int  # n: copies of B, each for its own rows
+    rows: int  # R: sequences, path-major
+    rank: int
+    targets: tuple[Target, ...]  # adapted here; none in a frozen layer
+
+    def __hash__(self) -> int:
+        return hash((self.precision, self.paths, self.rows, self.rank, self.targets))
+
+    @property
+    def scheme(self) -> Scheme | None:
+        """How frozen weights are held; None: float32."""
+        return SCHEMES.get(self.precision)
+
+    @property
+    def slab(self) -> int:
+        """Elements of flat B that this layer holds."""
+        return sum(self.rank * self.facts.features(target)[1] for target in self.targets)
+
+
+def layer_shapes(recipe: Recipe, facts: BaseFacts, rows: int, paths: int, adapted: bool = True) -> list[LayerShape]:
+    """Every layer of the base for `rows` sequences of `paths` paths; with `adapted` False none meets its B."""
+    chosen = set(recipe.adapted_layers(facts.layers)) if adapted else set()
+    return [
+        LayerShape(facts, recipe.precision, paths, rows, recipe.rank, recipe.targets if index in chosen else ())
+        for index in range(facts.layers)
+    ]
+
+
+class RmsNorm(nn.Module):
+    """Root-mean-square norm. Its mean is a linear layer of 1/size with bias eps, which XNNPACK packs."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.full((1, size), 1.0 / size), persistent=False)
+        self.register_buffer("eps", torch.full((1,), eps), persistent=False)
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x (..., size) scaled to unit root mean square, times weight (size,)."""
+        return x * torch.rsqrt(functional.linear(x * x, self.mean, self.eps)) * weight
+
+
+class LayerNorm(nn.Module):
+    """Layer norm: the root-mean-square norm of what is left when the mean is taken away."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.rms = RmsNorm(size, eps)
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """x (..., size) centred and scaled to unit variance, times weight, plus bias, both (size,)."""
+        return self.rms(x - functional.linear(x, self.rms.mean), weight) + bias
+
+
+def norm_size(facts: BaseFacts) -> int:
+    """Vectors that one norm over hidden states takes."""
+    return 1 if facts.norm == "rms" else 2
+
+
+def norm_of(facts: BaseFacts) -> RmsNorm | LayerNorm:
+    """The norm over hidden states that the base uses."""
+    return (LayerNorm if facts.norm == "layer" else RmsNorm)(facts.hidden, facts.norm_eps)
+
+
+def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
+    """Radians per token of each pair of a head's features, float32 (head_dim / 2,)."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
+    frequencies = 1.0 / rope.theta**exponents
+    if rope.kind == "default":
+        return frequencies
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    if rope.kind == "factors":
+        return frequencies / torch.tensor(rope.factors)
+    # Llama 3: long waves are stretched by the factor, short ones kept, those between blended.
+    turns = rope.original_context * frequencies / (2 * math.pi)  # of each wave within the original context
+    kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
+    return kept * frequencies + (1 - kept) * frequencies / rope.factor
+
+
+class LayerTables(nn.Module):
+    """Constants that all layers of one attention kind share: rotary angles, the mask, and attention's numbers.
+
+    Each is one token longer than the bound: an exporter takes a slice of the whole for no slice.
+    """
+
+    def __init__(self, facts: BaseFacts, bound: int, sliding: bool) -> None:
+        super().__init__()
+        self.groups = facts.heads // facts.kv_heads
+        self.rotary = facts.rope is not None
+        self.capped = facts.attention_softcap is not None
+        size = bound + 1
+        at = torch.arange(size)
+        constants = {"scale": torch.full((1,), facts.attention_scale)}
+        rope = (facts.sliding_rope or facts.rope) if sliding else facts.rope
+        if rope is not None:
+            angles = torch.outer(at.to(torch.float32), inverse_frequencies(rope, facts.head_dim))
+            constants["cos"], constants["sin"] = angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
+        if self.capped:
+            constants["cap"] = torch.full((1,), facts.attention_softcap)
+            constants["uncap"] = 1.0 / constants["cap"]
+        hidden = at.unsqueeze(0) > at.unsqueeze(1)
+        if sliding and facts.window is not None:
+            hidden |= at.unsqueeze(0) <= at.unsqueeze(1) - facts.window
+        constants["mask"] = torch.zeros(size, size).masked_fill(hidden, MASKED)
+        for name, constant in constants.items():
+            self.register_buffer(name, constant, persistent=False)
+
+    def forward(self, length: int) -> tuple[Tensor, ...]:
+        """The tables for sequences of `length`, in the order in which a layer takes them."""
+        mask = self.mask[:length, :length].repeat(self.groups, 1).unsqueeze(0)  # (1, G*S, S)
+        rotary = (self.cos[:length], self.sin[:length]) if self.rotary else ()  # (S, 1, head_dim / 2)
+        caps = (self.cap, self.uncap) if self.capped else ()
+        return mask, self.scale, *rotary, *caps
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x (R, S, heads, head_dim) turned by its positions' angles; first and second halves are the pairs."""
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class FrozenLinears(nn.Module):
+    """A decoder layer's frozen linear layers, in the layer's precision, under the names that files know."""
+
+    def __init__(self, shape: LayerShape, weights: Mapping[str, Tensor]) -> None:
+        """weights: buffers as `quantized_layer` gives them."""
+        super().__init__()
+        self.schemes = {target: target_scheme(shape.precision, target) for target in shape.facts.linears}
+        for name, tensor in weights.items():
+            self.register_buffer(name, tensor)
+        for target in shape.facts.biases:
+            if (scheme := self.schemes[target]) is not None and not scheme.dynamic:
+                zeros = torch.zeros(len(getattr(self, f"{target}_bias")), 1)
+                self.register_buffer(f"{target}_bias_zeros", zeros, persistent=False)
+
+    def forward(self, target: Target, x: Tensor) -> Tensor:
+        """x (..., in) -> (..., out)."""
+        weight, bias = getattr(self, target), getattr(self, f"{target}_bias", None)
+        scheme = self.schemes[target]
+        if scheme is None:
+            return functional.linear(x, weight, bias)
+        scale = getattr(self, target + SCALE)
+        if scheme.dynamic or bias is None:
+            return linear(x, weight, scale, bias, scheme)
+        # XNNPACK's weight-only kernels take no bias: it is a linear layer of its own, whose weights are zero.
+        zeros = getattr(self, f"{target}_bias_zeros")
+        return linear(x, weight, scale, None, scheme) + functional.linear(x[..., :1], zeros, bias)
+
+
+def quantized_layer(weights: Mapping[str, Tensor], precision: Precision) -> dict[str, Tensor]:
+    """A layer's linear weights (out, in) and biases (out,) by name, as buffers of that precision."""
+    scheme = SCHEMES.get(precision)
+    if scheme is None:
+        return dict(weights)
+    buffers: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if tensor.dim() == 2:
+            buffers[name], buffers[name + SCALE] = quantize(tensor, scheme)
+        else:
+            buffers[name] = tensor
+    return buffers
+
+
+class DecoderLayer(nn.Module):
+    """One decoder layer; adapted linear layers compute y = x W^T + (alpha / r) (x A) B_p.
+
+    Its own constants are linear layers' only: XNNPACK packs those, so the runtime may drop the originals. Norm weights
+    and tables are inputs, because the runtime's weight cache frees what a delegate did not pack.
+    """
+
+    def __init__(self, shape: LayerShape, weights: Mapping[str, Tensor], scaled_a: Mapping[Target, Tensor]) -> None:
+        """weights: buffers as `quantized_layer` gives them; scaled_a: (alpha / r) A^T, (r, in), by target."""
+        super().__init__()
+        self.shape = shape
+        self.frozen = FrozenLinears(shape, weights)
+        for target in shape.targets:
+            self.register_buffer(f"{target}_a", scaled_a[target])
+        self.norm = norm_of(shape.facts)
+        if shape.facts.qk_norm:
+            self.head_norm = RmsNorm(shape.facts.head_dim, shape.facts.norm_eps)
+
+    def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
+        """hidden (R, S, hidden) -> (R, S, hidden).
+
+        others: this layer's B of every path (n, slab) if it is adapted, its norm vectors in `facts.layer_norms`' order,
+        its head norms, and its tables.
+        """
+        facts = self.shape.facts
+        slab, rest = (others[:1], others[1:]) if self.shape.targets else ((), others)
+        vectors, rest = rest[: len(facts.layer_norms)], rest[len(facts.layer_norms) :]
+        head_norms, tables = rest[: len(facts.head_norms)], rest[len(facts.head_norms) :]
+        b = self._factors(*slab) if slab else {}
+        count = norm_size(facts)
+        norms = [vectors[at : at + count] for at in range(0, len(vectors), count)]
+        mixed = self._attention(self.norm(hidden, *norms[0]), b, head_norms, tables)
+        return self.finish(hidden, mixed, b, norms[1:])
+
+    def finish(
+        self, hidden: Tensor, mixed: Tensor, b: Mapping[str, Tensor], norms: Sequence[tuple[Tensor, ...]]
+    ) -> Tensor:
+        """The layer after attention's output `mixed`, both (R, S, hidden). norms: those after the input's."""
+        if self.shape.facts.sandwich:
+            hidden = hidden + self.norm(mixed, *norms[0])
+            return hidden + self.norm(self._mlp(self.norm(hidden, *norms[1]), b), *norms[2])
+        hidden = hidden + mixed
+        return hidden + self._mlp(self.norm(hidden, *norms[0]), b)
+
+    def _factors(self, slab: Tensor) -> dict[str, Tensor]:
+        """Each target's B of every path, (n, r, out)."""
+        ends = list(accumulate(self.shape.rank * self.shape.facts.features(target)[1] for target in self.shape.targets))
+        # A slice of everything would be exported as an alias, which XNNPACK does not take.
+        parts = [slab[:, start:end] for start, end in pairwise([0, *ends])] if len(ends) > 1 else [slab]
+        return {
+            target: part.reshape(self.shape.paths, self.shape.rank, -1)
+            for target, part in zip(self.shape.targets, parts, strict=True)
+        }
+
+    def _linear(self, target: Target, x: Tensor, b: Mapping[str, Tensor]) -> Tensor:
+        """x (R, S, in) -> (R, S, out); path p's rows meet path p's B."""
+        y = self.frozen(target, x)
+        if target not in b:
+            return y
+        low = functional.linear(x, getattr(self, f"{target}_a"))  # (R, S, r)
+        low = low.view(self.shape.paths, -1, self.shape.rank)  # (n, E*S, r)
+        return y + torch.bmm(low, b[target]).view(self.shape.rows, -1, y.shape[-1])
+
+    def _mlp(self, x: Tensor, b: Mapping[str, Tensor]) -> Tensor:
+        facts = self.shape.facts
+        up = self._linear("up_proj", x, b)
+        if not facts.gated:
+            return self._linear("down_proj", self._activate(up), b)
+        return self._linear("down_proj", self._activate(self._linear("gate_proj", x, b)) * up, b)
+
+    def _activate(self, x: Tensor) -> Tensor:
+        kind = self.shape.facts.activation
+        if kind == "relu":
+            return torch.relu(x)
+        if kind == "silu":
+            return x * torch.sigmoid(x)
+        # 0.5 x (1 + tanh y) is x sigmoid(2 y)
+        return x * torch.sigmoid((x * x * x * 0.044715 + x) * (2 * math.sqrt(2 / math.pi)))
+
+    def _attention(
+        self, x: Tensor, b: Mapping[str, Tensor], head_norms: tuple[Tensor, ...], tables: tuple[Tensor, ...]
+    ) -> Tensor:
+        mask, *others = tables
+        q, k, v = self.heads(x, b, head_norms, others)
+        return self._linear("o_proj", self.mix(q, k, v, mask, others), b)
+
+    def heads(
+        self, x: Tensor, b: Mapping[str, Tensor], head_norms: Sequence[Tensor], tables: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Scaled queries (R, S, heads, head_dim), keys and values (R, S, kv_heads, head_dim), rotated; x (R, S, in).
+
+        tables: without the mask.
+        """
+        facts, rows = self.shape.facts, self.shape.rows
+        q = self._linear("q_proj", x, b).view(rows, -1, facts.heads, facts.head_dim)
+        k = self._linear("k_proj", x, b).view(rows, -1, facts.kv_heads, facts.head_dim)
+        v = self._linear("v_proj", x, b).view(rows, -1, facts.kv_heads, facts.head_dim)
+        if head_norms:
+            q, k = self.head_norm(q, head_norms[0]), self.head_norm(k, head_norms[1])
+        if facts.rope is not None:
+            q, k = rotate(q, tables[1], tables[2]), rotate(k, tables[1], tables[2])
+        return q * tables[0], k, v
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, tables: Sequence[Tensor]) -> Tensor:
+        """Attention of q (R, S, heads, head_dim) over k, v (R, K, kv_heads, head_dim): (R, S, heads * head_dim).
+
+        mask: (1, G*S, K), added to the scores. tables: without the mask.
+        """
+        facts, rows = self.shape.facts, self.shape.rows
+        kv, dim = facts.kv_heads, facts.head_dim
+        groups = facts.heads // kv
+        # Contiguous copies and views, not reshapes: those would write the sequence length down.
+        q = q.view(rows, -1, kv, groups, dim).permute(0, 2, 3, 1, 4).contiguous().view(rows * kv, -1, dim)
+        k = k.permute(0, 2, 3, 1).contiguous().view(rows * kv, dim, -1)
+        v = v.permute(0, 2, 1, 3).contiguous().view(rows * kv, -1, dim)
+        mixed = self.attend(q, k, v, mask, tables).view(rows, kv, groups, -1, dim)
+        return mixed.permute(0, 3, 1, 2, 4).contiguous().view(rows, -1, facts.heads * dim)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, tables: Sequence[Tensor]) -> Tensor:
+        """Attention by key-value head: q (R*KV, G*S, head_dim), k (R*KV, head_dim, K), v (R*KV, K, head_dim), as q."""
+        scores = torch.bmm(q, k)  # (R*KV, G*S, K)
+        if self.shape.facts.attention_softcap is not None:
+            cap, uncap = tables[-2:]
+            scores = torch.tanh(scores * uncap) * cap
+        return torch.bmm(torch.softmax(scores + mask, dim=-1), v)

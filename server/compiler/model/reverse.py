@@ -1,0 +1,367 @@
+"""A decoder layer's reverse pass as a forward graph: the layer computed again, then its vector-Jacobian product.
+
+An engine without automatic differentiation runs it like any other layer. The products are reverse-mode differentiation
+by hand (Rumelhart, Hinton and Williams, 1986) with the layer's input as the only kept activation (checkpointing, Chen
+et al., 2016, arXiv 1604.06174). `torch.addmm(bias, dy, W)` reads W (out, in) as the forward pass stores it; XNNPACK
+packs the same bytes transposed, so the weights file does not change.
+"""
+
+# mypy: disallow-subclassing-any=False
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from server.compiler.model.decoder import DecoderLayer, LayerNorm, LayerShape, RmsNorm, norm_size, rotate
+from server.compiler.model.quantization import SCALE, quantized_tokens, transposed_weight
+from shared.recipe import Target
+
+LEAST = torch.finfo(torch.float32).tiny  # what a rectifier lets through, over itself, is its slope
+GELU = 2 * math.sqrt(2 / math.pi)
+
+
+def no_bias(size: int) -> Tensor:
+    """A bias (size,) that adds nothing and has other bytes than any bias of a base: negative zeros.
+
+    ExecuTorch's weight cache names packed weights by the keys of weight and bias. With a bias of its own, a transposed
+    packing can never be found in place of the forward one.
+    """
+    return torch.full((size,), -0.0)
+
+
+@dataclass
+class Reversal:
+    """What one reverse pass reads and collects, by target."""
+
+    b: Mapping[str, Tensor]  # (1, r, out)
+    scales: Mapping[str, Tensor]  # (out,) of quantized weights
+    low: dict[Target, Tensor] = field(default_factory=dict)  # x A of the forward pass, (E, S, r)
+    gradients: dict[Target, Tensor] = field(default_factory=dict)  # (E, r, out), one of each example
+
+
+@dataclass(frozen=True)
+class Normed:
+    """A norm's intermediate results."""
+
+    unit: Tensor  # (..., size), of unit root mean square
+    inverse: Tensor  # (..., 1), what it was multiplied by
+
+
+class TransposedLinears(nn.Module):
+    """Products of gradients (N, out) with a layer's frozen linear weights (out, in).
+
+    Quantized weights are int8 with a scale for each output. The scales are folded into the gradient, which is then
+    quantized per token; so weights of int8 and of int8-weight are multiplied alike.
+    """
+
+    def __init__(self, shape: LayerShape, weights: Mapping[str, Tensor]) -> None:
+        """weights: buffers as `quantized_layer` gives them; a quantized one has a second buffer here.
+
+        A value of XNNPACK's has one axis of scales: the forward product's is the other one.
+        """
+        super().__init__()
+        self.quantized = shape.scheme is not None
+        for target in shape.facts.linears:
+            features = shape.facts.features(target)[0]
+            self.register_buffer(f"{target}_bias", no_bias(features), persistent=False)
+            if self.quantized:
+                self.register_buffer(target, weights[target])
+
+    def forward(self, target: Target, gradient: Tensor, weight: Tensor | None, scale: Tensor | None) -> Tensor:
+        """gradient (N, out) -> (N, in). weight: (out, in) in float32, else None; scale: (out,) of a quantized one."""
+        bias = getattr(self, f"{target}_bias")
+        if scale is None:
+            assert weight is not None  # noqa: S101  # one of both is given
+            return torch.addmm(bias, gradient, weight)
+        values = getattr(self, target)
+        return torch.addmm(bias, quantized_tokens(gradient * scale), transposed_weight(values))
+
+
+class ReverseLayer(DecoderLayer):
+    """One decoder layer over E sequences of one path, forward and in reverse."""
+
+    def __init__(self, shape: LayerShape, weights: Mapping[str, Tensor], scaled_a: Mapping[Target, Tensor]) -> None:
+        """As `DecoderLayer`, of a shape with one path."""
+        super().__init__(shape, weights, scaled_a)
+        facts = shape.facts
+        self.transposed = TransposedLinears(shape, weights)
+        for target in shape.targets:
+            self.register_buffer(f"{target}_a_bias", no_bias(facts.features(target)[0]), persistent=False)
+        self.register_buffer("sum", torch.ones(1, facts.head_dim), persistent=False)
+
+    def reverse(self, hidden: Tensor, gradient: Tensor, *others: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Returns the gradient (E, S, hidden) of the layer's input, and B's of each example (E, slab) if it has a B.
+
+        hidden: the layer's input, (E, S, hidden). gradient: of the layer's output, (E, S, hidden). others: as the
+        layer's own, then the scales of its linear weights, side by side, if they are quantized.
+        """
+        facts = self.shape.facts
+        slab, rest = (others[:1], others[1:]) if self.shape.targets else ((), others)
+        vectors, rest = rest[: len(facts.layer_norms)], rest[len(facts.layer_norms) :]
+        head_norms, rest = rest[: len(facts.head_norms)], rest[len(facts.head_norms) :]
+        (mask, *tables), scales = (rest, {}) if self.shape.scheme is None else (rest[:-1], self._scales(rest[-1]))
+        kept = Reversal(self._factors(*slab) if slab else {}, scales)
+        count = norm_size(facts)
+        norms = [vectors[at : at + count] for at in range(0, len(vectors), count)]
+        returned = self._reverse(hidden, gradient, kept, norms, head_norms, mask, tables)
+        if not self.shape.targets:
+            return returned
+        by_target = [kept.gradients[target].view(self.shape.rows, -1) for target in self.shape.targets]
+        return returned, torch.cat(by_target, dim=1) if len(by_target) > 1 else by_target[0]
+
+    def drop_forward(self) -> None:
+        """Drops what the forward pass alone reads: without a norm after it, the MLP's output is not computed again."""
+        if self.shape.facts.sandwich:
+            return
+        quantized = () if self.shape.scheme is None else ("down_proj", "down_proj" + SCALE, "down_proj_bias_zeros")
+        for name in ("down_proj_bias", *quantized):
+            if hasattr(self.frozen, name):
+                delattr(self.frozen, name)
+
+    def _scales(self, together: Tensor) -> dict[str, Tensor]:
+        """Each linear layer's scales (out,)."""
+        ends = list(accumulate(self.shape.facts.features(target)[1] for target in self.shape.facts.linears))
+        parts = [together[start:end] for start, end in pairwise([0, *ends])]
+        return {str(target): part for target, part in zip(self.shape.facts.linears, parts, strict=True)}
+
+    def _reverse(
+        self,
+        hidden: Tensor,
+        gradient: Tensor,
+        kept: Reversal,
+        norms: Sequence[tuple[Tensor, ...]],
+        head_norms: Sequence[Tensor],
+        mask: Tensor,
+        tables: Sequence[Tensor],
+    ) -> Tensor:
+        """The gradient of `hidden`; B's gradients are left in `kept`."""
+        before = normed(self.norm, hidden)
+        attention = Attention(self, norm_output(before, *norms[0]), kept, head_norms, mask, tables)
+        sandwich = self.shape.facts.sandwich
+        mixed = attention.output
+        if sandwich:
+            after = normed(self.norm, mixed)
+            mixed = norm_output(after, *norms[1])
+        middle = hidden + mixed
+        inner = normed(self.norm, middle)
+        mlp = Mlp(self, norm_output(inner, *norms[2 if sandwich else 1]), kept)
+        passed = gradient
+        if sandwich:
+            passed = norm_reverse(self.norm, passed, norms[3][0], normed(self.norm, mlp.output()))
+        passed = mlp.reverse(passed)
+        gradient = gradient + norm_reverse(self.norm, passed, norms[2 if sandwich else 1][0], inner)  # of `middle`
+        passed = norm_reverse(self.norm, gradient, norms[1][0], after) if sandwich else gradient
+        passed = attention.reverse(passed)
+        return gradient + norm_reverse(self.norm, passed, norms[0][0], before)
+
+    def linear(self, target: Target, x: Tensor, kept: Reversal) -> Tensor:
+        """x (E, S, in) -> (E, S, out), as the forward pass has it; x A is kept."""
+        if target not in kept.b:
+            return self.frozen(target, x)
+        y = self.frozen(target, x)
+        low = self.low(target, x, kept)
+        return y + torch.bmm(low.view(1, -1, self.shape.rank), kept.b[target]).view(self.shape.rows, -1, y.shape[-1])
+
+    def low(self, target: Target, x: Tensor, kept: Reversal) -> Tensor:
+        """(alpha / r) x A, (E, S, r), kept for B's gradient."""
+        kept.low[target] = functional.linear(x, getattr(self, f"{target}_a"))
+        return kept.low[target]
+
+    def linear_reverse(self, target: Target, gradient: Tensor, kept: Reversal) -> Tensor:
+        """gradient (E, S, out) of one linear layer's output -> of its input (E, S, in).
+
+        With y = x W^T + l B and l = (alpha / r) x A: dx = dy W + (dy B^T) (alpha / r) A^T, and dB = l^T dy.
+        """
+        rows, (features, out) = self.shape.rows, self.shape.facts.features(target)
+        weight = None if kept.scales else getattr(self.frozen, target)
+        flat = gradient.view(-1, out)
+        returned = self.transposed(target, flat, weight, kept.scales.get(target))
+        if target in kept.b:
+            kept.gradients[target] = torch.bmm(kept.low[target].permute(0, 2, 1), gradient)
+            low = torch.bmm(gradient.view(1, -1, out), kept.b[target].permute(0, 2, 1))  # (1, E*S, r)
+            bias, a = getattr(self, f"{target}_a_bias"), getattr(self, f"{target}_a")
+            returned = returned + torch.addmm(bias, low.view(-1, self.shape.rank), a)
+        return returned.view(rows, -1, features)
+
+
+class ReversePass(nn.Module):
+    """A layer's reverse pass as a module to lower."""
+
+    def __init__(self, layer: ReverseLayer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, hidden: Tensor, gradient: Tensor, *others: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """See `ReverseLayer.reverse`."""
+        return self.layer.reverse(hidden, gradient, *others)
+
+
+class Attention:
+    """Attention of one layer with what its reverse needs."""
+
+    def __init__(
+        self,
+        layer: ReverseLayer,
+        x: Tensor,
+        kept: Reversal,
+        head_norms: Sequence[Tensor],
+        mask: Tensor,
+        tables: Sequence[Tensor],
+    ) -> None:
+        """x: the normed input, (E, S, hidden). tables: without the mask."""
+        self.layer, self.kept, self.head_norms, self.tables = layer, kept, head_norms, tables
+        facts, rows = layer.shape.facts, layer.shape.rows
+        q = layer.linear("q_proj", x, kept).view(rows, -1, facts.heads, facts.head_dim)
+        k = layer.linear("k_proj", x, kept).view(rows, -1, facts.kv_heads, facts.head_dim)
+        v = layer.linear("v_proj", x, kept).view(rows, -1, facts.kv_heads, facts.head_dim)
+        if head_norms:
+            self.q_normed, self.k_normed = normed(layer.head_norm, q), normed(layer.head_norm, k)
+            q, k = norm_output(self.q_normed, head_norms[0]), norm_output(self.k_normed, head_norms[1])
+        if facts.rope is not None:
+            q, k = rotate(q, tables[1], tables[2]), rotate(k, tables[1], tables[2])
+        self.q, self.k, self.v = self._by_group(q * tables[0]), self._by_head(k), self._by_head(v)
+        scores = torch.bmm(self.q, self.k.permute(0, 2, 1))  # (E*KV, G*S, S)
+        if facts.attention_softcap is not None:
+            cap, uncap = tables[-2:]
+            self.bent = torch.tanh(scores * uncap)
+            scores = self.bent * cap
+        self.weights = torch.softmax(scores + mask, dim=-1)
+        self.mixed = torch.bmm(self.weights, self.v)  # (E*KV, G*S, head_dim)
+        mixed = self._from_group(self.mixed).view(rows, -1, facts.heads * facts.head_dim)
+        self.output = layer.linear("o_proj", mixed, kept)
+
+    def reverse(self, gradient: Tensor) -> Tensor:
+        """gradient of the output, (E, S, hidden) -> of x.
+
+        A softmax's rows P with dP have dS = P (dP - sum(dP P)); the row sum is sum(dO O) over a head's features (Dao
+        et al., FlashAttention, 2022, Appendix B).
+        """
+        layer, facts, rows = self.layer, self.layer.shape.facts, self.layer.shape.rows
+        gradient = layer.linear_reverse("o_proj", gradient, self.kept)
+        mixed = self._by_group(gradient.view(rows, -1, facts.heads, facts.head_dim))
+        weights = torch.bmm(mixed, self.v.permute(0, 2, 1))
+        v = torch.bmm(self.weights.permute(0, 2, 1), mixed)
+        scores = self.weights * (weights - functional.linear(mixed * self.mixed, layer.sum))
+        if facts.attention_softcap is not None:
+            scores = scores - scores * self.bent * self.bent
+        q = self._from_group(torch.bmm(scores, self.k)) * self.tables[0]
+        k = self._from_head(torch.bmm(scores.permute(0, 2, 1), self.q))
+        if facts.rope is not None:
+            q, k = rotate_back(q, self.tables[1], self.tables[2]), rotate_back(k, self.tables[1], self.tables[2])
+        if self.head_norms:
+            q = norm_reverse(layer.head_norm, q, self.head_norms[0], self.q_normed)
+            k = norm_reverse(layer.head_norm, k, self.head_norms[1], self.k_normed)
+        queries, keys = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
+        return (
+            layer.linear_reverse("q_proj", q.view(rows, -1, queries), self.kept)
+            + layer.linear_reverse("k_proj", k.view(rows, -1, keys), self.kept)
+            + layer.linear_reverse("v_proj", self._from_head(v).view(rows, -1, keys), self.kept)
+        )
+
+    def _by_group(self, x: Tensor) -> Tensor:
+        """x (E, S, heads, head_dim) by key-value head: (E*KV, G*S, head_dim)."""
+        facts, rows = self.layer.shape.facts, self.layer.shape.rows
+        kv, dim = facts.kv_heads, facts.head_dim
+        x = x.view(rows, -1, kv, facts.heads // kv, dim).permute(0, 2, 3, 1, 4)
+        return x.contiguous().view(rows * kv, -1, dim)
+
+    def _from_group(self, x: Tensor) -> Tensor:
+        """The reverse of `_by_group`."""
+        facts, rows = self.layer.shape.facts, self.layer.shape.rows
+        kv, dim = facts.kv_heads, facts.head_dim
+        x = x.view(rows, kv, facts.heads // kv, -1, dim).permute(0, 3, 1, 2, 4)
+        return x.contiguous().view(rows, -1, facts.heads, dim)
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """x (E, S, kv_heads, head_dim) by key-value head: (E*KV, S, head_dim)."""
+        facts, rows = self.layer.shape.facts, self.layer.shape.rows
+        return x.permute(0, 2, 1, 3).contiguous().view(rows * facts.kv_heads, -1, facts.head_dim)
+
+    def _from_head(self, x: Tensor) -> Tensor:
+        """The reverse of `_by_head`."""
+        facts, rows = self.layer.shape.facts, self.layer.shape.rows
+        return x.view(rows, facts.kv_heads, -1, facts.head_dim).permute(0, 2, 1, 3).contiguous()
+
+
+class Mlp:
+    """The MLP of one layer with what its reverse needs."""
+
+    def __init__(self, layer: ReverseLayer, x: Tensor, kept: Reversal) -> None:
+        """x: the normed input, (E, S, hidden)."""
+        self.layer, self.kept = layer, kept
+        self.up = layer.linear("up_proj", x, kept)
+        self.gate = layer.linear("gate_proj", x, kept) if layer.shape.facts.gated else self.up
+        self.activated, self.slope = activation(layer.shape.facts.activation, self.gate)
+        self.inner = self.activated * self.up if layer.shape.facts.gated else self.activated
+        if "down_proj" in kept.b and not layer.shape.facts.sandwich:
+            layer.low("down_proj", self.inner, kept)
+
+    def output(self) -> Tensor:
+        """The MLP's output (E, S, hidden); only a norm after it needs it."""
+        return self.layer.linear("down_proj", self.inner, self.kept)
+
+    def reverse(self, gradient: Tensor) -> Tensor:
+        """gradient of the output, (E, S, hidden) -> of x."""
+        layer = self.layer
+        gradient = layer.linear_reverse("down_proj", gradient, self.kept)
+        if not layer.shape.facts.gated:
+            return layer.linear_reverse("up_proj", gradient * self.slope, self.kept)
+        return layer.linear_reverse("up_proj", gradient * self.activated, self.kept) + layer.linear_reverse(
+            "gate_proj", gradient * self.up * self.slope, self.kept
+        )
+
+
+def rotate_back(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The transpose of `rotate`: x (E, S, heads, head_dim) turned back by its positions' angles."""
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    return torch.cat((first * cos + second * sin, second * cos - first * sin), dim=-1)
+
+
+def rms_of(norm: RmsNorm | LayerNorm) -> RmsNorm:
+    """The root-mean-square norm within a norm."""
+    return norm.rms if isinstance(norm, LayerNorm) else norm
+
+
+def normed(norm: RmsNorm | LayerNorm, x: Tensor) -> Normed:
+    """x (..., size) normed, before weight and bias."""
+    rms = rms_of(norm)
+    if isinstance(norm, LayerNorm):
+        x = x - functional.linear(x, rms.mean)
+    inverse = torch.rsqrt(functional.linear(x * x, rms.mean, rms.eps))
+    return Normed(x * inverse, inverse)
+
+
+def norm_output(kept: Normed, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The norm's output (..., size)."""
+    return kept.unit * weight if bias is None else kept.unit * weight + bias
+
+
+def norm_reverse(norm: RmsNorm | LayerNorm, gradient: Tensor, weight: Tensor, kept: Normed) -> Tensor:
+    """gradient (..., size) of a norm's output -> of its input. With u = x / rms(x): dx = (g - u mean(g u)) / rms(x)."""
+    rms = rms_of(norm)
+    scaled = gradient * weight
+    returned = (scaled - kept.unit * functional.linear(scaled * kept.unit, rms.mean)) * kept.inverse
+    return returned - functional.linear(returned, rms.mean) if isinstance(norm, LayerNorm) else returned
+
+
+def activation(kind: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The activation of x and its slope, both of x's shape. kind: as `BaseFacts.activation`."""
+    if kind == "relu":
+        output = torch.relu(x)
+        return output, output / torch.clamp(x, min=LEAST)  # no constant tensor: the weight cache would free it
+    if kind == "silu":
+        gate = torch.sigmoid(x)
+        output = x * gate
+        return output, gate + output - output * gate
+    # 0.5 x (1 + tanh y) is x sigmoid(2 y)
+    gate = torch.sigmoid((x * x * x * 0.044715 + x) * GELU)
+    output = x * gate
+    return output, gate + (output - output * gate) * ((x * x * (3 * 0.044715) + 1.0) * GELU)

@@ -1,0 +1,1 @@
+"""The database: engine, sessions, column types and schema."""

@@ -1,1 +1,0 @@
-"""The database: engine, sessions, column types, schema. Knows no slice's rules."""

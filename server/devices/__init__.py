@@ -1,1 +1,0 @@
-"""Devices and the one-time tokens with which they enrol."""

@@ -1,0 +1,1 @@
+"""Cohorts: members, rounds, updates, and the adapter versions aggregated from them."""

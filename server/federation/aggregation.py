@@ -1,0 +1,147 @@
+"""The handler of aggregation tasks, which produce the adapter version of a cohort's round.
+
+An interrupted attempt is repeated with the same updates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sqlalchemy.orm import Session
+
+from server.database.database import Database
+from server.federation.arithmetic import Counted, NoVersion, RoundOrder, make_version
+from server.federation.models import AGGREGATE, Cohort, CohortRound
+from server.federation.publication import Publisher, StoredFiles
+from server.federation.repository import CohortRepository
+from server.federation.round_repository import RoundRepository
+from server.federation.rounds import RoundService
+from server.federation.secure_aggregation.progress import round_total
+from server.identity.signing_keys.service import KeyService
+from server.registry.models import StoredVersion
+from server.registry.repository import find_adapter, find_version
+from server.settings import Settings
+from server.storage.store import ArtifactStore
+from server.tasks.handlers import Postponed, TaskRun
+from shared.errors import InvalidUpload, MobizoError, NotFound, Untrusted
+from shared.federation.cohort import RoundState, UpdateState
+from shared.federation.secure_aggregation.fixed_point import Total
+from shared.federation.update import Contribution
+
+_HELD_SECONDS = 10  # between checks whether the starting version was approved
+
+
+@dataclass(frozen=True)
+class AggregationHandler:
+    """Produces the versions of rounds in the worker's own process, in O(D) memory."""
+
+    settings: Settings
+    database: Database
+    artifacts: ArtifactStore
+
+    kind: ClassVar[str] = AGGREGATE
+    subject_name: ClassVar[str] = "round"
+
+    def lock(self, session: Session, subject: str, *, signs: bool = False) -> bool:
+        """Locks the round's cohort, which guards the round."""
+        if signs:
+            KeyService(session, self.settings).private()
+        CohortRepository(session).of_round_locked(subject)
+        return RoundRepository(session).named(subject).state is RoundState.AGGREGATING
+
+    def begin(self, session: Session, subject: str) -> RoundOrder:
+        """Raises Postponed while the starting version waits for approval, or NoVersion if it was deleted."""
+        cohort, found = self._round(session, subject)
+        service = RoundService(session)
+        if cohort.settings.algorithm.asynchronous and service.waits_for_approval(cohort):
+            raise Postponed(_HELD_SECONDS)
+        try:
+            base = self._base(session, service, cohort, found)
+        except NotFound as error:
+            raise NoVersion(f"the version that the round started from is gone: {error.detail}") from error
+        return _order(RoundRepository(session), cohort, found, base)
+
+    def heartbeat(self, session: Session, order: RoundOrder) -> None:
+        """Does nothing: an aggregation reports no progress."""
+
+    def run(self, order: RoundOrder, run: TaskRun) -> StoredFiles:
+        """Aggregates the updates and stores the resulting files."""
+        files = make_version(self.artifacts, order, self._total(order))
+        return StoredFiles(self.artifacts.put(files.adapter), len(files.adapter), self.artifacts.put(files.optimizer))
+
+    def publish(self, session: Session, order: RoundOrder, result: StoredFiles) -> bool:
+        """Publishes the version. Returns False if a member has left: the version is recomputed without that update."""
+        return Publisher(self.settings, self.artifacts).publish(session, order, result)
+
+    def wait(self, session: Session, subject: str, pause: float | None, attempts_left: int) -> None:
+        """Does nothing: a round that waits for a worker has the same state as one that is being aggregated."""
+
+    def fail(self, session: Session, subject: str, error: MobizoError) -> None:
+        """Abandons the round."""
+        cohort, found = self._round(session, subject)
+        RoundService(session).abandon(cohort, found, error.detail)
+
+    def is_transient(self, error: MobizoError) -> bool:
+        """Returns whether a retry may succeed: always, unless the updates themselves are at fault."""
+        return not isinstance(error, NoVersion)
+
+    def too_large(self, memory_bytes: int, most_bytes: int) -> MobizoError:
+        """Returns the error for a machine with too little memory. Aggregation tasks request none, so it is not used."""
+        return NoVersion(
+            f"the aggregation needs {memory_bytes:,} bytes of memory; the largest machine has {most_bytes:,}"
+        )
+
+    def killed(self) -> MobizoError:
+        """Returns the error for a worker that was killed in every attempt, usually because memory ran out."""
+        return NoVersion("the worker was killed in every attempt; check that it has enough memory")
+
+    def _round(self, session: Session, subject: str) -> tuple[Cohort, CohortRound]:
+        found = RoundRepository(session).named(subject)
+        return CohortRepository(session).by_number(found.cohort_number), found
+
+    def _base(
+        self, session: Session, service: RoundService, cohort: Cohort, found: CohortRound
+    ) -> StoredVersion | None:
+        """Returns the starting version: that of a synchronous round, or the current `main` for an asynchronous one."""
+        if cohort.settings.algorithm.asynchronous:
+            return service.head(cohort)
+        if found.start is None:
+            return None
+        adapter = find_adapter(session, cohort.tenant, cohort.name)
+        return find_version(session, adapter, found.start.revision, deleted=True)
+
+    def _total(self, order: RoundOrder) -> Total | None:
+        """Returns the sum of a round's masked updates, or None if they are not masked. Raises NoVersion."""
+        if order.settings.masking is None:
+            return None
+        try:
+            return round_total(self.database, self.artifacts, order.round_id)
+        except (Untrusted, InvalidUpload) as error:
+            raise NoVersion(error.detail) from error
+
+
+def _order(rounds: RoundRepository, cohort: Cohort, found: CohortRound, base: StoredVersion | None) -> RoundOrder:
+    parts = rounds.parts(found, UpdateState.COUNTED)
+    members, moved = rounds.members_of(parts), rounds.optimizer_of(cohort)
+    return RoundOrder(
+        round_id=found.id,
+        cohort=cohort.name,
+        position=found.position,
+        settings=cohort.settings,
+        recipe=cohort.recipe,
+        a_sha256=cohort.a_sha256,
+        size_d=cohort.size_d,
+        base_version=None if base is None else base.version,
+        base_sha256=None if base is None else base.sha256,
+        optimizer_sha256=None if moved is None else moved.optimizer_sha256,
+        updates=tuple(
+            Counted(
+                Contribution(members[part.member_number].user, part.examples or 0, part.staleness or 0),
+                part.sha256,
+                part.start_sha256,
+            )
+            for part in parts
+            if part.sha256 is not None
+        ),
+    )

@@ -1,0 +1,120 @@
+"""Aggregates the updates of a round into the LoRA-B file of the next version, from files alone.
+
+Updates are read one after another (`shared.federation.files`), so memory is O(D).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from server.storage.store import ArtifactStore
+from shared.canonical import canonical_json
+from shared.errors import Conflict, InvalidUpload
+from shared.federation.aggregation import aggregate
+from shared.federation.cohort import CohortSettings
+from shared.federation.files import FileSource, UploadedFile
+from shared.federation.intake import Rules
+from shared.federation.optimizers import advance, begin, load_state
+from shared.federation.secure_aggregation.fixed_point import Total
+from shared.federation.update import F32, Contribution
+from shared.recipe import Recipe
+from shared.zo.lora import dump_adapter, load_adapter
+
+
+class NoVersion(Conflict):
+    """The updates of a round cannot be aggregated into a version."""
+
+    code, title = "no-version", "No version"
+
+
+@dataclass(frozen=True)
+class Counted:
+    """An accepted update. sha256, start_sha256: LoRA-B files after and before the run; None: B = 0."""
+
+    contribution: Contribution
+    sha256: str
+    start_sha256: str | None
+
+
+@dataclass(frozen=True)
+class RoundOrder:
+    """The inputs of an aggregation. base_sha256: the LoRA-B to which the optimizer step is applied; None: B = 0."""
+
+    round_id: str
+    cohort: str
+    position: int
+    settings: CohortSettings
+    recipe: Recipe
+    a_sha256: str
+    size_d: int
+    base_version: int | None
+    base_sha256: str | None
+    optimizer_sha256: str | None
+    updates: tuple[Counted, ...]
+
+
+@dataclass(frozen=True)
+class VersionFiles:
+    """The LoRA-B file of the next version, and the server optimizer's state as a file."""
+
+    adapter: bytes
+    optimizer: bytes
+
+
+def make_version(artifacts: ArtifactStore, order: RoundOrder, total: Total | None = None) -> VersionFiles:
+    """Aggregates the updates of a round and applies the server optimizer. total: the sum of masked updates.
+
+    Raises NoVersion, or Damaged or Unavailable where a file cannot be read.
+    """
+    settings, size = order.settings, order.size_d
+    base = read_b(artifacts, order.base_sha256, size)
+    # `CohortSettings` rejects member-level privacy with masked updates: the server cannot clip them.
+    update = _aggregated(artifacts, order, base) if total is None else total.mean.astype(np.float32)
+    state = begin(settings.optimizer, size)
+    if order.optimizer_sha256 is not None:
+        state = load_state(artifacts.read(order.optimizer_sha256), settings.optimizer, size)
+    moved, state = advance(settings.optimizer, state, base, update)
+    if not np.isfinite(moved).all():
+        raise NoVersion("the step of the server optimizer produced non-finite values; lower its lr")
+    return VersionFiles(_file(moved, order), state.dump())
+
+
+def _aggregated(artifacts: ArtifactStore, order: RoundOrder, base: F32) -> F32:
+    """Returns the aggregated update, float32 (D,)."""
+    try:
+        return aggregate(order.settings, _source(artifacts, order, base)).update
+    except (InvalidUpload, ValueError) as error:
+        raise NoVersion(str(error)) from error
+
+
+def read_b(artifacts: ArtifactStore, sha256: str | None, size: int) -> F32:
+    """Returns the flat B of an adapter file, float32 (D,), or zeros if `sha256` is None."""
+    return np.zeros(size, np.float32) if sha256 is None else load_adapter(artifacts.read(sha256), size)
+
+
+def _source(artifacts: ArtifactStore, order: RoundOrder, base: F32) -> FileSource:
+    starts = {order.base_sha256: base}
+    for update in order.updates:
+        if update.start_sha256 not in starts:
+            starts[update.start_sha256] = read_b(artifacts, update.start_sha256, order.size_d)
+    # The norm limit was checked at upload; an accepted update must not fail the round now.
+    rules = Rules(order.size_d, order.a_sha256)
+    return FileSource([_uploaded(update, starts) for update in order.updates], rules, artifacts.open)
+
+
+def _uploaded(update: Counted, starts: dict[str | None, F32]) -> UploadedFile:
+    return UploadedFile(update.contribution, update.sha256, starts[update.start_sha256])
+
+
+def _file(flat: F32, order: RoundOrder) -> bytes:
+    """Returns flat B (D,) as an adapter file whose metadata names the round."""
+    about = {
+        "format": 1,
+        "cohort": order.cohort,
+        "round": order.position,
+        "recipe_id": order.recipe.id,
+        "a_sha256": order.a_sha256,
+    }
+    return dump_adapter(flat, {"mobizo": canonical_json(about).decode()})

@@ -1,0 +1,36 @@
+"""Routes of what was spent on users' data, and of their budgets."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path
+
+from server.federation.privacy.service import PrivacyService
+from server.identity.access_rules import needs
+from server.identity.models import Scope
+from server.identity.service import Principal
+from server.web.routes import Routes
+from server.web.state import Reading, State
+from shared.job import NAME
+from shared.privacy import PrivacyBudget, UserPrivacy
+
+router = Routes(prefix="/v1", tags=["privacy"])
+Reader = Annotated[Principal, needs(Scope.JOBS_READ)]
+Writer = Annotated[Principal, needs(Scope.PRIVACY_WRITE)]
+User = Annotated[str, Path(pattern=NAME)]
+
+
+@router.get("/users/{user}/privacy")
+def spent(principal: Reader, user: User, session: Reading) -> UserPrivacy:
+    """What all jobs together have spent on a user's data, reserved runs included; nothing, where he had no job."""
+    return PrivacyService(session).of_user(principal.tenant, user)
+
+
+@router.put("/users/{user}/privacy")
+def limit(principal: Writer, user: User, budget: PrivacyBudget, state: State) -> UserPrivacy:
+    """Sets a user's budget: from now on a job that would exceed it is refused, and so is any without `privacy`."""
+    with state.database.writing() as session:
+        PrivacyService(session).set_limit(principal.tenant, user, budget.epsilon, budget.delta)
+    with state.database.reading() as session:
+        return PrivacyService(session).of_user(principal.tenant, user)

@@ -1,0 +1,88 @@
+"""All SQL about what was spent on users' data, and their budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from server.database.upsert import add_if_absent
+from server.federation.privacy.models import PrivacyLimit, PrivacySpending
+from server.jobs.models import Job
+from shared.federation.accounting import Spending
+from shared.job import JobState
+
+SEEN = (JobState.TRAINING, JobState.SUCCEEDED)  # states of jobs whose runs may have been seen
+
+
+class PrivacyRepository:
+    """Spendings and budgets in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, spending: PrivacySpending) -> None:
+        """Stores a new one."""
+        self._session.add(spending)
+        self._session.flush()
+
+    def of_job(self, job_id: str) -> Sequence[PrivacySpending]:
+        """A job's runs, the first one first."""
+        statement = select(PrivacySpending).where(PrivacySpending.job_id == job_id)
+        return self._session.scalars(statement.order_by(PrivacySpending.number)).all()
+
+    def forget_reserved(self, job_id: str) -> None:
+        """Gives back what no device has begun to spend."""
+        chosen = PrivacySpending.job_id == job_id, PrivacySpending.device_id.is_(None)
+        self._session.execute(delete(PrivacySpending).where(*chosen))
+
+    def of_user(self, tenant: str, user: str) -> list[Spending]:
+        """All that is spent or reserved on a user's data."""
+        return _spendings(self._sums(tenant, PrivacySpending.user == user).get(user, ()))
+
+    def of_cohort(self, tenant: str, cohort: str) -> dict[str, list[Spending]]:
+        """What a cohort's rounds have spent on each user's examples."""
+        return {user: _spendings(rows) for user, rows in self._sums(tenant, PrivacySpending.cohort == cohort).items()}
+
+    def _sums(self, tenant: str, chosen: object) -> dict[str, list[tuple[float, float, int]]]:
+        row = PrivacySpending
+        statement = (
+            select(row.user, row.sampling_rate, row.noise_multiplier, func.sum(row.steps))
+            .where(row.tenant == tenant, chosen)  # type: ignore[arg-type]  # a column's comparison
+            .group_by(row.user, row.sampling_rate, row.noise_multiplier)
+        )
+        found: dict[str, list[tuple[float, float, int]]] = {}
+        for user, rate, noise, steps in self._session.execute(statement):
+            found.setdefault(user, []).append((rate, noise, int(steps)))
+        return found
+
+    def runs(self, tenant: str, user: str) -> int:
+        """How many private runs of a user's data there were or will be."""
+        statement = select(func.count()).select_from(PrivacySpending)
+        chosen = PrivacySpending.tenant == tenant, PrivacySpending.user == user
+        return self._session.scalar(statement.where(*chosen)) or 0
+
+    def unprotected(self, tenant: str, user: str) -> int:
+        """How many jobs of a user's data without privacy have been trained or are."""
+        private = select(PrivacySpending.job_id).where(PrivacySpending.tenant == tenant, PrivacySpending.user == user)
+        statement = select(func.count()).select_from(Job)
+        chosen = Job.tenant == tenant, Job.user == user, Job.state.in_(SEEN), Job.id.not_in(private)
+        return self._session.scalar(statement.where(*chosen)) or 0
+
+    def limit(self, tenant: str, user: str, *, lock: bool = False) -> PrivacyLimit | None:
+        """A user's budget. lock: nobody else looks at it so until the transaction ends."""
+        statement = select(PrivacyLimit).where(PrivacyLimit.tenant == tenant, PrivacyLimit.user == user)
+        return self._session.scalar(statement.with_for_update() if lock else statement)
+
+    def keep_limit(self, tenant: str, user: str, epsilon: float | None, delta: float) -> None:
+        """Sets a user's budget."""
+        add_if_absent(self._session, PrivacyLimit, tenant=tenant, user=user, epsilon=epsilon, delta=delta)
+        found = self.limit(tenant, user, lock=True)
+        if found is not None:
+            found.epsilon, found.delta = epsilon, delta
+            self._session.flush()
+
+
+def _spendings(rows: Sequence[tuple[float, float, int]]) -> list[Spending]:
+    return [Spending(sampling_rate=rate, noise_multiplier=noise, times=steps) for rate, noise, steps in rows]

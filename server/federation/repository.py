@@ -1,0 +1,145 @@
+"""All SQL queries for cohorts and their members."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, Select, and_, exists, func, not_, select
+from sqlalchemy.orm import Session
+
+from server.catalog.calibrations.service import names_calibration
+from server.database.locking import locked
+from server.database.paging import PageRequest, PageRows, page_of
+from server.federation.models import Cohort, CohortMember, CohortRound, MemberUpdate
+from server.jobs.leases.models import JobLease
+from server.registry.models import Adapter
+from shared.federation.cohort import AlgorithmSettings, UpdateState
+
+
+class CohortRepository:
+    """Cohorts in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, row: Cohort | CohortMember) -> None:
+        """Stores a new row."""
+        self._session.add(row)
+        self._session.flush()
+
+    def get(self, tenant: str, name: str) -> Cohort | None:
+        """Returns a cohort of a tenant, or None."""
+        return self._session.scalar(select(Cohort).where(Cohort.tenant == tenant, Cohort.name == name))
+
+    def algorithm_of(self, tenant: str, cohort: str) -> AlgorithmSettings | None:
+        """Returns the algorithm of a cohort, or None if there is no such cohort."""
+        settings = self._session.scalar(select(Cohort.settings).where(Cohort.tenant == tenant, Cohort.name == cohort))
+        return None if settings is None else settings.algorithm
+
+    def get_locked(self, tenant: str, name: str) -> Cohort | None:
+        """Like `get`, and locks the cohort with its members and rounds until the transaction ends."""
+        return self._session.scalar(locked(select(Cohort).where(Cohort.tenant == tenant, Cohort.name == name)))
+
+    def by_number(self, number: int) -> Cohort:
+        """Returns an existing cohort."""
+        return self._session.get_one(Cohort, number)
+
+    def by_number_locked(self, number: int) -> Cohort:
+        """Like `by_number`, and locks the cohort."""
+        return self._session.scalars(locked(select(Cohort).where(Cohort.number == number))).one()
+
+    def of_round_locked(self, round_id: str) -> Cohort:
+        """Returns the cohort of an existing round, and locks it."""
+        number = select(CohortRound.cohort_number).where(CohortRound.id == round_id).scalar_subquery()
+        return self._session.scalars(locked(select(Cohort).where(Cohort.number == number))).one()
+
+    def lock_of_lease(self, lease_id: str) -> None:
+        """Locks the cohort of a leased job, if the job belongs to a round."""
+        statement = (
+            select(Cohort)
+            .join(CohortRound, CohortRound.cohort_number == Cohort.number)
+            .join(MemberUpdate, MemberUpdate.round_number == CohortRound.number)
+            .join(JobLease, JobLease.job_number == MemberUpdate.job_number)
+            .where(JobLease.id == lease_id)
+        )
+        self._session.scalars(locked(statement, of=Cohort)).all()
+
+    def page(self, tenant: str, request: PageRequest) -> PageRows[Cohort]:
+        """Returns one page of a tenant's cohorts, newest first."""
+        return page_of(self._session, select(Cohort).where(Cohort.tenant == tenant), Cohort, request)
+
+    def to_open(self) -> Sequence[int]:
+        """Returns the numbers of cohorts whose next round opens automatically and which have no round in progress."""
+        statement = select(Cohort.number).where(Cohort.opens, not_(Cohort.busy)).order_by(Cohort.number)
+        return self._session.scalars(statement).all()
+
+    def member(self, cohort: Cohort, user: str) -> CohortMember | None:
+        """Returns a current or former member of the cohort, or None."""
+        return self._session.scalar(
+            select(CohortMember).where(CohortMember.cohort_number == cohort.number, CohortMember.user == user)
+        )
+
+    def member_of_device(self, cohort: Cohort, device_id: str) -> CohortMember | None:
+        """Returns the current member for whom a device trains, or None."""
+        return self._session.scalar(
+            select(CohortMember).where(
+                CohortMember.cohort_number == cohort.number,
+                CohortMember.device_id == device_id,
+                CohortMember.left_at.is_(None),
+            )
+        )
+
+    def members_page(self, cohort: Cohort, request: PageRequest) -> PageRows[CohortMember]:
+        """Returns one page of the cohort's current members, newest first."""
+        statement = select(CohortMember).where(
+            CohortMember.cohort_number == cohort.number, CohortMember.left_at.is_(None)
+        )
+        return page_of(self._session, statement, CohortMember, request)
+
+    def count_members(self, cohorts: Sequence[Cohort]) -> dict[int, int]:
+        """Returns the number of current members of each cohort, by cohort number."""
+        statement = (
+            select(CohortMember.cohort_number, func.count())
+            .where(
+                CohortMember.cohort_number.in_([cohort.number for cohort in cohorts]), CohortMember.left_at.is_(None)
+            )
+            .group_by(CohortMember.cohort_number)
+        )
+        return {row[0]: row[1] for row in self._session.execute(statement)}
+
+    def count_updates(self, members: Sequence[CohortMember]) -> dict[int, int]:
+        """Returns the number of accepted updates of each member, by member number."""
+        statement = (
+            select(MemberUpdate.member_number, func.count())
+            .where(
+                MemberUpdate.member_number.in_([member.number for member in members]),
+                MemberUpdate.state == UpdateState.COUNTED,
+            )
+            .group_by(MemberUpdate.member_number)
+        )
+        return {row[0]: row[1] for row in self._session.execute(statement)}
+
+    def unlisted(self, found: CohortRound) -> Sequence[CohortMember]:
+        """Returns the members of the cohort without a part in a round, in the order in which they joined."""
+        return self._session.scalars(select(CohortMember).where(_unlisted(found)).order_by(CohortMember.number)).all()
+
+
+def _unlisted(found: CohortRound) -> ColumnElement[bool]:
+    part = exists().where(MemberUpdate.round_number == found.number, MemberUpdate.member_number == CohortMember.number)
+    return (CohortMember.cohort_number == found.cohort_number) & CohortMember.left_at.is_(None) & not_(part)
+
+
+def cohort_with_calibration(session: Session, sha256: str) -> str | None:
+    """Returns the description of a cohort that takes A from this calibration, or None."""
+    cohort = session.scalar(select(Cohort.name).where(names_calibration(Cohort.recipe, sha256)).limit(1))
+    return None if cohort is None else f"cohort {cohort!r}"
+
+
+def adapters_of_member(device_id: str) -> Select[int]:
+    """Returns the query for the adapter numbers of the cohorts that a device is a member of."""
+    return (
+        select(Adapter.number)
+        .join(Cohort, and_(Cohort.tenant == Adapter.tenant, Cohort.name == Adapter.name))
+        .join(CohortMember, CohortMember.cohort_number == Cohort.number)
+        .where(CohortMember.device_id == device_id, CohortMember.left_at.is_(None))
+    )

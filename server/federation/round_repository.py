@@ -1,0 +1,230 @@
+"""All SQL queries for rounds and members' parts in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, exists, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from server.database.paging import PageRequest, PageRows, page_of
+from server.federation.models import Cohort, CohortMember, CohortRound, MemberUpdate
+from server.federation.secure_aggregation.repository import due as masked_due
+from server.jobs.models import Job
+from shared.federation.cohort import RoundState, UpdateState
+from shared.job import JobState
+
+UNDER_WAY = (RoundState.OPEN, RoundState.AGGREGATING)
+_ENDED_BADLY = (JobState.FAILED, JobState.CANCELLED)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Aggregated reports of a round's devices: means over the devices that measured, and bytes of accepted updates."""
+
+    measured: int = 0
+    start_accuracy: float | None = None
+    tuned_accuracy: float | None = None
+    upload_bytes: int = 0
+    examples: int = 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """A member's part in a round, with the member and the round."""
+
+    update: MemberUpdate
+    member: CohortMember
+    round: CohortRound
+
+
+class RoundRepository:
+    """Rounds in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, *rows: CohortRound | MemberUpdate) -> None:
+        """Stores new rows."""
+        self._session.add_all(rows)
+        self._session.flush()
+
+    def named(self, round_id: str) -> CohortRound:
+        """Returns an existing round, reloaded from the database."""
+        statement = select(CohortRound).where(CohortRound.id == round_id)
+        return self._session.scalars(statement, execution_options={"populate_existing": True}).one()
+
+    def at(self, cohort: Cohort, position: int) -> CohortRound | None:
+        """Returns a round of a cohort by its number within the cohort, or None."""
+        return self._session.scalar(
+            select(CohortRound).where(CohortRound.cohort_number == cohort.number, CohortRound.position == position)
+        )
+
+    def open(self, cohort: Cohort) -> CohortRound | None:
+        """Returns the open round, or None."""
+        return self._session.scalar(
+            select(CohortRound).where(CohortRound.cohort_number == cohort.number, CohortRound.state == RoundState.OPEN)
+        )
+
+    def under_way(self, cohort: Cohort) -> Sequence[CohortRound]:
+        """Returns the rounds that have not ended, in order."""
+        statement = select(CohortRound).where(
+            CohortRound.cohort_number == cohort.number, CohortRound.state.in_(UNDER_WAY)
+        )
+        return self._session.scalars(statement.order_by(CohortRound.number)).all()
+
+    def latest(self, cohorts: Sequence[Cohort]) -> dict[int, CohortRound]:
+        """Returns the latest round of each cohort, by cohort number."""
+        newest = (
+            select(func.max(CohortRound.number))
+            .where(CohortRound.cohort_number.in_([cohort.number for cohort in cohorts]))
+            .group_by(CohortRound.cohort_number)
+        )
+        found = self._session.scalars(select(CohortRound).where(CohortRound.number.in_(newest)))
+        return {each.cohort_number: each for each in found}
+
+    def page(self, cohort: Cohort, request: PageRequest) -> PageRows[CohortRound]:
+        """Returns one page of a cohort's rounds, newest first."""
+        statement = select(CohortRound).where(CohortRound.cohort_number == cohort.number)
+        return page_of(self._session, statement, CohortRound, request)
+
+    def parts_page(self, found: CohortRound, request: PageRequest) -> PageRows[MemberUpdate]:
+        """Returns one page of the members' parts in a round, newest first."""
+        statement = select(MemberUpdate).where(MemberUpdate.round_number == found.number)
+        return page_of(self._session, statement, MemberUpdate, request)
+
+    def figures(self, rounds: Sequence[CohortRound]) -> dict[int, Figures]:
+        """Returns the aggregated device reports of each round, by round number."""
+        counted = MemberUpdate.state == UpdateState.COUNTED
+        statement = (
+            select(
+                MemberUpdate.round_number,
+                func.count(MemberUpdate.start_accuracy),
+                func.avg(MemberUpdate.start_accuracy),
+                func.avg(MemberUpdate.tuned_accuracy),
+                func.coalesce(func.sum(MemberUpdate.sent_bytes), 0),
+                func.coalesce(func.sum(MemberUpdate.examples), 0),
+            )
+            .where(MemberUpdate.round_number.in_([each.number for each in rounds]), counted)
+            .group_by(MemberUpdate.round_number)
+        )
+        rows = self._session.execute(statement)
+        return {row[0]: Figures(row[1], row[2], row[3], int(row[4]), int(row[5])) for row in rows}
+
+    def of_job(self, job: Job) -> Part | None:
+        """Returns the part that a job was submitted for, or None."""
+        statement = (
+            select(MemberUpdate, CohortMember, CohortRound)
+            .join(CohortMember, CohortMember.number == MemberUpdate.member_number)
+            .join(CohortRound, CohortRound.number == MemberUpdate.round_number)
+            .where(MemberUpdate.job_number == job.number)
+        )
+        row = self._session.execute(statement).one_or_none()
+        return None if row is None else Part(row[0], row[1], row[2])
+
+    def jobs_of(self, parts: Sequence[MemberUpdate]) -> dict[int, Job]:
+        """Returns the jobs of parts, by job number."""
+        numbers = [part.job_number for part in parts if part.job_number is not None]
+        return {job.number: job for job in self._session.scalars(select(Job).where(Job.number.in_(numbers)))}
+
+    def members_of(self, parts: Sequence[MemberUpdate]) -> dict[int, CohortMember]:
+        """Returns the members of parts, by member number."""
+        numbers = [part.member_number for part in parts]
+        found = self._session.scalars(select(CohortMember).where(CohortMember.number.in_(numbers)))
+        return {member.number: member for member in found}
+
+    def parts(self, found: CohortRound, state: UpdateState) -> Sequence[MemberUpdate]:
+        """Returns the parts of a round in one state, in order."""
+        statement = select(MemberUpdate).where(MemberUpdate.round_number == found.number, MemberUpdate.state == state)
+        return self._session.scalars(statement.order_by(MemberUpdate.number)).all()
+
+    def count(self, found: CohortRound, state: UpdateState) -> int:
+        """Returns the number of parts of a round in one state."""
+        statement = select(func.count()).where(MemberUpdate.round_number == found.number, MemberUpdate.state == state)
+        return self._session.scalars(statement).one()
+
+    def without_job(self, found: CohortRound, limit: int) -> Sequence[Part]:
+        """Returns up to `limit` parts of a round for which no job was submitted yet, in order."""
+        statement = (
+            select(MemberUpdate, CohortMember)
+            .join(CohortMember, CohortMember.number == MemberUpdate.member_number)
+            .where(MemberUpdate.round_number == found.number, _jobless())
+            .order_by(MemberUpdate.number)
+            .limit(limit)
+        )
+        return [Part(part, member, found) for part, member in self._session.execute(statement)]
+
+    def ended_badly(self, found: CohortRound) -> Sequence[MemberUpdate]:
+        """Returns the waiting parts of a round whose job has failed or was cancelled."""
+        statement = select(MemberUpdate).where(MemberUpdate.round_number == found.number, _lost())
+        return self._session.scalars(statement.order_by(MemberUpdate.number)).all()
+
+    def under_way_of(self, member: CohortMember) -> Sequence[Part]:
+        """Returns a member's parts in rounds that have not ended."""
+        statement = (
+            select(MemberUpdate, CohortRound)
+            .join(CohortRound, CohortRound.number == MemberUpdate.round_number)
+            .where(MemberUpdate.member_number == member.number, CohortRound.state.in_(UNDER_WAY))
+        )
+        return [Part(part, member, found) for part, found in self._session.execute(statement)]
+
+    def carry(self, old: CohortRound, new: CohortRound) -> int:
+        """Moves the waiting parts of a round to the next round and returns their number."""
+        chosen = MemberUpdate.round_number == old.number, MemberUpdate.state == UpdateState.WAITING
+        carried = self._session.scalars(select(MemberUpdate).where(*chosen)).all()
+        for part in carried:
+            part.round_number = new.number
+        self._session.flush()
+        return len(carried)
+
+    def forget_files(self, found: CohortRound) -> None:
+        """Drops the references to the updates of a round that has ended; garbage collection removes the files."""
+        self._session.execute(
+            update(MemberUpdate)
+            .where(MemberUpdate.round_number == found.number)
+            .values(sha256=None, start_sha256=None),
+            execution_options={"synchronize_session": "fetch"},
+        )
+
+    def optimizer_of(self, cohort: Cohort) -> CohortRound | None:
+        """Returns the round whose optimizer state the next round continues from, or None."""
+        statement = select(CohortRound).where(
+            CohortRound.cohort_number == cohort.number, CohortRound.optimizer_sha256.is_not(None)
+        )
+        return self._session.scalar(statement.order_by(CohortRound.number.desc()).limit(1))
+
+    def published_since(self, cohort: Cohort, version: int) -> int:
+        """Returns the number of the cohort's rounds that published a version later than `version`."""
+        statement = select(func.count()).where(
+            CohortRound.cohort_number == cohort.number, CohortRound.version > version
+        )
+        return self._session.scalars(statement).one()
+
+    def due(self, now: datetime) -> Sequence[int]:
+        """Returns the numbers of cohorts whose open round needs attention.
+
+        Its deadline has passed, one of its jobs failed, a part has no job yet, or a phase of a masked round is over.
+        """
+        part = select(MemberUpdate.number).where(MemberUpdate.round_number == CohortRound.number)
+        late = CohortRound.deadline <= now
+        statement = select(CohortRound.cohort_number).where(
+            CohortRound.state == RoundState.OPEN,
+            or_(late, masked_due(now), exists(part.where(_jobless())), exists(part.where(_lost()))),
+        )
+        return self._session.scalars(statement.order_by(CohortRound.number)).all()
+
+    def ends(self, cohort: Cohort, now: datetime) -> bool:
+        """Returns whether the cohort's open round is past its deadline or has a part whose job failed."""
+        found = self.open(cohort)
+        return found is not None and (found.deadline <= now or bool(self.ended_badly(found)))
+
+
+def _jobless() -> ColumnElement[bool]:
+    return (MemberUpdate.state == UpdateState.WAITING) & MemberUpdate.job_number.is_(None)
+
+
+def _lost() -> ColumnElement[bool]:
+    ended = exists().where(Job.number == MemberUpdate.job_number, Job.state.in_(_ENDED_BADLY))
+    return (MemberUpdate.state == UpdateState.WAITING) & ended

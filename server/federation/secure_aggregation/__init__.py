@@ -1,0 +1,1 @@
+"""Secure aggregation: rounds with masked updates, of which the server learns only the sum."""

@@ -1,0 +1,136 @@
+"""The routes through which a device takes part in each phase of secure aggregation, under the lease of its job.
+
+A device polls the state every few seconds (`GET`) and sends its message when the server waits for it. Every response
+contains the state of the round after the message. Messages are idempotent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import Query, Request
+from fastapi.concurrency import run_in_threadpool
+from sqlalchemy.orm import Session
+
+from server.federation.secure_aggregation.service import MaskingService
+from server.identity.access_rules import Device
+from server.identity.devices.signatures import ResultSignature, SignedWriting, check_digest, spending
+from server.identity.service import Principal
+from server.storage.references import Collected
+from server.storage.store import StorageFull
+from server.web.bodies import BYTES, check_binary_type, read_limited
+from server.web.json_bodies import UnsupportedMediaType
+from server.web.openapi import raises
+from server.web.problems import TooSlow
+from server.web.routes import Routes
+from server.web.state import AppState, State
+from shared.errors import BadSignature, Conflict, Gone, InvalidUpload, MaskingOut, Replayed, TooLarge, Untrusted
+from shared.federation.secure_aggregation.messages import (
+    Advertisement,
+    Consent,
+    MaskingView,
+    Phase,
+    SealedShares,
+    Unmasking,
+)
+from shared.federation.secure_aggregation.session import MaskingSession
+from shared.signing import parse_public
+
+router = Routes(prefix="/v1/leases", tags=["leases"])
+ERRORS = raises(Gone, Conflict, MaskingOut, Untrusted, InvalidUpload)
+
+
+def _service(state: AppState, session: Session) -> MaskingService:
+    return MaskingService(session, state.artifacts, state.settings.lease_seconds)
+
+
+def _answer(
+    state: AppState, session: Session, principal: Principal, lease_id: str, say: Callable[[MaskingSession, str], None]
+) -> MaskingView:
+    member = principal.device_id or ""
+    return _service(state, session).answer(member, lease_id, lambda masking: say(masking, member))
+
+
+def _look(state: AppState, principal: Principal, lease_id: str, known: Phase | None) -> tuple[MaskingView, bool]:
+    with state.database.reading() as session:
+        return _service(state, session).view(principal.device_id or "", lease_id, known)
+
+
+def _tick(state: AppState, principal: Principal, lease_id: str) -> None:
+    with state.database.writing() as session:
+        _answer(state, session, principal, lease_id, lambda masking, member: None)
+
+
+@router.get("/{lease_id}/masking", responses=raises(Gone, Conflict))
+async def look(
+    principal: Device,
+    lease_id: str,
+    state: State,
+    known: Annotated[Phase | None, Query(description="phase whose inputs the device already has")] = None,
+) -> MaskingView:
+    """Returns the state of the masked round for this device, with the phase's inputs unless the device has them."""
+    view, late = await run_in_threadpool(_look, state, principal, lease_id, known)
+    if late:
+        await state.write_queue.run(_tick, state, principal, lease_id)
+        view, _ = await run_in_threadpool(_look, state, principal, lease_id, known)
+    return view
+
+
+@router.post("/{lease_id}/masking/keys", responses=ERRORS | raises(BadSignature))
+def advertise(
+    principal: Device, lease_id: str, advertisement: Advertisement, state: State, session: SignedWriting
+) -> MaskingView:
+    """Phase `keys`: accepts the device's public keys for this round, signed with its enrollment key."""
+    try:
+        identity = parse_public(principal.public_key or "").public_bytes_raw()
+    except Untrusted as error:
+        raise BadSignature("this device enrolled without a key; enroll it again") from error
+    return _answer(
+        state, session, principal, lease_id, lambda masking, member: masking.advertise(member, identity, advertisement)
+    )
+
+
+@router.post("/{lease_id}/masking/shares", responses=ERRORS)
+def share(principal: Device, lease_id: str, shares: SealedShares, state: State, session: SignedWriting) -> MaskingView:
+    """Phase `shares`: accepts the shares of the device's two secrets, encrypted for each other device of the roster."""
+    return _answer(state, session, principal, lease_id, lambda masking, member: masking.share(member, shares))
+
+
+@router.put(
+    "/{lease_id}/masking/vector",
+    responses=ERRORS | raises(Collected, Replayed, StorageFull, TooLarge, TooSlow, UnsupportedMediaType),
+    openapi_extra=BYTES,
+)
+async def mask(
+    principal: Device, lease_id: str, request: Request, state: State, signature: ResultSignature
+) -> MaskingView:
+    """Phase `vectors`: accepts the masked update and weight, D + 1 little-endian words of the round's width."""
+    check_binary_type(request.headers)
+    device_id = principal.device_id or ""
+    async with state.write_queue.holding(spending(state, principal, signature)) as session:
+        limit = await run_in_threadpool(_service(state, session).size, device_id, lease_id)
+    digest = hashlib.sha256()
+    data = await read_limited(request, limit, digest.update)
+    check_digest(signature, digest.digest())
+    return await state.write_queue.run(_keep, state, principal, lease_id, digest.hexdigest(), data)
+
+
+def _keep(state: AppState, principal: Principal, lease_id: str, sha256: str, data: bytes) -> MaskingView:
+    with state.database.writing() as session:
+        return _answer(
+            state, session, principal, lease_id, lambda masking, member: masking.masked(member, sha256, data)
+        )
+
+
+@router.post("/{lease_id}/masking/consent", responses=ERRORS)
+def consent(principal: Device, lease_id: str, consent: Consent, state: State, session: SignedWriting) -> MaskingView:
+    """Phase `consents`: accepts the device's signature over the list of devices in the sum."""
+    return _answer(state, session, principal, lease_id, lambda masking, member: masking.consent(member, consent))
+
+
+@router.post("/{lease_id}/masking/unmask", responses=ERRORS)
+def unmask(principal: Device, lease_id: str, unmasking: Unmasking, state: State, session: SignedWriting) -> MaskingView:
+    """Phase `unmasking`: accepts the shares that remove the masks from the sum, and from nothing else."""
+    return _answer(state, session, principal, lease_id, lambda masking, member: masking.unmask(member, unmasking))

@@ -1,0 +1,54 @@
+"""The tables of masked rounds and their devices.
+
+Shares and masked vectors are kept until the round has ended. Large columns are loaded on access only.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import Float, ForeignKey, Index, LargeBinary, String, Text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from server.database.columns import Document, Moment, Numbered, Table, word
+from server.storage.references import FileColumn, FileReferences
+from shared.federation.secure_aggregation.messages import Advertisement, Phase, Roster
+from shared.federation.secure_aggregation.settings import MaskingParameters
+
+
+class MaskedRound(Table):
+    """A cohort's round whose updates are masked; a `SessionRow`."""
+
+    __tablename__ = "masked_rounds"
+
+    round_number: Mapped[int] = mapped_column(ForeignKey("cohort_rounds.number"), primary_key=True, autoincrement=False)
+    parameters: Mapped[MaskingParameters] = mapped_column(Document(MaskingParameters))
+    phase_seconds: Mapped[float] = mapped_column(Float)
+    least: Mapped[int] = mapped_column()  # minimum number of devices to begin with: the cohort's quorum
+    phase: Mapped[Phase] = mapped_column(word(Phase))
+    closes_at: Mapped[datetime | None] = mapped_column(Moment, index=True)
+    why: Mapped[str | None] = mapped_column(Text)
+    roster: Mapped[Roster | None] = mapped_column(Document(Roster), deferred=True)
+
+
+class MaskedMember(Numbered, Table):
+    """A device in a masked round; a `MemberRow`."""
+
+    __tablename__ = "masked_members"
+    __table_args__ = (Index("ix_masked_members_round", "round_number", "member", unique=True),)
+
+    round_number: Mapped[int] = mapped_column(ForeignKey("masked_rounds.round_number"))
+    member: Mapped[str] = mapped_column(ForeignKey("devices.id"))
+    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), index=True)
+    place: Mapped[int | None] = mapped_column()  # on the roster, from 1
+    reached: Mapped[Phase] = mapped_column(word(Phase))
+    advertisement: Mapped[Advertisement] = mapped_column(Document(Advertisement), deferred=True)
+    sealed: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
+    commitment: Mapped[bytes | None] = mapped_column(LargeBinary)
+    vector_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
+    signature: Mapped[bytes | None] = mapped_column(LargeBinary)
+    seeds: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
+    keys: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
+
+
+FILES = FileReferences(columns=(FileColumn(MaskedMember.vector_sha256),))

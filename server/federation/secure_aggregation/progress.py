@@ -1,0 +1,74 @@
+"""Advances the phases of masked rounds and computes their sums, for rounds and their worker."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from server.clock import utc_now
+from server.database.database import Database
+from server.federation.models import CohortRound
+from server.federation.secure_aggregation.models import MaskedRound
+from server.federation.secure_aggregation.repository import DatabaseStore, MaskingRepository
+from server.storage.store import ArtifactStore
+from shared.errors import MaskingOut
+from shared.federation.secure_aggregation.fixed_point import Total
+from shared.federation.secure_aggregation.messages import Phase
+from shared.federation.secure_aggregation.server import unmasked
+from shared.federation.secure_aggregation.session import MaskingSession
+
+
+class MaskingProgress:
+    """Manages the phases of masked rounds in one transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._repository = session, MaskingRepository(session)
+
+    def tick(self, masked: MaskedRound) -> Phase:
+        """Ends the current phase of a locked masked round if it is complete or late. Returns the resulting phase."""
+        self._session.flush()
+        gone = self._repository.gone(masked.round_number)
+        coming = self._repository.coming(masked.round_number)
+        return self._masking(masked).tick(coming, masked.least, gone)
+
+    def advance(self, found: CohortRound) -> MaskedRound | None:
+        """Returns the masked round of a cohort's round, locked, after `tick`. None: no device has taken part yet."""
+        masked = self._repository.locked(found.number)
+        if masked is not None:
+            self.tick(masked)
+        return masked
+
+    def summed(self, masked: MaskedRound) -> dict[int, str]:
+        """Returns the sha256 of each masked vector in the sum, by job number."""
+        there = {row.member for row in self._masking(masked).in_sum()}
+        members = self._repository.members(masked.round_number)
+        return {row.job_number: row.vector_sha256 or "" for row in members if row.member in there}
+
+    def is_summed(self, found: CohortRound, device_id: str) -> bool:
+        """Returns whether all phases of a round are over and a device's vector is in the sum."""
+        masked = self._repository.get(found.number)
+        if masked is None or masked.phase not in (Phase.SUMMING, Phase.DONE):
+            return False
+        return device_id in {row.member for row in self._masking(masked).in_sum()}
+
+    def finish(self, found: CohortRound, why: str | None = None) -> None:
+        """Discards the shares and vectors of a round that has ended. why: the reason if the round was abandoned."""
+        masked = self._repository.locked(found.number)
+        if masked is not None and masked.phase not in (Phase.DONE, Phase.FAILED):
+            self._masking(masked).finish(why)
+
+    def _masking(self, masked: MaskedRound) -> MaskingSession:
+        return MaskingSession(DatabaseStore(self._session, masked), masked.parameters, masked.phase_seconds, utc_now())
+
+
+def round_total(database: Database, artifacts: ArtifactStore, round_id: str) -> Total:
+    """Returns the decoded sum of a cohort's round in phase SUMMING. Uses O(D) memory, outside of transactions.
+
+    Raises Untrusted or InvalidUpload if the shares or vectors of the devices are inconsistent.
+    """
+    with database.reading() as session:
+        masked = MaskingRepository(session).of_round(round_id)
+        if masked is None:
+            raise MaskingOut("no device took part in the masked round")
+        masking = MaskingSession(DatabaseStore(session, masked), masked.parameters, masked.phase_seconds, utc_now())
+        gathered, vectors = masking.gathered(), [row.vector_sha256 or "" for row in masking.in_sum()]
+    return unmasked(gathered, (artifacts.read(sha256) for sha256 in vectors))

@@ -1,0 +1,165 @@
+"""All SQL queries for masked rounds: a `MaskingStore` with rows in the database and vectors in the artifact store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, exists, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from server.database.locking import locked
+from server.database.upsert import add_if_absent
+from server.federation.models import Cohort, CohortRound, MemberUpdate
+from server.federation.secure_aggregation.models import MaskedMember, MaskedRound
+from server.jobs.models import Job
+from server.storage.references import hold
+from server.storage.store import ArtifactStore
+from shared.federation.cohort import UpdateState
+from shared.federation.secure_aggregation.messages import Advertisement, Phase
+from shared.federation.secure_aggregation.session import MemberRow
+from shared.federation.secure_aggregation.settings import MaskingParameters
+from shared.job import JobState
+
+_OVER = (Phase.SUMMING, Phase.DONE, Phase.FAILED)
+_ENDED_BADLY = (JobState.FAILED, JobState.CANCELLED)
+
+
+class MaskingRepository:
+    """Queries masked rounds in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def round_of(self, job: Job) -> tuple[CohortRound, Cohort] | None:
+        """Returns the round that a job was submitted for and its cohort, or None."""
+        statement = (
+            select(CohortRound, Cohort)
+            .join(MemberUpdate, MemberUpdate.round_number == CohortRound.number)
+            .join(Cohort, Cohort.number == CohortRound.cohort_number)
+            .where(MemberUpdate.job_number == job.number)
+        )
+        row = self._session.execute(statement).one_or_none()
+        return None if row is None else (row[0], row[1])
+
+    def get(self, round_number: int) -> MaskedRound | None:
+        """Returns a masked round, or None until the first of its devices has taken part."""
+        return self._session.get(MaskedRound, round_number)
+
+    def of_round(self, round_id: str) -> MaskedRound | None:
+        """Returns the masked round of a cohort's round, by the id of the latter."""
+        statement = select(MaskedRound).join(CohortRound, CohortRound.number == MaskedRound.round_number)
+        return self._session.scalar(statement.where(CohortRound.id == round_id))
+
+    def locked(self, round_number: int) -> MaskedRound | None:
+        """Like `get`, and locks the masked round with its devices until the transaction ends."""
+        return self._session.scalar(locked(select(MaskedRound).where(MaskedRound.round_number == round_number)))
+
+    def begin(self, found: CohortRound, parameters: MaskingParameters, phase_seconds: float, least: int) -> MaskedRound:
+        """Returns the masked round of a cohort's round, locked. Creates it if it is absent."""
+        add_if_absent(
+            self._session,
+            MaskedRound,
+            round_number=found.number,
+            parameters=parameters,
+            phase_seconds=phase_seconds,
+            least=least,
+            phase=Phase.KEYS,
+            closes_at=found.deadline,
+        )
+        return self._session.scalars(locked(select(MaskedRound).where(MaskedRound.round_number == found.number))).one()
+
+    def coming(self, round_number: int) -> bool:
+        """Returns whether a member may still advertise keys, because the member's job has not ended."""
+        advertised = exists().where(MaskedMember.round_number == round_number, MaskedMember.job_number == Job.number)
+        waited_for = MemberUpdate.round_number == round_number, MemberUpdate.state == UpdateState.WAITING
+        alive = or_(
+            MemberUpdate.job_number.is_(None), Job.state.not_in((*_ENDED_BADLY, JobState.SUCCEEDED)) & ~advertised
+        )
+        statement = select(MemberUpdate.number).outerjoin(Job, Job.number == MemberUpdate.job_number)
+        return self._session.scalar(statement.where(*waited_for, alive).limit(1)) is not None
+
+    def members(self, round_number: int) -> Sequence[MaskedMember]:
+        """Returns the devices of a masked round."""
+        return self._session.scalars(select(MaskedMember).where(MaskedMember.round_number == round_number)).all()
+
+    def gone(self, round_number: int) -> list[str]:
+        """Returns the devices of a masked round whose job failed or was cancelled."""
+        statement = select(MaskedMember.member).join(Job, Job.number == MaskedMember.job_number)
+        mine = MaskedMember.round_number == round_number, Job.state.in_(_ENDED_BADLY)
+        return list(self._session.scalars(statement.where(*mine)))
+
+
+class DatabaseStore:
+    """A `MaskingStore` over the database and the artifact store."""
+
+    def __init__(
+        self, session: Session, found: MaskedRound, artifacts: ArtifactStore | None = None, job_number: int = 0
+    ) -> None:
+        """found: locked if the caller makes changes. artifacts: required to store or read vectors.
+
+        job_number: job of the device that is to be added.
+        """
+        self._session, self.session, self._files, self._job_number = session, found, artifacts, job_number
+
+    def row(self, member: str) -> MaskedMember | None:
+        """Returns the row of a device, or None."""
+        return self._session.scalar(select(MaskedMember).where(self._mine(), MaskedMember.member == member))
+
+    def rows(self) -> Sequence[MaskedMember]:
+        """Returns all rows, sorted by member name."""
+        found = self._session.scalars(select(MaskedMember).where(self._mine())).all()
+        # Sorted here because collations differ between databases, and devices verify the order.
+        return sorted(found, key=lambda row: row.member)
+
+    def add(self, member: str, advertisement: Advertisement) -> MaskedMember:
+        """Adds and returns the row of a device."""
+        row = MaskedMember(
+            round_number=self.session.round_number,
+            member=member,
+            job_number=self._job_number,
+            reached=Phase.KEYS,
+            advertisement=advertisement,
+        )
+        self._session.add(row)
+        self._session.flush()
+        return row
+
+    def sealed_for(self, number: int, senders: Sequence[int], size: int) -> list[bytes]:
+        """Returns the encrypted share for `number` of each sender, `size` bytes each, and reads nothing else."""
+        piece = func.substr(MaskedMember.sealed, (number - 1) * size + 1, size)
+        statement = select(MaskedMember.place, piece).where(self._mine(), MaskedMember.place.in_(senders))
+        found = {place: bytes(sealed) for place, sealed in self._session.execute(statement)}
+        return [found[sender] for sender in senders]
+
+    def keep_vector(self, row: MemberRow, data: bytes) -> None:
+        """Stores a masked vector and records its sha256 in the row."""
+        row.vector_sha256 = self._artifacts.put(data)
+        hold(self._session, self._artifacts, [row.vector_sha256])
+
+    def vectors(self, rows: Sequence[MemberRow]) -> Iterator[bytes]:
+        """Yields the masked vectors of these rows."""
+        return (self._artifacts.read(row.vector_sha256 or "") for row in rows)
+
+    def forget(self) -> None:
+        """Removes all shares and the references to the masked vectors; garbage collection removes the files."""
+        nothing = {"sealed": None, "seeds": None, "keys": None, "vector_sha256": None}
+        self._session.execute(
+            update(MaskedMember).where(self._mine()).values(**nothing),
+            execution_options={"synchronize_session": "fetch"},
+        )
+
+    @property
+    def _artifacts(self) -> ArtifactStore:
+        if self._files is None:
+            raise RuntimeError("storing or reading masked vectors requires an artifact store")
+        return self._files
+
+    def _mine(self) -> ColumnElement[bool]:
+        return MaskedMember.round_number == self.session.round_number
+
+
+def due(now: datetime) -> ColumnElement[bool]:
+    """Returns the condition for a round whose current masked phase is past its deadline or whose phases are over."""
+    late = or_(MaskedRound.closes_at <= now, MaskedRound.phase.in_(_OVER))
+    return exists().where(MaskedRound.round_number == CohortRound.number, late)

@@ -1,0 +1,156 @@
+"""Checks a member's update at upload, and accepts it when the device completes the job.
+
+The update is B after the run minus B before it. No update is accepted twice: a part has one job, a job is completed
+once, and a member has one part in a round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from server.clock import utc_now
+from server.federation.models import Cohort
+from server.federation.repository import CohortRepository
+from server.federation.round_repository import Part, RoundRepository
+from server.federation.secure_aggregation.progress import MaskingProgress
+from server.jobs.leases.models import JobLease
+from server.jobs.models import Job
+from server.storage.store import ArtifactStore
+from shared.errors import CohortMismatch, Conflict, InvalidUpdate, NotAMember, RoundClosed
+from shared.federation.cohort import RoundReceipt, RoundState, UpdateState
+from shared.federation.update import F32, difference, euclidean_norm
+from shared.job import Result
+from shared.zo.lora import load_adapter, named_fingerprint
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The requirements on an update. start_sha256: LoRA-B file that its run began from; None: B = 0."""
+
+    cohort: str
+    a_sha256: str
+    size_d: int
+    start_sha256: str | None
+    norm_limit: float | None
+
+
+class UpdateService:
+    """Handles updates in one transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self._cohorts, self._rounds = CohortRepository(session), RoundRepository(session)
+        self._masking = MaskingProgress(session)
+
+    def lock(self, lease_id: str) -> None:
+        """Locks the cohort of a leased job. Call it before locking the job (see `server.database.locking`)."""
+        self._cohorts.lock_of_lease(lease_id)
+
+    def expect(self, job: Job) -> Expected | None:
+        """Returns the requirements on a job's update, or None for a job of no round. Raises RoundClosed, NotAMember."""
+        part = self._part(job)
+        if part is None:
+            return None
+        cohort = self._cohorts.by_number(part.round.cohort_number)
+        self._check_open(cohort, part)
+        self.check_clear(job)
+        return Expected(
+            cohort.name, cohort.a_sha256, cohort.size_d, part.update.start_sha256, cohort.settings.norm_limit
+        )
+
+    def count(self, job: Job, lease: JobLease, result: Result) -> Cohort:
+        """Accepts the update uploaded under a lease of a round's job, and returns its cohort, which is locked.
+
+        Raises RoundClosed, NotAMember, or InvalidUpdate if the update has no examples to weigh it by.
+        """
+        part = self._of(job)
+        cohort = self._cohorts.by_number(part.round.cohort_number)
+        self._check_open(cohort, part)
+        settings, update = cohort.settings, part.update
+        claimed = result.train_examples
+        if settings.weights == "examples" and not claimed:
+            raise InvalidUpdate(
+                f"cohort {cohort.name!r} weights updates by their number of examples, and the device reported none"
+            )
+        part.round.updates += 1
+        update.state, update.updated_at = UpdateState.COUNTED, utc_now()
+        update.sha256 = lease.upload_sha256
+        update.sent_bytes = lease.upload_size if lease.trajectory_size is None else lease.trajectory_size
+        update.norm = lease.upload_norm
+        update.claimed_examples = claimed
+        update.examples = None if claimed is None else min(claimed, settings.most_examples)
+        update.staleness = self._staleness(cohort, part)
+        update.start_accuracy, update.tuned_accuracy = result.before_accuracy, result.tuned_accuracy
+        return cohort
+
+    def is_masked(self, job: Job) -> bool:
+        """Returns whether a job belongs to a masked round."""
+        part = self._part(job)
+        return part is not None and self._cohorts.by_number(part.round.cohort_number).settings.masking is not None
+
+    def check_clear(self, job: Job) -> None:
+        """Raises InvalidUpdate if the job's round accepts masked updates only."""
+        if self.is_masked(job):
+            raise InvalidUpdate("this round accepts masked updates only")
+
+    def check_summed(self, job: Job, device_id: str) -> None:
+        """Raises Conflict unless a device's masked vector is in the sum of its job's round."""
+        if not self._masking.is_summed(self._of(job).round, device_id):
+            raise Conflict("the sum contains no masked vector of this device; take part in every phase, then complete")
+
+    def receipt(self, job: Job) -> RoundReceipt:
+        """Returns the response to a completion that was already accepted."""
+        part = self._of(job)
+        cohort = self._cohorts.by_number(part.round.cohort_number)
+        return RoundReceipt(cohort=cohort.name, round=part.round.position, updates=part.round.updates)
+
+    def _part(self, job: Job) -> Part | None:
+        return None if job.round is None else self._rounds.of_job(job)
+
+    def _of(self, job: Job) -> Part:
+        part = self._part(job)
+        if part is None:
+            raise RuntimeError(f"job {job.id} belongs to a round, but to no member's part in it")
+        return part
+
+    def _check_open(self, cohort: Cohort, part: Part) -> None:
+        named = f"round {part.round.position} of cohort {cohort.name!r}"
+        if part.update.state is UpdateState.LEFT:
+            raise NotAMember(f"user {part.member.user!r} has left cohort {cohort.name!r}; the update is discarded")
+        if part.update.state is UpdateState.MISSED or part.round.state is not RoundState.OPEN:
+            raise RoundClosed(f"{named} is {part.round.state}; the update came too late")
+        if utc_now() >= part.round.deadline:
+            raise RoundClosed(f"the deadline of {named} has passed; the update came too late")
+
+    def _staleness(self, cohort: Cohort, part: Part) -> int:
+        """Returns the number of versions published since the starting version of the update."""
+        return self._rounds.published_since(cohort, part.update.start_version or 0)
+
+
+def measure(artifacts: ArtifactStore, expected: Expected, data: bytes, flat: F32) -> float:
+    """Returns the Euclidean norm of an update. data: its adapter file; flat: the file's B (D,).
+
+    Raises CohortMismatch for another frozen A, InvalidUpdate for a norm above the cohort's limit.
+    """
+    named = named_fingerprint(data)
+    if named != expected.a_sha256 or flat.size != expected.size_d:
+        raise CohortMismatch(
+            f"the update's frozen A has fingerprint {named or '(not stated)'} and D = {flat.size}; cohort "
+            f"{expected.cohort!r} has {expected.a_sha256} and {expected.size_d}. Only updates of one A can be averaged",
+            update=named,
+            cohort=expected.a_sha256,
+        )
+    if expected.start_sha256 is None:
+        norm = euclidean_norm(flat)
+    else:
+        start = load_adapter(artifacts.read(expected.start_sha256), expected.size_d)
+        norm = euclidean_norm(difference(flat, start))
+    if expected.norm_limit is not None and norm > expected.norm_limit:
+        raise InvalidUpdate(
+            f"the update has a Euclidean norm of {norm:.4g}; cohort {expected.cohort!r} allows at most "
+            f"{expected.norm_limit:.4g}",
+            norm=norm,
+            limit=expected.norm_limit,
+        )
+    return norm

@@ -1,0 +1,117 @@
+"""Builds the API representations of cohorts, members, rounds and updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy.orm import Session
+
+from server.federation.models import Cohort, CohortMember, CohortRound, MemberUpdate
+from server.federation.repository import CohortRepository
+from server.federation.round_repository import Figures, RoundRepository
+from server.registry.repository import AdapterRepository
+from shared.federation.cohort import CohortView, MemberView, RoundView, UpdateView
+
+
+class CohortViews:
+    """Builds views in one transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self._cohorts, self._rounds = CohortRepository(session), RoundRepository(session)
+        self._adapters = AdapterRepository(session)
+
+    def cohort(self, cohort: Cohort) -> CohortView:
+        """Returns the view of one cohort."""
+        return self.cohorts([cohort])[0]
+
+    def cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortView]:
+        """Returns the views of cohorts with their latest rounds."""
+        members, latest = self._cohorts.count_members(cohorts), self._rounds.latest(cohorts)
+        named = {cohort.number: cohort for cohort in cohorts}
+        rounds = list(latest.values())
+        figures = self._rounds.figures(rounds)
+        views = {
+            each.cohort_number: _round(named[each.cohort_number], each, figures.get(each.number)) for each in rounds
+        }
+        return [self._view(cohort, members.get(cohort.number, 0), views.get(cohort.number)) for cohort in cohorts]
+
+    def _view(self, cohort: Cohort, members: int, latest: RoundView | None) -> CohortView:
+        adapter = self._adapters.get(cohort.tenant, cohort.name)
+        return CohortView(
+            name=cohort.name,
+            settings=cohort.settings,
+            task=cohort.task,
+            recipe=cohort.recipe,
+            recipe_id=cohort.recipe_id,
+            a_sha256=cohort.a_sha256,
+            size_d=cohort.size_d,
+            members=members,
+            rounds=cohort.rounds,
+            round=latest,
+            version=None if adapter is None or adapter.deleted_at is not None else adapter.main_version,
+            created_at=cohort.created_at,
+        )
+
+    def members(self, members: Sequence[CohortMember]) -> list[MemberView]:
+        """Returns the views of members with their numbers of accepted updates."""
+        updates = self._cohorts.count_updates(members)
+        return [
+            MemberView(
+                user=member.user,
+                device_id=member.device_id,
+                joined_at=member.joined_at,
+                updates=updates.get(member.number, 0),
+            )
+            for member in members
+        ]
+
+    def rounds(self, cohort: Cohort, rounds: Sequence[CohortRound]) -> list[RoundView]:
+        """Returns the views of rounds of one cohort."""
+        figures = self._rounds.figures(rounds)
+        return [_round(cohort, each, figures.get(each.number)) for each in rounds]
+
+    def round(self, cohort: Cohort, found: CohortRound) -> RoundView:
+        """Returns the view of one round."""
+        return self.rounds(cohort, [found])[0]
+
+    def updates(self, parts: Sequence[MemberUpdate]) -> list[UpdateView]:
+        """Returns the views of members' parts in a round."""
+        jobs, members = self._rounds.jobs_of(parts), self._rounds.members_of(parts)
+        return [
+            UpdateView(
+                user=members[part.member_number].user,
+                device_id=members[part.member_number].device_id,
+                job_id=None if part.job_number is None else jobs[part.job_number].id,
+                state=part.state,
+                claimed_examples=part.claimed_examples,
+                examples=part.examples,
+                norm=part.norm,
+                staleness=part.staleness,
+                bytes=part.sent_bytes,
+                start_accuracy=part.start_accuracy,
+                tuned_accuracy=part.tuned_accuracy,
+                updated_at=part.updated_at,
+            )
+            for part in parts
+        ]
+
+
+def _round(cohort: Cohort, found: CohortRound, figures: Figures | None) -> RoundView:
+    figures = figures or Figures()
+    return RoundView(
+        cohort=cohort.name,
+        number=found.position,
+        state=found.state,
+        why=found.why,
+        members=found.members,
+        updates=found.updates,
+        start_version=None if found.start is None else found.start.version,
+        version=found.version,
+        start_accuracy=figures.start_accuracy,
+        tuned_accuracy=figures.tuned_accuracy,
+        measured=figures.measured,
+        upload_bytes=figures.upload_bytes,
+        opened_at=found.opened_at,
+        deadline=found.deadline,
+        ended_at=found.ended_at,
+    )

@@ -1,0 +1,1 @@
+"""Devices and the one-time tokens with which they enroll."""

@@ -1,0 +1,154 @@
+"""Letting devices in by a code that an operator approves: the device authorization grant, RFC 8628.
+
+The device holds the device code, of which only the digest is kept; a person reads the user code to an operator, whose
+tenant the device joins. The device and its token are made when the device asks for them, so that the token is shown
+once, to who holds the device code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy.orm import Session
+
+from server.clock import utc_now
+from server.database.identifiers import new_token, token_digest
+from server.identity.devices.models import Device, DeviceRequest, RequestState
+from server.identity.devices.repository import DeviceRequestRepository
+from server.identity.devices.service import DeviceService, check_key
+from server.identity.devices.user_codes import new_user_code, read_user_code, shown
+from server.identity.service import Principal
+from server.settings import Settings
+from shared.errors import Conflict, MobizoError, NotFound
+from shared.protocol import DeviceEnrollment, DeviceRequestView
+from shared.signing import fingerprint
+
+SLOWER_SECONDS = 5  # that each question asked too early adds to the interval (RFC 8628, 3.5)
+KEPT = timedelta(hours=1)  # after its end, so that a device that asks late is told that it was late
+
+
+class OAuthError(MobizoError):
+    """The request was refused in OAuth's words."""
+
+    status, code, title = 400, "oauth", "OAuth error"
+
+    def __init__(self, error: str, detail: str, status: int = 400) -> None:
+        """error: of RFC 6749 or RFC 8628. status: of HTTP."""
+        super().__init__(detail)
+        self.error, self.http_status = error, status
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a device is told that asks to join; the codes are shown this once."""
+
+    device_code: str
+    user_code: str
+    expires_in: int
+    interval: int
+
+
+class AuthorizationService:
+    """Requests to join, in one writing transaction."""
+
+    def __init__(self, session: Session, settings: Settings) -> None:
+        self._session, self._settings = session, settings
+        self._requests = DeviceRequestRepository(session)
+
+    def ask(self, client_id: str, device: DeviceEnrollment, address: str) -> Asked:
+        """Begins a request. Raises BadRequest for a key that is none, OAuthError if too many of the address wait."""
+        check_key(device.public_key)
+        now = utc_now()
+        self._requests.forget(now - KEPT)
+        if self._requests.waiting(address, now) >= self._settings.device_requests_per_address:
+            raise OAuthError(
+                "slow_down", "too many devices at this address wait for an operator; try again in some minutes", 429
+            )
+        seconds, interval = self._settings.device_request_seconds, self._settings.device_request_interval_seconds
+        device_code, user_code = new_token("join"), new_user_code()
+        self._requests.add(
+            DeviceRequest(
+                device_code_digest=token_digest(device_code),
+                user_code=user_code,
+                client_id=client_id,
+                name=device.name,
+                public_key=device.public_key,
+                platform=device.platform,
+                address=address,
+                state=RequestState.PENDING,
+                interval_seconds=interval,
+                created_at=now,
+                expires_at=now + timedelta(seconds=seconds),
+            )
+        )
+        return Asked(device_code, shown(user_code), seconds, interval)
+
+    def poll(self, client_id: str, device_code: str) -> tuple[Device, str] | OAuthError:
+        """The device and its token, once; else why not, which is returned since it, too, changes what is stored.
+
+        A question that comes before the interval is over makes the interval longer.
+        """
+        now = utc_now()
+        request = self._requests.by_device_code(token_digest(device_code))
+        if request is None or request.client_id != client_id or request.state is RequestState.USED:
+            return OAuthError("invalid_grant", "the device code is not known here, or was used; enroll again")
+        early = request.polled_at is not None and now < request.polled_at + timedelta(seconds=request.interval_seconds)
+        request.polled_at = now
+        if request.state is RequestState.DENIED:
+            return OAuthError("access_denied", "an operator refused this device")
+        if request.expires_at <= now:
+            return OAuthError("expired_token", "no operator approved this device in time; enroll again")
+        if early:
+            request.interval_seconds += SLOWER_SECONDS
+            return OAuthError("slow_down", f"ask every {request.interval_seconds} s at most")
+        if request.state is RequestState.PENDING or request.tenant is None:
+            return OAuthError("authorization_pending", "no operator has decided yet")
+        enroll = DeviceEnrollment(name=request.name, public_key=request.public_key, platform=request.platform)
+        device, token = DeviceService(self._session).admit(request.tenant, enroll)
+        request.state, request.device_id = RequestState.USED, device.id
+        return device, token
+
+    def find(self, tenant: str, user_code: str) -> DeviceRequestView:
+        """A request by the code that its device shows. Raises NotFound, also for one that another tenant decided."""
+        return _view(self._find(tenant, user_code, lock=False))
+
+    def decide(self, principal: Principal, user_code: str, approved: bool) -> DeviceRequestView:
+        """Lets the device into the operator's tenant, or refuses it; said twice, it counts once.
+
+        Raises NotFound, or Conflict if it was decided otherwise.
+        """
+        request, now = self._find(principal.tenant, user_code, lock=True), utc_now()
+        if request.state is RequestState.PENDING:
+            request.state = RequestState.APPROVED if approved else RequestState.DENIED
+            request.tenant, request.decided_by, request.decided_at = principal.tenant, principal.token_id, now
+        elif approved == (request.state is RequestState.DENIED):
+            raise Conflict(f"the device was {'refused' if approved else 'let in'} before; it may ask again")
+        return _view(request)
+
+    def _find(self, tenant: str, user_code: str, lock: bool) -> DeviceRequest:
+        code = read_user_code(user_code)
+        request = self._requests.by_user_code(code, lock) if code is not None else None
+        if request is not None and request.state is RequestState.PENDING and request.expires_at <= utc_now():
+            request = None
+        if request is None or request.tenant not in (None, tenant):
+            raise _unknown()
+        return request
+
+
+def _unknown() -> NotFound:
+    return NotFound("no device that waits shows this code; compare it with the device, whose codes do not last long")
+
+
+def _view(request: DeviceRequest) -> DeviceRequestView:
+    return DeviceRequestView(
+        user_code=shown(request.user_code),
+        name=request.name,
+        platform=request.platform,
+        fingerprint=fingerprint(request.public_key),
+        address=request.address,
+        state=request.state.value,
+        created_at=request.created_at,
+        expires_at=request.expires_at,
+        device_id=request.device_id,
+    )

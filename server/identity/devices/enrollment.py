@@ -1,0 +1,222 @@
+"""Routes by which a device asks to join and an operator lets it in (RFC 8628), and the page that tells a person how."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from typing import Annotated, Any
+from urllib.parse import parse_qsl, quote
+
+from fastapi import Path, Query, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+from pydantic import ValidationError
+
+from server.identity.access_rules import PUBLIC, needs
+from server.identity.devices.authorization import Asked, AuthorizationService, OAuthError
+from server.identity.devices.user_codes import read_user_code, shown
+from server.identity.models import Scope
+from server.identity.service import Principal
+from server.identity.signing_keys.info import server_info
+from server.identity.signing_keys.service import KeyService
+from server.web.bodies import read_limited
+from server.web.openapi import Responses, raises
+from server.web.problems import TooSlow
+from server.web.rate_limits import place_of
+from server.web.routes import Routes
+from server.web.state import AppState, Reading, State, Writing
+from shared.errors import BadRequest, Conflict, TooLarge
+from shared.protocol import DeviceAuthorization, DeviceEnrollment, DeviceRequestView, DeviceToken
+
+GRANT_TYPE = "urn:ietf:params:oauth:grant-type:device_code"
+FORM = "application/x-www-form-urlencoded"
+MOST_FORM_BYTES = 16_384
+NO_STORE = {"Cache-Control": "no-store", "Pragma": "no-cache"}  # RFC 6749, 5.1
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+router = Routes(tags=["devices"])
+UserCode = Annotated[str, Path(max_length=40, description="as the device shows it, such as WDJB-MJHT")]
+
+
+_OAUTH_ERROR = {
+    "description": "an error in OAuth's form (RFC 6749, 5.2)",
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["error", "error_description"],
+                "properties": {"error": {"type": "string"}, "error_description": {"type": "string"}},
+            }
+        }
+    },
+}
+OAUTH: Responses = {**raises(TooLarge, TooSlow), 400: _OAUTH_ERROR, 429: _OAUTH_ERROR}
+
+
+def _form(*required: str, **others: str) -> dict[str, Any]:
+    """A form's description for OpenAPI. others: optional fields with their descriptions."""
+    properties = {name: {"type": "string"} for name in required}
+    properties |= {name: {"type": "string", "description": text} for name, text in others.items()}
+    schema = {"type": "object", "required": list(required), "properties": properties}
+    return {"requestBody": {"required": True, "content": {FORM: {"schema": schema}}}}
+
+
+async def _fields(request: Request) -> dict[str, str]:
+    """The fields of a form, each at most once. Raises OAuthError, or TooLarge."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
+        raise OAuthError("invalid_request", f"send the fields as {FORM}")
+    raw = await read_limited(request, MOST_FORM_BYTES)
+    try:
+        pairs = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=50, errors="strict")
+    except ValueError as error:
+        raise OAuthError("invalid_request", "the form cannot be read") from error
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise OAuthError("invalid_request", "a field is given more than once")
+    return fields
+
+
+def _required(fields: Mapping[str, str], name: str, most: int) -> str:
+    value = fields.get(name, "")
+    if not 0 < len(value) <= most or "\0" in value:
+        raise OAuthError("invalid_request", f"{name} must be given, in at most {most} characters")
+    return value
+
+
+def _refusal(error: OAuthError) -> Response:
+    headers = NO_STORE | ({"Retry-After": "60"} if error.http_status == 429 else {})
+    return JSONResponse({"error": error.error, "error_description": error.detail}, error.http_status, headers)
+
+
+@router.post(
+    "/v1/oauth/device_authorization",
+    dependencies=[PUBLIC],
+    response_model=DeviceAuthorization,
+    responses=OAUTH,
+    openapi_extra=_form("client_id", "device_name", "public_key", "platform"),
+)
+async def ask(request: Request, state: State) -> Response:
+    """A device asks to join: codes for it and for a person (RFC 8628, 3.1). Errors are OAuth's."""
+    try:
+        fields = await _fields(request)
+        client_id = _required(fields, "client_id", 100)
+        device = _device(fields)
+        address = place_of(request.client.host if request.client else "")
+        asked = await state.write_queue.run(_ask, state, client_id, device, address)
+    except OAuthError as error:
+        return _refusal(error)
+    except BadRequest as error:
+        return _refusal(OAuthError("invalid_request", error.detail))
+    page = _page_address(request, state)
+    answer = DeviceAuthorization(
+        device_code=asked.device_code,
+        user_code=asked.user_code,
+        verification_uri=page,
+        verification_uri_complete=f"{page}?user_code={quote(asked.user_code)}",
+        expires_in=asked.expires_in,
+        interval=asked.interval,
+    )
+    return JSONResponse(answer.model_dump(mode="json"), headers=NO_STORE)
+
+
+def _device(fields: Mapping[str, str]) -> DeviceEnrollment:
+    try:
+        return DeviceEnrollment(
+            name=_required(fields, "device_name", 96),
+            public_key=_required(fields, "public_key", 100),
+            platform=_required(fields, "platform", 200),
+        )
+    except ValidationError as error:
+        raise OAuthError("invalid_request", f"device_name: {error.errors()[0]['msg']}") from error
+
+
+def _ask(state: AppState, client_id: str, device: DeviceEnrollment, address: str) -> Asked:
+    with state.database.writing() as session:
+        return AuthorizationService(session, state.settings).ask(client_id, device, address)
+
+
+def _page_address(request: Request, state: AppState) -> str:
+    return f"{state.settings.public_url or str(request.base_url)}".rstrip("/") + "/device"
+
+
+@router.post(
+    "/v1/oauth/token",
+    dependencies=[PUBLIC],
+    response_model=DeviceToken,
+    responses=OAUTH,
+    openapi_extra=_form("grant_type", "client_id", "device_code"),
+)
+async def token(request: Request, state: State) -> Response:
+    """A device asks whether it was let in, not oftener than its interval (RFC 8628, 3.4). Errors are OAuth's."""
+    try:
+        fields = await _fields(request)
+        if _required(fields, "grant_type", 100) != GRANT_TYPE:
+            raise OAuthError("unsupported_grant_type", f"only {GRANT_TYPE} is granted here")
+        client_id, device_code = _required(fields, "client_id", 100), _required(fields, "device_code", 200)
+        answer = await state.write_queue.run(_poll, state, client_id, device_code)
+    except OAuthError as error:
+        return _refusal(error)
+    return JSONResponse(answer.model_dump(mode="json"), headers=NO_STORE)
+
+
+def _poll(state: AppState, client_id: str, device_code: str) -> DeviceToken:
+    with state.database.writing() as session:
+        found = AuthorizationService(session, state.settings).poll(client_id, device_code)
+        server = server_info(KeyService(session, state.settings).public())
+    if isinstance(found, OAuthError):
+        raise found
+    device, text = found
+    return DeviceToken(access_token=text, device_id=device.id, server=server)
+
+
+@router.get("/v1/device-requests/{user_code}")
+def show(
+    principal: Annotated[Principal, needs(Scope.DEVICES_READ)], user_code: UserCode, state: State, session: Reading
+) -> DeviceRequestView:
+    """The device that shows a code, for an operator to compare before letting it in."""
+    return AuthorizationService(session, state.settings).find(principal.tenant, user_code)
+
+
+@router.post("/v1/device-requests/{user_code}/approve", responses=raises(Conflict))
+def approve(
+    principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)], user_code: UserCode, state: State, session: Writing
+) -> DeviceRequestView:
+    """Lets the device into the operator's tenant. Saying it twice is fine."""
+    return AuthorizationService(session, state.settings).decide(principal, user_code, approved=True)
+
+
+@router.post("/v1/device-requests/{user_code}/deny", responses=raises(Conflict))
+def deny(
+    principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)], user_code: UserCode, state: State, session: Writing
+) -> DeviceRequestView:
+    """Refuses the device. Saying it twice is fine."""
+    return AuthorizationService(session, state.settings).decide(principal, user_code, approved=False)
+
+
+@router.get("/device", dependencies=[PUBLIC], response_class=HTMLResponse)
+async def page(request: Request, state: State, user_code: Annotated[str, Query(max_length=100)] = "") -> HTMLResponse:
+    """What a person does who was sent here by a device. Says nothing of whether a code is known."""
+    code = read_user_code(user_code)
+    name = shown(code) if code is not None else "CODE"
+    server = _page_address(request, state).removesuffix("/device")
+    answer = (
+        f"<p>The device shows the code <strong>{html.escape(name)}</strong>.</p>"
+        if code is not None
+        else f"<p>{html.escape(user_code)!s} is no such code.</p>"
+        if user_code
+        else ""
+    )
+    command = f"mobizo devices approve {name} --server {server}"
+    content = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Let a device in</title></head><body>'
+        f"<h1>A device asks to join</h1>{answer}"
+        "<p>Only an operator can let it in, by this command, with an operator's token in MOBIZO_TOKEN:</p>"
+        f"<pre>{html.escape(command)}</pre>"
+        "<p>It shows the device's name and the fingerprint of its key. Compare them with what the device shows, and "
+        "approve only a device that you have before you, or whose owner you speak to.</p></body></html>"
+    )
+    return HTMLResponse(content, headers=PAGE_HEADERS)

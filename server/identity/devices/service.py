@@ -1,0 +1,124 @@
+"""Enrolling devices."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from datetime import timedelta
+
+from pydantic import ValidationError
+from sqlalchemy.orm import Session
+
+from server.clock import utc_now
+from server.database.identifiers import new_id, new_token, token_digest
+from server.identity.devices.models import Device, EnrollmentToken, LabelSet
+from server.identity.devices.repository import DeviceRepository, EnrollmentRepository
+from server.identity.models import Role
+from server.identity.service import TokenService
+from server.identity.tenants import TenantService
+from shared.errors import BadRequest, Conflict, NotFound, Unauthorized
+from shared.protocol import DeviceEnrollment, Enrollment
+
+KEY_BYTES = 32
+
+
+def check_key(text: str) -> None:
+    """Raises BadRequest for what is no Ed25519 public key."""
+    try:
+        size = len(base64.b64decode(text, validate=True))
+    except (ValueError, binascii.Error):
+        size = -1
+    if size != KEY_BYTES:
+        raise BadRequest(f"public_key must be base64 of an Ed25519 key's {KEY_BYTES} bytes")
+
+
+class DeviceService:
+    """Devices in one transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self._devices = DeviceRepository(session)
+        self._enrollments = EnrollmentRepository(session)
+        self._tokens = TokenService(session)
+        self._tenants = TenantService(session)
+
+    def invite(self, tenant: str, seconds: int) -> Enrollment:
+        """A one-time token that lasts `seconds`. Raises NotFound for an unknown tenant."""
+        self._tenants.get(tenant)
+        now = utc_now()
+        text = new_token("enroll")
+        expires = now + timedelta(seconds=seconds)
+        self._enrollments.add(
+            EnrollmentToken(digest=token_digest(text), tenant=tenant, created_at=now, expires_at=expires)
+        )
+        return Enrollment(token=text, expires_at=expires)
+
+    def get(self, tenant: str, device_id: str, lock: bool = False) -> Device:
+        """A device of the tenant; lock: until the transaction ends. Raises NotFound."""
+        device = (self._devices.get_locked if lock else self._devices.get)(tenant, device_id)
+        if device is None:
+            raise NotFound(f"there is no device {device_id!r}")
+        return device
+
+    def label(self, device: Device, changes: Mapping[str, str | None]) -> None:
+        """Sets a device's labels, and removes those that are to be None. Raises BadRequest for too many."""
+        labels = device.labels.root | {name: value for name, value in changes.items() if value is not None}
+        gone = {name for name, value in changes.items() if value is None}
+        try:
+            device.labels = LabelSet({name: value for name, value in sorted(labels.items()) if name not in gone})
+        except ValidationError as error:
+            raise BadRequest(f"labels: {error.errors()[0]['msg']}") from error
+
+    def found(self, tenant: str, name_or_id: str) -> Device:
+        """A device by its id or name. Raises NotFound, or Conflict for a name that several have."""
+        device = self._devices.get(tenant, name_or_id)
+        if device is not None:
+            return device
+        named = self._devices.named(tenant, name_or_id)
+        if len(named) > 1:
+            ids = ", ".join(found.id for found in named)
+            raise Conflict(f"{len(named)} devices are named {name_or_id!r}; give the id of one: {ids}")
+        if not named:
+            raise NotFound(f"no device is named {name_or_id!r}; `mobizo-server devices list` shows them")
+        return named[0]
+
+    def revoke(self, tenant: str, name_or_id: str) -> Device:
+        """Ends a device's tokens at once; it is never let in again but as another device.
+
+        Its leases are `LeaseService`'s to take back. Raises NotFound, or Conflict for a name that several have.
+        """
+        device = self.found(tenant, name_or_id)
+        if device.revoked_at is None:
+            device.revoked_at = utc_now()
+            self._tokens.revoke_device(device.id)
+        return device
+
+    def enroll(self, one_time_token: str, request: DeviceEnrollment) -> tuple[Device, str]:
+        """A new device and its token, for a one-time token that is used up by this.
+
+        Raises BadRequest for a public key that is none, Unauthorized for a token that is unknown, used or over.
+        """
+        check_key(request.public_key)
+        now = utc_now()
+        enrollment = self._enrollments.take(token_digest(one_time_token), now)
+        if enrollment is None:
+            raise Unauthorized("the one-time token is not known, was used, or is over; ask the operator for another")
+        device, text = self.admit(enrollment.tenant, request)
+        enrollment.device_id = device.id
+        return device, text
+
+    def admit(self, tenant: str, request: DeviceEnrollment) -> tuple[Device, str]:
+        """A new device of a tenant and its token, which is shown this once. Whether it may is the caller's."""
+        now = utc_now()
+        device = Device(
+            id=new_id("device"),
+            tenant=tenant,
+            name=request.name,
+            public_key=request.public_key,
+            platform=request.platform,
+            created_at=now,
+            last_seen_at=now,
+        )
+        self._devices.add(device)
+        _, text = self._tokens.issue(Role.DEVICE, tenant, device.name, device.id)
+        return device, text

@@ -1,0 +1,68 @@
+"""Routes of tokens, and of whoever asks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Response
+
+from server.identity.access_rules import needs
+from server.identity.models import Scope
+from server.identity.service import Principal
+from server.identity.token_issuing import TokenIssuingService
+from server.web.idempotency.dependency import Once
+from server.web.openapi import raises
+from server.web.pages import Paging
+from server.web.routes import Routes
+from server.web.state import Reading, State, Writing
+from shared.access import TokenGrant, TokenRequest, TokenView, WhoAmI
+from shared.errors import Conflict, NotFound
+from shared.protocol import Page
+
+router = Routes(prefix="/v1", tags=["access"])
+Maker = Annotated[Principal, needs(Scope.TOKENS_WRITE)]
+_SECRET = {"Cache-Control": "no-store"}
+
+
+@router.get("/whoami")
+def whoami(principal: Annotated[Principal, needs(or_device=True)]) -> WhoAmI:
+    """Whose token the request bears, and what it may do."""
+    return WhoAmI(
+        tenant=principal.tenant,
+        role=principal.role,
+        token_id=principal.token_id,
+        name=principal.name,
+        user=principal.user,
+        device_id=principal.device_id,
+        scopes=sorted(principal.scopes),
+        expires_at=principal.expires_at,
+    )
+
+
+@router.get("/tokens")
+def tokens(principal: Maker, session: Reading, paging: Paging) -> Page[TokenView]:
+    """The tokens of the tenant's people and services, newest first, ended ones too."""
+    views, found = TokenIssuingService(session, principal).page(paging)
+    return paging.page(views, found.before)
+
+
+@router.post("/tokens", status_code=201, responses=raises(NotFound, Conflict))
+def make(
+    principal: Maker, request: TokenRequest, response: Response, state: State, session: Writing, once: Once
+) -> TokenGrant:
+    """A new token in the maker's tenant, which may do no more than the maker's; its text is told this once."""
+    response.headers.update(_SECRET)
+    return TokenIssuingService(session, principal).make(request, state.settings.token_days)
+
+
+@router.post("/tokens/{token_id}/rotate", status_code=201, responses=raises(Conflict))
+def rotate(principal: Maker, token_id: str, response: Response, session: Writing, once: Once) -> TokenGrant:
+    """A token like this one with another text, told this once; this one ends at once."""
+    response.headers.update(_SECRET)
+    return TokenIssuingService(session, principal).rotate(token_id)
+
+
+@router.delete("/tokens/{token_id}", status_code=204, responses=raises(NotFound))
+def revoke(principal: Maker, token_id: str, session: Writing) -> None:
+    """Ends a token at once; also the one that asks."""
+    TokenIssuingService(session, principal).revoke(token_id)

@@ -1,0 +1,58 @@
+"""The tables of tenants, users and tokens."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import ForeignKey, Index, String, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from server.database.columns import Moment, Numbered, Table, word
+from server.identity.scope_column import ScopeWords
+from shared.access import Role, Scope
+
+__all__ = ["Role", "Scope", "Tenant", "Token", "User"]
+
+
+class Tenant(Numbered, Table):
+    """Whose things are kept apart from all others'."""
+
+    __tablename__ = "tenants"
+
+    name: Mapped[str] = mapped_column(String(96), unique=True)
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    suspended_at: Mapped[datetime | None] = mapped_column(Moment)
+
+
+class User(Numbered, Table):
+    """A person of a tenant; holds tokens."""
+
+    __tablename__ = "users"
+    __table_args__ = (UniqueConstraint("tenant", "name"),)
+
+    id: Mapped[str] = mapped_column(String(64), unique=True)
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenants.name"))
+    name: Mapped[str] = mapped_column(String(96))
+    role: Mapped[Role] = mapped_column(word(Role))
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    disabled_at: Mapped[datetime | None] = mapped_column(Moment)
+
+
+class Token(Numbered, Table):
+    """A bearer token, by its digest."""
+
+    __tablename__ = "tokens"
+    __table_args__ = (Index("ix_tokens_tenant", "tenant", "number", "role"),)
+
+    id: Mapped[str] = mapped_column(String(64), unique=True)
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    role: Mapped[Role] = mapped_column(word(Role))
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenants.name"))
+    name: Mapped[str] = mapped_column(String(96))
+    scopes: Mapped[frozenset[Scope]] = mapped_column(ScopeWords, default=frozenset[Scope])
+    device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
+    user_id: Mapped[str | None] = mapped_column(ForeignKey("users.id"))
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    expires_at: Mapped[datetime | None] = mapped_column(Moment)
+    last_used_at: Mapped[datetime | None] = mapped_column(Moment)
+    revoked_at: Mapped[datetime | None] = mapped_column(Moment)

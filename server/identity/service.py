@@ -1,0 +1,150 @@
+"""Issuing, checking and revoking tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy.orm import Session
+
+from server.clock import utc_now
+from server.database.identifiers import new_id, new_token, token_digest
+from server.identity.models import Role, Scope, Token, User
+from server.identity.repository import TokenRepository
+from server.identity.tenants import TenantService, UserService
+from shared.access import DEFAULT_TENANT, allowed_scopes, default_scopes
+from shared.errors import BadRequest, Conflict, NotFound, TenantSuspended, Unauthorized
+
+__all__ = ["DEFAULT_TENANT", "Principal", "TokenService"]
+
+REVOKED = "this device was revoked; ask the operator for a one-time token and enroll it again"
+_OURS = re.compile(r"mobizo-(operator|app|device)-[A-Za-z0-9_-]{43}")
+
+
+@dataclass(frozen=True)
+class Principal:
+    """Who makes a request, and what the token may do."""
+
+    tenant: str
+    role: Role
+    token_id: str
+    device_id: str | None
+    scopes: frozenset[Scope] = frozenset()
+    token_number: int = 0
+    name: str = ""
+    user: str | None = None
+    expires_at: datetime | None = None
+    public_key: str | None = None  # a device's
+
+
+class TokenService:
+    """Tokens in one transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self._tokens = TokenRepository(session)
+        self._tenants = TenantService(session)
+        self._users = UserService(session)
+
+    def issue(
+        self,
+        role: Role,
+        tenant: str,
+        name: str,
+        device_id: str | None = None,
+        *,
+        scopes: Iterable[Scope] | None = None,
+        lifetime: timedelta | None = None,
+        user: User | None = None,
+    ) -> tuple[Token, str]:
+        """A new token: its record, and the text that is shown once.
+
+        scopes: what it may do; None: what its role does in its tenant. lifetime: None: it never expires.
+        Raises NotFound for an unknown tenant, BadRequest for scopes that the role cannot have, Conflict for a
+        disabled user.
+        """
+        role = Role(role)
+        self._tenants.get(tenant)
+        given = default_scopes(role, tenant) if scopes is None else frozenset(scopes)
+        if excess := given - allowed_scopes(role):
+            raise BadRequest(f"a token of role {role} cannot have: {', '.join(sorted(excess))}")
+        if user is not None and user.disabled_at is not None:
+            raise Conflict(f"user {user.name!r} is disabled and can have no tokens")
+        now = utc_now()
+        text = new_token(role)
+        token = Token(
+            id=new_id("token"),
+            digest=token_digest(text),
+            role=role,
+            tenant=tenant,
+            name=name,
+            scopes=given,
+            device_id=device_id,
+            user_id=None if user is None else user.id,
+            created_at=now,
+            expires_at=None if lifetime is None else now + lifetime,
+        )
+        self._tokens.add(token)
+        return token, text
+
+    def make(
+        self,
+        tenant: str,
+        role: Role | None,
+        name: str,
+        *,
+        scopes: Iterable[Scope] | None,
+        lifetime: timedelta | None,
+        user: str | None,
+    ) -> tuple[Token, str]:
+        """A new token for a service, or for a user (by name), whose role it has unless it is given a lesser one.
+
+        Raises BadRequest for no role, a device's, or one beyond the user's; else as `issue`, and NotFound for an
+        unknown user.
+        """
+        owner = None if user is None else self._users.get(tenant, user)
+        role = role or (owner.role if owner else None)
+        if role is None:
+            raise BadRequest("give a role (operator or app), or a user")
+        if role is Role.DEVICE:
+            raise BadRequest("devices get their tokens by enrolling; `mobizo-server enroll-token` lets one in")
+        if owner is not None and not allowed_scopes(role) <= allowed_scopes(owner.role):
+            raise BadRequest(f"user {user!r} is an {owner.role} and can have no token of role {role}")
+        return self.issue(role, tenant, name, scopes=scopes, lifetime=lifetime, user=owner)
+
+    def principal(self, text: str) -> Principal:
+        """Whose token this is. Raises Unauthorized if nobody's or no more, TenantSuspended."""
+        # What cannot be a token of ours is not worth a look into the database.
+        found = self._tokens.holder(token_digest(text)) if _OURS.fullmatch(text) else None
+        if found is not None and found.revoked_at is not None and found.role is Role.DEVICE:
+            raise Unauthorized(REVOKED)
+        if found is None or found.revoked_at is not None:
+            raise Unauthorized("the token is not known here or was revoked; ask the operator for a new one")
+        if found.disabled_at is not None:
+            raise Unauthorized("the token's user was disabled; ask the operator")
+        if found.expires_at is not None and found.expires_at <= utc_now():
+            raise Unauthorized("the token has expired; ask the operator for a new one")
+        if found.suspended_at is not None:
+            raise TenantSuspended
+        return Principal(
+            tenant=found.tenant,
+            role=found.role,
+            token_id=found.id,
+            device_id=found.device_id,
+            scopes=found.scopes,
+            token_number=found.number,
+            name=found.name,
+            user=found.user,
+            expires_at=found.expires_at,
+            public_key=found.public_key,
+        )
+
+    def revoke_device(self, device_id: str) -> None:
+        """Ends every token of a device at once."""
+        self._tokens.revoke_device(device_id, utc_now())
+
+    def revoke(self, token_id: str) -> None:
+        """Ends a token at once. Raises NotFound."""
+        if not self._tokens.revoke(token_id, utc_now()):
+            raise NotFound(f"no live token has id {token_id!r}; `mobizo-server tokens list` shows them")

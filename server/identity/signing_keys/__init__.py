@@ -1,0 +1,1 @@
+"""The server's signing keys and their rotation."""

@@ -1,0 +1,59 @@
+"""What scoring refuses, beside what any route may.
+
+MobizoError
+|- BadRequest
+|  `- TextTooLong       422   more tokens than the base's context, or than one request may have
+`- Unavailable
+   |- ScorerOff         503   the operator does not let this server score
+   |- ScorerBusy        503   too much waits already
+   |- ScorerStopped     503   the scorer ended before it had answered
+   |- ScorerLate        503   no answer in time
+   |- BaseNotServed      503   the files of the base model are not what they were, or cannot be read
+   `- ScorerFull        503   it does not fit the memory that the operator gave
+"""
+
+from __future__ import annotations
+
+from shared.errors import BadRequest, Unavailable
+
+
+class TextTooLong(BadRequest):
+    """A text has more tokens than can be read; shorten it, or send fewer at once."""
+
+    status, code, title = 422, "text-too-long", "Text too long"
+
+
+class ScorerOff(Unavailable):
+    """This server does not score or generate; whoever runs it can set MOBIZO_SCORER."""
+
+    code, title = "scorer-off", "Scoring is off"
+
+
+class ScorerBusy(Unavailable):
+    """Too many texts wait to be scored already; wait as long as Retry-After says."""
+
+    code, title = "scorer-busy", "Scorer busy"
+
+
+class ScorerStopped(Unavailable):
+    """The scorer ended before it had answered; it is started again, so try again."""
+
+    code, title = "scorer-stopped", "Scorer stopped"
+
+
+class ScorerLate(Unavailable):
+    """The scorer did not answer in time; try again later, or ask for less at once."""
+
+    code, title = "scorer-late", "Scorer late"
+
+
+class BaseNotServed(Unavailable):
+    """The server cannot read this base model's files; its log says why, for whoever runs it."""
+
+    code, title = "base-not-served", "Base model not served"
+
+
+class ScorerFull(Unavailable):
+    """This does not fit the scorer's memory; whoever runs the server can give it more."""
+
+    code, title = "scorer-full", "Scorer full"

@@ -1,0 +1,117 @@
+"""Scoring and generation requests: resolves names in the database, calls the scorer, builds the API's result.
+
+No transaction and no thread is held while the scorer works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+import anyio.to_thread
+from anyio import CapacityLimiter
+from fastapi.concurrency import run_in_threadpool
+from tokenizers import Tokenizer
+
+from server.inference.frames import ServedAdapterRef, TextToGenerate
+from server.inference.scorer import make_scorer
+from server.inference.service import Call, ReadRow, ResolvedTarget, ScoringService, calls_of, refs_of, text_to_generate
+from server.inference.stop_texts import StoppingText
+from server.registry.trajectories.reconstruction import b_file
+from server.web.state import AppState
+from shared.scoring import GenerateRequest, GenerateResult, ScoreRequest, ScoreResult
+
+READERS = 2  # requests whose texts are tokenized at the same time
+
+
+def _make_readers(state: AppState) -> CapacityLimiter:
+    return CapacityLimiter(READERS)
+
+
+async def score(state: AppState, tenant: str, request: ScoreRequest) -> ScoreResult:
+    """Scores every row of a request. Raises the errors of the request or of the scorer.
+
+    Stops when it is cancelled, also while the texts are tokenized.
+    """
+    left = threading.Event()
+    try:
+        rows, calls = await anyio.to_thread.run_sync(
+            _read_rows, state, tenant, request, left.is_set, limiter=state.get(_make_readers), abandon_on_cancel=True
+        )
+    finally:
+        left.set()
+    scores = [[0.0] * len(row.rows) for row in rows]
+    requests = [asyncio.ensure_future(_ask(state, tenant, call, scores)) for call in calls]
+    try:
+        await asyncio.gather(*requests)
+    finally:
+        for each in requests:
+            each.cancel()
+    return ScoreResult(rows=tuple(row.result(found) for row, found in zip(rows, scores, strict=True)))
+
+
+def _read_rows(
+    state: AppState, tenant: str, request: ScoreRequest, cancelled: Callable[[], bool]
+) -> tuple[list[ReadRow], list[Call]]:
+    with state.database.reading() as session:
+        service = ScoringService(session, state.artifacts, tenant)
+        rows = service.read(request, state.settings.scorer_request_tokens, cancelled)
+        session.expunge_all()
+    for target in {id(row.target): row.target for row in rows}.values():
+        _put_there(state, target)
+    return rows, calls_of(rows)
+
+
+def _put_there(state: AppState, target: ResolvedTarget) -> None:
+    """Makes sure that the adapter file is stored, since the scorer reads it from there."""
+    if target.version is not None:
+        b_file(state.database, state.artifacts, target.version)
+
+
+async def _ask(state: AppState, tenant: str, call: Call, scores: list[list[float]]) -> None:
+    """Writes the scorer's results into `scores` by row and answer."""
+    found = await state.get(make_scorer).score(tenant, call.base, call.adapters, call.texts)
+    for (row, answers), text in zip(call.where, found, strict=True):
+        for answer, value in zip(answers, text, strict=True):
+            scores[row][answer] = value
+
+
+class TextGeneration:
+    """One text being generated."""
+
+    def __init__(self, state: AppState, tenant: str, request: GenerateRequest) -> None:
+        self._state, self._tenant, self._request = state, tenant, request
+
+    async def pieces(self) -> AsyncGenerator[str | GenerateResult, None]:
+        """Yields pieces of the text, then the whole result. Raises the errors of the request or of the scorer.
+
+        Close the iterator to cancel.
+        """
+        target, adapters, asked, tokenizer = await run_in_threadpool(self._read)
+        text = StoppingText(tokenizer, asked.tokens, self._request.stop)
+        finish = "stop"
+        async with aclosing(
+            self._state.get(make_scorer).generate(self._tenant, target.base_ref, adapters, asked)
+        ) as tokens:
+            async for token in tokens:
+                if isinstance(token, str):
+                    finish = token
+                elif piece := text.push(token):
+                    yield piece
+                if text.stopped:
+                    break
+        if piece := text.finish():
+            yield piece
+        result = {"text": text.text, "tokens": text.tokens, "finish": "stop" if text.stopped else finish}
+        yield GenerateResult.model_validate(target.scored_by | result)
+
+    def _read(self) -> tuple[ResolvedTarget, list[ServedAdapterRef], TextToGenerate, Tokenizer]:
+        with self._state.database.reading() as session:
+            service = ScoringService(session, self._state.artifacts, self._tenant)
+            target = service.resolve_target(self._request, self._request.adapter)
+            tokenizer = service.tokenizer(target)
+            session.expunge_all()
+        _put_there(self._state, target)
+        return target, refs_of(target), text_to_generate(self._request, target, tokenizer), tokenizer

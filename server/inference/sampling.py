@@ -1,0 +1,31 @@
+"""One token from a model's logits: the likeliest, or one drawn by temperature and top-p."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+
+
+class Sampler:
+    """How one text's tokens are chosen; the same seed chooses the same."""
+
+    def __init__(self, temperature: float, top_p: float, seed: int) -> None:
+        """temperature: divides the logits; 0 takes the likeliest. top_p: the likeliest of that share are drawn from."""
+        self._temperature, self._top_p = temperature, top_p
+        self._random = np.random.default_rng(seed)
+
+    def __call__(self, logits: F32) -> int:
+        """A token by its logits (V,); of equals the first."""
+        if self._temperature == 0:
+            return int(logits.argmax())
+        values = logits.astype(np.float64) / self._temperature
+        chances = np.exp(values - values.max())
+        chances /= chances.sum()
+        if self._top_p < 1:
+            order = np.argsort(-chances, kind="stable")
+            before = np.cumsum(chances[order]) - chances[order]  # of all that are likelier
+            chances[order[before >= self._top_p]] = 0
+            chances /= chances.sum()
+        return int(self._random.choice(len(chances), p=chances))

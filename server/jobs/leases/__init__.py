@@ -1,0 +1,1 @@
+"""Leases: each gives a job to one device for a limited time."""

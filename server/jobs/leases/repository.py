@@ -1,0 +1,220 @@
+"""All SQL about leases and declined recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import ColumnElement, Select, bindparam, exists, func, or_, select, update
+from sqlalchemy.orm import Session, load_only
+
+from server.database.locking import locked
+from server.identity.devices.models import Device
+from server.jobs.leases.models import Ending, JobLease, MemoryDecline
+from server.jobs.models import Job
+from shared.capabilities import Labels
+from shared.job import JobState, RoundRef
+
+DECLINE_LASTS = timedelta(hours=1)  # for a device that does not report its memory
+
+
+@dataclass(frozen=True)
+class DeviceStatus:
+    """The status of a device. has_declined: any recipe at any time. had_lease: it has a lease or an expired one."""
+
+    labels: Labels
+    revoked_at: datetime | None
+    cooldown_until: datetime | None
+    has_declined: bool
+    had_lease: bool
+
+
+# Built once, because every request for a job executes it and building the statement costs more than executing it.
+_LOCK = select(Device.number).where(Device.id == bindparam("device_id")).with_for_update(key_share=True)
+_STATUS = select(
+    Device.labels,
+    Device.revoked_at,
+    Device.cooldown_until,
+    exists(select(MemoryDecline.recipe_id).where(MemoryDecline.device_id == Device.id)).label("has_declined"),
+    or_(
+        exists(select(JobLease.number).where(JobLease.device_id == Device.id, JobLease.ending.is_(None))),
+        exists(select(JobLease.number).where(JobLease.device_id == Device.id, JobLease.ending == Ending.EXPIRED)),
+    ).label("had_lease"),
+).where(Device.id == bindparam("device_id"))
+
+_OVERDUE = select(JobLease.number).where(JobLease.ending.is_(None), JobLease.expires_at < bindparam("now")).limit(1)
+
+
+class LeaseRepository:
+    """Leases in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, lease: JobLease) -> None:
+        """Stores a new lease."""
+        self._session.add(lease)
+        self._session.flush()
+
+    def with_jobs(self, lease_ids: Collection[str]) -> list[tuple[JobLease, Job]]:
+        """Returns leases and their jobs, locked until the transaction ends, with the columns that a heartbeat needs.
+
+        Other columns of the jobs are loaded on access, because requests, tasks and recipes are expensive to parse.
+        """
+        numbers = select(JobLease.job_number).where(JobLease.id.in_(lease_ids))
+        few = load_only(Job.state, Job.events, Job.progress, Job.updated_at, Job.lane_number)
+        statement = select(Job).where(Job.number.in_(numbers)).order_by(Job.number).options(few)
+        jobs = {job.number: job for job in self._session.scalars(locked(statement))}
+        leases = self._session.scalars(select(JobLease).where(JobLease.id.in_(lease_ids)))
+        return [(lease, jobs[lease.job_number]) for lease in leases]
+
+    def of_device(self, device_id: str, lease_id: str) -> JobLease | None:
+        """Returns a lease of that device, live or ended, with its job locked."""
+        chosen = JobLease.device_id == device_id, JobLease.id == lease_id
+        return self._guarded(select(JobLease.job_number).where(*chosen), *chosen)
+
+    def get_unlocked(self, device_id: str, lease_id: str) -> JobLease | None:
+        """Returns a lease of that device, live or ended, without locking anything."""
+        return self._session.scalar(select(JobLease).where(JobLease.device_id == device_id, JobLease.id == lease_id))
+
+    def round_of(self, device_id: str, lease_id: str) -> RoundRef | None:
+        """Returns the round that a leased job belongs to, without locking anything."""
+        job_round = select(Job.round).join(JobLease, JobLease.job_number == Job.number)
+        return self._session.scalar(job_round.where(JobLease.device_id == device_id, JobLease.id == lease_id))
+
+    def live(self, device_id: str, datasets: Collection[str]) -> JobLease | None:
+        """Returns the device's live lease on a job whose data set it still has, with the job locked."""
+        return self._guarded(_of_live(device_id, datasets), *_live(device_id))
+
+    def lapsed(self, device_id: str, datasets: Collection[str]) -> JobLease | None:
+        """Returns the device's latest expired lease whose job waits and was not leased again, with the job locked."""
+        lease = self._guarded(_of_lapsed(device_id, datasets), *_lapsed(device_id))
+        return lease if lease is not None and self._state(lease) is JobState.READY else None
+
+    def status(self, device_id: str, lock: bool = False) -> DeviceStatus:
+        """Returns the status of a device that is known to exist. lock: locks its row until the transaction ends."""
+        if lock:
+            # A separate statement, because one that waits for a lock sees other tables as they were before the wait.
+            self._session.execute(_LOCK, {"device_id": device_id})
+        row = self._session.execute(_STATUS, {"device_id": device_id}).one()
+        return DeviceStatus(row.labels.root, row.revoked_at, row.cooldown_until, row.has_declined, row.had_lease)
+
+    def may_hold(self, device_id: str, datasets: Collection[str]) -> bool:
+        """Returns whether the device has a lease or an expired one that may be revived, without locking anything."""
+        numbers = _of_live(device_id, datasets), _of_lapsed(device_id, datasets)
+        return any(self._session.scalar(number) is not None for number in numbers)
+
+    def _guarded(self, number: Select[int], *chosen: ColumnElement[bool]) -> JobLease | None:
+        """Locks a job and returns its lease that matches `chosen`. The lease may change before the lock is held.
+
+        number: the query for the job's number.
+        """
+        job_number = self._session.scalar(number)
+        if job_number is None:
+            return None
+        self._session.scalars(locked(select(Job).where(Job.number == job_number))).one()
+        statement = select(JobLease).where(JobLease.job_number == job_number, *chosen).order_by(JobLease.number.desc())
+        return self._session.scalar(statement.limit(1).execution_options(populate_existing=True))
+
+    def _state(self, lease: JobLease) -> JobState:
+        return self._session.get_one(Job, lease.job_number).state
+
+    def latest_of_job(self, job_number: int) -> JobLease | None:
+        """Returns the latest lease of a job."""
+        statement = select(JobLease).where(JobLease.job_number == job_number).order_by(JobLease.number.desc())
+        return self._session.scalar(statement.limit(1))
+
+    def declined(self, device_id: str, memory_bytes: int | None, now: datetime) -> frozenset[str]:
+        """Returns the recipes that a device declined and still lacks memory for. memory_bytes: its available memory."""
+        if memory_bytes is None:
+            applies = MemoryDecline.declined_at > now - DECLINE_LASTS
+        else:
+            applies = MemoryDecline.enough_bytes > memory_bytes
+        return frozenset(
+            self._session.scalars(select(MemoryDecline.recipe_id).where(MemoryDecline.device_id == device_id, applies))
+        )
+
+    def who_declined(self, recipe_id: str, now: datetime) -> frozenset[str]:
+        """Returns the devices that declined a recipe recently."""
+        declined = select(MemoryDecline.device_id).where(
+            MemoryDecline.recipe_id == recipe_id, MemoryDecline.declined_at > now - DECLINE_LASTS
+        )
+        return frozenset(self._session.scalars(declined))
+
+    def holders(self, device_ids: Sequence[str]) -> frozenset[str]:
+        """Returns those of the devices that have a live lease."""
+        live = select(JobLease.device_id).where(JobLease.device_id.in_(device_ids), JobLease.ending.is_(None))
+        return frozenset(self._session.scalars(live))
+
+    def note_decline(self, decline: MemoryDecline) -> None:
+        """Stores a decline in place of the device's earlier one of the same recipe."""
+        self._session.merge(decline)
+
+    def expired(self, job_number: int) -> int:
+        """Returns how many leases of a job have expired."""
+        statement = select(func.count()).where(JobLease.job_number == job_number, JobLease.ending == Ending.EXPIRED)
+        return self._session.scalars(statement).one()
+
+    def overdue(self, now: datetime) -> bool:
+        """Returns whether any live lease is overdue."""
+        return self._session.scalar(_OVERDUE, {"now": now}) is not None
+
+    def take_overdue(self, now: datetime) -> Sequence[JobLease]:
+        """Returns overdue live leases with their jobs locked, and skips jobs that another transaction has locked."""
+        late = select(JobLease.job_number).where(*_over(now)).order_by(JobLease.expires_at)
+        return self._take(self._session.scalars(late).all(), *_over(now), skip=True)
+
+    def take_live_of_device(self, device_id: str) -> Sequence[JobLease]:
+        """Returns all live leases of a device, with their jobs locked."""
+        held = select(JobLease.job_number).where(*_live(device_id)).order_by(JobLease.number)
+        return self._take(self._session.scalars(held).all(), *_live(device_id))
+
+    def _take(self, numbers: Sequence[int], *chosen: ColumnElement[bool], skip: bool = False) -> Sequence[JobLease]:
+        """Locks jobs and returns their leases that match `chosen`. skip: skips jobs that others have locked."""
+        if not numbers:
+            return []
+        jobs = select(Job).where(Job.number.in_(numbers)).order_by(Job.number)
+        taken = [job.number for job in self._session.scalars(locked(jobs, skip=skip))]
+        statement = select(JobLease).where(JobLease.job_number.in_(taken), *chosen).order_by(JobLease.number)
+        return self._session.scalars(statement.execution_options(populate_existing=True)).all()
+
+    def cancel(self, job_number: int, now: datetime) -> None:
+        """Ends the live lease of a cancelled job, if there is one."""
+        self._session.execute(
+            update(JobLease)
+            .where(JobLease.job_number == job_number, JobLease.ending.is_(None))
+            .values(ending=Ending.CANCELLED, ended_at=now)
+        )
+
+
+def _over(now: datetime) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return JobLease.ending.is_(None), JobLease.expires_at < now
+
+
+def _live(device_id: str) -> tuple[ColumnElement[bool], ...]:
+    return JobLease.device_id == device_id, JobLease.ending.is_(None)
+
+
+def _of_live(device_id: str, datasets: Collection[str]) -> Select[int]:
+    """Returns the query for the number of the job that a device has, if the device still has its data set."""
+    number = select(JobLease.job_number).join(Job, Job.number == JobLease.job_number)
+    return number.where(*_live(device_id), Job.dataset.in_(datasets)).limit(1)
+
+
+def _lapsed(device_id: str) -> tuple[ColumnElement[bool], ...]:
+    newer = JobLease.__table__.alias("newer")
+    given_since = (
+        select(newer.c.number)
+        .where(newer.c.job_number == JobLease.job_number, newer.c.number > JobLease.number)
+        .correlate(JobLease)
+        .exists()
+    )
+    return JobLease.device_id == device_id, JobLease.ending == Ending.EXPIRED, ~given_since
+
+
+def _of_lapsed(device_id: str, datasets: Collection[str]) -> Select[int]:
+    """Returns the query for the number of the job that a device had last, if it waits and was not leased again."""
+    number = select(JobLease.job_number).join(Job, Job.number == JobLease.job_number)
+    chosen = *_lapsed(device_id), Job.state == JobState.READY, Job.dataset.in_(datasets)
+    return number.where(*chosen).order_by(JobLease.number.desc()).limit(1)

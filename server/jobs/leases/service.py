@@ -1,0 +1,330 @@
+"""Leasing jobs to devices: give, keep, take back, end.
+
+A lease that ran out is not lost at once: until its job is given to another device, its holder gets it back by asking,
+or by any message about it, since it may just have been offline and has work to lose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy.orm import Session
+
+from server.clock import utc_now
+from server.database.identifiers import new_id
+from server.identity.devices.cooldown import count_failure, forget_failure, forget_failures, is_cooling_down
+from server.identity.devices.repository import DeviceRepository, NonceRepository, Spent
+from server.identity.service import REVOKED
+from server.jobs.leases.models import Ending, JobLease
+from server.jobs.leases.repository import LeaseRepository
+from server.jobs.lifecycle import ROUND_TASK, WARM_STARTS, JobLifecycle, subscribers
+from server.jobs.models import Job
+from server.jobs.repository import JobRepository
+from server.jobs.scheduling.matching import DeviceOffer
+from server.jobs.scheduling.repository import QueueRepository
+from server.programs.repository import ProgramRepository
+from server.settings import Settings
+from shared.errors import BudgetExceeded, Gone, MobizoError, NotFound, Replayed, StartDeleted, Unauthorized
+from shared.job import JobError, JobState, Progress
+from shared.program import SignedManifest
+from shared.protocol import Lease, LeaseRequest, LeaseState
+from shared.registry import SignedAdapter
+
+LEASE_ATTEMPTS = 5
+LEAVE_LASTS = timedelta(seconds=20)  # a device that stops keeps its job this long, so that its service may restart
+LOST = "lost-by-devices"
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """A heartbeat of a device under a lease. spent: the nonce of its signature, if it is signed."""
+
+    device_id: str
+    lease_id: str
+    progress: Progress
+    spent: Spent | None = None
+
+
+class LeaseService:
+    """Leases in one writing transaction."""
+
+    def __init__(self, session: Session, lease_seconds: float, lease_attempts: int = LEASE_ATTEMPTS) -> None:
+        """lease_seconds: default duration of a lease. lease_attempts: a job fails after this many expired leases."""
+        self._session = session
+        self._leases = LeaseRepository(session)
+        self._jobs = JobRepository(session)
+        self._programs = ProgramRepository(session)
+        self._devices = DeviceRepository(session)
+        self._queue = QueueRepository(session)
+        self._nonces = NonceRepository(session)
+        self._lifecycle = JobLifecycle(session)
+        self._subscribers = subscribers(session)
+        self._seconds = lease_seconds
+        self._attempts = lease_attempts
+
+    def take_back_overdue(self) -> None:
+        """Ends overdue leases. Their jobs wait for a device again, or fail after too many expired leases."""
+        now = utc_now()
+        for lease in self._leases.take_overdue(now):
+            job = self._jobs.by_number(lease.job_number)
+            lost = self._leases.expired(job.number) + 1
+            lease.ending, lease.ended_at = Ending.EXPIRED, now
+            # A device whose row is locked is active, and waiting for the lock could cause a deadlock.
+            device = self._devices.unless_busy(lease.device_id)
+            if device is not None:
+                count_failure(device, now)
+            if lost < self._attempts:
+                self._lifecycle.move(job, JobState.READY, attempts=job.attempts + 1)
+                continue
+            detail = (
+                f"it was leased {lost} times, and each device stopped responding; the job may exceed their memory: use "
+                "a smaller recipe, or require devices with more memory"
+            )
+            error = JobError(code=LOST, detail=detail)
+            self._lifecycle.move(job, JobState.FAILED, attempts=job.attempts + 1, error=error)
+
+    def offer(self, tenant: str, device_id: str, request: LeaseRequest, lock: bool = False) -> DeviceOffer:
+        """Returns the offer of a device, with everything that decides which jobs it may get.
+
+        lock: locks the device until the transaction ends, so that two concurrent requests get the same job. Raises
+        Unauthorized if the device was revoked.
+        """
+        status = self._leases.status(device_id, lock)
+        if status.revoked_at is not None:
+            # The device was revoked while its request waited for a job.
+            raise Unauthorized(REVOKED)
+        declined = self._leases.declined(device_id, request.memory_bytes, utc_now()) if status.has_declined else ()
+        datasets = frozenset(request.datasets)
+        return DeviceOffer(
+            tenant,
+            device_id,
+            datasets,
+            request.memory_bytes,
+            request.capabilities,
+            status.labels,
+            frozenset(declined),
+            cooling_down=is_cooling_down(status.cooldown_until),
+            may_hold=status.had_lease and self._leases.may_hold(device_id, datasets),
+        )
+
+    def acquire(self, offer: DeviceOffer, seconds: float | None = None) -> Lease | None:
+        """Leases a job to a device: the one it has, else the one it had, else the first in the queue that it may train.
+
+        offer: read in this transaction, with the device locked. seconds: duration of the lease without a heartbeat;
+        None: the server's setting.
+        """
+        lease = self._leases.live(offer.device_id, offer.datasets) if offer.may_hold else None
+        if lease is None:
+            self.take_back_overdue()
+            lease = self._leases.lapsed(offer.device_id, offer.datasets) if offer.may_hold else None
+            if lease is not None:
+                self._revive(lease)
+        if lease is None:
+            job = self._first(offer)
+            if job is None:
+                return None
+            lease = self._grant(job, offer.device_id)
+        lease.memory_bytes, lease.seconds = offer.memory_bytes, seconds
+        self._extend(lease)
+        return self._view(lease)
+
+    def _first(self, offer: DeviceOffer) -> Job | None:
+        """Takes the first job for a device that no other transaction has locked."""
+        for head in self._queue.heads(offer):
+            job = self._queue.take(head)
+            if job is not None and self._may_begin(job, offer.device_id):
+                self._queue.advance(job.tenant, job.start_tag)
+                return job
+        return None
+
+    def _may_begin(self, job: Job, device_id: str) -> bool:
+        """Returns whether a job may begin; it fails if its start was deleted or its user's privacy budget is spent."""
+        try:
+            self._signed_start(job)
+            for subscriber in self._subscribers:
+                subscriber.begin(job, device_id)
+        except (StartDeleted, BudgetExceeded) as error:
+            reason = JobError(code=error.code, detail=error.detail)
+            self._lifecycle.move(job, JobState.FAILED, error=reason)
+            return False
+        return True
+
+    def heartbeats(self, heartbeats: Sequence[Heartbeat]) -> list[LeaseState | Exception]:
+        """Processes heartbeats of several devices; the answer to a heartbeat that fails is its exception."""
+        # This variable keeps the jobs in the session, whose identity map is weak.
+        rows = self._leases.with_jobs({heartbeat.lease_id for heartbeat in heartbeats})
+        leases = {lease.id: lease for lease, _ in rows}
+        fresh = self._nonces.spend_all({heartbeat.spent for heartbeat in heartbeats if heartbeat.spent}, utc_now())
+        answers: list[LeaseState | Exception] = []
+        for heartbeat in heartbeats:
+            lease = leases.get(heartbeat.lease_id)
+            try:
+                if heartbeat.spent is not None:
+                    _spend(fresh, heartbeat.spent)
+                answers.append(self._heartbeat(lease, heartbeat))
+            except MobizoError as error:
+                answers.append(error)
+        return answers
+
+    def heartbeat(self, device_id: str, lease_id: str, progress: Progress) -> LeaseState:
+        """Extends a lease and stores the progress; `stop` if the job was cancelled. Raises NotFound or Gone."""
+        answer = self.heartbeats([Heartbeat(device_id, lease_id, progress)])[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _heartbeat(self, lease: JobLease | None, heartbeat: Heartbeat) -> LeaseState:
+        if lease is None or lease.device_id != heartbeat.device_id:
+            raise _no_lease(heartbeat.lease_id)
+        if lease.ending is not Ending.CANCELLED:
+            self.renew(lease)
+            self._lifecycle.progress(self._jobs.by_number(lease.job_number), heartbeat.progress)
+        return self.state(lease)
+
+    def leave(self, device_id: str, lease_id: str) -> LeaseState:
+        """Shortens the lease of a device that stops; it keeps the job if it restarts soon. Raises NotFound or Gone."""
+        lease = self._find(device_id, lease_id)
+        if lease.ending is not Ending.CANCELLED:
+            self.renew(lease)
+            lease.expires_at = min(lease.expires_at, utc_now() + LEAVE_LASTS)
+        return self.state(lease)
+
+    def fail(self, device_id: str, lease_id: str, error: JobError) -> LeaseState:
+        """Ends a job and its lease with an error. Raises NotFound or Gone."""
+        if self._find(device_id, lease_id).ending is None:
+            count_failure(self._devices.by_id(device_id), utc_now())
+        return self._end(device_id, lease_id, Ending.FAILED, JobState.FAILED, error)
+
+    def release(self, device_id: str, lease_id: str) -> LeaseState:
+        """Returns the job to the queue. Raises NotFound or Gone."""
+        return self._end(device_id, lease_id, Ending.RELEASED, JobState.READY, None)
+
+    def find(self, device_id: str, lease_id: str) -> tuple[JobLease, Job]:
+        """Returns a lease of the device with its job, locked. Raises NotFound."""
+        lease = self._find(device_id, lease_id)
+        return lease, self._jobs.by_number(lease.job_number)
+
+    def job_unlocked(self, device_id: str, lease_id: str) -> Job:
+        """Returns the job of a lease that `check` accepts, without locking it. Raises NotFound or Gone."""
+        lease = self._leases.get_unlocked(device_id, lease_id)
+        if lease is None:
+            raise _no_lease(lease_id)
+        self.check(lease)
+        return self._jobs.by_number(lease.job_number)
+
+    def renew(self, lease: JobLease) -> None:
+        """Extends a live lease, or revives an expired one whose job still waits. Raises Gone otherwise."""
+        self.check(lease)
+        if lease.ending is not None:
+            self._revive(lease)
+        self._extend(lease)
+
+    def check(self, lease: JobLease) -> None:
+        """Raises Gone unless a lease is live, or expired while its job still waits; changes nothing."""
+        if lease.ending is None:
+            return
+        if lease.ending is Ending.EXPIRED:
+            latest = self._leases.latest_of_job(lease.job_number)
+            if latest is lease and self._jobs.by_number(lease.job_number).state is JobState.READY:
+                return
+        raise Gone(f"the lease has ended ({lease.ending}); ask for a new one")
+
+    def end(self, lease: JobLease, ending: Ending) -> None:
+        """Ends a lease. The caller moves its job."""
+        lease.ending, lease.ended_at = ending, utc_now()
+        if ending is Ending.COMPLETED:
+            forget_failures(self._devices.by_id(lease.device_id))
+
+    def state(self, lease: JobLease) -> LeaseState:
+        """Returns the state of a lease as the device sees it."""
+        job = self._jobs.by_number(lease.job_number)
+        return LeaseState(job_state=job.state, expires_at=lease.expires_at, stop=job.state is JobState.CANCELLED)
+
+    def manifest(self, job: Job) -> SignedManifest:
+        """Returns the signed program of a job. Raises NotFound before it is compiled."""
+        signed = self._programs.signed(job.recipe_id)
+        if signed is None:
+            raise NotFound(f"the program of job {job.id} is not compiled")
+        return signed
+
+    def take_back_revoked(self, device_id: str) -> None:
+        """Returns the jobs of a revoked device to the queue; those that no other device may train fail."""
+        for lease in self._leases.take_live_of_device(device_id):
+            job = self._jobs.by_number(lease.job_number)
+            self.end(lease, Ending.REVOKED)
+            self._lifecycle.move(job, JobState.READY, attempts=job.attempts + 1)
+        for job in self._jobs.pinned(device_id):
+            detail = f"device {device_id}, the only one that may train it, was revoked"
+            self._lifecycle.move(job, JobState.FAILED, error=JobError(code="device-revoked", detail=detail))
+
+    def _find(self, device_id: str, lease_id: str) -> JobLease:
+        self._devices.seen(device_id, utc_now())
+        lease = self._leases.of_device(device_id, lease_id)
+        if lease is None:
+            raise _no_lease(lease_id)
+        return lease
+
+    def _grant(self, job: Job, device_id: str) -> JobLease:
+        now = utc_now()
+        lease = JobLease(id=new_id("lease"), job_number=job.number, device_id=device_id, created_at=now, expires_at=now)
+        self._leases.add(lease)
+        self._lifecycle.move(job, JobState.TRAINING, device_id=device_id, progress=None)
+        return lease
+
+    def _revive(self, lease: JobLease) -> None:
+        lease.ending = lease.ended_at = None
+        forget_failure(self._devices.by_id(lease.device_id))
+        self._lifecycle.move(self._jobs.by_number(lease.job_number), JobState.TRAINING, device_id=lease.device_id)
+
+    def _extend(self, lease: JobLease) -> None:
+        lease.expires_at = utc_now() + timedelta(seconds=lease.seconds or self._seconds)
+
+    def _end(
+        self, device_id: str, lease_id: str, ending: Ending, state: JobState, error: JobError | None
+    ) -> LeaseState:
+        lease = self._find(device_id, lease_id)
+        # A repeated request, and one about a job that was cancelled, change nothing.
+        if lease.ending not in (ending, Ending.CANCELLED):
+            self.renew(lease)
+            self.end(lease, ending)
+            self._lifecycle.move(self._jobs.by_number(lease.job_number), state, error=error)
+        return self.state(lease)
+
+    def _signed_start(self, job: Job) -> SignedAdapter | None:
+        return None if job.start is None else WARM_STARTS.get()(self._session).signed(job)
+
+    def _view(self, lease: JobLease) -> Lease:
+        job = self._jobs.by_number(lease.job_number)
+        manifest = self.manifest(job)
+        try:
+            start = self._signed_start(job)
+        except StartDeleted:
+            # Deleted after the job was leased. The device reports this, unless it has finished training.
+            start = None
+        return Lease(
+            id=lease.id,
+            job=job.view(),
+            manifest=manifest,
+            start=start,
+            round=None if job.round is None else ROUND_TASK.get()(self._session, job),
+            expires_at=lease.expires_at,
+        )
+
+
+def take_back_revoked(session: Session, settings: Settings, device_id: str) -> None:
+    """Returns the jobs of a revoked device to the queue (`LeaseService.take_back_revoked`)."""
+    LeaseService(session, settings.lease_seconds).take_back_revoked(device_id)
+
+
+def _no_lease(lease_id: str) -> NotFound:
+    return NotFound(f"there is no lease {lease_id!r} of this device")
+
+
+def _spend(fresh: set[tuple[str, str]], spent: Spent) -> None:
+    """Raises Replayed unless the nonce is fresh. Each nonce counts for one request of a transaction."""
+    key = (spent.device_id, spent.nonce)
+    if key not in fresh:
+        raise Replayed
+    fresh.remove(key)

@@ -1,0 +1,49 @@
+"""Retention of job events: removes the progress events of jobs that ended long ago. Their other events stay.
+
+Any number of workers may do this at once: each locks some jobs, and the others skip these.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import structlog
+
+from server.clock import utc_now
+from server.database.database import Database
+from server.jobs.repository import JobRepository
+
+LOOK_SECONDS = 3600.0
+BATCH = 100  # jobs in one transaction, so that other writers wait only briefly
+_log = structlog.get_logger()
+
+
+class EventPurge:
+    """The sweep of a worker that removes old progress events."""
+
+    def __init__(self, database: Database, days: float, stopping: Callable[[], bool]) -> None:
+        """days: how long events are kept after the job has ended; 0: for ever."""
+        self._database, self._days, self._stopping = database, timedelta(days=days), stopping
+        self._next = time.monotonic()
+
+    def look(self) -> None:
+        """Purges old events if the last purge was long enough ago."""
+        if not self._days or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + LOOK_SECONDS
+        jobs = self.purge()
+        if jobs:
+            _log.info("events-purged", jobs=jobs)
+
+    def purge(self) -> int:
+        """Purges old events and returns the number of jobs."""
+        before, jobs = utc_now() - self._days, 0
+        while not self._stopping():
+            with self._database.writing() as session:
+                purged = JobRepository(session).purge_events(before, BATCH)
+            jobs += purged
+            if purged < BATCH:
+                break
+        return jobs

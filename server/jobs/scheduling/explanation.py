@@ -1,0 +1,105 @@
+"""Explains why a job is waiting: for its program, for jobs ahead of it, or for a suitable device.
+
+Examines a bounded number of the most recently enrolled devices, by their last reports.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from sqlalchemy.orm import Session
+
+from server.clock import utc_now
+from server.identity.devices.cooldown import is_cooling_down
+from server.identity.devices.models import Device
+from server.identity.devices.repository import DeviceRepository
+from server.jobs.leases.repository import LeaseRepository
+from server.jobs.models import Job
+from server.jobs.scheduling.matching import DeviceOffer, lacks
+from server.jobs.scheduling.repository import Lane, QueueRepository
+from shared.job import JobState
+from shared.protocol import JobWaiting
+
+MOST_DEVICES = 1000
+MOST_AHEAD = 1000
+_OTHERWISE = {
+    JobState.QUEUED: "its program is waiting to be compiled",
+    JobState.COMPILING: "its program is being compiled",
+    JobState.TRAINING: "a device is training it",
+    JobState.SUCCEEDED: "it has succeeded",
+    JobState.FAILED: "it has failed",
+    JobState.CANCELLED: "it was cancelled",
+}
+
+
+class ExplanationService:
+    """Explanations in one reading transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self._queue = QueueRepository(session)
+        self._devices = DeviceRepository(session)
+        self._leases = LeaseRepository(session)
+
+    def explain(self, job: Job) -> JobWaiting:
+        """Explains why a job is not progressing."""
+        if job.lane_number is None:
+            why = _OTHERWISE.get(job.state, f"it is {job.state}")
+            if job.state is JobState.TRAINING and job.progress is not None and job.progress.why is not None:
+                why = f"{why}: {job.progress.why}"
+            return JobWaiting(state=job.state, why=why)
+        lane = self._queue.lane_by_number(job.lane_number)
+        ahead = self._queue.ahead(job, MOST_AHEAD)
+        devices = self._devices.newest(job.tenant, MOST_DEVICES)
+        if job.only_device_id is not None:
+            devices = [device for device in devices if device.id == job.only_device_id]
+        able, unsuitable = self._count(lane, devices)
+        why = _reason(job, devices, able, unsuitable, ahead)
+        return JobWaiting(state=job.state, why=why, ahead=ahead, devices=len(devices), able=able)
+
+    def _count(self, lane: Lane, devices: Sequence[Device]) -> tuple[int, Counter[str]]:
+        """Returns how many devices can take the lane's jobs, and counts the others by reason."""
+        unsuitable: Counter[str] = Counter()
+        holders = self._leases.holders([device.id for device in devices])
+        declined = self._leases.who_declined(lane.recipe_id, utc_now())
+        for device in devices:
+            if reason := _unsuitable(lane, device, device.id in holders, device.id in declined):
+                unsuitable[reason] += 1
+        return len(devices) - unsuitable.total(), unsuitable
+
+
+def _unsuitable(lane: Lane, device: Device, busy: bool, declined: bool) -> str | None:
+    """The first reason why a device cannot take the lane's jobs, as a predicate; None if it can."""
+    report = device.report
+    if report is None:
+        return "has not requested a job yet"
+    if lane.dataset not in report.datasets:
+        return f"lacks data set {lane.dataset!r}"
+    offer = DeviceOffer(
+        device.tenant,
+        device.id,
+        frozenset(report.datasets),
+        report.memory_bytes,
+        report.capabilities,
+        device.labels.root,
+    )
+    if (lack := next(lacks(lane.needs, offer), None)) is not None:
+        return f"lacks {lack}"
+    if declined:
+        return "lacks the memory that the program takes"
+    if is_cooling_down(device.cooldown_until):
+        return "is cooling down after failures"
+    return "is busy" if busy else None
+
+
+def _reason(job: Job, devices: Sequence[Device], able: int, unsuitable: Counter[str], ahead: int) -> str:
+    alone = job.only_device_id is not None
+    if not devices:
+        return "the only device that may train it is not enrolled" if alone else "no device is enrolled"
+    if able:
+        wait = f"{able} of {len(devices)} enrolled devices can take it when they next request a job"
+        return f"{wait}; {ahead} jobs are ahead of it" if ahead else wait
+    if alone:
+        return f"the only device that may train it {next(iter(unsuitable))}"
+    reasons = ", ".join(f"{reason} ({count})" for reason, count in unsuitable.most_common())
+    return f"none of {len(devices)} enrolled devices can take it: {reasons}"

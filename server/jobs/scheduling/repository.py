@@ -1,0 +1,236 @@
+"""All SQL of the job queue: lanes, their first jobs, and start tags.
+
+Jobs are ordered by start-time fair queueing (Goyal, Vin and Cheng, 1996) in which every job costs 1: if two users have
+jobs waiting, their jobs alternate, however many each user has. A job's start tag is one more than the tag of the user's
+previous job, and at least one more than the tenant's virtual time, which is the start tag of the latest job that a
+device took. Priority comes before start tags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Select, bindparam, case, exists, func, or_, select
+from sqlalchemy.dialects.postgresql import insert as insert_postgresql
+from sqlalchemy.dialects.sqlite import insert as insert_sqlite
+from sqlalchemy.orm import Session
+
+from server.database.locking import locked
+from server.jobs.models import Job
+from server.jobs.scheduling.matching import DeviceOffer, Needs, able, parse_needs
+from server.jobs.scheduling.models import StartTag, StoredLane
+from shared.canonical import canonical_json, sha256_hex
+
+VIRTUAL_TIME = ""  # the user, whose name no request can have, of the row with a tenant's virtual time
+
+
+@dataclass(frozen=True, eq=False)
+class Lane:
+    """A lane with its parsed needs, as it is matched with devices."""
+
+    number: int
+    tenant: str
+    dataset: str
+    only_device_id: str | None
+    recipe_id: str
+    priority: int
+    needs: Needs
+
+    def admits(self, offer: DeviceOffer) -> bool:
+        """Returns whether a device may take the jobs of this lane."""
+        return (
+            self.tenant == offer.tenant
+            and self.dataset in offer.datasets
+            and self.only_device_id in (None, offer.device_id)
+            and self.recipe_id not in offer.declined
+            and not offer.cooling_down
+            and able(self.needs, offer)
+        )
+
+
+@dataclass(frozen=True)
+class Head:
+    """The first job of a lane, by start tag and number."""
+
+    lane: Lane
+    start_tag: int
+    job_number: int
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """The sort key, the next job first: by priority, then start tag, then age."""
+        return -self.lane.priority, self.start_tag, self.job_number
+
+
+_COLUMNS = (
+    StoredLane.number,
+    StoredLane.tenant,
+    StoredLane.dataset,
+    StoredLane.only_device_id,
+    StoredLane.recipe_id,
+    StoredLane.priority,
+    StoredLane.needs,
+)
+
+_WAITS = Job.lane_number == StoredLane.number
+# Built once, because it is executed several times a second.
+_READY = (
+    select(*_COLUMNS, select(func.count()).where(_WAITS).correlate(StoredLane).scalar_subquery().label("waiting"))
+    .where(
+        StoredLane.tenant == bindparam("tenant"),
+        StoredLane.dataset.in_(bindparam("datasets", expanding=True)),
+        exists(select(Job.number).where(_WAITS).correlate(StoredLane)),
+    )
+    .order_by(StoredLane.priority.desc(), StoredLane.number)
+)
+
+
+class QueueRepository:
+    """Lanes and start tags in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def lane(self, job: Job, needs: Needs) -> Lane:
+        """Returns the lane of jobs with exactly the same needs as this job, and inserts it if it does not exist.
+
+        needs: those of the job.
+        """
+        tenant, dataset, device_id = job.tenant, job.dataset, job.only_device_id
+        recipe_id, priority = job.recipe_id, job.priority
+        asked = needs.model_dump_json(exclude_defaults=True)
+        parts = [tenant, dataset, device_id, recipe_id, priority, needs.model_dump(mode="json", exclude_defaults=True)]
+        key = sha256_hex(canonical_json(parts))
+        existing = select(StoredLane.number).where(StoredLane.key == key)
+        number = self._session.scalar(existing)
+        if number is None:
+            values = {
+                "key": key,
+                "tenant": tenant,
+                "dataset": dataset,
+                "only_device_id": device_id,
+                "recipe_id": recipe_id,
+                "priority": priority,
+                "needs": asked,
+            }
+            self._session.flush()  # the program that the lane references may be new
+            self._session.execute(self._insert(StoredLane).values(**values).on_conflict_do_nothing())
+            number = self._session.scalars(existing).one()
+        return Lane(number, tenant, dataset, device_id, recipe_id, priority, needs)
+
+    def lane_by_number(self, number: int) -> Lane:
+        """Returns a lane that is known to exist."""
+        return _lane(self._session.execute(select(*_COLUMNS).where(StoredLane.number == number)).one())
+
+    def heads(self, offer: DeviceOffer) -> list[Head]:
+        """Returns the first job of each lane that admits a device, the next one first.
+
+        Each lane of the device's data sets costs one index lookup, so the cost does not grow with the number of jobs.
+        """
+        statement = heads_of(offer.tenant, sorted(offer.datasets)).where(
+            or_(StoredLane.only_device_id.is_(None), StoredLane.only_device_id == offer.device_id)
+        )
+        rows = self._session.execute(statement).all()
+        heads = [Head(_lane(row), row.start_tag, row.job_number) for row in rows]
+        return sorted((head for head in heads if head.lane.admits(offer)), key=lambda head: head.order)
+
+    def ready(self, tenant: str, datasets: Collection[str]) -> list[tuple[Lane, int]]:
+        """Returns the lanes of data sets in which jobs wait, the next lane first, with the numbers of these jobs."""
+        rows = self._session.execute(_READY, {"tenant": tenant, "datasets": list(datasets)})
+        return [(_lane(row), row.waiting) for row in rows]
+
+    def ahead(self, job: Job, most: int) -> int:
+        """Returns how many jobs of its lane come before a job; at most `most` are counted."""
+        before = (Job.start_tag < job.start_tag) | ((Job.start_tag == job.start_tag) & (Job.number < job.number))
+        some = select(Job.number).where(Job.lane_number == job.lane_number, before).limit(most).subquery()
+        return self._session.scalars(select(func.count()).select_from(some)).one()
+
+    def take(self, head: Head) -> Job | None:
+        """Returns a lane's first job that no other transaction has locked, and locks it until the transaction ends."""
+        statement = select(Job).where(Job.lane_number == head.lane.number).order_by(Job.start_tag, Job.number).limit(1)
+        return self._session.scalar(locked(statement, skip=True))
+
+    def next_start_tag(self, tenant: str, user: str) -> int:
+        """Returns the start tag of a user's new job."""
+        virtual_time = self._start_tag(tenant, VIRTUAL_TIME)
+        statement = (
+            self._insert(StartTag)
+            .values(tenant=tenant, user=user, start_tag=virtual_time + 1)
+            .on_conflict_do_update(
+                index_elements=[StartTag.tenant, StartTag.user],
+                set_={
+                    "start_tag": case(
+                        (StartTag.start_tag >= virtual_time, StartTag.start_tag + 1), else_=virtual_time + 1
+                    )
+                },
+            )
+            .returning(StartTag.start_tag)
+        )
+        return int(self._session.scalars(statement).one())
+
+    def advance(self, tenant: str, start_tag: int) -> None:
+        """Advances a tenant's virtual time to the start tag of a job that a device takes. It never decreases."""
+        if self._start_tag(tenant, VIRTUAL_TIME) >= start_tag:
+            return
+        statement = self._insert(StartTag).values(tenant=tenant, user=VIRTUAL_TIME, start_tag=start_tag)
+        self._session.execute(
+            statement.on_conflict_do_update(
+                index_elements=[StartTag.tenant, StartTag.user],
+                set_={"start_tag": start_tag},
+                where=StartTag.start_tag < start_tag,
+            )
+        )
+
+    def _start_tag(self, tenant: str, user: str) -> int:
+        return (
+            self._session.scalar(select(StartTag.start_tag).where(StartTag.tenant == tenant, StartTag.user == user))
+            or 0
+        )
+
+    def _insert(self, table: type[StoredLane] | type[StartTag]) -> Any:
+        insert = insert_sqlite if self._session.get_bind().dialect.name == "sqlite" else insert_postgresql
+        return insert(table)
+
+
+def heads_of(tenant: str, datasets: Sequence[str]) -> Select[Any]:
+    """Returns the query for the lanes of data sets in which jobs wait, with `start_tag` and `job_number` of the first.
+
+    The index `ix_jobs_lane` alone answers each of its subqueries.
+    """
+    first = select(Job.number).where(_WAITS).order_by(Job.start_tag, Job.number).limit(1).correlate(StoredLane)
+    start_tag = select(Job.start_tag).where(_WAITS).order_by(Job.start_tag, Job.number).limit(1).correlate(StoredLane)
+    return select(
+        *_COLUMNS, first.scalar_subquery().label("job_number"), start_tag.scalar_subquery().label("start_tag")
+    ).where(
+        StoredLane.tenant == tenant,
+        StoredLane.dataset.in_(datasets),
+        exists(select(Job.number).where(_WAITS).correlate(StoredLane)),
+    )
+
+
+def _lane(row: Any) -> Lane:
+    return Lane(
+        row.number,
+        row.tenant,
+        row.dataset,
+        row.only_device_id,
+        row.recipe_id,
+        row.priority,
+        parse_needs(row.needs),
+    )
+
+
+_READY_LANES = "mobizo-ready"  # the key in `Session.info`
+
+
+def note_ready(session: Session, lane: Lane) -> None:
+    """Records that a job has joined a lane in this transaction."""
+    session.info.setdefault(_READY_LANES, []).append(lane)
+
+
+def noted_ready(session: Session) -> list[Lane]:
+    """Returns the lane of each job that joined one, and clears the record. Called after the commit."""
+    lanes: list[Lane] = session.info.pop(_READY_LANES, [])
+    return lanes

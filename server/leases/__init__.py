@@ -1,1 +1,0 @@
-"""Leases: a job in one device's hands for a while."""

@@ -1,1 +1,0 @@
-"""What an operator's Prometheus is told: what this process does, and what the database holds."""

@@ -1,0 +1,1 @@
+"""Running a server: health, metrics, doctor, safety checks and backups."""

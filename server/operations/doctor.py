@@ -1,0 +1,246 @@
+"""Diagnoses a server: runs checks that each report a state and a remedy. It leaves no files behind.
+
+The compiler is imported in a separate process only.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psutil
+from cryptography import x509
+from sqlalchemy import Connection, func, select, text
+
+from server.clock import utc_now
+from server.database.database import Database
+from server.database.revisions import lacking, reached
+from server.identity.devices.models import Device
+from server.identity.signing_keys.files import load_key
+from server.operations.safety import Tls, dangers
+from server.settings import Settings
+from server.storage.opening import open_artifacts
+from server.tasks.models import WorkerProcess
+from shared.checkup import Check
+from shared.errors import MobizoError
+from shared.signing import key_id
+
+OLDEST_POSTGRESQL = 14
+SKEW = timedelta(seconds=10)  # tolerated clock difference between hosts; leases and heartbeats take tens of seconds
+LITTLE_DISK, LITTLE_MEMORY = (
+    10 * 10**9,
+    4 * 10**9,
+)  # bytes; enough for the programs and the compilation of a small model
+EXPIRES_SOON = timedelta(days=14)
+IMPORT_SECONDS = 300
+BUILT = datetime(2026, 1, 1, tzinfo=UTC)  # a correct clock is later than this
+_COMPILER = "import server.compiler.program, server.compiler.export.backends"
+
+
+def examine(
+    settings: Settings, certificate: Path | None = None, key: Path | None = None, quick: bool = False
+) -> Iterator[Check]:
+    """Yields the results of all checks. certificate, key: TLS files of the server, if it serves TLS itself.
+
+    quick: skips the compiler.
+    """
+    yield check_home(settings)
+    yield check_key(settings)
+    yield from check_database(settings)
+    yield check_files(settings)
+    yield check_disk(settings)
+    yield check_memory(settings)
+    if not quick:
+        yield check_compiler()
+    yield from check_dangers(settings, Tls(certificate, key) if certificate and key else None)
+    if certificate is not None and key is not None:
+        yield check_tls(certificate, key, utc_now())
+
+
+def check_home(settings: Settings) -> Check:
+    """Checks that the home exists and is accessible to this user only."""
+    home = settings.home
+    if not home.is_dir():
+        return Check("home", "fail", f"{home} does not exist", "create it with `mobizo-server init`")
+    stat = home.stat()
+    if stat.st_uid != os.geteuid():
+        return Check("home", "fail", f"{home} belongs to another user", f"run as that user, or `chown` {home}")
+    if not os.access(home, os.W_OK | os.X_OK):
+        return Check("home", "fail", f"{home} is not writable", f"`chmod 700 {home}`")
+    if stat.st_mode & 0o077:
+        return Check("home", "fail", f"other users can access {home}", f"`chmod 700 {home}`")
+    return Check("home", "ok", f"{home}, accessible to this user only")
+
+
+def check_key(settings: Settings) -> Check:
+    """Checks that the signing key is readable by this user only."""
+    try:
+        key = load_key(settings.key_path)
+    except MobizoError as error:
+        return Check("key", "fail", error.detail)
+    return Check("key", "ok", f"programs are signed by {key_id(key.public_key())}")
+
+
+def check_database(settings: Settings) -> Iterator[Check]:
+    """Checks that the database is reachable, recent enough and migrated, and that its clock agrees."""
+    if settings.database_url is None and not settings.home.is_dir():
+        yield Check("database", "fail", "there is no database without a home", "create it with `mobizo-server init`")
+        return
+    database = Database(settings.url, settings.tuning)
+    try:
+        with reached(database.engine) as connection:
+            yield _version(connection)
+            missing = lacking(connection)
+            if missing:
+                detail = f"{len(missing)} migrations of this release are not applied"
+                yield Check("schema", "fail", detail, "run `mobizo-server migrate`")
+            else:
+                yield Check("schema", "ok", "every migration of this release is applied")
+                yield _clock(connection, utc_now())
+    except MobizoError as error:
+        yield Check("database", "fail", error.detail)
+    finally:
+        database.close()
+
+
+def _version(connection: Connection) -> Check:
+    version = ".".join(str(part) for part in connection.dialect.server_version_info or ())
+    if connection.dialect.name == "sqlite":
+        mode = connection.scalar(text("PRAGMA journal_mode"))
+        if mode != "wal":
+            return Check("database", "fail", f"SQLite uses a {mode} journal", "put the home on a local disk")
+        return Check("database", "ok", f"SQLite {version}, write-ahead log")
+    if int((connection.dialect.server_version_info or (0,))[0]) < OLDEST_POSTGRESQL:
+        return Check("database", "fail", f"PostgreSQL {version}", f"upgrade it to {OLDEST_POSTGRESQL} or later")
+    if not connection.scalar(text("SELECT pg_is_in_recovery()")):
+        return Check("database", "ok", f"PostgreSQL {version}")
+    return Check("database", "fail", "this PostgreSQL is a standby", "set MOBIZO_DATABASE_URL to its primary")
+
+
+def _clock(connection: Connection, now: datetime) -> Check:
+    remedy = "synchronize the clocks of all hosts by NTP; leases depend on them"
+    if now < BUILT:
+        return Check("clock", "fail", f"the clock shows {now:%Y-%m-%d}", remedy)
+    latest = [connection.scalar(select(func.max(column))) for column in (WorkerProcess.seen_at, Device.last_seen_at)]
+    if connection.dialect.name == "postgresql":
+        theirs = connection.scalar(text("SELECT clock_timestamp()"))
+        if theirs is not None and abs(theirs - now) > SKEW:
+            detail = f"the clock differs by {abs(theirs - now).total_seconds():.0f} s from the database's clock"
+            return Check("clock", "fail", detail, remedy)
+    ahead = [moment for moment in latest if moment is not None and moment > now + SKEW]
+    if ahead:
+        detail = f"the database contains the future time {max(ahead):%Y-%m-%d %H:%M:%S} UTC"
+        return Check("clock", "warn", detail, remedy)
+    return Check("clock", "ok", f"{now:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def check_files(settings: Settings) -> Check:
+    """Checks that a file can be stored, read and removed."""
+    try:
+        artifacts = open_artifacts(settings)
+        data = secrets.token_bytes(64)
+        sha256 = artifacts.put(data)
+        whole = artifacts.read(sha256) == data
+        artifacts.delete([sha256])
+    except (MobizoError, OSError) as error:
+        why = error.detail if isinstance(error, MobizoError) else f"{error.strerror} ({error.filename})"
+        return Check("files", "fail", why, "check MOBIZO_STORAGE_URL and its write permissions")
+    if not whole:
+        return Check(
+            "files", "fail", "a stored file was read back with other content", "check the disk or the object store"
+        )
+    return Check("files", "ok", "a file was stored, read and removed")
+
+
+def check_disk(settings: Settings) -> Check:
+    """Checks that there is disk space for programs and uploads."""
+    place = settings.home
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    detail = f"{free / 1e9:.1f} GB free at {place}"
+    if free < settings.disk_floor_bytes:
+        remedy = "free disk space; below MOBIZO_DISK_FLOOR_BYTES the server is not ready"
+        return Check("disk", "fail", detail, remedy)
+    if free < LITTLE_DISK:
+        return Check("disk", "warn", detail, "a program of a large model may not fit")
+    return Check("disk", "ok", detail)
+
+
+def check_memory(settings: Settings) -> Check:
+    """Checks that there is memory for compilations."""
+    spare = int(psutil.virtual_memory().available)
+    detail = f"{spare / 1e9:.1f} GB available"
+    if spare < LITTLE_MEMORY:
+        remedy = "compilations of larger models will be killed; run workers on another machine"
+        return Check("memory", "warn", detail, remedy)
+    limit = settings.compile_memory_bytes
+    if limit is not None and limit > spare:
+        detail += f", but MOBIZO_COMPILE_MEMORY_BYTES allows {limit / 1e9:.1f} GB per compilation"
+        return Check("memory", "warn", detail, "lower MOBIZO_COMPILE_MEMORY_BYTES")
+    return Check("memory", "ok", detail)
+
+
+def check_compiler() -> Check:
+    """Checks that the compiler and ExecuTorch can be imported."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", _COMPILER],
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Check(
+            "compiler",
+            "fail",
+            f"importing the compiler took more than {IMPORT_SECONDS} s",
+            "check the load of this machine",
+        )
+    if done.returncode != 0:
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return Check("compiler", "fail", why, "install mobizo[server]; only workers need the compiler")
+    return Check("compiler", "ok", "ExecuTorch and the compiler load")
+
+
+def check_dangers(settings: Settings, tls: Tls | None) -> Iterator[Check]:
+    """Checks for settings that `run` rejects without --insecure-dev."""
+    found = list(dangers(settings, tls))
+    for danger in found:
+        yield Check("safety", "warn", danger)
+    if not found:
+        yield Check("safety", "ok", f"{settings.host} port {settings.port}, " + ("with TLS" if tls else "without TLS"))
+
+
+def check_tls(certificate: Path, key: Path, now: datetime) -> Check:
+    """Checks that the certificate chain is valid, does not expire soon, and matches its key."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+        chain = x509.load_pem_x509_certificates(certificate.read_bytes())
+    except (OSError, ValueError) as error:
+        return Check(
+            "tls",
+            "fail",
+            f"{certificate} and {key} cannot be used ({error})",
+            "use a matching certificate and key in PEM format",
+        )
+    begins = max(link.not_valid_before_utc for link in chain)
+    ends = min(link.not_valid_after_utc for link in chain)
+    if now < begins:
+        return Check("tls", "fail", f"the certificate is not valid before {begins:%Y-%m-%d}", "check the clock")
+    if now > ends:
+        return Check("tls", "fail", f"the certificate expired on {ends:%Y-%m-%d}", "renew it, then restart the server")
+    detail = f"the certificate is valid until {ends:%Y-%m-%d}"
+    if ends - now < EXPIRES_SOON:
+        return Check("tls", "warn", detail, "renew it, then restart the server")
+    if key.stat().st_mode & 0o077:
+        return Check("tls", "warn", f"other users can read {key}", f"`chmod 600 {key}`")
+    return Check("tls", "ok", detail)

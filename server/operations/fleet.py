@@ -1,0 +1,80 @@
+"""The worker processes of the server: started with it, restarted when they die, and stopped with it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import structlog
+
+from server.settings import Settings
+from server.tasks.parent_death_signal import bound_to_parent
+
+RESTART_SECONDS = 1.0
+STOP_SECONDS = 10.0
+_log = structlog.get_logger()
+
+
+async def _stop(process: Process) -> None:
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+async def _keep_running(settings: Settings) -> None:
+    """Runs a worker and restarts it whenever it dies, until cancelled."""
+    environment = os.environ | settings.environment()
+    command = bound_to_parent([sys.executable, "-m", "server.worker"])
+    while True:
+        # A separate session, so that Ctrl-C in a terminal reaches only the server, which then stops its workers.
+        process = await asyncio.create_subprocess_exec(
+            *command, env=environment, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            code = await process.wait()
+            _log.error("worker-died", exit_code=code)
+            await asyncio.sleep(RESTART_SECONDS)
+        finally:
+            await _stop(process)
+
+
+class WorkerFleet:
+    """Worker processes that run until they are stopped."""
+
+    def __init__(self, settings: Settings, count: int) -> None:
+        self._tasks = [asyncio.create_task(_keep_running(settings)) for _ in range(count)]
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Requests that every worker release its tasks and exit; `gone` waits for that. Idempotent."""
+        # A second cancellation would end the wait for a worker that is releasing its task.
+        if not self._stopping:
+            self._stopping = True
+            for task in self._tasks:
+                task.cancel()
+
+    async def gone(self) -> None:
+        """Waits until all workers have exited."""
+        for task in self._tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+@asynccontextmanager
+async def worker_fleet(settings: Settings, count: int) -> AsyncIterator[WorkerFleet]:
+    """Runs `count` workers until they are stopped or the context ends."""
+    fleet = WorkerFleet(settings, count)
+    try:
+        yield fleet
+    finally:
+        fleet.stop()
+        await fleet.gone()

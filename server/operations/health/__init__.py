@@ -1,0 +1,1 @@
+"""Server information, resource usage, liveness and readiness."""

@@ -1,0 +1,61 @@
+"""Readiness of a server: its database, files, key and disk are usable, and it is not shutting down."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from server.database.revisions import check_current
+from server.identity.signing_keys.files import load_key
+from server.web.state import AppState
+from shared.errors import MobizoError, Unavailable
+
+_log = structlog.get_logger()
+
+
+class NotReady(Unavailable):
+    """The server is not ready; its log has the reason."""
+
+    code, title = "not-ready", "Not ready"
+
+
+def check_disk(state: AppState) -> None:
+    """Raises Unavailable if less than the configured minimum of disk space is free."""
+    free = shutil.disk_usage(state.settings.home).free
+    if free < state.settings.disk_floor_bytes:
+        raise Unavailable(f"{free} bytes are free; MOBIZO_DISK_FLOOR_BYTES requires {state.settings.disk_floor_bytes}")
+
+
+def _check_database(state: AppState) -> None:
+    with state.database.engine.connect() as connection:
+        check_current(connection)
+
+
+def _check_shutdown(state: AppState) -> None:
+    if state.shutdown.begun:
+        raise Unavailable("the server is shutting down")
+
+
+CHECKS: dict[str, Callable[[AppState], object]] = {
+    "shutdown": _check_shutdown,
+    "database": _check_database,
+    "files": lambda state: state.artifacts.check_writable(),
+    "key": lambda state: load_key(state.settings.key_path),
+    "disk": check_disk,
+}
+
+
+def check_ready(state: AppState) -> None:
+    """Raises NotReady with the names of the failed checks. Reasons go to the log, because the probe is public."""
+    failing = []
+    for name, check in CHECKS.items():
+        try:
+            check(state)
+        except (MobizoError, SQLAlchemyError, OSError) as error:
+            failing.append(name)
+            _log.warning("not-ready", check=name, detail=str(error))
+    if failing:
+        raise NotReady(f"not ready: {', '.join(failing)}; the server's log has the reasons", failing=failing)

@@ -1,0 +1,1 @@
+"""Grants that let devices download adapters that they did not train."""

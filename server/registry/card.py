@@ -1,0 +1,84 @@
+"""A version's model card: its properties, training and scores. The same version always yields the same text."""
+
+from __future__ import annotations
+
+from shared.recipe import REVERSE_ESTIMATORS, Recipe
+from shared.registry import AdapterManifest
+
+CARD = "README.md"
+
+
+def _method(recipe: Recipe) -> str:
+    """Returns the training method as text."""
+    if recipe.estimator == "gradient":
+        return f"exact gradients of LoRA-FA's B, {recipe.optimizer}, E = {recipe.effective_batch}"
+    if recipe.estimator == "directional":
+        return (
+            f"exact gradients of LoRA-FA's B, projected on q = {recipe.queries} random directions, "
+            f"E = {recipe.effective_batch}"
+        )
+    return f"MobiZO: zeroth-order LoRA-FA, q = {recipe.queries}, E = {recipe.effective_batch}"
+
+
+def _share(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.1%}"
+
+
+def _cell(text: str) -> str:
+    """Returns `text` escaped for a cell of a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _origin(manifest: AdapterManifest) -> str:
+    """Returns the origin of a cohort's version as text; empty for a version of one device."""
+    origin = manifest.cohort
+    if origin is None:
+        return ""
+    text = f"round {origin.round} of cohort {origin.cohort}: {origin.updates} devices' updates"
+    text += f", {origin.algorithm.name}, {origin.aggregator.name}, server optimizer {origin.optimizer.name}"
+    return text if origin.epsilon is None else f"{text}, epsilon {origin.epsilon:.3g}"
+
+
+def model_card(manifest: AdapterManifest) -> bytes:
+    """Returns README.md of a PEFT directory."""
+    recipe, result, training = manifest.recipe, manifest.result, manifest.training
+    exact = recipe.estimator in REVERSE_ESTIMATORS
+    noise = "" if recipe.estimator == "gradient" else f", {recipe.noise} noise"
+    eps = "" if exact else f", eps {training.eps_for(recipe):g}"
+    layers = recipe.layers if isinstance(recipe.layers, str) else ", ".join(map(str, recipe.layers))
+    parent = manifest.parent
+    rows = (
+        ("base model", f"{recipe.base.name} (sha256 {recipe.base.sha256})"),
+        ("adapter", f"{manifest.adapter}, version {manifest.version}"),
+        ("made", manifest.created_at.strftime("%Y-%m-%d %H:%M UTC")),
+        ("trained from", "B = 0" if parent is None else f"{parent.adapter}, version {parent.version}"),
+        ("its revision", "" if parent is None else parent.revision),
+        ("method", _method(recipe)),
+        ("LoRA", f"rank {recipe.rank}, alpha {recipe.alpha:g}, on {', '.join(recipe.targets)}; A frozen"),
+        ("adapted layers", layers),
+        ("trained on", f"frozen weights in {recipe.precision}; estimator {recipe.estimator}{noise}"),
+        ("training", f"{result.steps} steps, lr {training.lr:g} ({training.schedule}){eps}"),
+        ("taken after step", str(result.best_step)),
+        ("task", manifest.task.name),
+        ("loss", recipe.loss),
+        ("training examples", "private" if result.train_examples is None else str(result.train_examples)),
+        ("test accuracy before", _share(result.before_accuracy)),
+        ("test accuracy after", _share(result.tuned_accuracy)),
+        ("made by", _origin(manifest)),
+        ("job", manifest.job_id or ""),
+        ("recipe", manifest.recipe_id),
+        ("frozen A sha256", manifest.a_sha256),
+        ("LoRA-B sha256", manifest.sha256),
+    )
+    where = "the device that holds" if manifest.cohort is None else "the devices that hold"
+    table = "\n".join(f"| {name} | {_cell(value)} |" for name, value in rows if value)
+    text = (
+        "---\nlibrary_name: peft\ntags:\n- lora\n- mobizo\n---\n\n"
+        f"# {manifest.adapter}\n\n"
+        f"A LoRA adapter that was trained with forward passes only, on {where} the data. The data did\n"
+        "not leave the device.\n\n"
+        f"| | |\n|---|---|\n{table}\n\n"
+        "Load it with PEFT onto the base model named above:\n\n"
+        "```python\nfrom peft import PeftModel\n\nmodel = PeftModel.from_pretrained(base_model, directory)\n```\n"
+    )
+    return text.encode()

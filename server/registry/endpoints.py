@@ -1,0 +1,159 @@
+"""Routes that read the adapter registry."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path, Query, Request, Response
+
+from server.identity.access_rules import needs
+from server.identity.models import Scope
+from server.identity.service import Principal
+from server.registry import files
+from server.registry.audit import AuditTrail, shown
+from server.registry.comparison import comparable, compare_weights
+from server.registry.comparison import compare as comparison
+from server.registry.models import StoredVersion
+from server.registry.repository import AdapterRepository, find_adapter, resolve
+from server.registry.service import AdapterService, removed_after
+from server.registry.trajectories.reconstruction import b_file
+from server.storage.references import Collected
+from server.storage.store import Damaged, StorageFull
+from server.web.openapi import FILE, raises
+from server.web.pages import Paging
+from server.web.problems import RangeNotSatisfiable
+from server.web.ranges import FILE_ROUTE, file_response
+from server.web.routes import Routes
+from server.web.state import AppState, Reading, State
+from shared.errors import AdapterNotFound, AMismatch, FileNotInAdapter, RevisionNotFound, UnsupportedFormat
+from shared.protocol import AdapterVersion, AdapterView, Page, PeftFile, PeftListing
+from shared.registry import AdapterEvent, Comparison, VersionState
+
+router = Routes(prefix="/v1/adapters", tags=["adapters"])
+Reader = Annotated[Principal, needs(Scope.ADAPTERS_READ)]
+Version = Annotated[int, Path(ge=1, le=2**31 - 1)]
+Revision = Annotated[str, Path(max_length=100)]
+ABSENT = (AdapterNotFound, RevisionNotFound)
+UNCONVERTIBLE = (UnsupportedFormat, AMismatch)
+FILE_OF_ADAPTER = FILE_ROUTE | {
+    "responses": FILE
+    | raises(RangeNotSatisfiable, Damaged, *ABSENT, FileNotInAdapter, *UNCONVERTIBLE, Collected, StorageFull)
+}
+
+
+@router.get("")
+def adapters(
+    principal: Reader,
+    state: State,
+    session: Reading,
+    paging: Paging,
+    deleted: Annotated[bool, Query(description="lists deleted adapters that can be restored")] = False,
+) -> Page[AdapterView]:
+    """Lists the tenant's adapters, newest first."""
+    found = AdapterRepository(session).page(principal.tenant, paging, deleted=deleted)
+    return paging.page(AdapterService(session).views(found.rows, state.settings.adapter_grace), found.before)
+
+
+@router.get("/{name}", responses=raises(AdapterNotFound))
+def adapter(principal: Reader, name: str, state: State, session: Reading) -> AdapterView:
+    """Shows an adapter with its latest version."""
+    found = find_adapter(session, principal.tenant, name)
+    return AdapterService(session).view(found, state.settings.adapter_grace)
+
+
+@router.get("/{name}/versions/{version}", responses=raises(*ABSENT))
+def version(principal: Reader, name: str, version: Version, session: Reading) -> AdapterVersion:
+    """Shows an immutable version."""
+    adapter, stored = resolve(session, principal.tenant, name, f"v{version}")
+    return stored.view(adapter)
+
+
+@router.get("/{name}/versions", responses=raises(AdapterNotFound))
+def versions(
+    principal: Reader,
+    name: str,
+    state: State,
+    session: Reading,
+    paging: Paging,
+    in_state: Annotated[
+        VersionState | None,
+        Query(alias="state", description="only versions in this state; omitted: all, including deleted ones"),
+    ] = None,
+) -> Page[AdapterVersion]:
+    """Lists an adapter's versions, newest first."""
+    adapter = find_adapter(session, principal.tenant, name)
+    found = AdapterRepository(session).versions(adapter, paging, in_state)
+    grace = state.settings.adapter_grace
+    shown = [stored.view(adapter, removed_after(stored.deleted_at, grace)) for stored in found.rows]
+    return paging.page(shown, found.before)
+
+
+@router.get("/{name}/revisions/{revision}", responses=raises(*ABSENT))
+def revision(principal: Reader, name: str, revision: Revision, session: Reading) -> AdapterVersion:
+    """Shows the version of a revision: `main`, a tag, a number, or the beginning of a revision's digits."""
+    adapter, stored = resolve(session, principal.tenant, name, revision)
+    return stored.view(adapter)
+
+
+@router.get("/{name}/events", responses=raises(AdapterNotFound))
+def adapter_events(principal: Reader, name: str, session: Reading, paging: Paging) -> Page[AdapterEvent]:
+    """Lists an adapter's audit trail, newest first, also after the adapter was deleted or removed."""
+    found = AuditTrail(session).page(principal.tenant, name, paging)
+    if not found.rows and paging.before is None:
+        find_adapter(session, principal.tenant, name)
+    return paging.page([shown(row) for row in found.rows], found.before)
+
+
+@router.get("/{name}/compare", responses=raises(*ABSENT, Damaged))
+def compare(
+    principal: Reader,
+    name: str,
+    state: State,
+    left: Annotated[str, Query(max_length=100, description="a revision")],
+    right: Annotated[str, Query(max_length=100, description="a revision")],
+    other: Annotated[str | None, Query(max_length=100, description="the adapter on the right; null: the same")] = None,
+) -> Comparison:
+    """Compares two versions: settings, scores, and B if both have the same A."""
+    with state.database.reading() as session:
+        _, first = resolve(session, principal.tenant, name, left)
+        _, second = resolve(session, principal.tenant, other or name, right)
+        session.expunge_all()
+    facts = first.signed.manifest, second.signed.manifest
+    weights = None
+    if comparable(*facts):
+        left_b, right_b = (files.flat_b(state.database, state.artifacts, version) for version in (first, second))
+        weights = compare_weights(left_b, right_b)
+    return comparison(*facts, weights)
+
+
+@router.head("/{name}/versions/{version}/lora_B.safetensors", include_in_schema=False)
+@router.get("/{name}/versions/{version}/lora_B.safetensors", **FILE_OF_ADAPTER)
+def lora_b(principal: Reader, name: str, version: Version, request: Request, state: State) -> Response:
+    """Downloads the LoRA-B file as the device made it; supports Range."""
+    sha256 = b_file(state.database, state.artifacts, _stored(state, principal, name, version))
+    return file_response(request, state.artifacts, sha256, f"{name}-{version}.lora_B.safetensors")
+
+
+@router.get("/{name}/versions/{version}/peft", responses=raises(*ABSENT, AMismatch, Collected, StorageFull))
+def peft(principal: Reader, name: str, version: Version, state: State) -> PeftListing:
+    """Lists the files of the version's PEFT directory."""
+    stored = _stored(state, principal, name, version)
+    found = files.listing(state.database, state.artifacts, stored)
+    shown = [PeftFile(path=file.path, size=file.size, sha256=file.sha256) for file in found]
+    return PeftListing(adapter=name, version=version, files=shown)
+
+
+@router.head("/{name}/versions/{version}/peft/{file}", include_in_schema=False)
+@router.get("/{name}/versions/{version}/peft/{file}", **FILE_OF_ADAPTER)
+def peft_file(principal: Reader, name: str, version: Version, file: str, request: Request, state: State) -> Response:
+    """Downloads a file of the PEFT directory, or of another export format by name; supports Range."""
+    found = files.find(state.database, state.artifacts, _stored(state, principal, name, version), file)
+    return file_response(request, state.artifacts, found.sha256, found.path)
+
+
+def _stored(state: AppState, principal: Principal, name: str, version: int) -> StoredVersion:
+    """Reads a version in a separate transaction, because files are generated outside of transactions."""
+    with state.database.reading() as session:
+        _, stored = resolve(session, principal.tenant, name, f"v{version}")
+        session.expunge_all()
+    return stored

@@ -1,0 +1,98 @@
+"""An adapter as a GGUF file that llama.cpp loads onto its own form of the base (`--lora`).
+
+llama.cpp names each architecture's tensors in its own way, and keeps Llama's query and key rows in another order:
+neighbours where Hugging Face has halves, since it rotates neighbours. B's rows follow; A's columns are the layer's
+input, which has one order everywhere. What llama.cpp does not compute as the program does is refused by name.
+Needs numpy and gguf; knows no torch.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from server.registry.exports.frozen_a import joined
+from shared.errors import UnsupportedFormat
+from shared.recipe import Recipe, Target
+from shared.zo.calibration import Calibration
+from shared.zo.lora import F32, BaseShape
+
+NAMES: Mapping[Target, str] = {
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "o_proj": "attn_output",
+    "gate_proj": "ffn_gate",
+    "up_proj": "ffn_up",
+    "down_proj": "ffn_down",
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    """How llama.cpp holds one architecture: its name there, and whether query and key rows are neighbours."""
+
+    name: str
+    interleaved: bool = False
+
+
+# OPT is missing: llama.cpp has no such model.
+FORMS: Mapping[str, Form] = {
+    "llama": Form("llama", interleaved=True),
+    "qwen2": Form("qwen2"),
+    "qwen3": Form("qwen3"),
+    "gemma3_text": Form("gemma3"),
+}
+
+
+def gguf_lora(
+    recipe: Recipe, shape: BaseShape, flat: F32, a_sha256: str, calibration: Calibration | None = None
+) -> bytes:
+    """A and B as a GGUF adapter, float32; the same arguments give the same bytes.
+
+    flat: B, float32 (D,). a_sha256: fingerprint of the A that B was trained with. calibration: the one that
+    the recipe names, if it names one. Raises UnsupportedFormat for an architecture that is not in FORMS, AMismatch,
+    InvalidUpload when B is not of the recipe's size, or InvalidRecipe without the calibration.
+    """
+    # Here, as a web process that nobody asks for GGUF need not hold it.
+    import gguf
+
+    form = FORMS.get(shape.architecture)
+    if form is None:
+        raise UnsupportedFormat(
+            f"no GGUF adapter is made for architecture {shape.architecture!r}; they are made for {', '.join(FORMS)}"
+        )
+    adapted = joined(recipe, shape, flat, a_sha256, calibration)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "adapter.gguf"
+        writer = gguf.GGUFWriter(path, form.name)
+        writer.add_type(gguf.GGUFType.ADAPTER)
+        writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+        writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, recipe.alpha)
+        writer.add_base_model_count(1)
+        writer.add_base_model_name(0, recipe.base.name)
+        writer.add_string("mobizo.base_sha256", recipe.base.sha256)
+        writer.add_string("mobizo.recipe_id", recipe.id)
+        writer.add_string("mobizo.a_sha256", a_sha256)
+        for module, a, b in adapted:
+            rows = b.T  # (out, r)
+            if form.interleaved and module.target in ("q_proj", "k_proj"):
+                rows = interleave(rows, shape.heads if module.target == "q_proj" else shape.kv_heads)
+            name = f"blk.{module.layer}.{NAMES[module.target]}.weight"
+            writer.add_tensor(f"{name}.lora_a", np.ascontiguousarray(a.T))  # (r, in)
+            writer.add_tensor(f"{name}.lora_b", np.ascontiguousarray(rows))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path.read_bytes()
+
+
+def interleave(rows: F32, heads: int) -> F32:
+    """Rows (heads * head_dim, n) of Hugging Face's order in llama.cpp's: a head's halves become neighbours."""
+    out, columns = rows.shape
+    return rows.reshape(heads, 2, out // heads // 2, columns).swapaxes(1, 2).reshape(out, columns)

@@ -1,0 +1,131 @@
+"""Requesting conversions and reading them; how a conversion changes; how much memory it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from server.catalog.bases import BaseModelEntry, BaseRepository
+from server.clock import utc_now
+from server.database.identifiers import new_id
+from server.database.upsert import add_if_absent
+from server.registry.exports.models import CONVERT, Conversion, ConversionFile, ConversionState
+from server.registry.exports.repository import ConversionRepository
+from server.registry.models import Adapter, StoredVersion
+from server.registry.repository import resolve
+from server.tasks.service import TaskService
+from shared.errors import BaseMismatch, Conflict, FileNotInAdapter, NotFound, UnknownBase
+from shared.protocol import MergedModel, PeftFile
+from shared.recipe import Recipe
+from shared.zo.lora import BaseShape, flat_size, lora_modules
+
+SHARD_BYTES = 1 << 30  # of a merged model's weight files, unless one tensor is larger
+LIBRARIES_BYTES = 450 << 20  # torch, and transformers where a tokenizer is converted
+
+
+def merge_bytes(recipe: Recipe, shape: BaseShape, parameters: int) -> int:
+    """Peak resident bytes of merging an adapter into a base of that shape and so many parameters.
+
+    One file's tensors at a time, and once more as they are written; the largest tensor as read; A and B.
+    """
+    largest = 4 * max(shape.vocabulary * shape.hidden, *(i * o for i, o in map(shape.features, shape.linears)))
+    shard = min(4 * parameters, max(SHARD_BYTES, largest))
+    a_elements = sum(module.in_features * module.rank for module in lora_modules(recipe, shape))
+    return LIBRARIES_BYTES + 2 * shard + 2 * largest + 4 * (a_elements + 2 * flat_size(recipe, shape))
+
+
+MOVES: dict[ConversionState, frozenset[ConversionState]] = {
+    ConversionState.PENDING: frozenset({ConversionState.CONVERTING, ConversionState.FAILED}),
+    ConversionState.CONVERTING: frozenset({ConversionState.PENDING, ConversionState.READY, ConversionState.FAILED}),
+    ConversionState.READY: frozenset(),
+    ConversionState.FAILED: frozenset({ConversionState.PENDING}),  # requested again, because the cause may be gone
+}
+
+
+def move(conversion: Conversion, state: ConversionState, **changes: Any) -> None:
+    """Moves a conversion to `state` and sets other columns with it. Raises Conflict if the move is not allowed."""
+    if state not in MOVES[conversion.state]:
+        raise Conflict(f"the conversion {conversion.id} is {conversion.state}; it cannot become {state}")
+    conversion.state = state
+    for name, value in changes.items():
+        setattr(conversion, name, value)
+
+
+class MergedService:
+    """Merged models in one transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._conversions = ConversionRepository(session)
+
+    def request(self, tenant: str, name: str, version: int) -> MergedModel:
+        """Requests a version's merged model, which is made at most once and tried again if it failed before.
+
+        Raises AdapterNotFound, RevisionNotFound, UnknownBase or BaseMismatch.
+        """
+        adapter, stored = resolve(self._session, tenant, name, f"v{version}")
+        base = self._base(stored)
+        memory_bytes, now = merge_bytes(stored.recipe, stored.shape, base.parameters), utc_now()
+        add_if_absent(
+            self._session,
+            Conversion,
+            id=new_id("conversion"),
+            version_number=stored.number,
+            state=ConversionState.PENDING,
+            created_at=now,
+        )
+        conversion = self._conversions.of_version_locked(stored)
+        if conversion.state is ConversionState.FAILED:
+            move(conversion, ConversionState.PENDING, error=None, created_at=now)
+        if conversion.state is not ConversionState.READY:
+            tasks = TaskService(self._session)
+            tasks.schedule(CONVERT, conversion.id, memory_bytes)
+            tasks.request(CONVERT, conversion.id, conversion.id, tenant)
+        return self._view(adapter, stored, conversion)
+
+    def get(self, tenant: str, name: str, version: int) -> MergedModel:
+        """Returns the state of a merged model.
+
+        Raises AdapterNotFound, RevisionNotFound, or NotFound if it was never requested.
+        """
+        adapter, stored = resolve(self._session, tenant, name, f"v{version}")
+        return self._view(adapter, stored, self._conversion(stored))
+
+    def file(self, tenant: str, name: str, version: int, path: str) -> ConversionFile:
+        """Returns a file of a merged model that is ready. Raises FileNotInAdapter and the errors of `get`."""
+        _, stored = resolve(self._session, tenant, name, f"v{version}")
+        for file in self._conversions.files(self._conversion(stored)):
+            if file.path == path:
+                return file
+        raise FileNotInAdapter(f"the merged model of version {version} has no file {path[:200]!r}, or is not ready")
+
+    def _conversion(self, stored: StoredVersion) -> Conversion:
+        conversion = self._conversions.of_version(stored)
+        if conversion is None:
+            raise NotFound(f"no merged model of version {stored.version} was asked for; POST here asks for one")
+        return conversion
+
+    def _base(self, stored: StoredVersion) -> BaseModelEntry:
+        wanted = stored.recipe.base
+        base = BaseRepository(self._session).by_name(wanted.name)
+        if base is None:
+            raise UnknownBase(f"the base model {wanted.name!r} is not registered any more")
+        if base.sha256 != wanted.sha256:
+            raise BaseMismatch(
+                f"the adapter was trained on {wanted.name!r} of sha256 {wanted.sha256[:12]}..., and that name stands "
+                f"for {base.sha256[:12]}... here"
+            )
+        return base
+
+    def _view(self, adapter: Adapter, stored: StoredVersion, conversion: Conversion) -> MergedModel:
+        files = self._conversions.files(conversion)
+        return MergedModel(
+            adapter=adapter.name,
+            version=stored.version,
+            state=conversion.state,
+            files=[PeftFile(path=file.path, size=file.size, sha256=file.sha256) for file in files],
+            error=conversion.error,
+            created_at=conversion.created_at,
+            ready_at=conversion.ready_at,
+        )

@@ -1,0 +1,117 @@
+"""The files of a version: a PEFT directory with the version's manifest, and other formats of the same B by name.
+
+Devices upload B alone. All other files are generated from it when they are first requested, stored by their sha256, and
+recorded in the database. If two requests generate the same file, the first one to commit counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from server.catalog.calibrations.service import calibration_of
+from server.database.database import Database
+from server.registry.card import CARD, model_card
+from server.registry.exports.formats import CONVERTERS
+from server.registry.exports.peft import CONFIG_NAME, TENSORS_NAME, peft_files
+from server.registry.models import StoredPeftFile, StoredVersion
+from server.registry.repository import AdapterRepository
+from server.registry.trajectories.reconstruction import b_file
+from server.storage.references import hold
+from server.storage.store import ArtifactStore
+from shared.errors import FileNotInAdapter
+from shared.zo.lora import F32, load_adapter
+
+RAW = "lora_B.safetensors"  # as the device uploaded it
+MANIFEST = "mobizo.json"
+LISTED = (CARD, CONFIG_NAME, TENSORS_NAME, MANIFEST)
+
+
+@dataclass(frozen=True)
+class AdapterFile:
+    """A stored file of a version."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+def flat_b(database: Database, artifacts: ArtifactStore, version: StoredVersion) -> F32:
+    """Returns B of a version, float32 (D,)."""
+    return load_adapter(artifacts.read(b_file(database, artifacts, version)), version.size_d)
+
+
+def listing(database: Database, artifacts: ArtifactStore, version: StoredVersion) -> list[AdapterFile]:
+    """Returns the files of a version's PEFT directory, by name, and generates missing ones."""
+    return _files(database, artifacts, version, LISTED)
+
+
+def extra(database: Database, artifacts: ArtifactStore, version: StoredVersion, path: str) -> AdapterFile:
+    """Returns a file that is not in the listing. Raises FileNotInAdapter."""
+    if path == RAW:
+        return AdapterFile(RAW, version.size, b_file(database, artifacts, version))
+    if path not in CONVERTERS:
+        raise FileNotInAdapter(f"version {version.version} has no file {path[:200]!r}")
+    return _files(database, artifacts, version, [path])[0]
+
+
+def find(database: Database, artifacts: ArtifactStore, version: StoredVersion, path: str) -> AdapterFile:
+    """Returns a file, listed or not. Raises FileNotInAdapter."""
+    if path not in LISTED:
+        return extra(database, artifacts, version, path)
+    return next(file for file in listing(database, artifacts, version) if file.path == path)
+
+
+def _files(
+    database: Database, artifacts: ArtifactStore, version: StoredVersion, paths: Sequence[str]
+) -> list[AdapterFile]:
+    """Returns these files, and generates missing ones outside of transactions."""
+    with database.reading() as session:
+        rows = {row.path: row for row in AdapterRepository(session).generated_files(version)}
+        session.expunge_all()
+    files = {path: AdapterFile(path, row.size, row.sha256) for path, row in rows.items()}
+    absent = [path for path in paths if path not in files]
+    if absent:
+        fresh = [
+            _stored(artifacts, path, data) for path, data in _generate(database, artifacts, version, absent).items()
+        ]
+        files |= {file.path: file for file in _record(database, artifacts, version, fresh)}
+    return [files[path] for path in sorted(paths)]
+
+
+def _generate(
+    database: Database, artifacts: ArtifactStore, version: StoredVersion, paths: Sequence[str]
+) -> dict[str, bytes]:
+    recipe, shape, a_sha256, signed = version.recipe, version.shape, version.a_sha256, version.signed
+    found: dict[str, bytes] = {}
+    if MANIFEST in paths:
+        found[MANIFEST] = (signed.model_dump_json(indent=1) + "\n").encode()
+    if CARD in paths:
+        found[CARD] = model_card(signed.manifest)
+    rest = [path for path in paths if path not in found]
+    if rest:
+        flat = flat_b(database, artifacts, version)
+        arguments = recipe, shape, flat, a_sha256, calibration_of(artifacts, recipe)
+        found |= peft_files(*arguments) if {CONFIG_NAME, TENSORS_NAME} & set(rest) else {}
+        found |= {path: CONVERTERS[path](*arguments) for path in rest if path in CONVERTERS}
+    return {path: found[path] for path in paths}
+
+
+def _stored(artifacts: ArtifactStore, path: str, data: bytes) -> AdapterFile:
+    return AdapterFile(path, len(data), artifacts.put(data))
+
+
+def _record(
+    database: Database, artifacts: ArtifactStore, version: StoredVersion, files: list[AdapterFile]
+) -> list[AdapterFile]:
+    """Records files in the database and returns the recorded ones; a file that was recorded in the meantime wins."""
+    with database.writing() as session:
+        adapters = AdapterRepository(session)
+        named = {row.path: row for row in adapters.generated_files(version)}
+        hold(session, artifacts, [file.sha256 for file in files])
+        for file in files:
+            if file.path not in named:
+                row = StoredPeftFile(version_number=version.number, path=file.path, size=file.size, sha256=file.sha256)
+                adapters.add(row)
+                named[file.path] = row
+        return [AdapterFile(file.path, named[file.path].size, named[file.path].sha256) for file in files]

@@ -1,0 +1,59 @@
+"""The form in which clients name the paths that they ask about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import parse_qsl
+
+from fastapi import Depends, Request
+
+from server.web.bodies import read_limited
+from server.web.openapi import may_raise
+from server.web.problems import TooSlow
+from shared.errors import BadRequest, TooLarge
+
+MOST_BYTES = 262_144
+MOST_PATHS = 1000
+FORM = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/x-www-form-urlencoded": {
+                "schema": {
+                    "type": "object",
+                    "required": ["paths"],
+                    "properties": {
+                        "paths": {"type": "array", "items": {"type": "string"}},
+                        "expand": {"type": "boolean"},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+@dataclass(frozen=True)
+class AskedPaths:
+    """What a form asks about."""
+
+    paths: tuple[str, ...]
+    expand: bool  # tell the version that each came with, too
+
+
+@may_raise(TooLarge, TooSlow)
+async def asked_paths(request: Request) -> AskedPaths:
+    """What the body says, whatever it calls itself. Raises BadRequest, TooLarge."""
+    raw = await read_limited(request, MOST_BYTES)
+    try:
+        fields = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=MOST_PATHS + 1, errors="strict")
+    except ValueError as error:
+        raise BadRequest(f"send a form with at most {MOST_PATHS} `paths`, and `expand`") from error
+    return AskedPaths(
+        paths=tuple(value for field, value in fields if field == "paths"),
+        expand=any(field == "expand" and value.lower() in ("true", "1") for field, value in fields),
+    )
+
+
+Asked = Annotated[AskedPaths, Depends(asked_paths)]

@@ -1,0 +1,181 @@
+"""The tables of adapters: versions, tags, audit trail, approval rules and generated files.
+
+Tables of other packages must reference versions with ON DELETE CASCADE, because deleted versions are purged.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import BigInteger, ForeignKey, Index, String, Text, UniqueConstraint, false, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from server.database.columns import Document, Moment, Numbered, Table, word
+from server.storage.references import FileColumn, FileReferences
+from shared.errors import Unavailable
+from shared.job import Result
+from shared.protocol import AdapterVersion
+from shared.recipe import Recipe
+from shared.registry import AdapterAction, AdapterManifest, ApprovalRule, SignedAdapter, VersionState
+from shared.zo.lora import BaseShape
+
+_DELETED = text("deleted_at IS NOT NULL")
+
+
+class Adapter(Numbered, Table):
+    """A named adapter of a tenant. Its versions are numbered from 1 and never change."""
+
+    __tablename__ = "adapters"
+    __table_args__ = (
+        UniqueConstraint("tenant", "name"),
+        Index("ix_adapters_tenant", "tenant", "number", "deleted_at"),
+        Index("ix_adapters_deleted", "deleted_at", sqlite_where=_DELETED, postgresql_where=_DELETED),
+    )
+
+    tenant: Mapped[str] = mapped_column(String(96))
+    name: Mapped[str] = mapped_column(String(96))
+    user: Mapped[str] = mapped_column(String(96))
+    versions: Mapped[int] = mapped_column(default=0)
+    main_version: Mapped[int | None] = mapped_column()
+    rule: Mapped[ApprovalRule | None] = mapped_column(Document(ApprovalRule))
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    deleted_at: Mapped[datetime | None] = mapped_column(Moment)
+
+
+class StoredVersion(Numbered, Table):
+    """One immutable version and its state."""
+
+    __tablename__ = "adapter_versions"
+    __table_args__ = (
+        UniqueConstraint("adapter_number", "version"),
+        # For lists of versions, and for the latest approved version.
+        Index("ix_adapter_versions_state", "adapter_number", "number", "kept_state", "deleted_at"),
+        Index("ix_adapter_versions_revision", "adapter_number", "revision"),
+        Index("ix_adapter_versions_device", "device_id", "adapter_number"),
+        Index("ix_adapter_versions_deleted", "deleted_at", sqlite_where=_DELETED, postgresql_where=_DELETED),
+    )
+
+    adapter_number: Mapped[int] = mapped_column(ForeignKey("adapters.number"))
+    version: Mapped[int] = mapped_column()
+    # The job and device that trained it; NULL for a version of a cohort's round, which has many.
+    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"), unique=True)
+    device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
+    recipe: Mapped[Recipe] = mapped_column(Document(Recipe))
+    shape: Mapped[BaseShape] = mapped_column(Document(BaseShape))
+    recipe_id: Mapped[str] = mapped_column(String(64))
+    a_sha256: Mapped[str] = mapped_column(String(64))
+    sha256: Mapped[str] = mapped_column(String(64), index=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+    size_d: Mapped[int] = mapped_column(BigInteger)
+    result: Mapped[Result] = mapped_column(Document(Result))
+    verified: Mapped[bool] = mapped_column(default=False, server_default=false())  # its trajectory yields B
+    from_trajectory: Mapped[bool] = mapped_column(default=False, server_default=false())  # B is rebuilt on request
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    # NULL only until `server.registry.unsigned_versions` has signed the version.
+    manifest: Mapped[AdapterManifest | None] = mapped_column(Document(AdapterManifest))
+    revision: Mapped[str | None] = mapped_column(String(40))
+    key_id: Mapped[str | None] = mapped_column(String(16), index=True)
+    signature: Mapped[str | None] = mapped_column(String(100))
+    # HELD, APPROVED or DEPRECATED; a deleted version keeps its state, because it may be restored.
+    kept_state: Mapped[VersionState] = mapped_column(
+        word(VersionState), default=VersionState.APPROVED, server_default=str(VersionState.APPROVED)
+    )
+    message: Mapped[str] = mapped_column(Text, default="", server_default="")
+    deleted_at: Mapped[datetime | None] = mapped_column(Moment)
+
+    @property
+    def state(self) -> VersionState:
+        """The state of the version."""
+        return VersionState.DELETED if self.deleted_at is not None else self.kept_state
+
+    @property
+    def signed(self) -> SignedAdapter:
+        """The manifest with the server's signature. Raises Unavailable if the version is not signed yet."""
+        if self.manifest is None or self.key_id is None or self.signature is None:
+            raise Unavailable(f"version {self.version} is not signed yet; it soon will be, ask again")
+        return SignedAdapter(manifest=self.manifest, key_id=self.key_id, signature=self.signature)
+
+    def view(self, adapter: Adapter, removed_after: datetime | None = None) -> AdapterVersion:
+        """Returns the row as the API shows it."""
+        return AdapterVersion(
+            adapter=adapter.name,
+            version=self.version,
+            job_id=self.job_id,
+            device_id=self.device_id,
+            recipe=self.recipe,
+            recipe_id=self.recipe_id,
+            a_sha256=self.a_sha256,
+            sha256=self.sha256,
+            size=self.size,
+            size_d=self.size_d,
+            result=self.result,
+            verified=self.verified,
+            created_at=self.created_at,
+            revision=self.revision,
+            parent=None if self.manifest is None else self.manifest.parent,
+            cohort=None if self.manifest is None else self.manifest.cohort,
+            state=self.state,
+            message=self.message,
+            removed_after=removed_after,
+        )
+
+
+class AdapterTag(Numbered, Table):
+    """A tag: a name for a version, which can be moved to another version."""
+
+    __tablename__ = "adapter_tags"
+    __table_args__ = (UniqueConstraint("adapter_number", "name"),)
+
+    adapter_number: Mapped[int] = mapped_column(ForeignKey("adapters.number", ondelete="CASCADE"))
+    name: Mapped[str] = mapped_column(String(96))
+    version_number: Mapped[int] = mapped_column(ForeignKey("adapter_versions.number", ondelete="CASCADE"), index=True)
+    moved_at: Mapped[datetime] = mapped_column(Moment)
+
+
+class StoredEvent(Numbered, Table):
+    """An entry of the audit trail. Entries are never changed, and remain after the adapter is removed."""
+
+    __tablename__ = "adapter_events"
+    __table_args__ = (Index("ix_adapter_events_adapter", "tenant", "adapter", "number"),)
+
+    tenant: Mapped[str] = mapped_column(String(96))
+    adapter: Mapped[str] = mapped_column(String(96))
+    at: Mapped[datetime] = mapped_column(Moment)
+    actor: Mapped[str] = mapped_column(String(64))
+    actor_name: Mapped[str] = mapped_column(String(96))
+    user: Mapped[str | None] = mapped_column(String(96))
+    action: Mapped[AdapterAction] = mapped_column(word(AdapterAction))
+    version: Mapped[int | None] = mapped_column()
+    main_before: Mapped[int | None] = mapped_column()
+    main_after: Mapped[int | None] = mapped_column()
+    tag: Mapped[str | None] = mapped_column(String(96))
+    reason: Mapped[str] = mapped_column(Text)
+
+
+class TenantRule(Table):
+    """The rule that approves new versions of a tenant's adapters that have no rule of their own."""
+
+    __tablename__ = "approval_rules"
+
+    tenant: Mapped[str] = mapped_column(String(96), primary_key=True)
+    rule: Mapped[ApprovalRule] = mapped_column(Document(ApprovalRule))
+
+
+class StoredPeftFile(Table):
+    """A file generated from a version when it was first requested."""
+
+    __tablename__ = "peft_files"
+
+    version_number: Mapped[int] = mapped_column(ForeignKey("adapter_versions.number"), primary_key=True)
+    path: Mapped[str] = mapped_column(String(100), primary_key=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64), index=True)
+
+
+# Garbage collection may remove the LoRA-B of a version that is stored as its trajectory; it is rebuilt on request.
+FILES = FileReferences(
+    columns=(
+        FileColumn(StoredVersion.sha256, StoredVersion.from_trajectory.is_(False)),
+        FileColumn(StoredPeftFile.sha256),
+    )
+)

@@ -1,0 +1,68 @@
+"""Purge: removes the rows of deleted adapters and versions after a grace period.
+
+Garbage collection (`server.storage.garbage_collection`) then removes their unreferenced files. The audit trail stays.
+Any number of workers may purge at once: each locks some rows, and the others skip these.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import structlog
+from sqlalchemy.orm import Session
+
+from server.clock import utc_now
+from server.database.database import Database
+from server.registry.audit import SERVER, AuditEntry, AuditTrail
+from server.registry.repository import AdapterRepository
+from shared.registry import AdapterAction
+
+LOOK_SECONDS = 600.0
+BATCH = 50  # adapters and versions in one transaction, so that other writers wait only briefly
+_log = structlog.get_logger()
+
+
+class AdapterPurge:
+    """The sweep of a worker that purges deleted adapters."""
+
+    def __init__(self, database: Database, grace: timedelta, stopping: Callable[[], bool]) -> None:
+        """grace: how long a deleted adapter or version can be restored."""
+        self._database, self._grace, self._stopping = database, grace, stopping
+        self._next = time.monotonic()
+
+    def look(self) -> None:
+        """Purges if the last purge was long enough ago."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + LOOK_SECONDS
+        removed = self.purge()
+        if removed:
+            _log.info("adapters-removed", versions=removed)
+
+    def purge(self) -> int:
+        """Removes all overdue rows and returns the number of versions."""
+        versions = 0
+        while not self._stopping():
+            with self._database.writing() as session:
+                rows, removed = self._some(session)
+            versions += removed
+            if not rows:
+                break
+        return versions
+
+    def _some(self, session: Session) -> tuple[int, int]:
+        """Removes one batch. Returns the numbers of overdue rows and of removed versions."""
+        adapters, trail = AdapterRepository(session), AuditTrail(session)
+        whole, single = adapters.overdue(utc_now() - self._grace, BATCH)
+        gone = [version.number for _, version in single]
+        for adapter, version in single:
+            trail.add(adapter, SERVER, AuditEntry(AdapterAction.REMOVED, version.version))
+        for adapter in whole:
+            gone += adapters.numbers_of(adapter)
+            trail.add(adapter, SERVER, AuditEntry(AdapterAction.REMOVED))
+        adapters.remove_versions(gone)
+        for adapter in whole:
+            adapters.remove(adapter)
+        return len(whole) + len(single), len(gone)

@@ -1,0 +1,296 @@
+"""All SQL about adapters, their versions, tags and generated files, and what names and revisions stand for.
+
+A revision is `main`, a number (`v7` or `7`), a tag, or a version's revision: 40 hexadecimal digits, or a prefix of at
+least 7 digits that no other version of the adapter shares. Deleted versions and those of other tenants are not found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select
+from sqlalchemy.orm import Session
+
+from server.catalog.calibrations.service import names_calibration
+from server.database.columns import MOST
+from server.database.locking import locked
+from server.database.paging import PageRequest, PageRows, page_of
+from server.jobs.models import Job
+from server.registry.models import Adapter, AdapterTag, StoredPeftFile, StoredVersion, TenantRule
+from shared.errors import AdapterNotFound, RevisionNotFound
+from shared.job import NAME
+from shared.registry import LEAST_PREFIX, MAIN, REVISION_DIGITS, VersionState, check_tag
+
+_LIVE = StoredVersion.deleted_at.is_(None)
+
+
+def _is(tenant: str, name: str) -> ColumnElement[bool]:
+    return and_(Adapter.tenant == tenant, Adapter.name == name)
+
+
+def _unsigned(key_id: str) -> ColumnElement[bool]:
+    # Three conditions, each of which an index answers.
+    return or_(StoredVersion.key_id.is_(None), StoredVersion.key_id < key_id, StoredVersion.key_id > key_id)
+
+
+class AdapterRepository:
+    """Adapters in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, row: Adapter | StoredVersion | StoredPeftFile | AdapterTag) -> None:
+        """Stores a new row."""
+        self._session.add(row)
+        self._session.flush()
+
+    def get(self, tenant: str, name: str) -> Adapter | None:
+        """Returns an adapter of a tenant, which may be deleted."""
+        return self._session.scalar(select(Adapter).where(_is(tenant, name)))
+
+    def get_locked(self, tenant: str, name: str) -> Adapter | None:
+        """Returns an adapter of a tenant. Locks it, its versions and its tags until the transaction ends."""
+        return self._session.scalar(locked(select(Adapter).where(_is(tenant, name))))
+
+    def page(self, tenant: str, request: PageRequest, *, deleted: bool = False) -> PageRows[Adapter]:
+        """Returns a page of a tenant's adapters, newest first: either existing or deleted ones."""
+        gone = Adapter.deleted_at.is_not(None) if deleted else Adapter.deleted_at.is_(None)
+        return page_of(self._session, select(Adapter).where(Adapter.tenant == tenant, gone), Adapter, request)
+
+    def version(self, adapter: Adapter, version: int) -> StoredVersion | None:
+        """Returns a version of an adapter, which may be deleted."""
+        statement = select(StoredVersion).where(
+            StoredVersion.adapter_number == adapter.number, StoredVersion.version == version
+        )
+        return self._session.scalar(statement)
+
+    def by_revision(self, adapter: Adapter, prefix: str) -> Sequence[StoredVersion]:
+        """Returns at most two versions whose revision begins with `prefix`, hexadecimal digits; they may be deleted."""
+        statement = select(StoredVersion).where(
+            StoredVersion.adapter_number == adapter.number,
+            StoredVersion.revision >= prefix,
+            StoredVersion.revision < prefix + "g",
+        )
+        return self._session.scalars(statement.limit(2)).all()
+
+    def parent(self, tenant: str, name: str, revision: str) -> StoredVersion | None:
+        """Returns the version of a full revision, which may be deleted; None once it was purged."""
+        statement = select(StoredVersion).join(Adapter, Adapter.number == StoredVersion.adapter_number)
+        return self._session.scalar(statement.where(_is(tenant, name), StoredVersion.revision == revision))
+
+    def by_tag(self, adapter: Adapter, name: str) -> StoredVersion | None:
+        """Returns the version that has a tag."""
+        statement = (
+            select(StoredVersion)
+            .join(AdapterTag, AdapterTag.version_number == StoredVersion.number)
+            .where(AdapterTag.adapter_number == adapter.number, AdapterTag.name == name)
+        )
+        return self._session.scalar(statement)
+
+    def versions(self, adapter: Adapter, request: PageRequest, state: VersionState | None) -> PageRows[StoredVersion]:
+        """Returns a page of an adapter's versions, newest first, optionally of one state."""
+        statement = select(StoredVersion).where(StoredVersion.adapter_number == adapter.number)
+        if state is VersionState.DELETED:
+            statement = statement.where(StoredVersion.deleted_at.is_not(None))
+        elif state is not None:
+            statement = statement.where(_LIVE, StoredVersion.kept_state == state)
+        return page_of(self._session, statement, StoredVersion, request)
+
+    def latest_approved(self, adapter: Adapter) -> int | None:
+        """Returns the highest number of an approved version."""
+        return self._session.scalar(
+            select(func.max(StoredVersion.version)).where(
+                StoredVersion.adapter_number == adapter.number,
+                StoredVersion.kept_state == VersionState.APPROVED,
+                _LIVE,
+            )
+        )
+
+    def latest(self, adapters: Iterable[Adapter]) -> dict[int, StoredVersion]:
+        """Returns the latest version of each adapter that is not deleted, by the adapter's number."""
+        numbers = [adapter.number for adapter in adapters]
+        newest = (
+            select(func.max(StoredVersion.number))
+            .where(StoredVersion.adapter_number.in_(numbers), _LIVE)
+            .group_by(StoredVersion.adapter_number)
+        )
+        found = self._session.scalars(select(StoredVersion).where(StoredVersion.number.in_(newest)))
+        return {version.adapter_number: version for version in found}
+
+    def of_job(self, job_id: str) -> tuple[Adapter, StoredVersion] | None:
+        """Returns the version that a succeeded job made, with its adapter; None once it was purged."""
+        statement = (
+            select(Adapter, StoredVersion)
+            .join(StoredVersion, StoredVersion.adapter_number == Adapter.number)
+            .where(StoredVersion.job_id == job_id)
+        )
+        found = self._session.execute(statement).one_or_none()
+        return None if found is None else (found[0], found[1])
+
+    def tags(self, adapters: Iterable[Adapter]) -> dict[int, dict[str, int]]:
+        """Returns the version numbers by tag, by the adapter's number, without deleted versions."""
+        statement = (
+            select(AdapterTag.adapter_number, AdapterTag.name, StoredVersion.version)
+            .join(StoredVersion, StoredVersion.number == AdapterTag.version_number)
+            .where(AdapterTag.adapter_number.in_([adapter.number for adapter in adapters]), _LIVE)
+            .order_by(AdapterTag.name)
+        )
+        found: dict[int, dict[str, int]] = {}
+        for number, name, version in self._session.execute(statement):
+            found.setdefault(number, {})[name] = version
+        return found
+
+    def tag(self, adapter: Adapter, name: str) -> AdapterTag | None:
+        """Returns a tag of an adapter."""
+        return self._session.scalar(
+            select(AdapterTag).where(AdapterTag.adapter_number == adapter.number, AdapterTag.name == name)
+        )
+
+    def count_tags(self, adapter: Adapter) -> int:
+        """Returns the number of an adapter's tags."""
+        statement = select(func.count()).where(AdapterTag.adapter_number == adapter.number)
+        return self._session.scalar(statement) or 0
+
+    def untag(self, tag: AdapterTag) -> None:
+        """Removes a tag."""
+        self._session.delete(tag)
+        self._session.flush()
+
+    def tenant_rule(self, tenant: str) -> TenantRule | None:
+        """Returns a tenant's rule, if it has one."""
+        return self._session.get(TenantRule, tenant)
+
+    def keep_tenant_rule(self, rule: TenantRule) -> None:
+        """Sets a tenant's rule."""
+        self._session.merge(rule)
+
+    def delete_tenant_rule(self, tenant: str) -> None:
+        """Removes a tenant's rule."""
+        self._session.execute(delete(TenantRule).where(TenantRule.tenant == tenant))
+
+    def any_to_sign(self, key_id: str) -> bool:
+        """Returns whether there is a version that this key has not signed."""
+        return self._session.scalar(select(StoredVersion.number).where(_unsigned(key_id)).limit(1)) is not None
+
+    def to_sign(self, key_id: str, limit: int) -> Sequence[tuple[StoredVersion, Adapter, Job | None]]:
+        """Returns versions that this key has not signed, their adapters, locked, and their jobs, if any."""
+        statement = (
+            select(StoredVersion, Adapter, Job)
+            .join(Adapter, Adapter.number == StoredVersion.adapter_number)
+            .outerjoin(Job, Job.id == StoredVersion.job_id)
+            .where(_unsigned(key_id))
+            .order_by(Adapter.number, StoredVersion.number)
+            .limit(limit)
+        )
+        found = self._session.execute(locked(statement, of=Adapter)).all()
+        return [(version, adapter, job) for version, adapter, job in found]
+
+    def generated_files(self, version: StoredVersion) -> Sequence[StoredPeftFile]:
+        """Returns the generated files of a version, by name."""
+        statement = select(StoredPeftFile).where(StoredPeftFile.version_number == version.number)
+        return self._session.scalars(statement.order_by(StoredPeftFile.path)).all()
+
+    def delete_generated_files(self, versions: Iterable[int], path: str | None = None) -> None:
+        """Deletes the rows of all generated files of versions, or of one; files are generated again on request."""
+        statement = delete(StoredPeftFile).where(StoredPeftFile.version_number.in_(list(versions)))
+        self._session.execute(statement if path is None else statement.where(StoredPeftFile.path == path))
+
+    def overdue(
+        self, before: datetime, limit: int
+    ) -> tuple[Sequence[Adapter], Sequence[tuple[Adapter, StoredVersion]]]:
+        """Returns adapters that were deleted before a time, and deleted versions of other adapters."""
+        adapters = self._session.scalars(
+            locked(select(Adapter).where(Adapter.deleted_at < before).order_by(Adapter.number).limit(limit), skip=True)
+        ).all()
+        statement = (
+            select(Adapter, StoredVersion)
+            .join(StoredVersion, StoredVersion.adapter_number == Adapter.number)
+            .where(StoredVersion.deleted_at < before, Adapter.number.not_in([row.number for row in adapters]))
+            .order_by(Adapter.number)
+            .limit(limit)
+        )
+        found = self._session.execute(locked(statement, of=Adapter, skip=True)).all()
+        return adapters, [(adapter, version) for adapter, version in found]
+
+    def numbers_of(self, adapter: Adapter) -> Sequence[int]:
+        """Returns the row numbers of all versions of an adapter."""
+        statement = select(StoredVersion.number).where(StoredVersion.adapter_number == adapter.number)
+        return self._session.scalars(statement).all()
+
+    def remove_versions(self, numbers: Sequence[int]) -> None:
+        """Purges versions with their tags and generated files."""
+        self.delete_generated_files(numbers)
+        self._session.execute(delete(AdapterTag).where(AdapterTag.version_number.in_(numbers)))
+        self._session.execute(delete(StoredVersion).where(StoredVersion.number.in_(numbers)))
+
+    def remove(self, adapter: Adapter) -> None:
+        """Purges an adapter whose versions were purged."""
+        self._session.delete(adapter)
+        self._session.flush()
+
+
+def version_with_calibration(session: Session, sha256: str) -> str | None:
+    """Returns the name of a version whose A comes from the calibration of that sha256."""
+    adapter = session.execute(
+        select(Adapter.name, StoredVersion.version)
+        .join(Adapter, Adapter.number == StoredVersion.adapter_number)
+        .where(names_calibration(StoredVersion.recipe, sha256))
+        .limit(1)
+    ).first()
+    return None if adapter is None else f"version {adapter.version} of adapter {adapter.name!r}"
+
+
+_NUMBER = re.compile(r"v?([1-9][0-9]{0,9})")
+_DIGITS = re.compile(rf"[0-9a-f]{{{LEAST_PREFIX},{REVISION_DIGITS}}}")
+
+
+def find_adapter(session: Session, tenant: str, name: str, *, lock: bool = False, deleted: bool = False) -> Adapter:
+    """Returns a tenant's adapter. Raises AdapterNotFound.
+
+    lock: locks it until the transaction ends. deleted: also finds deleted adapters.
+    """
+    adapters = AdapterRepository(session)
+    found = None
+    if re.fullmatch(NAME, name):
+        found = adapters.get_locked(tenant, name) if lock else adapters.get(tenant, name)
+    if found is None or (found.deleted_at is not None and not deleted):
+        raise AdapterNotFound(f"there is no adapter {name!r}")
+    return found
+
+
+def find_version(session: Session, adapter: Adapter, revision: str, *, deleted: bool = False) -> StoredVersion:
+    """Returns the version of a revision. deleted: also finds deleted versions. Raises RevisionNotFound."""
+    adapters = AdapterRepository(session)
+    if revision == MAIN:
+        if adapter.main_version is None:
+            raise RevisionNotFound(f"adapter {adapter.name!r} has no `main`: none of its versions is approved")
+        revision = f"v{adapter.main_version}"
+    found = _named(adapters, adapter, revision)
+    if found is None or (found.deleted_at is not None and not deleted):
+        raise RevisionNotFound(f"adapter {adapter.name!r} has no version {revision[:100]!r}")
+    return found
+
+
+def resolve(session: Session, tenant: str, name: str, revision: str) -> tuple[Adapter, StoredVersion]:
+    """Returns a version and its adapter. Raises AdapterNotFound or RevisionNotFound."""
+    adapter = find_adapter(session, tenant, name)
+    return adapter, find_version(session, adapter, revision)
+
+
+def _named(adapters: AdapterRepository, adapter: Adapter, revision: str) -> StoredVersion | None:
+    number = _NUMBER.fullmatch(revision)
+    if number is not None and int(number[1]) <= MOST:
+        found = adapters.version(adapter, int(number[1]))
+        if found is not None:
+            return found
+    if _DIGITS.fullmatch(revision):
+        several = adapters.by_revision(adapter, revision)
+        if len(several) > 1:
+            raise RevisionNotFound(f"adapter {adapter.name!r} has several versions {revision}...; say more digits")
+        return several[0] if several else None
+    try:
+        return adapters.by_tag(adapter, check_tag(revision))
+    except ValueError:
+        return None

@@ -1,0 +1,277 @@
+"""The registry's rules: publishing versions, approving or holding them, signing and showing them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy.orm import Session
+
+from server.clock import utc_now
+from server.jobs.lifecycle import JobSubscriber
+from server.jobs.models import Job
+from server.registry.audit import SERVER, Actor, AuditEntry, AuditTrail
+from server.registry.models import Adapter, StoredVersion, TenantRule
+from server.registry.repository import AdapterRepository
+from shared.errors import Conflict, Gone
+from shared.federation.cohort import CohortOrigin
+from shared.job import JobRequest, Result, TrainingSettings
+from shared.program import ProgramManifest
+from shared.protocol import AdapterVersion, AdapterView, Completion
+from shared.recipe import Recipe
+from shared.registry import AdapterAction, AdapterManifest, ApprovalRule, Parent, RuleView, VersionState
+from shared.signing import sign_adapter
+from shared.task import Task
+from shared.zo.lora import BaseShape
+
+
+def make_manifest(adapter: Adapter, version: StoredVersion, job: Job, parent: Parent | None) -> AdapterManifest:
+    """Returns the manifest of a version that a job made."""
+    return AdapterManifest(
+        tenant=adapter.tenant,
+        adapter=adapter.name,
+        version=version.version,
+        user=adapter.user,
+        base=version.recipe.base,
+        recipe=version.recipe,
+        recipe_id=version.recipe_id,
+        a_sha256=version.a_sha256,
+        sha256=version.sha256,
+        size=version.size,
+        size_d=version.size_d,
+        job_id=version.job_id,
+        device_id=version.device_id,
+        parent=parent,
+        task=job.task,
+        training=job.request.training,
+        result=version.result,
+        created_at=version.created_at,
+    )
+
+
+@dataclass(frozen=True)
+class RoundVersion:
+    """The result of a cohort's round: the LoRA-B file, its properties and its origin."""
+
+    recipe: Recipe
+    shape: BaseShape
+    a_sha256: str
+    sha256: str
+    size: int
+    size_d: int
+    task: Task
+    training: TrainingSettings
+    result: Result
+    parent: Parent | None
+    origin: CohortOrigin
+
+
+def make_round_manifest(adapter: Adapter, version: StoredVersion, result: RoundVersion) -> AdapterManifest:
+    """Returns the manifest of a version that a round made."""
+    return AdapterManifest(
+        tenant=adapter.tenant,
+        adapter=adapter.name,
+        version=version.version,
+        user=adapter.user,
+        base=result.recipe.base,
+        recipe=result.recipe,
+        recipe_id=result.recipe.id,
+        a_sha256=result.a_sha256,
+        sha256=result.sha256,
+        size=result.size,
+        size_d=result.size_d,
+        job_id=None,
+        device_id=None,
+        parent=result.parent,
+        cohort=result.origin,
+        task=result.task,
+        training=result.training,
+        result=result.result,
+        created_at=version.created_at,
+    )
+
+
+def sign(version: StoredVersion, manifest: AdapterManifest, key: Ed25519PrivateKey) -> None:
+    """Sets the manifest, revision and signature of a version."""
+    signed = sign_adapter(manifest, key)
+    version.manifest, version.revision = manifest, manifest.revision
+    version.key_id, version.signature = signed.key_id, signed.signature
+
+
+class ApprovalService:
+    """Approval rules in one transaction: an adapter's own, else its tenant's, else the server's."""
+
+    def __init__(self, session: Session) -> None:
+        self._adapters = AdapterRepository(session)
+
+    def of_tenant(self, tenant: str) -> RuleView:
+        """Returns the rule of a tenant's adapters without a rule of their own."""
+        stored = self._adapters.tenant_rule(tenant)
+        if stored is None:
+            return RuleView(rule=ApprovalRule(), source="server")
+        return RuleView(rule=stored.rule, source="tenant")
+
+    def of_adapter(self, adapter: Adapter) -> RuleView:
+        """Returns the rule of an adapter."""
+        if adapter.rule is None:
+            return self.of_tenant(adapter.tenant)
+        return RuleView(rule=adapter.rule, source="adapter")
+
+    def keep_tenant_rule(self, tenant: str, rule: ApprovalRule | None) -> None:
+        """Sets a tenant's rule; None: the server's rule applies."""
+        if rule is None:
+            self._adapters.delete_tenant_rule(tenant)
+        else:
+            self._adapters.keep_tenant_rule(TenantRule(tenant=tenant, rule=rule))
+
+    def objection(self, adapter: Adapter, result: Result, parent: Parent | None) -> str | None:
+        """Returns the reason why a new version of the adapter is held; None if it is approved."""
+        return self.of_adapter(adapter).rule.objection(result, self._score(adapter.tenant, parent))
+
+    def _score(self, tenant: str, parent: Parent | None) -> float | None:
+        if parent is None:
+            return None
+        version = self._adapters.parent(tenant, parent.adapter, parent.revision)
+        return None if version is None else version.result.tuned_accuracy
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A device's result: its program, the completion, bytes of the LoRA-B file, the device, the start."""
+
+    program: ProgramManifest
+    completion: Completion
+    size: int
+    device_id: str
+    parent: Parent | None = None
+
+
+class AdapterService:
+    """Adapters in one transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._adapters = AdapterRepository(session)
+        self._trail = AuditTrail(session)
+
+    def publish(self, job: Job, publication: Publication, key: Ed25519PrivateKey) -> AdapterVersion:
+        """Publishes the next version of a job's adapter: signs it, and approves or holds it by the adapter's rule.
+
+        Raises Conflict if the adapter belongs to another user.
+        """
+        now, completion = utc_now(), publication.completion
+        adapter = self._adapters.get_locked(job.tenant, job.adapter)
+        if adapter is None:
+            adapter = Adapter(tenant=job.tenant, name=job.adapter, user=job.user, versions=0, created_at=now)
+            self._adapters.add(adapter)
+        if adapter.user != job.user:
+            raise Conflict(f"adapter {adapter.name!r} is another user's")
+        adapter.versions += 1
+        version = StoredVersion(
+            adapter_number=adapter.number,
+            version=adapter.versions,
+            job_id=job.id,
+            device_id=publication.device_id,
+            recipe=job.recipe,
+            shape=publication.program.shape,
+            recipe_id=job.recipe_id,
+            a_sha256=publication.program.a_sha256,
+            sha256=completion.adapter_sha256,
+            size=publication.size,
+            size_d=publication.program.size,
+            result=completion.result,
+            created_at=now,
+        )
+        sign(version, make_manifest(adapter, version, job, publication.parent), key)
+        self._decide(adapter, version, publication.parent)
+        self._adapters.add(version)
+        return version.view(adapter)
+
+    def publish_round(self, adapter: Adapter, result: RoundVersion, key: Ed25519PrivateKey) -> StoredVersion:
+        """Publishes the next version of a cohort's adapter, signed. It is held only if a person approves each version.
+
+        Its accuracy is unknown until the devices of the next round measure it. adapter: locked.
+        """
+        adapter.versions += 1
+        version = StoredVersion(
+            adapter_number=adapter.number,
+            version=adapter.versions,
+            recipe=result.recipe,
+            shape=result.shape,
+            recipe_id=result.recipe.id,
+            a_sha256=result.a_sha256,
+            sha256=result.sha256,
+            size=result.size,
+            size_d=result.size_d,
+            result=result.result,
+            created_at=utc_now(),
+        )
+        sign(version, make_round_manifest(adapter, version, result), key)
+        automatic = ApprovalService(self._session).of_adapter(adapter).rule.automatic
+        self._settle(adapter, version, SERVER, None if automatic else "a person approves each version of this adapter")
+        self._adapters.add(version)
+        return version
+
+    def _decide(self, adapter: Adapter, version: StoredVersion, parent: Parent | None) -> None:
+        objection = ApprovalService(self._session).objection(adapter, version.result, parent)
+        self._settle(adapter, version, Actor(version.device_id or ""), objection)
+
+    def _settle(self, adapter: Adapter, version: StoredVersion, actor: Actor, objection: str | None) -> None:
+        before = adapter.main_version
+        if objection is None:
+            version.kept_state = VersionState.APPROVED
+            adapter.main_version = version.version
+            entry = AuditEntry(AdapterAction.PUBLISHED, version.version, (before, version.version))
+        else:
+            version.kept_state, version.message = VersionState.HELD, objection
+            entry = AuditEntry(AdapterAction.HELD, version.version, reason=objection)
+        self._trail.add(adapter, actor, entry)
+
+    def version_of_job(self, job: Job) -> AdapterVersion:
+        """Returns the version that a succeeded job made. Raises Gone once it was purged."""
+        row = self._adapters.of_job(job.id)
+        if row is None:
+            raise Gone("the adapter version that this job made was deleted")
+        adapter, version = row
+        return version.view(adapter)
+
+    def view(self, adapter: Adapter, grace: timedelta) -> AdapterView:
+        """Returns an adapter as the API shows it. grace: how long deleted adapters are kept."""
+        return self.views([adapter], grace)[0]
+
+    def views(self, adapters: Sequence[Adapter], grace: timedelta) -> list[AdapterView]:
+        """Returns adapters as the API shows them."""
+        latest, tags = self._adapters.latest(adapters), self._adapters.tags(adapters)
+        return [
+            AdapterView(
+                name=adapter.name,
+                user=adapter.user,
+                versions=adapter.versions,
+                latest=latest[adapter.number].view(adapter) if adapter.number in latest else None,
+                main=adapter.main_version,
+                tags=tags.get(adapter.number, {}),
+                created_at=adapter.created_at,
+                removed_after=removed_after(adapter.deleted_at, grace),
+            )
+            for adapter in adapters
+        ]
+
+
+def removed_after(deleted_at: datetime | None, grace: timedelta) -> datetime | None:
+    """Returns the time at which a deleted row is purged; None if it was not deleted."""
+    return None if deleted_at is None else deleted_at + grace
+
+
+class RegistrySubscriber(JobSubscriber):
+    """Checks in the registry when jobs are submitted, in one transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self._adapters = AdapterRepository(session)
+
+    def check_adapter(self, tenant: str, request: JobRequest) -> None:
+        """Raises Conflict if the adapter belongs to another user."""
+        adapter = self._adapters.get(tenant, request.adapter)
+        if adapter is not None and adapter.user is not None and adapter.user != request.user:
+            raise Conflict(f"adapter {request.adapter!r} is user {adapter.user!r}'s; choose another name")

@@ -1,0 +1,130 @@
+"""Rebuilds LoRA-B files from trajectories: the published file of a version, or B after any earlier step.
+
+Rebuilt files are stored without a reference: garbage collection removes a file that was not requested for a while, and
+the next request rebuilds it and checks it against its first hash.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+
+from server.clock import utc_now
+from server.database.database import Database
+from server.registry.models import Adapter, StoredVersion
+from server.registry.trajectories.models import MaterialisedStep, StoredTrajectory
+from server.registry.trajectories.replay_slots import replay_slot
+from server.registry.trajectories.repository import TrajectoryRepository
+from server.storage.store import ArtifactStore, Damaged
+from shared.canonical import sha256_hex
+from shared.errors import NotFound, NotReplayable
+from shared.zo.lora import F32, adapter_file, load_adapter, split_adapter
+from shared.zo.replay import replay
+from shared.zo.trajectory import TrajectoryHeader
+from shared.zo.trajectory_reader import read_ledger
+
+RENEWED = timedelta(minutes=30)  # a requested file that is older is stored again, so that it is not collected
+
+
+def b_file(database: Database, artifacts: ArtifactStore, version: StoredVersion) -> str:
+    """Returns the sha256 of a version's LoRA-B file, after making sure that the store has the file.
+
+    Call this before reading the file. Raises Damaged if the file cannot be rebuilt, or Unavailable.
+    """
+    if not version.from_trajectory or _is_stored(artifacts, version.sha256):
+        return version.sha256
+    with replay_slot():
+        # Another thread may have rebuilt it in the meantime.
+        if not _is_stored(artifacts, version.sha256):
+            with database.reading() as session:
+                stored = TrajectoryRepository(session).of_version(version)
+                session.expunge_all()
+            if stored is None:
+                raise Damaged(f"the trajectory of the LoRA-B file {version.sha256} is gone; restore it from a backup")
+            flat = _flat(artifacts, stored, np.zeros(version.size_d, np.float32), version.result.best_step)
+            _put(artifacts, stored.head, flat, version.sha256)
+    return version.sha256
+
+
+def start_of(database: Database, artifacts: ArtifactStore, tenant: str, header: TrajectoryHeader) -> F32:
+    """Returns the B that a run started from, float32 (D,). Raises NotReplayable if its version was purged."""
+    if header.start_sha256 is None:
+        return np.zeros(header.size, np.float32)
+    with database.reading() as session:
+        version = TrajectoryRepository(session).with_b(tenant, header.start_sha256)
+        session.expunge_all()
+    if version is None:
+        raise NotReplayable(f"the run started from the LoRA-B file {header.start_sha256}, which is gone")
+    return load_adapter(artifacts.read(b_file(database, artifacts, version)), header.size)
+
+
+@dataclass(frozen=True)
+class StepService:
+    """Files of B after any step of a verified run."""
+
+    database: Database
+    artifacts: ArtifactStore
+
+    def file(self, tenant: str, adapter: Adapter, version: StoredVersion, step: int) -> str:
+        """Returns the sha256 of the adapter file of B after `step` steps, after making sure that the store has it.
+
+        Raises NotReplayable, NotFound if the run has fewer steps, Damaged or Unavailable.
+        """
+        with self.database.reading() as session:
+            trajectories = TrajectoryRepository(session)
+            stored, earlier = trajectories.of_version(version), trajectories.step(version, step)
+            session.expunge_all()
+        if stored is None or not version.verified or version.job_id is None:
+            raise NotReplayable
+        if step > stored.steps:
+            raise NotFound(f"the run of adapter {adapter.name!r}, version {version.version}, has {stored.steps} steps")
+        if step == version.result.best_step:
+            return b_file(self.database, self.artifacts, version)
+        if earlier is not None and _is_stored(self.artifacts, earlier.sha256):
+            return earlier.sha256
+        start = start_of(self.database, self.artifacts, tenant, read_ledger(self.artifacts.read(stored.sha256)).header)
+        with replay_slot():
+            flat = _flat(self.artifacts, stored, start, step)
+            if earlier is not None:
+                return _put(self.artifacts, earlier.head, flat, earlier.sha256)
+            data = adapter_file(
+                flat, job_id=version.job_id, recipe_id=version.recipe_id, a_sha256=version.a_sha256, step=step
+            )
+            return self._record(version, step, data)
+
+    def _record(self, version: StoredVersion, step: int, data: bytes) -> str:
+        """Stores the file of B after a step and records its hash."""
+        head, _ = split_adapter(data, version.size_d)
+        sha256 = self.artifacts.put(data)
+        with self.database.writing() as session:
+            trajectories = TrajectoryRepository(session)
+            if trajectories.step(version, step) is None:
+                trajectories.add(MaterialisedStep(version_number=version.number, step=step, sha256=sha256, head=head))
+        return sha256
+
+
+def _flat(artifacts: ArtifactStore, stored: StoredTrajectory, start: F32, steps: int) -> F32:
+    return replay(read_ledger(artifacts.read(stored.sha256)), start, steps)
+
+
+def _put(artifacts: ArtifactStore, head: bytes, flat: F32, sha256: str) -> str:
+    """Stores a rebuilt file. Raises Damaged if its hash differs from the first one."""
+    data = head + flat.astype("<f4").tobytes()
+    if sha256_hex(data) != sha256:
+        raise Damaged(f"the trajectory no longer yields the LoRA-B file {sha256}; restore it from a backup")
+    return artifacts.put(data)
+
+
+def _is_stored(artifacts: ArtifactStore, sha256: str) -> bool:
+    """Returns whether the store has a file, and protects the file from garbage collection for a while."""
+    stored_at = artifacts.stored_at(sha256)
+    if stored_at is None:
+        return False
+    if stored_at < utc_now() - RENEWED:
+        try:
+            artifacts.put(artifacts.read(sha256))
+        except (NotFound, Damaged):
+            return False
+    return True

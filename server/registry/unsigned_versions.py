@@ -1,0 +1,83 @@
+"""Signs versions that the current key has not signed, for example after a rotation of the key.
+
+Workers sign them when they start and periodically, and so does a key rotation; several may do so at once. Until then
+such a version has no manifest, or one that the previous key signed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+from server.database.database import Database
+from server.identity.signing_keys.service import KeyService
+from server.registry.files import MANIFEST
+from server.registry.models import Adapter, StoredVersion
+from server.registry.repository import AdapterRepository
+from server.registry.service import make_manifest, sign
+from server.settings import Settings
+from shared.errors import MobizoError
+from shared.registry import VersionState
+from shared.signing import key_id
+
+BATCH = 100  # versions in one transaction, so that other writers wait only briefly
+LOOK_SECONDS = 600.0
+_log = structlog.get_logger()
+
+
+def sign_backlog(database: Database, settings: Settings, stopped: Callable[[], bool] = lambda: False) -> int:
+    """Signs every version that the current key has not signed; returns their number.
+
+    Raises Unavailable if this host lacks the key.
+    """
+    signed = 0
+    while not stopped():
+        with database.reading() as session:
+            current = key_id(KeyService(session, settings).public())
+            if not AdapterRepository(session).any_to_sign(current):
+                break
+        with database.writing() as session:
+            key = KeyService(session, settings).private()
+            adapters = AdapterRepository(session)
+            some = adapters.to_sign(key_id(key.public_key()), BATCH)
+            for version, adapter, job in some:
+                manifest = version.manifest
+                # Only versions of jobs lack a manifest; versions of rounds always have one.
+                if manifest is None and job is not None:
+                    _lift(adapter, version)
+                    manifest = make_manifest(adapter, version, job, None)
+                if manifest is not None:
+                    sign(version, manifest, key)
+            # The stored manifest file contains the old signature.
+            adapters.delete_generated_files([version.number for version, _, _ in some], MANIFEST)
+        signed += len(some)
+    return signed
+
+
+def _lift(adapter: Adapter, version: StoredVersion) -> None:
+    """Moves `main` to an approved version that was published before `main` existed."""
+    if version.kept_state is VersionState.APPROVED and version.version > (adapter.main_version or 0):
+        adapter.main_version = version.version
+
+
+class Signing:
+    """The sweep of a worker that signs unsigned versions."""
+
+    def __init__(self, database: Database, settings: Settings, stopping: Callable[[], bool]) -> None:
+        self._database, self._settings, self._stopping = database, settings, stopping
+        self._next = time.monotonic()
+
+    def look(self) -> None:
+        """Signs unsigned versions if the last pass was long enough ago."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + LOOK_SECONDS
+        try:
+            signed = sign_backlog(self._database, self._settings, self._stopping)
+        except MobizoError as error:
+            _log.error("signing-failed", code=error.code, detail=error.detail)
+            return
+        if signed:
+            _log.info("adapters-signed", versions=signed)

@@ -1,0 +1,118 @@
+"""Warm starts: a job continues an adapter version, which is pinned when the job is submitted.
+
+The device that leases the job downloads the version, unless it was deleted in the meantime.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from server.jobs.models import Job
+from server.programs.repository import ProgramRepository
+from server.registry.models import StoredVersion
+from server.registry.repository import resolve
+from shared.errors import NotFound, StartDeleted, StartMismatch, VersionHeld
+from shared.job import JobRequest, JobStart
+from shared.recipe import Recipe, RecipeSettings
+from shared.registry import Parent, SignedAdapter, VersionState
+from shared.zo.lora import BaseShape, flat_size
+
+_SETTINGS = tuple(RecipeSettings.model_fields)
+# The recipe fields that determine the layout of B: (field, its name in messages).
+_LAYOUT = (("rank", "rank"), ("targets", "targets"), ("layers", "adapted layers"))
+
+
+@dataclass(frozen=True)
+class PinnedVersion:
+    """The version that a new job continues."""
+
+    version: StoredVersion
+    programs: ProgramRepository
+
+    @property
+    def parent(self) -> Parent:
+        """The version as the lineage of the result names it."""
+        return parent_of(self.version)
+
+    def check(self, recipe: Recipe, shape: BaseShape) -> None:
+        """Raises StartMismatch unless a program of `recipe` can go on from the version's B."""
+        check_fit(self.version, recipe, shape)
+        signed, a_sha256 = self.programs.signed(recipe.id), self.version.a_sha256
+        if signed is not None and a_sha256 != signed.manifest.a_sha256:
+            raise _mismatch("a_sha256", "frozen A, by its sha256", a_sha256, signed.manifest.a_sha256)
+
+
+class StartService:
+    """Starts of jobs in one transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._programs = ProgramRepository(session)
+
+    def pin(self, tenant: str, request: JobRequest, start: JobStart) -> tuple[JobRequest, PinnedVersion]:
+        """Returns the request with its start pinned to one version, and that version.
+
+        If the request leaves the recipe out, the start's recipe is used. Raises AdapterNotFound, RevisionNotFound,
+        VersionHeld, or Unavailable for a version that is not signed yet.
+        """
+        adapter, version = resolve(self._session, tenant, start.adapter, start.revision)
+        if version.state is VersionState.HELD:
+            raise VersionHeld(f"version {version.version} of {adapter.name!r} waits for approval: approve it first")
+        pinned = start.model_copy(update={"revision": version.signed.manifest.revision})
+        changes: dict[str, object] = {"start": pinned}
+        if "recipe" not in request.model_fields_set:
+            changes["recipe"] = RecipeSettings(**{name: getattr(version.recipe, name) for name in _SETTINGS})
+        return request.model_copy(update=changes), PinnedVersion(version, self._programs)
+
+    def file(self, job: Job) -> StoredVersion:
+        """Returns the version that a job continues. Raises StartDeleted, or NotFound for a job without a start."""
+        if job.start is None:
+            raise NotFound(f"job {job.id} goes on from no adapter; it begins from B = 0")
+        try:
+            _, version = resolve(self._session, job.tenant, job.start.adapter, job.start.revision)
+        except NotFound as error:
+            named = f"version {job.start.version} of {job.start.adapter!r}"
+            raise StartDeleted(f"{named}, which job {job.id} goes on from, was deleted") from error
+        return version
+
+    def signed(self, job: Job) -> SignedAdapter:
+        """Returns the signed version that a job continues. Raises as `file`."""
+        return self.file(job).signed
+
+
+def parent_of(start: StoredVersion) -> Parent:
+    """Returns a version as the lineage of adapters trained from it names it."""
+    manifest = start.signed.manifest
+    return Parent(adapter=manifest.adapter, version=manifest.version, revision=manifest.revision)
+
+
+def check_fit(start: StoredVersion, recipe: Recipe, shape: BaseShape) -> None:
+    """Raises StartMismatch, naming what differs: base, layout of B, A, scale or D.
+
+    A's values follow from base, layout and seed alone, so that equal ones need not be drawn to be known equal.
+    """
+    has = start.recipe
+    if has.base.sha256 != recipe.base.sha256:
+        raise _mismatch("base", "base model", has.base.sha256, recipe.base.sha256)
+    for field, words in _LAYOUT:
+        if getattr(has, field) != getattr(recipe, field):
+            raise _mismatch(f"recipe.{field}", words, getattr(has, field), getattr(recipe, field))
+    if has.a_seed != recipe.a_seed:
+        raise _mismatch("recipe.a_seed", "frozen A, by its seed", has.a_seed, recipe.a_seed)
+    if has.calibration != recipe.calibration:
+        raise _mismatch("recipe.calibration", "frozen A, by its calibration", has.calibration, recipe.calibration)
+    if has.alpha != recipe.alpha:
+        raise _mismatch("recipe.alpha", "alpha, which scales B", has.alpha, recipe.alpha)
+    if start.size_d != flat_size(recipe, shape):
+        raise _mismatch("size_d", "D", start.size_d, flat_size(recipe, shape))
+
+
+def _mismatch(field: str, words: str, start: object, job: object) -> StartMismatch:
+    return StartMismatch(
+        f"start: the version's {words} is {start}, the job's is {job}; give the job the same, or leave `recipe` out",
+        field=field,
+        start=start,
+        job=job,
+    )

@@ -1,0 +1,139 @@
+"""Routes of leases by which a device downloads the start of its run and uploads its results."""
+
+from __future__ import annotations
+
+import hashlib
+
+from fastapi import Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from server.identity.access_rules import Device
+from server.identity.devices.signatures import ResultSignature, WholeResultSignature, check_digest, spending
+from server.jobs.leases.service import LeaseService
+from server.registry import files
+from server.registry.trajectories.recording import Proof
+from server.registry.warm_start import StartService
+from server.results import uploads
+from server.results.trajectories import TrajectoryUploads
+from server.results.uploads import UploadService
+from server.results.verification import ProofService
+from server.storage.references import Collected
+from server.storage.store import StorageFull
+from server.web.bodies import BYTES, check_binary_type, read_limited
+from server.web.json_bodies import UnsupportedMediaType
+from server.web.openapi import raises
+from server.web.problems import TooSlow
+from server.web.ranges import FILE_ROUTE, file_response
+from server.web.routes import Routes
+from server.web.state import AppState, State
+from shared.errors import (
+    CohortMismatch,
+    Conflict,
+    Gone,
+    InvalidTrajectory,
+    InvalidUpdate,
+    InvalidUpload,
+    NotAMember,
+    NotReplayable,
+    Replayed,
+    RoundClosed,
+    StartDeleted,
+    TooLarge,
+    TrajectoryMismatch,
+)
+from shared.federation.cohort import RoundReceipt
+from shared.protocol import AdapterVersion, Completion, UploadReceipt
+
+router = Routes(prefix="/v1/leases", tags=["leases"])
+START_FILE = FILE_ROUTE | {"responses": FILE_ROUTE["responses"] | raises(Gone, StartDeleted)}
+
+
+_UPLOADED = Gone, Collected, Replayed, StorageFull, TooLarge, TooSlow, UnsupportedMediaType  # errors of every upload
+
+
+@router.head("/{lease_id}/start", include_in_schema=False)
+@router.get("/{lease_id}/start", **START_FILE)
+def start(principal: Device, lease_id: str, request: Request, state: State) -> Response:
+    """Downloads the LoRA-B that the leased job continues; only for the device with the lease. Supports Range."""
+    with state.database.reading() as session:
+        leases = LeaseService(session, state.settings.lease_seconds)
+        version = StartService(session).file(leases.job_unlocked(principal.device_id or "", lease_id))
+        session.expunge_all()
+    file = files.find(state.database, state.artifacts, version, files.RAW)
+    return file_response(request, state.artifacts, file.sha256, file.path)
+
+
+@router.put(
+    "/{lease_id}/adapter",
+    responses=raises(InvalidUpload, CohortMismatch, InvalidUpdate, RoundClosed, NotAMember, *_UPLOADED),
+    openapi_extra=BYTES,
+)
+async def upload(
+    principal: Device, lease_id: str, request: Request, state: State, signature: ResultSignature
+) -> UploadReceipt:
+    """Uploads the trained LoRA-B: a safetensors file with one float32 tensor `lora_B` of D finite elements."""
+    check_binary_type(request.headers)
+    service = UploadService(
+        state.database, state.artifacts, state.settings.lease_seconds, state.settings.upload_rms_limit
+    )
+    device_id = principal.device_id or ""
+    async with state.write_queue.holding(spending(state, principal, signature)) as session:
+        size, limit = await run_in_threadpool(service.limit, session, device_id, lease_id)
+    digest = hashlib.sha256()
+    data = await read_limited(request, limit, digest.update)
+    check_digest(signature, digest.digest())
+    return await state.write_queue.run(service.upload, device_id, lease_id, size, data)
+
+
+@router.put("/{lease_id}/trajectory", responses=raises(InvalidTrajectory, *_UPLOADED), openapi_extra=BYTES)
+async def upload_trajectory(
+    principal: Device, lease_id: str, request: Request, state: State, signature: ResultSignature
+) -> UploadReceipt:
+    """Uploads the complete trajectory of the run, which a device sends only if its owner allows it."""
+    check_binary_type(request.headers)
+    trajectories = TrajectoryUploads(state.database, state.artifacts, state.settings)
+    device_id = principal.device_id or ""
+    async with state.write_queue.holding(spending(state, principal, signature)) as session:
+        expected = await run_in_threadpool(trajectories.expect, session, device_id, lease_id)
+    digest = hashlib.sha256()
+    data = await read_limited(request, expected.limit, digest.update)
+    check_digest(signature, digest.digest())
+    await run_in_threadpool(trajectories.check, expected, data)
+    return await state.write_queue.run(trajectories.store, device_id, lease_id, data)
+
+
+@router.post(
+    "/{lease_id}/complete",
+    responses=raises(
+        *(Gone, Conflict, Replayed, InvalidTrajectory, NotReplayable, TrajectoryMismatch),
+        *(RoundClosed, NotAMember, InvalidUpdate),
+    ),
+)
+async def complete(
+    principal: Device, lease_id: str, completion: Completion, state: State, signature: WholeResultSignature
+) -> AdapterVersion | RoundReceipt:
+    """Publishes the uploaded file as the adapter's next version and ends the job. A repeated request changes nothing.
+
+    If the job belongs to a cohort's round, the file counts in the round instead. A trajectory that the completion names
+    is replayed first, which takes seconds; if it does not yield the file, nothing changes.
+    """
+    device_id = principal.device_id or ""
+    proof = await _proof(state, device_id, lease_id, completion)
+    async with state.write_queue.holding(spending(state, principal, signature)) as session:
+        return await run_in_threadpool(
+            uploads.complete, session, state.settings, device_id, lease_id, completion, proof
+        )
+
+
+async def _proof(state: AppState, device_id: str, lease_id: str, completion: Completion) -> Proof | None:
+    """Returns the proof of the trajectory that a completion names, if any. The replay runs outside of transactions."""
+    if completion.trajectory_sha256 is None:
+        return None
+    service = ProofService(state.database, state.artifacts, state.settings)
+    proof_request = await state.write_queue.run(service.begin, device_id, lease_id, completion)
+    if proof_request is None:
+        return None
+    proof = await run_in_threadpool(service.prove, proof_request)
+    if proof.rebuilt is not None:
+        await state.write_queue.run(service.store, proof_request, proof.rebuilt)
+    return proof

@@ -1,0 +1,195 @@
+"""Uploads of adapter files under leases, and the completion of jobs.
+
+An upload is validated completely before any of it is stored. The lease is checked before and after the validation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from sqlalchemy.orm import Session
+
+from server.database.database import Database
+from server.federation.rounds import RoundService
+from server.federation.updates import Expected, UpdateService, measure
+from server.identity.signing_keys.service import KeyService
+from server.jobs.leases.models import Ending, JobLease
+from server.jobs.leases.repository import LeaseRepository
+from server.jobs.leases.service import LeaseService
+from server.jobs.lifecycle import JobLifecycle
+from server.jobs.models import Job
+from server.jobs.repository import JobRepository
+from server.registry.service import AdapterService, Publication
+from server.registry.trajectories.recording import Proof, check_sent, record
+from server.settings import Settings
+from server.storage.references import hold
+from server.storage.store import ArtifactStore
+from shared.canonical import sha256_hex
+from shared.errors import Conflict, Gone, InvalidUpload
+from shared.federation.cohort import RoundReceipt
+from shared.federation.secure_aggregation.quiet import quiet_result
+from shared.job import JobState
+from shared.protocol import AdapterVersion, Completion, UploadReceipt
+from shared.zo.lora import F32, HEADER_BYTES, load_adapter
+
+
+def check_scale(flat: F32, rms_limit: float) -> None:
+    """Raises InvalidUpload if the root mean square of flat B (D,) is larger than training yields."""
+    rms = float(np.sqrt(np.mean(np.square(flat, dtype=np.float64))))
+    if rms > rms_limit:
+        raise InvalidUpload(
+            f"the adapter's elements have a root mean square of {rms:.3g}; at most {rms_limit:.3g} is accepted: "
+            "training diverged, lower lr"
+        )
+
+
+@dataclass(frozen=True)
+class UploadService:
+    """Uploads to one server."""
+
+    database: Database
+    artifacts: ArtifactStore
+    lease_seconds: float
+    rms_limit: float
+
+    def limit(self, session: Session, device_id: str, lease_id: str) -> tuple[int, int]:
+        """Returns D and the maximum bytes of a lease's adapter file. Raises NotFound or Gone."""
+        leases = LeaseService(session, self.lease_seconds)
+        lease, job = leases.find(device_id, lease_id)
+        if lease.ending is not Ending.COMPLETED:
+            _expect_update(session, job)  # first, because its error explains why a round no longer accepts the file
+            leases.renew(lease)
+        size = leases.manifest(job).manifest.size
+        return size, 4 * size + HEADER_BYTES
+
+    def upload(self, device_id: str, lease_id: str, size: int, data: bytes) -> UploadReceipt:
+        """Stores an adapter file of `size` elements under a lease. Repeating the upload returns the same receipt.
+
+        Raises InvalidUpload, NotFound or Gone and stores nothing.
+        """
+        flat = load_adapter(data, size)
+        check_scale(flat, self.rms_limit)
+        norm = self._measure(device_id, lease_id, data, flat)
+        receipt = UploadReceipt(sha256=sha256_hex(data), size=len(data))
+        with self.database.writing() as session:
+            leases = LeaseService(session, self.lease_seconds)
+            lease, _ = leases.find(device_id, lease_id)
+            if lease.ending is Ending.COMPLETED:
+                if lease.upload_sha256 != receipt.sha256:
+                    raise Gone("the job was completed with another adapter file")
+                return receipt
+            leases.renew(lease)
+            self.artifacts.put(data)
+            hold(session, self.artifacts, [receipt.sha256])
+            lease.upload_sha256, lease.upload_size, lease.upload_norm = receipt.sha256, receipt.size, norm
+        return receipt
+
+    def _measure(self, device_id: str, lease_id: str, data: bytes, flat: F32) -> float | None:
+        """Returns the norm of an update, or None for a job outside of rounds. Raises as `server.federation.updates`."""
+        with self.database.reading() as session:
+            lease = LeaseRepository(session).get_unlocked(device_id, lease_id)
+            if lease is None or lease.ending is Ending.COMPLETED:
+                return None
+            expected = _expect_update(session, JobRepository(session).by_number(lease.job_number))
+        return None if expected is None else measure(self.artifacts, expected, data, flat)
+
+
+def complete(
+    session: Session, settings: Settings, device_id: str, lease_id: str, completion: Completion, proof: Proof | None
+) -> AdapterVersion | RoundReceipt:
+    """Publishes the uploaded file as the adapter's next version, and ends the job and its lease.
+
+    The file of a job that belongs to a cohort's round counts in the round instead. Completing a job a second time
+    returns the same answer and changes nothing.
+
+    proof: of the trajectory that the completion names. Raises NotFound, Gone, Conflict if a file was not uploaded, or
+    Unavailable if this host lacks the signing key.
+    """
+    # The order of locks is described in server.database.locking: signing key, cohort, device, job.
+    key = KeyService(session, settings).private()
+    leases = LeaseService(session, settings.lease_seconds)
+    if LeaseRepository(session).round_of(device_id, lease_id) is not None:
+        return _complete_part(session, leases, device_id, lease_id, completion, proof)
+    adapters = AdapterService(session)
+    lease, job = leases.find(device_id, lease_id)
+    if lease.ending is Ending.COMPLETED:
+        _check_same(lease, completion)
+        return adapters.version_of_job(job)
+    _check_uploaded(leases, lease, completion, proof)
+    publication = Publication(
+        program=leases.manifest(job).manifest,
+        completion=completion,
+        size=lease.upload_size or 0,
+        device_id=device_id,
+        parent=job.start,
+    )
+    stored = adapters.publish(job, publication, key)
+    if proof is not None:
+        record(session, job.id, proof, instead=settings.trajectory_instead)
+        stored = adapters.version_of_job(job)
+    leases.end(lease, Ending.COMPLETED)
+    JobLifecycle(session).move(
+        job, JobState.SUCCEEDED, result=completion.result, adapter_version=stored.version, error=None
+    )
+    return stored
+
+
+def _complete_part(
+    session: Session,
+    leases: LeaseService,
+    device_id: str,
+    lease_id: str,
+    completion: Completion,
+    proof: Proof | None,
+) -> RoundReceipt:
+    """Counts the uploaded file as a member's update; the last update ends the round."""
+    updates = UpdateService(session)
+    updates.lock(lease_id)
+    lease, job = leases.find(device_id, lease_id)
+    if updates.is_masked(job):
+        return _complete_masked(session, updates, leases, lease, job, completion)
+    if lease.ending is Ending.COMPLETED:
+        _check_same(lease, completion)
+        return updates.receipt(job)
+    updates.expect(job)
+    _check_uploaded(leases, lease, completion, proof)
+    cohort = updates.count(job, lease, completion.result)
+    leases.end(lease, Ending.COMPLETED)
+    JobLifecycle(session).move(job, JobState.SUCCEEDED, result=completion.result, error=None)
+    RoundService(session).settle(cohort)
+    return updates.receipt(job)
+
+
+def _complete_masked(
+    session: Session, updates: UpdateService, leases: LeaseService, lease: JobLease, job: Job, completion: Completion
+) -> RoundReceipt:
+    """Ends the job of a device whose masked vector is in the sum of its round."""
+    if lease.ending is not Ending.COMPLETED:
+        leases.renew(lease)
+        updates.check_summed(job, lease.device_id)
+        leases.end(lease, Ending.COMPLETED)
+        JobLifecycle(session).move(job, JobState.SUCCEEDED, result=quiet_result(completion.result), error=None)
+    return updates.receipt(job)
+
+
+def _expect_update(session: Session, job: Job) -> Expected | None:
+    """Returns what the update of a job must be; None for a job outside of rounds. Raises RoundClosed or NotAMember."""
+    return None if job.round is None else UpdateService(session).expect(job)
+
+
+def _check_same(lease: JobLease, completion: Completion) -> None:
+    """Raises Conflict if a completed job was completed with another file."""
+    if lease.upload_sha256 != completion.adapter_sha256:
+        raise Conflict("the job was completed with another adapter file")
+
+
+def _check_uploaded(leases: LeaseService, lease: JobLease, completion: Completion, proof: Proof | None) -> None:
+    """Extends the lease. Raises Conflict unless the files that a completion names were uploaded under it, or Gone."""
+    leases.renew(lease)
+    if lease.upload_sha256 != completion.adapter_sha256:
+        raise Conflict(f"the file {completion.adapter_sha256} was not uploaded under this lease; upload it first")
+    if proof is None:
+        lease.trajectory_sha256 = lease.trajectory_size = None
+    else:
+        check_sent(lease, completion)

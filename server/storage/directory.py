@@ -1,0 +1,228 @@
+"""Files in a local directory: `objects/ab/abcd...`, and `staging` for incomplete files.
+
+A file is written and synced under `staging`, then linked to its name. Its modification time is when it was last stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO
+
+from server.storage.store import ArtifactStore, StorageFull, StoredFile
+from shared.errors import NotFound
+
+PIECE_BYTES = 256 << 10
+SOUND_FILES = 10_000  # verified files that are remembered
+Marks = tuple[int, int, int, int]  # inode, bytes, mtime and ctime in nanoseconds
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def _disk() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StorageFull from error
+        raise
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+class DiskArtifacts(ArtifactStore):
+    """A local directory."""
+
+    def __init__(self, root: Path) -> None:
+        """root: parent of `objects` and `staging`, which are created."""
+        self._objects = root / "objects"
+        self._staging = root / "staging"
+        super().__init__(self._staging)
+        self._objects.mkdir(exist_ok=True)
+        self._sound: dict[str, Marks] = {}
+
+    @staticmethod
+    def name(sha256: str) -> str:
+        """Returns the path of a file under `objects`."""
+        return f"{sha256[:2]}/{sha256}"
+
+    def _path(self, sha256: str) -> Path:
+        return self._objects / self.name(sha256)
+
+    def size(self, sha256: str) -> int:
+        """Returns the size of a file, bytes. Raises NotFound."""
+        try:
+            return self._path(sha256).stat().st_size
+        except FileNotFoundError as error:
+            raise NotFound from error
+
+    def stored_at(self, sha256: str) -> datetime | None:
+        """Returns the modification time of a file; None if it is absent."""
+        try:
+            return _moment(self._path(sha256).stat().st_mtime)
+        except FileNotFoundError:
+            return None
+
+    def listing(self) -> Iterator[StoredFile]:
+        """Yields every file."""
+        for directory in sorted(self._objects.iterdir()):
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    try:
+                        found = entry.stat()
+                    except FileNotFoundError:
+                        continue
+                    yield StoredFile(entry.name, found.st_size, _moment(found.st_mtime))
+
+    def delete(self, sha256s: Sequence[str]) -> None:
+        """Removes files."""
+        for sha256 in sha256s:
+            self._path(sha256).unlink(missing_ok=True)
+
+    def leftovers(self, before: datetime) -> list[str]:
+        """Returns old files in `staging`; its directories are workspaces."""
+        found = []
+        with os.scandir(self._staging) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    if entry.is_file() and _moment(entry.stat().st_mtime) < before:
+                        found.append(entry.name)
+        return found
+
+    def discard(self, leftover: str) -> None:
+        """Removes a file of `staging`."""
+        (self._staging / leftover).unlink(missing_ok=True)
+
+    def _write(self, data: bytes, sha256: str) -> None:
+        with _disk():
+            descriptor, name = tempfile.mkstemp(dir=self._staging)
+            staged = Path(name)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(data)
+                self._link(staged, sha256)
+            finally:
+                staged.unlink(missing_ok=True)
+
+    def _take(self, path: Path, sha256: str) -> None:
+        with _disk():
+            self._link(path, sha256)
+
+    def _link(self, staged: Path, sha256: str) -> None:
+        target = self._path(sha256)
+        target.parent.mkdir(exist_ok=True)
+        _sync(staged)
+        os.utime(staged)
+        staged.chmod(0o440)
+        while True:
+            try:
+                os.link(staged, target)
+                break
+            except FileExistsError:
+                if self._renew(target, staged.stat().st_size):
+                    return
+        _sync(target.parent)
+        _sync(self._objects)
+
+    @staticmethod
+    def _renew(target: Path, size: int) -> bool:
+        """Updates the time of a file. Returns False if it is absent or has another size."""
+        try:
+            if target.stat().st_size == size:
+                os.utime(target)
+                return True
+            target.unlink()
+        except FileNotFoundError:
+            pass
+        return False
+
+    def open(self, sha256: str) -> BinaryIO:
+        """Opens a file for reading and seeking, without reading it into memory. Raises NotFound."""
+        try:
+            return self._path(sha256).open("rb", buffering=0)
+        except FileNotFoundError as error:
+            raise NotFound(f"the file {sha256} is not stored") from error
+
+    def _whole(self, sha256: str) -> bytes:
+        try:
+            return self._path(sha256).read_bytes()
+        except FileNotFoundError as error:
+            raise NotFound from error
+
+    async def stream(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
+        """Streams a file as any store does, and remembers verified files until they change."""
+        before = self._marks(sha256)
+        async for piece in super().stream(sha256, start, end):
+            yield piece
+        if before is not None and (start, end) == (0, before[1]) and self._marks(sha256) == before:
+            self._sound[sha256] = before
+            if len(self._sound) > SOUND_FILES:
+                del self._sound[next(iter(self._sound))]
+
+    def opened(self, sha256: str, start: int, end: int) -> BinaryIO | None:
+        """Opens a file; None if all of it is requested and it was not verified. Raises NotFound."""
+        try:
+            file = self._path(sha256).open("rb")
+        except FileNotFoundError as error:
+            raise NotFound from error
+        marks = _marks_of(os.fstat(file.fileno()))
+        if marks[1] >= end and ((start, end) != (0, marks[1]) or self._sound.get(sha256) == marks):
+            return file
+        file.close()
+        return None
+
+    def _marks(self, sha256: str) -> Marks | None:
+        try:
+            return _marks_of(self._path(sha256).stat())
+        except FileNotFoundError:
+            return None
+
+    async def _pieces(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
+        try:
+            descriptor = os.open(self._path(sha256), os.O_RDONLY)
+        except FileNotFoundError as error:
+            raise NotFound from error
+        try:
+            buffer = memoryview(bytearray(min(PIECE_BYTES, end - start)))
+            while start < end:
+                piece = _cached(descriptor, buffer[: end - start], start)
+                if piece is None:
+                    piece = await asyncio.to_thread(os.pread, descriptor, min(PIECE_BYTES, end - start), start)
+                if not piece:
+                    return
+                start += len(piece)
+                yield piece
+        finally:
+            os.close(descriptor)
+
+
+def _marks_of(found: os.stat_result) -> Marks:
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _cached(descriptor: int, buffer: memoryview, offset: int) -> bytes | None:
+    """Reads bytes from the page cache, at least one; None if that would wait for the disk, or is not supported.
+
+    Most downloads are of a few popular files, which are thus served without a thread.
+    """
+    try:
+        count = os.preadv(descriptor, [buffer], offset, os.RWF_NOWAIT)
+    except OSError:
+        return None
+    return bytes(buffer[:count]) if count else None

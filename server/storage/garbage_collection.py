@@ -1,0 +1,121 @@
+"""Garbage collection: removes unreferenced files, and incomplete files of killed writers.
+
+Files are stored before they are referenced, so unreferenced files are kept for a grace period. A transaction that
+references a file which was removed meanwhile fails (`server.storage.references`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice
+
+import structlog
+
+from server.clock import utc_now
+from server.database.database import Database
+from server.settings import Settings
+from server.storage.references import begin_pass, end_pass, lock_references, referenced
+from server.storage.store import ArtifactStore, StoredFile
+from shared.errors import MobizoError
+
+LOOKED_UP_AT_ONCE = 500
+REMOVED_AT_ONCE = 100  # in one transaction, during which new references wait
+HALF_WRITTEN = timedelta(hours=1)  # minimum age of a leftover, because younger ones may still be being written
+CHECK_SECONDS = 600.0  # between two checks whether a pass is due
+_log = structlog.get_logger()
+
+
+@dataclass
+class CollectionResult:
+    """The counts of one pass, or of a dry run."""
+
+    files: int = 0
+    deleted: int = 0
+    freed_bytes: int = 0
+    leftovers: int = 0
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Garbage collection of one server's files. stopped: called often; a pass ends early once it returns true."""
+
+    database: Database
+    artifacts: ArtifactStore
+    stopped: Callable[[], bool] = lambda: False
+
+    def collect(
+        self, grace: timedelta, *, dry_run: bool = False, unless_within: timedelta | None = None
+    ) -> CollectionResult:
+        """Runs one pass. grace: minimum age of removed files.
+
+        unless_within: does nothing if a pass began that recently. Raises Unavailable if the store does not answer.
+        """
+        result, now = CollectionResult(), utc_now()
+        if not dry_run:
+            with self.database.writing() as session:
+                if not begin_pass(session, now, now - unless_within if unless_within else None):
+                    return result
+        for batch in _batches(self.artifacts.listing(), LOOKED_UP_AT_ONCE):
+            if self.stopped():
+                return result
+            result.files += len(batch)
+            old = [file for file in batch if file.stored_at < now - grace]
+            with self.database.reading() as session:
+                in_use = referenced(session, [file.sha256 for file in old]) if old else set()
+            for garbage in _batches((file for file in old if file.sha256 not in in_use), REMOVED_AT_ONCE):
+                removed = garbage if dry_run else self._remove(garbage, now - grace)
+                result.deleted += len(removed)
+                result.freed_bytes += sum(file.size for file in removed)
+        for leftover in self.artifacts.leftovers(now - max(grace, HALF_WRITTEN)):
+            result.leftovers += 1
+            if not dry_run:
+                self.artifacts.discard(leftover)
+        if not dry_run:
+            with self.database.writing() as session:
+                end_pass(session, utc_now(), result.deleted, result.freed_bytes)
+        return result
+
+    def _remove(self, files: list[StoredFile], before: datetime) -> list[StoredFile]:
+        """Removes those files that are still unreferenced and were not stored again since they were listed."""
+        with self.database.writing() as session:
+            lock_references(session)
+            in_use = referenced(session, [file.sha256 for file in files])
+            removed = [file for file in files if file.sha256 not in in_use and self._still_old(file, before)]
+            self.artifacts.delete([file.sha256 for file in removed])
+        return removed
+
+    def _still_old(self, file: StoredFile, before: datetime) -> bool:
+        stored_at = self.artifacts.stored_at(file.sha256)
+        return stored_at is not None and stored_at < before
+
+
+class Housekeeping:
+    """The sweep of a worker that collects garbage: rarely, and in one worker at a time."""
+
+    def __init__(self, settings: Settings, collector: Collector) -> None:
+        self._collector = collector
+        self._every = timedelta(hours=settings.collect_hours)
+        self._grace = timedelta(hours=settings.collect_grace_hours)
+        self._next = time.monotonic() + CHECK_SECONDS
+
+    def look(self) -> None:
+        """Runs a pass if one is due."""
+        if not self._every or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + CHECK_SECONDS
+        try:
+            result = self._collector.collect(self._grace, unless_within=self._every)
+        except MobizoError as error:
+            _log.error("collection-failed", code=error.code, detail=error.detail)
+            return
+        if result.files:
+            _log.info("files-collected", files=result.files, deleted=result.deleted, freed_bytes=result.freed_bytes)
+
+
+def _batches(files: Iterable[StoredFile], size: int) -> Iterator[list[StoredFile]]:
+    iterator = iter(files)
+    while batch := list(islice(iterator, size)):
+        yield batch

@@ -1,1 +1,0 @@
-"""The server's signing keys, one after the other, and how devices follow them."""

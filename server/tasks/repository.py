@@ -1,0 +1,216 @@
+"""All SQL of the task queue.
+
+Tenants take turns, separately for each kind of task: the tenant and kind whose latest turn is longest ago come next.
+So a thousand recipes of one tenant delay another tenant's first recipe by one compile at most, and compiles do not
+delay conversions. This is start-time fair queueing in which every task costs the same. Among a tenant's tasks of a kind
+the highest priority of their requests goes first, then the oldest request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, Select, delete, func, or_, select
+from sqlalchemy.orm import Session
+
+from server.database.locking import locked
+from server.database.upsert import add_if_absent
+from server.tasks.models import Task, TaskRequest, TaskState, TaskTurn, WorkerHost, WorkerProcess
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A task that may be claimed now, the tenant whose turn it is, and the time of the request."""
+
+    task: Task
+    tenant: str
+    since: datetime
+
+
+class TaskRepository:
+    """Tasks, requests and turns in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def ensure(self, kind: str, subject: str, memory_bytes: int) -> Task:
+        """Returns the task of a subject, locked, and inserts it if it does not exist."""
+        waiting = TaskState.WAITING
+        add_if_absent(
+            self._session, Task, kind=kind, subject=subject, state=waiting, memory_bytes=memory_bytes, attempts=0
+        )
+        return self._session.scalars(locked(_of(kind, subject))).one()
+
+    def get(self, kind: str, subject: str) -> Task | None:
+        """Returns the task of a subject."""
+        return self._session.scalar(_of(kind, subject))
+
+    def get_locked(self, kind: str, subject: str) -> Task | None:
+        """Returns the task of a subject, locked."""
+        return self._session.scalar(locked(_of(kind, subject)))
+
+    def of(self, kind: str, subjects: Sequence[str]) -> dict[str, Task]:
+        """Returns the tasks of several subjects, by subject."""
+        found = self._session.scalars(select(Task).where(Task.kind == kind, Task.subject.in_(subjects)))
+        return {task.subject: task for task in found}
+
+    def add_request(self, task: Task, requester: str, tenant: str, priority: int, now: datetime) -> None:
+        """Adds a request for a task, and a row for the turns of its tenant."""
+        add_if_absent(
+            self._session,
+            TaskRequest,
+            task_number=task.number,
+            requester=requester,
+            kind=task.kind,
+            tenant=tenant,
+            priority=priority,
+            created_at=now,
+        )
+        add_if_absent(self._session, TaskTurn, tenant=tenant, kind=task.kind, turn=0)
+
+    def remove_request(self, requester: str) -> None:
+        """Removes a request if it exists."""
+        self._session.execute(delete(TaskRequest).where(TaskRequest.requester == requester))
+
+    def remove_requests(self, task: Task) -> None:
+        """Removes all requests of a task."""
+        self._session.execute(delete(TaskRequest).where(TaskRequest.task_number == task.number))
+
+    def is_requested(self, task: Task) -> bool:
+        """Returns whether a task has requests."""
+        found = select(TaskRequest.number).where(TaskRequest.task_number == task.number).limit(1)
+        return self._session.scalar(found) is not None
+
+    def took_turn(self, tenant: str, kind: str) -> None:
+        """Moves the tenant's next turn for this kind behind all others."""
+        latest = self._session.scalar(select(func.max(TaskTurn.turn))) or 0
+        self._session.get_one(TaskTurn, (tenant, kind)).turn = latest + 1
+
+    def next(self, kinds: Collection[str], now: datetime, most_bytes: int | None = None) -> Candidate | None:
+        """Returns the next task of these kinds, of those that need at most `most_bytes`, without locking it."""
+        can = _can_start(now) & Task.kind.in_(kinds)
+        if most_bytes is not None:
+            can &= Task.memory_bytes <= most_bytes
+        request = select(TaskRequest.number).join(Task, Task.number == TaskRequest.task_number)
+        mine = request.where(TaskRequest.tenant == TaskTurn.tenant, TaskRequest.kind == TaskTurn.kind, can)
+        turn = select(TaskTurn.tenant, TaskTurn.kind).where(mine.correlate(TaskTurn).exists()).order_by(TaskTurn.turn)
+        first = self._session.execute(turn.limit(1)).first()
+        if first is None:
+            return None
+        statement = (
+            select(Task, TaskRequest.created_at)
+            .join(TaskRequest, TaskRequest.task_number == Task.number)
+            .where(TaskRequest.tenant == first.tenant, TaskRequest.kind == first.kind, can)
+            .order_by(TaskRequest.priority.desc(), TaskRequest.number)
+            .limit(1)
+        )
+        row = self._session.execute(statement).first()
+        return None if row is None else Candidate(row[0], first.tenant, row[1])
+
+    def startable_locked(self, task: Task, now: datetime) -> bool:
+        """Locks a task and returns whether it may still be claimed."""
+        statement = locked(select(Task).where(Task.number == task.number, _can_start(now)))
+        return self._session.scalar(statement) is not None
+
+    def held(self, kind: str, subject: str, worker_id: str) -> Task | None:
+        """Returns the task, locked, if that worker still holds it."""
+        statement = _of(kind, subject).where(Task.worker_id == worker_id, Task.state == TaskState.RUNNING)
+        return self._session.scalar(locked(statement))
+
+    def lapsed(self, kinds: Collection[str], now: datetime) -> Sequence[Task]:
+        """Returns the tasks of these kinds whose worker has not sent a heartbeat in time."""
+        statement = select(Task).where(_lapsed(now), Task.kind.in_(kinds)).order_by(Task.number)
+        return self._session.scalars(statement).all()
+
+    def lapsed_locked(self, task: Task, now: datetime) -> bool:
+        """Locks a task and returns whether its worker is still overdue."""
+        return self._session.scalar(locked(select(Task).where(Task.number == task.number, _lapsed(now)))) is not None
+
+    def any(self, now: datetime) -> bool:
+        """Returns whether there is a task to claim or to take back."""
+        return self._session.scalar(select(Task.number).where(_to_claim(now)).limit(1)) is not None
+
+    def claimable(self, now: datetime, limit: int) -> Sequence[Task]:
+        """Returns tasks that may be claimed now, or taken back from a worker without heartbeats."""
+        return self._session.scalars(select(Task).where(_to_claim(now)).order_by(Task.number).limit(limit)).all()
+
+    def running(self, pid_space: str) -> Sequence[tuple[Task, WorkerProcess]]:
+        """Returns running tasks, with their workers, whose process ids are comparable with this process."""
+        statement = (
+            select(Task, WorkerProcess)
+            .join(WorkerProcess, WorkerProcess.id == Task.worker_id)
+            .where(Task.state == TaskState.RUNNING, WorkerProcess.pid_space == pid_space)
+            .order_by(Task.number)
+        )
+        return [(row[0], row[1]) for row in self._session.execute(statement)]
+
+    def holders(self, now: datetime) -> set[str]:
+        """Returns the ids of the workers that hold a task now."""
+        statement = select(Task.worker_id).where(Task.state == TaskState.RUNNING, Task.lease_expires_at >= now)
+        return {worker_id for worker_id in self._session.scalars(statement) if worker_id is not None}
+
+
+class WorkerRepository:
+    """Workers and their machines in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, worker: WorkerProcess) -> None:
+        """Stores a new worker."""
+        self._session.add(worker)
+        self._session.flush()
+
+    def get(self, worker_id: str) -> WorkerProcess:
+        """Returns a worker that is known to exist."""
+        return self._session.get_one(WorkerProcess, worker_id)
+
+    def peaks(self, since: datetime) -> tuple[int, int]:
+        """Returns the peak memory, bytes, of workers and of their child processes, for workers seen after `since`."""
+        statement = select(func.max(WorkerProcess.peak_rss_bytes), func.max(WorkerProcess.compiler_peak_rss_bytes))
+        worker, compiler = self._session.execute(statement.where(WorkerProcess.seen_at >= since)).one()
+        return worker or 0, compiler or 0
+
+    def keep_host(self, name: str, memory_bytes: int, limited: bool, now: datetime) -> None:
+        """Stores the memory of a machine for tasks, and the time of this heartbeat."""
+        add_if_absent(self._session, WorkerHost, name=name, memory_bytes=memory_bytes, limited=limited, seen_at=now)
+        host = self._session.get_one(WorkerHost, name)
+        host.memory_bytes, host.limited, host.seen_at = memory_bytes, limited, now
+
+    def locked_host(self, worker_id: str) -> WorkerHost | None:
+        """Returns the worker's machine, locked: no other worker there claims a task until the transaction ends."""
+        host = select(WorkerHost).join(WorkerProcess, WorkerProcess.host == WorkerHost.name)
+        return self._session.scalar(locked(host.where(WorkerProcess.id == worker_id), of=WorkerHost))
+
+    def hosts(self, since: datetime) -> Sequence[WorkerHost]:
+        """Returns the machines seen after `since`."""
+        return self._session.scalars(select(WorkerHost).where(WorkerHost.seen_at >= since)).all()
+
+    def used_bytes(self, host: str) -> int:
+        """Returns the estimated memory of all running tasks of a machine, bytes."""
+        statement = (
+            select(func.sum(Task.memory_bytes))
+            .join(WorkerProcess, WorkerProcess.id == Task.worker_id)
+            .where(Task.state == TaskState.RUNNING, WorkerProcess.host == host)
+        )
+        return int(self._session.scalar(statement) or 0)
+
+
+def _of(kind: str, subject: str) -> Select[Task]:
+    return select(Task).where(Task.kind == kind, Task.subject == subject)
+
+
+def _can_start(now: datetime) -> ColumnElement[bool]:
+    return (Task.state == TaskState.WAITING) & or_(Task.not_before.is_(None), Task.not_before <= now)
+
+
+def _lapsed(now: datetime) -> ColumnElement[bool]:
+    return (Task.state == TaskState.RUNNING) & (Task.lease_expires_at < now)
+
+
+def _to_claim(now: datetime) -> ColumnElement[bool]:
+    # A scalar subquery instead of EXISTS: PostgreSQL turns EXISTS into a join that reads both tables completely.
+    request = select(TaskRequest.number).where(TaskRequest.task_number == Task.number).limit(1)
+    return or_(_can_start(now) & request.scalar_subquery().is_not(None), _lapsed(now))

@@ -1,0 +1,21 @@
+"""The table of stored responses."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import LargeBinary, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from server.database.columns import Moment, Numbered, Table
+
+
+class IdempotencyRecord(Numbered, Table):
+    """The response to one request. `id` is a digest of its token and Idempotency-Key, neither of which is stored."""
+
+    __tablename__ = "kept_answers"
+
+    id: Mapped[str] = mapped_column(String(64), unique=True)
+    fingerprint: Mapped[str] = mapped_column(String(64))
+    sealed: Mapped[bytes] = mapped_column(LargeBinary)
+    kept_until: Mapped[datetime] = mapped_column(Moment, index=True)

@@ -1,0 +1,215 @@
+"""The API's description: problems, tags, ranges and names of operations, beside what FastAPI finds by itself.
+
+What a route may answer beyond all others, it says by `responses=raises(...)`; what a dependency may, by
+`@may_raise(...)`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+
+from shared.errors import PROBLEM_TYPE, MobizoError
+
+PROBLEM_JSON = "application/problem+json"
+BINARY = "application/octet-stream"
+TAGGED_METHODS = ("GET", "PATCH")  # whose JSON answers carry an ETag
+TAGGED_PATHS = "/v1/"  # not what asks whether the server is well
+Call = TypeVar("Call")
+Responses = dict[int | str, dict[str, Any]]
+_RAISED = "x-raised"
+_MARK = "may_raise"
+
+
+def _text(description: str) -> dict[str, Any]:
+    return {"description": description, "schema": {"type": "string"}}
+
+
+_TAG = _text("strong entity tag")
+_RETRY = _text("seconds to wait")
+_HEADERS = {
+    "401": {"WWW-Authenticate": _text("Bearer")},
+    "416": {"Content-Range": _text("bytes */ and the file's size")},
+    "429": {"Retry-After": _RETRY, "RateLimit": _text("the limit that was met")},
+    "503": {"Retry-After": _RETRY},
+}
+_BYTES = {"content": {BINARY: {"schema": {"type": "string", "format": "binary"}}}}
+_PROBLEM = {
+    "type": "object",
+    "title": "Problem",
+    "description": "A problem document (RFC 9457). `code` is stable; docs/problems.md lists all.",
+    "required": ["type", "title", "status", "detail", "code"],
+    "properties": {
+        "type": {"type": "string", "description": f"{PROBLEM_TYPE}CODE"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string", "description": "what happened and what to do, for people"},
+        "code": {"type": "string", "description": "what programs go by"},
+        "instance": {"type": "string", "description": "path of the request"},
+        "errors": {
+            "type": "array",
+            "description": "of invalid-request: the fields at fault",
+            "items": {
+                "type": "object",
+                "required": ["field", "message"],
+                "properties": {"field": {"type": "string"}, "message": {"type": "string"}},
+            },
+        },
+    },
+}
+
+
+def raises(*errors: type[MobizoError]) -> Responses:
+    """`responses=` of a route that may raise these."""
+    found: Responses = {}
+    for error in errors:
+        found.setdefault(error.status, {_RAISED: []})[_RAISED].append(error)
+    return found
+
+
+def may_raise(*errors: type[MobizoError]) -> Callable[[Call], Call]:
+    """Marks a dependency: a route that has it may answer these."""
+
+    def mark(call: Call) -> Call:
+        setattr(call, _MARK, errors)
+        return call
+
+    return mark
+
+
+def raised_by(call: object) -> tuple[type[MobizoError], ...]:
+    """What a dependency was marked with."""
+    found: tuple[type[MobizoError], ...] = getattr(call, _MARK, ())
+    return found
+
+
+def _problem(errors: Iterable[type[MobizoError]]) -> dict[str, Any]:
+    by_code = {error.code: error for error in errors}
+    lines = [f"`{code}`: {(by_code[code].__doc__ or '').splitlines()[0]}" for code in sorted(by_code)]
+    schema = {"$ref": "#/components/schemas/Problem", "properties": {"code": {"enum": sorted(by_code)}}}
+    return {"description": "\n\n".join(lines), "content": {PROBLEM_JSON: {"schema": schema}}}
+
+
+def documented(responses: Mapping[int | str, dict[str, Any]], errors: Iterable[type[MobizoError]]) -> Responses:
+    """`responses` with the problems that `raises` put there and `errors`, all in OpenAPI's form."""
+    by_status: dict[int, list[type[MobizoError]]] = {}
+    for error in errors:
+        by_status.setdefault(error.status, []).append(error)
+    found: Responses = {}
+    for status, response in responses.items():
+        if _RAISED in response:
+            by_status.setdefault(int(status), []).extend(response[_RAISED])
+        else:
+            found[status] = response
+    for status, raised in by_status.items():
+        # A route may say the same status in words of its own, besides.
+        own = found.get(status, {}).get("content", {})
+        problem = _problem(raised)
+        found[status] = problem | {"content": own | problem["content"]}
+    return found
+
+
+def _header(name: str, description: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "header",
+        "required": False,
+        "description": description,
+        "schema": {"type": "string"},
+    }
+
+
+_IF_NONE_MATCH = _header("If-None-Match", "entity tags that the client has: if one is still right, 304")
+FILE_PARAMETERS = {
+    "parameters": [
+        _IF_NONE_MATCH,
+        _header("Range", "one range of bytes, such as bytes=100-"),
+        _header("If-Range", "the ETag of the file that the range continues; another file is sent whole"),
+    ]
+}
+_FILE_HEADERS = {"ETag": _TAG, "Accept-Ranges": {"schema": {"const": "bytes"}}}
+_PART_HEADERS = {**_FILE_HEADERS, "Content-Range": {"schema": {"type": "string"}}}
+FILE: Responses = {
+    200: {"description": "the whole file", "headers": _FILE_HEADERS, **_BYTES},
+    206: {"description": "the range", "headers": _PART_HEADERS, **_BYTES},
+    304: {"description": "the client has it", "headers": {"ETag": _TAG}},
+    307: {
+        "description": "the file is at the Location for some minutes: fetch it there, without the token",
+        "headers": {"Location": {"schema": {"type": "string", "format": "uri"}}},
+    },
+}
+
+
+def operation_id(route: APIRoute) -> str:
+    """A stable, readable name: the slice and what is done, such as `jobs_submit`."""
+    tag = str(route.tags[0]).replace("-", "_") if route.tags else ""
+    name = route.name
+    if name == tag:
+        name = "list"
+    elif name + "s" == tag:
+        name = "get"
+    return f"{tag}_{name}"
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The API's OpenAPI document, made once."""
+    if app.openapi_schema is not None:
+        return app.openapi_schema
+    document = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes, tags=app.openapi_tags
+    )
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    schemas["Problem"] = _PROBLEM
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            _add_headers(operation)
+            if path.startswith(TAGGED_PATHS) and method.upper() in TAGGED_METHODS:
+                _add_tags(method, operation)
+    app.openapi_schema = document
+    return document
+
+
+def _add_headers(operation: dict[str, Any]) -> None:
+    """Says what else answers carry in their headers."""
+    keyed = any(item["name"] == "Idempotency-Key" for item in operation.get("parameters", []))
+    for status, response in operation["responses"].items():
+        headers = dict(_HEADERS.get(status, {}))
+        if keyed and status.startswith("2"):
+            headers["Idempotency-Replayed"] = _text("true: this is the answer that its key got before")
+        if headers:
+            response["headers"] = response.get("headers", {}) | headers
+
+
+def _add_tags(method: str, operation: dict[str, Any]) -> None:
+    """Says where JSON answers carry an ETag."""
+    ok = operation["responses"].get(str(HTTPStatus.OK), {})
+    if "application/json" not in ok.get("content", {}):
+        return
+    ok.setdefault("headers", {})["ETag"] = _TAG
+    if method == "get":
+        operation.setdefault("parameters", []).append(_IF_NONE_MATCH)
+        operation["responses"]["304"] = {"description": "the client has it", "headers": {"ETag": _TAG}}
+
+
+def methods_at(document: dict[str, Any], path: str) -> list[str]:
+    """The methods that an address takes; files also tell their headers alone."""
+    found: set[str] = set()
+    for template, operations in document["paths"].items():
+        if re.fullmatch(re.sub(r"\\{[^}]*\\}", "[^/]+", re.escape(template)), path):
+            found |= {method.upper() for method in operations}
+            found |= {"HEAD"} if "206" in operations.get("get", {}).get("responses", {}) else set()
+    return sorted(found)
+
+
+def text_of(document: dict[str, Any]) -> str:
+    """The document as it is committed: the same bytes for the same API."""
+    return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"

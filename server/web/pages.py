@@ -1,0 +1,77 @@
+"""Opaque cursors: how a client asks for the page after the one it has. A cursor is of one list with its filters."""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Annotated, TypeVar
+
+from fastapi import Depends, Query, Request
+
+from server.database.paging import PageRequest
+from server.web.openapi import may_raise
+from shared.errors import BadRequest
+from shared.protocol import Page
+
+Item = TypeVar("Item")
+_NUMBER_BYTES, _BINDING_BYTES = 8, 7
+_CURSOR = re.compile(r"[A-Za-z0-9_-]{20}")  # base64 of those 15 bytes, so that there is one way to write each
+_MAX_NUMBER = 2**63 - 1
+
+
+class InvalidCursor(BadRequest):
+    """The cursor is not one that this list gave, or its filters are others; begin without it."""
+
+    code, title = "invalid-cursor", "Invalid cursor"
+
+
+def write_cursor(before: int, binding: bytes) -> str:
+    """The cursor of the page of a list that comes before a number."""
+    return base64.urlsafe_b64encode(before.to_bytes(_NUMBER_BYTES, "big") + binding).decode()
+
+
+def read_cursor(cursor: str, binding: bytes) -> int:
+    """The number in a cursor. Raises InvalidCursor if that list gave no such cursor.
+
+    The binding keeps mistakes out. It is no secret: a list shows only what its reader may see, wherever it begins.
+    """
+    if not _CURSOR.fullmatch(cursor):
+        raise InvalidCursor
+    data = base64.urlsafe_b64decode(cursor)
+    before = int.from_bytes(data[:_NUMBER_BYTES], "big")
+    if data[_NUMBER_BYTES:] != binding or before > _MAX_NUMBER:
+        raise InvalidCursor
+    return before
+
+
+@dataclass(frozen=True)
+class Pages(PageRequest):
+    """One page that a request asks for, of the list that `binding` names."""
+
+    binding: bytes
+
+    def page(self, items: list[Item], before: int | None) -> Page[Item]:
+        """The page as it is answered; `before`: what `PageRows` says."""
+        return Page(items=items, next=None if before is None else write_cursor(before, self.binding))
+
+
+def list_binding(request: Request) -> bytes:
+    """Of the list that a request asks for, with its filters."""
+    filters = sorted(pair for pair in request.query_params.multi_items() if pair[0] not in ("cursor", "limit"))
+    return sha256(repr((request.url.path, filters)).encode()).digest()[:_BINDING_BYTES]
+
+
+@may_raise(InvalidCursor)
+def pages(
+    request: Request,
+    cursor: Annotated[str | None, Query(max_length=100, description="`next` of the page before")] = None,
+    limit: Annotated[int, Query(ge=1, le=200, description="most items")] = 50,
+) -> Pages:
+    """The page that is asked for. Raises InvalidCursor."""
+    binding = list_binding(request)
+    return Pages(None if cursor is None else read_cursor(cursor, binding), limit, binding)
+
+
+Paging = Annotated[Pages, Depends(pages)]

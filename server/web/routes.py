@@ -1,0 +1,174 @@
+"""The router of every feature: checks the caller, limits and reads the body, retries, and adds entity tags.
+
+A request passes in this order: the route's rule (token and rate limit), the body's limit, strict JSON, the endpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import anyio.to_thread
+from anyio import CapacityLimiter
+from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.dependencies.models import Dependant
+from fastapi.params import Form
+from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
+
+from server.settings import Settings
+from server.web.bodies import BINARY
+from server.web.callers import Rule
+from server.web.etags import add_tag, has_tag
+from server.web.idempotency.dependency import AlreadyAnswered, keep_once
+from server.web.json_bodies import UnsupportedMediaType, check_json_type, parse_json
+from server.web.openapi import documented, operation_id, raised_by
+from server.web.problems import TooSlow
+from server.web.retries import with_retries
+from server.web.state import AppState
+from shared.errors import (
+    BadRequest,
+    InvalidRequest,
+    MobizoError,
+    NotFound,
+    TooLarge,
+    Unavailable,
+)
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+NO_BODY_BYTES = 1024  # limit of a route without a body
+UNCHECKED_BODY_BYTES = 64 << 10  # limit of a route that reads a body from callers without a valid token
+PARSED_AT_ONCE_BYTES = 16 << 10  # a larger JSON body is parsed in a thread, so that other requests go on
+PARSERS = 2  # threads that parse at the same time
+
+
+class JsonRequest(Request):
+    """A request whose JSON was read already."""
+
+    value: Any = None
+
+    async def json(self) -> Any:
+        """Returns the body's value."""
+        return self.value
+
+
+def _make_parsers(state: AppState) -> CapacityLimiter:
+    return CapacityLimiter(PARSERS)
+
+
+def _calls(dependant: Dependant) -> Iterator[Any]:
+    for child in dependant.dependencies:
+        yield child.call
+        yield from _calls(child)
+
+
+class Route(APIRoute):
+    """One route."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        calls = list(_calls(self.dependant))
+        self.rule = next((call for call in calls if isinstance(call, Rule)), None)
+        first = [child.call for child in self.dependant.dependencies]
+        if keep_once in calls and first[-1] is not keep_once:
+            # A stored response is repeated only to callers that the dependencies before it let in.
+            raise TypeError(f"{path}: `once` must be the endpoint's last parameter")
+        if keep_once in calls and not any(isinstance(call, Rule) and call.needs_token for call in calls):
+            raise TypeError(f"{path}: what anyone may do has no token that its answers could be kept for")
+        self.takes_json = self.body_field is not None and not isinstance(self.body_field.field_info, Form)
+        self.responses = documented(self.responses, self._errors(calls))
+
+    def _errors(self, calls: list[Any]) -> list[type[MobizoError]]:
+        """Returns the errors that this route may answer with."""
+        errors: list[type[MobizoError]] = [MobizoError, Unavailable, BadRequest]
+        for call in calls:
+            errors += raised_by(call)
+        if self.param_convertors:
+            errors.append(NotFound)
+        parts = [self.dependant, *self.dependant.dependencies]
+        if self.body_field is not None or any(part.path_params + part.query_params for part in parts):
+            errors.append(InvalidRequest)
+        if self.methods != {"GET"}:
+            errors += [TooLarge]
+        if self.body_field is not None:
+            errors += [TooSlow, UnsupportedMediaType]
+        return errors
+
+    def get_route_handler(self) -> Handler:
+        """Returns the function that answers a request."""
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                response = await handle(request)
+            except AlreadyAnswered as before:
+                return before.response
+            recorder = getattr(request.state, "response_recorder", None)
+            if recorder is not None:
+                await run_in_threadpool(recorder.keep, response)
+            return response
+
+        async def answer_once(plain: Request) -> Response:
+            if self.rule is not None:
+                await self.rule.admit(plain)
+            request = await self._read(plain)
+            response = await with_retries(request, answer)
+            return add_tag(request, response) if has_tag(self.path, request.method, response) else response
+
+        return answer_once
+
+    def body_limit(self, settings: Settings) -> int:
+        """Returns the most bytes that a request's body may have. An endpoint may accept less."""
+        described = (self.openapi_extra or {}).get("requestBody")
+        if self.body_field is None and described is None:
+            return NO_BODY_BYTES
+        if described is not None and BINARY in described["content"]:
+            return settings.upload_bytes
+        if self.rule is not None and not self.rule.checks_token:
+            return min(UNCHECKED_BODY_BYTES, settings.max_body_bytes)
+        return settings.max_body_bytes
+
+    async def _read(self, plain: Request) -> Request:
+        """Returns the request with its JSON, if the route takes JSON. Raises TooLarge or what is wrong with the JSON.
+
+        The body of another route stays to be read, and reading it raises TooLarge at the limit.
+        """
+        state: AppState = plain.app.state.mobizo
+        limit = self.body_limit(state.settings)
+        too_large = TooLarge(f"the body has more than {limit} bytes, the limit of this route")
+        length = plain.headers.get("content-length", "0")
+        if length.isdigit() and int(length) > limit:
+            raise too_large
+        seen = 0
+
+        async def receive() -> Message:
+            nonlocal seen
+            message = await plain.receive()
+            seen += len(message.get("body", b""))
+            if seen > limit:
+                raise too_large
+            return message
+
+        if self.body_field is None:
+            return Request(plain.scope, receive)
+        read = JsonRequest(plain.scope, receive)
+        try:
+            body = await read.body()
+        except ClientDisconnect as error:
+            raise BadRequest("the body broke off; send it again") from error
+        if body and self.takes_json:
+            check_json_type(read.headers)
+            if len(body) <= PARSED_AT_ONCE_BYTES:
+                read.value = parse_json(body)
+            else:
+                read.value = await anyio.to_thread.run_sync(parse_json, body, limiter=state.get(_make_parsers))
+        return read
+
+
+class Routes(APIRouter):
+    """The routes of one feature."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(route_class=Route, generate_unique_id_function=operation_id, **options)

@@ -1,0 +1,65 @@
+"""Connects the packages of the server: `wire()` is called once by the application, the worker and the command line.
+
+A package imports only packages below it (tests/test_architecture.py has the order). What it needs from above it
+declares as a `Port` (server/ports.py): a typed slot that a package above implements. `wire` connects every port.
+Handlers run in the transaction of the caller. A port that was not connected raises RuntimeError when it is used.
+Services of the web application need no port: `state.get(make)` makes each one once, when it is first used.
+"""
+
+from __future__ import annotations
+
+from server import schema
+from server.catalog.calibrations.service import USERS
+from server.catalog.runner_builds.service import sign_builds
+from server.federation.job_subscriber import FederationSubscriber, prepare_privacy
+from server.federation.repository import adapters_of_member, cohort_with_calibration
+from server.federation.requests import round_task
+from server.identity.signing_keys.service import RESIGNERS, REVOKED
+from server.jobs.leases.service import take_back_revoked
+from server.jobs.lifecycle import (
+    PREPARATIONS,
+    ROUND_TASK,
+    SUBSCRIBERS,
+    WARM_STARTS,
+    follow_program,
+    show_compile_progress,
+)
+from server.jobs.program_access import file_of_device, file_of_tenant, program_of_tenant
+from server.jobs.repository import job_with_calibration
+from server.programs.lifecycle import ACCESS, MOVED, PROGRESSED, ProgramAccess
+from server.programs.service import sign_programs
+from server.registry.adapter_grants.repository import SHARED, granted_file
+from server.registry.repository import version_with_calibration
+from server.registry.service import RegistrySubscriber
+from server.registry.warm_start import StartService
+from server.storage.references import REFERENCES
+
+
+def wire() -> None:
+    """Connects every port. Calling it again changes nothing."""
+    REFERENCES.connect(
+        (
+            schema.programs.FILES,
+            schema.bases.FILES,
+            schema.calibrations.FILES,
+            schema.runner_builds.FILES,
+            schema.adapters.FILES,
+            schema.trajectories.FILES,
+            schema.formats.FILES,
+            schema.cohorts.FILES,
+            schema.masking.FILES,
+            schema.leases.FILES,
+        )
+    )
+    RESIGNERS.connect((sign_programs, sign_builds))
+    REVOKED.connect((take_back_revoked,))
+    USERS.connect((version_with_calibration, cohort_with_calibration, job_with_calibration))
+    ACCESS.connect(ProgramAccess(program_of_tenant, file_of_tenant, (file_of_device, granted_file)))
+    MOVED.connect((follow_program,))
+    PROGRESSED.connect((show_compile_progress,))
+    WARM_STARTS.connect(StartService)
+    # The first that objects decides which error a submitted job gets.
+    SUBSCRIBERS.connect((FederationSubscriber, RegistrySubscriber))
+    PREPARATIONS.connect((prepare_privacy,))
+    ROUND_TASK.connect(round_task)
+    SHARED.connect(adapters_of_member)

@@ -1,0 +1,83 @@
+"""The cryptographic primitives of secure aggregation, all from the `cryptography` package.
+
+agreement      X25519 (RFC 7748), then HKDF-SHA256 (RFC 5869) with the key's purpose and context
+delivery       ChaCha20-Poly1305 (RFC 8439) under a key of one sender and one recipient
+signatures     Ed25519 (RFC 8032) by the device's identity key
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from shared.errors import Untrusted
+
+KEY_BYTES = 32
+NONCE_BYTES = 12
+TAG_BYTES = 16
+
+
+def new_secret() -> bytes:
+    """Returns 32 bytes from the operating system's random source: a private key or a seed."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+def public_of(private: bytes) -> bytes:
+    """Returns the X25519 public key of a private key, 32 bytes each."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def agree(private: bytes, public: bytes, purpose: bytes, context: bytes) -> bytes:
+    """Returns a 32-byte key shared by the owners of two X25519 keys, for one purpose and in one context.
+
+    Raises Untrusted for a public key of small order, with which the shared key would not be secret.
+    """
+    try:
+        shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError as error:
+        raise Untrusted("a device advertised a weak key: it gives no shared secret") from error
+    return HKDF(hashes.SHA256(), KEY_BYTES, salt=context, info=b"mobizo masking " + purpose).derive(shared)
+
+
+def check_public(public: bytes) -> None:
+    """Raises Untrusted for an unusable X25519 public key."""
+    agree(new_secret(), public, b"check", b"")
+
+
+def seal(key: bytes, secret: bytes, about: bytes) -> bytes:
+    """Encrypts for the other holder of `key`. `about` is authenticated and must be the same for decryption."""
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    return nonce + ChaCha20Poly1305(key).encrypt(nonce, secret, about)
+
+
+def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
+    """Decrypts the output of `seal`. Raises Untrusted for anything else."""
+    try:
+        return ChaCha20Poly1305(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], about)
+    except (InvalidTag, ValueError) as error:
+        raise Untrusted("a share cannot be decrypted: it does not come from the stated device") from error
+
+
+def commitment(seed: bytes, context: bytes) -> bytes:
+    """Returns a sha256 commitment to a seed. It reveals nothing about the seed, which is 32 random bytes."""
+    return hashlib.sha256(b"mobizo masking seed\n" + context + seed).digest()
+
+
+def sign(key: Ed25519PrivateKey, message: bytes) -> bytes:
+    """Returns a signature of 64 bytes."""
+    return key.sign(message)
+
+
+def check_signature(public: bytes, signature: bytes, message: bytes, who: str) -> None:
+    """Raises Untrusted unless `signature` is valid. who: the device id, for the error message."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except (InvalidSignature, ValueError) as error:
+        raise Untrusted(f"a message of device {who} does not have a valid signature of its key") from error

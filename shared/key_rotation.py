@@ -1,0 +1,107 @@
+"""Key rotation statements, each signed by the outgoing signing key.
+
+A device that pinned one key follows the chain of statements to the current signing key.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.canonical import canonical_json
+from shared.errors import Untrusted
+from shared.signing import parse_public, public_text
+
+
+class KeyRotation(BaseModel):
+    """Names the next signing key. Its fields differ from a manifest's, so that signatures cannot be swapped."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = 1
+    kind: Literal["key-rotation"] = "key-rotation"
+    previous_key: str = Field(max_length=100, description="Ed25519, base64: signs this")
+    next_key: str = Field(max_length=100, description="Ed25519, base64: signs from now on")
+    made_at: datetime
+
+
+class SignedKeyRotation(BaseModel):
+    """The statement and the signature of `previous_key` over its canonical JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rotation: KeyRotation
+    signature: str = Field(description="Ed25519, base64")
+
+
+class ServerKeys(BaseModel):
+    """The current signing key and the statements that lead to it, oldest first."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    public_key: str = Field(description="Ed25519, base64: signs manifests")
+    key_id: str
+    rotations: list[SignedKeyRotation]
+
+
+def sign_key_rotation(previous: Ed25519PrivateKey, following: Ed25519PublicKey, made_at: datetime) -> SignedKeyRotation:
+    """Returns the statement by `previous` that `following` signs from `made_at` on."""
+    statement = KeyRotation(
+        previous_key=public_text(previous.public_key()), next_key=public_text(following), made_at=made_at
+    )
+    return SignedKeyRotation(
+        rotation=statement, signature=base64.b64encode(previous.sign(_content(statement))).decode()
+    )
+
+
+def follow(pinned: str, keys: ServerKeys) -> list[str]:
+    """Returns the keys (base64) after `pinned` up to `keys.public_key`; empty if that is `pinned` itself.
+
+    Raises Untrusted if there is no unbroken chain of statements.
+    """
+    path: list[str] = []
+    at = pinned
+    for signed in _from(pinned, keys.rotations):
+        statement = signed.rotation
+        if statement.previous_key != at:
+            raise _broken("a statement is missing")
+        _verify(signed)
+        at = statement.next_key
+        if at in path or at == pinned:
+            raise _broken("it leads in a circle")
+        path.append(at)
+    if at != keys.public_key:
+        raise _broken("it does not lead to the key that signs now")
+    return path
+
+
+def _from(pinned: str, chain: Sequence[SignedKeyRotation]) -> Sequence[SignedKeyRotation]:
+    start = next((n for n, signed in enumerate(chain) if signed.rotation.previous_key == pinned), len(chain))
+    return chain[start:]
+
+
+def _verify(signed: SignedKeyRotation) -> None:
+    try:
+        key = parse_public(signed.rotation.previous_key)
+        key.verify(base64.b64decode(signed.signature, validate=True), _content(signed.rotation))
+        parse_public(signed.rotation.next_key)
+    except (InvalidSignature, Untrusted, ValueError, binascii.Error) as error:
+        raise _broken("a statement is not signed by the key that it follows") from error
+
+
+def _broken(why: str) -> Untrusted:
+    return Untrusted(
+        f"the server signs with a different key than at enrollment, and the chain of key rotations is invalid ({why}); "
+        f"if the server's key was changed on purpose, enroll this device again"
+    )
+
+
+def _content(statement: KeyRotation) -> bytes:
+    return canonical_json(statement.model_dump(mode="json"))

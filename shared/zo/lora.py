@@ -1,0 +1,243 @@
+"""LoRA-FA's matrices: the layout of B in the flat vector, the frozen A, and the adapter file.
+
+All B matrices of a program are views of one float32 vector of length D: layer by layer, and within a layer the recipe's
+targets in canonical order, each (r, out) row-major. A (in, r) is drawn from the recipe's a_seed or taken from the
+calibration that the recipe names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.canonical import canonical_json
+from shared.errors import InvalidRecipe, InvalidUpload
+from shared.recipe import TARGETS, Recipe, Target
+from shared.zo.calibration import Calibration
+from shared.zo.noise import DOMAIN_A, stream_key, threefry2x32, uniform
+
+F32 = NDArray[np.float32]
+
+ADAPTER_TENSOR = "lora_B"
+HEADER_BYTES = 4096  # largest size of an adapter file beyond its 4 D bytes
+
+
+class BaseShape(BaseModel):
+    """The dimensions of a base model on which LoRA and the inputs depend."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    architecture: str
+    layers: int = Field(ge=1)
+    hidden: int = Field(ge=1)
+    intermediate: int = Field(ge=1)
+    heads: int = Field(ge=1)
+    kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    vocabulary: int = Field(ge=1)
+    context_length: int = Field(ge=1)
+    gated: bool = Field(True, description="the MLP multiplies by a gate; without one there is no gate_proj")
+
+    @property
+    def linears(self) -> tuple[Target, ...]:
+        """The linear layers of one decoder layer that may be targets."""
+        return tuple(target for target in TARGETS if self.gated or target != "gate_proj")
+
+    def features(self, target: Target) -> tuple[int, int]:
+        """Returns (in, out) of one target."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q_proj": (self.hidden, queries),
+            "k_proj": (self.hidden, keys),
+            "v_proj": (self.hidden, keys),
+            "o_proj": (queries, self.hidden),
+            "gate_proj": (self.hidden, self.intermediate),
+            "up_proj": (self.hidden, self.intermediate),
+            "down_proj": (self.intermediate, self.hidden),
+        }[target]
+
+
+_OPT_NAMES = {"o_proj": "out_proj", "up_proj": "fc1", "down_proj": "fc2"}
+
+
+def hf_module_name(architecture: str, target: Target) -> str:
+    """Returns the path of a target within a decoder layer of the architecture's model in transformers."""
+    attention = target in ("q_proj", "k_proj", "v_proj", "o_proj")
+    if architecture == "opt":
+        name = _OPT_NAMES.get(target, target)
+        return f"self_attn.{name}" if attention else name
+    return f"self_attn.{target}" if attention else f"mlp.{target}"
+
+
+@dataclass(frozen=True)
+class LoraModule:
+    """One adapted linear layer and its slice of flat B: B[offset : offset + rank * out] is (rank, out)."""
+
+    index: int
+    layer: int
+    target: Target
+    name: str  # the module's path in transformers' model
+    in_features: int
+    out_features: int
+    rank: int
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements of this module's B."""
+        return self.rank * self.out_features
+
+    def b(self, flat: F32) -> F32:
+        """Returns this module's B, float32 (rank, out), as a view of flat B (D,)."""
+        return flat[self.offset : self.offset + self.size].reshape(self.rank, self.out_features)
+
+
+def lora_modules(recipe: Recipe, shape: BaseShape) -> tuple[LoraModule, ...]:
+    """Returns every adapted linear layer in flat-B order.
+
+    Raises InvalidRecipe if the base lacks a layer or a target.
+    """
+    if absent := [target for target in recipe.targets if target not in shape.linears]:
+        raise InvalidRecipe(f"targets names {absent[0]}; a {shape.architecture} layer has {', '.join(shape.linears)}")
+    parent = "model.decoder.layers" if shape.architecture == "opt" else "model.layers"
+    modules: list[LoraModule] = []
+    offset = 0
+    for layer in recipe.adapted_layers(shape.layers):
+        for target in recipe.targets:
+            in_features, out_features = shape.features(target)
+            name = f"{parent}.{layer}.{hf_module_name(shape.architecture, target)}"
+            module = LoraModule(len(modules), layer, target, name, in_features, out_features, recipe.rank, offset)
+            modules.append(module)
+            offset += module.size
+    return tuple(modules)
+
+
+def flat_size(recipe: Recipe, shape: BaseShape) -> int:
+    """Returns D, the number of elements of flat B."""
+    last = lora_modules(recipe, shape)[-1]
+    return last.offset + last.size
+
+
+def init_a(recipe: Recipe, module: LoraModule) -> F32:
+    """Returns the random frozen A of one module, float32 (in, r): kaiming_uniform(a=sqrt 5), i.e. U(-1, 1) / sqrt(in).
+
+    A is drawn from a counter-based generator, so it is the same on every machine.
+    """
+    words = threefry2x32(stream_key(recipe.a_seed, DOMAIN_A), module.index, 0)
+    values = uniform((int(words[0][0]), int(words[1][0])), module.in_features * module.rank)
+    bound = np.float32(1 / np.sqrt(module.in_features))
+    return (values * bound).reshape(module.in_features, module.rank)
+
+
+def frozen_a(recipe: Recipe, module: LoraModule, calibration: Calibration | None = None) -> F32:
+    """Returns the frozen A of one module, float32 (in, r), drawn from the seed or taken from the recipe's calibration.
+
+    Raises InvalidRecipe if the calibration is missing, is not the one that the recipe names, or has another base or
+    shape.
+    """
+    if recipe.calibration is None:
+        return init_a(recipe, module)
+    if calibration is None or calibration.sha256 != recipe.calibration:
+        raise InvalidRecipe(f"calibration {recipe.calibration[:12]}... is not available; the recipe's A depends on it")
+    if calibration.about.base.sha256 != recipe.base.sha256:
+        raise InvalidRecipe(
+            f"the calibration was created for base {calibration.about.base.name}, not {recipe.base.name}"
+        )
+    a = calibration.a(module.name, recipe.rank)
+    if len(a) != module.in_features:
+        raise InvalidRecipe(f"calibration: {module.name} has {module.in_features} inputs, the calibration {len(a)}")
+    return a
+
+
+def a_fingerprint(recipe: Recipe, shape: BaseShape, calibration: Calibration | None = None) -> str:
+    """Returns the sha256 over every A in flat-B order, little-endian float32.
+
+    Adapters may be averaged only if their fingerprints are equal.
+    """
+    digest = hashlib.sha256()
+    for module in lora_modules(recipe, shape):
+        digest.update(frozen_a(recipe, module, calibration).astype("<f4").tobytes())
+    return digest.hexdigest()
+
+
+def dump_adapter(flat: F32, metadata: Mapping[str, str]) -> bytes:
+    """Returns flat B (D,) as a safetensors file with one float32 tensor `lora_B`, at most 4 D + 4096 bytes."""
+    return safetensors.numpy.save({ADAPTER_TENSOR: np.ascontiguousarray(flat, "<f4")}, dict(metadata))
+
+
+def adapter_file(flat: F32, *, job_id: str, recipe_id: str, a_sha256: str, step: int) -> bytes:
+    """Returns flat B (D,) after `step` steps of a run as an adapter file.
+
+    Equal runs give equal bytes on every machine.
+    """
+    about = {"format": 1, "job_id": job_id, "recipe_id": recipe_id, "a_sha256": a_sha256, "step": step}
+    # A single metadata entry, because safetensors writes several entries in no fixed order.
+    return dump_adapter(flat, {"mobizo": canonical_json(about).decode()})
+
+
+def split_adapter(data: bytes, size: int) -> tuple[bytes, bytes]:
+    """Splits a valid adapter file into its header and its `size` float32 numbers."""
+    return data[: len(data) - 4 * size], data[len(data) - 4 * size :]
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    if len(dict(pairs)) != len(pairs):
+        raise InvalidUpload("the adapter's header has a duplicate name, which readers would interpret differently")
+    return dict(pairs)
+
+
+def _header(data: bytes) -> bytes:
+    """Returns the header's JSON text. Raises InvalidUpload if it is longer than HEADER_BYTES."""
+    length = int.from_bytes(data[:8], "little")
+    if length > HEADER_BYTES:
+        raise InvalidUpload(f"the adapter's header has {length} bytes; at most {HEADER_BYTES} are allowed")
+    return data[8 : 8 + length]
+
+
+def named_fingerprint(data: bytes) -> str | None:
+    """Returns the fingerprint of A that a valid adapter file names in its metadata, or None."""
+    metadata = json.loads(_header(data)).get("__metadata__") or {}
+    try:
+        return str(json.loads(metadata["mobizo"])["a_sha256"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+
+
+def load_adapter(data: bytes, size: int) -> F32:
+    """Parses and validates an adapter file. Returns flat B, float32 (size,).
+
+    Raises InvalidUpload, naming the problem: length, file format, header, tensor names, dtype, shape or non-finite
+    values.
+    """
+    if len(data) > 4 * size + HEADER_BYTES:
+        raise InvalidUpload(
+            f"the adapter has {len(data)} bytes; at most {4 * size + HEADER_BYTES} are allowed for this program"
+        )
+    header = _header(data)
+    try:
+        tensors = safetensors.deserialize(data)  # type: ignore[no-untyped-call]  # the package ships no types
+    except safetensors.SafetensorError as error:
+        raise InvalidUpload(f"the adapter is not a complete safetensors file ({error}); send it again") from error
+    json.loads(header, object_pairs_hook=_once)
+    names = sorted(name for name, _ in tensors)
+    if names != [ADAPTER_TENSOR]:
+        raise InvalidUpload(
+            f"the adapter contains the tensors {names}; it must contain exactly one, {ADAPTER_TENSOR!r}"
+        )
+    entry = tensors[0][1]
+    if entry["dtype"] != "F32":
+        raise InvalidUpload(f"{ADAPTER_TENSOR} has dtype {entry['dtype']}; it must be F32")
+    if list(entry["shape"]) != [size]:
+        raise InvalidUpload(f"{ADAPTER_TENSOR} has shape {list(entry['shape'])}; this program's is [{size}]")
+    flat = np.frombuffer(entry["data"], "<f4").astype(np.float32)
+    if not np.isfinite(flat).all():
+        raise InvalidUpload(f"{ADAPTER_TENSOR} has values that are not finite; training diverged: lower lr")
+    return flat

@@ -1,0 +1,285 @@
+"""The trajectory of a run: an append-only ledger of its steps, and exact replay.
+
+File: b"MOBIZO-TRAJECTORY 1\n", then frames. A frame is kind (1 byte), step (uint32), payload length (uint32), payload,
+CRC-32 of all that (uint32). Integers are little-endian. Kinds: `H` header (JSON, first, once), `S` one step's
+coefficients (q float32, in a run with a proximal pull also its factor, see `shared.zo.proximal`), `E` one evaluation
+(JSON), `L` limits that hold from the next step on (JSON). An incomplete last frame, left by a crash, is cut off.
+
+The coefficient of query i is c_i = lr projected_gradient_i / q, where
+projected_gradient_i = (loss_plus_i - loss_minus_i) / (2 eps) (see `shared.zo.encoding`), or <g, z_i> with the exact
+gradient g in a run with estimator `directional`. A step is B -= c_i z_i.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.errors import Conflict
+from shared.recipe import MAX_SEED, Noise, Sha256
+from shared.zo.noise import direction, query_seeds
+from shared.zo.proximal import pull
+
+F32 = NDArray[np.float32]
+
+MAGIC = b"MOBIZO-TRAJECTORY 1\n"
+_FRAME = struct.Struct("<cII")
+_CRC = struct.Struct("<I")
+
+
+class TrajectoryHeader(BaseModel):
+    """The parameters, besides the coefficients, that determine a run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    job_id: str
+    job_seed: int = Field(ge=0, le=MAX_SEED)
+    recipe_id: Sha256
+    noise: Noise
+    queries: int = Field(ge=1)
+    size: int = Field(ge=1, description="D")
+    start_sha256: Sha256 | None = Field(None, description="adapter file the run starts from; null: B = 0")
+    # Omitted when null, so that ledgers of runs without a pull keep their bytes.
+    proximal: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        exclude_if=lambda value: value is None,
+        description="mu of the pull towards the start after each step; null: none",
+    )
+
+    # Absent where false, for the same reason.
+    exact: bool = Field(
+        False,
+        exclude_if=lambda value: not value,
+        description="a run with exact gradients: a step's number is its loss, and the trajectory cannot reproduce B",
+    )
+
+    @property
+    def numbers(self) -> int:
+        """Number of float32 values in a step's frame: the coefficients, and the factor of the pull if there is one."""
+        return self.queries + (self.proximal is not None)
+
+
+class Evaluation(BaseModel):
+    """One evaluation on a split of the device's own data, after `step` steps."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: int = Field(ge=0)
+    split: Literal["validation", "test"]
+    correct: int = Field(ge=0)
+    total: int = Field(ge=1)
+    loss: float = Field(
+        allow_inf_nan=False,
+        description="mean over examples of -log P(correct answer | prompt), nats (shared.zo.encoding)",
+    )
+    adapter: Literal["current", "best"] = "current"
+
+    @property
+    def accuracy(self) -> float:
+        """Share of examples whose correct answer has the highest score."""
+        return self.correct / self.total
+
+
+class Limits(BaseModel):
+    """Limits that a device applies to its training from step `step` on, such as pauses.
+
+    Replay does not depend on them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: int = Field(0, ge=0)
+    rest: float = Field(0, ge=0, le=100, description="seconds of pause for each second of a step")
+    max_length: int | None = Field(None, ge=1, description="tokens; longer examples lose the front of their prompt")
+
+    def same(self, other: Limits) -> bool:
+        """Whether both set the same limits, regardless of the step."""
+        return (self.rest, self.max_length) == (other.rest, other.max_length)
+
+
+@dataclass
+class Trajectory:
+    """A ledger in memory.
+
+    coefficients: for each step, float32 (q,). pulls: for each step its factor, in a run with pulls.
+    """
+
+    header: TrajectoryHeader
+    coefficients: list[F32] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    limits: list[Limits] = field(default_factory=list)
+    pulls: list[np.float32] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps in the ledger."""
+        return len(self.coefficients)
+
+    def replay(self, start: F32, steps: int | None = None) -> F32:
+        """Returns B after `steps` steps (default: all) from `start` (D,): B -= c_i z_i, for i in order, in float32.
+
+        In a run with pulls, B is pulled towards the start after each step.
+
+        The result is exact on every machine for estimators `replay` and `directional` with Rademacher noise, since
+        z = +-1 makes each product exact. Otherwise it is approximate: Gaussian z depend on the machine's logarithm and
+        cosine, and `stored` recovers eps z from two rounded copies of B. The program's own `replay` is exact on the
+        machine that trained. The header does not name the estimator, which follows from the recipe id. Raises Conflict
+        for noise `randn`, which cannot be reproduced, and for estimator `gradient`, whose updates are not recorded.
+        """
+        if self.header.exact:
+            raise Conflict(
+                "the trajectory of a run with estimator gradient cannot reproduce B; use the run's adapter, or train "
+                "with estimator directional or replay"
+            )
+        flat = start.astype(np.float32, copy=True)
+        header = self.header
+        for step, coefficients in enumerate(self.coefficients[:steps]):
+            for seed, coefficient in zip(query_seeds(header.job_seed, step, header.queries), coefficients, strict=True):
+                flat -= np.float32(coefficient) * direction(header.noise, (int(seed[0]), int(seed[1])), header.size)
+            if self.pulls:
+                flat = pull(flat, start, self.pulls[step])
+        return flat
+
+    def take(self, numbers: F32) -> None:
+        """Appends a step's frame, float32 (header.numbers,)."""
+        self.coefficients.append(numbers[: self.header.queries])
+        if self.header.proximal is not None:
+            self.pulls.append(numbers[-1])
+
+
+def frame(kind: bytes, step: int, payload: bytes) -> bytes:
+    """Returns the bytes of one frame."""
+    body = _FRAME.pack(kind, step, len(payload)) + payload
+    return body + _CRC.pack(zlib.crc32(body))
+
+
+def _opening(header: TrajectoryHeader) -> bytes:
+    """Returns the first bytes of a ledger: the magic and the header frame."""
+    return MAGIC + frame(b"H", 0, header.model_dump_json().encode())
+
+
+def parse_trajectory(data: bytes) -> tuple[Trajectory | None, int]:
+    """Returns the ledger in `data` and the length of its complete frames, or (None, 0) if the header is incomplete.
+
+    Raises Conflict if a step is out of order, which a crash cannot cause.
+    """
+    if not data.startswith(MAGIC):
+        return None, 0
+    at = len(MAGIC)
+    trajectory: Trajectory | None = None
+    while at + _FRAME.size <= len(data):
+        kind, step, length = _FRAME.unpack_from(data, at)
+        end = at + _FRAME.size + length
+        if end + _CRC.size > len(data) or _CRC.unpack_from(data, end)[0] != zlib.crc32(data[at:end]):
+            break
+        payload = data[at + _FRAME.size : end]
+        if kind == b"H" and trajectory is None:
+            trajectory = Trajectory(TrajectoryHeader.model_validate_json(payload))
+        elif trajectory is None:
+            raise Conflict("the trajectory does not start with its header; remove the file to restart the run")
+        elif kind == b"S":
+            if step != trajectory.steps or length != 4 * trajectory.header.numbers:
+                raise Conflict(f"the trajectory has step {step} instead of step {trajectory.steps}")
+            trajectory.take(np.frombuffer(payload, "<f4").astype(np.float32))
+        elif kind == b"E":
+            trajectory.evaluations.append(Evaluation.model_validate_json(payload))
+        elif kind == b"L":
+            trajectory.limits.append(Limits.model_validate_json(payload))
+        at = end + _CRC.size
+    return trajectory, at if trajectory is not None else 0
+
+
+class Ledger:
+    """An append-only ledger in memory. `data` holds the bytes of the file."""
+
+    def __init__(self, header: TrajectoryHeader) -> None:
+        """Starts the ledger of a run."""
+        self.trajectory = Trajectory(header)
+        self.data = bytearray()
+        self._write(_opening(header))
+
+    def _write(self, data: bytes) -> None:
+        """Appends complete frames, either all of them or none."""
+        self.data += data
+
+    def append_step(self, coefficients: F32, factor: np.float32 | None = None) -> None:
+        """Appends the next step's coefficients, float32 (q,), and the factor of its pull in a run with pulls.
+
+        Raises ValueError for another number of coefficients, or for a factor that is missing or unexpected.
+        """
+        header = self.trajectory.header
+        payload = np.ascontiguousarray(coefficients, "<f4")
+        if payload.shape != (header.queries,):
+            raise ValueError(f"{payload.shape} coefficients for {header.queries} queries")
+        if (factor is None) != (header.proximal is None):
+            raise ValueError("a step must have the factor of a pull if and only if the run has pulls")
+        if factor is not None:
+            payload = np.append(payload, factor).astype("<f4")
+        self._write(frame(b"S", self.trajectory.steps, payload.tobytes()))
+        self.trajectory.take(payload.astype(np.float32))
+
+    def append_evaluation(self, evaluation: Evaluation) -> None:
+        """Appends an evaluation of the current B, or of the best B if it says so."""
+        payload = json.dumps(evaluation.model_dump(mode="json")).encode()
+        self._write(frame(b"E", self.trajectory.steps, payload))
+        self.trajectory.evaluations.append(evaluation)
+
+    def append_limits(self, limits: Limits) -> None:
+        """Appends the limits that apply from the next step on."""
+        payload = json.dumps(limits.model_dump(mode="json")).encode()
+        self._write(frame(b"L", self.trajectory.steps, payload))
+        self.trajectory.limits.append(limits)
+
+    def close(self) -> None:
+        """Releases the underlying file, if any. The ledger stays readable in memory."""
+
+
+class TrajectoryFile(Ledger):
+    """A ledger on disk. Every append is synced to disk (fsync) before it returns."""
+
+    def __init__(self, path: Path, header: TrajectoryHeader) -> None:
+        """Opens the ledger at `path` and cuts off an incomplete last frame, or creates a new ledger.
+
+        Raises Conflict if the file belongs to another run.
+        """
+        data = path.read_bytes() if path.exists() else b""
+        found, whole = parse_trajectory(data)
+        if found is not None and found.header != header:
+            raise Conflict(f"{path} is the trajectory of another run; move it away to start this one")
+        self.trajectory = found or Trajectory(header)
+        self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
+        self._file.truncate(whole)
+        self._file.seek(whole)
+        if found is None:
+            self._write(_opening(header))
+            directory = os.open(path.parent, os.O_RDONLY)
+            os.fsync(directory)
+            os.close(directory)
+
+    def _write(self, data: bytes) -> None:
+        end = self._file.tell()
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[self._file.write(view) :]
+            os.fsync(self._file.fileno())
+        except OSError:
+            # A full disk must not leave half a frame in the middle of the ledger.
+            os.ftruncate(self._file.fileno(), end)
+            os.lseek(self._file.fileno(), end, os.SEEK_SET)
+            raise
+
+    def close(self) -> None:
+        """Closes the file. The ledger stays readable in memory."""
+        self._file.close()

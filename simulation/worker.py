@@ -1,0 +1,138 @@
+"""A worker: one loaded program and the pool of examples, with which any virtual device is trained or evaluated.
+
+Each process opens the program once. Every call loads its own B, so virtual devices share the program without affecting
+each other, and a result does not depend on the process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from device_agent.runtimes import open_runtime, use_threads
+from device_agent.training.data import Splits
+from device_agent.training.evaluation import SplitMetrics, measure
+from device_agent.training.gradient_trainer import GradientTrainer
+from device_agent.training.journal import RunPlan
+from device_agent.training.trainer import Trainer
+from device_agent.training.transient import InMemoryRun
+from shared.federation.cohort import RoundTask
+from shared.job import Result, TrainingSettings
+from shared.privacy import ExamplePrivacy
+from shared.program import ProgramManifest
+from shared.task import Task
+from simulation import draws
+from simulation.attacks import spoil_examples
+from simulation.pool import read_pool
+from simulation.settings import FaultSettings
+from simulation.shards import Shard
+
+F32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """The paths and the number of threads of a worker. The paths must be the same on every machine."""
+
+    program: Path  # a directory with a program and its manifest
+    data: tuple[Path, ...]
+    task: str  # JSON
+    most_test: int
+    threads: int
+    log: Path  # output of libraries in worker processes
+
+
+@dataclass(frozen=True)
+class LocalTask:
+    """The local training of one device in a round."""
+
+    device: int
+    shard: Shard
+    start: F32  # B (D,)
+    start_sha256: str | None  # sha256 of the starting version; None: B = 0
+    training: TrainingSettings
+    round: RoundTask | None  # None: the job belongs to no round
+    privacy: ExamplePrivacy | None  # of the run
+    seed: int  # replaces the operating system's random source
+    faults: FaultSettings | None  # the attack of a poisoned device; None: honest
+
+
+@dataclass(frozen=True)
+class Work:
+    """The result of a device's training: the files it would upload, and its metrics."""
+
+    adapter: bytes
+    ledger: bytes
+    result: Result
+    seconds: float
+
+
+class Worker:
+    """The program and the pool of one process."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        use_threads(config.threads)
+        self.manifest = ProgramManifest.model_validate_json((config.program / "manifest.json").read_bytes())
+        self.task = Task.model_validate_json(config.task)
+        self._paths = {file.role: config.program / file.name for file in self.manifest.training_files}
+        tokenizer = Tokenizer.from_file(str(self._paths["tokenizer"]))
+        self.pool = read_pool(config.data, self.task, tokenizer, self.manifest.recipe, config.most_test)
+        self._runtime = open_runtime(self.manifest, self._paths["program"], self._paths["weights"], resident=True)
+
+    def train(self, local_task: LocalTask) -> Work:
+        """Trains one device with the agent's trainer."""
+        examples = [self.pool.train[index] for index in local_task.shard.train]
+        if local_task.faults is not None:
+            examples = list(spoil_examples(local_task.faults, examples))
+        held_out = [self.pool.train[index] for index in local_task.shard.held_out]
+        plan = RunPlan(
+            job_id=f"device-{local_task.device}",
+            task=self.task,
+            training=local_task.training,
+            manifest=self.manifest,
+            dataset=Path(f"shard-{local_task.device}"),
+            program=self._paths["program"],
+            weights=self._paths["weights"],
+            tokenizer=self._paths["tokenizer"],
+            start=None if local_task.start_sha256 is None else Path("start.safetensors"),
+            start_sha256=local_task.start_sha256,
+            round=local_task.round,
+            privacy=local_task.privacy,
+        )
+        # As on a real device, a private run is not evaluated.
+        splits = Splits(examples, held_out if local_task.privacy is None else (), None)
+        run = InMemoryRun(local_task.start, draws.entropy(local_task.seed, "device", local_task.device))
+        kind = GradientTrainer if self.manifest.recipe.estimator == "gradient" else Trainer
+        result = kind(run, plan, splits, self._runtime, lambda progress: None, lambda: False).train()
+        return Work(run.files[run.best], bytes(run.ledger_data), result, result.train_seconds)
+
+    def measure(self, flat: F32, shards: tuple[tuple[int, ...], ...]) -> list[SplitMetrics]:
+        """Evaluates B on the held-out examples of some devices."""
+        self._runtime.load(flat)
+        recipe, dynamic = self.manifest.recipe, self.manifest.dynamic_length
+        return [
+            measure(self._runtime, [self.pool.train[index] for index in shard], recipe, dynamic=dynamic)
+            for shard in shards
+        ]
+
+    def test(self, flat: F32) -> SplitMetrics:
+        """Evaluates B on the test examples."""
+        self._runtime.load(flat)
+        return measure(self._runtime, self.pool.test, self.manifest.recipe, dynamic=self.manifest.dynamic_length)
+
+
+@lru_cache(maxsize=1)
+def worker(config: WorkerConfig) -> Worker:
+    """Returns this process's worker."""
+    return Worker(config)
+
+
+def call(config: WorkerConfig, method: str, arguments: tuple[Any, ...]) -> Any:
+    """Calls one method of this process's worker. Executors run this function."""
+    return getattr(worker(config), method)(*arguments)

@@ -1,0 +1,24 @@
+"""Marks as slow the tests of measurements that compile, train or start servers."""
+
+import pytest
+
+SLOW = (
+    "test_accuracy",
+    "test_baselines",
+    "test_glue",
+    "test_kills",
+    "test_options",
+    "test_registry_downloads",
+    "test_server_kills",
+    "test_server_polls",
+    "test_smoke",
+    "test_steps",
+    "test_variance",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.parent.name == "bench" and item.path.stem in SLOW:
+            item.add_marker(pytest.mark.slow)

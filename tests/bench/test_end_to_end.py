@@ -1,0 +1,110 @@
+"""`bench end-to-end`: its claims from given runs, and first order with our help takes the steps of our program."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+from shared.job import TrainingSettings
+from shared.recipe import TARGETS, BaseRef, Recipe
+
+with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
+    warnings.simplefilter("ignore")
+    from bench.baselines.rounding import load_model
+    from bench.end_to_end import command
+    from bench.end_to_end.command import end_to_end
+    from bench.end_to_end.contenders import TABLE
+    from bench.end_to_end.track import Track
+    from bench.programs import Compiled
+    from bench.tiny import write_base
+    from bench.training.learners import ProgramLearner, torch_learner
+    from bench.training.runs import Contender, Look, Run, begin
+    from server.compiler import compile_program, inspect_base
+
+pytestmark = pytest.mark.filterwarnings("ignore:::executorch", "ignore:::torch", "ignore:::copyreg")
+
+# Core-seconds of each look, and its accuracies.
+COSTS = {"replay": 40.0, "gradient": 2.0, "first-order LoRA-FA, same help": 6.0, "MobiZO q=4": 100.0}
+ACCURACIES = (0.74, 0.76, 0.81)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    """The runs that the command makes: three looks each, of ACCURACIES, the rates 1e-2 and 4e-3 being the best."""
+    made: list[Run] = []
+
+    def run(track: Track, contender: Contender, split: str, cap: float | None, stop: bool, looks: object) -> Run:
+        cost, right = COSTS.get(contender.name, 300.0), contender.training.lr in (1e-2, 4e-3, 3e-3)
+        seen = [
+            Look(step=at, core_seconds=at * cost, seconds=at * cost / 2, accuracy=each - (not right) * 0.1, loss=1)
+            for at, each in enumerate(ACCURACIES, 1)
+        ]
+        fields = {"core_seconds": 3 * cost, "steps": 3, "examples": 30}
+        made.append(begin(contender, split, cap=cap, seen=seen, **fields))  # type: ignore[arg-type]
+        return made[-1]
+
+    monkeypatch.setattr(Track, "_run", run)
+    monkeypatch.setattr(Track, "calibration_core_seconds", 7.0)
+    monkeypatch.setattr(Track, "recipe", None)
+    monkeypatch.setattr(command, "peak_memory", lambda keep: ([], {"gradient_peak_memory_vs_first_order": 0.1}))
+    return made
+
+
+def test_claims_of_all_contenders(runs: list[Run], tmp_path: Path) -> None:
+    end_to_end(tmp_path / "result.json", keep=tmp_path / "keep", seeds=2)
+    claims = json.loads((tmp_path / "result.json").read_text())["claims"]
+    assert claims["core_seconds_to_target"] == 80
+    assert claims["gradient_core_seconds_to_target"] == 4
+    assert (claims["gradient_core_seconds_to_80"], claims["gradient_seconds_to_80"]) == (6, 3)
+    assert "gradient_core_seconds_to_83" not in claims  # no seed came that far
+    assert claims["gradient_final_accuracy"] == claims["final_accuracy"] == 0.81
+    assert claims["gradient_vs_first_order_same_help"] == 3
+    assert claims["gradient_vs_replay"] == 20
+    assert claims["core_seconds_vs_paper"] == 2.5
+    assert claims["gap_to_first_order_points"] == pytest.approx(-7)
+    assert claims["gradient_peak_memory_vs_first_order"] == 0.1
+    assert claims["calibration_core_seconds"] == 7
+    assert {run.contender for run in runs} == {entry.contender.name for entry in TABLE}
+
+
+def test_the_rate_is_chosen_on_the_validation_split(runs: list[Run], tmp_path: Path) -> None:
+    end_to_end(keep=tmp_path, only=["MobiZO q=4"], seeds=1)
+    assert [(run.split, run.lr, run.cap) for run in runs] == [
+        *(("validation", lr, 60.0) for lr in (5e-4, 1e-3, 4e-3, 1.6e-2)),
+        ("test", 4e-3, 260.0),
+    ]
+
+
+@pytest.mark.slow
+def test_first_order_with_the_same_help_takes_the_programs_steps(tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base")
+    recipe = Recipe(
+        base=BaseRef(name="tiny", sha256=inspect_base(str(base)).sha256),
+        estimator="gradient",
+        layers="last:1",
+        loss="candidates",
+        targets=TARGETS,
+        rank=2,
+        alpha=4,
+        effective_batch=4,
+        sequence_length=40,
+        answer_length=6,
+        choices=2,
+    )
+    (tmp_path / "program").mkdir()
+    program = Compiled(compile_program(recipe, str(base), tmp_path / "program", inference=False), tmp_path / "program")
+    ours = ProgramLearner(program)
+    model = load_model(str(base), "cpu", "float32")
+    theirs = torch_learner("first-order", model, recipe, program.manifest.shape, ours.train)
+    theirs.keep_prefix()
+    settings = TrainingSettings(steps=8, lr=1e-2)
+    start = theirs.measure(ours.train[:8])
+    for number in range(8):
+        indices = list(range(4 * (number % 4), 4 * (number % 4) + 4))  # from the cache in the second round
+        assert ours.step(indices, number, settings) == pytest.approx(theirs.step(indices, number, settings), rel=1e-3)
+    found, expected = (learner.measure(ours.train[:8]) for learner in (ours, theirs))
+    assert found.loss == pytest.approx(expected.loss, rel=1e-3)
+    assert abs(found.loss - start.loss) > 1e-3
+    ours.close()
+    theirs.close()

@@ -1,0 +1,384 @@
+"""Whole runs on a phone, and what disturbs them: each ends with the undisturbed run's bytes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from device_agent.android.adb import Adb, NoPhone, WrongProcessor
+from device_agent.engines.adb import AdbEngine
+from device_agent.engines.native import NativeEngine
+from device_agent.errors import DoesNotFit, RuntimeFailed
+from shared.zo.trajectory import Limits, parse_trajectory
+from tests.device_agent.android.conftest import TRAINING, begin
+from tests.device_agent.conftest import ROOT
+
+FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
+THERE = "/data/local/tmp/mobizo"
+STEPS = TRAINING["steps"]
+
+
+def never():
+    return False
+
+
+def silent(_progress):
+    """Nobody listens."""
+
+
+def engine_of(adb, runner_directory):
+    return AdbEngine(adb, runner_directory, poll_seconds=0.05)
+
+
+@pytest.fixture
+def engine(adb, runner_directory):
+    return engine_of(adb, runner_directory)
+
+
+def same(run, expected):
+    return all((run.path / name).read_bytes() == (expected.path / name).read_bytes() for name in FILES)
+
+
+def steps_in(ledger):
+    trajectory, _ = parse_trajectory(ledger.read_bytes())
+    return 0 if trajectory is None else trajectory.steps
+
+
+class Once:
+    """Does something once, as soon as the phone tells of `step`."""
+
+    def __init__(self, step, act):
+        self._step, self._act, self.done = step, act, False
+
+    def __call__(self, progress):
+        if progress.phase == "training" and progress.step >= self._step and not self.done:
+            self.done = True
+            self._act()
+
+
+class Output:
+    """What the runners of a run said, kept when the engine empties or removes the file."""
+
+    def __init__(self, phone, job="job-1"):
+        self._there, self._kept = phone.path(f"{THERE}/runs/{job}/out"), phone.path("/data/kept")
+        self._before = []
+
+    def keep(self):
+        """Looks at the file from now on."""
+        if self._kept.exists():
+            self._kept.unlink()
+        os.link(self._there, self._kept)
+
+    def cut(self):
+        """Another runner will write to the same file."""
+        self._before += self._read()
+
+    def steps(self):
+        """Each step that was computed, in order."""
+        return self._before + self._read()
+
+    def _read(self):
+        whole = self._kept.read_text().rpartition("\n")[0].splitlines()
+        said = [json.loads(line).get("progress", {}) for line in whole]
+        return [progress["step"] for progress in said if progress.get("phase") == "training"]
+
+
+def test_a_run_on_a_phone_is_the_native_engines(run, expected, engine, phone):
+    heard = []
+    message = engine.train(run, heard.append, never)
+    assert message.result.evaluations == expected.result().evaluations
+    assert same(run, expected)
+    assert run.result() == message.result
+    assert heard[-1].step == STEPS
+    assert message.result.peak_rss_bytes > 1 << 20
+    # The data was in the plan.
+    assert phone.run(f"ls {THERE}/runs {THERE}/aside").split() == [
+        f"{THERE}/aside:",
+        f"{THERE}/runs:",
+    ] or not phone.run(f"ls -A {THERE}/runs; ls -A {THERE}/aside")
+
+
+@pytest.mark.slow
+def test_only_what_lacks_is_pushed(engine, adb, runner_directory, rademacher, movies, tmp_path, phone):
+    phone.empty()
+    first = begin(tmp_path / "a", rademacher, movies, None, steps=2)
+    assert engine.train(first, silent, never).result is not None
+    files = [rademacher.manifest.file(role) for role in ("program", "weights")]
+    runner = sum(path.stat().st_size for path in runner_directory.rglob("*") if path.is_file())
+    assert engine.phone.pushed_bytes == sum(file.size for file in files) + runner + first.native_plan.stat().st_size
+    kept = phone.path(f"{THERE}/files")
+    assert {path.name for path in kept.iterdir()} == {file.sha256 for file in files}
+    assert all(phone.run(f"sha256sum {THERE}/files/{file.sha256}").split()[0] == file.sha256 for file in files)
+    inodes = {path.name: path.stat().st_ino for path in kept.iterdir()}
+    second = begin(tmp_path / "b", rademacher, movies, None, steps=3)
+    later = engine_of(adb, runner_directory)
+    assert later.train(second, silent, never).result is not None
+    assert later.phone.pushed_bytes == second.native_plan.stat().st_size
+    assert {path.name: path.stat().st_ino for path in kept.iterdir()} == inodes
+
+
+@pytest.mark.slow
+def test_adbd_dies_and_comes_back(run, expected, engine, phone):
+    output, why = Output(phone), []
+
+    def cut():
+        output.keep()
+        phone.kill()
+        threading.Timer(1.0, phone.start, kwargs={"connected": False}).start()
+
+    once = Once(3, cut)
+    message = engine.train(run, lambda told: (once(told), why.append(told.why)), never)
+    assert message.result is not None
+    assert same(run, expected)
+    assert output.steps() == list(range(1, STEPS + 1))
+    assert any(why)
+
+
+@pytest.mark.slow
+def test_the_adb_server_dies(run, expected, engine, phone):
+    output = Output(phone)
+
+    def cut():
+        output.keep()
+        phone.client("kill-server")
+
+    assert engine.train(run, Once(3, cut), never).result is not None
+    assert same(run, expected)
+    assert output.steps() == list(range(1, STEPS + 1))
+
+
+@pytest.mark.slow
+def test_the_runner_is_killed(run, expected, engine, phone):
+    output = Output(phone)
+
+    def cut():
+        output.keep()
+        # The same shell reads what was computed and lets nothing come between.
+        phone.run("kill -9 $(pidof mobizo-runner)")
+        output.cut()
+
+    once = Once(3, cut)
+    assert engine.train(run, once, never).result is not None
+    assert once.done
+    assert same(run, expected)
+    steps = output.steps()
+    assert sorted(set(steps)) == list(range(1, STEPS + 1))
+    assert len(steps) - len(set(steps)) <= 1
+
+
+@pytest.mark.slow
+def test_all_of_the_run_is_killed_as_by_a_restart_of_the_phone(run, expected, engine, phone):
+    def cut():
+        phone.run(f"kill -9 $(cat {THERE}/runs/job-1/keeper) $(pidof mobizo-runner)")
+
+    once = Once(3, cut)
+    assert engine.train(run, once, never).result is not None
+    assert once.done
+    assert same(run, expected)
+
+
+def stand_in(directory, train):
+    """A runner that starts, and whose training is a shell script."""
+    directory.mkdir()
+    program = directory / "mobizo-runner"
+    program.write_text(f"#!/bin/sh\n[ $1 = version ] && exit 0\n{train}\n")
+    return directory
+
+
+@pytest.mark.slow
+def test_a_runner_that_is_killed_before_its_first_step_does_not_fit(run, adb, tmp_path):
+    with pytest.raises(DoesNotFit, match="killed before its first step"):
+        engine_of(adb, stand_in(tmp_path / "runner", "kill -9 $$")).train(run, silent, never)
+
+
+@pytest.mark.slow
+def test_a_runner_that_dies_is_told_of_once(run, expected, engine, adb, tmp_path):
+    dying = engine_of(adb, stand_in(tmp_path / "runner", "echo the last words >&2; exit 5"))
+    with pytest.raises(RuntimeFailed, match="status 5: the last words"):
+        dying.train(run, silent, never)
+    assert engine.train(run, silent, never).result is not None
+    assert same(run, expected)
+
+
+@pytest.mark.slow
+def test_an_error_is_told_of_once(run, expected, engine, adb, tmp_path):
+    said = '{"error": {"code": "diverged", "detail": "lower lr"}}'
+    message = engine_of(adb, stand_in(tmp_path / "runner", f"echo '{said}'; exit 1")).train(run, silent, never)
+    assert (message.error.code, message.error.detail) == ("diverged", "lower lr")
+    assert engine.train(run, silent, never).result is not None
+    assert same(run, expected)
+
+
+@pytest.mark.slow
+def test_want_of_room_or_memory_is_no_failure(run, adb, tmp_path):
+    said = '{"error": {"code": "does-not-fit", "detail": "memory ran out"}}'
+    with pytest.raises(DoesNotFit, match="memory ran out"):
+        engine_of(adb, stand_in(tmp_path / "runner", f"echo '{said}'; exit 1")).train(run, silent, never)
+
+
+ALONE = """
+import sys
+from pathlib import Path
+from device_agent.android.adb import Adb
+from device_agent.engines.adb import AdbEngine
+from device_agent.training.journal import RunDirectory
+serial, command, runner, run = sys.argv[1:]
+engine = AdbEngine(Adb(serial, Path(command)), Path(runner), poll_seconds=0.05)
+engine.train(RunDirectory(Path(run)), lambda told: print(told.phase, told.step, flush=True), lambda: False)
+"""
+
+
+@pytest.mark.slow
+def test_the_engine_is_killed_and_another_goes_on(run, expected, engine, phone, runner_directory):
+    words = [phone.serial, phone.adb, runner_directory, run.path]
+    output = Output(phone)
+    with subprocess.Popen([sys.executable, "-c", ALONE, *words], cwd=ROOT, stdout=subprocess.PIPE, text=True) as alone:
+        for line in alone.stdout:
+            phase, step = line.split()
+            if phase == "training" and int(step) >= 3:
+                break
+        output.keep()
+        alone.kill()
+    assert alone.returncode == -signal.SIGKILL
+    assert engine.train(run, silent, never).result is not None
+    assert same(run, expected)
+    assert output.steps() == list(range(1, STEPS + 1))
+    assert engine.phone.pushed_bytes == 0
+
+
+@pytest.mark.slow
+def test_stop_ends_the_runner_and_keeps_what_it_did(run, expected, engine, phone):
+    once = Once(3, lambda: None)
+    message = engine.train(run, once, lambda: once.done)
+    assert message.stopped
+    assert message.result is None
+    assert phone.run("pidof mobizo-runner") == ""
+    assert steps_in(run.ledger) >= 3
+    assert run.ledger.read_bytes() == phone.path(f"{THERE}/runs/job-1/trajectory.bin").read_bytes()
+    assert engine.train(run, silent, never).result is not None
+    assert same(run, expected)
+
+
+@pytest.mark.slow
+def test_a_phone_that_is_away_when_asked_to_stop_goes_on(run, expected, engine, phone):
+    output = Output(phone)
+
+    def cut():
+        output.keep()
+        phone.run("kill -STOP $(pidof mobizo-runner)")  # so that it has not ended when it is looked for
+        phone.kill()
+
+    once, waited = Once(3, cut), []
+    message = engine.train(run, lambda told: (once(told), waited.append(told.phase == "waiting")), lambda: any(waited))
+    assert message.stopped
+    assert phone.run("pidof mobizo-runner") != ""
+    phone.run("kill -CONT $(pidof mobizo-runner)")
+    phone.start()
+    assert engine.train(run, silent, never).result is not None
+    assert same(run, expected)
+    assert output.steps() == list(range(1, STEPS + 1))
+
+
+@pytest.mark.slow
+def test_a_lost_phone_costs_what_was_not_copied(run, expected, engine, phone):
+    once = Once(5, lambda: None)
+    assert engine.train(run, once, lambda: once.done).stopped
+    copied = steps_in(run.ledger)
+    phone.empty()
+    assert not phone.path(THERE).exists()
+    output = Output(phone)
+    assert engine.train(run, Once(copied + 1, output.keep), never).result is not None
+    assert output.steps() == list(range(copied + 1, STEPS + 1))
+    assert same(run, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [False, True])
+def test_exact_gradients_go_on_from_the_phones_checkpoints(
+    lost, gradient, movies, tmp_path, engine, phone, runner_directory
+):
+    """Without them, on an empty phone, all steps are computed again."""
+    expected, run = (begin(tmp_path / name, gradient, movies) for name in ("expected", "run"))
+    assert NativeEngine(runner_directory).train(expected, silent, never).result is not None
+    once = Once(11, lambda: None)
+    assert engine.train(run, once, lambda: once.done).stopped
+    assert phone.path(f"{THERE}/runs/job-1/checkpoints/step-10.bin").exists()
+    if lost:
+        phone.empty()
+    assert engine.train(run, silent, never).result is not None
+    assert same(run, expected)
+
+
+@pytest.mark.slow
+def test_a_host_that_lost_its_copy_takes_the_phones(run, expected, engine, phone):
+    once = Once(5, lambda: None)
+    assert engine.train(run, once, lambda: once.done).stopped
+    done = steps_in(run.ledger)
+    run.ledger.unlink()
+    output = Output(phone)
+    assert engine.train(run, Once(done + 1, output.keep), never).result is not None
+    assert output.steps() == list(range(done + 1, STEPS + 1))
+    assert same(run, expected)
+
+
+@pytest.mark.slow
+def test_a_torn_copy_is_mended(run, expected, engine, phone):
+    once = Once(5, lambda: None)
+    assert engine.train(run, once, lambda: once.done).stopped
+    run.ledger.write_bytes(run.ledger.read_bytes()[:-3])
+    assert engine.train(run, silent, never).result is not None
+    assert same(run, expected)
+
+
+@pytest.mark.slow
+def test_another_runs_ledger_on_the_phone_is_no_beginning(run, expected, engine, phone, rademacher, movies, tmp_path):
+    other = begin(tmp_path / "other", rademacher, movies, seed=6)
+    once = Once(5, lambda: None)
+    assert engine.train(other, once, lambda: once.done).stopped
+    assert engine.train(run, silent, never).result is not None
+    assert same(run, expected)
+
+
+@pytest.mark.slow
+def test_limits_reach_the_runner(run, engine):
+    slow, changed = Limits(rest=100), Limits(rest=1)
+    run.limit(slow)  # many looks at the phone fit between the fifth step and the last
+    message = engine.train(run, Once(5, lambda: run.limit(changed)), never)
+    trajectory, _ = parse_trajectory(run.ledger.read_bytes())
+    assert message.result is not None
+    assert [(limits.rest, limits.max_length) for limits in trajectory.limits] == [(100, None), (1, None)]
+    assert trajectory.limits[0].step == 0
+    assert 5 <= trajectory.limits[1].step < STEPS
+
+
+@pytest.mark.slow
+def test_a_new_run_needs_a_phone(run, phone, runner_directory):
+    phone.client("disconnect")
+    engine = engine_of(Adb(None, phone.adb), runner_directory)
+    with pytest.raises(NoPhone, match="USB debugging"):
+        engine.train(run, silent, never)
+
+
+@pytest.mark.slow
+def test_two_phones_and_a_run_that_knows_its_own(run, expected, phone, runner_directory):
+    once = Once(3, lambda: phone.start(phone.port + 1))
+    assert engine_of(Adb(None, phone.adb), runner_directory).train(run, once, lambda: once.done).stopped
+    assert engine_of(Adb(None, phone.adb), runner_directory).train(run, silent, never).result is not None
+    assert same(run, expected)
+
+
+@pytest.mark.slow
+def test_a_runner_for_another_processor(run, adb, tmp_path, runner_directory, phone):
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    runners = phone.run(f"ls {THERE}/runner")
+    program = bytearray((runner_directory / "mobizo-runner").read_bytes())
+    program[18:20] = b"\xf3\x00"  # e_machine: RISC-V
+    (foreign / "mobizo-runner").write_bytes(program)
+    with pytest.raises(WrongProcessor, match=r"does not start on this phone .*not executable.*build it for the phone"):
+        engine_of(adb, foreign).train(run, silent, never)
+    assert phone.run(f"ls {THERE}/runner") == runners

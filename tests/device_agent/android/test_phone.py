@@ -1,0 +1,98 @@
+"""What is kept on a phone, by the real adb and a real adbd."""
+
+import hashlib
+import os
+import time
+
+import pytest
+
+from device_agent.android.adb import PhoneFull
+from device_agent.android.phone import Phone
+from shared.errors import Untrusted
+
+THERE = "/data/local/tmp/mobizo"
+DAY = 24 * 3600
+
+
+@pytest.fixture
+def kept(adb, phone):
+    phone.empty()
+    kept = Phone(adb)
+    kept.open()
+    yield kept
+    phone.empty()
+
+
+def written(path, data):
+    path.write_bytes(data)
+    return path, hashlib.sha256(data).hexdigest()
+
+
+def age(path, days):
+    then = time.time() - days * DAY
+    os.utime(path, (then, then))
+
+
+@pytest.mark.parametrize("root", ["relative", "/data/a b", "/data/../x", "/data/$(x)", "/"])
+def test_a_place_that_a_shell_would_take_otherwise_is_refused(adb, root):
+    with pytest.raises(ValueError, match="not an absolute path of plain names"):
+        Phone(adb, root)
+
+
+@pytest.mark.parametrize("job", ["../x", "a b", "$(x)", "", ".hidden", "a/b", "-rf"])
+def test_a_job_of_any_name_has_a_plain_directory(kept, job):
+    name = kept.run(job).removeprefix(f"{THERE}/runs/")
+    assert name == hashlib.sha256(job.encode()).hexdigest()
+    assert kept.run("job-1") == f"{THERE}/runs/job-1"
+
+
+def test_a_file_is_pushed_once(kept, phone, tmp_path):
+    local, sha256 = written(tmp_path / "weights", os.urandom(100_000))
+    assert kept.keep(local, sha256) == kept.keep(local, sha256) == f"{THERE}/files/{sha256}"
+    assert kept.pushed_bytes == 100_000
+    assert phone.path(kept.file(sha256)).read_bytes() == local.read_bytes()
+    # A file that a full or crashed phone cut short is pushed again.
+    with phone.path(kept.file(sha256)).open("r+b") as file:
+        file.truncate(5)
+    kept.keep(local, sha256)
+    assert phone.path(kept.file(sha256)).read_bytes() == local.read_bytes()
+
+
+def test_a_file_of_other_content_is_not_taken(kept, phone, tmp_path):
+    local, _ = written(tmp_path / "weights", b"changed since")
+    with pytest.raises(Untrusted, match="has changed"):
+        kept.keep(local, "0" * 64)
+    assert phone.run(f"ls {THERE}/files") == ""
+
+
+def test_no_room_is_said_with_numbers_before_anything_is_pushed(kept, phone, tmp_path):
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(200 << 20)
+    with pytest.raises(PhoneFull, match=r"has 12\d MB free and 216 MB are needed"):
+        kept.keep(tmp_path / "large", "0" * 64)
+    assert kept.pushed_bytes == 0
+
+
+def test_files_come_back_whole(kept, phone, tmp_path):
+    data = os.urandom(50_000)
+    phone.path(f"{THERE}/b").write_bytes(data)
+    kept.fetch(f"{THERE}/b", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == data
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_clean_removes_the_longest_unused_over_the_cap_and_old_runs(kept, phone, tmp_path):
+    hashes = []
+    for index, days in enumerate((5, 4, 3, 2)):
+        local, sha256 = written(tmp_path / str(index), os.urandom(1 << 20))
+        age(phone.path(kept.keep(local, sha256)), days)
+        hashes.append(sha256)
+    for name, days in (("old", 40), ("young", 1)):
+        phone.run(f"mkdir -p {THERE}/runs/{name}/x")
+        age(phone.path(f"{THERE}/runs/{name}"), days)
+    kept.clean(keep={hashes[0]}, most_bytes=2 << 20, days=30)
+    assert phone.run(f"ls {THERE}/runs") == "young\n"
+    # The oldest is kept as asked, then the newest ones as far as there is room.
+    assert set(phone.run(f"ls {THERE}/files").split()) == {hashes[0], hashes[2], hashes[3]}
+    kept.clean(most_bytes=0)
+    assert phone.run(f"ls {THERE}/files") == ""

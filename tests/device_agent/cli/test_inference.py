@@ -1,0 +1,171 @@
+"""A kept adapter as a person uses it: without any network, and from the server what that lacks."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from device_agent.inference.adapter_store import AdapterStore
+from device_agent.inference.chat import Chat
+from device_agent.inference.personal_model import open_personal
+from device_agent.inference.predict import predict
+from tests.device_agent.conftest import ROOT, enroll
+from tests.device_agent.fake_server import FakeServer
+from tests.device_agent.use import keep_adapter
+
+
+def alone(command):
+    """The command in a network namespace without any link, not even to itself."""
+    return ["unshare", "--user", "--map-root-user", "--net", *command]
+
+
+def can_be_alone():
+    return shutil.which("unshare") is not None and subprocess.run(alone(["true"]), check=False).returncode == 0
+
+
+pytestmark = pytest.mark.usefixtures("with_runner")
+offline = pytest.mark.skipif(not can_be_alone(), reason="this machine lets nobody make a network namespace")
+
+
+@pytest.fixture
+def agent(home):
+    """Runs `mobizo-agent` in the test's home; `network`: whether there is any."""
+
+    def agent(*arguments, stdin="", network=True):
+        command = [sys.executable, "-m", "device_agent", *arguments]
+        return subprocess.run(
+            command if network else alone(command),
+            cwd=ROOT,
+            env=os.environ | {"MOBIZO_AGENT_HOME": str(home.path)},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return agent
+
+
+@pytest.fixture
+def kept(home, rademacher, server_key):
+    return keep_adapter(home, rademacher, server_key)
+
+
+@pytest.fixture
+def expected(home, kept):
+    """What the adapter says of a text, by the library."""
+    model = open_personal(home, "alice-movies")
+
+    def expected(text):
+        return [candidate.probability for candidate in predict(model, {"text": text}, "here").candidates]
+
+    yield expected
+    model.close()
+
+
+@offline
+def test_predictions_need_no_network(agent, expected):
+    done = agent("predict", "alice-movies", "--text", "a warm plot", "--json", network=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [candidate["probability"] for candidate in found["candidates"]] == expected("a warm plot")
+    assert [candidate["label"] for candidate in found["candidates"]] == ["negative", "positive"]
+    assert found["label"] == ("negative", "positive")[expected("a warm plot").index(max(expected("a warm plot")))]
+
+
+def test_records_come_from_fields_files_and_standard_input(agent, expected, dataset):
+    def shares(done):
+        assert done.returncode == 0, done.stderr
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        return [[candidate["probability"] for candidate in line["candidates"]] for line in lines]
+
+    assert shares(agent("predict", "alice-movies", "--field", "text=dull", "--json")) == [expected("dull")]
+    lines = 'dull\n\n{"text": "a joy", "label": "unknown"}\n'
+    assert shares(agent("predict", "alice-movies", "--json", stdin=lines)) == [expected("dull"), expected("a joy")]
+    texts = [json.loads(line)["text"] for line in (dataset / "test.jsonl").read_text().splitlines()]
+    done = agent("predict", "alice-movies", "--file", str(dataset / "test.jsonl"), "--json")
+    assert shares(done) == [expected(text) for text in texts]
+
+
+def test_people_see_the_likeliest_first(agent, expected):
+    negative, positive = expected("dull")
+    ranked = sorted([(negative, "terrible"), (positive, "great")], reverse=True)
+    done = agent("predict", "alice-movies", "--text", "dull")
+    assert done.stdout == "  ".join(f"{word} {share:.1%}" for share, word in ranked) + "\n"
+    assert agent("predict", "alice-movies", "--text", "dull", "--base").stdout != done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["predict", "bob", "--text", "x"], 1, "stored: alice-movies"),
+        (["predict", "Bob", "--text", "x"], 2, "not an adapter name"),
+        (["predict", "alice-movies", "--text", "x", "--file", "y"], 2, "choose one"),
+        (["predict", "alice-movies", "--field", "label=x"], 2, "once for each of text"),
+        (["predict", "alice-movies", "--file", "/no/such/file"], 2, "cannot be read"),
+        (["chat", "alice-movies", "--text", "x" * 100], 2, "share 64"),
+        (["chat", "alice-movies", "--text", "x", "--form", "chatml"], 2, "--form plain"),
+        (["adapters", "rollback", "alice-movies"], 1, "no previous version"),
+        (["adapters", "pull", "bob"], 1, "when its job completes here"),
+    ],
+)
+def test_what_cannot_be_done_is_one_clear_line(agent, kept, arguments, status, words):
+    done = agent(*arguments)
+    assert done.returncode == status, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@offline
+def test_a_chat_needs_no_network_and_says_its_form(agent, home, kept):
+    options = ("--most", "9", "--temperature", "1.5", "--seed", "3")
+    done = agent("chat", "alice-movies", "--text", "it was", *options, network=False)
+    assert done.returncode == 0, done.stderr
+    model = open_personal(home, "alice-movies")
+    assert done.stdout == "".join(Chat(model, "plain", 9, 1.5, 3).answer("it was")) + "\n"
+    model.close()
+    assert "the model continues your text" in done.stderr
+
+
+def test_a_chat_reads_lines_until_there_are_none(agent, home, kept):
+    done = agent("chat", "alice-movies", "--most", "5", "--json", stdin="it was\n\n" + "x" * 100 + "\nso\n")
+    assert done.returncode == 0, done.stderr
+    assert "share 64" in done.stderr  # one text too long does not end the conversation
+    model = open_personal(home, "alice-movies")
+    texts = ["".join(Chat(model, "plain", 5).answer(text)) for text in ("it was", "so")]
+    model.close()
+    assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == texts
+
+
+def test_adapters_are_listed_rolled_back_and_removed(agent, home, kept, rademacher):
+    (listed,) = [json.loads(line) for line in agent("adapters", "list", "--json").stdout.splitlines()]
+    assert (listed["name"], listed["job_id"], listed["usable"]) == ("alice-movies", "job-1", True)
+    assert agent("adapters", "list").stdout.startswith("alice-movies: sst2, of job job-1")
+    store = AdapterStore(home)
+    about = store.stored()[0]
+    version = home.path / "adapters" / "alice-movies" / "00000001" / "adapter.safetensors"
+    store.add("alice-movies", version.read_bytes(), about.signed, about.task, "job-2")
+    assert "is now the adapter of job job-1" in agent("adapters", "rollback", "alice-movies").stdout
+    assert json.loads(agent("adapters", "list", "--json").stdout)["job_id"] == "job-1"
+    assert agent("adapters", "remove", "alice-movies").returncode == 0
+    assert "no adapters stored yet" in agent("adapters", "list").stdout
+
+
+def test_pulling_fetches_what_use_lacks(agent, home, rademacher, server_key, expected):
+    inference = rademacher.manifest.file("inference")
+    (home.cache / inference.sha256).unlink()
+    assert not json.loads(agent("adapters", "list", "--json").stdout)["usable"]
+    lacking = agent("predict", "alice-movies", "--text", "dull")
+    assert lacking.returncode == 1
+    assert "adapters pull alice-movies" in lacking.stderr
+    with FakeServer(server_key) as server:
+        enroll(home, server.url, server_key)
+        server.files[inference.sha256] = rademacher.path("inference").read_bytes()
+        done = agent("adapters", "pull", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"adapter": "alice-movies", "files": 1, "bytes": inference.size}
+    assert agent("predict", "alice-movies", "--text", "dull").returncode == 0

@@ -1,0 +1,206 @@
+"""The daemon as a person on its machine meets it: status, pause, stop, logs, systemd, and no door to the network."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import requires
+
+import psutil
+import pytest
+
+from device_agent.cli.main import complete_adb_option
+from device_agent.daemon.logs import log_path
+from tests.device_agent.conftest import ROOT, enroll
+from tests.device_agent.fake_server import FakeServer
+
+pytestmark = pytest.mark.usefixtures("with_runner")
+
+FORBIDDEN = ("fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "transformers", "torch", "executorch")
+
+
+@pytest.fixture
+def server(server_key):
+    with FakeServer(server_key) as double:
+        yield double
+
+
+@pytest.fixture
+def agent(home, server, server_key):
+    """Runs `mobizo-agent` to its end in the test's enrolled home."""
+    enroll(home, server.url, server_key)
+
+    def agent(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "device_agent", *arguments],
+            cwd=ROOT,
+            env=os.environ | {"MOBIZO_AGENT_HOME": str(home.path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return agent
+
+
+@pytest.fixture
+def systemd(tmp_path):
+    """A datagram socket as systemd's, and its address."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.settimeout(60)
+        yield listener, str(tmp_path / "notify")
+
+
+@pytest.fixture
+def daemon(agent, home, server, dataset, systemd):
+    """A daemon at work, started as systemd starts one."""
+    notify = {"NOTIFY_SOCKET": systemd[1], "WATCHDOG_USEC": str(600 * 10**6)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "device_agent", "run", "--engine", "python", "--data", f"movies={dataset}"],
+        cwd=ROOT,
+        env=os.environ | notify | {"MOBIZO_AGENT_HOME": str(home.path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    server.wait_for(lambda: ("POST", "leases") in server.calls)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_an_idle_daemon_says_so_listens_to_nobody_outside_and_stops_when_told(daemon, agent, home):
+    shown = agent("status")
+    assert "the server has no job for this device" in shown.stdout
+    listening = [c for c in psutil.Process(daemon.pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert listening == []
+    assert home.control.is_socket()
+    assert home.control.stat().st_mode & 0o777 == 0o600
+    done = agent("stop")
+    assert (done.returncode, done.stdout) == (0, "stopped\n"), done.stderr
+    assert daemon.wait(30) == 0
+    assert not home.control.exists()
+    done = agent("stop")
+    assert done.returncode == 1
+    assert "mobizo-agent run" in done.stderr
+    assert "mobizo-agent run" in agent("status").stdout
+
+
+@pytest.mark.slow
+def test_a_paused_daemon_waits_in_the_middle_of_a_run_and_goes_on(daemon, agent, server, rademacher):
+    server.add_job(rademacher, steps=100_000, evaluation_interval=1000)
+    server.wait_for(lambda: any(beat.phase == "training" and beat.step > 0 for beat in server.beats))
+    assert agent("pause").returncode == 0
+    assert "paused by the user" in agent("status").stdout
+    server.wait_for(lambda: any(beat.phase == "waiting" for beat in server.beats))
+    waiting = next(beat for beat in server.beats if beat.phase == "waiting")
+    assert "paused by the user" in waiting.why
+    shown = json.loads(agent("status", "--json").stdout)
+    assert (shown["paused"], shown["running"]) == (True, True)
+    assert "paused by the user" in shown["progress"]["why"]
+    assert json.loads(agent("resume", "--json").stdout) == {"paused": False, "running": True}
+    server.wait_for(lambda: server.beats[-1].phase == "training" and server.beats[-1].step > waiting.step)
+    assert agent("stop").returncode == 0
+    assert daemon.wait(30) == 0
+
+
+def test_a_pause_outlives_the_daemon(agent, server, dataset, rademacher):
+    server.add_job(rademacher, steps=1)
+    assert "no agent is running" in agent("pause").stdout
+    done = agent("run", "--once", "--data", f"movies={dataset}")
+    assert done.returncode == 1
+    assert "paused by the user" in done.stderr
+    assert ("POST", "leases") not in server.calls
+    assert "no agent is running" in agent("resume").stdout
+    assert agent("run", "--once", "--engine", "python", "--data", f"movies={dataset}").returncode == 0
+
+
+def test_systemd_hears_that_it_is_up_that_it_trains_and_that_it_ends(daemon, systemd, server, rademacher):
+    listener, _ = systemd
+    assert listener.recv(4096) == b"READY=1"
+    server.add_job(rademacher, steps=100_000, evaluation_interval=1000)
+    heard = []
+    while not any("training" in text for text in heard):
+        heard.append(listener.recv(4096).decode())
+    assert "WATCHDOG=1\nSTATUS=training" in heard[-1]
+    daemon.send_signal(signal.SIGTERM)
+    while heard[-1] != "STOPPING=1":
+        heard.append(listener.recv(4096).decode())
+    assert daemon.wait(30) == 0
+
+
+def test_the_log_is_kept_for_whoever_asks(agent, home, server, rademacher, dataset):
+    assert agent("logs").stdout == ""
+    server.add_job(rademacher, steps=1)
+    assert agent("run", "--once", "--engine", "python", "--data", f"movies={dataset}").returncode == 0
+    events = [json.loads(line) for line in agent("logs", "--json").stdout.splitlines()]
+    assert [event["event"] for event in events][:: len(events) - 1] == ["job", "job ended"]
+    assert events[-1]["outcome"] == "completed"
+    (last,) = agent("logs", "-n", "1").stdout.splitlines()
+    assert re.search(r"job ended job=job-1 outcome=completed$", last)
+    assert log_path(home.path).stat().st_mode & 0o077 == 0
+
+
+def test_following_the_log_shows_what_comes_and_ends_by_ctrl_c(agent, home):
+    path = log_path(home.path)
+    path.parent.mkdir()
+    path.write_text('{"event": "old", "level": "info", "timestamp": "t"}\n')
+    command = [sys.executable, "-m", "device_agent", "logs", "--follow", "--home", str(home.path)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "t info    old\n"
+    with path.open("a") as file:
+        file.write('{"event": "new", "level": "info", "timestamp": "t"}\n')
+    assert process.stdout.readline() == "t info    new\n"
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    assert process.returncode == 0
+
+
+def test_keys_are_for_this_user_alone_whatever_the_umask(home, server, server_key):
+    done = subprocess.run(
+        [sys.executable, "-m", "device_agent", "enroll", "--server", server.url, "--token", "t", "--name", "x"],
+        cwd=ROOT,
+        env=os.environ | {"MOBIZO_AGENT_HOME": str(home.path / "new")},
+        umask=0,
+        check=False,
+    )
+    assert done.returncode == 0
+    for name, mode in ((".", 0o700), ("config.json", 0o600), ("device.key", 0o600)):
+        assert (home.path / "new" / name).stat().st_mode & 0o777 == mode
+
+
+def test_the_daemon_imports_nothing_of_a_server_and_no_runtime():
+    program = (
+        "import sys, device_agent.cli.main, device_agent.daemon.daemon; "
+        f"print([n for n in {FORBIDDEN} if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_agents_extra_installs_nothing_of_a_server():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + project["optional-dependencies"]["agent"]
+    # What is installed says the same, so that the check is of what pip would do.
+    shipped = [line for line in requires("mobizo") if "extra ==" not in line or 'extra == "agent"' in line]
+    names = {re.split(r"[^A-Za-z0-9_.-]", line)[0].lower() for line in wanted + shipped}
+    assert {"httpx", "psutil", "platformdirs"} <= names
+    assert not names & {"fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "transformers"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["run", "--adb", "--once"], ["run", "--adb=", "--once"]),
+        (["run", "--adb"], ["run", "--adb="]),
+        (["run", "--adb", "emulator-5554"], ["run", "--adb", "emulator-5554"]),
+        (["run", "--adb=x"], ["run", "--adb=x"]),
+        ([], []),
+    ],
+)
+def test_adb_may_stand_without_a_serial(words, expected):
+    assert complete_adb_option(words) == expected

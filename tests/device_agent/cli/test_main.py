@@ -1,0 +1,177 @@
+"""The command as a person runs it: options, exit statuses, signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from device_agent.home import AgentHome
+from shared.errors import Unauthorized
+from tests.device_agent.conftest import ROOT, enroll
+from tests.device_agent.fake_server import FakeServer
+
+pytestmark = pytest.mark.usefixtures("with_runner")
+
+
+@pytest.fixture
+def server(server_key):
+    with FakeServer(server_key) as double:
+        yield double
+
+
+@pytest.fixture
+def agent(home):
+    """Runs `mobizo-agent` to its end in the test's home."""
+
+    def agent(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "device_agent", *arguments],
+            cwd=ROOT,
+            env=os.environ | {"MOBIZO_AGENT_HOME": str(home.path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return agent
+
+
+@pytest.fixture
+def enrolled(home, server, server_key):
+    enroll(home, server.url, server_key)
+
+
+def test_enroll_pins_the_servers_key(agent, server, home):
+    done = agent("enroll", "--server", server.url, "--token", "once", "--name", "jetson-1", "--json")
+    assert done.returncode == 0, done.stderr
+    config = AgentHome(home.path).config()
+    assert json.loads(done.stdout) == {"device_id": "device-1", "server": server.url, "key_id": config.key_id}
+    assert config.token == "device-token"
+    assert b"Authorization: Bearer once" in server.sent
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["enroll", "--server", "URL", "--token", "spent", "--name", "x"], 1, "valid token"),
+        (["enroll", "--server", "http://127.0.0.1:9", "--token", "t", "--name", "x"], 1, "cannot be reached"),
+        (["enroll", "--server", "URL", "--token", "t", "--name", "Not A Name"], 2, "lower-case"),
+        (["enroll", "--server", "URL"], 2, "--name"),
+    ],
+)
+def test_an_enrollment_that_fails_says_why_in_one_line(agent, server, arguments, status, words):
+    server.broken["devices"] = [Unauthorized("a valid token is needed")]
+    done = agent(*(server.url if word == "URL" else word for word in arguments))
+    assert done.returncode == status
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    if status == 1:
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_commands_need_an_enrollment(agent, dataset):
+    for arguments in (["run", "--data", f"movies={dataset}"], ["train", "--once", "--data", f"movies={dataset}"]):
+        done = agent(*arguments)
+        assert done.returncode == 2
+        assert "mobizo-agent enroll" in done.stderr
+    assert agent("status").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("movies", "NAME=DIR"),
+        ("Movies=/tmp", "NAME=DIR"),
+        ("movies=/nowhere/at/all", "no directory"),
+        ("movies=.", "no train.jsonl"),
+    ],
+)
+def test_a_bad_data_option_is_a_usage_error(agent, enrolled, option, words):
+    done = agent("run", "--data", option)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_train_once_trains_one_job_and_says_when_there_is_none(agent, enrolled, server, rademacher, dataset):
+    server.add_job(rademacher, steps=2)
+    done = agent("train", "--once", "--data", f"movies={dataset}", "--json")
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert events[-1]["event"] == "job ended"
+    assert events[-1]["outcome"] == "completed"
+    assert {event.get("phase") for event in events} >= {"downloading", "training", "uploading"}
+    done = agent("train", "--once", "--data", f"movies={dataset}")
+    assert done.returncode == 0
+    assert "no job is waiting" in done.stderr
+    shown = json.loads(agent("status", "--json").stdout)
+    assert (shown["state"], shown["running"], shown["last_outcome"]) == ("stopped", False, "completed")
+    assert "last job job-1 completed" in agent("status").stdout
+
+
+def test_train_without_once_is_refused(agent, enrolled, dataset):
+    done = agent("train", "--data", f"movies={dataset}")
+    assert done.returncode == 2
+    assert "--once" in done.stderr
+
+
+def test_a_failed_job_is_status_1(agent, enrolled, server, rademacher, dataset):
+    (dataset / "train.jsonl").write_text("{\n")
+    server.add_job(rademacher)
+    done = agent("train", "--once", "--data", f"movies={dataset}")
+    assert done.returncode == 1
+    assert "train.jsonl:1: the line is not JSON" in " ".join(done.stderr.split())
+
+
+@pytest.fixture
+def daemon(home, dataset, enrolled):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "device_agent", "run", "--data", f"movies={dataset}", "--json"],
+        cwd=ROOT,
+        env=os.environ | {"MOBIZO_AGENT_HOME": str(home.path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_an_idle_daemon(daemon, server, number, agent):
+    server.wait_for(lambda: ("POST", "leases") in server.calls)
+    done = agent("run", "--data", f"movies={ROOT / 'examples' / 'data' / 'movie_reviews'}")
+    assert done.returncode == 2
+    assert "uses this home" in done.stderr
+    daemon.send_signal(number)
+    assert daemon.wait(30) == 0
+
+
+LONG = 8000  # steps: seconds more than a command line takes to start, whatever else the machine does
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_training_leaves_a_run_that_goes_on(daemon, server, rademacher, agent, dataset, home):
+    server.add_job(rademacher, steps=LONG, evaluation_interval=LONG)
+    server.wait_for(lambda: any(beat.phase == "training" for beat in server.beats))
+    shown = json.loads(agent("status", "--json").stdout)
+    assert (shown["state"], shown["running"], shown["job_id"]) == ("busy", True, "job-1")
+    os.killpg(daemon.pid, signal.SIGINT)  # as a terminal does: the training process hears it too
+    assert daemon.wait(30) == 0
+    assert ("POST", "release") not in server.calls
+    assert agent("run", "--once", "--data", f"movies={dataset}").returncode == 0
+    assert server.completions[0].result.steps == LONG
+
+
+@pytest.mark.slow
+def test_kill_9_of_the_whole_agent_and_restart(daemon, server, rademacher, agent, dataset, home):
+    server.add_job(rademacher, steps=LONG, evaluation_interval=LONG)
+    server.wait_for(lambda: any(beat.phase == "training" for beat in server.beats))
+    os.kill(daemon.pid, signal.SIGKILL)
+    daemon.wait()
+    done = agent("run", "--once", "--data", f"movies={dataset}")
+    assert done.returncode == 0, done.stderr
+    assert server.completions[0].result.steps == LONG

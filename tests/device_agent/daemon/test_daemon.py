@@ -1,0 +1,346 @@
+"""The daemon with real training processes against a server that can misbehave."""
+
+import threading
+
+import psutil
+import pytest
+
+from device_agent.daemon.daemon import Daemon
+from device_agent.daemon.reporting import Display
+from device_agent.inference.adapter_store import AdapterStore
+from device_agent.jobs.leased_job import Outcome
+from device_agent.training.journal import RunDirectory
+from shared.capabilities import Capabilities
+from shared.errors import Gone, Unauthorized, Unavailable
+from shared.job import Result
+from shared.key_rotation import sign_key_rotation
+from shared.signing import key_id, new_private_key
+from shared.zo.lora import load_adapter
+from shared.zo.trajectory import parse_trajectory
+from tests.device_agent.conftest import enroll
+from tests.device_agent.fake_server import NOW, FakeServer
+from tests.device_agent.sensing import BATTERY, SettableSensors
+
+FOREVER = 40_000  # steps: more than a minute of the native runner, whose plan names each of them
+
+by_both_engines = pytest.mark.parametrize("engines", ["native", "python"], indirect=True)
+
+
+@pytest.fixture
+def server(server_key):
+    with FakeServer(server_key) as double:
+        yield double
+
+
+@pytest.fixture
+def daemon(home, server, server_key, dataset, engines):
+    enroll(home, server.url, server_key)
+    with Display(home, live=False) as display:
+        yield Daemon(home, {"movies": dataset}, display, pause_seconds=0.1, engines=engines)
+
+
+@pytest.fixture
+def in_background(daemon):
+    """Starts the daemon in a thread beside the test, and stops it after."""
+    thread = threading.Thread(target=daemon.run)
+
+    def start():
+        thread.start()
+        return thread
+
+    yield start
+    daemon.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+@by_both_engines
+def test_a_job_from_lease_to_adapter(daemon, server, rademacher, home):
+    server.add_job(rademacher, steps=5, evaluation_interval=2)
+    ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.COMPLETED
+    (completion,) = server.completions
+    assert completion.result.steps == 5
+    assert completion.result.zero_shot_accuracy is not None
+    size = rademacher.manifest.size
+    assert len(server.uploads[0]) <= 4 * size + 4096
+    load_adapter(server.uploads[0], size)
+    run = home.run("job-1")
+    assert run.best.read_bytes() == server.uploads[0]
+    assert run.last.exists()
+    assert server.beats
+    assert home.status().last_outcome == "completed"
+
+
+def test_a_second_job_of_the_recipe_downloads_nothing(daemon, server, rademacher):
+    for number in range(2):
+        server.add_job(rademacher, job_id=f"job-{number}", steps=1)
+        assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    # Three files to train with, and the one to use the adapter with on this device.
+    assert server.served["downloads"] == 4
+
+
+def test_nothing_to_do(daemon, server):
+    assert daemon.run(once=True) is None
+
+
+def test_a_server_that_holds_no_request_is_not_asked_without_end(daemon, server, in_background, monkeypatch):
+    rested = []
+    rest = daemon._rest
+    assert daemon._early_seconds == 0.1
+    monkeypatch.setattr(daemon, "_early_seconds", 60)  # a slow machine's answer is early, too
+    monkeypatch.setattr(daemon, "_rest", lambda seconds: rested.append(seconds) or rest(seconds / 600))
+    in_background()
+    server.wait_for(lambda: len(server.calls) >= 4)
+    assert len(rested) >= 3
+    assert all(30 <= seconds <= 60 for seconds in rested)
+
+
+def test_a_refused_device_is_an_error_once_and_a_pause_in_the_daemon(
+    daemon, server, rademacher, in_background, monkeypatch
+):
+    monkeypatch.setattr("device_agent.daemon.daemon.REFUSED_SECONDS", 0.1)
+    server.broken["leases"] = [Unauthorized()]
+    with pytest.raises(Unauthorized):
+        daemon.run(once=True)
+    server.broken["leases"] = [Unauthorized(), Unauthorized()]
+    server.add_job(rademacher, steps=1)
+    in_background()
+    server.wait_for(lambda: server.completions)
+
+
+def test_bad_data_fails_the_job_and_the_daemon_lives_on(daemon, server, rademacher, dataset, in_background):
+    good = (dataset / "train.jsonl").read_text()
+    with (dataset / "train.jsonl").open("a") as file:
+        file.write("{SECRET\n")
+    server.add_job(rademacher, job_id="job-bad", steps=1)
+    in_background()
+    server.wait_for(lambda: server.failures)
+    (failure,) = server.failures
+    assert failure.code == "invalid-dataset"
+    assert "train.jsonl, line 14" in failure.detail
+    (dataset / "train.jsonl").write_text(good)
+    server.add_job(rademacher, job_id="job-good", steps=1)
+    server.wait_for(lambda: server.completions)
+    assert b"SECRET" not in server.sent
+
+
+def test_another_servers_signature_is_refused(daemon, server, rademacher):
+    server.add_job(rademacher, key=new_private_key(), steps=1)
+    ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.FAILED
+    assert "signature" in ended.detail
+    assert server.failures[0].code == "untrusted"
+    assert server.served["downloads"] == 0
+
+
+def test_a_program_of_another_recipe_is_refused(daemon, server, rademacher, gaussian):
+    server.add_job(rademacher)
+    server.add_job(gaussian)
+    (job, _), (_, signed) = server.jobs
+    server.jobs[:] = [(job, signed)]
+    assert daemon.run(once=True).outcome is Outcome.FAILED
+    assert "has another recipe than the job" in server.failures[0].detail
+
+
+def test_a_corrupted_download_fails_the_job(daemon, server, rademacher):
+    server.add_job(rademacher, steps=1)
+    sha256 = rademacher.manifest.file("weights").sha256
+    server.files[sha256] = bytes(len(server.files[sha256]))
+    ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.FAILED
+    assert server.failures[0].code == "untrusted"
+
+
+def test_too_little_memory_declines_the_job_with_numbers(daemon, server, rademacher, monkeypatch, home):
+    memory = psutil.virtual_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=1000))
+    server.add_job(rademacher, steps=1)
+    ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.DECLINED
+    assert "but 0 MB are available" in ended.detail
+    assert home.status().last_detail == ended.detail
+    (decline,) = server.declines
+    manifest = rademacher.manifest
+    assert decline.needed_bytes == manifest.planned_bytes + rademacher.path("weights").stat().st_size
+    assert decline.available_bytes == 1000
+    assert server.asked[0].memory_bytes == 1000
+    assert server.served["downloads"] == 0
+    assert not server.failures
+
+
+@pytest.mark.slow
+def test_a_lost_lease_keeps_the_journal_and_the_run_goes_on_when_the_job_comes_back(daemon, server, rademacher, home):
+    server.add_job(rademacher, steps=6000, evaluation_interval=2000)
+    result = []
+    thread = threading.Thread(target=lambda: result.append(daemon.run(once=True)))
+    thread.start()
+    server.wait_for(lambda: any(beat.phase == "training" for beat in server.beats))
+    server.broken["heartbeat"] = [Gone()]
+    thread.join(60)
+    assert result[0].outcome is Outcome.LOST
+    done = parse_trajectory((home.run("job-1").path / "trajectory.bin").read_bytes())[0].steps
+    assert 0 < done < 6000
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    assert server.completions[0].result.steps == 6000
+
+
+@by_both_engines
+def test_a_cancelled_job_is_forgotten(daemon, server, rademacher, home):
+    server.add_job(rademacher, steps=FOREVER)
+    result = []
+    thread = threading.Thread(target=lambda: result.append(daemon.run(once=True)))
+    thread.start()
+    server.wait_for(lambda: any(beat.phase == "training" for beat in server.beats))
+    server.stop.set()
+    thread.join(60)
+    assert result[0].outcome is Outcome.CANCELLED
+    assert not home.run("job-1").path.exists()
+
+
+def test_stopping_the_daemon_keeps_lease_and_journal(daemon, server, rademacher, home, in_background):
+    server.add_job(rademacher, steps=FOREVER)
+    thread = in_background()
+    server.wait_for(lambda: any(beat.phase == "training" for beat in server.beats))
+    daemon.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert home.status().last_outcome == "interrupted"
+    assert ("POST", "release") not in server.calls
+    assert ("POST", "leave") in server.calls
+    assert (home.run("job-1").path / "trajectory.bin").exists()
+
+
+def test_the_server_is_told_what_the_device_can_do(home, server, server_key, dataset):
+    enroll(home, server.url, server_key)
+    can = Capabilities(engines=("python",), backends=("xnnpack",), operators=())
+    with Display(home, live=False) as display:
+        Daemon(home, {"movies": dataset}, display, sensors=SettableSensors(BATTERY), capabilities=lambda: can).run(
+            once=True
+        )
+        Daemon(home, {"movies": dataset}, display, sensors=SettableSensors(BATTERY)).run(once=True)
+    told, unsaid = server.asked
+    power = {"battery": True, "charging": False, "battery_percent": 80}
+    assert told.capabilities == can.model_copy(update=power | {"cohorts": False})
+    assert unsaid.capabilities is None
+
+
+@pytest.mark.parametrize(("said", "told"), [("true", True), ('["reviews"]', ("reviews",))])
+def test_the_server_is_told_whose_rounds_the_owner_lets_it_take_part_in(home, server, server_key, dataset, said, told):
+    enroll(home, server.url, server_key)
+    home.rules.write_text(f"cohorts = {said}\n")
+    with Display(home, live=False) as display:
+        daemon = Daemon(
+            home, {"movies": dataset}, display, sensors=SettableSensors(BATTERY), capabilities=lambda: Capabilities()
+        )
+        daemon.run(once=True)
+    assert server.asked[0].capabilities.cohorts == told
+
+
+def test_training_goes_on_while_the_server_is_away_and_the_upload_is_tried_again(
+    daemon, server, rademacher, monkeypatch
+):
+    monkeypatch.setattr("device_agent.jobs.upload.PAUSE_SECONDS", 0.05)
+    server.broken["heartbeat"] = [Unavailable() for _ in range(5)]
+    # The transport tries four times itself before the agent hears of it.
+    server.broken["adapter"] = [Unavailable() for _ in range(5)]
+    server.broken["complete"] = [Unavailable()]
+    server.add_job(rademacher, steps=3)
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    assert len(server.uploads) >= 1
+
+
+def test_a_refused_upload_keeps_the_result_for_when_the_job_comes_back(daemon, server, rademacher, home):
+    server.add_job(rademacher, steps=3)
+    server.broken["adapter"] = [Gone()]
+    assert daemon.run(once=True).outcome is Outcome.LOST
+    calls = len(server.calls)
+    best = home.run("job-1").best.read_bytes()
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    assert server.uploads == [best]
+    # The inference file comes after; the training files were not asked for again.
+    assert [action for _, action in server.calls[calls:]].count("files") == 1
+
+
+@pytest.mark.parametrize("engines", ["python"], indirect=True)
+def test_a_training_process_that_dies_fails_the_job_and_not_the_daemon(daemon, server, rademacher, home, monkeypatch):
+    # A plan that cannot be read stands for any crash before the process can speak.
+    begin = RunDirectory.begin
+
+    def spoil(self, plan):
+        begin(self, plan)
+        (self.path / "run.json").write_text("{")
+
+    monkeypatch.setattr(RunDirectory, "begin", spoil)
+    server.add_job(rademacher, steps=1)
+    ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.FAILED
+    assert "trainer.log" in ended.detail
+    assert server.failures[0].code == "runtime-failed"
+
+
+def test_an_error_nobody_foresaw_is_reported_by_its_kind_alone(daemon, server, rademacher, monkeypatch):
+    def surprise(self):
+        raise ZeroDivisionError("SECRET")
+
+    monkeypatch.setattr(RunDirectory, "result", surprise)
+    server.add_job(rademacher, steps=1)
+    assert daemon.run(once=True).outcome is Outcome.FAILED
+    assert "ZeroDivisionError" in server.failures[0].detail
+    assert b"SECRET" not in server.sent
+
+
+def test_a_job_on_data_that_is_not_here_is_not_taken(daemon, server, rademacher):
+    server.add_job(rademacher, dataset="movies", steps=1)
+    server.jobs[0][0].request.__dict__["dataset"] = "elsewhere"
+    assert daemon.run(once=True) is None
+
+
+def test_results_are_numbers(daemon, server, rademacher):
+    server.add_job(rademacher, steps=2)
+    daemon.run(once=True)
+    sent = server.completions[0].result.model_dump()
+    evaluations = sent.pop("evaluations")
+    assert all(isinstance(value, int | float | None) for value in sent.values())
+    assert {key for item in evaluations for key, value in item.items() if isinstance(value, str)} == {
+        "split",
+        "adapter",
+    }
+    assert set(sent) | {"evaluations"} == set(Result.model_fields)
+
+
+def hand_over(server):
+    """The server signs with a new key from now on, to which its former one handed over."""
+    following = new_private_key()
+    server.rotations.append(sign_key_rotation(server.key, following.public_key(), NOW))
+    server.key = following
+
+
+def test_a_server_whose_key_handed_over_is_followed_and_what_was_kept_before_stays_usable(
+    daemon, server, home, rademacher
+):
+    server.add_job(rademacher, steps=1)
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    before = home.config()
+    for _ in range(2):
+        hand_over(server)
+    server.add_job(rademacher, job_id="job-2", steps=1)
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    config = home.config()
+    assert config.key_id == key_id(server.key.public_key()) != before.key_id
+    assert config.former_keys[0] == before.public_key
+    store = AdapterStore(home)
+    assert store.open("alice-movies", *config.trusted_keys()).about.job_id == "job-2"
+    store.rollback("alice-movies")
+    assert store.open("alice-movies", *config.trusted_keys()).about.job_id == "job-1"
+
+
+def test_a_server_whose_chain_of_keys_does_not_hold_is_refused_as_any_other(daemon, server, home, rademacher):
+    hand_over(server)
+    server.rotations[0] = sign_key_rotation(new_private_key(), server.key.public_key(), NOW)
+    server.add_job(rademacher, steps=1)
+    before = home.config()
+    ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.FAILED
+    assert "not by the server this device was enrolled with" in ended.detail
+    assert home.config() == before

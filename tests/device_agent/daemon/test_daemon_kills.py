@@ -1,0 +1,116 @@
+"""The agent killed with -9 at many moments, from its first word with the server to its last: the same B, once."""
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from device_agent.inference.adapter_store import AdapterStore
+from shared.canonical import sha256_hex
+from shared.zo.trajectory import parse_trajectory
+from tests.device_agent.conftest import ROOT, enroll
+from tests.device_agent.fake_server import FakeServer
+
+pytestmark = pytest.mark.usefixtures("with_runner")
+
+STEPS = 400
+SETTINGS = {"steps": STEPS, "evaluation_interval": 50, "seed": 7}
+KILLS = 10
+BEFORE, AFTER = ("leases", "files"), ("adapter", "complete")  # what the server hears
+
+
+@pytest.fixture
+def server(server_key):
+    with FakeServer(server_key) as double:
+        yield double
+
+
+@pytest.fixture
+def start(home, server, server_key, dataset):
+    """Starts an agent that works on one job."""
+    enroll(home, server.url, server_key)
+    processes = []
+
+    def start():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "device_agent", "run", "--once", "--data", f"movies={dataset}", "--json"],
+            cwd=ROOT,
+            env=os.environ | {"MOBIZO_AGENT_HOME": str(home.path)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def steps(home):
+    path = home.run("job-1").ledger
+    found = parse_trajectory(path.read_bytes())[0] if path.exists() else None
+    return found.steps if found else 0
+
+
+def more(server, action):
+    """Whether the server has heard that again since now."""
+
+    def count():
+        return sum(heard == action for _, heard in server.calls)
+
+    before = count()
+    return lambda: count() > before
+
+
+def kill_when(process, server, condition):
+    """Kills the agent at the moment the server, or its ledger, shows that; a run that ends first is left to end."""
+    with server.changed:
+        while process.poll() is None and not condition():
+            server.changed.wait(0.005)
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def random_points():
+    return sorted(random.Random(20).sample(range(1, STEPS), KILLS - len(BEFORE) - len(AFTER)))
+
+
+@pytest.mark.parametrize(
+    "points", [[STEPS // 2], pytest.param(random_points(), marks=pytest.mark.slow)], ids=["middle", "random"]
+)
+def test_killed_at_many_points_it_hands_the_same_b_in_once(start, server, rademacher, home, points):
+    server.add_job(rademacher, **SETTINGS)
+    assert start().wait() == 0
+    (expected,) = server.uploads
+    home.run("job-1").remove()
+    shutil.rmtree(home.cache)
+    home.create()
+    server.completions.clear()
+    server.add_job(rademacher, **SETTINGS)
+    for action in BEFORE:
+        kill_when(start(), server, more(server, action))
+    assert steps(home) == 0
+    for point in points:
+        kill_when(start(), server, lambda point=point: steps(home) >= point)
+        assert steps(home) >= point
+    for action in AFTER:
+        kill_when(start(), server, more(server, action))
+    start().wait()
+    assert steps(home) == STEPS
+    assert set(server.uploads) == {expected}
+    assert len(server.completions) == 1
+    assert not server.jobs
+    assert home.run("job-1").best.read_bytes() == expected
+    # The job may be done with the next word, but the device has its adapter by then.
+    (kept,) = AdapterStore(home).stored()
+    assert kept.sha256 == sha256_hex(expected)

@@ -1,0 +1,438 @@
+"""What goes wrong around a device: full disks, revoked tokens, a server away for days, clocks, bad programs."""
+
+import socket
+import subprocess
+import threading
+import time
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from device_agent.daemon.daemon import Daemon
+from device_agent.daemon.reporting import Display, Watchdog
+from device_agent.home import AgentHome
+from device_agent.inference.adapter_store import AdapterStore
+from device_agent.jobs.leased_job import Outcome
+from device_agent.training.journal import KEPT_RUNS, RunDirectory
+from shared.canonical import sha256_hex
+from shared.errors import Gone, Unauthorized
+from shared.program import ProgramFile
+from shared.signing import new_private_key, parse_public
+from shared.zo.lora import load_adapter
+from shared.zo.trajectory import parse_trajectory
+from tests.device_agent.conftest import enroll
+from tests.device_agent.fake_server import FakeServer
+
+LONG = {"steps": 6000, "evaluation_interval": 3000, "seed": 9}
+
+
+@pytest.fixture
+def server(server_key):
+    with FakeServer(server_key) as double:
+        yield double
+
+
+@pytest.fixture
+def make(dataset, engines):
+    """A daemon of any home."""
+    made = []
+
+    def make(home):
+        display = Display(home, live=False)
+        display.__enter__()
+        made.append(Daemon(home, {"movies": dataset}, display, pause_seconds=0.1, engines=engines))
+        return made[-1]
+
+    yield make
+    for daemon in made:
+        daemon.stop()
+
+
+@pytest.fixture
+def daemon(make, home, server, server_key):
+    enroll(home, server.url, server_key)
+    return make(home)
+
+
+@pytest.fixture
+def in_background():
+    threads = []
+
+    def begin(daemon, once=False):
+        ended = []
+        thread = threading.Thread(target=lambda: ended.append(daemon.run(once)))
+        threads.append((daemon, thread))
+        thread.start()
+        return thread, ended
+
+    yield begin
+    for daemon, thread in threads:
+        daemon.stop()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def ledger(home, job_id="job-1"):
+    return parse_trajectory(home.run(job_id).ledger.read_bytes())[0]
+
+
+def until_training(server):
+    server.wait_for(lambda: any(beat.phase == "training" for beat in server.beats))
+
+
+# --- a full disk
+
+
+class Disk:
+    """A small disk of its own, which a test can fill."""
+
+    def __init__(self, path):
+        self.path = path
+        self._filler = path / "filler"
+
+    def fill(self):
+        with self._filler.open("wb", buffering=0) as file:
+            for size in (1 << 20, 1 << 12, 1):
+                try:
+                    while True:
+                        file.write(b"\0" * size)
+                except OSError:
+                    continue
+
+    def clear(self):
+        self._filler.unlink()
+
+
+@pytest.fixture
+def disk(tmp_path):
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=100m", "tmpfs", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"a disk that can be full takes the right to mount one: {done.stderr.strip()}")
+    yield Disk(path)
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+@pytest.fixture
+def small_home(disk, server, server_key):
+    """An enrolled home on that disk."""
+    home = AgentHome(disk.path / "home")
+    home.create()
+    enroll(home, server.url, server_key)
+    return home
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_while_training_gives_the_job_back_and_loses_no_step(
+    disk, small_home, make, home, server, server_key, rademacher, in_background
+):
+    server.add_job(rademacher, job_id="job-roomy", **LONG)
+    enroll(home, server.url, server_key)
+    assert make(home).run(once=True).outcome is Outcome.COMPLETED
+    server.beats.clear()
+    server.add_job(rademacher, **LONG)
+    thread, ended = in_background(make(small_home), once=True)
+    until_training(server)
+    disk.fill()
+    thread.join(60)
+    assert ended[0].outcome is Outcome.RELEASED
+    assert "the disk is full" in ended[0].detail
+    assert ("POST", "release") in server.calls
+    assert not server.failures
+    done = ledger(small_home).steps
+    assert 0 < done < LONG["steps"]
+    # Nor does anything break while there is still no room.
+    again = make(small_home).run(once=True)
+    assert again.outcome is Outcome.RELEASED
+    assert "the disk is full" in again.detail
+    assert ledger(small_home).steps == done
+    disk.clear()
+    assert make(small_home).run(once=True).outcome is Outcome.COMPLETED
+    assert small_home.status().last_outcome == "completed"
+    roomy, small = (load_adapter(upload, rademacher.manifest.size) for upload in server.uploads)
+    np.testing.assert_array_equal(small, roomy)
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_while_downloading_keeps_what_came(disk, small_home, make, server, rademacher, monkeypatch):
+    server.add_job(rademacher, steps=2)
+    weights = rademacher.manifest.file("weights")
+    send = server.part_of
+
+    def fill_first(content, wanted):
+        if len(content) == weights.size and not (disk.path / "filler").exists():
+            disk.fill()
+        return send(content, wanted)
+
+    monkeypatch.setattr(server, "part_of", fill_first)
+    daemon = make(small_home)
+    ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.RELEASED
+    assert "the disk is full" in ended.detail
+    monkeypatch.undo()
+    disk.clear()
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+
+
+def test_a_full_disk_does_not_cost_a_finished_job_its_upload(disk, small_home, make, server, rademacher):
+    server.add_job(rademacher, steps=3)
+    server.broken["adapter"] = [Gone()]
+    daemon = make(small_home)
+    assert daemon.run(once=True).outcome is Outcome.LOST
+    disk.fill()
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    disk.clear()
+    assert not AdapterStore(small_home).stored()
+
+
+# --- a token that is not valid any more
+
+
+@pytest.mark.slow
+def test_a_revoked_device_says_so_keeps_its_run_and_goes_on_once_enrolled_again(
+    daemon, server, server_key, rademacher, home, in_background, monkeypatch
+):
+    monkeypatch.setattr("device_agent.daemon.daemon.ENROLLMENT_POLL_SECONDS", 0.05)
+    server.add_job(rademacher, **LONG)
+    in_background(daemon)
+    until_training(server)
+    server.revoked = True
+    server.wait_for(lambda: server.calls.count(("POST", "leases")) == 2)
+    done = ledger(home).steps
+    assert done > 0
+    while home.status().state != "refused":
+        time.sleep(0.01)
+    words = home.status().why
+    assert "revoked" in words
+    assert "mobizo-agent enroll --server" in words
+    assert "\n" not in words
+    server.revoked = False
+    # Nothing but the new token brings it back before ten minutes are over.
+    enroll(home, server.url, server_key, token="another")
+    server.wait_for(lambda: server.completions)
+    assert server.calls.count(("POST", "leases")) == 3
+    assert b"Bearer another" in server.sent
+    assert server.completions[0].result.steps == LONG["steps"]
+
+
+def test_a_revoked_device_asks_rarely(daemon, server, in_background, monkeypatch, home):
+    monkeypatch.setattr("device_agent.daemon.daemon.ENROLLMENT_POLL_SECONDS", 0.01)
+    server.revoked = True
+    in_background(daemon)
+    server.wait_for(lambda: server.calls)
+    reads = []
+    config = home.config
+    monkeypatch.setattr(home, "config", lambda: reads.append(1) or config())
+    while len(reads) < 50:  # it has looked for a new token fifty times
+        time.sleep(0.01)
+    assert server.calls == [("POST", "leases")]
+
+
+# --- a server that is away
+
+
+@pytest.fixture
+def short_pauses(monkeypatch):
+    """Days pass in moments."""
+    monkeypatch.setattr("device_agent.jobs.upload.PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr("device_agent.jobs.upload.LONGEST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr("device_agent.jobs.lease.LONGEST_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("shared.transport.time.sleep", lambda _seconds, sleep=time.sleep: sleep(0.001))
+
+
+def test_a_server_away_for_days_gets_the_result_when_it_is_back(
+    daemon, server, server_key, rademacher, home, in_background, short_pauses, capsys
+):
+    server.add_job(rademacher, steps=2000)
+    thread, ended = in_background(daemon, once=True)
+    until_training(server)
+    port = int(server.url.rpartition(":")[2])
+    jobs, known = list(server.jobs), dict(server.files)
+    server.close()
+    while home.run("job-1").result() is None:
+        time.sleep(0.05)
+    tries = 0
+    while tries < 5:
+        time.sleep(0.05)
+        tries += capsys.readouterr().out.count("upload failed; retried")
+    assert thread.is_alive()
+    with FakeServer(server_key, port=port) as again:
+        again.jobs, again.files = jobs, known
+        thread.join(60)
+        assert ended[0].outcome is Outcome.COMPLETED
+        assert again.uploads == [home.run("job-1").best.read_bytes()]
+        assert len(again.completions) == 1
+
+
+def test_a_job_that_another_device_trained_meanwhile_is_lost_in_one_line(daemon, server, rademacher, home):
+    server.add_job(rademacher, steps=3)
+    server.broken["complete"] = [Gone("the lease has ended (expired); ask for a new one")]
+    ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.LOST
+    assert "most likely another device has leased it" in ended.detail
+    assert "\n" not in ended.detail
+    assert home.run("job-1").result() is not None
+    server.jobs.clear()
+    for number in range(KEPT_RUNS + 1):
+        RunDirectory(home.runs / f"later-{number}").path.mkdir()
+    server.add_job(rademacher, job_id="job-2", steps=1)
+    daemon.run(once=True)
+    assert not home.run("job-1").path.exists()
+
+
+# --- clocks that disagree
+
+
+@pytest.mark.parametrize("hours", [-7, 7])
+def test_clocks_hours_apart_cost_nothing_and_are_said_once(make, home, server_key, rademacher, hours, capsys):
+    with FakeServer(server_key, lease_seconds=1.0, ahead=timedelta(hours=hours)) as server:
+        enroll(home, server.url, server_key)
+        daemon, began = make(home), time.monotonic()
+        for number in range(2):
+            server.add_job(rademacher, job_id=f"job-{number}", steps=300)
+            assert daemon.run(once=True).outcome is Outcome.COMPLETED
+        seconds = time.monotonic() - began
+        assert len(server.beats) < 50 + seconds / 0.2  # a fourth of the lease, and one at each end
+    assert home.status().clock_skew_seconds == pytest.approx(-3600 * hours, abs=2 + seconds)
+    assert capsys.readouterr().out.count("clock differs from the server's") == 1
+
+
+# --- programs that are not what they should be
+
+
+def resigned(program, **changes):
+    return program.manifest.model_copy(update=changes)
+
+
+def with_file(program, role, **changes):
+    files = [
+        ProgramFile.model_construct(**(file.model_dump() | changes)) if file.role == role else file
+        for file in program.manifest.files
+    ]
+    return resigned(program, files=tuple(files))
+
+
+def test_an_older_program_than_one_seen_is_refused(daemon, server, rademacher):
+    server.add_job(rademacher, job_id="job-new", manifest=resigned(rademacher, version=2), steps=1)
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    calls = len(server.calls)
+    server.add_job(rademacher, job_id="job-old", steps=1)
+    ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.FAILED
+    (failure,) = server.failures
+    assert failure.code == "untrusted"
+    assert "version 1" in failure.detail
+    assert "has seen version 2" in failure.detail
+    assert "enroll this device again" in failure.detail
+    assert "files" not in [action for _, action in server.calls[calls:]]
+
+
+def test_an_unverified_manifest_does_not_lengthen_the_watchdogs_patience(
+    home, server, server_key, dataset, engines, rademacher, tmp_path
+):
+    enroll(home, server.url, server_key)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, Display(home, live=False) as display:
+        systemd.bind(str(tmp_path / "notify"))
+        watchdog = Watchdog({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "600000000"})
+        daemon = Daemon(home, {"movies": dataset}, display, engines=engines, watchdog=watchdog)
+        huge = resigned(rademacher, flops_per_step=10**15)
+        server.add_job(rademacher, manifest=huge, key=new_private_key(), steps=1)
+        ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.FAILED
+    assert server.failures[0].code == "untrusted"
+    assert watchdog.patience == 600
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/etc/evil", "a/b", "..", ""])
+def test_a_manifest_that_names_a_path_is_refused(daemon, server, rademacher, name, tmp_path):
+    server.add_job(rademacher, manifest=with_file(rademacher, "program", name=name), steps=1)
+    ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.FAILED
+    (failure,) = server.failures
+    assert failure.code == "unsafe-manifest"
+    assert repr(name) in failure.detail
+    assert "nothing was downloaded" in failure.detail
+    assert server.served["downloads"] == 0
+    assert not list(tmp_path.rglob("evil"))
+
+
+@pytest.mark.parametrize("role", ["weights", "program"])
+def test_a_file_with_the_right_hash_that_is_no_such_file_fails_the_job(daemon, server, rademacher, role):
+    content = bytes(range(256)) * 64
+    server.add_job(
+        rademacher,
+        manifest=with_file(rademacher, role, sha256=sha256_hex(content), size=len(content)),
+        steps=1,
+    )
+    server.files[sha256_hex(content)] = content
+    ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.FAILED
+    (failure,) = server.failures
+    assert failure.code == "runtime-failed"
+    assert "\n" not in failure.detail
+    assert not server.uploads
+
+
+@pytest.mark.slow
+def test_a_program_of_another_shape_fails_the_job(daemon, server, rademacher, gaussian):
+    """Signed, whole, and of the job's recipe by its manifest; but the file is another recipe's."""
+    other = gaussian.manifest.file("program")
+    manifest = with_file(rademacher, "program", sha256=other.sha256, size=other.size)
+    server.add_job(rademacher, manifest=manifest, steps=2)
+    server.files[other.sha256] = gaussian.path("program").read_bytes()
+    ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.FAILED
+    assert len(server.failures) == 1
+    assert not server.uploads
+
+
+@pytest.mark.slow
+def test_a_run_of_another_recipe_is_not_handed_in(daemon, server, rademacher, gaussian, home):
+    """A job may come back with a smaller recipe; what was trained by the former one is no answer to it."""
+    server.add_job(rademacher, steps=3)
+    server.broken["adapter"] = [Gone()]
+    assert daemon.run(once=True).outcome is Outcome.LOST
+    former = home.run("job-1").best.read_bytes()
+    server.jobs.clear()
+    server.add_job(gaussian, steps=3)
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    assert server.uploads == [home.run("job-1").best.read_bytes()]
+    assert server.uploads != [former]
+    assert home.run("job-1").plan().manifest.recipe_id == gaussian.manifest.recipe_id
+
+
+# --- what stays on the device
+
+
+def test_a_trained_adapter_is_kept_for_use_here(daemon, server, server_key, rademacher, home):
+    server.add_job(rademacher, steps=3)
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    opened = AdapterStore(home).open("alice-movies", parse_public(home.config().public_key))
+    np.testing.assert_array_equal(opened.flat, load_adapter(server.uploads[0], rademacher.manifest.size))
+    inference = rademacher.manifest.file("inference")
+    assert sha256_hex((home.cache / inference.sha256).read_bytes()) == inference.sha256
+    assert inference.sha256 in AdapterStore(home).pins()
+
+
+def test_an_inference_file_that_cannot_be_had_fails_no_job_and_is_fetched_later(daemon, server, rademacher, home):
+    server.add_job(rademacher, steps=1)
+    inference = rademacher.manifest.file("inference")
+    content = server.files.pop(inference.sha256)
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    assert not (home.cache / inference.sha256).exists()
+    server.files[inference.sha256] = content
+    assert daemon.run(once=True) is None
+    assert (home.cache / inference.sha256).exists()
+
+
+def test_a_refused_token_in_the_middle_of_an_upload_keeps_the_result(daemon, server, rademacher, home):
+    server.add_job(rademacher, steps=2)
+    server.broken["adapter"] = [Unauthorized()]
+    ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.LOST
+    assert "the run is kept" in ended.detail
+    assert not server.failures
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED

@@ -1,0 +1,133 @@
+"""What systemd hears, on a real datagram socket as systemd's."""
+
+import os
+import socket
+
+import pytest
+
+from device_agent.daemon.reporting import FEED_SECONDS, MARGIN, SLOWEST_FLOPS, Watchdog
+from shared.job import Progress
+
+
+class Clock:
+    """Seconds that pass when told."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture(params=["file", "abstract"])
+def systemd(request, tmp_path):
+    """A datagram socket in the file system, and one in Linux's abstract names."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        address = str(tmp_path / "notify") if request.param == "file" else f"@mobizo-test-{os.getpid()}-{tmp_path.name}"
+        listener.bind("\0" + address[1:] if address.startswith("@") else address)
+        listener.setblocking(False)
+        yield listener, address
+
+
+@pytest.fixture
+def heard(systemd):
+    def heard():
+        lines = []
+        while True:
+            try:
+                lines += systemd[0].recv(4096).decode().splitlines()
+            except BlockingIOError:
+                return lines
+
+    return heard
+
+
+@pytest.fixture
+def watchdog(systemd, clock):
+    return Watchdog({"NOTIFY_SOCKET": systemd[1], "WATCHDOG_USEC": str(600 * 10**6)}, clock)
+
+
+def step(number):
+    return Progress(phase="training", step=number, steps=9)
+
+
+def test_it_says_when_it_is_up_and_when_it_ends(watchdog, heard):
+    watchdog.ready()
+    watchdog.stopping()
+    assert heard() == ["READY=1", "STOPPING=1"]
+
+
+def test_progress_feeds_and_the_same_progress_over_again_does_not(watchdog, heard, clock):
+    watchdog.show(step(1))
+    assert heard() == ["WATCHDOG=1", "STATUS=training  step 1/9"]
+    for _ in range(5):
+        clock.now += FEED_SECONDS
+        watchdog.show(step(1))
+    assert heard() == []
+    watchdog.show(step(2))
+    assert "WATCHDOG=1" in heard()
+
+
+@pytest.mark.parametrize("phase", ["waiting", "downloading"])
+def test_each_look_at_the_sensors_and_arrival_of_bytes_feeds_though_it_says_the_same(watchdog, heard, clock, phase):
+    for _ in range(2):
+        watchdog.show(Progress(phase=phase, why="on battery"))
+        assert heard() == ["WATCHDOG=1", f"STATUS={phase}  on battery"]
+        clock.now += FEED_SECONDS
+
+
+def test_a_turn_of_the_idle_loop_feeds(watchdog, heard, clock):
+    watchdog.feed()
+    assert heard() == ["WATCHDOG=1", "STATUS=idle"]
+    clock.now += FEED_SECONDS / 2
+    watchdog.feed()
+    assert heard() == []  # not so soon again
+
+
+def test_fast_steps_are_told_now_and_then_only(watchdog, heard, clock):
+    for number in range(1, 101):
+        watchdog.show(step(number))
+        clock.now += FEED_SECONDS / 10
+    assert heard().count("WATCHDOG=1") == 10
+
+
+def test_a_step_that_took_long_makes_systemd_wait_longer_and_never_shorter(watchdog, heard, clock):
+    watchdog.show(step(1))
+    heard()
+    clock.now += 500
+    watchdog.show(step(2))
+    assert heard()[:2] == [f"WATCHDOG_USEC={500 * MARGIN * 10**6}", "WATCHDOG=1"]
+    clock.now += 400
+    watchdog.show(step(3))
+    assert not [line for line in heard() if line.startswith("WATCHDOG_USEC")]
+    assert watchdog.patience == 500 * MARGIN
+
+
+def test_work_known_to_be_long_is_announced_before_it_begins(watchdog, heard):
+    watchdog.expect(600 * SLOWEST_FLOPS)
+    assert heard() == []  # it fits
+    watchdog.expect(1000 * SLOWEST_FLOPS)
+    assert heard() == [f"WATCHDOG_USEC={1000 * 10**6}", "WATCHDOG=1"]
+
+
+def test_without_a_watchdog_only_the_status_is_told(systemd, heard, clock):
+    watchdog = Watchdog({"NOTIFY_SOCKET": systemd[1]}, clock)
+    watchdog.expect(1e30)
+    assert heard() == []
+    assert watchdog.patience is None
+    watchdog.show(step(1))
+    assert "STATUS=training  step 1/9" in heard()
+
+
+def test_without_systemd_nothing_is_said_and_nothing_breaks(tmp_path, clock):
+    for environment in ({}, {"NOTIFY_SOCKET": str(tmp_path / "gone"), "WATCHDOG_USEC": "1000000"}):
+        watchdog = Watchdog(environment, clock)
+        watchdog.ready()
+        watchdog.show(step(1))
+        watchdog.feed()
+        watchdog.stopping()

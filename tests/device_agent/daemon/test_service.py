@@ -1,0 +1,159 @@
+"""The systemd unit: systemd's own verdict on it, and each word back as it was given."""
+
+import configparser
+import os
+import shutil
+import subprocess
+import sys
+from importlib.resources import files
+
+import pytest
+
+from device_agent.daemon.service import SYSTEM_ONLY, UNIT, Service, installed_units, owner_of, quoted
+from shared.errors import BadRequest, MobizoError
+from tests.device_agent.conftest import ROOT
+
+COMMAND = [sys.executable, "-m", "device_agent", "run", "--data", "movies=/data/movies"]
+
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+
+
+def parse(text):
+    parser = configparser.ConfigParser(interpolation=None, strict=False, delimiters=("=",))
+    parser.optionxform = str
+    parser.read_string(text)
+    return parser
+
+
+@pytest.fixture
+def verify(tmp_path):
+    """What systemd says of a unit: (exit status, words)."""
+
+    def verify(service):
+        path = tmp_path / UNIT
+        path.write_text(service.text())
+        own = ["--user"] if service.own else []
+        done = subprocess.run(
+            ["systemd-analyze", "verify", "--man=no", *own, str(path)],
+            env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return verify
+
+
+@needs_systemd
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("home", ["/var/lib/mobizo", '/srv/a "b" 100% $HOME \\x/mobizo agent'])
+def test_systemd_takes_the_unit_and_says_nothing(verify, own, home, tmp_path):
+    assert verify(Service(COMMAND, tmp_path / home.strip("/"), "root", own)) == (0, "")
+
+
+@needs_systemd
+def test_systemd_would_have_said_something(verify, tmp_path):
+    status, words = verify(Service(["/no/such/program", "run"], tmp_path, "root"))
+    assert status != 0
+    assert "/no/such/program" in words
+
+
+@needs_systemd
+def test_the_unit_is_hardened_by_systemds_own_count(tmp_path):
+    (tmp_path / UNIT).write_text(Service(COMMAND, tmp_path, "mobizo").text())
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=40", str(tmp_path / UNIT)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-500:]
+
+
+def test_a_systems_unit_writes_nowhere_but_home(tmp_path):
+    service = parse(Service(COMMAND, tmp_path, "mobizo").text())["Service"]
+    assert service["ProtectSystem"] == "strict"
+    assert service["ReadWritePaths"] == str(tmp_path)
+    assert service["NoNewPrivileges"] == "yes"
+    assert service["MemoryDenyWriteExecute"] == "yes"
+    assert service["RestrictAddressFamilies"].split() == ["AF_UNIX", "AF_INET", "AF_INET6"]
+    assert (service["Type"], service["Restart"], service["User"]) == ("notify", "on-failure", "mobizo")
+    assert service["ExecStart"].split() == COMMAND
+    assert parse(Service(COMMAND, tmp_path, "mobizo").text())["Install"]["WantedBy"] == "multi-user.target"
+
+
+def test_a_users_own_unit_asks_for_nothing_that_only_root_may(tmp_path):
+    unit = parse(Service(COMMAND, tmp_path, "mobizo", own=True).text())
+    assert not SYSTEM_ONLY & set(unit["Service"])
+    assert set(parse(Service(COMMAND, tmp_path, "mobizo").text())["Service"]) >= SYSTEM_ONLY
+    assert unit["Service"]["NoNewPrivileges"] == "yes"
+    assert unit["Install"]["WantedBy"] == "default.target"
+
+
+def test_words_survive_a_unit():
+    assert quoted("plain/path-1=a,b") == "plain/path-1=a,b"
+    assert quoted("a b") == '"a b"'
+    assert quoted("100%") == "100%%"
+    assert quoted('say "x" \\ y') == '"say \\"x\\" \\\\ y"'
+    with pytest.raises(BadRequest, match="control character"):
+        quoted("a\nExecStartPre=/bin/evil")
+
+
+def test_a_dollar_in_the_command_is_no_variable(tmp_path):
+    text = Service([*COMMAND, "a$b"], tmp_path / "c$d", "root").text()
+    unit = parse(text)["Service"]
+    assert unit["ExecStart"].endswith("a$$b")
+    assert unit["ReadWritePaths"].endswith("c$d")  # no variables are known in paths
+
+
+def test_the_unit_is_shipped_with_the_package():
+    assert files("device_agent").joinpath("systemd", UNIT).is_file()
+
+
+@pytest.fixture
+def call(home, tmp_path):
+    def call(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "device_agent", *arguments],
+            cwd=ROOT,
+            env=os.environ | {"MOBIZO_AGENT_HOME": str(home.path), "XDG_CONFIG_HOME": str(tmp_path / "config")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return call
+
+
+def test_the_command_prints_or_writes_the_unit(call, home, dataset, server_key, tmp_path, monkeypatch):
+    from tests.device_agent.conftest import enroll
+
+    options = ("--data", f"movies={dataset}", "--engine", "native", "--adb", "--user")
+    shown = call("install-service", *options, "--print")
+    assert shown.returncode == 0, shown.stderr
+    words = parse(shown.stdout)["Service"]["ExecStart"].split()
+    assert words == [sys.executable, *COMMAND[1:5], f"movies={dataset}", "--engine", "native", "--adb="]
+    refused = call("install-service", *options)
+    assert refused.returncode == 2
+    assert "mobizo-agent enroll" in refused.stderr
+    enroll(home, "http://127.0.0.1:9", server_key)
+    done = call("install-service", *options)
+    assert done.returncode == 0, done.stderr
+    assert "systemctl --user" in done.stdout
+    written = tmp_path / "config" / "systemd" / "user" / UNIT
+    assert written.read_text() == shown.stdout
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert written in installed_units()
+
+
+def test_a_place_that_cannot_be_written_says_the_way_out(tmp_path, monkeypatch):
+    (tmp_path / "config").write_text("a file")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    with pytest.raises(MobizoError, match="--user"):
+        Service(COMMAND, tmp_path, "mobizo", own=True).install()
+
+
+def test_the_account_is_the_homes_owner(tmp_path):
+    assert owner_of(tmp_path) == tmp_path.owner()
+    assert owner_of(tmp_path / "absent") == tmp_path.owner()

@@ -1,0 +1,394 @@
+"""The device's half of the protocol, served from memory over real HTTP, with every byte that arrives kept.
+
+Can be told to misbehave. Knows no job states beyond what a device sees. Holds devices whose key it was told of to their
+signatures.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import re
+import socket
+import threading
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from shared.canonical import sha256_hex
+from shared.errors import (
+    AdapterNotFound,
+    BadSignature,
+    ClockSkew,
+    DigestMismatch,
+    MobizoError,
+    NotFound,
+    Replayed,
+    Unauthorized,
+)
+from shared.federation.cohort import RoundReceipt, RoundTask
+from shared.job import JobError, JobRequest, JobStart, JobState, JobView, Progress, RoundRef, TrainingSettings
+from shared.key_rotation import ServerKeys, SignedKeyRotation
+from shared.program import SignedManifest
+from shared.protocol import (
+    AdapterVersion,
+    Completion,
+    Decline,
+    DeviceAdapter,
+    DeviceGrant,
+    Lease,
+    LeaseRequest,
+    LeaseState,
+    ServerInfo,
+    UploadReceipt,
+)
+from shared.registry import SignedAdapter
+from shared.request_signature import parse_signature
+from shared.rules import Rules
+from shared.signing import key_id, public_text, sign_manifest
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SKEW_SECONDS = 300
+DEVICE_KEYS = {}  # by the URL that a device was enrolled at, and the key's id
+
+
+class _Tee(io.RawIOBase):
+    """Keeps a copy of what is read."""
+
+    def __init__(self, source, kept):
+        self._source, self._kept = source, kept
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        piece = self._source.recv(len(buffer))
+        self._kept.append(bytes(piece))
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address, handler):
+        super().__init__(address, handler)
+        self._connections = set()
+
+    def process_request(self, request, client_address):
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request):
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request, client_address):
+        """A client that was killed is no news."""
+
+    def hang_up(self):
+        """Cuts every connection, as the end of a process does."""
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+class FakeServer:
+    """A server that holds jobs in a list and gives the first."""
+
+    def __init__(self, key, lease_seconds=2.0, port=0, ahead=timedelta()):
+        """ahead: of its clock, compared with this machine's."""
+        self.key, self.lease_seconds, self.ahead = key, lease_seconds, ahead
+        self.jobs: list[tuple[JobView, SignedManifest]] = []
+        self.files: dict[str, bytes] = {}
+        self.starts: dict[str, tuple[SignedAdapter | None, bytes]] = {}  # by the id of the job
+        self.rounds: dict[str, RoundTask] = {}  # by the id of the job
+        self.versions: dict[tuple[str, str], tuple[DeviceAdapter, bytes]] = {}  # by name and revision
+        self.received: list[bytes] = []
+        self.calls: list[tuple[str, str]] = []
+        self.beats: list[Progress] = []
+        self.failures: list[JobError] = []
+        self.uploads: list[bytes] = []
+        self.trajectories: list[bytes] = []
+        self.completions: list[Completion] = []
+        self.declines: list[Decline] = []
+        self.asked: list[LeaseRequest] = []
+        self.ranges: list[str | None] = []  # of each download
+        self.drop_after: int | None = None  # bytes of a download, after which the connection is cut
+        self.broken: dict[str, list[Exception]] = {}  # action -> errors to answer with, one a call
+        self.rotations: list[SignedKeyRotation] = []  # by which the keys before handed over to `key`
+        self.nonces: set[str] = set()
+        self.refusals: list[MobizoError] = []  # of signatures
+        self.revoked = False
+        self.stop = threading.Event()
+        self.changed = threading.Condition()
+        self.served = {"downloads": 0}
+        double = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def setup(self):
+                super().setup()
+                self.rfile = io.BufferedReader(_Tee(self.connection, double.received))
+
+            def log_message(self, *_):
+                pass
+
+            def _handle(self):
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                status, content = double.answer(self.command, self.path, body, headers)
+                whole = len(content)
+                if status == 200 and re.search(r"^/v1/files/|/start$|\.safetensors$", self.path):
+                    status, content, whole = double.part_of(content, self.headers.get("Range"))
+                self.send_response(status)
+                self.send_header("Content-Length", str(whole))
+                self.end_headers()
+                self.wfile.write(content)
+                self.close_connection = len(content) < whole
+
+            def date_time_string(self, timestamp=None):
+                return format_datetime(datetime.now(UTC) + double.ahead, usegmt=True)
+
+            do_GET = do_POST = do_PUT = _handle  # noqa: N815  # http.server's names
+
+        self._http = _Listener(("127.0.0.1", port), Handler)
+        if not port:  # A port that another double had before, by chance: none of its devices is enrolled here.
+            DEVICE_KEYS.pop(self.url, None)
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        """Answers nobody any more; done twice, it is done."""
+        self._http.shutdown()
+        self._http.server_close()
+        self._http.hang_up()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self._http.server_address[1]}"
+
+    @property
+    def sent(self):
+        """Every byte that devices sent."""
+        return b"".join(self.received)
+
+    def add_job(
+        self,
+        program,
+        dataset="movies",
+        job_id="job-1",
+        key=None,
+        task=None,
+        rules=None,
+        manifest=None,
+        start=None,
+        trajectory="none",
+        task_of_round=None,
+        privacy=None,
+        **training,
+    ):
+        """Queues a job on a compiled program; `key` signs instead of the server's own, `manifest` takes its place.
+
+        start: a signed version and its file, which the job goes on from. task_of_round: of the round it belongs to.
+        """
+        from tests.device_agent.conftest import TASK
+
+        task = task or TASK
+        for file in program.manifest.files:
+            self.files[file.sha256] = program.path(file.role).read_bytes()
+        request = JobRequest(
+            base="tiny",
+            user="alice",
+            adapter="alice-movies",
+            task=task,
+            dataset=dataset,
+            training=TrainingSettings(**training),
+            rules=rules or Rules(),
+            start=None
+            if start is None
+            else JobStart(adapter=start[0].manifest.adapter, revision=start[0].manifest.revision),
+            trajectory=trajectory,
+            privacy=privacy,
+        )
+        if start is not None:
+            self.starts[job_id] = start
+        if task_of_round is not None:
+            self.rounds[job_id] = task_of_round
+        job = JobView(
+            id=job_id,
+            state=JobState.TRAINING,
+            request=request,
+            task=task,
+            recipe=program.manifest.recipe,
+            recipe_id=program.manifest.recipe_id,
+            round=task_of_round and RoundRef(cohort=task_of_round.cohort, number=task_of_round.number),
+            attempts=0,
+            device_id="device-1",
+            progress=None,
+            result=None,
+            adapter_version=None,
+            error=None,
+            created_at=NOW,
+            updated_at=NOW,
+        )
+        self.jobs.append((job, sign_manifest(manifest or program.manifest, key or self.key)))
+
+    def wait_for(self, condition, timeout=240):
+        """Blocks until `condition()` holds, looked at after every call that arrives."""
+        with self.changed:
+            assert self.changed.wait_for(condition, timeout), f"{timeout} s passed; calls so far: {self.calls[-10:]}"
+
+    def check_signature(self, method, path, body, headers):
+        """Raises unless a device that this double knows the key of signed just this, now, and for the first time."""
+        keys = DEVICE_KEYS.get(self.url)
+        if method == "GET" or not keys:
+            return
+        signature = parse_signature(headers)
+        signature.verify(keys[signature.keyid], method, *path.partition("?")[::2])
+        now = datetime.now(UTC) + self.ahead
+        if abs(signature.created - now.timestamp()) > SKEW_SECONDS:
+            raise ClockSkew(server_time=now.isoformat(timespec="seconds"))
+        if hashlib.sha256(body).digest() != signature.digest:
+            raise DigestMismatch
+        if signature.nonce in self.nonces:
+            raise Replayed
+        self.nonces.add(signature.nonce)
+
+    def answer(self, method, path, body, headers):
+        parts = path.strip("/").split("/")[1:]
+        action = (parts[2] if len(parts) > 2 else parts[0]).replace("-", "_")
+        with self.changed:
+            try:
+                self.check_signature(method, path, body, headers)
+            except (BadSignature, ClockSkew, DigestMismatch, Replayed) as error:
+                self.refusals.append(error)
+                return error.status, json.dumps(error.problem()).encode()
+            self.calls.append((method, action))
+            try:
+                if self.revoked:
+                    raise Unauthorized
+                if self.broken.get(action):
+                    raise self.broken[action].pop(0)
+                result = getattr(self, f"_{action}")(body, parts)
+            except MobizoError as error:
+                return error.status, json.dumps(error.problem()).encode()
+            finally:
+                self.changed.notify_all()
+        if result is None:
+            return 204, b""
+        return 200, result if isinstance(result, bytes) else result.model_dump_json().encode()
+
+    def _devices(self, body, parts):
+        public = self.key.public_key()
+        info = ServerInfo(version="0", public_key=public_text(public), key_id=key_id(public))
+        return DeviceGrant(device_id="device-1", token="device-token", server=info)
+
+    def _server(self, body, parts):
+        public = self.key.public_key()
+        return ServerKeys(public_key=public_text(public), key_id=key_id(public), rotations=self.rotations)
+
+    def _leases(self, body, parts):
+        self.asked.append(LeaseRequest.model_validate_json(body))
+        wanted = self.asked[-1].datasets
+        found = next(((job, signed) for job, signed in self.jobs if job.request.dataset in wanted), None)
+        if found is None:
+            return None
+        job, signed = found
+        start, _ = self.starts.get(job.id, (None, b""))
+        of = self.rounds.get(job.id)
+        return Lease(id=f"lease-{job.id}", job=job, manifest=signed, start=start, round=of, expires_at=self._expiry())
+
+    def _start(self, body, parts):
+        self.served["downloads"] += 1
+        return self.starts[parts[1].removeprefix("lease-")][1]
+
+    def _adapters(self, body, parts):
+        found = self.versions.get((parts[3], parts[4]))
+        if found is None:
+            raise AdapterNotFound
+        return found[1] if parts[-1].endswith(".safetensors") else found[0]
+
+    def _heartbeat(self, body, parts):
+        self.beats.append(Progress.model_validate_json(body))
+        return self._state()
+
+    def _fail(self, body, parts):
+        self.failures.append(JobError.model_validate_json(body))
+        self.jobs.pop(0)
+        return self._state()
+
+    def _release(self, body, parts):
+        return self._state()
+
+    def _leave(self, body, parts):
+        return self._state()
+
+    def _decline(self, body, parts):
+        self.declines.append(Decline.model_validate_json(body))
+        self.jobs.pop(0)
+        return self._state()
+
+    def _adapter(self, body, parts):
+        self.uploads.append(body)
+        return UploadReceipt(sha256=sha256_hex(body), size=len(body))
+
+    def _trajectory(self, body, parts):
+        self.trajectories.append(body)
+        return UploadReceipt(sha256=sha256_hex(body), size=len(body))
+
+    def _complete(self, body, parts):
+        completion = Completion.model_validate_json(body)
+        if completion.trajectory_sha256 is None or self.uploads:
+            assert completion.adapter_sha256 == sha256_hex(self.uploads[-1])
+        if completion.trajectory_sha256 is not None:
+            assert completion.trajectory_sha256 == sha256_hex(self.trajectories[-1])
+        self.completions.append(completion)
+        job, signed = self.jobs.pop(0)
+        manifest = signed.manifest
+        if job.round is not None:
+            return RoundReceipt(cohort=job.round.cohort, round=job.round.number, updates=len(self.completions))
+        return AdapterVersion(
+            adapter=job.request.adapter,
+            version=len(self.completions),
+            job_id=job.id,
+            device_id="device-1",
+            recipe=job.recipe,
+            recipe_id=job.recipe_id,
+            a_sha256=manifest.a_sha256,
+            sha256=completion.adapter_sha256,
+            size=len(self.uploads[-1]) if self.uploads else 0,
+            verified=completion.trajectory_sha256 is not None,
+            size_d=manifest.size,
+            result=completion.result,
+            created_at=NOW,
+        )
+
+    def _files(self, body, parts):
+        self.served["downloads"] += 1
+        if parts[1] not in self.files:
+            raise NotFound
+        return self.files[parts[1]]
+
+    def part_of(self, content, wanted):
+        """(status, what is sent, length that is announced) of a download."""
+        self.ranges.append(wanted)
+        start = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1]) if wanted else 0
+        rest = content[start:]
+        return (206 if wanted else 200), rest[: self.drop_after], len(rest)
+
+    def _state(self):
+        stop = self.stop.is_set()
+        return LeaseState(
+            job_state=JobState.CANCELLED if stop else JobState.TRAINING, expires_at=self._expiry(), stop=stop
+        )
+
+    def _expiry(self):
+        return datetime.now(UTC) + self.ahead + timedelta(seconds=self.lease_seconds)

@@ -1,0 +1,178 @@
+"""The adapter store: the newest version is used, the previous one stays, and no version is ever incomplete."""
+
+import json
+
+import numpy as np
+import pytest
+
+from device_agent.inference.adapter_store import AdapterStore
+from shared.errors import BadRequest, InvalidUpload, NotFound, Untrusted
+from shared.program import ProgramFile, ProgramManifest
+from shared.recipe import BaseRef, Recipe
+from shared.signing import new_private_key, sign_manifest
+from shared.task_templates import named_task
+from shared.zo.lora import BaseShape, a_fingerprint, dump_adapter, flat_size
+
+TASK = named_task("sst2")
+
+
+@pytest.fixture
+def manifest():
+    shape = BaseShape(
+        architecture="llama",
+        layers=1,
+        hidden=8,
+        intermediate=8,
+        heads=2,
+        kv_heads=1,
+        head_dim=4,
+        vocabulary=16,
+        context_length=64,
+    )
+    recipe = Recipe(base=BaseRef(name="tiny", sha256="0" * 64), rank=1, alpha=1, answer_length=1, choices=2)
+    files = [
+        ProgramFile(role=role, name=f"{role}.bin", size=1, sha256=digit * 64)
+        for role, digit in (("program", "a"), ("weights", "b"), ("tokenizer", "c"), ("inference", "d"))
+    ]
+    return ProgramManifest(
+        recipe=recipe,
+        recipe_id=recipe.id,
+        shape=shape,
+        size=flat_size(recipe, shape),
+        a_sha256=a_fingerprint(recipe, shape),
+        score_rows=8,
+        inference_context=64,
+        files=tuple(files),
+        planned_bytes=0,
+        flops_per_step=0,
+        delegates=0,
+        nodes=0,
+        executorch="0",
+    )
+
+
+@pytest.fixture
+def signed(manifest, server_key):
+    return sign_manifest(manifest, server_key)
+
+
+@pytest.fixture
+def store(home):
+    return AdapterStore(home)
+
+
+def flat(manifest, value):
+    return np.full(manifest.size, value, np.float32)
+
+
+def keep(store, signed, value, job_id, name="alice-movies"):
+    return store.add(name, dump_adapter(flat(signed.manifest, value), {}), signed, TASK, job_id)
+
+
+def test_the_newest_is_opened_and_the_one_before_it_stays(store, signed, manifest, server_key):
+    for number in (1, 2, 3):
+        keep(store, signed, number, f"job-{number}")
+    opened = store.open("alice-movies", server_key.public_key())
+    np.testing.assert_array_equal(opened.flat, flat(manifest, 3))
+    assert (opened.about.job_id, opened.about.task, opened.manifest) == ("job-3", TASK, manifest)
+    assert store.rollback("alice-movies").job_id == "job-2"
+    np.testing.assert_array_equal(store.open("alice-movies", server_key.public_key()).flat, flat(manifest, 2))
+    assert store.rollback("alice-movies").job_id == "job-3"
+    keep(store, signed, 4, "job-4")
+    assert store.rollback("alice-movies").job_id == "job-3"
+
+
+def test_the_same_jobs_adapter_twice_is_kept_once(store, signed):
+    first = keep(store, signed, 1, "job-1")
+    assert keep(store, signed, 1, "job-1") == first
+    assert not store.has_previous("alice-movies")
+    with pytest.raises(NotFound, match="no previous version"):
+        store.rollback("alice-movies")
+
+
+def test_names_are_listed_with_what_they_need_of_the_cache(store, signed):
+    assert store.stored() == []
+    assert store.pins() == frozenset()
+    keep(store, signed, 1, "job-1", "bob")
+    keep(store, signed, 1, "job-2", "alice")
+    assert [about.name for about in store.stored()] == ["alice", "bob"]
+    assert store.pins() == {"b" * 64, "c" * 64, "d" * 64}  # no training program: use needs none
+
+
+def test_the_version_before_keeps_its_files_pinned_too(store, signed, server_key):
+    manifest = signed.manifest
+    moved = tuple(file.model_copy(update={"sha256": "e" * 64}) for file in manifest.files)
+    keep(store, signed, 1, "job-1")
+    keep(store, sign_manifest(manifest.model_copy(update={"files": moved}), server_key), 1, "job-2")
+    assert store.pins() == {"b" * 64, "c" * 64, "d" * 64, "e" * 64}
+
+
+def test_a_removed_adapter_is_forgotten_and_pins_nothing(store, signed):
+    keep(store, signed, 1, "job-1")
+    store.remove("alice-movies")
+    assert store.stored() == []
+    assert store.pins() == frozenset()
+    with pytest.raises(NotFound):
+        store.remove("alice-movies")
+
+
+def test_a_program_without_an_inference_file_pins_nothing(store, signed, server_key):
+    files = tuple(file for file in signed.manifest.files if file.role != "inference")
+    bare = signed.manifest.model_copy(update={"files": files, "inference_context": None})
+    keep(store, sign_manifest(bare, server_key), 1, "job-1")
+    assert store.pins() == frozenset()
+
+
+def test_an_adapter_that_does_not_fit_is_refused_and_the_old_one_stays(store, signed, manifest, server_key):
+    keep(store, signed, 1, "job-1")
+    with pytest.raises(InvalidUpload):
+        store.add("alice-movies", dump_adapter(np.ones(3, np.float32), {}), signed, TASK, "job-2")
+    np.testing.assert_array_equal(store.open("alice-movies", server_key.public_key()).flat, flat(manifest, 1))
+
+
+def test_what_a_kill_leaves_aside_is_no_version(store, signed, home, server_key):
+    keep(store, signed, 1, "job-1")
+    aside = home.path / "adapters" / "alice-movies" / ".new"
+    aside.mkdir()
+    (aside / "adapter.safetensors").write_bytes(b"half")
+    assert store.open("alice-movies", server_key.public_key()).about.job_id == "job-1"
+    keep(store, signed, 2, "job-2")
+    assert store.open("alice-movies", server_key.public_key()).about.job_id == "job-2"
+    assert not aside.exists()
+
+
+def test_another_servers_manifest_and_damaged_files_are_refused(store, signed, home, server_key):
+    keep(store, signed, 1, "job-1")
+    with pytest.raises(Untrusted, match="signature"):
+        store.open("alice-movies", new_private_key().public_key())
+    version = home.path / "adapters" / "alice-movies" / "00000001"
+    about = json.loads((version / "about.json").read_text())
+    about["signed"]["manifest"]["planned_bytes"] = 7
+    (version / "about.json").write_text(json.dumps(about))
+    with pytest.raises(Untrusted, match="signature"):
+        store.open("alice-movies", server_key.public_key())
+    (version / "adapter.safetensors").write_bytes(dump_adapter(flat(signed.manifest, 9), {}))
+    with pytest.raises(Untrusted, match="rollback alice-movies"):
+        store.open("alice-movies", server_key.public_key())
+
+
+@pytest.mark.parametrize("name", ["../alice", "", "Alice", "a/b", ".new"])
+def test_a_name_that_is_none_is_refused(store, server_key, name):
+    with pytest.raises(BadRequest, match="not an adapter name"):
+        store.open(name, server_key.public_key())
+
+
+def test_an_adapter_that_is_not_kept_names_those_that_are(store, signed, server_key):
+    with pytest.raises(NotFound, match="none yet"):
+        store.open("alice", server_key.public_key())
+    keep(store, signed, 1, "job-1", "bob")
+    with pytest.raises(NotFound, match="stored: bob"):
+        store.open("alice", server_key.public_key())
+    assert store.stored()[0].name == "bob"
+
+
+def test_files_are_for_this_user_alone(store, signed, home):
+    keep(store, signed, 1, "job-1")
+    found = list((home.path / "adapters").rglob("*"))
+    assert len(found) == 5
+    assert {path.stat().st_mode & 0o077 for path in found} == {0}

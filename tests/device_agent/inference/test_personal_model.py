@@ -1,0 +1,158 @@
+"""An adapter that changes under a model in use: B is loaded into the running program, and nothing is started again."""
+
+import psutil
+import pytest
+
+from device_agent.engines.choice import RUNNER_VARIABLE
+from device_agent.inference.adapter_store import AdapterStore
+from device_agent.inference.chat import Chat
+from device_agent.inference.personal_model import LiveModel, open_personal
+from device_agent.inference.predict import predict
+from shared.signing import sign_manifest
+from shared.zo.lora import dump_adapter
+from tests.device_agent.conftest import TASK
+from tests.device_agent.use import Session, keep_adapter
+from tests.device_agent.warm_starts import random_b
+
+NAME = "alice-movies"
+RECORD = {"text": "a warm plot"}
+
+
+@pytest.fixture(params=["runner", "python"])
+def engine(request, monkeypatch):
+    """What runs the inference program: the native runner's `serve`, or ExecuTorch in this process."""
+    if request.param == "runner":
+        monkeypatch.setenv(RUNNER_VARIABLE, str(request.getfixturevalue("runner_directory")))
+    else:
+        monkeypatch.delenv(RUNNER_VARIABLE, raising=False)
+    return request.param
+
+
+@pytest.fixture
+def keep(home, rademacher, server_key):
+    """Keeps another adapter, as a job that completes or a pull does."""
+    keep_adapter(home, rademacher, server_key)
+
+    def keep(seed, program=rademacher):
+        flat = random_b(program.manifest, seed)
+        signed = sign_manifest(program.manifest, server_key)
+        AdapterStore(home).add(NAME, dump_adapter(flat, {}), signed, TASK, f"job-{seed}")
+
+    return keep
+
+
+@pytest.fixture
+def live(home, keep):
+    opened = LiveModel(home, NAME)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def last(compile_tiny):
+    """A program of another recipe, with its file for inference."""
+    return compile_tiny("last", inference=True, layers="last:1")
+
+
+def answers(model):
+    return [candidate.log_probability for candidate in predict(model, RECORD, "here").candidates]
+
+
+def fresh(home):
+    """What a model that is opened only now says."""
+    model = open_personal(home, NAME)
+    try:
+        return answers(model)
+    finally:
+        model.close()
+
+
+def children():
+    return {child.pid for child in psutil.Process().children()}
+
+
+def test_the_next_question_is_answered_by_the_newest(engine, home, keep, live):
+    before, processes, inference = answers(live.model), children(), live.model.inference
+    assert before == fresh(home)
+    assert live.refresh() is None
+    keep(2)
+    assert answers(live.model) == before  # not in the middle of anything
+    assert "of job job-2" in live.refresh()
+    assert answers(live.model) == fresh(home) != before
+    assert live.model.inference is inference
+    assert children() == processes
+    assert live.refresh() is None
+
+
+def test_going_back_is_taken_too(home, keep, live):
+    before = answers(live.model)
+    keep(2)
+    live.refresh()
+    AdapterStore(home).rollback(NAME)
+    assert "of job job-1" in live.refresh()
+    assert answers(live.model) == before
+
+
+@pytest.mark.slow
+def test_an_adapter_of_another_program_is_opened_anew(home, keep, live, last):
+    for role in ("weights", "tokenizer", "inference"):
+        file = last.manifest.file(role)
+        (home.cache / file.sha256).write_bytes(last.path(role).read_bytes())
+    keep(3, last)
+    assert "of job job-3" in live.refresh()
+    assert live.model.manifest == last.manifest
+    assert answers(live.model) == fresh(home)
+
+
+@pytest.mark.slow
+def test_a_new_version_that_cannot_be_used_leaves_the_one_before_in_use(home, keep, live, last):
+    before = answers(live.model)
+    keep(3, last)  # whose inference file is not here
+    said = live.refresh()
+    assert "adapters pull" in said
+    assert "stays in use" in said
+    assert answers(live.model) == before
+    assert live.refresh() is None  # said once
+    keep(2)
+    newest = AdapterStore(home).newest(NAME)
+    (home.path / "adapters" / NAME / newest / "adapter.safetensors").write_bytes(b"damaged")
+    assert "damaged" in live.refresh()
+    assert answers(live.model) == before
+
+
+def test_the_base_alone_and_a_forgotten_adapter_stay_as_they_are(home, keep, live):
+    base = LiveModel(home, NAME, base=True)
+    keep(2)
+    zero = answers(base.model)
+    assert base.refresh() is None
+    assert answers(base.model) == zero
+    base.close()
+    AdapterStore(home).remove(NAME)
+    assert live.refresh() is None
+
+
+def test_a_conversation_goes_on_under_another_adapter(home, keep, live):
+    """The next answer is the new adapter's to all that was said; nothing of the old one's cache is left."""
+    talk = Chat(live.model, "plain", 6)
+    "".join(talk.answer("it was"))
+    keep(2)
+    live.refresh()
+    talk.use(live.model)
+    found = "".join(talk.answer("so"))
+    model = open_personal(home, NAME)
+    assert found == "".join(Chat(model, "plain", 6).answer("so"))
+    model.close()
+    assert talk.forgotten == 0
+
+
+@pytest.mark.parametrize("arguments", [["predict", NAME], ["chat", NAME, "--most", "8"]])
+def test_a_running_session_takes_it_without_a_restart(home, keep, with_runner, arguments):
+    session = Session(home, *arguments)
+    first = session.ask("it was")
+    keep(2)
+    second = session.ask("it was")
+    AdapterStore(home).rollback(NAME)
+    assert session.ask("it was") == first != second
+    said = session.end()
+    assert "now the adapter of job job-2" in said
+    assert "now the adapter of job job-1" in said

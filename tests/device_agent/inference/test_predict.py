@@ -1,0 +1,151 @@
+"""Answers of a kept adapter: against the training program's own scores, and as a person asks for them."""
+
+import numpy as np
+import pytest
+
+from device_agent.inference.personal_model import open_personal
+from device_agent.inference.predict import predict, question_fields, record_of, records_of
+from device_agent.runtimes import open_runtime
+from shared.errors import BadRequest, InvalidDataset, NotFound, Untrusted
+from shared.signing import new_private_key
+from shared.task import read_question
+from shared.task_templates import named_task
+from shared.zo.encoding import encode_question, pack_score
+from tests.device_agent.conftest import TASK, enroll
+from tests.device_agent.use import keep_adapter
+
+RECORDS = [
+    {"text": "the warm funny plot", "label": "positive"},
+    {"text": "dull", "label": "negative"},
+    {"text": "a " * 60 + "weak cast", "label": "negative"},  # longer than the recipe's S
+]
+
+
+def trained_scores(program, flat, task, records):
+    """log P of every candidate by the program that trains."""
+    runtime = open_runtime(program.manifest, program.path("program"), program.path("weights"))
+    runtime.load(flat)
+    recipe = program.manifest.recipe
+    examples = [
+        encode_question(program.tokenizer, read_question(task, record, "here"), recipe, "here") for record in records
+    ]
+    scores = [row for batch in pack_score(examples, recipe) for row in batch.read(runtime.score(batch.inputs))]
+    runtime.close()
+    return scores
+
+
+@pytest.fixture
+def flat(home, rademacher, server_key):
+    return keep_adapter(home, rademacher, server_key)
+
+
+def test_predictions_are_what_the_training_program_scores(home, rademacher, flat):
+    expected = trained_scores(rademacher, flat, TASK, RECORDS)
+    model = open_personal(home, "alice-movies")
+    for record, scores in zip(RECORDS, expected, strict=True):
+        found = predict(model, {"text": record["text"]}, "here")
+        np.testing.assert_allclose([c.log_probability for c in found.candidates], scores, rtol=1e-4)
+        weights = [np.e**score for score in scores]
+        shares = [weight / sum(weights) for weight in weights]
+        np.testing.assert_allclose([c.probability for c in found.candidates], shares, rtol=1e-3)
+        assert [(c.text, c.label) for c in found.candidates] == [(" terrible", "negative"), (" great", "positive")]
+        assert found.best.text == (" terrible", " great")[int(np.argmax(scores))]
+        assert found.truncated == (record is RECORDS[2])
+    model.close()
+
+
+def test_a_base_model_answers_without_the_adapter(home, rademacher, flat):
+    (expected,) = trained_scores(rademacher, np.zeros_like(flat), TASK, RECORDS[:1])
+    model = open_personal(home, "alice-movies", base=True)
+    found = predict(model, RECORDS[0], "here")
+    np.testing.assert_allclose([c.log_probability for c in found.candidates], expected, rtol=1e-4)
+    model.close()
+
+
+def test_candidates_with_prompts_of_their_own_follow_them(home, rademacher, server_key):
+    task = named_task("winogrande")
+    flat = keep_adapter(home, rademacher, server_key, task=task)
+    record = {"context": "so", "option1": "a joy", "option2": "the cast", "object": "sat", "answer": "2"}
+    (expected,) = trained_scores(rademacher, flat, task, [record])
+    model = open_personal(home, "alice-movies")
+    found = predict(model, record, "here")
+    np.testing.assert_allclose([c.log_probability for c in found.candidates], expected, rtol=1e-4)
+    assert [c.label for c in found.candidates] == ["1", "2"]
+    model.close()
+
+
+def test_a_label_is_not_looked_at(home, flat):
+    model = open_personal(home, "alice-movies")
+    plain = predict(model, {"text": "dull"}, "here")
+    for label in ("positive", "no label of the task", None):
+        assert predict(model, {"text": "dull", "label": label}, "here") == plain
+    with pytest.raises(InvalidDataset, match=r"there:3.*'text' is missing"):
+        predict(model, {"label": "positive"}, "there:3")
+    model.close()
+
+
+def test_what_is_missing_is_named_with_the_way_to_get_it(home, rademacher, server_key):
+    keep_adapter(home, rademacher, server_key, roles=("weights", "tokenizer"))
+    with pytest.raises(NotFound, match=r"the inference of 'alice-movies'.*adapters pull alice-movies"):
+        open_personal(home, "alice-movies")
+    with pytest.raises(NotFound, match="stored: alice-movies"):
+        open_personal(home, "bob")
+
+
+def test_a_damaged_file_is_not_run(home, rademacher, flat):
+    path = home.cache / rademacher.manifest.file("inference").sha256
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(NotFound, match="adapters pull"):
+        open_personal(home, "alice-movies")
+
+
+def test_a_program_of_another_server_is_not_run(home, flat):
+    enroll(home, "http://127.0.0.1:9", new_private_key())
+    with pytest.raises(Untrusted):
+        open_personal(home, "alice-movies")
+
+
+def test_the_fields_of_a_task_stand_in_its_templates_order():
+    assert question_fields(TASK) == ("text",)
+    assert question_fields(named_task("rte")) == ("premise", "hypothesis")
+    assert question_fields(named_task("copa")) == ("premise", "question", "choice1", "choice2")
+
+
+def test_records_from_options():
+    rte = named_task("rte")
+    assert record_of(TASK, "a = b", []) == {"text": "a = b"}
+    assert record_of(TASK, None, ["text=a=b"]) == {"text": "a=b"}
+    assert record_of(rte, None, ["hypothesis=h", "premise="]) == {"premise": "", "hypothesis": "h"}
+    assert record_of(rte, "h", ["premise=p"]) == {"premise": "p", "hypothesis": "h"}
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "words"),
+    [
+        ("t", [], "has the fields premise, hypothesis"),
+        (None, ["premise=p"], "missing for hypothesis"),
+        (None, ["premise"], "NAME=VALUE"),
+        (None, ["label=1"], "once for each of premise, hypothesis"),
+        (None, ["premise=a", "premise=b"], "once for each"),
+        ("t", ["premise=a", "hypothesis=b"], "has the fields premise"),
+    ],
+)
+def test_options_that_make_no_record_say_what_does(text, fields, words):
+    with pytest.raises(BadRequest, match=words):
+        record_of(named_task("rte"), text, fields)
+
+
+def test_lines_are_records_or_for_a_task_of_one_field_texts():
+    lines = ["plain text\n", "\n", '{"text": "json"}\n', "  indented"]
+    found = list(records_of(TASK, lines, "stdin"))
+    assert found == [
+        ("stdin:1", {"text": "plain text"}),
+        ("stdin:3", {"text": "json"}),
+        ("stdin:4", {"text": "  indented"}),
+    ]
+    with pytest.raises(InvalidDataset, match="stdin:1: the line is not JSON"):
+        list(records_of(named_task("rte"), ["plain"], "stdin"))
+    with pytest.raises(InvalidDataset, match="x:1: the line is not JSON"):
+        list(records_of(TASK, ["{torn"], "x"))
+    with pytest.raises(InvalidDataset, match="must be a JSON object with premise, hypothesis"):
+        list(records_of(named_task("rte"), ["[1]"], "x"))

@@ -1,0 +1,213 @@
+"""Registry versions in the adapter store: signature and hash of each are verified, or it is not stored."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from device_agent.inference.adapter_store import AdapterStore
+from device_agent.inference.pull import parse_reference, pull
+from device_agent.program_verification import RollbackProtection
+from device_agent.protocol.client import DeviceClient
+from shared.errors import AdapterNotFound, BadRequest, MobizoError, Untrusted
+from shared.protocol import DeviceAdapter
+from shared.registry import SignedAdapter
+from shared.signing import new_private_key, sign_adapter, sign_manifest
+from tests.device_agent.conftest import ROOT, enroll
+from tests.device_agent.fake_server import FakeServer
+from tests.device_agent.warm_starts import random_b, vouched
+
+NAME = "alice-movies"
+
+
+@pytest.fixture
+def server(server_key, rademacher, home):
+    with FakeServer(server_key) as double:
+        enroll(home, double.url, server_key)
+        for role in ("inference", "weights", "tokenizer"):
+            double.files[rademacher.manifest.file(role).sha256] = rademacher.path(role).read_bytes()
+        yield double
+
+
+@pytest.fixture
+def publish(server, server_key, rademacher):
+    """Has the server know a version under these revisions."""
+
+    def publish(*revisions, signed=None, data=None, program=None, **facts):
+        made = vouched(rademacher, server_key, **facts)
+        found = DeviceAdapter(
+            adapter=signed or made[0], program=program or sign_manifest(rademacher.manifest, server_key)
+        )
+        for revision in (*revisions, found.adapter.manifest.revision):
+            server.versions[NAME, revision] = (found, made[1] if data is None else data)
+        return found.adapter.manifest
+
+    return publish
+
+
+@pytest.fixture
+def fetch(home, server):
+    def fetch(revision, name=NAME):
+        with DeviceClient(server.url, "device-token") as client:
+            return pull(home, client, name, revision)
+
+    return fetch
+
+
+@pytest.fixture
+def opened(home):
+    return lambda: AdapterStore(home).open(NAME, *home.config().trusted_keys())
+
+
+def files_of(home):
+    return sorted(path.relative_to(home.path) for path in (home.path / "adapters").rglob("*") if path.is_file())
+
+
+def test_a_pulled_version_is_the_newest_and_the_one_before_it_stays(home, publish, fetch, opened, rademacher):
+    publish("v1", seed=1, version=1)
+    second = publish("main", "v2", seed=2, version=2)
+    about, files = fetch("v1")
+    assert [file.role for file in files] == ["inference", "weights", "tokenizer"]
+    np.testing.assert_array_equal(opened().flat, random_b(rademacher.manifest, 1))
+    about, files = fetch("main")
+    assert not files
+    assert about.origin.manifest == second
+    assert about.description == "version 2, of job job-of-2"
+    np.testing.assert_array_equal(opened().flat, random_b(rademacher.manifest, 2))
+    AdapterStore(home).rollback(NAME)
+    np.testing.assert_array_equal(opened().flat, random_b(rademacher.manifest, 1))
+    assert fetch(second.revision)[0].origin.manifest == second
+    assert not [path for path in files_of(home) if path.name.startswith(".")]
+
+
+def test_a_version_that_this_device_may_not_have_is_not_there(publish, fetch, home):
+    publish("main")
+    with pytest.raises(AdapterNotFound):
+        fetch("main", "bob-movies")
+    assert not files_of(home) or not AdapterStore(home).stored()
+
+
+@pytest.mark.parametrize(
+    ("facts", "revision", "words"),
+    [
+        ({"version": 2}, "v1", "sent version 2"),
+        ({"adapter": "bob-movies"}, "main", "'bob-movies'"),
+        ({"a_sha256": "0" * 64}, "main", "frozen A"),
+        ({"size_d": 7}, "main", "D 7"),
+        ({}, "0" * 40, "sent version 1"),
+    ],
+)
+def test_what_was_not_asked_for_or_does_not_fit_is_refused(publish, fetch, home, facts, revision, words):
+    publish("main", revision, **facts)
+    with pytest.raises(Untrusted, match=words):
+        fetch(revision)
+    assert not AdapterStore(home).stored()
+
+
+def test_another_servers_word_is_refused(publish, fetch, server, server_key, rademacher, home):
+    made, _ = vouched(rademacher, server_key)
+    false = sign_adapter(made.manifest, new_private_key())
+    publish("main", signed=SignedAdapter(**dict(false) | {"key_id": made.key_id}))
+    with pytest.raises(Untrusted, match="signature"):
+        fetch("main")
+    publish("main", program=sign_manifest(rademacher.manifest, new_private_key()))
+    with pytest.raises(Untrusted, match="signature"):
+        fetch("main")
+    assert not AdapterStore(home).stored()
+
+
+def test_bytes_that_are_not_the_manifests_are_refused(publish, fetch, home, server_key, rademacher):
+    _, data = vouched(rademacher, server_key)
+    publish("main", data=data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(Untrusted, match="size and sha256"):
+        fetch("main")
+    assert not AdapterStore(home).stored()
+
+
+def test_an_old_program_in_place_of_a_newer_one_is_refused(publish, fetch, home, rademacher):
+    RollbackProtection(home.program_versions).check(rademacher.manifest.model_copy(update={"version": 2}))
+    publish("main")
+    with pytest.raises(Untrusted, match="has seen version 2"):
+        fetch("main")
+
+
+def test_a_changed_file_in_the_store_is_detected(publish, fetch, home, opened):
+    publish("main")
+    fetch("main")
+    (about,) = (home.path / "adapters" / NAME).glob("*/about.json")
+    document = json.loads(about.read_text())
+    document["origin"]["manifest"]["version"] = 9
+    about.write_text(json.dumps(document))
+    with pytest.raises(Untrusted, match="signature"):
+        opened()
+
+
+@pytest.mark.parametrize("text", ["", "../x", "a@", "a@b/c", "a@..", "A@main", "a@b@c"])
+def test_what_is_no_reference_is_refused(text):
+    with pytest.raises(BadRequest, match="NAME@REVISION"):
+        parse_reference(text)
+
+
+def test_killed_at_any_moment_the_store_has_one_complete_version(publish, server, home, opened, rademacher, fetch):
+    """`adapters pull` dies -9 as its download arrives and as it is put away; each time the next one ends it."""
+    publish("v1", seed=1, version=1)
+    fetch("v1")
+    publish("v2", seed=2, version=2)
+    command = [sys.executable, "-m", "device_agent", "adapters", "pull", f"{NAME}@v2", "--home", str(home.path)]
+    began = time.monotonic()
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    takes = time.monotonic() - began
+    known = [random_b(rademacher.manifest, seed) for seed in (1, 2)]
+    for share in (0.3, 0.7, 0.85, 0.95):
+        AdapterStore(home).remove(NAME)
+        fetch("v1")
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(takes * share)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert any(np.array_equal(opened().flat, flat) for flat in known)
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    np.testing.assert_array_equal(opened().flat, known[1])
+
+
+def test_what_a_broken_download_left_is_gone_on_with(publish, server, home, fetch, opened, rademacher):
+    manifest = publish("main")
+    part = AdapterStore(home).arriving(manifest.sha256)
+    part.with_name(part.name + ".part").write_bytes(server.versions[NAME, "main"][1][:100])
+    fetch("main")
+    assert server.ranges[-1] == "bytes=100-"
+    np.testing.assert_array_equal(opened().flat, random_b(rademacher.manifest))
+
+
+def test_from_the_command_line(publish, home):
+    publish("main")
+
+    def agent(*arguments):
+        command = [sys.executable, "-m", "device_agent", "adapters", *arguments]
+        environment = os.environ | {"MOBIZO_AGENT_HOME": str(home.path)}
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+    done = agent("pull", f"{NAME}@main")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{NAME} is now the adapter version 1, of job job-of-1")
+    (listed,) = [json.loads(line) for line in agent("list", "--json").stdout.splitlines()]
+    assert (listed["version"], listed["usable"]) == (1, True)
+    absent = agent("pull", f"{NAME}@v7")
+    assert absent.returncode == 1
+    assert absent.stderr.count("\n") == 1
+    assert agent("pull", "a@..").returncode == 2
+
+
+def test_a_server_that_is_away_costs_nothing(publish, server, fetch, opened):
+    publish("main")
+    fetch("main")
+    before = opened().flat
+    server.close()
+    with pytest.raises(MobizoError):
+        fetch("main")
+    np.testing.assert_array_equal(opened().flat, before)

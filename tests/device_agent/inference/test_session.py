@@ -1,0 +1,138 @@
+"""Scoring and generating on the device: against the training program's scores, and against reading all over again."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from device_agent.errors import RuntimeFailed
+from device_agent.inference.session import InferenceSession, draw, log_softmax, open_inference
+from device_agent.runtimes import open_runtime
+from device_agent.runtimes.inference import InferenceRuntime
+from shared.errors import BadRequest
+from shared.zo.encoding import pack_score
+
+
+@pytest.fixture(scope="module")
+def runtime(rademacher):
+    """The tiny program's inference file, its B random."""
+    opened = InferenceRuntime(rademacher.manifest, rademacher.path("inference"), rademacher.path("weights"))
+    opened.load(np.random.default_rng(1).normal(0, 0.1, rademacher.manifest.size).astype(np.float32))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def inference(rademacher, runtime):
+    return InferenceSession(rademacher.manifest, runtime)
+
+
+@pytest.fixture(scope="module")
+def text(rademacher):
+    """45 tokens: more than the recipe's S of 40."""
+    return np.random.default_rng(2).integers(0, rademacher.manifest.shape.vocabulary, 45).tolist()
+
+
+def test_b_begins_at_zero_and_is_what_was_loaded(rademacher):
+    inference = open_inference(rademacher.manifest, rademacher.path("inference"), rademacher.path("weights"))
+    zero = inference.score([1, 2], [[3]])
+    inference.load(np.ones(rademacher.manifest.size, np.float32))
+    assert inference.score([1, 2], [[3]]) != zero
+    inference.load(np.zeros(rademacher.manifest.size, np.float32))
+    assert inference.score([1, 2], [[3]]) == zero
+    with pytest.raises(ValueError, match="of shape"):
+        inference.load(np.zeros(3, np.float32))
+    inference.close()
+
+
+def test_scores_are_those_of_the_training_program(rademacher, inference, runtime, dataset):
+    training = open_runtime(rademacher.manifest, rademacher.path("program"), rademacher.path("weights"))
+    training.load(runtime.adapter())
+    examples = rademacher.splits(dataset, rademacher.plan(dataset).training).train[:4]
+    batches = pack_score(examples, rademacher.manifest.recipe)
+    expected = [scores for batch in batches for scores in batch.read(training.score(batch.inputs))]
+    training.close()
+    for example, scores in zip(examples, expected, strict=True):
+        prompt, answers = example.rows[0].prompt, [row.answer for row in example.rows]
+        assert all(row.prompt == prompt for row in example.rows)
+        np.testing.assert_allclose(inference.score(prompt, answers), scores, rtol=1e-4)
+
+
+def test_a_long_candidate_is_the_sum_of_its_tokens(inference, text):
+    prompt, candidate = text[:20], text[20:]  # 25 tokens, several times the program's T of 6
+    steps = [inference.score(text[:end], [[text[end]]])[0] for end in range(20, 45)]
+    (found,) = inference.score(prompt, [candidate])
+    assert found == pytest.approx(sum(steps), rel=1e-5)
+
+
+def test_a_greedy_text_is_the_likeliest_token_after_all_before_it(inference, runtime, text):
+    found = list(inference.generate(text, 20))
+    tokens = list(text)
+    while len(tokens) < 65:
+        for place, token in enumerate(tokens):
+            logits = runtime.extend([token], place, [0])
+        tokens.append(int(logits[0].argmax()))
+    assert found == tokens[45:]
+
+
+def test_a_drawn_text_depends_on_its_seed_alone(inference, text):
+    first, again, other = (list(inference.generate(text, 12, temperature=2.0, seed=seed)) for seed in (7, 7, 8))
+    assert first == again != other
+    assert list(inference.generate(text, 12, temperature=1e-6)) == list(inference.generate(text, 12))
+
+
+def test_whoever_has_enough_stops_asking(inference, text):
+    assert list(itertools.islice(inference.generate(text, 20), 3)) == list(inference.generate(text, 3))
+
+
+def test_a_text_whose_cache_is_gone_does_not_go_on(inference, text):
+    tokens = inference.generate(text, 5)
+    next(tokens)
+    inference.score(text, [[1]])
+    with pytest.raises(BadRequest, match="one text at a time"):
+        next(tokens)
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda inference, text: inference.generate(text, 21), "45 tokens and 21 more .* 64"),
+        (lambda inference, text: inference.score(text, [[1] * 20, [1] * 21]), "45 tokens and 21 more .* 64"),
+        (lambda inference, text: inference.generate([], 1), "at least one token"),
+        (lambda inference, text: inference.generate([288], 1), "from 0 to 287"),
+        (lambda inference, text: inference.score(text, [[-1]]), "from 0 to 287"),
+        (lambda inference, text: inference.score(text, [[]]), "at least one token"),
+        (lambda inference, text: inference.generate(text, 0), "cannot generate 0 tokens"),
+        (lambda inference, text: inference.generate(text, 1, temperature=-1.0), "temperature -1.0"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_it_begins(inference, text, call, reason):
+    with pytest.raises(BadRequest, match=reason):
+        call(inference, text)
+
+
+def test_a_program_without_an_inference_file_is_refused(rademacher, runtime):
+    manifest = rademacher.manifest.model_copy(update={"inference_context": None})
+    with pytest.raises(BadRequest, match="no inference file"):
+        InferenceSession(manifest, runtime)
+
+
+def test_a_damaged_file_and_a_call_out_of_bounds_say_so(rademacher, runtime, tmp_path):
+    damaged = tmp_path / "inference.pte"
+    damaged.write_bytes(rademacher.path("inference").read_bytes()[:1000])
+    with pytest.raises(RuntimeFailed, match="does not load"):
+        InferenceRuntime(rademacher.manifest, damaged, rademacher.path("weights"))
+    with pytest.raises(RuntimeFailed, match="'extend'"):
+        runtime.extend([1], 64, [0])
+
+
+def test_draws_follow_the_softmax_of_logits_over_temperature():
+    logits, rng = np.array([1.0, 0.0, -1.0], np.float32), np.random.default_rng(3)
+    counts = np.bincount([draw(logits, 2.0, rng) for _ in range(20_000)], minlength=3)
+    expected = np.exp([0.5, 0.0, -0.5]) / np.exp([0.5, 0.0, -0.5]).sum()
+    np.testing.assert_allclose(counts / 20_000, expected, atol=0.015)
+    assert draw(logits, 0.0, rng) == 0
+
+
+def test_log_softmax_holds_for_large_logits():
+    np.testing.assert_allclose(log_softmax(np.array([[1e4, 1e4]], np.float32)), [[-np.log(2)] * 2])

@@ -1,0 +1,236 @@
+"""Rounds of a cohort against the real server: three real agents, both upload forms, and a user who goes on from it."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from device_agent.daemon.daemon import Daemon
+from device_agent.daemon.reporting import Display
+from device_agent.engines.native import NativeEngine
+from device_agent.home import AgentHome, DeviceConfig
+from device_agent.jobs.leased_job import Outcome
+from device_agent.jobs.rounds import RoundLog
+from device_agent.protocol.client import DeviceClient
+from shared.capabilities import Capabilities
+from shared.errors import AdapterNotFound
+from shared.federation.secure_aggregation.fixed_point import mean_error
+from shared.federation.update import difference
+from shared.signing import key_id, parse_public, public_text
+from shared.transport import Transport
+from shared.zo.lora import load_adapter
+from shared.zo.replay import replay
+from shared.zo.trajectory import parse_trajectory
+from tests.device_agent.conftest import write_records
+from tests.device_agent.service import JOB, wait_until
+
+USERS = ("alice", "bob", "carol")
+COHORT = {
+    "name": "reviews",
+    "base": "tiny",
+    "task": "sst2",
+    "dataset": "movies",
+    "recipe": JOB["recipe"],
+    "training": {"steps": 4, "lr": 0.2, "seed": 8, "evaluation_interval": 4},
+    "algorithm": {"name": "fedprox", "mu": 0.5},
+    "quorum": 3,
+}
+
+
+DONE = Outcome.COMPLETED
+
+
+class Agent:
+    """A device of its own with its own data, enrolled, whose owner lets it take part."""
+
+    def __init__(self, url, ask, directory, user, runner):
+        self.home, self.user, self._runner = AgentHome(directory / user), user, runner
+        self.home.create()
+        self.data = directory / f"{user}-movies"
+        self.data.mkdir(parents=True)
+        for split, count in (("train", 9 + 2 * USERS.index(user)), ("validation", 6)):
+            write_records(self.data / f"{split}.jsonl", count, seed=USERS.index(user) + 10 * count)
+        once = ask("POST", "/v1/enrollments", json={}).json()["token"]
+        with DeviceClient(url, once) as client:
+            grant = client.enroll(user, public_text(self.home.device_key().public_key()))
+        public = grant.server.public_key
+        self.home.enroll(
+            DeviceConfig(
+                server=url,
+                name=user,
+                device_id=grant.device_id,
+                token=grant.token,
+                public_key=public,
+                key_id=key_id(parse_public(public)),
+            )
+        )
+        self.id = grant.device_id
+
+    def work(self, rules):
+        """Does the job that waits for it, on the native runner; how it ended."""
+        self.home.rules.write_text(rules)
+        engine = NativeEngine(self._runner)
+        with Display(self.home, live=False) as display:
+            daemon = Daemon(
+                self.home,
+                {"movies": self.data},
+                display,
+                engines=lambda _manifest: engine,
+                capabilities=lambda: Capabilities(),
+            )
+            return daemon.run(once=True)
+
+
+def tenant(call, url, name):
+    """A new tenant's operator's way to ask."""
+    call("server", "tenants", "create", name)
+    made = call("server", "tokens", "create", "--tenant", name, "--role", "operator", "--json")
+    return Transport(url, json.loads(made)["token"])
+
+
+def open_round(ask):
+    """Opens a round and waits until its jobs are there to be had."""
+    opened = ask("POST", "/v1/cohorts/reviews/rounds").json()
+
+    def ready():
+        jobs = ask("GET", "/v1/jobs?state=ready").json()["items"]
+        return len([job for job in jobs if job.get("round", {}).get("number") == opened["number"]]) == len(USERS)
+
+    wait_until(ready)
+    return opened["number"]
+
+
+def finish_round(ask, number):
+    """The round once its version is published."""
+    path = f"/v1/cohorts/reviews/rounds/{number}"
+    wait_until(lambda: ask("GET", path).json()["state"] in ("published", "abandoned"))
+    ended = ask("GET", path).json()
+    assert ended["state"] == "published", ended
+    return ended
+
+
+def version(ask, number):
+    """Flat B of a version of the cohort's adapter."""
+    about = ask("GET", f"/v1/adapters/reviews/versions/{number}").json()
+    data = ask("GET", f"/v1/adapters/reviews/versions/{number}/lora_B.safetensors").content
+    return load_adapter(data, about["size_d"])
+
+
+def run_of(agent, position):
+    """What an agent's run in a round left: its ledger, and B after it."""
+    past = RoundLog(agent.home.rounds).past()[position]
+    run = agent.home.run(past.job_id)
+    trajectory, _ = parse_trajectory(run.ledger.read_bytes())
+    return past, trajectory, load_adapter(run.last.read_bytes(), trajectory.header.size)
+
+
+def federate(call, url, directory, runner, rounds, rules, **settings):
+    """A cohort in a tenant of its own, which is called as its upload form: its agents, ended rounds and versions."""
+    form = settings["upload"]
+    with tenant(call, url, form) as transport:
+        ask = transport.request
+        agents = [Agent(url, ask, directory / form, user, runner) for user in USERS]
+        ask("POST", "/v1/cohorts", json=COHORT | settings)
+        for agent in agents:
+            ask("PUT", f"/v1/cohorts/reviews/members/{agent.user}", json={"device": agent.id})
+        ended = []
+        for _ in range(rounds):
+            number = open_round(ask)
+            with ThreadPoolExecutor() as pool:
+                assert [end.outcome for end in pool.map(lambda agent: agent.work(rules), agents)] == [DONE] * 3
+            ended.append(finish_round(ask, number))
+        return agents, ended, [version(ask, one["version"]) for one in ended]
+
+
+@pytest.fixture(scope="module")
+def federations(call, server, runner_directory, tmp_path_factory):
+    """The same cohort in two tenants, two rounds each: weights in the one, trajectories in the other."""
+    with Transport(server.url) as transport:
+        wait_until(lambda: transport.request("GET", "/v1/server"))
+    directory = tmp_path_factory.mktemp("federations")
+    place = call, server.url, directory, runner_directory, 2
+    return {
+        "weights": federate(*place, "cohorts = true", upload="weights"),
+        "trajectory": federate(*place, 'cohorts = ["reviews"]\ntrajectory = true', upload="trajectory"),
+    }
+
+
+@pytest.mark.slow
+def test_both_forms_make_the_same_version_to_the_bit(federations):
+    (_, _, weights), (_, _, trajectories) = federations["weights"], federations["trajectory"]
+    for one, other in zip(weights, trajectories, strict=True):
+        assert one.any()
+        assert one.tobytes() == other.tobytes()
+    assert weights[0].tobytes() != weights[1].tobytes()
+
+
+@pytest.mark.parametrize("form", ["weights", "trajectory"])
+def test_a_version_is_the_mean_of_what_the_devices_made(federations, form):
+    """Of the B's on the devices' own disks, which the plain replay of their ledgers makes, pulls and all."""
+    agents, _, versions = federations[form]
+    start = np.zeros_like(versions[0])
+    for position, made in enumerate(versions):
+        updates = []
+        for agent in agents:
+            _, trajectory, last = run_of(agent, position)
+            assert len(trajectory.pulls) == 4
+            assert replay(trajectory, start).tobytes() == last.tobytes()
+            updates.append(difference(last, start).astype(np.float64))
+        np.testing.assert_allclose(made, start + np.mean(updates, axis=0), rtol=1e-6, atol=1e-9)
+        start = made
+
+
+def test_rounds_tell_what_the_devices_sent_and_measured(federations):
+    sent = {}
+    for form, (agents, rounds, _) in federations.items():
+        for position, ended in enumerate(rounds):
+            pasts = [run_of(agent, position)[0] for agent in agents]
+            assert {past.form for past in pasts} == {form}
+            assert ended["upload_bytes"] == sum(past.bytes for past in pasts)
+            assert ended["measured"] == ended["updates"] == 3
+            assert ended["start_accuracy"] == pytest.approx(np.mean([past.before_accuracy for past in pasts]))
+            assert ended["tuned_accuracy"] == pytest.approx(np.mean([past.after_accuracy for past in pasts]))
+            sent[form] = ended["upload_bytes"]
+    assert sent["weights"] != sent["trajectory"]
+
+
+def test_a_members_device_may_have_the_cohorts_versions_and_no_others(federations, server):
+    agents, _, _ = federations["weights"]
+    config = agents[0].home.config()
+    with DeviceClient(server.url, config.token, agents[0].home.device_key()) as client:
+        found = client.adapter("reviews", "main").adapter.manifest
+        assert (found.version, found.cohort.round, found.cohort.updates, found.device_id) == (2, 2, 3, None)
+        with pytest.raises(AdapterNotFound):
+            client.adapter("alice-movies", "main")
+
+
+def test_a_job_of_ones_own_goes_on_from_the_cohort(federations, call, server):
+    agents, _, versions = federations["weights"]
+    token = json.loads(call("server", "tokens", "create", "--tenant", "weights", "--role", "operator", "--json"))
+    with Transport(server.url, token["token"]) as transport:
+        ask = transport.request
+        body = JOB | {"user": "alice", "adapter": "alice-reviews", "start": {"adapter": "reviews"}}
+        body["training"] = {"steps": 2, "evaluation_interval": 1}
+        job = ask("POST", "/v1/jobs", json={key: value for key, value in body.items() if key != "recipe"}).json()
+        assert agents[0].work("").outcome is Outcome.COMPLETED
+        made = ask("GET", "/v1/adapters/alice-reviews/versions/1").json()
+        assert (made["parent"]["adapter"], made["parent"]["version"]) == ("reviews", 2)
+        trajectory, _ = parse_trajectory(agents[0].home.run(job["id"]).ledger.read_bytes())
+        last = load_adapter(agents[0].home.run(job["id"]).last.read_bytes(), made["size_d"])
+        assert replay(trajectory, versions[1]).tobytes() == last.tobytes()
+
+
+@pytest.mark.slow
+def test_a_masked_round_yields_the_mean_and_tells_of_nobody(call, server, runner_directory, tmp_path, monkeypatch):
+    monkeypatch.setattr("device_agent.jobs.masked_upload.CHECK_SECONDS", 0.1)
+    masked = {"upload": "masked", "masking": {"minimum": 3}, "aggregator": {"name": "mean", "clip_norm": 50.0}}
+    place = call, server.url, tmp_path, runner_directory, 1
+    agents, (ended,), (made,) = federate(*place, "cohorts = true\nmasked_among = 3", **masked)
+    runs = [run_of(agent, 0) for agent in agents]
+    parameters = agents[0].home.run(runs[0][0].job_id).plan().round.masking
+    mean = np.mean([last for _, _, last in runs], axis=0)
+    assert mean.any()
+    np.testing.assert_allclose(made, mean, rtol=1e-6, atol=mean_error(3, 3, parameters))
+    assert all(past.form == "masked" and past.bytes > 4 * made.size for past, _, _ in runs)
+    assert (ended["updates"], ended["start_accuracy"], ended["tuned_accuracy"]) == (3, None, None)

@@ -1,0 +1,268 @@
+"""Training under rules: real training processes, sensors that a test sets, a server that hears why."""
+
+import threading
+
+import numpy as np
+import psutil
+import pytest
+
+from device_agent.daemon.daemon import Daemon
+from device_agent.daemon.reporting import Display
+from device_agent.errors import PolicyForbids
+from device_agent.home import PauseFlag
+from device_agent.jobs.leased_job import Outcome
+from device_agent.jobs.policy_gated_run import Halted, PolicyGatedRun
+from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator
+from device_agent.policy.rules import HEAT_EASE
+from shared.rules import QuietHours, Rules
+from shared.zo.lora import load_adapter
+from shared.zo.trajectory import parse_trajectory
+from tests.device_agent.conftest import enroll
+from tests.device_agent.fake_server import FakeServer
+from tests.device_agent.sensing import BATTERY, FINE, METERED, NOON, SettableSensors, degrees
+
+FOREVER = 40_000  # steps: more than a minute of the native runner, whose plan names each of them
+
+
+@pytest.fixture
+def server(server_key):
+    with FakeServer(server_key) as double:
+        yield double
+
+
+@pytest.fixture
+def sensors():
+    return SettableSensors()
+
+
+@pytest.fixture
+def start(home, server, server_key, dataset, sensors, engines, monkeypatch):
+    """A daemon in this home, under an owner's rules if they are given as TOML; it looks at its sensors all the time."""
+    monkeypatch.setattr("device_agent.jobs.policy_gated_run.CHECK_SECONDS", 0.1)
+    monkeypatch.setattr("device_agent.jobs.policy_gated_run.WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("device_agent.daemon.daemon.CHECK_SECONDS", 0.05)
+    enroll(home, server.url, server_key)
+    daemons = []
+
+    def start(rules=""):
+        home.rules.write_text(rules)
+        display = Display(home, live=False)
+        display.__enter__()
+        options = {"pause_seconds": 0.1, "sensors": sensors, "engines": engines}
+        daemons.append(Daemon(home, {"movies": dataset}, display, **options))
+        return daemons[-1]
+
+    yield start
+    for daemon in daemons:
+        daemon.stop()
+
+
+@pytest.fixture
+def in_background():
+    threads = []
+
+    def begin(daemon):
+        threads.append((daemon, threading.Thread(target=daemon.run)))
+        threads[-1][1].start()
+
+    yield begin
+    for daemon, thread in threads:
+        daemon.stop()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def trainers():
+    """Live training processes of this test."""
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if child.name() == "mobizo-runner"]
+
+
+def ledger(home, job_id="job-1"):
+    return parse_trajectory(home.run(job_id).ledger.read_bytes())[0]
+
+
+@pytest.mark.slow
+def test_a_device_that_warms_goes_slowly_then_waits_then_goes_on_to_the_same_b(
+    start, server, sensors, rademacher, home, in_background
+):
+    settings = {"steps": 3000, "evaluation_interval": 1000, "seed": 5}
+    server.add_job(rademacher, job_id="job-cool", **settings)
+    daemon = start("temperature_ceiling = 80.0")
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    server.add_job(rademacher, job_id="job-1", **settings)
+    sensors.now = degrees(75)  # five under the ceiling: rests, at full length
+    in_background(daemon)
+    server.wait_for(lambda: any(beat.why and "pauses 1 s" in beat.why for beat in server.beats))
+    assert any(beat.phase == "training" and "75 °C" in (beat.why or "") for beat in server.beats)
+    sensors.now = degrees(80)
+    server.wait_for(lambda: server.beats[-1].phase == "waiting")
+    assert "ceiling of 80 °C" in server.beats[-1].why
+    assert server.beats[-1].step > 0
+    done = ledger(home).steps
+    assert 0 < done < 3000
+    assert not trainers()
+    assert ("POST", "release") not in server.calls
+    # Below the ceiling is not enough: the edge must not flap.
+    sensors.now = degrees(80 - HEAT_EASE + 1)
+    reads = sensors.reads
+    server.wait_for(lambda: sensors.reads > reads + 5)
+    assert ledger(home).steps == done
+    sensors.now = degrees(60)
+    server.wait_for(lambda: len(server.completions) == 2)
+    cool, warm = (load_adapter(upload, rademacher.manifest.size) for upload in server.uploads)
+    np.testing.assert_array_equal(warm, cool)
+    assert [limits.rest for limits in ledger(home).limits] == [1.0, 0.0]
+    assert not ledger(home, "job-cool").limits
+
+
+def test_a_rule_of_the_job_holds_and_patience_ends(start, server, sensors, rademacher, home, monkeypatch):
+    monkeypatch.setattr("device_agent.jobs.policy_gated_run.PATIENCE_SECONDS", 1.0)
+    sensors.now = BATTERY
+    server.lease_seconds = 0.8  # so that heartbeats come while it waits
+    server.add_job(rademacher, rules=Rules(charging=True), steps=3)
+    daemon = start()
+    ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.RELEASED
+    assert "on battery; waits for external power" in ended.detail
+    assert ended.rest > 0
+    assert ("POST", "release") in server.calls
+    assert any(beat.phase == "waiting" and "on battery" in beat.why for beat in server.beats)
+    assert home.status().last_detail == ended.detail
+    sensors.now = FINE
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+
+
+def test_a_run_that_is_stopped_for_long_is_given_back_and_its_journal_stays(
+    start, server, sensors, rademacher, home, monkeypatch
+):
+    # Nothing here is waited for: from eleven at night it is seven hours until the day begins.
+    monkeypatch.setattr("device_agent.jobs.policy_gated_run.WAIT_SECONDS", 1e6)
+    day = QuietHours.model_validate({"start": "06:00", "end": "22:00"})
+    server.add_job(rademacher, rules=Rules(hours=(day,)), steps=FOREVER)
+    ended = []
+    thread = threading.Thread(target=lambda daemon: ended.append(daemon.run(once=True)), args=(start(),))
+    thread.start()
+    server.wait_for(lambda: any(beat.phase == "training" for beat in server.beats))
+    sensors.now = FINE.model_copy(update={"at": NOON.replace(hour=23)})
+    thread.join(60)
+    assert ended[0].outcome is Outcome.RELEASED
+    assert "waits until 06:00; the job is released, the run is kept" in ended[0].detail
+    assert ("POST", "release") in server.calls
+    assert ledger(home).steps > 0
+    assert not trainers()
+
+
+def test_hours_that_open_much_later_are_not_waited_for(start, server, rademacher, monkeypatch):
+    monkeypatch.setattr("device_agent.jobs.policy_gated_run.WAIT_SECONDS", 1e6)
+    night = QuietHours.model_validate({"start": "22:00", "end": "06:00"})
+    server.add_job(rademacher, rules=Rules(hours=(night,)), steps=3)
+    ended = start().run(once=True)
+    assert ended.outcome is Outcome.RELEASED
+    assert "waits until 22:00" in ended.detail
+    assert server.served["downloads"] == 3
+
+
+def test_a_device_that_may_not_train_asks_for_nothing_and_says_why(
+    start, server, sensors, rademacher, home, in_background
+):
+    sensors.now = BATTERY
+    server.add_job(rademacher, steps=2)
+    daemon = start("charging = true")
+    with pytest.raises(PolicyForbids, match="on battery"):
+        daemon.run(once=True)
+    assert home.status().state == "idle"
+    in_background(daemon)
+    while home.status().state != "waiting":
+        pass
+    assert "on battery" in home.status().why
+    assert not server.calls
+    sensors.now = FINE
+    server.wait_for(lambda: server.completions)
+
+
+@pytest.mark.slow
+def test_a_person_may_say_not_now(start, server, rademacher, home, in_background):
+    daemon, pause = start(), PauseFlag(home.path)
+    server.add_job(rademacher, steps=6000, evaluation_interval=3000)
+    in_background(daemon)
+    server.wait_for(lambda: any(beat.phase == "training" for beat in server.beats))
+    pause.begin()
+    server.wait_for(lambda: server.beats[-1].phase == "waiting")
+    assert "paused by the user" in server.beats[-1].why
+    pause.end()
+    server.wait_for(lambda: server.completions)
+
+
+def test_the_minutes_of_a_day_are_counted_and_kept_to(start, server, rademacher, home):
+    server.add_job(rademacher, steps=3)
+    daemon = start("daily_minutes = 30")
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    spent = DailyMinutes(home.budget).spent(NOON.date())
+    assert spent > 0
+    DailyMinutes(home.budget).add(30, NOON.date())
+    with pytest.raises(PolicyForbids, match="of 30 minutes today"):
+        start("daily_minutes = 30").run(once=True)
+
+
+def test_rules_that_nothing_answers_are_named(start, server, sensors, home):
+    sensors.now = FINE.model_copy(update={"temperature": None})
+    assert start("temperature_ceiling = 80.0").run(once=True) is None
+    assert home.status().unknown == ("temperature_ceiling",)
+
+
+def test_the_owners_memory_floor_counts(start, server, sensors, rademacher):
+    manifest = rademacher.manifest
+    needed = manifest.planned_bytes + manifest.file("weights").size
+    sensors.now = FINE.model_copy(update={"available_bytes": needed + 999_999})
+    server.add_job(rademacher, steps=1)
+    ended = start("memory_floor_bytes = 1_000_000").run(once=True)
+    assert ended.outcome is Outcome.DECLINED
+    assert "besides the 1 MB that the rules reserve" in ended.detail
+    assert server.declines[0].available_bytes == needed - 1
+    assert server.asked[0].memory_bytes == needed - 1
+    sensors.now = FINE.model_copy(update={"available_bytes": needed + 1_000_000})
+    server.add_job(rademacher, steps=1)
+    assert start("memory_floor_bytes = 1_000_000").run(once=True).outcome is Outcome.COMPLETED
+
+
+def test_downloads_wait_for_a_network_that_is_not_metered(start, server, sensors, rademacher, in_background):
+    sensors.now = METERED
+    server.add_job(rademacher, rules=Rules(metered=False), steps=2)
+    in_background(start())
+    server.wait_for(lambda: any(beat.phase == "waiting" and "metered" in beat.why for beat in server.beats))
+    assert server.served["downloads"] == 0
+    sensors.now = FINE
+    server.wait_for(lambda: server.completions)
+
+
+def test_a_link_that_becomes_metered_stops_a_transfer_which_goes_on_later(home, sensors, monkeypatch):
+    monkeypatch.setattr("device_agent.jobs.policy_gated_run.CHECK_SECONDS", 0.0)
+    evaluator = PolicyEvaluator(Rules(metered=False), sensors, DailyMinutes(home.budget))
+    told, arrived, closed = [], [], []
+
+    def wait(_seconds):
+        sensors.now = FINE
+        return False
+
+    policy_run = PolicyGatedRun(evaluator, Rules(), told.append, lambda: False, wait)
+
+    def move(progress):
+        for piece in range(len(arrived), 4):
+            if piece == 2 and not closed:
+                closed.append(piece)
+                sensors.now = METERED
+            progress(piece, 4)
+            arrived.append(piece)
+        return "whole"
+
+    assert policy_run.transfer(move) == "whole"
+    assert arrived == [0, 1, 2, 3]
+    assert [progress.phase for progress in told].count("waiting") == 1
+
+
+def test_a_wait_ends_when_the_daemon_is_stopped(home, sensors):
+    sensors.now = METERED
+    evaluator = PolicyEvaluator(Rules(metered=False), sensors, DailyMinutes(home.budget))
+    with pytest.raises(Halted):
+        PolicyGatedRun(evaluator, Rules(), lambda _: None, lambda: True, lambda _: True).transfer(lambda _: None)

@@ -1,0 +1,215 @@
+"""A device's part in a cohort's rounds, in the daemon: whether it takes part, what it sends, and what it remembers."""
+
+import json
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from device_agent.cli.main import app
+from device_agent.daemon.daemon import Daemon
+from device_agent.daemon.reporting import Display
+from device_agent.engines.native import NativeEngine
+from device_agent.inference.adapter_store import AdapterStore
+from device_agent.jobs.leased_job import Outcome
+from device_agent.jobs.rounds import KEPT_ROUNDS, RoundLog, RoundRecord
+from shared.canonical import sha256_hex
+from shared.errors import NotReplayable, RoundClosed
+from shared.federation.cohort import AlgorithmSettings, RoundTask
+from shared.job import RoundRef
+from shared.trajectory_checks import check_result, check_run
+from shared.zo.lora import adapter_file, load_adapter
+from shared.zo.replay import replay
+from shared.zo.trajectory_reader import read_ledger
+from tests.device_agent.conftest import enroll
+from tests.device_agent.fake_server import FakeServer
+from tests.device_agent.warm_starts import random_b, vouched
+
+TRAINING = {"steps": 6, "lr": 0.5, "seed": 5, "evaluation_interval": 3}
+
+
+def task(**changes):
+    facts = {"cohort": "reviews", "number": 3, "algorithm": AlgorithmSettings(), "deadline": datetime.now(UTC)}
+    return RoundTask(**facts | changes)
+
+
+@pytest.fixture
+def server(server_key):
+    with FakeServer(server_key) as double:
+        yield double
+
+
+@pytest.fixture
+def work(home, server, server_key, dataset, runner_directory):
+    """Has the daemon do the job that waits, under the owner's rules; how it ended."""
+    enroll(home, server.url, server_key)
+    native = NativeEngine(runner_directory)
+
+    def work(rules="cohorts = true"):
+        home.rules.write_text(rules)
+        with Display(home, live=False) as display:
+            daemon = Daemon(home, {"movies": dataset}, display, pause_seconds=0.1, engines=lambda _manifest: native)
+            return daemon.run(once=True)
+
+    return work
+
+
+def test_the_last_b_goes_and_is_no_adapter_of_this_devices(work, server, server_key, rademacher, home):
+    start = vouched(rademacher, server_key)
+    server.add_job(rademacher, start=start, task_of_round=task(), **TRAINING)
+    assert work('cohorts = ["reviews"]').outcome is Outcome.COMPLETED
+    (upload,), (completion,) = server.uploads, server.completions
+    run = home.run("job-1")
+    assert upload == run.last.read_bytes()
+    assert not server.trajectories
+    found = read_ledger(run.ledger.read_bytes())
+    expected = replay(found, random_b(rademacher.manifest))
+    np.testing.assert_array_equal(load_adapter(upload, rademacher.manifest.size), expected)
+    validations = completion.result.evaluations
+    assert completion.result.start_accuracy == validations[0].accuracy
+    assert completion.result.tuned_accuracy == validations[-1].accuracy
+    assert AdapterStore(home).stored() == []
+    (past,) = RoundLog(home.rounds).past()
+    assert (past.cohort, past.round, past.job_id, past.outcome) == ("reviews", 3, "job-1", "completed")
+    assert (past.form, past.bytes, past.steps) == ("weights", len(upload), 6)
+    assert (past.before_accuracy, past.after_accuracy) == (validations[0].accuracy, validations[-1].accuracy)
+
+
+def test_a_trajectory_goes_alone_and_yields_the_b_that_is_named(work, server, rademacher, home):
+    """Pulls and all: what the server makes of it is the file that the device would have sent."""
+    prox = task(upload="trajectory", algorithm=AlgorithmSettings(name="fedprox", mu=0.3))
+    server.add_job(rademacher, task_of_round=prox, **TRAINING)
+    assert work("cohorts = true\ntrajectory = true").outcome is Outcome.COMPLETED
+    assert not server.uploads
+    (ledger,), (completion,) = server.trajectories, server.completions
+    found, plan = read_ledger(ledger), home.run("job-1").plan()
+    check_run(found, plan.header, plan.training)
+    check_result(found, completion.result)
+    assert found.header.proximal == 0.3
+    manifest = rademacher.manifest
+    flat = replay(found, np.zeros(manifest.size, np.float32), completion.result.best_step)
+    made = adapter_file(flat, job_id="job-1", recipe_id=manifest.recipe_id, a_sha256=manifest.a_sha256, step=6)
+    assert sha256_hex(made) == completion.adapter_sha256
+    (past,) = RoundLog(home.rounds).past()
+    assert (past.form, past.bytes) == ("trajectory", len(ledger))
+
+
+def test_without_leave_for_trajectories_b_goes_instead(work, server, rademacher, home):
+    server.add_job(rademacher, task_of_round=task(upload="trajectory"), **TRAINING)
+    assert work("cohorts = true").outcome is Outcome.COMPLETED
+    assert not server.trajectories
+    assert server.uploads == [home.run("job-1").last.read_bytes()]
+
+
+def test_a_trajectory_is_not_sent_to_a_round_of_weights(work, server, rademacher):
+    server.add_job(rademacher, task_of_round=task(), trajectory="instead", **TRAINING)
+    assert work("cohorts = true\ntrajectory = true").outcome is Outcome.COMPLETED
+    assert not server.trajectories
+
+
+def test_a_trajectory_that_the_server_cannot_replay_is_followed_by_b(work, server, rademacher, home):
+    server.broken["complete"] = [NotReplayable()]
+    server.add_job(rademacher, task_of_round=task(upload="trajectory"), **TRAINING)
+    assert work("cohorts = true\ntrajectory = true").outcome is Outcome.COMPLETED
+    (past,) = RoundLog(home.rounds).past()
+    assert (past.form, past.bytes) == ("both", len(server.trajectories[0]) + len(server.uploads[0]))
+
+
+@pytest.mark.parametrize(
+    "rules",
+    ["", "cohorts = false", 'cohorts = ["notes"]', "trajectory = true", "cohorts = true\nmasked_among = 3"],
+)
+def test_without_the_owners_leave_the_job_is_given_back_untouched(work, server, rademacher, home, rules):
+    """However the server came to offer it."""
+    server.add_job(rademacher, task_of_round=task(), **TRAINING)
+    ended = work(rules)
+    assert ended.outcome is Outcome.RELEASED
+    assert "this device's rules.toml" in ended.detail
+    assert "cohort 'reviews'" in ended.detail
+    assert ("POST", "release") in server.calls
+    assert not server.uploads
+    assert not home.run("job-1").path.exists()
+    assert RoundLog(home.rounds).past() == []
+
+
+@pytest.mark.parametrize("of", [None, task(number=2), task(cohort="notes")])
+def test_half_a_round_is_refused(work, server, rademacher, of):
+    server.add_job(rademacher, task_of_round=task(), **TRAINING)
+    if of is None:
+        del server.rounds["job-1"]
+    else:
+        server.rounds["job-1"] = of
+    assert work().outcome is Outcome.FAILED
+    assert [failure.code for failure in server.failures] == ["untrusted"]
+
+
+def test_a_part_may_count_in_a_later_round_than_it_was_made_for(work, server, rademacher, home):
+    server.add_job(rademacher, task_of_round=task(), **TRAINING)
+    server.rounds["job-1"] = task(number=4)
+    assert work().outcome is Outcome.COMPLETED
+    assert [found.round for found in RoundLog(home.rounds).past()] == [4]
+
+
+def test_a_round_that_ended_before_is_remembered_as_lost(work, server, rademacher, home):
+    server.broken["complete"] = [RoundClosed("round 3 of cohort reviews has ended")]
+    server.add_job(rademacher, task_of_round=task(), **TRAINING)
+    ended = work()
+    assert ended.outcome is Outcome.LOST
+    assert "most likely its round has ended" in ended.detail
+    (past,) = RoundLog(home.rounds).past()
+    assert (past.outcome, past.form, past.bytes) == ("lost", None, 0)
+    assert past.detail == ended.detail
+
+
+def test_a_round_that_goes_on_without_this_device_is_remembered(work, server, rademacher, home):
+    server.stop.set()
+    server.add_job(rademacher, task_of_round=task(), **TRAINING | {"steps": 20_000, "evaluation_interval": 20_000})
+    assert work().outcome is Outcome.CANCELLED
+    (past,) = RoundLog(home.rounds).past()
+    assert (past.outcome, past.bytes) == ("cancelled", 0)
+    assert "the round ended" in past.line()
+
+
+def test_status_and_display_say_which_round(home, server, server_key, capsys):
+    enroll(home, server.url, server_key)
+    with Display(home, live=False) as display:
+        display.begin("job-1", "reviews", RoundRef(cohort="reviews", number=3))
+        assert home.status().round == RoundRef(cohort="reviews", number=3)
+        assert home.status().round.words == "round 3 of cohort reviews"
+        display.end("completed", None)
+        assert home.status().round is None
+        display.begin("job-2", "alice-movies")
+        assert home.status().round is None
+
+
+def past_of(number, **changes):
+    return RoundRecord(cohort="reviews", round=number, job_id=f"job-{number}", outcome="completed", **changes)
+
+
+def test_the_log_forgets_the_oldest_and_outlives_a_torn_line(tmp_path):
+    log = RoundLog(tmp_path / "rounds.jsonl")
+    assert log.past() == []
+    for number in range(1, 4):
+        log.add(past_of(number))
+    path = tmp_path / "rounds.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    log.add(past_of(4))
+    assert [found.round for found in log.past()] == [1, 2, 4]
+    path.write_bytes(b"".join(past_of(n).model_dump_json().encode() + b"\n" for n in range(1, 2 * KEPT_ROUNDS + 1)))
+    log.add(past_of(9999))
+    assert len(path.read_bytes().splitlines()) == KEPT_ROUNDS
+    assert [found.round for found in log.past()[-2:]] == [2 * KEPT_ROUNDS, 9999]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_past_rounds_are_shown(tmp_path):
+    said = CliRunner().invoke(app, ["rounds", "--home", str(tmp_path)])
+    assert "none yet" in said.output
+    RoundLog(tmp_path / "rounds.jsonl").add(
+        past_of(3, form="weights", bytes=1234, before_accuracy=0.5, after_accuracy=0.625)
+    )
+    said = CliRunner().invoke(app, ["rounds", "--home", str(tmp_path)])
+    assert "round 3 of reviews  completed  1,234 bytes (weights)  validation 50.0% -> 62.5%" in said.output
+    said = CliRunner().invoke(app, ["rounds", "--home", str(tmp_path), "--json"])
+    assert json.loads(said.output)["bytes"] == 1234

@@ -1,0 +1,142 @@
+"""What a device sends of a finished run: B, and the trajectory where the job asks and the owner allows it."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from device_agent.daemon.daemon import Daemon
+from device_agent.daemon.reporting import Display
+from device_agent.inference.adapter_store import AdapterStore
+from device_agent.jobs.leased_job import Outcome
+from device_agent.jobs.upload import Upload
+from device_agent.protocol.client import DeviceClient
+from shared.canonical import sha256_hex
+from shared.errors import InvalidTrajectory, NotReplayable, TooLarge, TrajectoryMismatch
+from shared.trajectory_checks import check_result, check_run
+from shared.zo.lora import load_adapter
+from shared.zo.replay import replay
+from shared.zo.trajectory import frame
+from shared.zo.trajectory_reader import read_ledger
+from tests.device_agent.conftest import enroll
+from tests.device_agent.fake_server import FakeServer
+from tests.device_agent.training.test_trainer import train
+
+TRAINING = {"steps": 6, "lr": 0.5, "seed": 2**53 - 1, "evaluation_interval": 2}
+
+
+@pytest.fixture
+def trained(run, rademacher, dataset):
+    """A run that the real trainer made on the real runtime, and its result."""
+    plan = rademacher.plan(dataset, **TRAINING)
+    result, _ = train(run, plan, rademacher)
+    return plan, result
+
+
+def test_what_a_real_run_leaves_is_replayed_to_the_bit(run, trained):
+    plan, result = trained
+    found = read_ledger(run.ledger.read_bytes())
+    check_run(found, plan.header, plan.training)
+    check_result(found, result)
+    start, size = np.zeros(plan.manifest.size, np.float32), plan.manifest.size
+    best, last = (load_adapter(path.read_bytes(), size) for path in (run.best, run.last))
+    assert best.any()
+    assert replay(found, start, result.best_step).tobytes() == best.tobytes()
+    assert replay(found, start).tobytes() == last.tobytes()
+    found.coefficients[0].view(np.uint32)[0] ^= 1 << 20  # of the mantissa: what is less may be lost in rounding
+    assert replay(found, start).tobytes() != last.tobytes()
+
+
+@pytest.fixture
+def server(server_key):
+    with FakeServer(server_key) as double:
+        yield double
+
+
+@pytest.fixture
+def hand_over(home, server, server_key, rademacher, run, trained):
+    """Hands the run in with what may be sent of its trajectory; what the server was asked, in order."""
+    enroll(home, server.url, server_key)
+    policy_run = SimpleNamespace(report=lambda _progress: None, transfer=lambda move: move(None))
+
+    def send(trajectory):
+        server.add_job(rademacher, **TRAINING)
+        with DeviceClient(server.url, "device-token", home.device_key()) as client:
+            lease = client.lease(["movies"])
+            store = AdapterStore(home)
+            Upload(client, lease, run, store, lambda: None, lambda _seconds: False, trajectory).send(
+                policy_run, trained[1]
+            )
+        assert server.completions[-1].adapter_sha256 == sha256_hex(run.best.read_bytes())
+        return [action for _, action in server.calls if action in ("adapter", "trajectory", "complete")]
+
+    return send
+
+
+def test_b_alone_unless_more_is_allowed(server, hand_over):
+    assert hand_over("none") == ["adapter", "complete"]
+    assert server.completions[0].trajectory_sha256 is None
+
+
+def test_beside_b(server, run, hand_over):
+    assert hand_over("beside") == ["trajectory", "adapter", "complete"]
+    assert server.trajectories == [run.ledger.read_bytes()]
+    assert server.completions[0].trajectory_sha256 == sha256_hex(run.ledger.read_bytes())
+
+
+def test_instead_of_b_if_it_is_smaller(server, run, hand_over):
+    smaller = len(run.ledger.read_bytes()) < len(run.best.read_bytes())
+    expected = ["trajectory", "complete"] if smaller else ["trajectory", "adapter", "complete"]
+    assert hand_over("instead") == expected
+
+
+def test_a_torn_tail_stays_here(server, run, hand_over):
+    whole = run.ledger.read_bytes()
+    run.ledger.write_bytes(whole + frame(b"S", 6, bytes(8))[:-1])
+    hand_over("beside")
+    assert server.trajectories == [whole]
+
+
+@pytest.mark.parametrize("error", [InvalidTrajectory(), TooLarge()])
+def test_a_server_that_does_not_take_it_gets_b_alone(server, hand_over, error):
+    server.broken["trajectory"] = [error]
+    assert hand_over("beside") == ["trajectory", "adapter", "complete"]
+    assert server.completions[0].trajectory_sha256 is None
+
+
+def test_a_server_that_finds_another_b_gets_b_alone(server, hand_over):
+    server.broken["complete"] = [TrajectoryMismatch()]
+    assert hand_over("beside") == ["trajectory", "adapter", "complete", "adapter", "complete"]
+    assert server.completions[0].trajectory_sha256 is None
+
+
+def test_a_server_that_cannot_replay_it_gets_both(server, run, hand_over):
+    server.broken["complete"] = [NotReplayable()]
+    # Smaller than any ledger is not the tiny program's B.
+    run.ledger.write_bytes(run.ledger.read_bytes()[: len(run.best.read_bytes()) - 1])
+    hand_over("instead")
+    assert server.uploads == [run.best.read_bytes()]
+    assert server.completions[0].trajectory_sha256 == sha256_hex(server.trajectories[-1])
+
+
+@pytest.mark.parametrize("said", ["", "trajectory = false"])
+def test_the_owners_word_is_above_the_jobs(home, server, server_key, rademacher, dataset, engines, said):
+    home.rules.write_text(said)
+    enroll(home, server.url, server_key)
+    server.add_job(rademacher, trajectory="instead", steps=1)
+    with Display(home, live=False) as display:
+        daemon = Daemon(home, {"movies": dataset}, display, pause_seconds=0.1, engines=engines)
+        assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    assert server.trajectories == []
+    assert len(server.uploads) == 1
+
+
+def test_an_owner_that_allows_it_and_a_job_that_asks(home, server, server_key, rademacher, dataset, engines):
+    home.rules.write_text("trajectory = true")
+    enroll(home, server.url, server_key)
+    with Display(home, live=False) as display:
+        daemon = Daemon(home, {"movies": dataset}, display, pause_seconds=0.1, engines=engines)
+        for trajectory in ("none", "beside"):
+            server.add_job(rademacher, job_id=f"job-{trajectory}", trajectory=trajectory, steps=1)
+            assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    assert server.trajectories == [home.run("job-beside").ledger.read_bytes()]

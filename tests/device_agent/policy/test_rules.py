@@ -1,0 +1,450 @@
+"""Rules held against readings: tables of what must come out, and properties of any decision."""
+
+from dataclasses import replace
+from datetime import datetime, time, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_agent.android.sensors import MARK, AdbSensors
+from device_agent.policy.rules import (
+    BATTERY_EASE,
+    HEAT_EASE,
+    IDLE_SECONDS,
+    MEMORY_EASE,
+    SHORTEST,
+    STAGE_EASE,
+    STAGES,
+    Decision,
+    decide,
+    may_transfer,
+)
+from device_agent.policy.sensors import Readings
+from shared.job import Progress
+from shared.rules import QuietHours, Rules
+from tests.shared.test_rules import rules as any_rules
+from tests.shared.test_rules import spans
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+ZONE = timezone(timedelta(hours=2))
+NOON = datetime(2026, 11, 21, 12, tzinfo=ZONE)
+RULES = tuple(Rules.model_fields)
+RANKS = {"train": 0, "slow": 1, "wait": 2}
+GIB = 1 << 30
+
+
+def maybe(low, high):
+    return st.none() | st.floats(low, high)
+
+
+any_readings = st.builds(
+    Readings,
+    at=st.datetimes(datetime(2025, 1, 1), datetime(2027, 1, 1), timezones=st.just(ZONE)),
+    charging=st.none() | st.booleans(),
+    battery_percent=maybe(0, 100),
+    temperature=maybe(-20, 120),
+    temperature_sensor=st.none() | st.just("cpu"),
+    throttled=st.none() | st.booleans(),
+    available_bytes=st.none() | st.integers(0, 1 << 40),
+    idle_seconds=maybe(0, 1e6),
+    load=maybe(0, 1),
+    metered=st.none() | st.booleans(),
+)
+any_last = st.none() | st.builds(
+    lambda held, stage: Decision("wait" if held else "train", held=tuple(held), stage=stage),
+    st.lists(st.sampled_from(RULES), unique=True),
+    st.integers(0, len(STAGES)),
+)
+programs = st.fixed_dictionaries(
+    {
+        "sequence_length": st.none() | st.integers(2, 2048),
+        "dynamic_length": st.booleans(),
+        "needed_bytes": st.integers(0, 1 << 35),
+    }
+)
+minutes = st.floats(0, 1440)
+
+
+def at_noon(**values):
+    return Readings(at=NOON, **values)
+
+
+def holding(decision):
+    """How strongly a decision holds back: comparable, greater is stronger."""
+    return RANKS[decision.action], decision.rest if decision.action == "slow" else 0.0
+
+
+def phone(name):
+    def shell(_line):
+        files = sorted((RECORDINGS / name).glob("*.txt"))
+        return "".join(f"{MARK}{file.stem}\n{file.read_text()}" for file in files)
+
+    return AdbSensors(shell).read()
+
+
+@pytest.mark.parametrize(
+    ("rules", "recording", "action", "why"),
+    [
+        ({}, "android_hot", "train", None),
+        ({"charging": True}, "android_hot", "wait", "on battery; waits for external power"),
+        (
+            {"battery_floor": 30},
+            "android_hot",
+            "wait",
+            "battery at 18 %, below the floor of 30 %; waits for external power",
+        ),
+        ({"battery_floor": 18}, "android_hot", "train", None),
+        (
+            {"temperature_ceiling": 78},
+            "android_hot",
+            "wait",
+            "78.3 °C at cpu4-gold-usr, at or above the ceiling of 78 °C; waits until it cools down",
+        ),
+        (
+            {"temperature_ceiling": 90},
+            "android_hot",
+            "slow",
+            "78.3 °C at cpu4-gold-usr under a ceiling of 90 °C, and the system throttles its processors; "
+            "pauses 1 s for each second of work",
+        ),
+        (
+            {"memory_floor_bytes": GIB},
+            "android_hot",
+            "wait",
+            "685 MiB of memory free, 1024 MiB required; waits until other programs need less",
+        ),
+        ({"idle": True}, "android_hot", "wait", "the device is in use; waits until it has been idle for 120 s"),
+        (
+            {"hours": [{"start": "22:00", "end": "06:00"}]},
+            "android_hot",
+            "wait",
+            "outside the hours 22:00 to 06:00; waits until 22:00",
+        ),
+        (
+            {"daily_minutes": 40},
+            "android_hot",
+            "wait",
+            "trained 42.5 of 40 minutes today; waits until midnight",
+        ),
+        (
+            {"battery_floor": 20, "idle": True},
+            "android_hot",
+            "wait",
+            "battery at 18 %, below the floor of 20 %; waits for external power; "
+            "the device is in use; waits until it has been idle for 120 s",
+        ),
+        (
+            {
+                "charging": True,
+                "battery_floor": 90,
+                "temperature_ceiling": 60,
+                "memory_floor_bytes": 2 * GIB,
+                "idle": True,
+                "hours": [{"start": "22:00", "end": "06:00"}],
+                "metered": False,
+                "daily_minutes": 60,
+            },
+            "android_idle",
+            "train",
+            None,
+        ),
+    ],
+)
+def test_recorded_readings(rules, recording, action, why):
+    decision = decide(Rules(**rules), phone(recording), 42.5)
+    assert (decision.action, decision.why, decision.unknown) == (action, why, ())
+
+
+def test_rules_that_a_bare_phone_cannot_answer_are_named_and_not_held():
+    rules = Rules(battery_floor=50, temperature_ceiling=60, memory_floor_bytes=GIB, idle=True, metered=False)
+    decision = decide(rules, phone("android_bare"), 0)
+    assert decision.action == "train"
+    assert decision.unknown == ("temperature_ceiling", "memory_floor_bytes", "idle", "metered")
+    asked = rules.model_copy(update={"charging": True})
+    assert decide(asked, at_noon(), 0).unknown[:2] == ("charging", "battery_floor")
+
+
+@given(any_rules, minutes)
+def test_a_device_without_sensors_waits_for_its_clock_only(rules, spent):
+    decision = decide(rules, at_noon(), spent)
+    assert set(decision.held) <= {"hours", "daily_minutes"}
+    assert (decision.action == "wait") == bool(decision.held)
+
+
+@pytest.mark.parametrize(
+    ("percent", "charging", "before", "action"),
+    [
+        (30, False, False, "train"),
+        (29.9, False, False, "wait"),
+        (29.9, None, False, "wait"),
+        (5, True, False, "train"),
+        (30, False, True, "wait"),
+        (30 + BATTERY_EASE - 0.1, False, True, "wait"),
+        (30 + BATTERY_EASE, False, True, "train"),
+        (5, True, True, "train"),
+    ],
+)
+def test_the_battery_floor(percent, charging, before, action):
+    last = Decision("wait", held=("battery_floor",)) if before else None
+    readings = at_noon(battery_percent=percent, charging=charging)
+    assert decide(Rules(battery_floor=30), readings, 0, last).action == action
+
+
+def test_a_floor_at_the_top_is_left_with_a_full_battery():
+    last = Decision("wait", held=("battery_floor",))
+    rules = Rules(battery_floor=98)
+    assert decide(rules, at_noon(battery_percent=99), 0, last).action == "wait"
+    assert decide(rules, at_noon(battery_percent=100), 0, last).action == "train"
+
+
+def test_a_device_that_warms_up_rests_then_shortens_then_waits_and_comes_back_later():
+    rules = Rules(temperature_ceiling=80)
+    last, seen = None, []
+    for temperature in (60, 72, 74, 76, 78, 79, 80, 79, 76, 75.1, 75, 74, 70.9, 60):
+        readings = at_noon(temperature=temperature, temperature_sensor="tj-thermal")
+        last = decide(rules, readings, 0, last, sequence_length=256, dynamic_length=True)
+        seen.append((temperature, last.action, last.rest, last.max_length))
+    assert seen == [
+        (60, "train", 0, None),
+        (72, "slow", 0.5, None),
+        (74, "slow", 1, None),
+        (76, "slow", 2, None),
+        (78, "slow", 2, 128),
+        (79, "slow", 4, 64),
+        (80, "wait", 0, None),
+        (79, "wait", 0, None),
+        (76, "wait", 0, None),
+        (75.1, "wait", 0, None),
+        (75, "slow", 2, None),
+        (74, "slow", 1, None),
+        (70.9, "train", 0, None),
+        (60, "train", 0, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("program", "rest", "length"),
+    [
+        ({"sequence_length": 256, "dynamic_length": True}, 4, 64),
+        ({"sequence_length": 256, "dynamic_length": False}, 8, None),
+        ({"sequence_length": 40, "dynamic_length": True}, 4, SHORTEST),
+        ({"sequence_length": SHORTEST, "dynamic_length": True}, 8, None),
+        ({}, 8, None),
+    ],
+)
+def test_what_a_program_cannot_shorten_rests_longer(program, rest, length):
+    decision = decide(Rules(temperature_ceiling=80), at_noon(temperature=79.5), 0, **program)
+    assert (decision.limits.rest, decision.limits.max_length) == (rest, length)
+    assert f"pauses {rest} s" in decision.why
+    assert (f"at most {length} tokens" in decision.why) == (length is not None)
+
+
+def test_throttling_slows_down_what_no_sensor_measures():
+    decision = decide(Rules(temperature_ceiling=80), at_noon(throttled=True), 0)
+    assert (decision.action, decision.rest) == ("slow", 1)
+    assert decision.unknown == ("temperature_ceiling",)
+    assert decide(Rules(), at_noon(throttled=True, temperature=99), 0).action == "train"
+
+
+@pytest.mark.parametrize(
+    ("available", "needed", "before", "action"),
+    [
+        (GIB, 0, False, "train"),
+        (GIB - 1, 0, False, "wait"),
+        (GIB + 99, 100, False, "wait"),
+        (GIB + 100, 100, False, "train"),
+        (int(GIB * (1 + MEMORY_EASE)) + 99, 100, True, "wait"),
+        (int(GIB * (1 + MEMORY_EASE)) + 101, 100, True, "train"),
+    ],
+)
+def test_the_memory_floor(available, needed, before, action):
+    last = Decision("wait", held=("memory_floor_bytes",)) if before else None
+    rules = Rules(memory_floor_bytes=GIB)
+    assert decide(rules, at_noon(available_bytes=available), 0, last, needed_bytes=needed).action == action
+
+
+def test_memory_that_training_gives_back_does_not_start_it_again():
+    """It runs and holds 2 GiB, others take the rest; stopped, its own 2 GiB are free and would be taken at once."""
+    rules = Rules(memory_floor_bytes=GIB)
+    stopped = decide(rules, at_noon(available_bytes=GIB - 1), 0)
+    again = decide(rules, at_noon(available_bytes=3 * GIB - 1), 0, stopped, needed_bytes=2 * GIB)
+    assert (stopped.action, again.action) == ("wait", "wait")
+    assert "(2048 MiB of it for training)" in again.why
+
+
+@pytest.mark.parametrize(
+    ("idle", "load", "before", "action"),
+    [
+        (IDLE_SECONDS, 0.1, False, "train"),
+        (IDLE_SECONDS - 1, 0.1, False, "wait"),
+        (None, 0.1, False, "train"),
+        (1e5, 0.5, False, "wait"),
+        (None, 0.5, False, "wait"),
+        (1e5, 0.4, False, "train"),
+        (1e5, 0.4, True, "wait"),
+        (1e5, 0.3, True, "train"),
+    ],
+)
+def test_idle(idle, load, before, action):
+    last = Decision("wait", held=("idle",)) if before else None
+    readings = at_noon(idle_seconds=idle, load=load)
+    assert decide(Rules(idle=True), readings, 0, last).action == action
+    assert decide(Rules(), readings, 0, last).action == "train"
+
+
+def test_the_day_ends_at_local_midnight():
+    decision = decide(Rules(daily_minutes=30), at_noon(), 30)
+    assert decision.until == datetime(2026, 11, 22, 0, tzinfo=ZONE)
+    assert decide(Rules(daily_minutes=30), at_noon(), 29.99).action == "train"
+    assert decide(Rules(daily_minutes=0), at_noon(), 0).action == "wait"
+
+
+def test_until_is_the_last_of_the_known_ends_and_unknown_if_one_is():
+    hours = (QuietHours(start="22:00", end="06:00"),)
+    both = decide(Rules(hours=hours, daily_minutes=30), at_noon(), 30)
+    assert both.until == datetime(2026, 11, 22, 0, tzinfo=ZONE)
+    rules = Rules(hours=hours, charging=True)
+    assert decide(rules, at_noon(charging=True), 0).until == datetime(2026, 11, 21, 22, tzinfo=ZONE)
+    assert decide(rules, at_noon(charging=False), 0).until is None
+
+
+def test_hours_without_a_time_in_common_never_come():
+    hours = (QuietHours(start="01:00", end="02:00"), QuietHours(start="03:00", end="04:00"))
+    decision = decide(Rules(hours=hours), at_noon(), 0)
+    assert (decision.action, decision.until) == ("wait", None)
+    assert "01:00 to 02:00 and 03:00 to 04:00 do not overlap" in decision.why
+
+
+@given(st.lists(spans, min_size=1, max_size=3, unique=True).map(tuple), st.integers(0, 1439))
+def test_hours_open_at_the_first_minute_that_lies_in_all_of_them(hours, minute):
+    at = datetime.combine(NOON.date(), time(minute // 60, minute % 60), ZONE)
+    decision = decide(Rules(hours=hours), Readings(at=at), 0)
+
+    def allowed(moment):
+        now = moment.time()
+        return all(s.start <= now < s.end if s.start < s.end else not s.end <= now < s.start for s in hours)
+
+    waited = [at + timedelta(minutes=ahead) for ahead in range(1440) if allowed(at + timedelta(minutes=ahead))]
+    if waited[:1] == [at]:
+        assert decision.action == "train"
+    else:
+        assert (decision.action, decision.until) == ("wait", waited[0] if waited else None)
+
+
+def test_transfers_keep_off_a_metered_network():
+    kept_off = may_transfer(Rules(metered=False), at_noon(metered=True))
+    assert kept_off.startswith("the network is metered")
+    assert may_transfer(Rules(metered=False), at_noon(metered=False)) is None
+    assert may_transfer(Rules(metered=False), at_noon()) is None
+    assert may_transfer(Rules(), at_noon(metered=True)) is None
+    assert decide(Rules(metered=False), at_noon(metered=True), 0).action == "train"
+
+
+@given(any_rules, any_rules, any_readings, minutes, any_last, programs)
+def test_the_strictest_rules_allow_nothing_that_either_refuses(first, second, readings, spent, last, program):
+    both = decide(first.strictest(second), readings, spent, last, **program)
+    for rules in (first, second):
+        alone = decide(rules, readings, spent, last, **program)
+        assert set(both.held) >= set(alone.held)
+        assert holding(both) >= holding(alone)
+        assert both.stage >= alone.stage
+        if may_transfer(rules, readings) is not None:
+            assert may_transfer(first.strictest(second), readings) is not None
+
+
+@given(any_rules, any_readings, minutes, any_last, programs, st.floats(-20, 120), st.floats(-20, 120))
+def test_a_hotter_device_never_trains_faster(rules, readings, spent, last, program, one, other):
+    cool, hot = (
+        decide(rules, readings.model_copy(update={"temperature": value}), spent, last, **program)
+        for value in sorted((one, other))
+    )
+    assert holding(hot) >= holding(cool)
+    if hot.action == cool.action == "slow":
+        assert (hot.max_length or 1 << 20) <= (cool.max_length or 1 << 20)
+
+
+@given(any_rules, any_readings, minutes, any_last, programs, st.floats(0, 100), st.floats(0, 100))
+def test_a_fuller_battery_never_trains_slower(rules, readings, spent, last, program, one, other):
+    empty, full = (
+        decide(rules, readings.model_copy(update={"battery_percent": value}), spent, last, **program)
+        for value in sorted((one, other))
+    )
+    assert holding(full) <= holding(empty)
+
+
+@given(any_rules, any_readings, minutes, any_last, programs)
+def test_constant_readings_settle_at_once(rules, readings, spent, last, program):
+    first = decide(rules, readings, spent, last, **program)
+    second = decide(rules, readings, spent, first, **program)
+    # The words may differ: they name the threshold that holds now.
+    assert replace(second, why=None) == replace(first, why=None)
+
+
+def test_every_rule_at_once_still_fits_into_a_heartbeat():
+    rules = Rules(
+        charging=True,
+        battery_floor=33.3,
+        temperature_ceiling=77.7,
+        memory_floor_bytes=1 << 50,
+        idle=True,
+        hours=tuple(QuietHours(start=time(1, minute), end=time(2, minute)) for minute in range(24)),
+        daily_minutes=1111.1,
+    )
+    readings = at_noon(
+        charging=False,
+        battery_percent=11.1,
+        temperature=99.9,
+        temperature_sensor="x" * 1000,
+        available_bytes=1 << 40,
+        idle_seconds=3,
+    )
+    decision = decide(rules, readings, 1234.5, needed_bytes=1 << 45)
+    assert len(decision.held) == 7
+    assert decision.why.startswith("on battery; waits for external power; battery at 11.1 %, below")
+    assert decision.why.endswith("; and 2 more")
+    assert Progress(phase="waiting", why=decision.why).why == decision.why
+    hours = decide(rules.model_copy(update={"charging": False}), at_noon(), 0)
+    assert (
+        hours.why
+        == "outside the hours 01:00 to 02:00 and 01:01 to 02:01 and 01:02 to 02:02 and 21 more; waits until 01:23"
+    )
+
+
+EDGE = Rules(temperature_ceiling=80, battery_floor=30, memory_floor_bytes=GIB)
+
+
+@given(
+    st.floats(60, 85),
+    st.floats(20, 40),
+    st.floats(0.8, 1.2),
+    st.lists(st.tuples(*[st.floats(0, 0.99)] * 3), min_size=2, max_size=30),
+    programs,
+)
+def test_readings_that_tremble_never_make_it_go_on(temperature, percent, share, tremor, program):
+    """Within the width of the hysteresis a device may hold itself back more and more, and never to and fro."""
+    last = None
+    for heat, charge, memory in tremor:
+        readings = at_noon(
+            temperature=temperature + heat * min(STAGE_EASE, HEAT_EASE),
+            battery_percent=percent - charge * BATTERY_EASE,
+            available_bytes=int(program["needed_bytes"] + GIB * (share + memory * MEMORY_EASE)),
+        )
+        now = decide(EDGE, readings, 0, last, **program)
+        if last is not None:
+            assert holding(now) >= holding(last)
+            assert set(now.held) >= set(last.held)
+        last = now
+
+
+@given(any_rules, any_readings, minutes, any_last, programs)
+def test_every_decision_explains_itself_and_can_be_kept(rules, readings, spent, last, program):
+    decision = decide(rules, readings, spent, last, **program)
+    assert (decision.why is None) == (decision.action == "train")
+    assert Progress(phase="waiting", why=decision.why).why == decision.why
+    assert (decision.action == "wait") == bool(decision.held)
+    assert (decision.action == "slow") == (decision.limits.rest > 0)
+    assert decision.max_length is None or SHORTEST <= decision.max_length < program["sequence_length"]
+    assert decision.until is None or decision.until > readings.at
+    assert not set(decision.held) & set(decision.unknown) - {"idle"}  # busy processors hold it where touch is unknown

@@ -1,0 +1,142 @@
+"""The owner's rules.toml."""
+
+from pathlib import Path
+
+import pytest
+
+from device_agent.policy import rules as policy
+from device_agent.policy.rules import SHORTEST, STAGES
+from device_agent.policy.rules_file import ALLOWED, CONSENTS, OwnerConsent, load_consents, load_rules
+from shared.errors import BadRequest
+from shared.rules import QuietHours, Rules
+
+WHOLE = """
+charging = false
+battery_floor = 30
+temperature_ceiling = 75.5
+memory_floor_bytes = 1_000_000_000
+idle = true
+hours = [{ start = "22:00", end = "06:00" }, { start = 21:30:00, end = 23:00:00 }]
+metered = false
+daily_minutes = 90
+"""
+
+
+def test_every_rule_is_read(tmp_path):
+    (tmp_path / "rules.toml").write_text(WHOLE)
+    assert load_rules(tmp_path / "rules.toml") == Rules(
+        battery_floor=30,
+        temperature_ceiling=75.5,
+        memory_floor_bytes=1_000_000_000,
+        idle=True,
+        hours=(QuietHours(start="22:00", end="06:00"), QuietHours(start="21:30", end="23:00")),
+        metered=False,
+        daily_minutes=90,
+    )
+
+
+def test_no_file_and_an_empty_one_rule_nothing(tmp_path):
+    assert load_rules(tmp_path / "rules.toml") == Rules()
+    (tmp_path / "rules.toml").touch()
+    assert load_rules(tmp_path / "rules.toml") == Rules()
+
+
+def test_every_rule_says_what_it_allows():
+    assert set(ALLOWED) == set(Rules.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", OwnerConsent(trajectory=False, cohorts=False)),
+        ("trajectory = false", OwnerConsent(trajectory=False, cohorts=False)),
+        ("trajectory = true", OwnerConsent(trajectory=True, cohorts=False)),
+        ("cohorts = true", OwnerConsent(trajectory=False, cohorts=True)),
+        ('cohorts = ["reviews", "notes"]', OwnerConsent(trajectory=False, cohorts=("reviews", "notes"))),
+        ("cohorts = []", OwnerConsent(trajectory=False, cohorts=())),
+        ("masked_among = 10", OwnerConsent(masked_among=10)),
+    ],
+)
+def test_nothing_more_leaves_this_device_unless_the_owner_says_so(tmp_path, text, said):
+    path = tmp_path / "rules.toml"
+    assert load_consents(path) == OwnerConsent(trajectory=False, cohorts=False)
+    path.write_text(f"idle = true\n{text}\n")
+    assert load_consents(path) == said
+    assert load_rules(path) == Rules(idle=True)
+
+
+def test_every_consent_says_what_it_allows():
+    assert set(CONSENTS) == set(OwnerConsent.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('trajectory = "asked"', "trajectory must be true or false"),
+        ("trajectory = 1", "trajectory must be true or false"),
+        ('cohorts = "reviews"', "cohorts must be true, false or a list"),
+        ("cohorts = 1", "cohorts must be true, false or a list"),
+        ('cohorts = ["Two Words"]', "cohorts must be true, false or a list"),
+        ("masked_among = true", "masked_among must be a number of devices, 3 to 1024, or 0"),
+        ("masked_among = -1", "masked_among must be a number of devices"),
+        (f"cohorts = {[f'c{index}' for index in range(101)]}", "a list of up to 100 cohorts' names"),
+    ],
+)
+def test_a_consent_that_is_none(tmp_path, text, said):
+    (tmp_path / "rules.toml").write_text(text)
+    with pytest.raises(BadRequest, match=said):
+        load_consents(tmp_path / "rules.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("battery_floor = 130", "battery_floor must be a percentage from 0 to 100"),
+        ("battery_floor = nan", "battery_floor must be a percentage"),
+        ("temperature_ceiling = 0", "temperature_ceiling must be degrees Celsius above 0"),
+        ("memory_floor_bytes = 1.5", "memory_floor_bytes must be a number of bytes"),
+        ('charging = "sometimes"', "charging must be true or false"),
+        ('hours = ["22:00"]', "hours must be up to 24 spans"),
+        ('hours = [{ start = "22:00" }]', "hours must be up to 24 spans"),
+        ('hours = [{ start = "22:00Z", end = "06:00" }]', "local time without a zone"),
+        ('hours = [{ start = "25:00", end = "06:00" }]', "hours must be"),
+        ("daily_minutes = -1", "daily_minutes must be minutes from 0 to 1440"),
+        ("battery = 30", "'battery' is not a rule; the rules are charging, battery_floor"),
+        ("battery_floor 30", "is not valid TOML"),
+        ("battery_floor = 30\nbattery_floor = 40", "is not valid TOML"),
+    ],
+)
+def test_a_wrong_rule_is_named_with_what_may_be_said(tmp_path, text, said):
+    (tmp_path / "rules.toml").write_text(text)
+    with pytest.raises(BadRequest, match=said) as error:
+        load_rules(tmp_path / "rules.toml")
+    assert str(tmp_path / "rules.toml") in error.value.detail
+    assert "\n" not in error.value.detail
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    (tmp_path / "rules.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadRequest, match=r"rules\.toml cannot be read"):
+        load_rules(tmp_path / "rules.toml")
+    with pytest.raises(BadRequest, match="cannot be read"):
+        load_rules(tmp_path)
+
+
+def test_the_example_in_the_documentation_is_one(tmp_path):
+    text = (Path(__file__).resolve().parents[3] / "docs/policy.md").read_text()
+    (tmp_path / "rules.toml").write_text(text.split("```toml\n")[1].split("```")[0])
+    assert load_rules(tmp_path / "rules.toml").model_fields_set == set(Rules.model_fields)
+
+
+def test_the_documentation_has_every_stage_and_threshold():
+    text = (Path(__file__).resolve().parents[3] / "docs/policy.md").read_text()
+    shares = {1.0: "the recipe's length", 0.5: "half of it", 0.25: "a quarter of it"}
+    for stage in STAGES:
+        row = f"| {stage.below:g} °C | {stage.rest:g} | {shares[stage.share]} | {stage.fixed_rest:g} |"
+        assert row in text
+    assert f"the floor + {policy.BATTERY_EASE:g} %" in text
+    assert f"the ceiling - {policy.HEAT_EASE:g} °C" in text
+    assert f"the floor + {policy.MEMORY_EASE:.0%}".replace("%", " %") in text
+    assert f"in the last {policy.IDLE_SECONDS:g} s" in text
+    assert (policy.BUSY_LOAD, policy.CALM_LOAD) == (0.5, 0.3)
+    assert f"below {SHORTEST} tokens" in text

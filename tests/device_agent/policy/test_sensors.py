@@ -1,0 +1,327 @@
+"""Sensors: recorded texts and trees, and once this machine."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_agent.android.sensors import (
+    AdbSensors,
+    parse_battery,
+    parse_connectivity,
+    parse_memory,
+    parse_power,
+    parse_thermal,
+    parse_time,
+    sections,
+)
+from device_agent.policy.sensors import (
+    LinuxSensors,
+    OtherProgramsLoad,
+    Readings,
+    ask,
+    hottest,
+    idle_seconds,
+    metered,
+    own_seconds,
+    power,
+    session_ids,
+    throttle_count,
+)
+from shared.rules import Rules
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+EVERY_RULE = Rules(idle=True, metered=False)
+
+
+def plant(root, recording):
+    """Writes a recorded sysfs under `root`."""
+    for line in recording.splitlines():
+        name, value = line.split(": ", 1)
+        path = root / name
+        if value == "!":
+            path.mkdir(parents=True)  # reading it fails, as that of a part without power
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(value + "\n")
+
+
+def linux(tmp_path, recording, answers=None):
+    plant(tmp_path, (RECORDINGS / recording).read_text())
+    return LinuxSensors(tmp_path, lambda command: (answers or {}).get(" ".join(command[:2])))
+
+
+@pytest.fixture
+def phone(tmp_path):
+    """The shell of a recorded phone: a real shell, whose `dumpsys`, `date` and /proc/meminfo are recordings."""
+
+    def shell_of(name):
+        files = RECORDINGS / name
+        services = {"battery": "battery", "thermalservice": "thermal", "power": "power", "connectivity": "network"}
+        cases = "\n".join(f"{service}) cat {files / file}.txt ;;" for service, file in services.items())
+        programs = {
+            "dumpsys": f'case "$1" in\n{cases}\n*) echo "Can\'t find service: $1" >&2; exit 1 ;;\nesac',
+            "date": f"cat {files}/time.txt",
+            "cat": f'case "$1" in /proc/meminfo) exec /bin/cat {files}/memory.txt;; *) exec /bin/cat "$@";; esac',
+        }
+        for program, text in programs.items():
+            path = tmp_path / program
+            path.write_text(f"#!/bin/sh\n{text}\n")
+            path.chmod(0o755)
+        asked = []
+
+        def shell(line):
+            asked.append(line)
+            environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+            return subprocess.run(
+                ["sh", "-c", line], env=environment, check=True, capture_output=True, text=True
+            ).stdout
+
+        return shell, asked
+
+    return shell_of
+
+
+def test_an_idle_phone(phone):
+    shell, asked = phone("android_idle")
+    assert AdbSensors(shell).read() == Readings(
+        at=datetime(2026, 11, 21, 2, 14, 9, tzinfo=timezone(timedelta(hours=1))),
+        charging=True,
+        battery_percent=100,
+        temperature=38.9,
+        temperature_sensor="CPU",
+        throttled=False,
+        available_bytes=3514880 * 1024,
+        idle_seconds=2761.2,
+        metered=False,
+    )
+    assert len(asked) == 1
+
+
+def test_a_phone_in_a_hand(phone):
+    shell, _ = phone("android_hot")
+    readings = AdbSensors(shell).read(EVERY_RULE)
+    assert (readings.charging, readings.battery_percent) == (False, 18)
+    assert (readings.temperature, readings.temperature_sensor) == (78.3, "cpu4-gold-usr")
+    assert readings.throttled is True
+    assert readings.available_bytes == 701440 * 1024
+    assert readings.idle_seconds == 0  # untouched for five minutes, but lit: a film
+    assert readings.metered is True
+    assert readings.at.utcoffset() == timedelta(hours=-5)
+
+
+def test_a_phone_that_tells_little(phone):
+    shell, _ = phone("android_bare")
+    before = datetime.now(UTC)
+    readings = AdbSensors(shell).read()
+    assert readings.model_dump(exclude={"at"}, exclude_none=True) == {"charging": True, "throttled": False}
+    assert before <= readings.at <= datetime.now(UTC)  # its own clock is unreadable: ours
+
+
+def test_a_shell_without_androids_services_still_tells_time_and_memory():
+    """This machine's own shell, as an adbd on plain Linux gives it."""
+    readings = AdbSensors(lambda line: subprocess.check_output(["sh", "-c", line], text=True)).read()
+    assert set(readings.model_dump(exclude_none=True)) == {"at", "available_bytes"}
+    assert 0 < readings.available_bytes <= psutil.virtual_memory().total
+    assert abs(readings.at - datetime.now(UTC)) < timedelta(minutes=1)
+
+
+def test_long_answers_are_asked_for_rules_only(phone):
+    shell, asked = phone("android_idle")
+    readings = AdbSensors(shell).read(Rules())
+    assert (readings.idle_seconds, readings.metered) == (None, None)
+    assert readings.battery_percent == 100
+    assert not re.search("power|connectivity", asked[0])
+
+
+@given(st.text())
+def test_no_text_makes_a_parser_fail(text):
+    for parse in (parse_time, parse_battery, parse_thermal, parse_power, parse_memory, parse_connectivity, sections):
+        parse(text)
+    idle_seconds(text, 2e9, 1e9)
+    session_ids(text)
+    metered(text)
+
+
+@pytest.mark.parametrize("name", ["android_idle", "android_hot"])
+def test_windows_line_ends_change_nothing(phone, name):
+    """What `adb shell` of an old phone sends."""
+    shell, _ = phone(name)
+    assert AdbSensors(lambda line: shell(line).replace("\n", "\r\n")).read() == AdbSensors(shell).read()
+
+
+def test_a_screen_that_a_developer_keeps_lit_is_idle_when_untouched():
+    text = (RECORDINGS / "android_hot/power.txt").read_text()
+    assert parse_power(text.replace("mStayOn=false", "mStayOn=true")) == 328.523
+
+
+def test_a_sleeping_phone_without_an_activity_line_tells_since_when_it_sleeps():
+    assert parse_power("  mWakefulness=Asleep\n  mLastSleepTime=5000 (61000 ms ago)\n") == 61
+    assert parse_power("  mWakefulness=Asleep\n  lastUserActivityTime=5000 (now)\n") == 0
+    assert parse_power("  mWakefulness=Asleep\n") is None
+
+
+def test_the_services_kept_values_stand_in_for_hardware_that_is_silent():
+    text = (RECORDINGS / "android_hot/thermal.txt").read_text().split("Current temperatures")[0]
+    assert parse_thermal(text) == ({"BAT": 41.5, "SKIN": 44.7}, True)
+
+
+def test_the_batterys_own_heat_counts(phone):
+    shell, _ = phone("android_hot")
+    silent = re.sub(r"\tTemperature.*\n", "", shell("dumpsys thermalservice"))
+    readings = AdbSensors(lambda line: shell(line).replace(shell("dumpsys thermalservice"), silent)).read()
+    assert (readings.temperature, readings.temperature_sensor) == (41.5, "battery")
+
+
+def test_a_jetson_orin(tmp_path):
+    readings = linux(tmp_path, "jetson_orin_nano.txt").read()
+    assert (readings.temperature, readings.temperature_sensor) == (61.75, "tj-thermal")
+    assert readings.throttled is True  # the processor's alert; fan and GPU clock are no sign
+    assert (readings.charging, readings.battery_percent) == (None, None)
+
+
+def test_a_jetson_nano(tmp_path):
+    sensors = linux(tmp_path, "jetson_nano.txt")
+    readings = sensors.read()
+    assert (readings.temperature, readings.temperature_sensor) == (41.5, "AO-therm")
+    assert readings.throttled is False  # the fan turns; that is no sign
+    (tmp_path / "sys/class/thermal/cooling_device1/cur_state").write_text("2\n")
+    assert sensors.read().throttled is True
+
+
+def test_a_laptop(tmp_path):
+    sensors = linux(tmp_path, "laptop.txt", {"busctl --system": "u 3\n"})
+    readings = sensors.read()
+    assert (readings.charging, readings.battery_percent) == (False, 60)
+    assert (readings.temperature, readings.temperature_sensor) == (63.125, "k10temp Tctl")
+    assert readings.metered is True
+    assert readings.throttled is None  # of a count alone, one look does not tell
+    assert sensors.read().throttled is False
+    assert throttle_count(tmp_path) == 10
+    (tmp_path / "sys/devices/system/cpu/cpu1/thermal_throttle/core_throttle_count").write_text("1\n")
+    assert sensors.read().throttled is True
+    assert sensors.read().throttled is False
+
+
+@pytest.mark.parametrize(
+    ("supplies", "charging", "percent"),
+    [
+        ("", None, None),
+        ("AC/type: Mains|AC/online: 1|B/type: Battery|B/status: Discharging|B/capacity: 50", True, 50),
+        ("C/type: USB|C/online: 0", False, None),
+        ("C/type: USB|C/online: 1", True, None),
+        ("B/type: Battery|B/status: Full|B/capacity: 100", True, 100),
+        ("B/type: Battery|B/status: Not charging|B/capacity: 80", True, 80),
+        ("B/type: Battery|B/status: Unknown|B/capacity: 80", None, 80),
+        ("B/type: Battery|B/status: Charging|B/capacity: 103", True, 100),
+        ("AC/type: Mains|AC/online: 0|B/type: Battery|B/status: Full|B/capacity: 100", False, 100),
+        ("U/type: UPS|U/status: Discharging|U/capacity: 71", False, 71),
+        ("B/type: Battery|B/status: Discharging|B/capacity: broken", False, None),
+    ],
+)
+def test_power(tmp_path, supplies, charging, percent):
+    plant(tmp_path, "\n".join(f"sys/class/power_supply/{line}" for line in supplies.split("|") if line))
+    assert power(tmp_path) == (charging, percent)
+
+
+@pytest.mark.parametrize("absurd", [-256.0, -40.0, 0.0, 150.0, 4302.0, float("nan")])
+def test_an_absurd_temperature_is_no_temperature(absurd):
+    assert hottest({"broken": absurd}) == (None, None)
+    assert hottest({"broken": absurd, "cpu": -3.5}) == (-3.5, "cpu")
+
+
+def test_a_machine_without_sensors_says_so(tmp_path):
+    readings = LinuxSensors(tmp_path, lambda command: None).read(Rules(metered=False))
+    assert readings.model_dump(exclude={"at", "available_bytes"}, exclude_none=True) == {}
+
+
+NOW = 1763719300.0
+
+
+@pytest.mark.parametrize(("recording", "seconds"), [("loginctl_desktop.txt", 100), ("loginctl_terminal.txt", 9.5)])
+def test_idle_sessions(recording, seconds):
+    assert idle_seconds((RECORDINGS / recording).read_text(), NOW, 1e9) == seconds
+
+
+def test_a_desktop_that_does_not_say_it_is_idle_is_in_use():
+    text = (RECORDINGS / "loginctl_desktop.txt").read_text().replace("IdleHint=yes", "IdleHint=no")
+    assert idle_seconds(text, NOW, 1e9) == 0
+
+
+def test_nobody_logged_in_since_boot():
+    assert idle_seconds("", NOW, NOW - 500) == 500
+    assert idle_seconds((RECORDINGS / "loginctl_desktop.txt").read_text(), 1763719100, 1e9) == 0  # the clock went back
+
+
+def test_logind_is_asked_for_the_rule_only(tmp_path):
+    shown = (RECORDINGS / "loginctl_terminal.txt").read_text()
+    answers = {"loginctl list-sessions": "  3 1000 mia seat0 tty2\n c1 120 gdm seat0\n", "loginctl show-session": shown}
+    asked = []
+
+    def answer(command):
+        asked.append(command)
+        return answers.get(" ".join(command[:2]))
+
+    sensors = LinuxSensors(tmp_path, answer)
+    assert sensors.read(Rules()).idle_seconds is None
+    assert asked == []
+    told = sensors.read(EVERY_RULE).idle_seconds
+    assert told == pytest.approx(time.time() - 1763719290.5, abs=60)
+    assert asked[1][-2:] == ("3", "c1")
+    assert len(asked) == 3  # and NetworkManager once
+
+
+def test_without_logind_a_users_terminal_tells(tmp_path, monkeypatch):
+    terminal = tmp_path / "dev/pts/7"
+    terminal.parent.mkdir(parents=True)
+    terminal.touch()
+    os.utime(terminal, (time.time() - 3600, time.time()))
+    users = [SimpleNamespace(terminal=name) for name in ("pts/7", "gone", None)]
+    monkeypatch.setattr(psutil, "users", lambda: users)
+    assert LinuxSensors(tmp_path, lambda command: None).read().idle_seconds == pytest.approx(3600, abs=60)
+
+
+def test_a_program_that_is_not_there_fails_or_hangs_says_nothing(monkeypatch):
+    monkeypatch.setattr("device_agent.policy.sensors.ASK_SECONDS", 60)
+    assert ask(["mobizo-no-such-program"]) is None
+    assert ask(["sh", "-c", "echo words; exit 3"]) is None
+    with monkeypatch.context() as patch:
+        patch.setattr("device_agent.policy.sensors.ASK_SECONDS", 0.2)
+        assert ask(["sleep", "60"]) is None
+    assert ask(["printf", r"\377"]) is None
+    assert ask(["echo", "words"]) == "words\n"
+
+
+BURN = "import time\nwhile time.process_time() < 0.35: pass"
+
+
+def test_our_childrens_time_is_ours_after_they_ended_too():
+    before = own_seconds()
+    subprocess.run([sys.executable, "-S", "-c", BURN], check=True)
+    assert own_seconds() - before >= 0.29
+
+
+def test_the_load_of_others_is_a_share():
+    load = OtherProgramsLoad()
+    assert load.share() is None
+    while (share := load.share()) is None:
+        time.sleep(0.05)
+    assert 0 <= share <= 1
+
+
+def test_this_machine():
+    sensors = LinuxSensors()
+    for readings in (sensors.read(), sensors.read(EVERY_RULE), sensors.read(Rules())):
+        assert 0 < readings.available_bytes <= psutil.virtual_memory().total
+        assert abs(readings.at - datetime.now(UTC)) < timedelta(minutes=1)
+        assert readings.temperature is None or readings.temperature_sensor
+        assert readings.idle_seconds is None or readings.idle_seconds <= time.time() - psutil.boot_time() + 60

@@ -1,0 +1,65 @@
+"""The server's clock as the client estimates it, and pauses between attempts."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from device_agent.protocol.client import Backoff, ServerClock
+
+AT = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+DATE = "Sun, 01 Mar 2026 12:00:00 GMT"
+
+
+class Watch:
+    """A device's two clocks, set by hand."""
+
+    def __init__(self, local):
+        self.seconds, self.local = 0.0, local
+
+    def clock(self):
+        return ServerClock(lambda: self.seconds, lambda: self.local)
+
+
+def test_before_any_answer_there_is_only_its_own_clock():
+    watch = Watch(AT)
+    clock = watch.clock()
+    assert clock.now() == AT
+    assert clock.skew is None
+
+
+@pytest.mark.parametrize("hours", [-30, 0, 30])
+def test_the_servers_time_goes_on_from_its_last_answer(hours):
+    watch = Watch(AT + timedelta(hours=hours))
+    clock = watch.clock()
+    clock.observe(DATE)
+    assert clock.skew == hours * 3600
+    watch.seconds += 90
+    watch.local -= timedelta(days=365)  # somebody sets it, which changes nothing
+    assert clock.now() == AT + timedelta(seconds=90)
+    assert clock.seconds_until(AT + timedelta(seconds=100)) == 10
+
+
+@pytest.mark.parametrize("date", [None, "", "yesterday", "Sun, 99 Mar 2026 12:00:00 GMT"])
+def test_a_date_that_is_none_tells_nothing(date):
+    clock = Watch(AT).clock()
+    clock.observe(date)
+    assert clock.skew is None
+
+
+def test_a_date_without_a_zone_is_utc():
+    clock = Watch(AT).clock()
+    clock.observe("Sun, 01 Mar 2026 12:00:00 -0000")
+    assert clock.now() == AT
+
+
+def test_pauses_double_to_the_longest_with_jitter_below():
+    pauses = Backoff(2, 20)
+    for nominal in (2, 4, 8, 16, 20, 20):
+        assert nominal / 2 <= pauses.pause() <= nominal
+    pauses.reset()
+    assert 1 <= pauses.pause() <= 2
+
+
+@pytest.mark.parametrize("shortest", [1.0, 300.0])
+def test_a_fleet_does_not_come_back_in_step(shortest):
+    assert len({Backoff(shortest, shortest).pause() for _ in range(50)}) > 40

@@ -1,0 +1,207 @@
+"""Joining by a code, against a server that follows RFC 8628's text, and the command as a person uses it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qsl
+
+import pytest
+
+from device_agent.home import AgentHome
+from device_agent.protocol.enrollment import EnrollmentExpired, EnrollmentRefused, request_enrollment
+from shared.errors import MobizoError
+from shared.signing import fingerprint, key_id, new_private_key, parse_public, public_text
+from shared.transport import Transport, Unreachable
+from tests.device_agent.conftest import ROOT
+
+SERVER_KEY = public_text(new_private_key().public_key())
+ASKED = {
+    "device_code": "GmRhmhcxhwAzkoEqiMEg_DnyEysNkuNhszIySk9eS",
+    "user_code": "WDJB-MJHT",
+    "verification_uri": "https://example.com/device",
+    "expires_in": 1800,
+    "interval": 5,
+    "some_extension": 1,
+}
+GRANTED = {
+    "access_token": "the-token",
+    "token_type": "Bearer",
+    "device_id": "device_1",
+    "server": {"version": "1", "public_key": SERVER_KEY, "key_id": key_id(parse_public(SERVER_KEY))},
+}
+
+
+class AuthorizationServer(ThreadingHTTPServer):
+    """Answers each question for a token with the next of `answers`: an error's word, a grant, or nothing at all."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.asked, self.answers, self.forms = dict(ASKED), [], []
+        self.waiting = threading.Event()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_POST(self):
+        assert self.headers["Content-Type"] == "application/x-www-form-urlencoded"
+        form = dict(parse_qsl(self.rfile.read(int(self.headers["Content-Length"])).decode()))
+        self.server.forms.append((self.path, form))
+        if self.path.endswith("/device_authorization"):
+            return self.say(200, self.server.asked)
+        self.server.waiting.set()
+        answer = self.server.answers.pop(0) if len(self.server.answers) > 1 else self.server.answers[0]
+        if answer is None:
+            return self.connection.close()
+        return self.say(200, answer) if isinstance(answer, dict) else self.say(400, {"error": answer})
+
+    def say(self, status, document):
+        content = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@pytest.fixture
+def server():
+    http = AuthorizationServer()
+    thread = threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    yield http
+    http.shutdown()
+    thread.join()
+    http.server_close()
+
+
+class Time:
+    """Time that passes only by waiting."""
+
+    def __init__(self):
+        self.now, self.waits = 0.0, []
+
+    def wait(self, seconds):
+        self.waits.append(seconds)
+        self.now += seconds
+
+
+def joined(server, *answers, **asked):
+    """What `request_enrollment` returned, and how long it waited each time."""
+    server.answers, clock, shown = list(answers), Time(), []
+    server.asked |= asked
+    with Transport(server.url) as transport:
+        grant = request_enrollment(transport, "phone", SERVER_KEY, shown.append, clock.wait, lambda: clock.now)
+    assert [asked.user_code for asked in shown] == ["WDJB-MJHT"]
+    return grant, clock.waits
+
+
+def test_it_asks_at_the_servers_pace_until_it_is_let_in(server):
+    pending = "authorization_pending"
+    grant, waits = joined(server, pending, "slow_down", pending, "slow_down", pending, GRANTED)
+    assert (grant.token, grant.device_id, grant.server.public_key) == ("the-token", "device_1", SERVER_KEY)
+    assert waits == [5, 5, 10, 10, 15, 15]
+    (path, first), (token_path, question), *_ = server.forms
+    assert path == "/v1/oauth/device_authorization"
+    assert (first["client_id"], first["device_name"], first["public_key"]) == ("mobizo-agent", "phone", SERVER_KEY)
+    assert token_path == "/v1/oauth/token"
+    assert question == {
+        "grant_type": "urn:ietf:params:oauth:grant-type:device_code",
+        "device_code": ASKED["device_code"],
+        "client_id": "mobizo-agent",
+    }
+
+
+def test_without_an_interval_it_is_five_seconds(server):
+    del server.asked["interval"]
+    assert joined(server, "authorization_pending", GRANTED)[1] == [5, 5]
+
+
+def test_a_server_that_is_away_for_a_while_is_asked_ever_slower(server):
+    assert joined(server, None, None, "authorization_pending", GRANTED)[1] == [5, 10, 20, 5]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ("access_denied", EnrollmentRefused),
+        ("expired_token", EnrollmentExpired),
+        ("invalid_grant", MobizoError),
+        ({"access_token": "x"}, MobizoError),
+    ],
+)
+def test_an_end_without_a_token(server, answer, error):
+    with pytest.raises(error):
+        joined(server, "authorization_pending", answer)
+
+
+def test_nobody_decides_in_time(server):
+    with pytest.raises(EnrollmentExpired, match="enroll"):
+        joined(server, "authorization_pending", expires_in=21)
+    assert len(server.forms) == 1 + 4
+
+
+def test_no_server_is_one_clear_error():
+    with Transport("http://127.0.0.1:1") as transport, pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
+        request_enrollment(transport, "phone", SERVER_KEY, print)
+
+
+def enroll(server, home, *more):
+    command = [sys.executable, "-m", "device_agent", "enroll", "--server", server.url, "--name", "phone"]
+    return subprocess.Popen(
+        [*command, "--home", str(home), *more],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+
+
+def test_enroll_without_a_token_shows_a_code_and_joins(server, tmp_path):
+    server.asked["interval"], server.answers = 1, ["authorization_pending", GRANTED]
+    process = enroll(server, tmp_path / "home")
+    told, complaint = process.communicate(timeout=60)
+    assert process.returncode == 0, complaint
+    home = AgentHome(tmp_path / "home")
+    own = public_text(home.stored_device_key().public_key())
+    assert server.forms[0][1]["public_key"] == own
+    for words in ("WDJB-MJHT", f"mobizo devices approve WDJB-MJHT --server {server.url}", fingerprint(own)):
+        assert words in told
+    assert (home.config().token, home.config().public_key) == ("the-token", SERVER_KEY)
+
+
+def test_interrupted_it_leaves_nothing(server, tmp_path):
+    server.asked["interval"], server.answers = 1, ["authorization_pending"]
+    process = enroll(server, tmp_path / "home")
+    assert server.waiting.wait(60)
+    process.send_signal(signal.SIGINT)
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode not in (0, None)
+    assert "Traceback" not in complaint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_refused_it_leaves_what_was_there(server, tmp_path):
+    server.asked["interval"], server.answers = 1, ["access_denied"]
+    home = AgentHome(tmp_path / "home")
+    home.create()
+    key = home.device_key()
+    process = enroll(server, home.path, "--json")
+    told, complaint = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "refused" in complaint
+    assert json.loads(told)["user_code"] == "WDJB-MJHT"
+    assert public_text(home.stored_device_key().public_key()) == public_text(key.public_key())
+    assert not (home.path / "config.json").exists()

@@ -1,0 +1,379 @@
+"""The native runner is built from its sources: what it links, what stays, and what is said when it cannot be."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from device_agent.errors import NoRunner
+from device_agent.runner.build import Options, Stopped, build_runner
+from device_agent.runner.location import EXECUTORCH, RunnerLocation, host_platform
+from device_agent.runner.supply import build_runner_command, ensure_runner
+from device_agent.runner.toolchain import (
+    CMAKE_WHEEL,
+    EXECUTORCH_WHEEL,
+    NINJA_WHEEL,
+    fetch_wheel,
+    find_cmake,
+    installed_executorch,
+)
+from shared.errors import BadRequest, Untrusted
+from tests.device_agent.conftest import ROOT
+from tests.device_agent.native import kept_runner, tools_on_path
+
+LIBRARIES = {
+    "libexecutorch.so",
+    "libexecutorch_backend_xnnpack.so",
+    "libexecutorch_kernels_optimized.so",
+    "libexecutorch_kernels_quantized.so",
+    "libexecutorch_threadpool.so",
+}
+# Sources that a build is done with in a moment: a script that says its version, made while a file named hold is away.
+SCRIPT = """cmake_minimum_required(VERSION 3.28)
+project(standin LANGUAGES NONE)
+find_package(executorch {package} CONFIG PATHS ${{EXECUTORCH_ROOT}} NO_DEFAULT_PATH)
+add_custom_target(made ALL COMMAND sh {notes}/work.sh)
+file(WRITE ${{CMAKE_BINARY_DIR}}/mobizo-runner
+  "#!/bin/sh\\necho '{{\\"version\\": \\"${{MOBIZO_VERSION}}\\", \\"executorch\\": \\"{executorch}\\"}}'\\n")
+file(WRITE ${{CMAKE_BINARY_DIR}}/libseen.so "${{EXECUTORCH_ROOT}} ${{SEEN_TOOLCHAIN}}${{ANDROID_ABI}}")
+install(PROGRAMS ${{CMAKE_BINARY_DIR}}/mobizo-runner DESTINATION .)
+install(FILES ${{CMAKE_BINARY_DIR}}/libseen.so DESTINATION lib)
+"""
+WORK = """echo $$ >> {notes}/made
+while [ -e {notes}/hold ]; do sleep 0.05; done
+"""
+ENSURE = """
+import sys
+from pathlib import Path
+from device_agent.runner.location import RunnerLocation
+from device_agent.runner.supply import ensure_runner
+supply = ensure_runner(RunnerLocation(Path(sys.argv[1]), None, Path(sys.argv[2])), None, None, lambda line: None)
+print(supply.directory or supply.reason)
+"""
+
+
+def write_sources(directory, executorch=EXECUTORCH, package="REQUIRED"):
+    directory.mkdir(exist_ok=True)
+    text = SCRIPT.format(notes=directory.parent, executorch=executorch, package=package)
+    (directory / "CMakeLists.txt").write_text(text)
+    (directory.parent / "work.sh").write_text(WORK.format(notes=directory.parent))
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def tools(monkeypatch):
+    tools_on_path(monkeypatch)
+
+
+@pytest.fixture
+def place(tmp_path):
+    return RunnerLocation(tmp_path / "runners", None, write_sources(tmp_path / "sources"))
+
+
+def quiet(_line):
+    pass
+
+
+def ensure(place):
+    return ensure_runner(place, None, None, quiet)
+
+
+@pytest.fixture
+def start_ensuring(place, tmp_path):
+    """Starts processes of their own that ensure the runner, whose work goes on while there is a file named hold."""
+    processes = []
+
+    def start():
+        command = [sys.executable, "-c", ENSURE, str(place.directory.parent), str(place.sources)]
+        processes.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
+        return processes[-1]
+
+    (tmp_path / "hold").touch()
+    yield start
+    (tmp_path / "hold").unlink(missing_ok=True)
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def wait_for(path, there=True, seconds=60):
+    """Until a path is there, or gone."""
+    end = time.monotonic() + seconds
+    while path.exists() != there:
+        assert time.monotonic() < end, f"{path} did not {'come' if there else 'go'}"
+        time.sleep(0.02)
+
+
+def makings(tmp_path):
+    """How many builds ran."""
+    return len((tmp_path / "made").read_text().splitlines())
+
+
+def left_aside(place):
+    return list(place.directory.glob("aside-*"))
+
+
+def test_the_runner_starts_wherever_it_is_moved(runner_directory, tmp_path):
+    moved = tmp_path / "elsewhere" / "runner"
+    shutil.copytree(runner_directory, moved)
+    done = subprocess.run([moved / "mobizo-runner", "version"], capture_output=True, text=True, check=True, env={})
+    said = json.loads(done.stdout)
+    assert (said["version"], said["executorch"]) == (version("mobizo"), EXECUTORCH)
+
+
+def test_the_runner_links_neither_torch_nor_python_and_its_own_libraries_only(runner_directory):
+    done = subprocess.run(
+        ["ldd", runner_directory / "mobizo-runner"], capture_output=True, text=True, check=True, env={}
+    )
+    linked = dict(line.split("=>") for line in done.stdout.splitlines() if "=>" in line)
+    linked = {name.strip(): path.split()[0] for name, path in linked.items()}
+    assert not [name for name in linked if "torch" in name.removeprefix("libexecutorch") or "python" in name]
+    ours = {name: path for name, path in linked.items() if name.startswith("libexecutorch")}
+    assert ours == {name: str(runner_directory / "lib" / name) for name in LIBRARIES}
+
+
+def test_the_runner_and_its_libraries_are_all_that_stays(runner_directory):
+    files = {path.relative_to(runner_directory).as_posix(): path.stat() for path in runner_directory.rglob("*.*")}
+    assert set(files) == {f"lib/{name}" for name in LIBRARIES}
+    total = sum(path.stat().st_size for path in runner_directory.rglob("*") if path.is_file())
+    assert total < 20e6
+    built = kept_runner()
+    with built.lock():
+        assert {path.name for path in built.directory.iterdir()} <= {built.path.name, "build.log", "lock"}
+
+
+def test_an_installed_executorch_is_found_without_being_imported():
+    code = (
+        "import sys; from device_agent.runner.toolchain import installed_executorch; "
+        "print(installed_executorch('1.5.1'));"
+        "print([name for name in sys.modules if name.split('.')[0] in ('executorch', 'torch')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    root, imported = done.stdout.splitlines()
+    assert (Path(root) / "lib" / "libexecutorch.so").exists()
+    assert imported == "[]"
+    assert installed_executorch("1.5.0") is None
+
+
+def test_it_is_built_against_the_installed_package_then_found(place):
+    supply = ensure(place)
+    assert supply.directory == place.path == place.find()
+    seen, _ = (place.path / "lib" / "libseen.so").read_text().split(" ")
+    assert Path(seen) == installed_executorch(EXECUTORCH).resolve()
+    assert not left_aside(place)
+
+
+def test_other_sources_take_the_place_of_what_was_built_before(place, tmp_path):
+    before = build_runner(place, quiet)
+    with (place.sources / "more.cpp").open("w") as file:
+        file.write("// a change")
+    changed = RunnerLocation(tmp_path / "runners", None, shutil.copytree(place.sources, tmp_path / "changed"))
+    assert changed.find() is None
+    assert build_runner(changed, quiet) != before
+    assert not before.exists()
+
+
+def test_a_runner_of_another_version_is_not_put_in_place(tmp_path):
+    place = RunnerLocation(tmp_path / "runners", None, write_sources(tmp_path / "sources", executorch="1.4.0"))
+    with pytest.raises(NoRunner, match=r"ExecuTorch 1\.4\.0"):
+        build_runner(place, quiet)
+    assert place.find() is None
+
+
+def test_a_runner_that_no_longer_starts_is_made_anew(place, tmp_path):
+    (build_runner(place, quiet) / "mobizo-runner").write_text("")
+    assert RunnerLocation(tmp_path / "runners", None, place.sources).find() is None
+    assert ensure(place).directory == place.path
+    assert makings(tmp_path) == 2
+
+
+def test_sources_that_do_not_build_are_tried_once_and_their_error_is_told(place, tmp_path):
+    (place.sources / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.28)\nproject(bad LANGUAGES CXX)\nadd_executable(mobizo-runner main.cpp)\n"
+    )
+    (place.sources / "main.cpp").write_text("int main() { return no_such_name; }\n")
+    broken = RunnerLocation(tmp_path / "runners", None, shutil.copytree(place.sources, tmp_path / "broken"))
+    reason = ensure(broken).reason
+    assert "no_such_name" in reason
+    assert str(broken.log) in reason
+    broken.log.unlink()
+    assert "no_such_name" in ensure(broken).reason
+    assert not broken.log.exists(), "it was built again"
+    with pytest.raises(NoRunner, match="no_such_name"):
+        build_runner(broken, quiet)
+
+
+def test_without_compiler_the_way_out_is_named_and_looked_for_anew(place, tmp_path, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    path = os.environ["PATH"]
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    supply = ensure(place)
+    assert supply.directory is None
+    assert "apt install g++" in supply.reason
+    assert "mobizo-server runner-builds add" in supply.reason
+    monkeypatch.setenv("PATH", path)
+    assert ensure(place).directory == place.path
+
+
+def test_a_build_for_another_platform_needs_its_executorch(tmp_path):
+    place = RunnerLocation(tmp_path / "runners", "android-arm64", write_sources(tmp_path / "sources"))
+    assert "--executorch-root" in ensure(place).reason
+
+
+def test_a_cross_build_uses_the_toolchain_and_the_given_executorch(tmp_path, monkeypatch):
+    toolchain = tmp_path / "toolchain.cmake"
+    toolchain.write_text("set(SEEN_TOOLCHAIN ndk-)\n")
+    root = tmp_path / "ndk-executorch"
+    root.mkdir()
+    place = RunnerLocation(
+        tmp_path / "runners", "android-arm64", write_sources(tmp_path / "sources", "of the phone", package="")
+    )
+    built = build_runner(place, quiet, Options(root, toolchain))
+    assert (built / "lib" / "libseen.so").read_text() == f"{root} ndk-arm64-v8a"
+    assert RunnerLocation(tmp_path / "runners", "android-arm64", place.sources).find() == built
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"toolchain": Path("no-such.cmake"), "system": "android-arm64"}, "no such file"),
+        ({"toolchain": ROOT / "pyproject.toml", "system": None}, "--platform"),
+        ({"executorch_root": Path("/no/such"), "system": "android-arm64"}, "no such file"),
+        ({"system": "../../etc"}, "--platform"),
+    ],
+)
+def test_the_commands_options_are_checked(tmp_path, options, said):
+    given = {"executorch_root": None, "toolchain": None, "archive": None, "json_lines": False} | options
+    with pytest.raises(BadRequest, match=said):
+        build_runner_command(tmp_path, **given)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("said", "usable"), [("3.25.1", False), ("3.27.9", False), ("3.28.0", True), ("4.0.1", True)])
+def test_a_cmake_that_is_too_old_is_not_used(tmp_path, monkeypatch, said, usable):
+    program = write_cmake(tmp_path, said)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_cmake() == (program if usable else None)
+
+
+def test_a_build_killed_midway_leaves_nothing_that_is_found(place, tmp_path, start_ensuring):
+    process = start_ensuring()
+    wait_for(tmp_path / "made")
+    process.kill()
+    process.wait()
+    assert place.find() is None
+    assert left_aside(place)
+    (tmp_path / "hold").unlink()
+    assert ensure(place).directory == place.path
+    assert makings(tmp_path) == 2
+    assert not left_aside(place)
+
+
+def test_of_two_processes_one_builds_and_both_have_it(place, tmp_path, start_ensuring):
+    first = start_ensuring()
+    wait_for(tmp_path / "made")
+    second = start_ensuring()
+    with pytest.raises(subprocess.TimeoutExpired):
+        second.communicate(timeout=1.5)
+    (tmp_path / "hold").unlink()
+    assert [process.communicate(timeout=60)[0].strip() for process in (first, second)] == [str(place.path)] * 2
+    assert makings(tmp_path) == 1
+
+
+def test_a_build_is_stopped_with_all_that_it_started_and_begins_anew(place, tmp_path):
+    (tmp_path / "hold").touch()
+    with pytest.raises(Stopped):
+        build_runner(place, quiet, stop=(tmp_path / "made").exists)
+    builder = int((tmp_path / "made").read_text())
+    wait_for(Path(f"/proc/{builder}/cwd"), there=False)
+    (tmp_path / "hold").unlink()
+    assert ensure(place).directory == place.path
+
+
+def write_wheel(directory, wheel):
+    """A wheel of the right name that is not the one that was published."""
+    directory.mkdir()
+    path = directory / f"{wheel.name}-{wheel.version}-py3-none-any.whl"
+    described = f"{wheel.name}-{wheel.version}.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(
+            f"{described}/METADATA", f"Metadata-Version: 2.1\nName: {wheel.name}\nVersion: {wheel.version}\n"
+        )
+        archive.writestr(f"{described}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{described}/RECORD", "")
+        archive.writestr(wheel.wanted[0].rstrip("/") + "/evil", "")
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """The only place where pip looks."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    return tmp_path / "index"
+
+
+def run(command):
+    return subprocess.run([*command], capture_output=True, check=False).returncode
+
+
+@pytest.mark.parametrize("wheel", [EXECUTORCH_WHEEL, CMAKE_WHEEL, NINJA_WHEEL], ids=lambda wheel: wheel.name)
+def test_a_wheel_that_is_not_the_pinned_one_is_refused(wheel, index, tmp_path):
+    write_wheel(index, wheel)
+    target = tmp_path / "private"
+    target.mkdir()
+    with pytest.raises(Untrusted, match=f"{wheel.name} {wheel.version}"):
+        fetch_wheel(wheel, target, run, quiet)
+    assert not list(target.rglob("evil"))
+
+
+def write_cmake(directory, said):
+    directory.mkdir(exist_ok=True)
+    program = directory / "cmake"
+    program.write_text(f"#!/bin/sh\necho 'cmake version {said}'\n")
+    program.chmod(0o755)
+    return program
+
+
+def test_what_cannot_be_fetched_now_is_tried_again_in_an_hour(place, index, tmp_path, monkeypatch):
+    index.mkdir()
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", os.pathsep.join((str(write_cmake(tmp_path / "old", "3.25.1").parent), path)))
+    assert "could not fetch cmake" in ensure(place).reason
+    monkeypatch.setenv("PATH", path)
+    assert "the last build failed" in ensure(place).reason
+    notes = place.directory / "failed.json"
+    noted = json.loads(notes.read_text())
+    noted[place.path.name]["at"] -= 3601
+    notes.write_text(json.dumps(noted))
+    assert ensure(place).directory == place.path
+    assert not notes.exists()
+
+
+def test_a_failure_counts_for_its_time_only_and_never_longer_for_a_clock_set_back(place, monkeypatch):
+    now = 1_000_000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    place.remember("build", "no network", 3600)
+    place.remember("archive", "does not start", None)
+    for passed, known in ((0, True), (3599, True), (3601, False), (-10, False)):
+        now = 1_000_000.0 + passed
+        assert (place.remembered("build") is not None) is known
+        assert place.remembered("archive") == "does not start"
+    assert place.remembered("other") is None
+    (place.directory / "failed.json").write_text("damaged")
+    assert place.remembered("archive") is None
+
+
+def test_this_machine_has_a_name():
+    assert host_platform() == f"linux-{os.uname().machine}"

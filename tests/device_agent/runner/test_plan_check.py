@@ -1,0 +1,197 @@
+"""Plans and ledgers with impossible numbers and right checksums: the runner names the record and trains nothing."""
+
+import contextlib
+import json
+import re
+import struct
+import subprocess
+
+import numpy as np
+import pytest
+
+from device_agent.engines.native import prepare
+from device_agent.training.plan import MAGIC
+from shared.zo.trajectory import frame
+
+SETTINGS = {"steps": 12, "lr": 0.3, "seed": 3, "evaluation_interval": 4}
+CONFIGURATION = struct.Struct("<15qd")
+STEPS, QUERIES, BATCH, LENGTH, SCORE_ROWS, SIZE, STRIDE = 0, 2, 3, 4, 7, 8, 13  # places in it
+
+
+def records(data):
+    """The kinds and payloads of a plan, without its end."""
+    found, at = [], len(MAGIC)
+    while at < len(data):
+        kind, _, length = struct.unpack_from("<cII", data, at)
+        found.append((kind, data[at + 9 : at + 9 + length]))
+        at += 9 + length + 4
+    return found[:-1]
+
+
+def dump(found):
+    """A plan of these records, with right checksums and its end."""
+    whole = b"".join(frame(kind, count, payload) for count, (kind, payload) in enumerate(found))
+    return MAGIC + whole + frame(b"Z", len(found), b"")
+
+
+def without(kind):
+    return lambda found: [record for record in found if record[0] != kind]
+
+
+def changed(kind, change, place=0):
+    """Changes the payload of the record at `place` among those of a kind."""
+
+    def apply(found):
+        at = [index for index, record in enumerate(found) if record[0] == kind][place]
+        return [*found[:at], (kind, change(found[at][1])), *found[at + 1 :]]
+
+    return apply
+
+
+def setting(place, value):
+    def change(payload):
+        numbers = list(CONFIGURATION.unpack(payload))
+        numbers[place] = value
+        return CONFIGURATION.pack(*numbers)
+
+    return changed(b"C", change)
+
+
+def integer(kind, place, value):
+    """Sets the int32 at `place` of a record's payload; a negative place counts from the end."""
+
+    def change(payload):
+        numbers = np.frombuffer(payload, "<i4").copy()
+        numbers[place] = value
+        return numbers.tobytes()
+
+    return changed(kind, change)
+
+
+def cells_of(payload, settings):
+    """The place, in int32, of the count of examples in a batch to score."""
+    rows, answer, choices = settings[SCORE_ROWS], settings[5], settings[6]
+    length = struct.unpack_from("<i", payload)[0]
+    return 1 + rows * length + rows * answer + rows * answer * choices
+
+
+def scored(place, value):
+    """Sets the int32 at `place` after the count of examples of the first batch to score; -1 is the count."""
+
+    def apply(found):
+        settings = CONFIGURATION.unpack(found[0][1])
+        payload = next(payload for kind, payload in found if kind == b"V")
+        return integer(b"V", cells_of(payload, settings) + 1 + place, value)(found)
+
+    return apply
+
+
+def twice(found):
+    """The second example to score says that it is the first."""
+    settings = CONFIGURATION.unpack(found[0][1])
+    batches = [payload for kind, payload in found if kind == b"V"]
+    first = np.frombuffer(batches[0], "<i4")[cells_of(batches[0], settings) + 1]
+    return integer(b"V", cells_of(batches[0], settings) + 1, first + 1 if first == 0 else 0)(found)
+
+
+HARMS = {
+    "no settings": (without(b"C"), "does not begin with its settings"),
+    "settings that come late": (lambda found: [found[1], found[0], *found[2:]], "does not begin with its settings"),
+    "settings that come twice": (lambda found: [*found, found[0]], "does not begin with its settings"),
+    "negative steps": (setting(STEPS, -1), "-1 for the number of steps"),
+    "no queries": (setting(QUERIES, 0), "0 for the number of queries"),
+    "no stride": (setting(STRIDE, 0), "0 for the stride"),
+    "a size beyond int32": (setting(SIZE, 1 << 40), "for the size of B"),
+    "sizes beyond memory": (setting(BATCH, (1 << 31) - 1), "too short|more numbers than any memory"),
+    "a product beyond int64": (
+        lambda found: setting(LENGTH, (1 << 31) - 1)(setting(BATCH, (1 << 31) - 1)(found)),
+        "more numbers than any memory",
+    ),
+    "no header": (without(b"H"), "no header"),
+    "no lr": (without(b"L"), "0 numbers of `lr` where 12 belong"),
+    "a short lr": (changed(b"L", lambda payload: payload[:-4]), "too short"),
+    "no seeds": (without(b"Q"), "0 numbers of `seeds` where 48 belong"),
+    "no order": (without(b"O"), "0 numbers of `order` where 48 belong"),
+    "a short order": (changed(b"O", lambda payload: payload[:-4]), "too short"),
+    "an example that is not there": (integer(b"O", 5, 13), "training example 13, but has only 13"),
+    "a negative example": (integer(b"O", 5, -1), "training example -1, but has only 13"),
+    "no examples": (without(b"X"), "training example .*, but has only 0"),
+    "more tokens than the record": (integer(b"X", 0, -1), "too short"),
+    "an opening beyond the example": (integer(b"X", 1, 1000), "1000 for the opening of an example"),
+    "a sequence length below the examples": (setting(LENGTH, 3), "for the length of an example"),
+    "nothing to choose B by": (without(b"V"), "no validation split"),
+    "more scored examples than the record": (scored(-1, -1), "too short"),
+    "a scored example that is not there": (scored(0, 1000), "scored example 1000, but has only 9"),
+    "an example that is scored twice": (twice, "scores example . twice"),
+    "a candidate that is not there": (scored(1, 7), "right candidate 7, but has only 2"),
+    "more candidates than the record": (scored(2, 1 << 30), "too short"),
+    "more cells than the record": (scored(3, 1 << 30), "too short"),
+    "a row that is not there": (scored(4, 4096), "score row 4096, but has only"),
+    "a negative position": (scored(5, -1), "score position -1, but has only 6"),
+    "a choice that is not there": (scored(6, 2), "score candidate 2, but has only 2"),
+    "no steps between checkpoints": (
+        lambda found: [*found, (b"G", struct.pack("<iff", 0, 1.0, 0.0))],
+        "0 for the steps between checkpoints",
+    ),
+    "a record of a later version": (lambda found: [*found, (b"?", b"")], "a record of another version"),
+}
+
+
+@pytest.fixture
+def begun(rademacher, dataset, run):
+    run.begin(rademacher.plan(dataset, **SETTINGS))
+    assert prepare(run) is None
+    return run
+
+
+@pytest.fixture
+def refusal(rademacher, begun, runner_directory):
+    """The error with which the runner refuses the run."""
+
+    def train():
+        command = [runner_directory / "mobizo-runner", "train", "--run", begun.path]
+        command += ["--program", rademacher.path("program"), "--weights", rademacher.path("weights")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 1, done.stderr
+        error = json.loads(done.stdout.splitlines()[-1])["error"]
+        assert error["code"] == "runtime-failed"
+        return error["detail"]
+
+    return train
+
+
+def test_a_ledger_of_more_steps_than_the_run_is_refused(begun, refusal):
+    with contextlib.closing(begun.open_trajectory(begun.plan())) as ledger:
+        for _ in range(SETTINGS["steps"] + 1):
+            ledger.append_step(np.zeros(2, np.float32))
+    assert "has more steps than the run" in refusal()
+
+
+def test_a_plan_is_dumped_as_it_was(begun):
+    data = begun.native_plan.read_bytes()
+    assert dump(records(data)) == data
+
+
+def test_impossible_numbers_of_a_plan_are_refused(begun, refusal):
+    whole, wrong = records(begun.native_plan.read_bytes()), {}
+    for name, (harm, expected) in HARMS.items():
+        begun.native_plan.write_bytes(dump(harm(whole)))
+        detail = refusal()
+        if not re.search(expected, detail):
+            wrong[name] = detail
+    assert wrong == {}
+    assert not begun.ledger.exists()
+
+
+EVALUATION = {"step": 0, "split": "validation", "correct": 1, "total": 9, "loss": 1.0, "adapter": "current"}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [json.dumps(EVALUATION | {"step": 7}), json.dumps(EVALUATION | {"step": -1}), '{"total": 0}', '{"total":'],
+)
+def test_impossible_evaluations_of_a_ledger_are_refused(begun, refusal, payload):
+    begun.open_trajectory(begun.plan()).close()
+    with begun.ledger.open("ab") as ledger:
+        ledger.write(frame(b"E", 0, payload.encode()))
+    assert "impossible evaluation" in refusal()

@@ -1,0 +1,76 @@
+"""Exact gradients by each runtime: the native runner, whose methods share packed weights, gives what Python's gives."""
+
+import numpy as np
+import pytest
+
+from device_agent.runtimes import Rates, open_runtime
+from shared.zo.encoding import pack_score, pack_step
+from tests.device_agent.native import RunnerRuntime
+
+RATES = Rates(lr=0.05, max_norm=1.0, weight_decay=0.01)
+KINDS = {
+    "fp32": {"targets": ("q_proj", "v_proj", "down_proj"), "layers": "last:1"},
+    "int8": {"precision": "int8", "targets": ("q_proj", "o_proj"), "loss": "candidates"},
+}
+# Relative. An activation that a last bit rounds to the other side of a step of int8 moves a gradient by more.
+TOLERANCE = {"fp32": 1e-5, "int8": 5e-2}
+
+
+@pytest.fixture(scope="session", params=["adam", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS)])
+def program(request):
+    """Programs with exact gradients: the trainer's, and those of KINDS."""
+    if request.param == "adam":
+        return request.getfixturevalue("gradient")
+    settings = {"estimator": "gradient", "optimizer": "momentum", "queries": 1} | KINDS[request.param]
+    return request.getfixturevalue("compile_tiny")(f"gradient-{request.param}", **settings)
+
+
+def batch_of(program, dataset):
+    examples = program.splits(dataset, program.plan(dataset).training).train
+    return pack_step(examples[: program.manifest.recipe.effective_batch], program.manifest.recipe), examples
+
+
+def run(runtime, program, dataset):
+    """Steps with scores between them, so that every method's weights are packed: states, losses and scores."""
+    batch, examples = batch_of(program, dataset)
+    recipe, rng = program.manifest.recipe, np.random.default_rng(1)
+    runtime.load(rng.normal(0, 0.1, program.manifest.size).astype(np.float32))
+    scored = next(pack_score(examples, recipe)).inputs
+    found = [runtime.score(scored)]
+    for _ in range(2):
+        found += [*runtime.gradient_step(batch, RATES), runtime.state(), runtime.score(scored)]
+    return found
+
+
+def test_the_native_runner_shares_packed_weights_and_gives_the_same(program, dataset, runner_directory, monkeypatch):
+    """Forward and transposed packings of one tensor lie in one cache, which finds them by name."""
+    inprocess = open_runtime(program.manifest, program.path("program"), program.path("weights"))
+    expected = run(inprocess, program, dataset)
+    inprocess.close()
+    shared = []
+    for own in (False, True):
+        if own:
+            monkeypatch.setenv("MOBIZO_RUNNER_OWN_WEIGHTS", "1")
+        runtime = RunnerRuntime(program.manifest, runner_directory, program.path("program"), program.path("weights"))
+        shared.append(run(runtime, program, dataset))
+        runtime.close()
+    for one, other in zip(*shared, strict=True):
+        np.testing.assert_array_equal(one, other)
+    for one, other in zip(shared[0], expected, strict=True):
+        assert np.linalg.norm(one - other) <= TOLERANCE[program.manifest.recipe.precision] * np.linalg.norm(other)
+
+
+def test_a_state_is_restored_to_the_bit(program, dataset):
+    runtime = open_runtime(program.manifest, program.path("program"), program.path("weights"))
+    batch, _ = batch_of(program, dataset)
+    runtime.gradient_step(batch, RATES)
+    state = runtime.state()
+    np.testing.assert_array_equal(state[: program.manifest.size], runtime.adapter())
+    runtime.gradient_step(batch, RATES)
+    after = runtime.state()
+    runtime.restore(state)
+    runtime.gradient_step(batch, RATES)
+    np.testing.assert_array_equal(runtime.state(), after)
+    runtime.load(state[: program.manifest.size])
+    assert not runtime.state()[program.manifest.size :].any()
+    runtime.close()

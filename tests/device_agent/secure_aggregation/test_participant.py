@@ -1,0 +1,97 @@
+"""What a device keeps of a masked round and of other devices, and what it lets itself be told."""
+
+import stat
+
+import numpy as np
+import pytest
+
+from device_agent.secure_aggregation.known_keys import KnownKeys
+from device_agent.secure_aggregation.participant import FileKnowledge
+from shared.errors import MaskingOut, Untrusted
+from shared.federation.secure_aggregation.device import begin
+from shared.federation.secure_aggregation.messages import Phase
+from tests.shared.federation.secure_aggregation.devices import Round
+from tests.shared.federation.secure_aggregation.test_settings import parameters
+
+
+def test_what_is_known_of_a_round_is_on_disk_for_its_owner_alone(tmp_path):
+    notebook = FileKnowledge(tmp_path / "masking.json")
+    assert notebook.read() is None
+    known = begin(parameters(), "device-1")
+    notebook.write(known)
+    assert notebook.read() == known
+    assert stat.S_IMODE(notebook.path.stat().st_mode) == 0o600
+    notebook.remove()
+    notebook.remove()
+    assert not notebook.path.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"member": "device-1"}'])
+def test_a_damaged_file_is_the_end_of_this_devices_part(tmp_path, text):
+    (tmp_path / "masking.json").write_text(text)
+    with pytest.raises(MaskingOut, match="damaged"):
+        FileKnowledge(tmp_path / "masking.json").read()
+
+
+@pytest.mark.parametrize("restarted", [Phase.KEYS, Phase.SHARES, Phase.VECTORS, Phase.CONSENTS, Phase.UNMASKING])
+def test_a_new_process_goes_on_from_the_file_in_every_phase(tmp_path, restarted):
+    masked = Round(3)
+    device = masked.devices["device-001"]
+    device.notebook = FileKnowledge(tmp_path / "masking.json")
+    device.restart()
+    while not masked.server.phase.over:
+        if masked.server.phase is restarted:
+            device.restart()
+        masked.turn()
+        masked.server.tick()
+    total = masked.server.session.total()
+    weights = [one.weight for one in masked.devices.values()]
+    assert (total.count, total.weight) == (3, sum(weights))
+    assert device.part.advance(), "its update is in the sum"
+    assert not device.notebook.path.exists(), "its keys are of no more use to anybody"
+
+
+def test_parameters_that_change_on_the_way_end_this_devices_part():
+    masked = Round(3)
+    masked.turn()
+    device = masked.devices["device-001"]
+    masked.server.parameters = masked.server.parameters.model_copy(update={"minimum": 4})
+    device.restart()
+    with pytest.raises(Untrusted, match="parameters"):
+        device.part.advance()
+    assert device.notebook.read() is None
+
+
+def test_the_same_knowledge_masks_the_same_update_as_the_same_bytes():
+    masked = Round(4, size=50)
+    device = masked.devices["device-002"]
+    while masked.server.phase is not Phase.CONSENTS:
+        masked.turn(without=["device-002"] if masked.server.phase is Phase.VECTORS else [])
+        if masked.server.tick() is Phase.VECTORS:
+            device.part.advance()
+            sent = [device.link.sent[Phase.VECTORS]]
+            # As if the answer had been lost: the server forgot, the device says it again.
+            row = masked.server.store.row("device-002")
+            row.reached, row.vector_sha256 = Phase.SHARES, None
+            device.restart()
+            device.part.advance()
+            sent.append(device.link.sent[Phase.VECTORS])
+    assert sent[0] == sent[1]
+    assert np.frombuffer(sent[0], "<u4").size == 51
+
+
+def test_a_peer_is_known_by_the_key_that_it_first_had(tmp_path):
+    path = tmp_path / "peers.json"
+    KnownKeys(path).trust({"device-1": bytes([1]) * 32, "device-2": bytes([2]) * 32})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    KnownKeys(path).trust({"device-2": bytes([2]) * 32, "device-3": bytes([3]) * 32})
+    before = path.read_bytes()
+    with pytest.raises(Untrusted, match="another key for device device-1"):
+        KnownKeys(path).trust({"device-4": bytes([4]) * 32, "device-1": bytes([9]) * 32})
+    assert path.read_bytes() == before, "nobody of a roster that is refused is noted"
+
+
+def test_a_damaged_book_lets_nobody_in(tmp_path):
+    (tmp_path / "peers.json").write_text("[]")
+    with pytest.raises(Untrusted, match="cannot be read"):
+        KnownKeys(tmp_path / "peers.json").trust({"device-1": bytes(32)})

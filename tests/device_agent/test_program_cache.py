@@ -1,0 +1,208 @@
+"""The cache of program files against a server that breaks them."""
+
+import os
+import shutil
+from collections import namedtuple
+
+import pytest
+
+from device_agent.errors import DoesNotFit
+from device_agent.program_cache import ProgramCache
+from device_agent.protocol.client import DeviceClient
+from shared.canonical import sha256_hex
+from shared.errors import NotFound, Unavailable, Untrusted
+from shared.program import ProgramFile
+from tests.device_agent.fake_server import FakeServer
+
+CONTENT = os.urandom(100_000)
+FILE = ProgramFile(role="program", name="program.pte", size=len(CONTENT), sha256=sha256_hex(CONTENT))
+
+
+@pytest.fixture
+def server(server_key):
+    with FakeServer(server_key) as double:
+        double.files[FILE.sha256] = CONTENT
+        yield double
+
+
+@pytest.fixture
+def client(server):
+    with DeviceClient(server.url, "token") as client:
+        yield client
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return ProgramCache(tmp_path)
+
+
+def test_a_file_is_fetched_once(server, client, cache):
+    assert cache.fetch(client, FILE).read_bytes() == CONTENT
+    cache.fetch(client, FILE)
+    assert server.served["downloads"] == 1
+    assert cache.path(FILE).name == FILE.sha256
+
+
+def test_a_file_of_an_earlier_process_is_hashed_again(server, client, cache, tmp_path):
+    path = cache.fetch(client, FILE)
+    damaged = bytearray(CONTENT)
+    damaged[5000] ^= 1
+    path.write_bytes(damaged)
+    assert ProgramCache(tmp_path).fetch(client, FILE).read_bytes() == CONTENT
+    assert server.served["downloads"] == 2
+
+
+def test_a_cut_off_file_is_fetched_again(server, client, cache):
+    path = cache.fetch(client, FILE)
+    os.truncate(path, 10)
+    assert cache.fetch(client, FILE).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "words"),
+    [
+        (CONTENT[::-1], Untrusted, "size and sha256"),
+        (CONTENT + b"more", Untrusted, "more bytes"),
+        (CONTENT[:-1], Unavailable, "dropped a download"),
+    ],
+    ids=["changed", "longer", "shorter"],
+)
+def test_what_is_not_the_file_is_refused_and_not_kept(server, client, cache, content, error, words):
+    server.files[FILE.sha256] = content
+    with pytest.raises(error, match=words):
+        cache.fetch(client, FILE)
+    assert not cache.path(FILE).exists()
+
+
+def test_a_bad_part_left_behind_is_overcome(server, client, cache, tmp_path):
+    part = tmp_path / f"{FILE.sha256}.part"
+    part.write_bytes(b"\0" * FILE.size)
+    assert cache.fetch(client, FILE).read_bytes() == CONTENT
+
+
+def test_a_file_the_server_lacks(server, client, cache):
+    server.files.clear()
+    with pytest.raises(NotFound):
+        cache.fetch(client, FILE)
+
+
+def test_too_little_disk_is_said_in_numbers(cache, monkeypatch, client):
+    usage = namedtuple("usage", "total free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(10**11, 50_000_000))
+    big = FILE.model_copy(update={"size": 2_000_000_000, "sha256": "0" * 64})
+    with pytest.raises(DoesNotFit, match=r"2000 MB on disk.*50 MB free"):
+        cache.reserve([big, FILE])
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(10**11, 10))
+    cache.fetch(client, FILE)
+    cache.reserve([FILE])  # what is here needs no room
+
+
+def file_of(letter, size):
+    content = (letter * size).encode()
+    return ProgramFile(role="program", name=f"{letter}.pte", size=size, sha256=sha256_hex(content)), content
+
+
+@pytest.fixture
+def files(server):
+    """Files of 40 kB that the server has, by letter."""
+    made = {letter: file_of(letter, 40_000) for letter in "abcd"}
+    server.files |= {file.sha256: content for file, content in made.values()}
+    return {letter: file for letter, (file, _) in made.items()}
+
+
+def here(cache, files):
+    return "".join(letter for letter, file in files.items() if cache.path(file).exists())
+
+
+def bring(cache, client, *files):
+    cache.reserve(files)
+    for file in files:
+        cache.fetch(client, file)
+
+
+def test_the_file_unused_for_longest_makes_room(tmp_path, client, files):
+    cache = ProgramCache(tmp_path, limit=120_000)
+    for letter in "abc":
+        bring(cache, client, files[letter])
+    bring(cache, client, files["a"])  # used again, so b is the oldest now
+    bring(cache, client, files["d"])
+    assert here(cache, files) == "acd"
+
+
+def test_a_clock_set_back_does_not_make_the_newest_the_oldest(tmp_path, client, files, monkeypatch):
+    cache = ProgramCache(tmp_path, limit=120_000)
+    for year, letter in enumerate("cba"):
+        monkeypatch.setattr("time.time_ns", lambda year=year: (2030 - year) * 365 * 86400 * 10**9)
+        bring(cache, client, files[letter])
+    bring(cache, client, files["d"])
+    assert here(cache, files) == "abd"
+
+
+def test_what_a_run_or_a_kept_adapter_needs_stays(tmp_path, client, files):
+    cache = ProgramCache(tmp_path, limit=120_000, pins=lambda: [files["a"].sha256])
+    for letter in "abc":
+        bring(cache, client, files[letter])
+    with cache.hold([files["b"]]):
+        bring(cache, client, files["d"])
+        assert here(cache, files) == "abd"
+        # a, b and d itself: nothing is left that could go.
+        with pytest.raises(DoesNotFit, match=r"at most 0 MB, of which runs and stored adapters use 0 MB"):
+            cache.reserve([files["c"], files["d"]])
+        assert here(cache, files) == "abd"
+    bring(cache, client, files["c"])
+    assert here(cache, files) == "acd"
+
+
+def test_a_full_disk_makes_room_too(tmp_path, client, files, monkeypatch):
+    cache = ProgramCache(tmp_path, limit=10**9)
+    bring(cache, client, files["a"])
+    bring(cache, client, files["b"])
+    usage = namedtuple("usage", "total free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(10**11, (64 << 20) + 30_000))
+    bring(cache, client, files["c"])
+    assert here(cache, files) == "bc"
+
+
+def test_by_default_it_takes_half_a_small_disk_at_most(tmp_path, files, monkeypatch):
+    usage = namedtuple("usage", "total free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(4 * 10**9, 3.9 * 10**9))
+    cache = ProgramCache(tmp_path)
+    cache.reserve([FILE.model_copy(update={"size": 1_900_000_000, "sha256": "0" * 64})])
+    with pytest.raises(DoesNotFit, match="at most 2000 MB"):
+        cache.reserve([FILE.model_copy(update={"size": 2_100_000_000, "sha256": "0" * 64})])
+
+
+def test_a_server_that_drops_every_few_bytes_is_resumed_to_the_end(server, client, cache, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _seconds: None)
+    server.drop_after = 9_000
+    assert cache.fetch(client, FILE).read_bytes() == CONTENT
+    # Twelve pieces, each asked for from where the one before ended, and none twice.
+    assert server.ranges == [None, *(f"bytes={at}-" for at in range(9_000, 100_000, 9_000))]
+
+
+def test_a_server_that_stops_sending_is_given_up_and_resumed_later(server, client, cache, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _seconds: None)
+    server.drop_after = 0
+    with pytest.raises(Unavailable, match="dropped a download"):
+        cache.fetch(client, FILE)
+    server.drop_after = None
+    assert cache.fetch(client, FILE).read_bytes() == CONTENT
+
+
+def test_a_server_that_was_restarted_goes_on_where_it_was(server_key, cache, tmp_path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _seconds: None)
+    with FakeServer(server_key) as server, DeviceClient(server.url, "token") as client:
+        server.files[FILE.sha256] = CONTENT
+        server.drop_after = 30_000
+        port = int(server.url.rpartition(":")[2])
+
+        def stop_after_the_first_piece(arrived, _size):
+            if arrived == 30_000:
+                server.close()
+
+        with pytest.raises(Unavailable):
+            cache.fetch(client, FILE, stop_after_the_first_piece)
+        with FakeServer(server_key, port=port) as again:
+            again.files[FILE.sha256] = CONTENT
+            assert cache.fetch(client, FILE).read_bytes() == CONTENT
+            assert again.ranges == ["bytes=30000-"]

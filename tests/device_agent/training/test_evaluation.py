@@ -1,0 +1,133 @@
+"""Accuracy and loss from scores that are known."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from device_agent.errors import Diverged
+from device_agent.runtimes import open_runtime
+from device_agent.training.evaluation import measure
+from device_agent.training.trainer import Stopped
+from shared.job import TrainingSettings
+from shared.recipe import BaseRef, Recipe
+from shared.task_templates import named_task
+from shared.zo.encoding import Example, Row, load_examples, pack_score
+from tests.device_agent.conftest import ROOT, WORDS
+
+RECIPE = Recipe(
+    base=BaseRef(name="x", sha256="0" * 64),
+    queries=1,
+    effective_batch=2,
+    sequence_length=8,
+    answer_length=2,
+    choices=2,
+)
+REVIEWS = ROOT / "examples" / "data" / "movie_reviews" / "test.jsonl"
+UNLIKELY = math.log(1e-3)
+
+
+class Oracle:
+    """Scores a token by a table of log-probabilities; all others alike."""
+
+    def __init__(self, table):
+        self.table, self.calls = table, 0
+
+    def score(self, batch):
+        self.calls += 1
+        choices = batch[2]
+        return np.vectorize(lambda token: self.table.get(int(token), UNLIKELY))(choices).astype(np.float32)
+
+
+def example(correct, *answers):
+    return Example(tuple(Row((1, 2), answer) for answer in answers), correct, False)
+
+
+def test_the_highest_sum_of_log_probabilities_answers():
+    oracle = Oracle({5: math.log(0.6), 6: math.log(0.3), 7: math.log(0.5), 8: math.log(0.9)})
+    # Of the second example, (7, 8) has log 0.45 and (6,) log 0.3.
+    measured = measure(oracle, [example(0, (5,), (6,)), example(1, (7, 8), (6,))], RECIPE)
+    assert (measured.correct, measured.total) == (1, 2)
+    assert measured.accuracy == 0.5
+    assert measured.loss == pytest.approx(-(math.log(0.6) + math.log(0.3)) / 2)
+
+
+def test_the_first_of_equals_answers():
+    oracle = Oracle({})
+    assert measure(oracle, [example(0, (5,), (6,))], RECIPE).correct == 1
+    assert measure(oracle, [example(1, (5,), (6,))], RECIPE).correct == 0
+
+
+def test_many_examples_take_many_batches_in_order():
+    oracle = Oracle({5: -0.1})
+    # Two candidates of two tokens need a row each: R = 4 rows hold two examples.
+    examples = [example(index % 2, (5, 5), (6, 6)) for index in range(7)]
+    pulses = []
+    measured = measure(oracle, examples, RECIPE, lambda: pulses.append(1))
+    assert oracle.calls == len(pulses) == 4
+    assert measured.correct == 4
+
+
+def test_like_lengths_share_batches_and_results_keep_their_order(rademacher, dataset):
+    """The same numbers, to the bit, as from batches in the order of the file."""
+    recipe = rademacher.manifest.recipe
+    with (dataset / "train.jsonl").open("w") as file:
+        for index in range(40):
+            text = " ".join(WORDS[(index * 5 + at) % len(WORDS)] for at in range(1 + index % 4))
+            file.write(json.dumps({"text": text, "label": ("negative", "positive")[index % 2]}) + "\n")
+    examples = rademacher.splits(dataset, TrainingSettings()).train
+    runtime = open_runtime(rademacher.manifest, rademacher.path("program"), rademacher.path("weights"))
+    scores = [row for batch in pack_score(examples, recipe) for row in batch.read(runtime.score(batch.inputs))]
+    seen = Recorder(runtime)
+    measured = measure(seen, examples, recipe, dynamic=True)
+    runtime.close()
+    assert seen.lengths == sorted(seen.lengths)
+    assert len(set(seen.lengths)) == 3
+    assert seen.lengths[-1] == max(example.length for example in examples)
+    right = [example.correct for example in examples]
+    assert measured.correct == sum(np.argmax(row) == correct for row, correct in zip(scores, right, strict=True))
+    assert measured.loss == -sum(row[correct] for row, correct in zip(scores, right, strict=True)) / len(examples)
+
+
+class Recorder:
+    """A runtime that notes how long the sequences of each batch are, and scores by `inner` or zeros."""
+
+    def __init__(self, inner=None):
+        self._inner, self.lengths = inner, []
+
+    def score(self, batch):
+        self.lengths.append(batch[0].shape[1])
+        return np.zeros(batch[2].shape, np.float32) if self._inner is None else self._inner.score(batch)
+
+
+def test_movie_reviews_pay_for_half_of_the_tokens(tmp_path):
+    """Tokens that a pass over the shipped test split runs, padding included."""
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "great": 1, "terrible": 2}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    recipe = RECIPE.model_copy(update={"queries": 4, "effective_batch": 4, "sequence_length": 64, "answer_length": 1})
+    examples = load_examples(REVIEWS, named_task("sst2"), tokenizer, recipe)
+    assert not any(example.truncated for example in examples)
+    fixed, ordered = Recorder(), Recorder()
+    measure(fixed, examples, recipe)
+    measure(ordered, examples, recipe, dynamic=True)
+    unordered = [batch.inputs[0].shape[1] for batch in pack_score(examples, recipe, dynamic=True)]
+    assert sum(fixed.lengths) == 64 * math.ceil(len(examples) / recipe.score_rows)
+    assert sum(ordered.lengths) < 0.55 * sum(unordered) < 0.55 * sum(fixed.lengths)
+    # No more than the tokens there are, but for each batch's rounding up to its longest.
+    held = sum(example.length for example in examples) / recipe.score_rows
+    assert sum(ordered.lengths) < 1.1 * held
+
+
+def test_scores_that_are_no_numbers_mean_divergence():
+    with pytest.raises(Diverged, match="lower lr"):
+        measure(Oracle({5: math.nan}), [example(0, (5,), (6,))], RECIPE)
+
+
+def test_a_pulse_can_end_it():
+    def stop():
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        measure(Oracle({}), [example(0, (5,), (6,))], RECIPE, stop)

@@ -1,0 +1,221 @@
+"""A private run, on the real program by both engines: what it does in each step, and what nobody is told of it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from device_agent.daemon.daemon import Daemon
+from device_agent.daemon.reporting import Display
+from device_agent.engines.native import NativeEngine
+from device_agent.engines.python import PythonEngine
+from device_agent.errors import ChangedData
+from device_agent.jobs.leased_job import Outcome
+from device_agent.runtimes import PrivateStepInput, open_runtime
+from device_agent.training.dp_sampling import draw
+from device_agent.training.journal import RunDirectory
+from device_agent.training.trainer import Stopped, Trainer
+from shared.canonical import file_sha256
+from shared.errors import InvalidDataset
+from shared.job import Progress
+from shared.privacy import MOST_SAMPLE, UNITS, ExamplePrivacy, coefficients_of
+from shared.zo.encoding import pack_step
+from shared.zo.lora import load_adapter
+from shared.zo.noise import query_seeds
+from shared.zo.trajectory import parse_trajectory
+from shared.zo.trajectory_reader import read_ledger
+from tests.device_agent.conftest import copy_run, enroll
+from tests.device_agent.fake_server import FakeServer
+
+PRIVACY = ExamplePrivacy(clip=0.05, noise_multiplier=0.5, sampling_rate=0.35)
+SETTINGS = {"steps": 12, "lr": 0.02, "seed": 5, "evaluation_interval": 4}
+
+
+@pytest.fixture(scope="session")
+def clipped(compile_tiny):
+    return compile_tiny("clipped", privacy="clipped", layers="last:1", effective_batch=2)
+
+
+@pytest.fixture
+def plan(clipped, dataset):
+    return clipped.plan(dataset, **SETTINGS).model_copy(update={"privacy": PRIVACY})
+
+
+def train(run, plan, program, stop=lambda: False):
+    told = []
+    if not run.path.exists():
+        run.begin(plan)
+    runtime = open_runtime(plan.manifest, plan.program, plan.weights)
+    try:
+        splits = program.splits(plan.dataset, plan.training)
+        return Trainer(run, plan, splits, runtime, told.append, stop).train(), told
+    finally:
+        runtime.close()
+
+
+def ledger(run):
+    return parse_trajectory(run.ledger.read_bytes())[0]
+
+
+def begun(run, plan, examples=13):
+    """A run whose draws are there already, and the draws."""
+    run.begin(plan)
+    return run.dp_samples(plan, examples)
+
+
+def test_each_step_is_the_mechanism_on_its_own_sample(run, plan, clipped):
+    """The same by hand: each example alone adds what it adds, then the noise; and the coefficients follow from that."""
+    dp_samples, recipe = begun(run, plan), plan.manifest.recipe
+    assert dp_samples.counts.max() > recipe.effective_batch  # samples that take several calls are among them
+    result, _ = train(run, plan, clipped)
+    examples = clipped.splits(plan.dataset, plan.training).train
+    assert len(examples) == 13  # nothing is held out
+    runtime = open_runtime(plan.manifest, plan.program, plan.weights)
+    zeros, eps = np.zeros(recipe.queries, np.float32), plan.training.eps_for(recipe)
+    for step in range(12):
+        seeds, totals = query_seeds(5, step, recipe.queries), dp_samples.noise[step].copy()
+        for index in dp_samples.sample(step):
+            tokens, *labels = pack_step([examples[index]], recipe)
+            hidden = runtime.prefix(tokens)
+            alone, _ = runtime.suffix(hidden, tuple(labels), seeds, 0.0, eps, PrivateStepInput(PRIVACY.clip, zeros))
+            assert float(np.square(alone, dtype=np.float64).sum()) <= UNITS**2
+            totals += alone
+        expected = coefficients_of(totals, PRIVACY.clip, 0.02, eps, recipe.effective_batch)
+        np.testing.assert_allclose(ledger(run).coefficients[step], expected, rtol=1e-6)
+        runtime.replay(seeds, ledger(run).coefficients[step], eps)
+    last = load_adapter(run.last.read_bytes(), plan.manifest.size)
+    np.testing.assert_array_equal(last, runtime.adapter())
+    runtime.close()
+    assert file_sha256(run.best) == file_sha256(run.last)
+    assert result.best_step == 12
+
+
+def test_it_tells_nothing_of_the_data_and_keeps_no_secret(run, plan, clipped):
+    result, told = train(run, plan, clipped)
+    assert ledger(run).evaluations == []
+    assert (result.train_examples, result.truncated_examples, result.peak_rss_bytes) == (None, None, 0)
+    assert (result.evaluations, result.tuned_accuracy, result.before_accuracy) == ((), None, None)
+    assert all(progress.loss is None and progress.accuracy is None for progress in told)
+    assert not run.dp_samples_file.exists()
+
+
+def test_what_a_heartbeat_may_tell():
+    whole = Progress(
+        phase="training", step=3, steps=9, loss=0.7, lr=0.1, examples_per_second=2.0, seconds_left=9.0,
+        rss_bytes=5, accuracy=0.5, best_accuracy=0.6,
+    )  # fmt: skip
+    assert whole.private().model_dump(exclude_none=True) == {"phase": "training", "step": 3, "steps": 9, "lr": 0.1}
+
+
+@pytest.mark.parametrize("name", ["native", "python"])
+def test_both_engines_make_one_ledger_of_one_drawing(plan, clipped, tmp_path, runner_directory, name):
+    first = RunDirectory(tmp_path / "first")
+    # So many steps that whoever stops it in the middle comes in time.
+    plan = plan.model_copy(update={"training": plan.training.model_copy(update={"steps": 300})})
+    begun(first, plan)
+    second = copy_run(first, tmp_path / "second")
+    train(first, plan, clipped)
+    engine = NativeEngine(runner_directory) if name == "native" else PythonEngine()
+    heard = []
+    # Stopped in the middle, it goes on by the same draws.
+    message = engine.train(second, heard.append, lambda: bool(heard) and heard[-1].step >= 5)
+    assert message.stopped
+    assert second.dp_samples_file.exists()
+    message = engine.train(second, heard.append, lambda: False)
+    assert message.result.train_examples is None
+    assert all(progress.loss is None and progress.accuracy is None for progress in heard)
+    for file in ("trajectory.bin", "best.safetensors", "last.safetensors"):
+        assert file_sha256(first.path / file) == file_sha256(second.path / file)
+    assert not second.dp_samples_file.exists()
+    assert not second.native_plan.exists()
+
+
+def test_a_step_that_a_kill_undid_is_made_again_as_it_was(run, plan, clipped, tmp_path):
+    begun(run, plan)
+    twin = copy_run(run, tmp_path / "twin")
+    train(twin, plan, clipped)
+    for allowed in range(4, 60, 3):
+        calls = iter(range(allowed))
+        try:
+            train(run, plan, clipped, stop=lambda calls=calls: next(calls, None) is None)
+            break
+        except Stopped:
+            if run.ledger.exists() and ledger(run).steps == 7:
+                run.ledger.write_bytes(run.ledger.read_bytes()[:-5])  # the last step was not written down whole
+    assert file_sha256(run.last) == file_sha256(twin.last)
+
+
+def test_changed_data_is_noticed(run, plan, clipped, dataset):
+    begun(run, plan)
+    with (dataset / "train.jsonl").open("a") as file:
+        file.write(json.dumps({"text": "warm film", "label": "positive"}) + "\n")
+    with pytest.raises(ChangedData):
+        train(run, plan, clipped)
+
+
+def test_draws_differ_from_run_to_run_whatever_the_job_says(tmp_path):
+    first, second = (draw(PRIVACY, 200, 50, 4) for _ in range(2))
+    assert not np.array_equal(first.noise, second.noise)
+    assert not np.array_equal(first.order[:100], second.order[:100])
+
+
+def test_a_sample_is_every_example_with_the_same_chance_by_itself():
+    dp_samples = draw(PRIVACY, 40, 4000, 1, np.random.default_rng(0).bytes)
+    present = np.zeros((4000, 40), bool)
+    for step in range(4000):
+        present[step, dp_samples.sample(step)] = True
+    spread = np.sqrt(0.35 * 0.65 / 4000)
+    assert np.abs(present.mean(axis=0) - 0.35).max() < 5 * spread
+    assert abs(present.sum(axis=1).var() - 40 * 0.35 * 0.65) < 1.5  # of a binomial, not of a fixed size
+    pairs = np.corrcoef(present.T)
+    assert np.abs(pairs - np.eye(40)).max() < 6 / np.sqrt(4000)
+
+
+def test_too_many_examples_for_one_step_are_refused():
+    with pytest.raises(InvalidDataset, match="lower sampling_rate"):
+        draw(ExamplePrivacy(noise_multiplier=1, sampling_rate=1), MOST_SAMPLE + 1, 2, 1)
+
+
+def test_a_step_may_see_nobody(run, plan, clipped):
+    rare = plan.model_copy(update={"privacy": ExamplePrivacy(clip=0.05, noise_multiplier=0.5, sampling_rate=1e-9)})
+    train(run, rare, clipped)
+    assert ledger(run).steps == 12
+    assert all(np.abs(coefficients).max() > 0 for coefficients in ledger(run).coefficients)  # it is noise alone
+
+
+def test_of_a_whole_job_nothing_is_sent_that_the_data_decides(home, server_key, clipped, dataset, engines):
+    training = SETTINGS | {"steps": 40}
+    with FakeServer(server_key, lease_seconds=0.5) as server, Display(home, live=False) as display:
+        enroll(home, server.url, server_key)
+        home.rules.write_text("trajectory = true")
+        daemon = Daemon(home, {"movies": dataset}, display, engines=engines)
+        server.add_job(clipped, job_id="job-good", trajectory="beside", privacy=PRIVACY, **training)
+        assert daemon.run(once=True).outcome is Outcome.COMPLETED
+        (dataset / "train.jsonl").write_text('{"text": "warm"}\n')
+        server.add_job(clipped, job_id="job-bad", privacy=PRIVACY, **training)
+        assert daemon.run(once=True).outcome is Outcome.FAILED
+    told = {name for beat in server.beats for name, value in beat if value not in (None, 0)}
+    assert server.beats
+    assert told <= {"phase", "step", "steps", "lr", "why"}
+    (completion,) = server.completions
+    measured = completion.result.model_dump(exclude_none=True, exclude_defaults=True).keys()
+    assert measured == {"steps", "best_step", "train_seconds", "seconds", "peak_rss_bytes"}
+    trajectory = read_ledger(server.trajectories[0])
+    assert (trajectory.steps, trajectory.evaluations) == (40, [])
+    b = load_adapter(server.uploads[0], clipped.manifest.size)
+    np.testing.assert_array_equal(trajectory.replay(np.zeros_like(b)), b)  # B tells what the trajectory tells
+    (failure,) = server.failures
+    assert failure.detail == "the run is private; the device's log has the reason"
+
+
+@pytest.mark.parametrize(
+    "privacy", [PRIVACY, PRIVACY.model_copy(update={"noise_multiplier": None, "epsilon": 3.0}), None]
+)
+def test_a_job_that_would_not_keep_its_privacy_is_not_trained(home, server_key, clipped, rademacher, dataset, privacy):
+    program = rademacher if privacy is PRIVACY else clipped
+    with FakeServer(server_key) as server, Display(home, live=False) as display:
+        enroll(home, server.url, server_key)
+        server.add_job(program, privacy=privacy, steps=2)
+        assert Daemon(home, {"movies": dataset}, display).run(once=True).outcome is Outcome.FAILED
+    assert [failure.code for failure in server.failures] == ["untrusted"]
+    assert server.uploads == []

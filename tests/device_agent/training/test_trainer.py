@@ -1,0 +1,242 @@
+"""Algorithm 1 from journal to result, on the real runtime; interrupted at every call it makes."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from device_agent.errors import Diverged
+from device_agent.runtimes import open_runtime
+from device_agent.training import prefix
+from device_agent.training.batch_sampler import BatchSampler
+from device_agent.training.evaluation import measure
+from device_agent.training.journal import RunDirectory
+from device_agent.training.trainer import Stopped, Trainer
+from shared.canonical import file_sha256
+from shared.recipe import DEFAULT_EPS
+from shared.zo.encoding import pack_step
+from shared.zo.lora import load_adapter
+from shared.zo.noise import query_seeds
+from shared.zo.trajectory import parse_trajectory
+
+SETTINGS = {"steps": 9, "lr": 0.5, "schedule": "cosine", "warmup_steps": 2, "seed": 11, "evaluation_interval": 4}
+
+
+def train(run, plan, program, stop=lambda: False, runtime=None):
+    """Trains a run in this process; returns its result and every progress that it told."""
+    if not run.path.exists():
+        run.begin(plan)
+    told = []
+    opened = runtime or open_runtime(plan.manifest, plan.program, plan.weights)
+    try:
+        splits = program.splits(plan.dataset, plan.training)
+        return Trainer(run, plan, splits, opened, told.append, stop).train(), told
+    finally:
+        opened.close()
+
+
+def ledger(run):
+    return parse_trajectory((run.path / "trajectory.bin").read_bytes())[0]
+
+
+def read(path, program):
+    return load_adapter(path.read_bytes(), program.manifest.size)
+
+
+class AfterCalls:
+    """A stop that comes at the n-th time it is asked."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def __call__(self):
+        self.calls -= 1
+        return self.calls < 0
+
+
+def test_a_run_is_algorithm_1(run, program, dataset):
+    """The same steps by hand, on a second runtime, end at the same B."""
+    plan = program.plan(dataset, **SETTINGS)
+    result, _ = train(run, plan, program)
+    train_split = program.splits(dataset, plan.training).train
+    recipe, answers = plan.manifest.recipe, tuple(example.correct for example in train_split)
+    order, eps = BatchSampler(11, answers, recipe.effective_batch), DEFAULT_EPS["fp32"]
+    runtime = open_runtime(plan.manifest, plan.program, plan.weights)
+    for step in range(9):
+        batch = pack_step([train_split[index] for index in order.indices(step)], recipe, dynamic=True)
+        losses, coefficients = runtime.step(
+            batch, query_seeds(11, step, recipe.queries), plan.training.lr_at(step), eps
+        )
+        if recipe.estimator != "directional":  # its slopes are exact, and no losses of perturbed copies give them
+            slopes = (losses[: recipe.queries] - losses[recipe.queries :]) / (2 * eps)
+            expected = slopes * plan.training.lr_at(step) / recipe.queries
+            np.testing.assert_allclose(ledger(run).coefficients[step], expected, rtol=1e-4, atol=1e-9)
+        np.testing.assert_array_equal(ledger(run).coefficients[step], coefficients)
+    np.testing.assert_array_equal(read(run.last, program), runtime.adapter())
+    runtime.close()
+    assert result.steps == 9
+    assert result.train_examples == 13
+    assert result.peak_rss_bytes > 0
+
+
+def test_evaluations_come_at_the_interval_and_at_both_ends(run, program, dataset):
+    result, told = train(run, program.plan(dataset, **SETTINGS), program)
+    found = [(item.split, item.step, item.adapter, item.total) for item in result.evaluations]
+    assert found == [
+        ("test", 0, "current", 7),
+        ("validation", 0, "current", 9),
+        ("validation", 4, "current", 9),
+        ("validation", 8, "current", 9),
+        ("validation", 9, "current", 9),
+        ("test", result.best_step, "best", 7),
+    ]
+    assert result.zero_shot_accuracy == result.evaluations[0].accuracy
+    assert result.tuned_accuracy == result.evaluations[-1].accuracy
+    assert [item.step for item in told if item.phase == "training"] == list(range(1, 10))
+    last = told[-1]
+    assert (last.step, last.steps, last.accuracy) == (9, 9, result.evaluations[-2].accuracy)
+
+
+def test_the_best_validation_is_kept_and_is_what_was_measured(run, program, dataset):
+    plan = program.plan(dataset, **SETTINGS)
+    result, _ = train(run, plan, program)
+    validations = [item for item in result.evaluations if item.split == "validation"]
+    best = min(validations, key=lambda item: (-item.accuracy, item.loss, item.step))
+    assert result.best_step == best.step
+    runtime = open_runtime(plan.manifest, plan.program, plan.weights)
+    runtime.load(read(run.best, program))
+    splits = program.splits(dataset, plan.training)
+    again = measure(runtime, splits.validation, plan.manifest.recipe, dynamic=True)
+    assert (again.correct, again.loss) == (best.correct, best.loss)
+    tested = measure(runtime, splits.test, plan.manifest.recipe, dynamic=True)
+    assert tested.correct == result.evaluations[-1].correct
+    runtime.close()
+
+
+def test_nothing_better_than_the_start_keeps_the_start(run, program, dataset):
+    result, _ = train(run, program.plan(dataset, steps=2, lr=1e-30), program)
+    assert result.best_step == 0
+    assert not read(run.best, program).any()
+    assert read(run.last, program).any()
+
+
+def test_without_a_test_split_validation_stands_in(run, rademacher, dataset):
+    (dataset / "test.jsonl").unlink()
+    result, _ = train(run, rademacher.plan(dataset, steps=2), rademacher)
+    assert {item.split for item in result.evaluations} == {"validation"}
+    assert result.zero_shot_accuracy == result.evaluations[0].accuracy
+    assert result.tuned_accuracy == max(item.accuracy for item in result.evaluations)
+
+
+def test_stopped_at_every_call_it_goes_on_to_the_same_end(run, program, dataset, tmp_path):
+    plan = program.plan(dataset, **SETTINGS)
+    whole, _ = train(run, plan, program)
+    pieces = RunDirectory(tmp_path / "pieces")
+    steps, starts, stuck, done = [], 0, 0, -1
+    while True:
+        # A resume spends one call on each step that it replays: one call more than those makes one move. What needs
+        # several calls in one piece, as the states of a prefix do, gets one more each time that the run gets nowhere.
+        before, done = done, ledger(pieces).steps if (pieces.path / "trajectory.bin").exists() else 0
+        stuck = stuck + 1 if done == before else 0
+        starts += 1
+        try:
+            result, _ = train(pieces, plan, program, AfterCalls(done + 1 + stuck))
+            break
+        except Stopped:
+            steps.extend(range(done, ledger(pieces).steps))
+    steps.extend(range(done, 9))
+    assert starts > 9
+    assert sorted(steps) == list(range(9))
+    assert ledger(pieces).evaluations == list(whole.evaluations)
+    assert result.best_step == whole.best_step
+    for name in ("best.safetensors", "last.safetensors"):
+        assert file_sha256(pieces.path / name) == file_sha256(run.path / name)
+
+
+class Counting:
+    """A runtime that counts the calls of each method."""
+
+    def __init__(self, inner):
+        self._inner, self.calls = inner, Counter()
+
+    def __getattr__(self, name):
+        method = getattr(self._inner, name)
+
+        def counted(*arguments):
+            self.calls[name] += 1
+            return method(*arguments)
+
+        return counted
+
+
+def test_each_example_passes_the_frozen_layers_once(run, last, dataset):
+    plan = last.plan(dataset, **SETTINGS)
+    runtime = Counting(open_runtime(plan.manifest, plan.program, plan.weights))
+    train(run, plan, last, runtime=runtime)
+    # 13 examples, 4 a step: the fourth step is the last that meets a new one.
+    assert (runtime.calls["prefix"], runtime.calls["suffix"], runtime.calls["step"]) == (4, 9, 0)
+
+
+@pytest.mark.parametrize("room", [0, 5000])
+def test_without_room_for_every_prefix_the_run_is_the_same(run, last, dataset, tmp_path, monkeypatch, room):
+    plan = last.plan(dataset, **SETTINGS)
+    train(run, plan, last)
+    monkeypatch.setattr(prefix, "MOST_BYTES", room)
+    small = RunDirectory(tmp_path / "small")
+    runtime = Counting(open_runtime(plan.manifest, plan.program, plan.weights))
+    train(small, plan, last, runtime=runtime)
+    assert runtime.calls["prefix"] > 4
+    assert (small.path / "trajectory.bin").read_bytes() == (run.path / "trajectory.bin").read_bytes()
+    assert small.best.read_bytes() == run.best.read_bytes()
+
+
+@pytest.mark.parametrize("cut", [1, 5, 30])
+def test_a_torn_ledger_loses_at_most_one_frame(run, rademacher, dataset, tmp_path, cut):
+    plan = rademacher.plan(dataset, **SETTINGS)
+    train(run, plan, rademacher)
+    torn = RunDirectory(tmp_path / "torn")
+    torn.begin(plan)
+    data = (run.path / "trajectory.bin").read_bytes()
+    (torn.path / "trajectory.bin").write_bytes(data[:-cut])
+    train(torn, plan, rademacher)
+    assert (torn.path / "trajectory.bin").read_bytes() == data
+    assert torn.best.read_bytes() == run.best.read_bytes()
+
+
+class Failing:
+    """A runtime whose n-th step gives no number."""
+
+    def __init__(self, inner, step, value):
+        self._inner, self._left, self._value = inner, step, value
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def step(self, *arguments):
+        losses, coefficients = self._inner.step(*arguments)
+        self._left -= 1
+        if self._left < 0:
+            losses[0] = self._value
+        return losses, coefficients
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_divergence_is_an_error_and_never_enters_the_ledger(run, rademacher, dataset, value):
+    plan = rademacher.plan(dataset, **SETTINGS)
+    runtime = Failing(open_runtime(plan.manifest, plan.program, plan.weights), 3, value)
+    with pytest.raises(Diverged, match=r"training diverged at step 3.*lower lr"):
+        train(run, plan, rademacher, runtime=runtime)
+    assert ledger(run).steps == 3
+    assert run.result() is None
+
+
+def test_seconds_add_up_over_processes(run, rademacher, dataset):
+    plan = rademacher.plan(dataset, **SETTINGS)
+    with pytest.raises(Stopped):
+        train(run, plan, rademacher, AfterCalls(6))
+    first = run.figures()
+    assert first.seconds >= first.train_seconds > 0
+    result, _ = train(run, plan, rademacher)
+    assert result.train_seconds > first.train_seconds
+    assert result.seconds > first.seconds
+    assert result.peak_rss_bytes >= first.peak_rss_bytes

@@ -1,0 +1,60 @@
+"""A run in memory is the run on disk: the same bytes to upload, from the same trainer."""
+
+import numpy as np
+
+from device_agent.runtimes import open_runtime
+from device_agent.training.trainer import Trainer
+from device_agent.training.transient import InMemoryRun
+from shared.recipe import LEDGER_ESTIMATORS
+from shared.zo.lora import dump_adapter, load_adapter
+from shared.zo.trajectory import parse_trajectory
+
+SETTINGS = {"steps": 6, "lr": 0.5, "seed": 11, "evaluation_interval": 2}
+
+
+def train(run, plan, program, runtime):
+    splits = program.splits(plan.dataset, plan.training)
+    return Trainer(run, plan, splits, runtime, lambda progress: None, lambda: False).train()
+
+
+def opened(plan, **options):
+    return open_runtime(plan.manifest, plan.program, plan.weights, **options)
+
+
+def test_a_run_in_memory_makes_the_bytes_of_a_run_on_disk(run, program, dataset):
+    plan = program.plan(dataset, **SETTINGS)
+    run.begin(plan)
+    on_disk = train(run, plan, program, opened(plan))
+    transient = InMemoryRun(np.zeros(program.manifest.size, np.float32))
+    in_memory = train(transient, plan, program, opened(plan, resident=True))
+    assert transient.files == {transient.best: run.best.read_bytes(), transient.last: run.last.read_bytes()}
+    assert bytes(transient.ledger_data) == run.ledger.read_bytes()
+    assert transient.result == in_memory
+    assert in_memory.evaluations == on_disk.evaluations
+
+
+def test_one_resident_runtime_serves_many_runs_which_do_not_meet(program, dataset):
+    plan = program.plan(dataset, **SETTINGS)
+    other = program.plan(dataset, job_id="job-2", **SETTINGS | {"seed": 12})
+    zeros = np.zeros(program.manifest.size, np.float32)
+    shared, found = opened(plan, resident=True), []
+    for each in (plan, other, plan):
+        transient = InMemoryRun(zeros)
+        train(transient, each, program, shared)
+        found.append(transient.files[transient.last])
+    assert found[0] == found[2] != found[1]
+
+
+def test_a_run_in_memory_goes_on_from_what_it_is_given(program, dataset):
+    plan = program.plan(dataset, **SETTINGS)
+    start = np.full(program.manifest.size, 0.01, np.float32)
+    transient = InMemoryRun(start)
+    train(transient, plan, program, opened(plan))
+    trajectory, _ = parse_trajectory(bytes(transient.ledger_data))
+    expected = trajectory.replay(start)
+    found = load_adapter(transient.files[transient.last], program.manifest.size)
+    recipe = program.manifest.recipe
+    exact = recipe.noise == "rademacher" and recipe.estimator in LEDGER_ESTIMATORS  # see `Trajectory.replay`
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0 if exact else 1e-5)
+    assert np.abs(found - start).max() > 1e-3
+    assert dump_adapter(start, {}) not in transient.files.values()

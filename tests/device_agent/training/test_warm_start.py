@@ -1,0 +1,121 @@
+"""Jobs that go on from an adapter, in the daemon: what it fetches, what it refuses, and that kills cost nothing."""
+
+import numpy as np
+import pytest
+
+from device_agent.daemon.daemon import Daemon
+from device_agent.daemon.reporting import Display
+from device_agent.jobs.leased_job import Outcome
+from shared.errors import StartDeleted
+from shared.registry import SignedAdapter
+from shared.signing import new_private_key, sign_adapter
+from shared.zo.lora import load_adapter
+from shared.zo.trajectory import parse_trajectory
+from tests.device_agent.conftest import enroll
+from tests.device_agent.fake_server import FakeServer
+from tests.device_agent.warm_starts import random_b, vouched
+
+TRAINING = {"steps": 4, "evaluation_interval": 2}
+
+
+@pytest.fixture
+def server(server_key):
+    with FakeServer(server_key) as double:
+        yield double
+
+
+@pytest.fixture
+def daemon(home, server, server_key, dataset, engines):
+    enroll(home, server.url, server_key)
+    with Display(home, live=False) as display:
+        yield Daemon(home, {"movies": dataset}, display, pause_seconds=0.1, engines=engines)
+
+
+@pytest.fixture
+def start(rademacher, server_key):
+    return vouched(rademacher, server_key)
+
+
+def test_a_job_goes_on_from_the_version_that_it_names(daemon, server, rademacher, home, start):
+    server.add_job(rademacher, start=start, **TRAINING)
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    run = home.run("job-1")
+    trajectory, _ = parse_trajectory(run.ledger.read_bytes())
+    assert trajectory.header.start_sha256 == start[0].manifest.sha256
+    last = load_adapter(run.last.read_bytes(), rademacher.manifest.size)
+    np.testing.assert_array_equal(last, trajectory.replay(random_b(rademacher.manifest)))
+    (completion,) = server.completions
+    assert completion.result.zero_shot_accuracy is None
+    assert completion.result.start_accuracy == completion.result.evaluations[0].accuracy
+
+
+def test_a_download_that_breaks_off_is_gone_on_with(daemon, server, rademacher, home, start):
+    server.add_job(rademacher, start=start, **TRAINING)
+    for file in rademacher.manifest.training_files:  # so that only the start is downloaded
+        (home.cache / file.sha256).write_bytes(server.files[file.sha256])
+    run = home.run("job-1")
+    run.path.mkdir(parents=True)
+    run.start.with_name("start.safetensors.part").write_bytes(start[1][:100])  # what a kill left
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    assert server.ranges[0] == "bytes=100-"
+    assert run.start.read_bytes() == start[1]
+
+
+def test_a_start_that_is_here_is_not_fetched_again(daemon, server, rademacher, home, start):
+    server.add_job(rademacher, start=start, **TRAINING)
+    run = home.run("job-1")
+    run.path.mkdir(parents=True)
+    run.start.write_bytes(start[1])
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    assert ("GET", "start") not in server.calls
+
+
+def refused(daemon, server):
+    """The reason that the server was given for a job that failed here."""
+    assert daemon.run(once=True).outcome is Outcome.FAILED
+    (failure,) = server.failures
+    assert not server.completions
+    return failure
+
+
+def test_another_file_than_the_manifest_states_is_refused(daemon, server, rademacher, home, start):
+    signed, data = start
+    server.add_job(rademacher, start=(signed, data[:-1] + bytes([data[-1] ^ 1])), **TRAINING)
+    assert refused(daemon, server).code == "untrusted"
+    assert not home.run("job-1").start.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"a_sha256": "0" * 64}, "frozen A"),
+        ({"size_d": 7}, "D 7"),
+    ],
+)
+def test_a_version_that_the_program_cannot_take_is_refused(daemon, server, rademacher, server_key, changes, words):
+    server.add_job(rademacher, start=vouched(rademacher, server_key, **changes), **TRAINING)
+    failure = refused(daemon, server)
+    assert failure.code == "untrusted"
+    assert words in failure.detail
+    assert ("GET", "start") not in server.calls
+
+
+def test_another_version_than_the_jobs_is_refused(daemon, server, rademacher, server_key, start):
+    server.add_job(rademacher, start=start, **TRAINING)
+    server.starts["job-1"] = vouched(rademacher, server_key, version=2)
+    assert "not the one that the job starts from" in refused(daemon, server).detail
+
+
+def test_a_version_that_another_server_vouches_for_is_refused(daemon, server, rademacher, start):
+    signed, data = start
+    false = sign_adapter(signed.manifest, new_private_key())
+    server.add_job(rademacher, start=(SignedAdapter(**dict(false) | {"key_id": signed.key_id}), data), **TRAINING)
+    failure = refused(daemon, server)
+    assert failure.code == "untrusted"
+    assert "signature" in failure.detail
+
+
+def test_a_start_that_was_deleted_meanwhile_ends_the_job_with_that_reason(daemon, server, rademacher, start):
+    server.add_job(rademacher, start=start, **TRAINING)
+    server.starts["job-1"] = (None, b"")
+    assert refused(daemon, server).code == StartDeleted.code

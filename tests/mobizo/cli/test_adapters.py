@@ -1,0 +1,154 @@
+"""The commands that show and change adapters and versions, against a real server."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from mobizo import Client
+from mobizo.cli import app as cli
+from shared.registry import ApprovalRule
+
+NAME = "alice-movies"
+
+
+@pytest.fixture
+def call(fleet, app, monkeypatch):
+    monkeypatch.setenv("MOBIZO_SERVER", fleet.url)
+    monkeypatch.setenv("MOBIZO_TOKEN", app.token)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments, exit_code=0):
+        done = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+        assert done.exit_code == exit_code, done.output
+        assert "Traceback" not in done.output
+        return done.stdout if exit_code == 0 else done.stderr
+
+    return call
+
+
+@pytest.fixture
+def publish(fleet, app, device):
+    """Adds a version whose accuracy on the device rose from 50 % to `accuracy`, and returns it."""
+
+    def publish(accuracy, value=0.5):
+        fleet.ready_job(app)
+        return device.finish(device.lease(), value, tuned_accuracy=accuracy)
+
+    return publish
+
+
+@pytest.fixture
+def three(publish):
+    """Three versions: v1 and v2 approved, v3 held because its score is lower."""
+    return [publish(0.75), publish(0.8, 0.25), publish(0.4)]
+
+
+def main_of(call):
+    return json.loads(call("adapters", "--json"))[0]["main"]
+
+
+def test_lists_and_cards(call, three):
+    listed = json.loads(call("versions", NAME, "--json"))
+    assert [(item["version"], item["state"]) for item in listed] == [(3, "held"), (2, "approved"), (1, "approved")]
+    assert [item["version"] for item in json.loads(call("versions", NAME, "--state", "held", "--json"))] == [3]
+    table = call("versions", NAME)
+    assert all(item["revision"][:12] in table for item in three)
+    assert "80.0%" in table
+    assert NAME in call("adapters")
+    assert f"{NAME}, version 1 |" in call("card", NAME, "-r", "v1")
+    assert call("card", NAME) == call("card", NAME, "-r", three[1]["revision"][:9])
+    assert "held" in call("events", NAME)
+    assert json.loads(call("events", NAME, "--json"))[0]["action"] == "held"
+
+
+def test_promote_rollback_and_approve(call, three):
+    assert main_of(call) == 2
+    assert "main v1" in call("promote", NAME, "v1")
+    assert "main v2" in call("rollback", NAME, "--reason", "the old one was better")
+    assert json.loads(call("rollback", NAME, "-r", "v1", "--json"))["main"] == 1
+    assert "v3" in call("approve", NAME, three[2]["revision"])
+    assert main_of(call) == 3
+    assert json.loads(call("events", NAME, "--json"))[2]["reason"] == "the old one was better"
+
+
+def test_tags(call, three):
+    assert call("tags", NAME) == "main  v2\n"
+    assert "best v1" in call("tag", NAME, "best", "-r", "v1")
+    assert json.loads(call("tags", NAME, "--json")) == {"main": 2, "best": 1}
+    assert "best" in call("versions", NAME)
+    call("tag", NAME, "best")
+    assert json.loads(call("tags", NAME, "--json"))["best"] == 2
+    call("untag", NAME, "best")
+    assert call("tags", NAME) == "main  v2\n"
+
+
+def test_compare(call, three):
+    found = json.loads(call("compare", NAME, "v1", "main", "--json"))
+    assert (found["left"]["version"], found["right"]["version"]) == (1, 2)
+    assert found["weights"]["cosine"] == pytest.approx(1)
+    shown = call("compare", NAME, "v1", "v2")
+    assert "tuned_accuracy: 0.75 -> 0.8 (+0.05)" in shown
+    assert "cosine 1.0000" in shown
+
+
+def test_deprecate_reject_delete_and_undelete(call, three):
+    assert "too old" in call("deprecate", NAME, "v2", "--message", "too old")
+    assert main_of(call) == 1
+    assert "can be restored until" in call("reject", NAME, "v3")
+    call("delete", NAME, "-r", "v1")
+    assert {item["state"] for item in json.loads(call("versions", NAME, "--json"))} == {"deprecated", "deleted"}
+    assert "approved" in call("undelete", NAME, "--version", "1")
+    call("delete", NAME, "--all")
+    assert json.loads(call("adapters", "--json")) == []
+    assert NAME in call("adapters", "--deleted")
+    call("undelete", NAME)
+    assert main_of(call) == 1
+
+
+def test_approval_rules(fleet, app, publish):
+    publish(0.75)
+    with Client(fleet.url, app.token) as client:
+        assert client.approval_rules.get(NAME).source == "server"
+        client.approval_rules.set(ApprovalRule(automatic=False))
+        assert (client.approval_rules.get(NAME).source, client.approval_rules.get().rule.automatic) == ("tenant", False)
+        client.approval_rules.set(ApprovalRule(margin=0.1), NAME)
+        assert client.approval_rules.get(NAME).rule.margin == 0.1
+        client.approval_rules.set(None, NAME)
+        client.approval_rules.set(None)
+        assert client.approval_rules.get(NAME).source == "server"
+
+
+def test_grants(call, fleet, app, three):
+    other = fleet.device(name="tablet")
+    with Client(fleet.url, app.token) as client:
+        assert f"{other.device_id} may download {NAME}" in call("grant", NAME, other.device_id)
+        assert [grant.device_id for grant in client.adapter_grants.list(NAME)] == [other.device_id]
+        assert f"{other.device_id} may no longer download {NAME}" in call("revoke", NAME, other.device_id)
+        assert list(client.adapter_grants.list(NAME)) == []
+    assert "device_none" in call("grant", NAME, "device_none", exit_code=1)
+
+
+REFUSED = [
+    (["promote", NAME, "v3"], 1, "held"),
+    (["promote", NAME, "v9"], 1, "v9"),
+    (["promote", "nobody", "v1"], 1, "nobody"),
+    (["promote", "../jobs", "v1"], 1, "../jobs"),
+    (["reject", NAME, "v1"], 1, "not held"),
+    (["rollback", NAME, "-r", "none"], 1, "none"),
+    (["compare", NAME, "v1", "../x"], 1, "../x"),
+    (["tag", NAME, "main"], 1, "main"),
+    (["tag", NAME, "a/b"], 1, "a/b"),
+    (["untag", NAME, "best"], 1, "best"),
+    (["delete", NAME], 2, "--all"),
+    (["delete", NAME, "-r", "v1", "--all"], 2, "--all"),
+    (["download", NAME, "--to", "x", "-r", "v7"], 1, "v7"),
+    (["card", NAME, "-r", ".."], 1, ".."),
+]
+
+
+def test_errors_are_one_line(call, three):
+    for arguments, code, says in REFUSED:
+        message = call(*arguments, exit_code=code)
+        assert says in message, arguments
+        assert len(message.splitlines()) == 1, arguments

@@ -1,0 +1,118 @@
+"""`mobizo cohort` against a real server: a cohort from a file, its members, a round, and errors."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from typer.testing import CliRunner
+
+from mobizo import Client
+from mobizo.cli import app as cli
+from shared.errors import CohortNotFound, NotFound
+from shared.federation.cohort import CohortSettings
+from tests.server.federation.conftest import cohort_request
+
+
+@pytest.fixture
+def call(fleet, app, monkeypatch):
+    monkeypatch.setenv("MOBIZO_SERVER", fleet.url)
+    monkeypatch.setenv("MOBIZO_TOKEN", app.token)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments, exit_code=0):
+        done = CliRunner().invoke(cli, ["cohort", *(str(argument) for argument in arguments)])
+        assert done.exit_code == exit_code, done.output
+        assert "Traceback" not in done.output
+        return done.stdout if exit_code == 0 else done.stderr
+
+    return call
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "readers.json"
+    path.write_text(json.dumps(cohort_request()))
+    return path
+
+
+def test_from_a_file_to_a_round(call, fleet, home, file):
+    assert "readers: 0 members, 0 rounds" in call("create", file)
+    assert "readers" in call("list")
+    alice, bob = fleet.device(name="alice"), fleet.device(name="bob")
+    assert "alice joined readers" in call("join", "readers", "alice", "--device", alice.device_id)
+    assert "has 1 members, and a round needs 2" in call("open", "readers", exit_code=1)
+    assert json.loads(call("join", "readers", "bob", "--device", bob.device_id, "--json"))["updates"] == 0
+    assert bob.device_id in call("members", "readers")
+    assert "round 1 open, 0 of 2 updates, from B = 0" in call("open", "readers")
+    home.compile()
+    assert "waiting" in call("updates", "readers")
+    shown = json.loads(call("show", "readers", "--json"))
+    assert (shown["round"]["state"], shown["members"]) == ("open", 2)
+    assert "fedavg, mean, sgd, weights equal, quorum 2" in call("show", "readers")
+    call("leave", "readers", "bob")
+    assert "round 1 abandoned" in call("close", "readers")
+    assert "abandoned" in call("rounds", "readers")
+    assert json.loads(call("rounds", "readers", "--json"))[0]["updates"] == 0
+    assert [part["state"] for part in json.loads(call("updates", "readers", "--json"))] == ["left", "missed"]
+
+
+def test_errors(call, file, tmp_path):
+    assert "cohort 'nothing' does not exist" in call("show", "nothing", exit_code=1)
+    assert "there is no cohort 'No such'" in call("show", "No such", exit_code=1)
+    call("create", file)
+    assert "cohort 'readers' already exists" in call("create", file, exit_code=1)
+    assert "device 'device_none' is not enrolled" in call(
+        "join", "readers", "alice", "--device", "device_none", exit_code=1
+    )
+    assert "not a member" in call("leave", "readers", "alice", exit_code=1)
+    assert "has no round 1" in call("close", "readers", exit_code=1)
+    broken = tmp_path / "broken.json"
+    broken.write_text("{")
+    assert "is not a JSON file" in call("create", broken, exit_code=1)
+    broken.write_text(json.dumps(cohort_request(quorum=0)))
+    assert "quorum" in call("create", broken, exit_code=1)
+
+
+class Page(BaseHTTPRequestHandler):
+    """A web server that is not a mobizo server."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>welcome</html>")
+
+    def log_message(self, *_):
+        pass
+
+
+def test_wrong_servers_and_tokens(call, device):
+    assert "'http://host:port' is not a URL" in call("list", "--server", "http://host:port", exit_code=1)
+    assert "copy it again" in call("list", "--token", "two words", exit_code=2)
+    assert "copy it again" in call("list", "--token", "t\u00f6ken", exit_code=2)
+    assert "token" in call("list", "--token", "mbz_unknown", exit_code=1)
+    assert "a device's token may not do that" in call("list", "--token", device.token, exit_code=1)
+    with HTTPServer(("127.0.0.1", 0), Page) as other:
+        threading.Thread(target=other.serve_forever, args=(0.05,), daemon=True).start()
+        url = f"http://127.0.0.1:{other.server_address[1]}"
+        assert f"{url} does not respond like a mobizo server" in call("list", "--server", url, exit_code=1)
+        other.shutdown()
+
+
+def test_client_cohorts(fleet, app):
+    with Client(fleet.url, app.token) as client:
+        made = client.cohorts.create(CohortSettings.model_validate(cohort_request(quorum=1)))
+        device = fleet.device()
+        client.cohorts.add_member("readers", "alice", device.device_id)
+        assert [member.user for member in client.cohorts.members("readers")] == ["alice"]
+        opened = client.cohorts.open_round("readers")
+        assert client.cohorts.round("readers", 1) == opened
+        assert [found.name for found in client.cohorts.list()] == [made.name]
+        assert client.cohorts.close_round("readers", 1).state == "abandoned"
+        assert [part.user for part in client.cohorts.updates("readers", 1)] == ["alice"]
+        assert len(list(client.cohorts.rounds("readers"))) == 1
+        client.cohorts.remove_member("readers", "alice")
+        with pytest.raises(CohortNotFound):
+            client.cohorts.get("other")
+        with pytest.raises(NotFound):
+            client.cohorts.add_member("readers", "../x", device.device_id)

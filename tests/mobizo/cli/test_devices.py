@@ -1,0 +1,93 @@
+"""A device that asks to enroll, by the agent's own code, and the operator's commands that approve or deny it."""
+
+import json
+import threading
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from device_agent.protocol.client import DeviceClient
+from device_agent.protocol.enrollment import EnrollmentRefused, request_enrollment
+from mobizo.cli import app as cli
+from shared.errors import MobizoError
+from shared.signing import fingerprint, new_private_key, public_text
+from shared.transport import Transport
+
+
+class Joining(threading.Thread):
+    """A device that waits for an operator and polls every second."""
+
+    def __init__(self, url):
+        super().__init__(daemon=True)
+        self.url, self.key = url, new_private_key()
+        self.public = public_text(self.key.public_key())
+        self.result, self.asked, self.shown = None, None, threading.Event()
+
+    def show(self, asked):
+        self.asked = asked
+        self.shown.set()
+
+    def run(self):
+        with Transport(self.url) as transport:
+            try:
+                self.result = request_enrollment(transport, "phone", self.public, self.show)
+            except MobizoError as error:
+                self.result = error
+
+    def code(self):
+        assert self.shown.wait(30), self.result
+        return self.asked.user_code
+
+
+@pytest.fixture
+def joining(fleet, standing):
+    place = standing[0].state.mobizo
+    settings = place.settings.model_copy(update={"device_request_interval_seconds": 1})
+    standing[0].state.mobizo = replace(place, settings=settings)
+    device = Joining(fleet.url)
+    device.start()
+    return device
+
+
+@pytest.fixture
+def call(fleet, operator, monkeypatch):
+    monkeypatch.setenv("MOBIZO_SERVER", fleet.url)
+    monkeypatch.setenv("MOBIZO_TOKEN", operator.token)
+
+    def call(*arguments, answer=None):
+        return CliRunner().invoke(cli, ["devices", *arguments], input=answer, terminal_width=200)
+
+    return call
+
+
+def test_an_operator_compares_and_approves(joining, call, operator):
+    done = call("approve", joining.code().lower(), answer="y\n")
+    assert done.exit_code == 0, done.output
+    for words in ("phone", fingerprint(joining.public), "127.0.0.1"):
+        assert words in done.stderr
+    joining.join(30)
+    (device,) = operator.get("/v1/devices").json()["items"]
+    assert device["id"] == joining.result.device_id
+    with DeviceClient(joining.url, joining.result.token, joining.key) as client:
+        assert client.lease(["movies"]) is None
+
+
+def test_an_unconfirmed_device_keeps_waiting_until_it_is_denied(joining, call):
+    done = call("approve", joining.code(), answer="n\n")
+    assert done.exit_code == 1
+    assert "was not approved" in done.stderr
+    refused = call("deny", joining.code(), "--json")
+    assert json.loads(refused.stdout)["state"] == "denied"
+    joining.join(30)
+    assert isinstance(joining.result, EnrollmentRefused)
+    again = call("approve", joining.code(), "--yes")
+    assert again.exit_code == 1
+    assert "refused before" in again.stderr
+
+
+def test_unknown_codes_are_rejected(call):
+    for code in ("AAAA-AAAA", "no code", "../../x"):
+        done = call("approve", code, "--yes")
+        assert done.exit_code == 1
+        assert "no device that waits" in done.stderr or "nothing at this address" in done.stderr

@@ -1,0 +1,262 @@
+"""The commands about jobs and tokens, and `client.jobs`, against a real server."""
+
+import json
+import threading
+
+import pytest
+from typer.testing import CliRunner
+
+from mobizo import Client
+from mobizo.cli import app as cli
+from shared.errors import NotFound
+from shared.job import JobState, JobView, Progress
+from tests.server.conftest import job_request
+
+
+@pytest.fixture
+def call(fleet, app, monkeypatch):
+    monkeypatch.setenv("MOBIZO_SERVER", fleet.url)
+    monkeypatch.setenv("MOBIZO_TOKEN", app.token)
+
+    def call(*arguments):
+        return CliRunner().invoke(cli, [str(argument) for argument in arguments], terminal_width=200)
+
+    return call
+
+
+@pytest.fixture
+def request_file(tmp_path):
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(job_request()))
+    return path
+
+
+def test_submit_list_cancel(call, request_file):
+    submitted = call("submit", request_file, "--json")
+    assert submitted.exit_code == 0, submitted.output
+    job = json.loads(submitted.stdout)
+    assert [found["id"] for found in json.loads(call("jobs", "--json").stdout)] == [job["id"]]
+    assert job["id"] in call("jobs").stdout
+    cancelled = json.loads(call("cancel", job["id"], "--json").stdout)
+    assert cancelled["state"] == "cancelled"
+    assert call("watch", job["id"]).exit_code == 0
+
+
+def test_a_job_chooses_its_whole_recipe(call, tmp_path):
+    recipe = {"precision": "int8", "layers": [1], "estimator": "stored", "noise": "gaussian", "targets": ["down_proj"]}
+    (tmp_path / "job.json").write_text(json.dumps(job_request(recipe=recipe, training={"eps": 0.02})))
+    job = json.loads(call("submit", tmp_path / "job.json", "--json").stdout)
+    assert {name: job["recipe"][name] for name in recipe} == recipe | {"layers": "last:1"}
+    assert job["request"]["recipe"]["layers"] == [1]
+    assert job["request"]["training"]["eps"] == 0.02
+    assert json.loads(call("show", job["id"], "--json").stdout) == job
+    (listed,) = json.loads(call("jobs", "--json").stdout)
+    assert {name: listed[name] for name in ("id", "state", "recipe_id")} == {
+        name: job[name] for name in ("id", "state", "recipe_id")
+    }
+
+
+def test_a_finished_job_is_watched_listed_and_downloaded(call, fleet, app, device, tmp_path):
+    job = fleet.ready_job(app)
+    lease = device.lease()
+    device.post(f"/v1/leases/{lease['id']}/heartbeat", json={"phase": "training", "step": 2, "steps": 3, "loss": 0.5})
+    version = device.finish(lease)
+    events = [json.loads(line) for line in call("watch", job["id"], "--json").stdout.splitlines()]
+    assert events[0]["state"] == "queued"
+    assert any(event.get("step") == 2 and event.get("loss") == 0.5 for event in events)
+    assert events[-1]["state"] == "succeeded"
+    shown = call("watch", job["id"])
+    assert "succeeded" in shown.stdout
+    assert "step 2/3" in shown.stderr
+    assert [found["name"] for found in json.loads(call("adapters", "--json").stdout)] == [version["adapter"]]
+    assert version["adapter"] in call("adapters").stdout
+    downloaded = call("download", version["adapter"], "--to", tmp_path / "adapter")
+    assert downloaded.exit_code == 0, downloaded.output
+    names = {path.name for path in (tmp_path / "adapter").iterdir()}
+    assert names == {"adapter_config.json", "adapter_model.safetensors", "README.md", "mobizo.json"}
+
+
+def test_watch_from_the_start_sees_the_end(fleet, app, device):
+    job = fleet.ready_job(app)
+    seen = []
+    with Client(fleet.url, app.token) as client:
+        watcher = threading.Thread(target=lambda: seen.extend(client.jobs.watch(job["id"])))
+        watcher.start()
+        device.finish(device.lease())
+        watcher.join(30)
+    assert not watcher.is_alive()
+    assert seen[-1].state is JobState.SUCCEEDED
+    assert all(isinstance(event, JobView | Progress) for event in seen)
+
+
+def test_the_client_reads_programs_and_usage(fleet, app, operator):
+    job = fleet.ready_job(app)
+    with Client(fleet.url, app.token) as client:
+        assert client.programs.get(job["recipe_id"]).manifest.recipe_id == job["recipe_id"]
+        assert [found.id for found in client.jobs.list()] == [job["id"]]
+        with pytest.raises(NotFound):
+            client.adapters.get("nobody")
+    with Client(fleet.url, operator.token) as client:
+        assert client.server.usage().peak_rss_bytes > 0
+
+
+def test_an_operator_creates_an_enrollment_token(call, fleet, operator):
+    made = call("enroll-token", "--token", operator.token)
+    assert made.exit_code == 0
+    assert fleet.actor(made.stdout.strip()).get("/v1/jobs").status_code == 401  # it can only enroll
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"base": "unknown"}, "unknown"),
+        ({"recipe": {"sequence_length": 4096}}, "4096"),
+        ({"recipe": {"layers": "last:9"}}, "2 layers"),
+        ({"recipe": {"noise": "randn", "estimator": "stored"}}, "gaussian"),
+        ({"task": "sst-3"}, "sst2"),
+    ],
+)
+def test_server_errors_are_one_line_with_status_1(call, tmp_path, change, says):
+    (tmp_path / "job.json").write_text(json.dumps(job_request(**change)))
+    refused = call("submit", tmp_path / "job.json")
+    assert refused.exit_code == 1
+    assert says in refused.stderr
+    assert "Traceback" not in refused.output
+
+
+def test_an_invalid_job_names_the_field(call, tmp_path):
+    (tmp_path / "job.json").write_text(json.dumps(job_request(recipe={"rank": 0})))
+    refused = call("submit", tmp_path / "job.json")
+    assert refused.exit_code == 2
+    assert "recipe.rank" in refused.stderr
+
+
+def test_a_wrong_or_missing_token_names_the_remedy(call, monkeypatch):
+    wrong = call("jobs", "--token", "wrong")
+    assert wrong.exit_code == 1
+    assert "token" in wrong.stderr
+    monkeypatch.delenv("MOBIZO_TOKEN")
+    missing = call("jobs")
+    assert missing.exit_code == 2
+    assert "MOBIZO_TOKEN" in missing.stderr
+
+
+def test_options_replace_the_rules_of_the_file(call, tmp_path):
+    rules = {"battery_floor": 20, "idle": True, "hours": [{"start": "01:00", "end": "02:00"}]}
+    (tmp_path / "job.json").write_text(json.dumps(job_request(rules=rules)))
+    options = ["--charging", "--battery-floor", "40", "--temperature-ceiling", "42.5", "--daily-minutes", "90"]
+    options += ["--hours", "22:00-06:00", "--hours", "12:30 - 13:00", "--unmetered", "--shrink", "--priority", "-3"]
+    request = json.loads(call("submit", tmp_path / "job.json", *options, "--json").stdout)["request"]
+    assert request["shrink"] is True
+    assert request["priority"] == -3
+    assert request["rules"] == {
+        "charging": True,
+        "battery_floor": 40,
+        "temperature_ceiling": 42.5,
+        "memory_floor_bytes": None,
+        "idle": True,
+        "hours": [{"start": "22:00:00", "end": "06:00:00"}, {"start": "12:30:00", "end": "13:00:00"}],
+        "metered": False,
+        "daily_minutes": 90,
+    }
+    kept = json.loads(call("submit", tmp_path / "job.json", "--json").stdout)["request"]
+    assert kept["shrink"] is False
+    assert kept["priority"] == 0
+    assert {name: kept["rules"][name] for name in rules} == rules | {
+        "hours": [{"start": "01:00:00", "end": "02:00:00"}],
+    }
+
+
+def test_a_start_and_a_trajectory_are_options(call, fleet, app, device, request_file):
+    fleet.ready_job(app)
+    device.finish(device.lease())
+    options = ["--start", "alice-movies@v1", "--trajectory", "beside"]
+    request = json.loads(call("submit", request_file, *options, "--json").stdout)["request"]
+    assert request["start"]["adapter"] == "alice-movies"
+    assert request["trajectory"] == "beside"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--start", "Alice"], "start.adapter"),
+        (["--trajectory", "all"], "trajectory"),
+        (["--hours", "22:00"], "22:00-06:00"),
+        (["--hours", "late-early"], "22:00-06:00"),
+        (["--hours", "22:00-22:00"], "22:00-06:00"),
+        (["--battery-floor", "101"], "rules.battery_floor"),
+        (["--daily-minutes", "-1"], "rules.daily_minutes"),
+    ],
+)
+def test_invalid_options_name_the_field(call, request_file, options, says):
+    refused = call("submit", request_file, *options)
+    assert refused.exit_code == 2
+    assert says in refused.stderr
+    assert "Traceback" not in refused.output
+
+
+@pytest.mark.parametrize("text", ["", "[]", "nonsense", '{"rules": 1}'])
+def test_invalid_files_are_rejected(call, tmp_path, text):
+    (tmp_path / "job.json").write_text(text)
+    refused = call("submit", tmp_path / "job.json", "--charging")
+    assert refused.exit_code == 2
+    assert "job.json" in refused.stderr
+    assert "Traceback" not in refused.output
+
+
+def test_why_a_device_waits_is_shown(call, fleet, app, device):
+    job = fleet.ready_job(app)
+    lease = device.lease()
+    why = "battery at 20 %, the floor is 40 % [rules of the job]"
+    beat = {"phase": "waiting", "step": 1, "steps": 3, "why": why}
+    device.post(f"/v1/leases/{lease['id']}/heartbeat", json=beat)
+    shown = call("show", job["id"]).stdout
+    assert "training" in shown
+    assert f"waiting  step 1/3  {why}" in shown
+    assert json.loads(call("show", job["id"], "--json").stdout)["progress"]["why"] == why
+    device.finish(lease)
+    assert f"waiting  step 1/3  {why}" in call("watch", job["id"]).stderr
+    assert why not in call("show", job["id"]).stdout
+
+
+def test_a_smaller_recipe_is_shown_beside_the_requested_one(call, fleet, app, device):
+    job = fleet.ready_job(app, shrink=True)
+    body = {"needed_bytes": 275_000, "available_bytes": 90_000}
+    device.post(f"/v1/leases/{device.lease()['id']}/decline", json=body)
+    shown = call("show", job["id"]).stdout
+    assert "precision int8-weight (requested: fp32)" in shown
+    assert "can spare 90,000 bytes" in shown
+
+
+def test_why_a_job_failed_is_shown(call, fleet, app, device):
+    job = fleet.ready_job(app, device=device.device_id)
+    body = {"needed_bytes": 275_000, "available_bytes": 10_000}
+    device.post(f"/v1/leases/{device.lease()['id']}/decline", json=body)
+    assert "does-not-fit: device phone can spare 10,000 bytes" in call("show", job["id"]).stdout
+    assert call("show", "job_none").exit_code == 1
+
+
+def test_who_am_i_and_tokens(call, operator):
+    mine = call("whoami")
+    assert "app of tenant default" in mine.stdout
+    assert "jobs:read" in mine.stdout
+    assert call("tokens", "list").exit_code == 1
+    made = call("tokens", "create", "--token", operator.token, "--name", "shop", "--scope", "jobs:read")
+    assert made.exit_code == 0, made.output
+    shop = json.loads(call("whoami", "--token", made.stdout.strip(), "--json").stdout)
+    assert (shop["name"], shop["scopes"], shop["role"]) == ("shop", ["jobs:read"], "app")
+    assert "token shop" in call("whoami", "--token", made.stdout.strip()).stdout
+    listed = json.loads(call("tokens", "list", "--token", operator.token, "--json").stdout)
+    assert [item["name"] for item in listed] == ["shop", "", ""]
+    assert shop["token_id"] in call("tokens", "list", "--token", operator.token).stdout
+    assert call("tokens", "revoke", shop["token_id"], "--token", operator.token).exit_code == 0
+    assert call("whoami", "--token", made.stdout.strip()).exit_code == 1
+    forever = call("tokens", "create", "--token", operator.token, "--expires-in-days", "never", "--json")
+    assert json.loads(forever.stdout)["view"]["expires_at"] is None
+
+
+@pytest.mark.parametrize("options", [("--expires-in-days", "0"), ("--expires-in-days", "soon"), ("--role", "device")])
+def test_invalid_token_options_are_rejected(call, operator, options):
+    refused = call("tokens", "create", "--token", operator.token, *options)
+    assert refused.exit_code == 2
+    assert options[0] in refused.stderr

@@ -1,0 +1,63 @@
+"""`mobizo privacy` against a real server."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from mobizo.cli import app as cli
+
+PRIVACY = {"clip": 0.2, "noise_multiplier": 1.0, "sampling_rate": 0.02}
+
+
+@pytest.fixture
+def call(fleet, operator, monkeypatch):
+    monkeypatch.setenv("MOBIZO_SERVER", fleet.url)
+    monkeypatch.setenv("MOBIZO_TOKEN", operator.token)
+    return lambda *arguments: CliRunner().invoke(cli, ["privacy", *arguments])
+
+
+def test_spent_epsilon_and_budget(call, app):
+    app.submit(privacy=PRIVACY, training={"steps": 150})
+    assert "no limit" not in call("show", "alice").stdout
+    found = json.loads(call("limit", "alice", "--epsilon", "9", "--json").stdout)
+    assert (found["budget"], found["runs"]) == (9, 1)
+    shown = call("show", "alice")
+    assert shown.exit_code == 0, shown.output
+    assert "of 9 at delta 1e-05  1 private runs" in shown.stdout
+    assert f"{found['epsilon']:.3f}" in shown.stdout
+
+
+def test_jobs_without_privacy_are_shown(call, app, device, fleet):
+    fleet.ready_job(app)
+    device.finish(device.lease())
+    assert "1 jobs without privacy" in call("show", "alice").stdout
+
+
+def test_noise_and_epsilon_are_inverse(call):
+    found = call("noise", "--epsilon", "8", "--rate", "0.016", "--steps", "150").stdout.split()
+    again = call("noise", "--multiplier", found[1], "--rate", "0.016", "--steps", "150").stdout.split()
+    assert again == found
+    assert float(found[3]) <= 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says", "status"),
+    [
+        (("noise", "--rate", "0.1", "--steps", "5"), "either --epsilon or --multiplier", 2),
+        (("noise", "--rate", "2", "--steps", "5", "--epsilon", "1"), "sampling_rate: Input should be less than", 2),
+        (("noise", "--rate", "1", "--steps", "100000", "--epsilon", "0.001"), "larger epsilon", 1),
+        (("limit", "alice", "--epsilon", "-1"), "epsilon: Input should be greater than 0", 2),
+        (("limit", "alice", "--epsilon", "1", "--delta", "2"), "delta: Input should be less than", 2),
+        (("show", "Not A Name"), "'Not A Name' is not a valid user name", 1),
+        (("limit", "../alice", "--epsilon", "1"), "'../alice' is not a valid user name", 1),
+        (("cohort", "a/b"), "there is no cohort 'a/b'", 1),
+        (("cohort", "nothing"), "cohort 'nothing' does not exist", 1),
+    ],
+)
+def test_errors_are_one_line(call, arguments, says, status):
+    refused = call(*arguments)
+    assert "Traceback" not in refused.output
+    assert says in refused.stderr
+    assert refused.exit_code == status
+    assert len(refused.stderr.splitlines()) == 1

@@ -1,0 +1,47 @@
+"""`mobizo score` and `mobizo generate`: invalid input, and a server that cannot be reached."""
+
+import pytest
+from typer.testing import CliRunner
+
+from mobizo.cli import app as cli
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path):
+    monkeypatch.setenv("MOBIZO_SERVER", "http://127.0.0.1:9")
+    monkeypatch.setenv("MOBIZO_TOKEN", "none")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows").write_text('{"prompt": "It was", "answers": [" great"]}\n\n')
+    (tmp_path / "broken").write_text('{"text": "fine"}\n{"text": \n')
+    (tmp_path / "list").write_text("[]\n")
+    return lambda *arguments: CliRunner().invoke(cli, list(arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["score"], "--prompt"),
+        (["score", "--prompt", "a", "--file", "rows"], "--prompt"),
+        (["score", "--prompt", "It was"], "rows.0"),
+        (["score", "--file", "broken"], "broken:2"),
+        (["score", "--file", "list"], "list:1"),
+        (["score", "--file", "none"], "none cannot be read"),
+        (["score", "--prompt", "a", "--answer", "b", "-a", "Not A Name"], "rows.0.adapter"),
+        (["generate", ""], "prompt"),
+        (["generate", "a", "--max-tokens", "0"], "max_tokens"),
+        (["generate", "a", "--top-p", "2"], "top_p"),
+    ],
+)
+def test_invalid_input_names_the_field(call, arguments, says):
+    refused = call(*arguments)
+    assert "Traceback" not in refused.output
+    assert says in refused.stderr
+    assert refused.exit_code == 2
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_an_unreachable_server(call):
+    for arguments in (["score", "--file", "rows"], ["generate", "a"], ["generate", "a", "--json"]):
+        refused = call(*arguments)
+        assert refused.exit_code == 1
+        assert "cannot be reached" in refused.stderr

@@ -1,0 +1,122 @@
+"""The operator's commands about tenants, users and tokens: what they print, and what they end."""
+
+import json
+from datetime import datetime, timedelta
+
+import pytest
+from typer.testing import CliRunner
+
+from server.cli import main as cli
+from shared.errors import BadRequest, Conflict, MobizoError, NotFound
+
+
+@pytest.fixture
+def command(home, monkeypatch):
+    """Runs `mobizo-server` on the test's home; returns what it printed, or raises what it raised."""
+    for name, value in home.settings.environment().items():
+        monkeypatch.setenv(name, value)
+
+    def command(*arguments):
+        result = CliRunner().invoke(cli.app, list(arguments))
+        if isinstance(result.exception, MobizoError):
+            raise result.exception
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    return command
+
+
+def made(command, *options):
+    return json.loads(command("tokens", "create", *options, "--json"))
+
+
+def test_tenants(command, fleet, problem):
+    command("tenants", "create", "acme")
+    rows = json.loads(command("tenants", "list", "--json"))
+    assert [(row["name"], row["suspended_at"]) for row in rows] == [("default", None), ("acme", None)]
+    app = fleet.actor(made(command, "--role", "app", "--tenant", "acme")["token"])
+    assert app.get("/v1/jobs").status_code == 200
+    command("tenants", "suspend", "acme")
+    problem(app.get("/v1/jobs"), 403, "tenant-suspended")
+    assert json.loads(command("tenants", "list", "--json"))[1]["suspended_at"]
+    command("tenants", "suspend", "acme")
+    command("tenants", "resume", "acme")
+    assert app.get("/v1/jobs").status_code == 200
+    assert "acme" in command("tenants", "list")
+
+
+def test_tenants_that_cannot_be(command):
+    with pytest.raises(Conflict):
+        command("tenants", "create", "default")
+    with pytest.raises(BadRequest, match="No Good"):
+        command("tenants", "create", "No Good")
+    for arguments in (
+        ("tenants", "suspend", "nobody"),
+        ("tenants", "resume", "nobody"),
+        ("users", "create", "bob", "--role", "app", "--tenant", "nobody"),
+        ("users", "list", "--tenant", "nobody"),
+        ("tokens", "create", "--role", "app", "--tenant", "nobody"),
+        ("enroll-token", "--tenant", "nobody"),
+    ):
+        with pytest.raises(NotFound, match="tenants create"):
+            command(*arguments)
+
+
+def test_users(command, fleet, problem):
+    command("users", "create", "bob", "--role", "operator")
+    token = made(command, "--user", "bob", "--scope", "jobs:read", "--scope", "devices:read")
+    assert (token["role"], token["scopes"]) == ("operator", ["devices:read", "jobs:read"])
+    bob = fleet.actor(token["token"])
+    assert bob.get("/v1/whoami").json()["user"] == "bob"
+    listed = json.loads(command("users", "list", "--json"))
+    assert [(row["name"], row["role"], row["disabled_at"]) for row in listed] == [("bob", "operator", None)]
+    assert json.loads(command("tokens", "list", "--json"))[0]["user"] == "bob"
+    command("users", "disable", "bob")
+    problem(bob.get("/v1/whoami"), 401, "unauthorized")
+    assert json.loads(command("users", "list", "--json"))[0]["disabled_at"]
+    assert "bob" in command("users", "list")
+    with pytest.raises(Conflict, match="disabled"):
+        command("tokens", "create", "--user", "bob")
+
+
+def test_users_that_cannot_be(command):
+    command("users", "create", "bob", "--role", "app")
+    with pytest.raises(Conflict):
+        command("users", "create", "bob", "--role", "app")
+    with pytest.raises(BadRequest, match="enroll"):
+        command("users", "create", "phone", "--role", "device")
+    with pytest.raises(BadRequest, match="No Good"):
+        command("users", "create", "No Good", "--role", "app")
+    with pytest.raises(NotFound, match="users list"):
+        command("users", "disable", "nobody")
+    with pytest.raises(BadRequest, match="bob"):
+        command("tokens", "create", "--user", "bob", "--role", "operator")
+
+
+def test_how_long_tokens_last(command, home, monkeypatch):
+    def days(token):
+        return round((datetime.fromisoformat(token["expires_at"]) - datetime.now().astimezone()) / timedelta(days=1))
+
+    assert days(made(command, "--role", "app")) == 90
+    assert days(made(command, "--role", "app", "--expires-in-days", "7")) == 7
+    assert made(command, "--role", "app", "--expires-in-days", "never")["expires_at"] is None
+    monkeypatch.setenv("MOBIZO_TOKEN_DAYS", "3")
+    assert days(made(command, "--role", "app")) == 3
+    for text in ("0", "3651", "soon", "-1", "1.5"):
+        with pytest.raises(BadRequest, match="never"):
+            command("tokens", "create", "--role", "app", "--expires-in-days", text)
+
+
+def test_what_a_token_cannot_be(command):
+    with pytest.raises(BadRequest, match="role"):
+        command("tokens", "create")
+    with pytest.raises(BadRequest, match="tokens:write"):
+        command("tokens", "create", "--role", "app", "--scope", "tokens:write")
+
+
+def test_what_tells_of_every_tenant_is_given_by_name_only(command):
+    command("tenants", "create", "acme")
+    operator = ("--role", "operator", "--tenant", "acme")
+    assert "metrics:read" not in made(command, *operator)["scopes"]
+    assert made(command, *operator, "--scope", "metrics:read")["scopes"] == ["metrics:read"]
+    assert "metrics:read" in made(command, "--role", "operator")["scopes"]

@@ -1,0 +1,179 @@
+"""`mobizo-server calibrate` and `calibrations` on a real tiny model; `compile --calibration` with a fake compiler."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from server.cli import main as cli
+from server.compiler.checkpoints.base import locate_base
+from server.programs import local as local_compilation
+from shared.canonical import sha256_hex
+from shared.errors import (
+    BadRequest,
+    InvalidDataset,
+    InvalidRecipe,
+    InvalidTask,
+    InvalidUpload,
+    MobizoError,
+    NotFound,
+    UnknownBase,
+)
+from shared.zo.calibration import load_calibration, read_calibration
+from tests.server.cli.test_compile import FAKE, SMALL
+from tests.server.conftest import write_source
+from tests.server.programs.test_real_compiler import write_llama
+
+TEXTS = ("a very good film", "a bad film", "very bad", "good x", "a film", "x very film", "bad x a", "good good film")
+RECORDS = [{"text": text, "label": "negative" if "bad" in text else "positive"} for text in TEXTS]
+
+
+def call(*arguments, code=0):
+    """What a command printed, or what it raised."""
+    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    if isinstance(result.exception, MobizoError):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.stderr
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("bases") / "llama"
+    write_llama(directory)
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path, monkeypatch):
+    """No home of the machine's own is looked into."""
+    monkeypatch.setenv("MOBIZO_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    return path
+
+
+@pytest.fixture
+def arguments(llama, data, tmp_path):
+    return ["calibrate", "--base", llama, "--task", "sst2", "--data", data, "--width", 2, "--out", tmp_path / "made"]
+
+
+def test_a_file_and_its_figures(arguments, llama, tmp_path):
+    figures = json.loads(call(*arguments, "--layers", "last:1", "--loss", "candidates", "--json"))
+    made = read_calibration(tmp_path / "made")
+    assert figures.pop("seconds") >= 0
+    assert figures == {
+        "sha256": sha256_hex((tmp_path / "made").read_bytes()),
+        "base": "llama",
+        "base_sha256": locate_base(str(llama)).sha256,
+        "kind": "gradients",
+        "task": "sst2",
+        "examples": len(RECORDS),
+        "modules": 2,
+        "width": 2,
+        "bytes": (tmp_path / "made").stat().st_size,
+    }
+    assert {name: value.shape for name, value in made.directions.items()} == {
+        "model.layers.1.self_attn.q_proj": (16, 2),
+        "model.layers.1.self_attn.v_proj": (16, 2),
+    }
+
+
+def test_kinds_and_numbers_of_examples(arguments, tmp_path):
+    found = set()
+    for more in ([], ["--examples", 4], ["--kind", "activations"], ["--loss", "candidates"]):
+        assert "sha256: " in call(*arguments, *more)
+        made = read_calibration(tmp_path / "made")
+        assert made.about.examples == (4 if "--examples" in more else len(RECORDS))
+        found.add(made.directions["model.layers.0.self_attn.q_proj"].tobytes())
+    assert len(found) == 4
+
+
+def test_a_task_of_ones_own(arguments, tmp_path):
+    answers = [{"text": " {yes}", "labels": ["positive"]}, {"text": " bad", "labels": ["negative"]}]
+    task = {"name": "mine", "prompt": "{text}", "answers": answers}
+    (tmp_path / "task.json").write_text(json.dumps(task))
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(record | {"yes": "good"}) + "\n" for record in RECORDS))
+    arguments[arguments.index("sst2")] = tmp_path / "task.json"
+    with pytest.raises(InvalidTask, match="answers from the record"):
+        call(*arguments)
+    call(*arguments, "--answer-length", 1, "--choices", 2)
+    assert read_calibration(tmp_path / "made").about.task == "mine"
+
+
+def test_what_cannot_be_made(arguments, llama, data, tmp_path):
+    def refused(error, says, **changes):
+        changed = list(arguments)
+        for option, value in changes.items():
+            name = f"--{option}"
+            if name in changed:
+                changed[changed.index(name) + 1] = value
+            else:
+                changed += [name, value]
+        with pytest.raises(error, match=says):
+            call(*changed)
+        assert not (tmp_path / "made").exists()
+
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(data.read_text() + '{"text": "x"}\n')
+    refused(InvalidDataset, r"bad\.jsonl:9: field 'label'", data=bad)
+    refused(InvalidDataset, r"nothing\.jsonl: cannot be read", data=tmp_path / "nothing.jsonl")
+    refused(InvalidTask, "there is no built-in task 'sst3'", task="sst3")
+    refused(InvalidTask, "cannot be read", task=tmp_path / "task.json")
+    bad.write_text("{}")
+    refused(InvalidTask, "not a valid task", task=bad.rename(tmp_path / "bad.json"))
+    refused(UnknownBase, "neither a local directory", base="no such model")
+    refused(InvalidRecipe, "2 layers", layers="last:3")
+    refused(InvalidDataset, "fewer than 16 directions", width=16, examples=1)
+    refused(BadRequest, "cannot be written", out=tmp_path / "no" / "place")
+    assert "--kind" in call(*arguments, "--kind", "weights", code=2)
+    assert "--targets" in call(*arguments, "--targets", "lm_head", code=2)
+
+
+def test_a_home_and_its_calibrations(arguments, llama, tmp_path):
+    call("init")
+    call("bases", "add", "tiny", llama)
+    arguments[arguments.index("--base") + 1] = "tiny"
+    made = json.loads(call(*arguments, "--json"))
+    assert made["base"] == "tiny"
+    added = json.loads(call("calibrations", "add", tmp_path / "made", "--json"))
+    assert (added["sha256"], added["base"], added["modules"], added["width"]) == (made["sha256"], "tiny", 4, 2)
+    assert [row["sha256"] for row in json.loads(call("calibrations", "list", "--json"))] == [made["sha256"]]
+    assert "gradients" in call("calibrations", "list")
+    with pytest.raises(BadRequest, match="cannot be read"):
+        call("calibrations", "add", tmp_path / "nothing")
+    with pytest.raises(InvalidUpload):
+        call("calibrations", "add", tmp_path / "data.jsonl")
+    assert made["sha256"] in call("calibrations", "remove", made["sha256"][:10])
+    assert json.loads(call("calibrations", "list", "--json")) == []
+    with pytest.raises(NotFound):
+        call("calibrations", "remove", made["sha256"])
+
+
+def test_a_program_takes_a_from_it(tmp_path, monkeypatch, arguments):
+    source = tmp_path / "fake-base"
+    write_source(source)
+    (source / "config.json").write_text("{}")
+    (source / "model.safetensors").write_bytes(b"weights")
+    monkeypatch.setattr(local_compilation, "COMPILER", FAKE)
+    call(*arguments)
+    made = load_calibration((tmp_path / "made").read_bytes())
+    seen = []
+
+    def stop(self, recipe, source, workspace, calibration):
+        seen.append((recipe.calibration, calibration))
+        raise BadRequest
+
+    monkeypatch.setattr(local_compilation.CompilerProcess, "run", stop)
+    compile_ = ["compile", "--base", source, *SMALL, "--layers", "all", "--out", tmp_path / "out"]
+    for more in ([], ["--calibration", tmp_path / "made"]):
+        with pytest.raises(BadRequest):
+            call(*compile_, *more)
+    assert seen == [(None, None), (made.sha256, (tmp_path / "made").read_bytes())]
+    with pytest.raises(InvalidUpload, match="cannot be read"):
+        call(*compile_, "--calibration", tmp_path / "nothing")

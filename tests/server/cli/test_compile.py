@@ -1,0 +1,339 @@
+"""`mobizo-server compile` and `inspect`: one real program, and every way around the compiler with a fake one."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from server.cli import main as cli
+from server.programs import local as local_compilation
+from shared.errors import BadRequest, CompileFailed, InvalidRecipe, UnknownBase, UnreadableCheckpoint
+from shared.program import ProgramManifest
+from shared.recipe import Recipe
+from shared.zo.lora import flat_size
+from tests.server import fake_compiler
+from tests.server.conftest import write_source
+from tests.server.programs.test_real_compiler import write_llama
+
+SMALL = ("--rank", "2", "--q", "1", "--effective-batch", "2", "--seq-len", "16")
+FAKE = [sys.executable, fake_compiler.__file__]
+
+
+def call(*arguments, code=0):
+    """What a command printed, or what it raised."""
+    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.stderr
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("bases") / "llama"
+    write_llama(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def real(llama, tmp_path_factory):
+    """(arguments, output directory, figures) of one real compilation."""
+    out = tmp_path_factory.mktemp("programs") / "real"
+    arguments = ("compile", "--base", llama, *SMALL, "--layers", "last:50%", "--out", out, "--json")
+    return arguments, out, json.loads(call(*arguments))
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A base that the fake compiler reads, which takes the real one's place."""
+    directory = tmp_path / "fake-base"
+    write_source(directory)
+    (directory / "config.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(b"weights")
+    monkeypatch.setattr(local_compilation, "COMPILER", FAKE)
+    return directory
+
+
+@pytest.fixture
+def compile_(source, tmp_path):
+    def compile_(*more, **behaviour):
+        (source / "behaviour.json").write_text(json.dumps(behaviour))
+        return json.loads(call("compile", "--base", source, *SMALL, "--out", tmp_path / "out", "--json", *more))
+
+    return compile_
+
+
+def starts(source):
+    return len((source / "starts.log").read_text().split())
+
+
+@pytest.mark.slow
+def test_a_program_and_its_figures(real):
+    _, out, figures = real
+    manifest = ProgramManifest.model_validate_json((out / "manifest.json").read_bytes())
+    assert {path.name for path in out.iterdir()} == {
+        "manifest.json",
+        "compile.log",
+        *(file.name for file in manifest.files),
+    }
+    assert manifest.version == 1
+    recipe = manifest.recipe
+    assert (recipe.base.name, recipe.layers, recipe.answer_length, recipe.choices) == ("llama", "last:1", 1, 2)
+    assert manifest.size == flat_size(recipe, manifest.shape)
+    sizes = {role: (out / manifest.file(role).name).stat().st_size for role in ("program", "weights", "inference")}
+    assert figures.pop("seconds") > 0
+    assert figures == {
+        "recipe_id": recipe.id,
+        "cached": False,
+        "pte_bytes": sizes["program"],
+        "ptd_bytes": sizes["weights"],
+        "inference_bytes": sizes["inference"],
+        "planned_bytes": manifest.planned_bytes,
+        "delegates": manifest.delegates,
+        "nodes": manifest.nodes,
+        "flops_per_step": manifest.flops_per_step,
+    }
+
+
+@pytest.mark.slow
+def test_a_second_run_needs_no_torch(real):
+    arguments, _, figures = real
+    # Nor does it wait for what only a server's home needs.
+    program = "import sys; sys.modules.update(torch=None, sqlalchemy=None); from server.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, check=True
+    )
+    again = json.loads(done.stdout)
+    assert again.pop("cached") is True
+    assert {name: again[name] for name in again if name != "seconds"} == {
+        name: figures[name] for name in figures if name not in ("seconds", "cached")
+    }
+
+
+@pytest.mark.slow
+def test_what_is_in_a_program(real):
+    _, out, figures = real
+    manifest = ProgramManifest.model_validate_json((out / "manifest.json").read_bytes())
+    found = json.loads(call("inspect", out / "program.pte", "--json"))
+    assert found["bytes"] == figures["pte_bytes"]
+    methods = {method["name"]: method for method in found["methods"]}
+    assert set(methods) == set(manifest.methods)
+    assert sum(method["nodes"] for method in methods.values()) == figures["nodes"]
+    assert sum(method["planned_bytes"] for method in methods.values()) == figures["planned_bytes"]
+    delegates = [each for method in methods.values() for each in method["delegates"].items()]
+    assert {name for name, _ in delegates} == {"XnnpackBackend"}
+    assert sum(each["count"] for _, each in delegates) == figures["delegates"]
+    assert all(each["bytes"] > 0 for _, each in delegates)
+    inputs = [(each["dtype"], each["shape"], each["dynamic"]) for each in methods["step"]["inputs"]]
+    assert inputs == [
+        ("int64", [2, 16], True),  # tokens: any number up to 16
+        ("int64", [2, 1], False),
+        ("int64", [2, 1], False),
+        ("float32", [2, 1], False),
+        ("int32", [1, 2], False),
+        ("float32", [1], False),
+        ("float32", [1], False),
+    ]
+    outputs = [(each["dtype"], each["shape"], each["dynamic"]) for each in methods["step"]["outputs"]]
+    assert outputs == [("float32", [2], False), ("float32", [1], False)]
+    for method in methods.values():
+        calls = sum(method["operators"].values()) + sum(each["count"] for each in method["delegates"].values())
+        assert calls <= method["nodes"]
+    assert methods["adapter"]["operators"] == {"aten::add.out": 1}
+    assert found["buffers"] == {"state.flat_b": {"dtype": "float32", "shape": [manifest.size], "dynamic": False}}
+    # Two layers of seven linear layers are the base's; A of q_proj and v_proj of the upper layer is the program's.
+    assert found["external"] == ["trunk.embedding", "trunk.norms"]
+    assert found["external_delegate_keys"] == 14
+    shape = manifest.shape
+    a_bytes = sum(4 * 2 * shape.features(target)[0] for target in manifest.recipe.targets)
+    assert found["delegate_constant_bytes"] > a_bytes
+    assert found["constants"] > 0
+
+
+@pytest.mark.slow
+def test_what_is_in_a_program_for_people(real):
+    text = call("inspect", real[1] / "program.pte")
+    assert "step: " in text
+    assert "int64 (2, 16) at most" in text
+    assert "1 XnnpackBackend" in text
+    assert "state.flat_b float32" in text
+
+
+@pytest.mark.slow
+def test_files_that_are_no_program(real, tmp_path):
+    weights = real[1] / "weights.ptd"
+    for path in (tmp_path / "nothing", tmp_path, weights):
+        with pytest.raises(BadRequest, match=str(path)):
+            call("inspect", path)
+    data = (real[1] / "program.pte").read_bytes()
+    torn = tmp_path / "torn.pte"
+    for length in (0, 6, 40, len(data) // 2):
+        torn.write_bytes(data[:length])
+        with pytest.raises(BadRequest, match=r"torn\.pte is no"):
+            call("inspect", torn)
+
+
+def test_for_people(source, tmp_path):
+    text = call("compile", "--base", source, *SMALL, "--out", tmp_path / "out")
+    assert "recipe_id" in text
+    assert "flops_per_step" in text
+
+
+def test_what_is_whole_is_not_compiled_again(compile_, source, tmp_path):
+    first = compile_()
+    assert (first["cached"], starts(source)) == (False, 1)
+    assert "inference_bytes" not in first
+    assert (compile_()["cached"], starts(source)) == (True, 1)
+    other = compile_("--rank", "3")
+    assert (other["cached"], starts(source)) == (False, 2)
+    assert other["recipe_id"] != first["recipe_id"]
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["recipe_id"] == other["recipe_id"]
+
+
+@pytest.mark.parametrize("name", ["program.pte", "weights.ptd", "tokenizer.json", "manifest.json"])
+def test_what_is_damaged_is_compiled_again(compile_, source, tmp_path, name):
+    compile_()
+    path = tmp_path / "out" / name
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    damages = [lambda: path.write_bytes(whole[:-1]), path.unlink]
+    if name != "manifest.json":
+        damages.append(lambda: path.write_bytes(flipped))
+    for number, damage in enumerate(damages, 2):
+        damage()
+        assert compile_()["cached"] is False
+        assert path.read_bytes() == whole
+        assert starts(source) == number
+        assert compile_()["cached"] is True
+
+
+def test_another_base_or_another_executorch_is_compiled_again(compile_, source, tmp_path):
+    compile_()
+    (source / "model.safetensors").write_bytes(b"other weights")
+    assert compile_()["cached"] is False
+    path = tmp_path / "out" / "manifest.json"
+    path.write_text(path.read_text().replace('"executorch": "', '"executorch": "0.'))
+    assert compile_()["cached"] is False
+    assert compile_()["cached"] is True
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "error", "says"),
+    [
+        ({"error": {"code": "invalid-recipe", "detail": "rank is odd"}}, InvalidRecipe, "rank is odd"),
+        ({"crash": True}, CompileFailed, "compile.log"),
+    ],
+)
+def test_a_failure_leaves_what_was_there(compile_, source, tmp_path, behaviour, error, says):
+    with pytest.raises(error, match=says):
+        compile_(**behaviour)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["compile.log"]
+    compile_()
+    with pytest.raises(error):
+        compile_("--rank", "3", **behaviour)
+    assert compile_()["cached"] is True
+    assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
+
+
+def test_ctrl_c_ends_the_compiler_too(source, tmp_path):
+    (source / "behaviour.json").write_text('{"hang": true}')
+    program = f"import server.programs.local as l; l.COMPILER = {FAKE!r}; from server.cli.main import main; main()"
+    out = tmp_path / "out"
+    process = subprocess.Popen([sys.executable, "-c", program, "compile", "--base", str(source), "--out", str(out)])
+    log = source / "starts.log"
+    while not (log.exists() and log.read_text().strip()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    compiler = int(log.read_text())
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) != 0
+    assert not psutil.pid_exists(compiler)
+    assert [path.name for path in out.iterdir()] == ["compile.log"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--precision", "int9", "--precision: .*fp32"),
+        ("--rank", "0", "--rank: "),
+        ("--alpha", "nan", "--alpha: "),
+        ("--targets", "q_proj,lm_head", "--targets: "),
+        ("--layers", "first:2", "--layers: "),
+        ("--layers", "1,1", "--layers: "),
+        ("--q", "513", "--q: "),
+        ("--q", "65", "estimator 'replay' runs 2q paths at once and has at most 64 queries"),
+        ("--micro-batch", "2", "estimator 'replay' has no micro_batch"),
+        ("--optimizer", "sgd", "needs estimator 'gradient'"),
+        ("--optimizer", "lion", "--optimizer: .*'momentum' or 'adam'"),
+        ("--seq-len", "1", "--seq-len: "),
+        ("--answer-length", "0", "--answer-length: "),
+        ("--noise", "randn", "requires estimator 'stored'"),
+        ("--noise", "operator", "use estimator 'stored'"),
+        ("--backend", "cuda", "--backend: "),
+    ],
+)
+def test_values_that_no_recipe_has(source, tmp_path, option, value, says):
+    said = call("compile", "--base", source, "--out", tmp_path / "out", option, value, code=2)
+    assert said.count("\n") == 1
+    assert said.startswith("error: ")
+    assert re.search(says, said)
+    assert not (tmp_path / "out").exists()
+
+
+def test_bases_that_are_none(source, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UnreadableCheckpoint, match=r"config\.json"):
+        call("compile", "--base", tmp_path, "--out", tmp_path / "out")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadRequest, match="cannot be a directory"):
+        call("compile", "--base", source, "--out", tmp_path / "file")
+    with pytest.raises(UnknownBase):
+        call("compile", "--base", "no such model", "--out", tmp_path / "out")
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The recipes that would be compiled; compiling them fails."""
+    recipes = []
+
+    def stop(self, recipe, *_):
+        recipes.append(recipe)
+        raise CompileFailed
+
+    monkeypatch.setattr(local_compilation.CompilerProcess, "run", stop)
+    return recipes
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ((), {"estimator": "replay", "queries": 4, "optimizer": "adam", "micro_batch": None}),
+        (("--estimator", "gradient"), {"queries": 1, "optimizer": "adam"}),
+        (("--estimator", "gradient", "--optimizer", "momentum"), {"queries": 1, "optimizer": "momentum"}),
+        (("--estimator", "directional"), {"queries": 256}),
+        (("--estimator", "directional", "--q", "64", "--micro-batch", "2"), {"queries": 64, "micro_batch": 2}),
+    ],
+)
+def test_estimators_bring_their_own_queries(llama, tmp_path, seen, options, settings):
+    with pytest.raises(CompileFailed):
+        call("compile", "--base", llama, "--seq-len", "16", *options, "--out", tmp_path / "out")
+    assert {name: getattr(seen[0], name) for name in settings} == settings
+
+
+def test_layers_by_index(source, tmp_path, llama, seen):
+    """Every way to say the same layers is one recipe; the base's own layers are counted."""
+    for layers in ("last:1", "1", "last:50%", "0,1", "all"):
+        with pytest.raises(CompileFailed):
+            call("compile", "--base", llama, *SMALL, "--layers", layers, "--out", tmp_path / "out")
+    assert [recipe.layers for recipe in seen] == ["last:1"] * 3 + ["all"] * 2
+    assert all(isinstance(recipe, Recipe) for recipe in seen)
+    with pytest.raises(InvalidRecipe, match="2 layers"):
+        call("compile", "--base", llama, *SMALL, "--layers", "last:3", "--out", tmp_path / "out")

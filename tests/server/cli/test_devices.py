@@ -1,0 +1,132 @@
+"""The operator's commands about devices and runner-builds: what they print, and one line for each error."""
+
+import io
+import json
+import tarfile
+
+import pytest
+from typer.testing import CliRunner
+
+from server.catalog.runner_builds.service import RunnerBuildService
+from server.cli import main as cli
+from server.identity.signing_keys.files import load_key
+from server.storage.opening import open_artifacts
+from shared.canonical import file_sha256
+from shared.errors import BadRequest, Conflict, MobizoError, NotFound
+from shared.signing import verify_runner_build
+
+
+@pytest.fixture
+def command(home, monkeypatch):
+    """Runs `mobizo-server` on the test's home; returns what it printed, or raises what it raised."""
+    for name, value in home.settings.environment().items():
+        monkeypatch.setenv(name, value)
+
+    def command(*arguments, code=0):
+        result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+        if isinstance(result.exception, MobizoError):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        return result.output
+
+    return command
+
+
+@pytest.fixture
+def archive(tmp_path):
+    path = tmp_path / "runner.tar.gz"
+    with tarfile.open(path, "w:gz") as packed:
+        info = tarfile.TarInfo("mobizo-runner")
+        info.size = 4
+        packed.addfile(info, io.BytesIO(b"\x7fELF"))
+    return path
+
+
+def options(platform="linux-aarch64", version="0.1.0", executorch="1.5.1"):
+    return "--platform", platform, "--version", version, "--executorch", executorch
+
+
+def test_adding_and_listing_runners(command, home, archive):
+    assert json.loads(command("runner-builds", "list", "--json")) == []
+    added = json.loads(command("runner-builds", "add", archive, *options(), "--json"))
+    sha256 = file_sha256(archive)
+    assert added == {
+        "format": 1,
+        "platform": "linux-aarch64",
+        "version": "0.1.0",
+        "executorch": "1.5.1",
+        "size": archive.stat().st_size,
+        "sha256": sha256,
+    }
+    assert open_artifacts(home.settings).read(sha256) == archive.read_bytes()
+    with home.database.reading() as session:
+        signed = RunnerBuildService(session).signed("linux-aarch64")
+    verify_runner_build(signed, load_key(home.settings.key_path).public_key())
+    command("runner-builds", "add", archive, *options(version="0.2.0"))
+    command("runner-builds", "add", archive, *options(platform="linux-x86_64"))
+    rows = json.loads(command("runner-builds", "list", "--json"))
+    assert [(row["platform"], row["version"]) for row in rows] == [
+        ("linux-aarch64", "0.2.0"),
+        ("linux-x86_64", "0.1.0"),
+    ]
+    assert "linux-x86_64" in command("runner-builds", "list")
+
+
+def test_runners_that_cannot_be(command, home, archive, tmp_path):
+    files = home.stored_files()
+    (tmp_path / "text").write_text("no archive")
+    with pytest.raises(BadRequest, match=r"\.tar\.gz"):
+        command("runner-builds", "add", tmp_path / "text", *options())
+    with pytest.raises(BadRequest, match="--platform"):
+        command("runner-builds", "add", archive, *options(platform="Linux"))
+    with pytest.raises(BadRequest, match="--version"):
+        command("runner-builds", "add", archive, *options(version="x" * 51))
+    command("runner-builds", "add", tmp_path / "nothing", *options(), code=2)
+    command("runner-builds", "add", archive, code=2)
+    assert json.loads(command("runner-builds", "list", "--json")) == []
+    assert home.stored_files() == files
+
+
+def test_listing_and_revoking_devices(command, fleet):
+    phone, tablet = fleet.device(name="phone"), fleet.device(name="tablet")
+    fleet.device("other", name="theirs")
+    listed = json.loads(command("devices", "list", "--json"))
+    assert [(row["id"], row["name"]) for row in listed] == [(phone.device_id, "phone"), (tablet.device_id, "tablet")]
+    assert "phone" in command("devices", "revoke", "phone")
+    command("devices", "revoke", tablet.device_id)
+    assert all(row["revoked_at"] for row in json.loads(command("devices", "list", "--json")))
+    assert tablet.device_id in command("devices", "list")
+    for device in (phone, tablet):
+        assert device.post("/v1/leases", json={"datasets": []}).status_code == 401
+
+
+def test_devices_that_cannot_be_revoked(command, fleet):
+    first, second = fleet.device(name="twin"), fleet.device(name="twin")
+    theirs = fleet.device("other", name="theirs")
+    with pytest.raises(NotFound, match="devices list"):
+        command("devices", "revoke", "nobody")
+    with pytest.raises(NotFound):
+        command("devices", "revoke", theirs.device_id)
+    with pytest.raises(Conflict, match=first.device_id):
+        command("devices", "revoke", "twin")
+    command("devices", "revoke", first.device_id)
+    command("devices", "revoke", first.device_id)
+    assert second.device_id in command("devices", "revoke", "twin")
+    assert theirs.post("/v1/leases", json={"datasets": []}).status_code == 204
+
+
+def test_labelling_a_device(command, device):
+    shown = command("devices", "label", device.device_id, "site=lab", "row=2")
+    assert shown.strip().endswith("row=2, site=lab")
+    labels = json.loads(command("devices", "label", "phone", "row=", "shelf=a", "--json"))
+    assert labels == {"labels": {"shelf": "a", "site": "lab"}}
+    (row,) = json.loads(command("devices", "list", "--json"))
+    assert row["labels"] == labels["labels"]
+
+
+@pytest.mark.parametrize("label", ["site", "Site=lab", "site=in the lab", "=lab"])
+def test_labels_that_are_none(command, device, label):
+    with pytest.raises(BadRequest):
+        command("devices", "label", "phone", label)
+    with pytest.raises(NotFound):
+        command("devices", "label", "nobody", "site=lab")

@@ -1,0 +1,215 @@
+"""The operator's command: what it prints, and one line for each error."""
+
+import json
+import os
+
+import pytest
+from typer.testing import CliRunner
+
+from server.catalog import bases
+from server.catalog.bases import BaseModelEntry
+from server.cli import home as home_cli
+from server.cli import main as cli
+from server.clock import utc_now
+from shared.errors import MobizoError, UnknownBase
+from tests.server.conftest import SHAPE
+
+run_ = CliRunner()
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Runs `mobizo-server` on a home of its own; returns what it printed, or raises what it raised."""
+    monkeypatch.setenv("MOBIZO_HOME", str(tmp_path / "home"))
+
+    def command(*arguments, code=0):
+        result = run_.invoke(cli.app, list(arguments))
+        if isinstance(result.exception, MobizoError):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        return result.output
+
+    return command
+
+
+@pytest.fixture
+def home(command, tmp_path):
+    command("init")
+    return tmp_path / "home"
+
+
+def test_init(command, tmp_path):
+    value = json.loads(command("init", "--json"))
+    assert value["token"].startswith("mobizo-operator-")
+    assert value["tenant"] == "default"
+    home = tmp_path / "home"
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert (home / "keys" / "manifest.ed25519").stat().st_mode & 0o777 == 0o600
+    assert (home / "mobizo.sqlite3").exists()
+
+
+def test_init_protects_database_and_files_in_an_open_directory(command, tmp_path):
+    home = tmp_path / "home"
+    home.mkdir(mode=0o755)
+    before = os.umask(0o022)
+    try:
+        command("init")
+    finally:
+        os.umask(before)
+    assert home.stat().st_mode & 0o777 == 0o755
+    for path in home.iterdir():
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_init_twice_changes_nothing(command, home):
+    key = (home / "keys" / "manifest.ed25519").read_bytes()
+    with pytest.raises(MobizoError, match="already set up"):
+        command("init")
+    assert (home / "keys" / "manifest.ed25519").read_bytes() == key
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["tokens", "list"],
+        ["tokens", "create", "--role", "app"],
+        ["enroll-token"],
+        ["bases", "list"],
+        ["run"],
+        ["devices", "list"],
+        ["runner-builds", "list"],
+    ],
+)
+def test_before_init(command, arguments):
+    with pytest.raises(MobizoError, match="mobizo-server init"):
+        command(*arguments)
+
+
+def test_tokens(command, home):
+    command("tenants", "create", "acme")
+    made = json.loads(command("tokens", "create", "--role", "app", "--tenant", "acme", "--name", "shop", "--json"))
+    assert made["token"].startswith("mobizo-app-")
+    listed = json.loads(command("tokens", "list", "--json"))
+    assert [(token["role"], token["tenant"], token["name"]) for token in listed] == [
+        ("operator", "default", "init"),
+        ("app", "acme", "shop"),
+    ]
+    assert made["token"] not in command("tokens", "list", "--json")
+    command("tokens", "revoke", made["id"])
+    assert json.loads(command("tokens", "list", "--json"))[1]["revoked_at"]
+    with pytest.raises(MobizoError, match="no live token"):
+        command("tokens", "revoke", made["id"])
+    assert "acme" in command("tokens", "list")
+
+
+def test_tokens_that_cannot_be(command, home):
+    with pytest.raises(MobizoError, match="enroll"):
+        command("tokens", "create", "--role", "device")
+    with pytest.raises(MobizoError, match="tenant"):
+        command("tokens", "create", "--role", "app", "--tenant", "No Good")
+    command("tokens", "create", "--role", "king", code=2)
+
+
+def test_enrollment(command, home):
+    assert command("enroll-token").startswith("mobizo-enroll-")
+    command("tenants", "create", "acme")
+    value = json.loads(command("enroll-token", "--tenant", "acme", "--expires-in-seconds", "60", "--json"))
+    assert set(value) == {"token", "expires_at"}
+
+
+@pytest.fixture
+def inspected(monkeypatch):
+    """Stands in for the compiler's look at a model: sha256 by source."""
+
+    def inspect(name, source, artifacts):
+        if source == "nothing":
+            raise UnknownBase
+        return BaseModelEntry(
+            name=name,
+            source=source,
+            sha256=source[0] * 64,
+            shape=SHAPE,
+            parameters=1000,
+            tokenizer_sha256=artifacts.put(b"{}"),
+            created_at=utc_now(),
+        )
+
+    monkeypatch.setattr(home_cli, "inspect", inspect)
+
+
+def test_bases(command, home, inspected):
+    added = json.loads(command("bases", "add", "tiny", "a-model", "--json"))
+    assert (added["name"], added["sha256"]) == ("tiny", "a" * 64)
+    assert json.loads(command("bases", "list", "--json")) == [added]
+    moved = json.loads(command("bases", "add", "tiny", "another-place", "--json"))
+    assert moved["source"] == "another-place"
+    with pytest.raises(MobizoError, match="another model"):
+        command("bases", "add", "tiny", "b-model")
+    with pytest.raises(UnknownBase):
+        command("bases", "add", "other", "nothing")
+    assert json.loads(command("bases", "list", "--json")) == [moved]
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201])
+def test_names_that_are_none(command, home, name, tmp_path):
+    with pytest.raises(MobizoError, match="name"):
+        command("bases", "add", name, str(tmp_path))
+
+
+def test_running_unsafely(command, home):
+    command("run", "--host", "0.0.0.0", code=2)
+    with pytest.raises(MobizoError, match="given together"):
+        command("run", "--tls-cert", str(home / "mobizo.sqlite3"))
+
+
+def test_one_red_line_and_exit_code_one(home, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["mobizo-server", "tokens", "revoke", "nothing"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+
+
+def test_every_command_is_in_the_help(command):
+    text = command("--help")
+    for name in (
+        "init",
+        "run",
+        "worker",
+        "enroll-token",
+        "tenants",
+        "users",
+        "tokens",
+        "bases",
+        "devices",
+        "runner-builds",
+        "compile",
+        "inspect",
+    ):
+        assert f" {name} " in text
+    command("nonsense", code=2)
+
+
+def test_a_relative_source_is_kept_absolute(home, tmp_path, monkeypatch):
+    """A worker runs elsewhere and must find the same files."""
+    import server.compiler
+
+    seen = []
+
+    class Seen(Exception):
+        pass
+
+    def inspect_base(source):
+        seen.append(source)
+        raise Seen
+
+    monkeypatch.setitem(vars(server.compiler), "inspect_base", inspect_base)
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for source in ("model", "org/model"):
+        with pytest.raises(Seen):
+            bases.inspect("x", source, None)
+    assert seen == [str(tmp_path / "model"), "org/model"]

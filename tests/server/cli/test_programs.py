@@ -1,0 +1,47 @@
+"""`mobizo-server programs`: what it lists, and compiling anew."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from server.cli import main as cli
+from shared.errors import NotFound
+
+
+@pytest.fixture
+def command(home, monkeypatch):
+    """Runs `mobizo-server` on the test's home; returns what it printed, or raises what it raised."""
+    for name, value in home.settings.environment().items():
+        monkeypatch.setenv(name, value)
+
+    def command(*arguments):
+        result = CliRunner().invoke(cli.app, arguments)
+        if result.exception is not None:
+            raise result.exception
+        return result.output
+
+    return command
+
+
+def test_list_and_recompile(fleet, home, app, command):
+    job = fleet.ready_job(app)
+    other = app.submit(adapter="other", recipe={"rank": 3})
+    rows = json.loads(command("programs", "list", "--json"))
+    assert [(row["recipe_id"], row["state"], row["version"]) for row in rows] == [
+        (other["recipe_id"], "pending", None),
+        (job["recipe_id"], "ready", 1),
+    ]
+    assert rows[0]["base"] == "tiny"
+    assert rows[0]["memory_bytes"] > 0
+    assert "version 2" in command("programs", "recompile", job["recipe_id"])
+    assert job["recipe_id"] in command("programs", "list")
+    home.compile()
+    rows = json.loads(command("programs", "list", "--json", "--limit", "5"))
+    assert {row["recipe_id"]: row["version"] for row in rows} == {job["recipe_id"]: 2, other["recipe_id"]: 1}
+    assert len(json.loads(command("programs", "list", "--json", "--limit", "1"))) == 1
+
+
+def test_a_program_that_is_none(command):
+    with pytest.raises(NotFound, match="programs list"):
+        command("programs", "recompile", "0" * 64)

@@ -1,0 +1,183 @@
+"""Checkpoint forms: what is read, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from server.compiler.checkpoints.base import Rope, locate_base
+from server.compiler.checkpoints.checkpoint import Checkpoint, inspect_base, load_checkpoint
+from server.compiler.checkpoints.tokenizer import write_tokenizer
+from server.compiler.model.decoder import inverse_frequencies
+from shared.errors import UnknownBase, UnreadableCheckpoint, UnsupportedModel
+from tests.server.compiler.conftest import LLAMA3_ROPE, VOCABULARY, Architectures, TinyBase, make_tiny
+
+
+@pytest.fixture
+def editable(tiny: TinyBase, tmp_path: Path) -> Path:
+    """A copy of the tiny base to spoil."""
+    return Path(shutil.copytree(tiny.directory, tmp_path / "base"))
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def write_gguf(base: TinyBase, path: Path, rope_factors: np.ndarray | None = None, **metadata: Any) -> None:
+    """The tiny base as llama.cpp's converter writes it: query and key rows of a head interleaved."""
+    config = base.model.config
+    writer = gguf.GGUFWriter(str(path), metadata.pop("architecture", "llama"))
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    for name, value in metadata.items():
+        add = writer.add_string if isinstance(value, str) else writer.add_float32
+        add(name.replace("__", "."), value)
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, tensor in base.model.state_dict().items():
+        values = tensor.numpy()
+        if "q_proj" in name or "k_proj" in name:
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            rows, columns = values.shape
+            values = values.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+        writer.add_tensor(names.get_name(name.removesuffix(".weight")) + ".weight", np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_facts_of_a_directory(tiny: TinyBase, tiny_tied: TinyBase) -> None:
+    facts = inspect_base(str(tiny.directory))
+    assert (facts.architecture, facts.layers, facts.hidden, facts.intermediate) == ("llama", 2, 32, 48)
+    assert (facts.heads, facts.kv_heads, facts.head_dim, facts.vocabulary) == (4, 2, 8, VOCABULARY)
+    assert (facts.context_length, facts.tied, facts.norm_eps) == (64, False, 1e-6)
+    assert facts.rope == Rope(theta=10000.0)
+    assert facts.parameters == sum(p.numel() for p in tiny.model.parameters())
+    tied = inspect_base(str(tiny_tied.directory))
+    assert tied.tied
+    assert tied.parameters == sum(p.numel() for p in tiny_tied.model.parameters())
+
+
+def test_the_digest_follows_names_and_bytes(editable: Path) -> None:
+    before = inspect_base(str(editable)).sha256
+    (editable / "notes.txt").write_text("not pinned")
+    assert inspect_base(str(editable)).sha256 == before
+    (editable / "tokenizer.json").write_text("{}")
+    assert inspect_base(str(editable)).sha256 != before
+
+
+def assert_same_weights(ours: Checkpoint, expected: Checkpoint) -> None:
+    assert torch.equal(ours.norms, expected.norms)
+    for mine, theirs in zip((ours.tables, *ours.layers), (expected.tables, *expected.layers), strict=True):
+        assert mine.keys() == theirs.keys()
+        for name, tensor in theirs.items():
+            assert torch.equal(mine[name], tensor), name
+
+
+def test_gguf_gives_the_same_weights(tiny: TinyBase, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(tiny, path)
+    ours, expected = load_checkpoint(str(path)), load_checkpoint(str(tiny.directory))
+    assert_same_weights(ours, expected)
+    kept = {"sha256", "form", "norm_eps"}
+    assert ours.facts.model_dump(exclude=kept) == expected.facts.model_dump(exclude=kept)
+
+
+def stock_frequencies(base: TinyBase) -> np.ndarray:
+    """Radians per token of each pair of a head's features, as transformers turns them."""
+    return base.model.model.rotary_emb.inv_freq.numpy()
+
+
+def test_gguf_keeps_linear_rope_scaling(tiny: TinyBase, tmp_path: Path) -> None:
+    scaled = make_tiny(tmp_path / "scaled", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0})
+    for name, metadata in {
+        "newer": {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 4.0},
+        "older": {"llama__rope__scale_linear": 4.0},
+    }.items():
+        write_gguf(tiny, tmp_path / name, **metadata)
+        assert inspect_base(str(tmp_path / name)).rope == inspect_base(str(scaled.directory)).rope
+    write_gguf(tiny, tmp_path / "none", llama__rope__scaling__type="none", llama__rope__scaling__factor=4.0)
+    assert inspect_base(str(tmp_path / "none")).rope == Rope(theta=10000.0)
+
+
+def test_gguf_keeps_llama3_rope_scaling(tiny: TinyBase, tmp_path: Path) -> None:
+    scaled = make_tiny(tmp_path / "scaled", rope_parameters={**LLAMA3_ROPE, "rope_theta": 10000.0})
+    frequencies = stock_frequencies(scaled)
+    write_gguf(tiny, tmp_path / "llama3.gguf", (stock_frequencies(tiny) / frequencies).astype(np.float32))
+    facts = inspect_base(str(tmp_path / "llama3.gguf"))
+    assert facts.rope is not None
+    np.testing.assert_allclose(inverse_frequencies(facts.rope, facts.head_dim), frequencies, rtol=1e-6)
+    assert facts.parameters == inspect_base(str(tiny.directory)).parameters
+
+
+def test_gguf_refusals(tiny: TinyBase, tmp_path: Path) -> None:
+    write_gguf(tiny, tmp_path / "scaled.gguf", llama__rope__scaling__type="yarn")
+    with pytest.raises(UnsupportedModel, match="RoPE scaling 'yarn'"):
+        inspect_base(str(tmp_path / "scaled.gguf"))
+    write_gguf(tiny, tmp_path / "loud.gguf", llama__rope__scaling__attn_factor=1.5)
+    with pytest.raises(UnsupportedModel, match=r"RoPE attention factor 1\.5"):
+        inspect_base(str(tmp_path / "loud.gguf"))
+    write_gguf(tiny, tmp_path / "short.gguf", np.ones(3, np.float32))
+    with pytest.raises(UnsupportedModel, match=r"rope_freqs\.weight is not 4 float32 factors"):
+        inspect_base(str(tmp_path / "short.gguf"))
+    write_gguf(tiny, tmp_path / "phi.gguf", architecture="phi3")
+    with pytest.raises(UnsupportedModel, match="phi3"):
+        inspect_base(str(tmp_path / "phi.gguf"))
+    (tmp_path / "torn.gguf").write_bytes((tmp_path / "scaled.gguf").read_bytes()[:1000])
+    with pytest.raises(UnreadableCheckpoint, match=r"torn\.gguf"):
+        inspect_base(str(tmp_path / "torn.gguf"))
+
+
+def test_damaged_directories_are_refused(editable: Path) -> None:
+    weights = editable / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UnreadableCheckpoint, match=r"model\.safetensors"):
+        load_checkpoint(str(editable))
+    weights.write_bytes(whole)
+    edit_config(editable, num_hidden_layers=3)
+    with pytest.raises(UnreadableCheckpoint, match=r"lacks 9 tensors"):
+        load_checkpoint(str(editable))
+    edit_config(editable, num_hidden_layers=2, intermediate_size=64)
+    with pytest.raises(UnreadableCheckpoint, match="gate_proj has shape"):
+        load_checkpoint(str(editable))
+    weights.unlink()
+    with pytest.raises(UnreadableCheckpoint, match=r"no \.safetensors"):
+        inspect_base(str(editable))
+
+
+def test_an_unknown_source_is_named() -> None:
+    with pytest.raises(UnknownBase, match="no such//model"):
+        inspect_base("no such//model")
+
+
+def test_a_tokenizer_of_two_files_is_pinned_and_converted(architectures: Architectures, tmp_path: Path) -> None:
+    """OPT comes with vocab.json and merges.txt alone."""
+    directory = Path(shutil.copytree(architectures.base("opt").directory, tmp_path / "opt"))
+    own = inspect_base(str(directory)).sha256
+    words = ["<s>", "<pad>", "</s>", "<unk>", "t", "h", "e", "th", "the"]
+    (directory / "vocab.json").write_text(json.dumps({word: at for at, word in enumerate(words)}))
+    (directory / "merges.txt").write_text("#version: 0.2\nt h\nth e\n")
+    assert inspect_base(str(directory)).sha256 == own  # beside a tokenizer.json they decide nothing
+    (directory / "tokenizer.json").unlink()
+    assert inspect_base(str(directory)).sha256 != own
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    write_tokenizer(locate_base(str(directory)), tmp_path / "tokenizer.json")
+    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("thet", add_special_tokens=False).ids == [8, 4]

@@ -1,0 +1,105 @@
+"""Layers as Vulkan delegates, by what the program says: the wheel's runtime has no Vulkan to run it with."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from device_agent.errors import RuntimeFailed
+from device_agent.runtimes import open_runtime
+from server.compiler import compile_program
+from server.compiler.export.backends.vulkan import Vulkan, takes_whole
+from server.compiler.export.backends.xnnpack import edge_program
+from shared.canonical import file_sha256
+from shared.errors import InvalidRecipe
+from shared.program import ProgramManifest
+from shared.recipe import TARGETS
+from shared.zo.noise import query_seeds
+from tests.programs import shared_store
+from tests.server.compiler.conftest import Programs, TinyBase
+
+
+@pytest.fixture(scope="module")
+def program(tiny: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ProgramManifest]:
+    directory = tmp_path_factory.mktemp("vulkan")
+    recipe = tiny.recipe(backend="vulkan", queries=1, targets=TARGETS)
+    return directory, shared_store().put(recipe, tiny.directory, directory, inference=True)
+
+
+@pytest.mark.slow
+def test_every_layer_is_a_delegate(program: tuple[Path, ProgramManifest]) -> None:
+    from executorch.exir._serialize._program import deserialize_pte_binary
+
+    directory, manifest = program
+    plans = {
+        plan.name: [delegate.id for delegate in plan.delegates]
+        for plan in deserialize_pte_binary((directory / "program.pte").read_bytes()).program.execution_plan
+    }
+    layers = ["VulkanBackend"] * manifest.shape.layers
+    assert plans == {"step": layers, "score": layers, "adapter": [], "load": [], "replay": []}
+    assert manifest.delegates == 2 * manifest.shape.layers
+    assert not manifest.dynamic_length
+
+
+@pytest.mark.slow
+def test_delegates_ask_the_shared_file_for_their_own_weights(
+    program: tuple[Path, ProgramManifest], programs: Programs, tiny: TinyBase
+) -> None:
+    """By content, as XNNPACK does, so both backends have one weights file; the program holds none of it."""
+    directory, _ = program
+    other, _ = programs(1, "rademacher", "full", "xnnpack")
+    assert file_sha256(directory / "weights.ptd") == file_sha256(other.directory / "weights.ptd")
+    data = (directory / "program.pte").read_bytes()
+    weights = [
+        tensor.numpy().tobytes() for name, tensor in tiny.model.state_dict().items() if name.endswith("proj.weight")
+    ]
+    assert len(weights) == 7 * 2
+    for weight in weights:
+        assert data.count(sha256(weight).hexdigest().encode()) == 1  # in one delegate, which step and score share
+        assert weight not in data
+
+
+class Sorted(nn.Module):
+    """A linear layer and an operator that Vulkan has not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.eye(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sort(torch.nn.functional.linear(x, self.weight)).values
+
+
+def test_a_layer_that_vulkan_does_not_take_whole_stays_portable() -> None:
+    layer, example = Sorted(), (torch.zeros(2, 8),)
+    assert not takes_whole(edge_program(layer, example))
+    assert Vulkan().lower([layer], example, None, set()) == [layer]
+
+
+@pytest.mark.slow
+def test_the_wheels_runtime_says_that_it_cannot(program: tuple[Path, ProgramManifest]) -> None:
+    from executorch.extension.pybindings.portable_lib import _get_registered_backend_names
+
+    assert "VulkanBackend" not in _get_registered_backend_names()
+    directory, manifest = program
+    runtime = open_runtime(manifest, directory / "program.pte", directory / "weights.ptd")
+    flat = np.arange(manifest.size, dtype=np.float32)
+    runtime.load(flat)  # what runs no layer runs anywhere
+    recipe = manifest.recipe
+    runtime.replay(query_seeds(0, 0, recipe.queries), np.ones(1, np.float32), 0.01)
+    assert np.abs(runtime.adapter() - flat).max() == 1
+    tokens = np.zeros((recipe.effective_batch, recipe.sequence_length), np.int64)
+    places = np.zeros((recipe.effective_batch, recipe.answer_length), np.int64)
+    batch = (tokens, places, places, np.ones(places.shape, np.float32))
+    with pytest.raises(RuntimeFailed, match="does not load"):
+        runtime.step(batch, query_seeds(0, 0, recipe.queries), 0.1, 0.01)
+
+
+def test_only_full_precision(tiny: TinyBase, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRecipe, match="int4 is not one that backend vulkan has"):
+        compile_program(tiny.recipe(backend="vulkan", precision="int4"), str(tiny.directory), tmp_path)

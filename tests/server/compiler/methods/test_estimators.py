@@ -1,0 +1,244 @@
+"""Estimator `stored` against the paper's Algorithm 2 written out in NumPy, for any q, and the runtime's own noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from shared.program import METHODS
+from shared.zo.noise import direction, query_seeds
+from shared.zo.trajectory import Trajectory, TrajectoryHeader
+from tests.server.compiler import reference
+from tests.server.compiler.conftest import VOCABULARY, Program, TinyBase, compile_to, token_batch
+
+SCHEDULE = [(0.05, 0.02), (0.02, 0.02), (0.05, 0.05), (0.08, 0.01)]  # (lr, eps) of each step
+SETTINGS = {
+    "rademacher": {"queries": 3},
+    "gaussian": {"queries": 2, "loss": "candidates", "layers": "last:1"},
+    "randn": {"queries": 1, "targets": ("q_proj", "v_proj", "o_proj")},
+}
+NOISES = ["rademacher", "gaussian"]  # the second one has prefix and suffix
+
+pytestmark = pytest.mark.slow
+
+
+class Algorithm2:
+    """The paper's Mobile MP-LoRA module: line by line in float64, for q queries. Its line numbers are beside."""
+
+    def __init__(self, b: np.ndarray, queries: int) -> None:
+        self.copies = np.tile(b.astype(np.float64), (2, queries, 1))  # B[0] and B[1] of each query, (2, q, D)
+        self.eta, self.eps, self.g = 0.0, 1.0, np.zeros(queries)
+
+    def _restored(self) -> tuple[np.ndarray, np.ndarray]:
+        diff = (self.copies[0] - self.copies[1]) / 2  # 2
+        update = self.eta / len(self.g) * sum(g * d / self.eps for g, d in zip(self.g, diff, strict=True))  # 3
+        return diff, update
+
+    def perturb(self, z: np.ndarray, eps: float) -> None:
+        """z: (q, D)."""
+        diff, update = self._restored()
+        self.copies = np.stack(
+            (self.copies[0] - diff - update + eps * z, self.copies[1] + diff - update - eps * z)  # 4 to 6
+        )
+
+    def learn(self, losses: np.ndarray, eta: float, eps: float) -> None:
+        """losses: (2q,) at the copies."""
+        queries = len(self.g)
+        self.eta, self.eps, self.g = eta, eps, (losses[:queries] - losses[queries:]) / (2 * eps)
+
+    @property
+    def b(self) -> np.ndarray:
+        """B (D,) as the next call will restore and update it."""
+        diff, update = self._restored()
+        return self.copies[0, 0] - diff[0] - update
+
+
+StoredPrograms = Callable[[str], tuple[Program, TinyBase]]
+
+
+@pytest.fixture(scope="session")
+def stored_programs(tiny: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> StoredPrograms:
+    """Programs of estimator `stored` by noise, B zero and nothing pending; each compiled once a session."""
+    compiled: dict[str, Program] = {}
+
+    def program(noise: str) -> tuple[Program, TinyBase]:
+        if noise not in compiled:
+            recipe = tiny.recipe(estimator="stored", noise=noise, **SETTINGS[noise])
+            compiled[noise] = compile_to(tmp_path_factory.mktemp(noise), recipe, str(tiny.directory))
+        compiled[noise]("load", np.zeros(compiled[noise].manifest.size, np.float32))
+        return compiled[noise], tiny
+
+    return program
+
+
+def some_b(program: Program) -> np.ndarray:
+    return (0.1 * np.random.default_rng(9).standard_normal(program.manifest.size)).astype(np.float32)
+
+
+def train(program: Program, seed: int = 7) -> list[tuple[np.ndarray, np.ndarray, float]]:
+    """One step of each in SCHEDULE; returns seeds, coefficients and eps of each."""
+    rng, queries = np.random.default_rng(seed), program.manifest.recipe.queries
+    ledger = []
+    for number, (lr, eps) in enumerate(SCHEDULE):
+        batch = reference.random_batch(rng, program.manifest.recipe, VOCABULARY)
+        seeds = query_seeds(123, number, queries)
+        ledger.append((seeds, program.step(batch, seeds, lr, eps)[1], eps))
+    return ledger
+
+
+@pytest.mark.parametrize("flushing", [False, True])
+@pytest.mark.parametrize("noise", NOISES)
+def test_steps_are_the_papers_algorithm_2(stored_programs: StoredPrograms, noise: str, flushing: bool) -> None:
+    program, base = stored_programs(noise)
+    recipe, shape, size = program.manifest.recipe, program.manifest.shape, program.manifest.size
+    start = some_b(program)
+    program("load", start)
+    paper, rng, queries = Algorithm2(start, recipe.queries), np.random.default_rng(7), recipe.queries
+    for number, (lr, eps) in enumerate(SCHEDULE):
+        batch = reference.random_batch(rng, recipe, VOCABULARY)
+        seeds = query_seeds(123, number, queries)
+        losses, coefficients = program.step(batch, seeds, lr, eps)
+        paper.perturb(np.stack([direction(noise, (int(a), int(b)), size) for a, b in seeds]), eps)
+        copies = paper.copies.reshape(2 * queries, size).astype(np.float32)
+        expected = [reference.loss(base.model, recipe, shape, copy, batch) for copy in copies]
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+        paper.learn(losses.astype(np.float64), lr, eps)
+        np.testing.assert_allclose(coefficients, lr / queries * paper.g, rtol=1e-5)
+        assert np.abs(paper.b - start).max() > 1e-3  # there is an update to see
+        if flushing:
+            program("flush")
+        np.testing.assert_allclose(program("adapter")[0], paper.b, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_replay_repeats_the_stored_copies_bit_for_bit(stored_programs: StoredPrograms, noise: str) -> None:
+    program, _ = stored_programs(noise)
+    rng, recipe = np.random.default_rng(11), program.manifest.recipe
+    ledger = train(program)
+    trained = program("adapter")[0]
+    batch, seeds = reference.random_batch(rng, recipe, VOCABULARY), query_seeds(1, 0, recipe.queries)
+    following = program.step(batch, seeds, 0.05, 0.02)[0]
+    program("load", np.zeros_like(trained))
+    for recorded, coefficients, eps in ledger:
+        program("replay", recorded, coefficients, np.array([eps], np.float32))
+    np.testing.assert_array_equal(program("adapter")[0], trained)
+    np.testing.assert_array_equal(program.step(batch, seeds, 0.05, 0.02)[0], following)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_a_trajectorys_replay_is_close(stored_programs: StoredPrograms, noise: str) -> None:
+    program, _ = stored_programs(noise)
+    manifest, start = program.manifest, some_b(program)
+    program("load", start)
+    coefficients = [coefficients for _, coefficients, _ in train(program)]
+    header = TrajectoryHeader(
+        job_id="j",
+        job_seed=123,
+        recipe_id=manifest.recipe_id,
+        noise=noise,
+        queries=manifest.recipe.queries,
+        size=manifest.size,
+    )
+    np.testing.assert_allclose(program("adapter")[0], Trajectory(header, coefficients).replay(start), rtol=0, atol=2e-6)
+
+
+def test_flush_changes_nothing_that_is_seen_and_is_idempotent(stored_programs: StoredPrograms) -> None:
+    program, _ = stored_programs("gaussian")
+    train(program)
+    before = program("adapter")[0]
+    assert np.abs(before).max() > 1e-3
+    (first,) = program("flush")
+    np.testing.assert_array_equal(first, before[:1])
+    np.testing.assert_array_equal(program("adapter")[0], before)
+    program("flush")
+    np.testing.assert_array_equal(program("adapter")[0], before)
+
+
+def test_load_forgets_the_pending_update(stored_programs: StoredPrograms) -> None:
+    program, _ = stored_programs("gaussian")
+    start = some_b(program)
+    program("load", start)
+    first = train(program)
+    program("load", start)
+    np.testing.assert_array_equal(program("adapter")[0], start)
+    again = train(program)
+    for (_, coefficients, _), (_, repeated, _) in zip(first, again, strict=True):
+        np.testing.assert_array_equal(coefficients, repeated)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_score_sees_the_pending_update(stored_programs: StoredPrograms, noise: str) -> None:
+    program, _ = stored_programs(noise)
+    recipe, rng = program.manifest.recipe, np.random.default_rng(5)
+    rows, t = recipe.score_rows, recipe.answer_length
+    tokens, choices = token_batch(rng, rows, recipe.sequence_length), token_batch(rng, rows, t, recipe.choices)
+    positions = rng.integers(0, recipe.sequence_length, (rows, t))
+    untrained = program("score", tokens, positions, choices)[0]
+    train(program)
+    pending = program("score", tokens, positions, choices)[0]
+    b = program("adapter")[0]
+    program("load", b)
+    np.testing.assert_array_equal(program("score", tokens, positions, choices)[0], pending)
+    assert np.abs(pending - untrained).max() > 1e-3
+
+
+def test_a_step_is_prefix_and_suffix_here_too(stored_programs: StoredPrograms) -> None:
+    program, _ = stored_programs("gaussian")
+    recipe = program.manifest.recipe
+
+    def run(split: bool) -> list[np.ndarray]:
+        rng = np.random.default_rng(2)
+        program("load", some_b(program))
+        found = []
+        for number, (lr, eps) in enumerate(SCHEDULE):
+            batch = reference.random_batch(rng, recipe, VOCABULARY)
+            seeds = query_seeds(4, number, recipe.queries)
+            if split:
+                labels = batch.positions, batch.choices, batch.choice_mask, batch.mask
+                scalars = np.array([lr], np.float32), np.array([eps], np.float32)
+                found += program("suffix", *program("prefix", batch.tokens), *labels, seeds, *scalars)
+            else:
+                found += program.step(batch, seeds, lr, eps)
+            found += program("adapter")
+        return found
+
+    for whole, split in zip(run(False), run(True), strict=True):
+        np.testing.assert_array_equal(split, whole)
+
+
+def test_the_runtimes_own_noise_is_new_at_every_step_and_leaves_b_where_it_was(stored_programs: StoredPrograms) -> None:
+    program, _ = stored_programs("randn")
+    recipe, start = program.manifest.recipe, some_b(program)
+    batch = reference.random_batch(np.random.default_rng(1), recipe, VOCABULARY)
+    program("load", start)
+    losses = [program.step(batch, query_seeds(1, 0, 1), 0.0, 0.02)[0] for _ in range(3)]
+    assert len({tuple(found.tolist()) for found in losses}) == 3
+    np.testing.assert_allclose(program("adapter")[0], start, rtol=0, atol=1e-6)
+
+
+def test_the_runtimes_own_noise_moves_b_along_normal_directions(stored_programs: StoredPrograms) -> None:
+    """B moves by -c z, so that z is seen: its moments are a normal variable's, and steps have nothing in common."""
+    program, _ = stored_programs("randn")
+    recipe, rng, steps = program.manifest.recipe, np.random.default_rng(6), 12
+    seen = []
+    while len(seen) < steps:
+        program("load", np.zeros(program.manifest.size, np.float32))
+        batch = reference.random_batch(rng, recipe, VOCABULARY)
+        (coefficient,) = program.step(batch, query_seeds(1, 0, 1), 0.05, 0.02)[1]
+        if coefficient == 0:  # both losses are the same float: such a step moves nothing
+            continue
+        seen.append(-program("adapter")[0] / coefficient)
+    z = np.stack(seen).astype(np.float64)
+    count = z.size
+    assert abs(z.mean()) < 5 / np.sqrt(count)  # five standard errors each
+    assert (z**2).mean() == pytest.approx(1, abs=5 * np.sqrt(2 / count))
+    assert (z**4).mean() == pytest.approx(3, abs=5 * np.sqrt(96 / count))
+    common = np.corrcoef(z) - np.eye(steps)
+    assert np.abs(common).max() < 5 / np.sqrt(program.manifest.size)
+
+
+def test_the_runtimes_own_noise_cannot_be_replayed(stored_programs: StoredPrograms) -> None:
+    program, _ = stored_programs("randn")
+    assert program.manifest.methods == (*(name for name in METHODS if name != "replay"), "flush")

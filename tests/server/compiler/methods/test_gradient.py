@@ -1,0 +1,197 @@
+"""Exact-gradient steps and their optimizers in eager PyTorch, against autograd on the stock model and torch.optim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from server.compiler.checkpoints.checkpoint import load_checkpoint
+from server.compiler.export.gradient_network import GradientNetwork
+from server.compiler.export.network import QuantizedBase
+from server.compiler.methods import estimators
+from server.compiler.methods.gradient import GradientStep
+from server.compiler.methods.optimizers import OptimizedB, Rates, state_size
+from server.compiler.methods.training import Replay
+from shared.recipe import Optimizer, Recipe
+from shared.zo.lora import flat_size
+from shared.zo.noise import direction, query_seeds
+from shared.zo.replay import replay
+from shared.zo.trajectory import Trajectory, TrajectoryHeader
+from tests.server.compiler import reference
+from tests.server.compiler.conftest import CONFIGS, VOCABULARY, Architectures, TinyBase, make_tiny
+
+SIZE, STEPS = 37, 6
+RULES: dict[str, tuple[Optimizer, Callable[[Any], torch.optim.Optimizer]]] = {
+    "sgd": ("sgd", lambda b: torch.optim.SGD([b], lr=0.1)),
+    "momentum": ("momentum", lambda b: torch.optim.SGD([b], lr=0.1, momentum=0.9)),
+    "adam": ("adam", lambda b: torch.optim.Adam([b], lr=0.1)),
+    "adamw": ("adam", lambda b: torch.optim.AdamW([b], lr=0.1, weight_decay=0.3)),
+}
+
+
+def one(value: float) -> torch.Tensor:
+    return torch.tensor([value])
+
+
+def step_inputs(recipe: Recipe, batch: reference.Batch, lr: float) -> list[torch.Tensor]:
+    full = recipe.loss == "full"
+    labels = (batch.choices[..., 0],) if full else (batch.choices, batch.choice_mask)
+    arrays = (batch.tokens, batch.positions, *labels, batch.mask)
+    return [*(torch.from_numpy(array) for array in arrays), one(lr), one(np.inf), one(0.0)]
+
+
+def check_gradient(base: TinyBase, **settings: Any) -> None:
+    """One step of plain gradient descent at rate 1 from a random B, against autograd."""
+    recipe = base.recipe(estimator="gradient", optimizer="sgd", **settings)
+    checkpoint = load_checkpoint(str(base.directory))
+    network = GradientNetwork(recipe, QuantizedBase.of(checkpoint, "fp32"), lambda layers, *_: list(layers))
+    step, rng = network.methods()["step"].module, np.random.default_rng(7)
+    assert isinstance(step, GradientStep)
+    flat = 0.1 * rng.standard_normal(network.size).astype(np.float32)
+    batch = reference.random_batch(rng, recipe, VOCABULARY)
+    expected_loss, expected = reference.gradient(base.model, recipe, checkpoint.facts, flat, batch)
+    with torch.no_grad():
+        step.state.assign(torch.from_numpy(flat))
+        loss, norm = step(*step_inputs(recipe, batch, 0.0))
+        gradient = gradient_of(step, recipe, batch)
+    np.testing.assert_allclose(loss, [expected_loss], rtol=1e-5)
+    np.testing.assert_allclose(norm, [np.linalg.norm(expected)], rtol=1e-5)
+    error = np.linalg.norm(gradient.numpy() - expected) / np.linalg.norm(expected)
+    assert error < 1e-5
+
+
+def gradient_of(step: GradientStep, recipe: Recipe, batch: reference.Batch) -> torch.Tensor:
+    """The step's gradient (D,) at its current B."""
+    tokens, positions, *rest = step_inputs(recipe, batch, 0.0)
+    *labels, mask = rest[:-3]
+    return step.differentiate(tokens, positions, labels, mask)[1]
+
+
+@pytest.mark.parametrize("loss", ["full", "candidates"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_gradient_is_autograds_for_every_architecture(architectures: Architectures, name: str, loss: str) -> None:
+    targets = ("v_proj", "down_proj") if name == "opt" else ("q_proj", "k_proj", "gate_proj")
+    check_gradient(architectures.base(name), targets=targets, loss=loss, effective_batch=3, rank=3)
+
+
+@pytest.mark.parametrize("loss", ["full", "candidates"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("layers", ["last:1", (0, 2), (1,)])  # a frozen prefix, a gap, frozen layers above
+def test_the_gradient_is_autograds_for_every_part_of_the_layers(
+    tmp_path_factory: pytest.TempPathFactory, loss: str, tied: bool, layers: Any
+) -> None:
+    base = make_tiny(tmp_path_factory.mktemp("deep"), seed=2, num_hidden_layers=3, tie_word_embeddings=tied)
+    check_gradient(base, layers=layers, loss=loss, answer_length=3)
+
+
+def test_one_candidate_has_no_gradient(tiny: TinyBase) -> None:
+    recipe = tiny.recipe(estimator="gradient", optimizer="sgd", loss="candidates", choices=1)
+    base = QuantizedBase.of(load_checkpoint(str(tiny.directory)), "fp32")
+    step = GradientNetwork(recipe, base, lambda layers, *_: list(layers)).methods()["step"].module
+    rng = np.random.default_rng(1)
+    batch = reference.random_batch(rng, recipe, VOCABULARY)
+    batch.choice_mask[:] = 1
+    with torch.no_grad():
+        loss, norm = step(*step_inputs(recipe, batch, 1.0))
+    assert float(loss) == 0
+    assert float(norm) == 0
+
+
+def eager_step(base: TinyBase, recipe: Recipe, flat: np.ndarray) -> GradientStep:
+    """The recipe's step at B, its layers as they are."""
+    network = GradientNetwork(
+        recipe, QuantizedBase.of(load_checkpoint(str(base.directory)), "fp32"), lambda layers, *_: list(layers)
+    )
+    step = network.methods()["step"].module
+    assert isinstance(step, GradientStep)
+    step.state.assign(torch.from_numpy(flat))
+    return step
+
+
+@pytest.mark.parametrize("loss", ["full", "candidates"])
+@pytest.mark.parametrize("layers", ["all", "last:1"])
+def test_micro_batches_add_up_to_the_whole_batch(tiny: TinyBase, loss: str, layers: str) -> None:
+    whole = tiny.recipe(estimator="gradient", optimizer="sgd", loss=loss, layers=layers, effective_batch=6)
+    rng, facts = np.random.default_rng(5), load_checkpoint(str(tiny.directory)).facts
+    flat = 0.1 * rng.standard_normal(flat_size(whole, facts)).astype(np.float32)
+    batch = reference.random_batch(rng, whole, VOCABULARY)
+    with torch.no_grad():
+        expected = gradient_of(eager_step(tiny, whole, flat), whole, batch)
+        for rows in (1, 2, 3):
+            recipe = Recipe.model_validate(whole.model_dump() | {"micro_batch": rows})
+            found = gradient_of(eager_step(tiny, recipe, flat), recipe, batch)
+            assert torch.linalg.vector_norm(found - expected) < 1e-5 * torch.linalg.vector_norm(expected)
+
+
+@pytest.mark.parametrize("block", [1, 1 << 10, 1 << 21])  # elements of directions at once: 1, some, and all queries
+def test_directional_coefficients_are_the_gradients_projections(
+    tiny: TinyBase, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(estimators, "DIRECTION_BLOCK", block)
+    recipe = tiny.recipe(estimator="directional", queries=7, layers="last:1")
+    rng, facts, lr = np.random.default_rng(5), load_checkpoint(str(tiny.directory)).facts, 0.25
+    flat = 0.1 * rng.standard_normal(flat_size(recipe, facts)).astype(np.float32)
+    batch = reference.random_batch(rng, recipe, VOCABULARY)
+    seeds = query_seeds(3, 0, recipe.queries)
+    step = eager_step(tiny, recipe, flat)
+    *inputs, _, _, _ = step_inputs(recipe, batch, 0.0)
+    with torch.no_grad():
+        loss, coefficients = step(*inputs, torch.from_numpy(seeds), one(lr), one(0.01))
+        replayed = Replay(recipe, flat.size)
+        replayed.state.assign(torch.from_numpy(flat))
+        replayed(torch.from_numpy(seeds), coefficients)
+    expected_loss, gradient = reference.gradient(tiny.model, recipe, facts, flat, batch)
+    z = np.stack([direction("rademacher", (int(k0), int(k1)), flat.size) for k0, k1 in seeds])
+    np.testing.assert_allclose(loss, [expected_loss], rtol=1e-5)
+    scale = lr / recipe.queries * np.linalg.norm(gradient) * np.sqrt(flat.size)
+    np.testing.assert_allclose(coefficients, z @ gradient * lr / recipe.queries, rtol=0, atol=1e-5 * scale)
+    header = TrajectoryHeader(
+        job_id="j", job_seed=3, recipe_id=recipe.id, noise="rademacher", queries=recipe.queries, size=flat.size
+    )
+    trajectory = Trajectory(header, [coefficients.numpy()])
+    np.testing.assert_array_equal(step.state.current(), trajectory.replay(flat))
+    np.testing.assert_array_equal(step.state.current(), replay(trajectory, flat))
+    np.testing.assert_array_equal(step.state.current(), replayed.state.current())
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("max_norm", [np.inf, 2.0])
+def test_updates_are_those_of_torchs_optimizers(tiny: TinyBase, name: str, max_norm: float) -> None:
+    optimizer, make = RULES[name]
+    state = OptimizedB(tiny.recipe(estimator="gradient", optimizer=optimizer), SIZE)
+    generator = torch.Generator().manual_seed(3)
+    b = torch.randn(SIZE, generator=generator)
+    expected = b.clone().requires_grad_()
+    rule = make(expected)
+    state.assign(b)
+    rates = Rates(one(0.1), one(max_norm), one(0.3 if name == "adamw" else 0.0))
+    for _ in range(STEPS):
+        gradient = torch.randn(SIZE, generator=generator)
+        expected.grad = gradient.clone()
+        if max_norm != np.inf:
+            norm = torch.nn.utils.clip_grad_norm_([expected], max_norm)
+            assert float(norm) > max_norm
+        found = state.update(gradient, rates)
+        rule.step()
+        np.testing.assert_allclose(found, [float(gradient.norm())], rtol=1e-6)
+        np.testing.assert_allclose(state.current(), expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_an_assigned_b_begins_the_optimizer_anew(tiny: TinyBase, optimizer: Optimizer) -> None:
+    state = OptimizedB(tiny.recipe(estimator="gradient", optimizer=optimizer), SIZE)
+    rates = Rates(one(0.1), one(np.inf), one(0.0))
+    b, gradient = torch.ones(SIZE), torch.arange(SIZE, dtype=torch.float32)
+    assert len(state.optimized) == state_size(optimizer, SIZE)
+    state.assign(b)
+    state.update(gradient, rates)
+    first = state.optimized.clone()
+    state.update(gradient, rates)
+    assert not torch.equal(state.optimized, first)
+    state.assign(b)
+    state.update(gradient, rates)
+    assert torch.equal(state.optimized, first)

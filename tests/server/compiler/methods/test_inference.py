@@ -1,0 +1,234 @@
+"""The inference file against transformers: the cache, the adapter, every architecture, and what the files hold."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from shared.program import ProgramManifest
+from shared.program_inputs import TOKEN_DTYPE
+from shared.recipe import BaseRef, Recipe
+from tests.server.compiler import reference
+from tests.server.compiler.conftest import (
+    CONFIGS,
+    VOCABULARY,
+    Architectures,
+    Program,
+    TinyBase,
+    compile_to,
+    compiled,
+    token_batch,
+)
+
+with warnings.catch_warnings():  # as in conftest
+    warnings.simplefilter("ignore")
+    from executorch.extension.pybindings.portable_lib import _load_program
+
+    from server.compiler import inspect_base
+    from server.compiler.methods.inference import CONTEXT, inference_context
+
+TEXT = 30  # tokens: several times the window, more than the programs' S of 12
+UNEVEN = (5, 1, 12, 2, 3, 7)
+
+
+class Served:
+    """A program's inference file, loaded with a random B."""
+
+    def __init__(self, directory: Path, manifest: ProgramManifest) -> None:
+        program = _load_program(
+            str(directory / manifest.file("inference").name), data_path=str(directory / manifest.file("weights").name)
+        )
+        self._methods = {name: program.load_method(name) for name in ("adapter", "load", "extend")}
+        self.manifest = manifest
+        self.b = np.random.default_rng(11).normal(0, 0.1, manifest.size).astype(np.float32)
+        self("load", self.b)
+
+    def __call__(self, method: str, *inputs: Any) -> np.ndarray:
+        (output,) = self._methods[method].call([torch.from_numpy(np.ascontiguousarray(array)) for array in inputs])
+        return output.numpy()
+
+    def extend(self, tokens: Sequence[int], start: int, picks: Sequence[int]) -> np.ndarray:
+        """Logits (P, V)."""
+        return self("extend", *(np.array(values, TOKEN_DTYPE) for values in ([tokens], [start], picks)))
+
+    def chunks(self, tokens: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarray, list[int]]:
+        """Logits of each chunk's first and last token, and those tokens' places."""
+        logits, places, start = [], [], 0
+        for length in lengths:
+            logits.append(self.extend(tokens[start : start + length], start, [0, length - 1]))
+            places += [start, start + length - 1]
+            start += length
+        return np.concatenate(logits), places
+
+    @torch.no_grad()
+    def expected(self, model: PreTrainedModel, tokens: np.ndarray) -> np.ndarray:
+        """The stock model's logits (S, V) with this B."""
+        with reference.lora(model, self.manifest.recipe, self.manifest.shape, self.b):
+            return model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0].numpy()
+
+
+@pytest.fixture(scope="module")
+def served(architectures: Architectures) -> Callable[[str], Served]:
+    """The inference file of an architecture's program, loaded once."""
+    made: dict[str, Served] = {}
+
+    def get(name: str) -> Served:
+        if name not in made:
+            program = architectures.program(name)
+            made[name] = Served(program.directory, program.manifest)
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", compiled(CONFIGS))
+def test_logits_are_those_of_transformers_however_the_text_is_cut(
+    served: Callable[[str], Served], architectures: Architectures, name: str
+) -> None:
+    ours, rng = served(name), np.random.default_rng(1)
+    tokens = token_batch(rng, TEXT)
+    expected = ours.expected(architectures.base(name).model, tokens)
+    for lengths in (UNEVEN, (1,) * TEXT, (12, 12, 6)):
+        logits, places = ours.chunks(tokens, lengths)
+        np.testing.assert_allclose(logits, expected[places], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", compiled(["llama", "gemma3_text"]))
+def test_a_new_text_sees_nothing_of_the_last_one(
+    served: Callable[[str], Served], architectures: Architectures, name: str
+) -> None:
+    ours, rng = served(name), np.random.default_rng(2)
+    other, tokens = token_batch(rng, TEXT), token_batch(rng, 10)
+    ours.chunks(other, UNEVEN)
+    logits, places = ours.chunks(tokens, (7, 3))
+    np.testing.assert_allclose(logits, ours.expected(architectures.base(name).model, tokens)[places], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_adapter_is_the_one_that_was_loaded_last(
+    served: Callable[[str], Served], architectures: Architectures
+) -> None:
+    ours, rng = served("opt"), np.random.default_rng(3)
+    tokens, first = token_batch(rng, 6), ours.b
+    before = ours.extend(tokens, 0, [5])
+    ours.b = rng.normal(0, 0.1, first.size).astype(np.float32)
+    assert ours("load", ours.b) == ours.b[:1]
+    assert np.array_equal(ours("adapter"), ours.b)
+    after = ours.extend(tokens, 0, [5])
+    assert np.abs(after - before).max() > 1e-2
+    np.testing.assert_allclose(after, ours.expected(architectures.base("opt").model, tokens)[[5]], atol=1e-4)
+    ours.b = first
+    ours("load", first)
+
+
+def test_a_text_over_the_context_is_refused(served: Callable[[str], Served]) -> None:
+    ours = served("opt")
+    context = ours.manifest.inference_context
+    assert context == 64  # all that the tiny base knows
+    assert ours.extend([1], context - 1, [0]).shape == (1, VOCABULARY)
+    with pytest.raises(RuntimeError):
+        ours.extend([1], context, [0])
+
+
+def test_greedy_text_is_that_of_transformers(served: Callable[[str], Served], architectures: Architectures) -> None:
+    ours, model = served("gemma3_text"), architectures.base("gemma3_text").model
+    prompt = token_batch(np.random.default_rng(4), 9)
+    assert generated(ours, prompt, 20) == stock_text(ours, model, prompt, 20)
+
+
+def generated(ours: Served, prompt: np.ndarray, count: int) -> list[int]:
+    """The likeliest token after each of the text's, beginning with the prompt's last."""
+    found = [int(ours.extend(prompt, 0, [len(prompt) - 1]).argmax())]
+    while len(found) < count:
+        found.append(int(ours.extend(found[-1:], len(prompt) + len(found) - 1, [0]).argmax()))
+    return found
+
+
+def stock_text(ours: Served, model: PreTrainedModel, prompt: np.ndarray, count: int) -> list[int]:
+    """The same by transformers' own loop."""
+    with reference.lora(model, ours.manifest.recipe, ours.manifest.shape, ours.b):
+        tokens = torch.from_numpy(prompt.astype(np.int64))[None]
+        text = model.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            do_sample=False,
+            min_new_tokens=count,
+            max_new_tokens=count,
+            pad_token_id=0,
+        )
+    return text[0, len(prompt) :].tolist()
+
+
+@pytest.fixture(scope="module")
+def int8(tiny: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> tuple[Served, Program]:
+    """An int8 program of estimator `stored`, whose B the inference file holds plainly; and its training program."""
+    recipe = tiny.recipe(precision="int8", estimator="stored", queries=1, targets=("q_proj", "up_proj"))
+    program = compile_to(tmp_path_factory.mktemp("int8") / "program", recipe, str(tiny.directory), inference=True)
+    return Served(program.directory, program.manifest), program
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("int8", marks=pytest.mark.slow)])
+def test_scores_are_those_of_the_training_program(
+    precision: str, served: Callable[[str], Served], architectures: Architectures, request: pytest.FixtureRequest
+) -> None:
+    if precision == "int8":
+        ours, program = request.getfixturevalue("int8")
+    else:
+        ours, program = served("gemma3_text"), architectures.program("gemma3_text")
+    recipe, rng = program.manifest.recipe, np.random.default_rng(5)
+    rows, t = recipe.score_rows, recipe.answer_length
+    tokens, choices = token_batch(rng, rows, recipe.sequence_length), token_batch(rng, rows, t, recipe.choices)
+    positions = np.sort(rng.integers(0, recipe.sequence_length, (rows, t))).astype(TOKEN_DTYPE)
+    program("load", ours.b)
+    (expected,) = program("score", tokens, positions, choices)
+    for row in range(rows):
+        logits = torch.from_numpy(ours.extend(tokens[row], 0, positions[row]))
+        found = torch.log_softmax(logits, -1).gather(1, torch.from_numpy(choices[row]))
+        np.testing.assert_allclose(found, expected[row], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_an_int8_text_is_the_same_however_it_is_cut(int8: tuple[Served, Program]) -> None:
+    ours, tokens = int8[0], token_batch(np.random.default_rng(6), TEXT)
+    at_once, places = ours.chunks(tokens, (12, 12, 6))
+    one_by_one, _ = ours.chunks(tokens, (1,) * TEXT)
+    np.testing.assert_allclose(one_by_one[[2 * place for place in places]], at_once, atol=1e-3)
+
+
+def test_the_context_holds_a_chat_and_never_less_than_training(tiny: TinyBase) -> None:
+    facts = inspect_base(str(tiny.directory))
+    recipe = Recipe(base=BaseRef(name="x", sha256="0" * 64), answer_length=2, choices=2, sequence_length=48)
+    wide = facts.model_copy(update={"context_length": 8192})
+    assert inference_context(recipe, wide) == CONTEXT
+    assert inference_context(recipe, facts) == facts.context_length
+    assert inference_context(recipe.model_copy(update={"sequence_length": 1024}), wide) == 1024
+
+
+@pytest.mark.acceptance
+@pytest.mark.slow
+def test_smollm2_goes_on_with_a_text_from_its_training_weights(smollm2_gguf: Path, tmp_path: Path) -> None:
+    source = str(smollm2_gguf)
+    base = BaseRef(name="SmolLM2", sha256=inspect_base(source).sha256)
+    recipe = Recipe(base=base, queries=1, effective_batch=1, sequence_length=32, answer_length=1, choices=2)
+    program = compile_to(tmp_path, recipe, source, inference=True)
+    manifest = program.manifest
+    assert manifest.file("inference").size < 12e6
+    assert manifest.file("weights").size > 500e6
+    assert manifest.inference_context == CONTEXT
+    ours = Served(tmp_path, manifest)
+    stock = AutoModelForCausalLM.from_pretrained(
+        smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
+    ).eval()
+    tokenizer = Tokenizer.from_file(str(tmp_path / manifest.file("tokenizer").name))
+    prompt = np.array(tokenizer.encode("My favourite film of all is").ids, TOKEN_DTYPE)
+    ours.b *= 0.1
+    ours("load", ours.b)
+    assert generated(ours, prompt, 12) == stock_text(ours, stock, prompt, 12)

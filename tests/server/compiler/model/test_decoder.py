@@ -1,0 +1,52 @@
+"""The export-friendly decoder's logits against transformers, on tiny random Llamas and on SmolLM2-135M.
+
+Other architectures: `test_architectures.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from server.compiler.checkpoints.checkpoint import load_checkpoint
+from tests.server.compiler.conftest import LINEAR_ROPE, LLAMA3_ROPE, eager_logits, make_tiny
+
+
+def largest_difference(source: str, stock: nn.Module, sequence: int) -> float:
+    """Over every position's logits of random tokens, B zero."""
+    checkpoint = load_checkpoint(source)
+    tokens = torch.randint(0, checkpoint.facts.vocabulary, (2, sequence), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        return float((eager_logits(checkpoint, tokens) - stock(tokens).logits).abs().max())
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},  # as Llama 2 and TinyLlama: untied
+        {"tie_word_embeddings": True, "num_attention_heads": 8, "num_key_value_heads": 2},  # as SmolLM
+        {"num_key_value_heads": 1},
+        {"num_key_value_heads": 4, "head_dim": 16},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e5}, "rms_norm_eps": 1e-5},
+        {"rope_parameters": LINEAR_ROPE},
+        {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True},  # as Llama 3.2
+        {"attention_bias": True},
+        {"mlp_bias": True},
+    ],
+)
+def test_logits_of_tiny_random_llamas(tmp_path: Path, overrides: dict) -> None:
+    base = make_tiny(tmp_path / "base", seed=3, **overrides)
+    assert largest_difference(str(base.directory), base.model, 33) < 1e-4
+
+
+@pytest.mark.acceptance
+@pytest.mark.slow
+def test_logits_of_smollm2(smollm2_gguf: Path) -> None:
+    stock = AutoModelForCausalLM.from_pretrained(
+        smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
+    ).eval()
+    assert largest_difference(str(smollm2_gguf), stock, 64) < 1e-3

@@ -1,0 +1,277 @@
+"""Precisions: rounding against its formulas, compiled steps against the stock model on the same rounded weights, files.
+
+The stock model's linear layers are replaced by ones that hold what the formulas give, and round activations by the
+formulas of per-token asymmetric int8, all written here in NumPy.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from server.compiler.checkpoints.checkpoint import load_checkpoint
+from server.compiler.export.network import QuantizedBase
+from server.compiler.export.weights import write_weights
+from server.compiler.model.quantization import SCHEMES, check_precision, dequantize, quantize, stored_bytes
+from shared.errors import InvalidRecipe
+from shared.program_inputs import TOKEN_DTYPE
+from shared.recipe import Precision
+from shared.zo.lora import BaseShape
+from shared.zo.noise import query_seeds
+from tests.server.compiler import reference
+from tests.server.compiler.conftest import VOCABULARY, Program, TinyBase, compile_to, make_tiny, token_batch
+
+LR, EPS, STEPS = 0.05, 0.05, 3
+PRECISIONS: tuple[Precision, ...] = ("int8", "int4", "int8-weight", "int4-weight")
+# Programs of the first two differ in bits, targets and groups; the others differ from them in the activations.
+COMPILED = [PRECISIONS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in PRECISIONS[1:])]
+DYNAMIC = ("int8", "int4")
+# Relative. Of dynamic ones: room for an activation that a last bit of a float32 sum rounds to the other side.
+LOSS_TOLERANCE = {"int8": 1e-4, "int4": 1e-4, "int8-weight": 1e-5, "int4-weight": 1e-5}
+
+
+def bfloat16(values: np.ndarray) -> np.ndarray:
+    """To nearest, ties to even, of positive float32."""
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def rounded_weight(weight: np.ndarray, precision: str) -> tuple[np.ndarray, np.ndarray]:
+    """Integers (out, in), and a scale for each of them: largest magnitude over the range's end, row or group by row."""
+    end = 127 if precision.startswith("int8") else 7
+    group = 32 if precision == "int4" else weight.shape[1]
+    integers, scales = np.empty(weight.shape, np.int64), np.empty(weight.shape, np.float32)
+    for row in range(weight.shape[0]):
+        for start in range(0, weight.shape[1], group):
+            part = weight[row, start : start + group]
+            scale = np.abs(part).max() / np.float32(end)
+            if precision == "int4":
+                scale = bfloat16(np.array([scale]))[0]
+            integers[row, start : start + group] = np.rint(part / scale)
+            scales[row, start : start + group] = scale
+    return integers, scales
+
+
+def rounded_tokens(x: np.ndarray) -> np.ndarray:
+    """x (..., in) rounded to 256 steps between each token's least and largest feature, zero among the steps."""
+    least, most = np.minimum(x.min(-1, keepdims=True), 0), np.maximum(x.max(-1, keepdims=True), 0)
+    scale = (most - least) / np.float32(255)
+    zero = np.rint(-128 - least / scale)
+    return ((np.clip(np.rint(x / scale) + zero, -128, 127) - zero) * scale).astype(np.float32)
+
+
+class RoundedLinear(nn.Module):
+    """A linear layer on rounded weights, and on rounded activations if it is dynamic."""
+
+    def __init__(self, layer: nn.Linear, name: str, precision: str) -> None:
+        super().__init__()
+        integers, scales = rounded_weight(layer.weight.detach().numpy(), precision)
+        self.weight = torch.from_numpy((integers * scales).astype(np.float32))
+        self.dynamic = precision in DYNAMIC and not (precision == "int8" and name.endswith("down_proj"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.from_numpy(rounded_tokens(x.numpy())) if self.dynamic else x
+        return x @ self.weight.T
+
+
+def rounded_model(base: TinyBase, precision: str) -> nn.Module:
+    """The stock model as the precision has it: tables of 8-bit rows, decoder layers of rounded linear layers."""
+    model = copy.deepcopy(base.model)
+    for name, module in base.model.model.layers.named_modules():
+        if isinstance(module, nn.Linear):
+            model.model.layers.set_submodule(name, RoundedLinear(module, name, precision))
+    integers, scales = rounded_weight(model.model.embed_tokens.weight.detach().numpy(), "int8-weight")
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(torch.from_numpy(integers * scales))
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    return model
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
+    """Tied; every linear layer's input is a multiple of 32."""
+    return make_tiny(tmp_path_factory.mktemp("wide"), seed=4, intermediate_size=64, tie_word_embeddings=True)
+
+
+Compiled = Callable[[str], Program]
+
+
+@pytest.fixture(scope="session")
+def compiled(wide: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """Programs by precision, each compiled once a session; half of them leave the first layer frozen."""
+    made: dict[str, Program] = {}
+
+    def program(precision: str) -> Program:
+        if precision not in made:
+            loss, layers = ("candidates", "all") if precision == "int8-weight" else ("full", "last:1")
+            targets = ("q_proj", "down_proj") if precision == "int4" else ("q_proj", "v_proj")
+            recipe = wide.recipe(queries=2, precision=precision, loss=loss, layers=layers, targets=targets)
+            made[precision] = compile_to(tmp_path_factory.mktemp(precision), recipe, str(wide.directory))
+        made[precision]("load", np.zeros(made[precision].manifest.size, np.float32))
+        return made[precision]
+
+    return program
+
+
+@pytest.mark.parametrize("precision", COMPILED)
+def test_steps_are_the_stock_models_on_rounded_weights(compiled: Compiled, wide: TinyBase, precision: str) -> None:
+    program, model, rng = compiled(precision), rounded_model(wide, precision), np.random.default_rng(7)
+    manifest, tolerance = program.manifest, LOSS_TOLERANCE[precision]
+    flat = (0.1 * rng.standard_normal(manifest.size)).astype(np.float32)
+    program("load", flat)
+    for number in range(STEPS):
+        batch = reference.random_batch(rng, manifest.recipe, VOCABULARY)
+        seeds = query_seeds(123, number, 2)
+        losses, coefficients = program.step(batch, seeds, LR, EPS)
+        expected, steps, after = reference.step(model, manifest.recipe, manifest.shape, flat, batch, seeds, LR, EPS)
+        np.testing.assert_allclose(losses, expected, rtol=tolerance)
+        plain, *_ = reference.step(wide.model, manifest.recipe, manifest.shape, flat, batch, seeds, LR, EPS)
+        assert np.abs(plain / expected - 1).max() > 10 * tolerance  # unrounded, it would not pass
+        error = tolerance * np.abs(expected).max() * LR / 2 / EPS  # of a coefficient, of which B adds two
+        np.testing.assert_allclose(coefficients, steps, rtol=0, atol=error)
+        (flat,) = program("adapter")
+        np.testing.assert_allclose(flat, after, rtol=0, atol=2 * error)
+
+
+@pytest.mark.parametrize("precision", COMPILED)
+def test_scores_are_the_stock_models_on_rounded_weights(compiled: Compiled, wide: TinyBase, precision: str) -> None:
+    program, model, rng = compiled(precision), rounded_model(wide, precision), np.random.default_rng(5)
+    recipe = program.manifest.recipe
+    rows, t, c = recipe.score_rows, recipe.answer_length, recipe.choices
+    b = (0.1 * rng.standard_normal(program.manifest.size)).astype(np.float32)
+    program("load", b)
+    for length in (recipe.sequence_length, 5):
+        tokens, choices = token_batch(rng, rows, length), token_batch(rng, rows, t, c)
+        positions = rng.integers(0, length, (rows, t)).astype(TOKEN_DTYPE)
+        batch = reference.Batch(tokens, positions, choices, np.ones((rows, t, c)), np.ones((rows, t)))
+        logits = reference.answer_logits(model, recipe, program.manifest.shape, b, batch)
+        expected = torch.log_softmax(logits, -1).gather(2, torch.from_numpy(choices)).numpy()
+        (scores,) = program("score", tokens, positions, choices)
+        np.testing.assert_allclose(scores, expected, rtol=0, atol=10 * LOSS_TOLERANCE[precision])
+
+
+@pytest.mark.parametrize("precision", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
+def test_a_cached_prefix_gives_the_same_bits_with_rounded_activations(compiled: Compiled, precision: str) -> None:
+    program, rng = compiled(precision), np.random.default_rng(3)
+    recipe = program.manifest.recipe
+    batch, seeds = reference.random_batch(rng, recipe, VOCABULARY), query_seeds(1, 0, 2)
+    whole = [*program.step(batch, seeds, LR, EPS), *program("adapter")]
+    company = token_batch(rng, *batch.tokens.shape)
+    company[1] = batch.tokens[0]
+    hidden = np.stack((program("prefix", company)[0][1], program("prefix", batch.tokens)[0][1]))
+    program("load", np.zeros(program.manifest.size, np.float32))
+    scalars = np.array([LR], np.float32), np.array([EPS], np.float32)
+    inputs = hidden, batch.positions, batch.choices[..., 0], batch.mask, seeds, *scalars
+    for expected, found in zip(whole, [*program("suffix", *inputs), *program("adapter")], strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.slow
+def test_weights_are_one_file_for_equal_bits_whatever_the_recipe(compiled: Compiled) -> None:
+    files = {precision: compiled(precision).manifest.file("weights").sha256 for precision in PRECISIONS}
+    # These two recipes differ in precision, loss and layers; weights are rounded alike, activations are not.
+    assert files["int8"] == files["int8-weight"]
+    assert len(set(files.values())) == 3
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("precision", ["fp32", *PRECISIONS])
+def test_every_tensor_is_stored_once_in_the_bits_of_its_precision(
+    tmp_path: Path, precision: Precision, tied: bool
+) -> None:
+    base = make_tiny(
+        tmp_path / "base",
+        hidden_size=256,
+        intermediate_size=512,
+        vocab_size=4096,
+        num_hidden_layers=1,
+        tie_word_embeddings=tied,
+    )
+    write_weights(QuantizedBase.of(load_checkpoint(str(base.directory)), precision).stored(), tmp_path / "weights.ptd")
+    linear = 256 * (256 + 128 + 128 + 256) + 3 * 256 * 512  # attention's four, the MLP's three
+    rows = 256 + 128 + 128 + 256 + 2 * 512 + 256
+    tables = 4096 * (1 if tied else 2)
+    norms = 3 * 256 * 4
+    expected = {
+        "fp32": norms + 4 * (linear + tables * 256),
+        "int8": norms + linear + 4 * rows + tables * (256 + 4),
+        "int4": norms + linear // 2 + 2 * linear // 32 + tables * (256 + 4),
+        "int8-weight": norms + linear + 4 * rows + tables * (256 + 4),
+        "int4-weight": norms + linear // 2 + 4 * rows + tables * (256 + 4),
+    }[precision]
+    size = (tmp_path / "weights.ptd").stat().st_size
+    assert expected <= size < expected + 8192  # keys, names and alignment
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_weights_are_rounded_by_the_formula(precision: Precision) -> None:
+    weight = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
+    weight[3, :32] = 0
+    scheme = SCHEMES[precision]
+    values, scales = quantize(torch.from_numpy(weight), scheme)
+    rows = [0, 1, 2, 4]  # row 3 has a group of zeros, whose scale is any
+    integers, by_element = rounded_weight(weight[rows], precision)
+    np.testing.assert_array_equal(values[rows], integers)
+    restored = dequantize(values, scales).numpy()
+    np.testing.assert_array_equal(restored[rows], (integers * by_element).astype(np.float32))
+    assert not restored[3, :32].any()
+    assert scales.shape == ((5, 2) if precision == "int4" else (5,))
+    # Half a step; bfloat16 scales are up to 2^-8 too small, so that the largest is cut by 7/256 of a step.
+    assert (np.abs(restored[rows] - weight[rows]) <= by_element * (0.5 + 7 / 256)).all()
+
+
+def test_four_bit_values_are_stored_two_a_byte_the_first_one_low() -> None:
+    values = torch.tensor([[-8, 7, 0, 1], [3, -1, -7, 2]], dtype=torch.int8)
+    assert stored_bytes("q_proj", values, SCHEMES["int4"]) == bytes([0xF0, 0x98, 0x7B, 0xA1])
+    assert stored_bytes("q_proj", values, SCHEMES["int8"]) == values.numpy().tobytes()
+    scales = torch.tensor([[0.5, 1.5]])
+    assert stored_bytes("q_proj_scale", scales, SCHEMES["int4"]) == bytes([0x00, 0x3F, 0xC0, 0x3F])
+    assert stored_bytes("q_proj_scale", scales, SCHEMES["int4-weight"]) == scales.numpy().tobytes()
+
+
+def shape_of(**dimensions: int) -> BaseShape:
+    return BaseShape(
+        **{
+            "architecture": "llama",
+            "layers": 1,
+            "hidden": 64,
+            "intermediate": 96,
+            "heads": 4,
+            "kv_heads": 2,
+            "head_dim": 16,
+            "vocabulary": 10,
+            "context_length": 8,
+        }
+        | dimensions
+    )
+
+
+@pytest.mark.parametrize(
+    ("precision", "dimensions", "refusal"),
+    [
+        (
+            "int4",
+            {"intermediate": 80},
+            "int4 requires a multiple of 32 input features; down_proj has 80; use int8",
+        ),
+        ("int4", {"hidden": 48}, "q_proj has 48; use int8"),
+        ("int4", {"heads": 3}, "o_proj has 48; use int8"),
+        ("int4-weight", {"intermediate": 81}, "multiple of 2 input features; down_proj has 81; use int8-weight"),
+    ],
+)
+def test_a_width_that_a_precision_cannot_hold_is_refused(precision: Precision, dimensions: dict, refusal: str) -> None:
+    with pytest.raises(InvalidRecipe, match=refusal):
+        check_precision(precision, shape_of(**dimensions))
+    for other in {"fp32", "int8", "int8-weight"}:
+        check_precision(other, shape_of(**dimensions))
+
+
+@pytest.mark.parametrize("precision", ["fp32", *PRECISIONS])
+def test_widths_of_whole_groups_are_taken(precision: Precision) -> None:
+    check_precision(precision, shape_of())

@@ -1,0 +1,127 @@
+"""A decoder layer's reverse pass against autograd on the forward layer, for every architecture and target."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from server.compiler.checkpoints.checkpoint import load_checkpoint
+from server.compiler.model.decoder import DecoderLayer, LayerShape, LayerTables, quantized_layer
+from server.compiler.model.quantization import SCALE, dequantize
+from server.compiler.model.reverse import ReverseLayer
+from shared.recipe import TARGETS, Precision, Target
+from tests.server.compiler.conftest import CONFIGS, Architectures
+
+ROWS, LENGTH = 3, 11
+RANKS = [5, *(pytest.param(rank, marks=pytest.mark.slow) for rank in (1, 4))]
+# Relative. In layers of 32 features; forward, int8 rounds activations too, which turns some of a rectifier's on or off.
+ROUNDING: dict[Precision, float] = {"int8": 0.2, "int8-weight": 0.05}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One layer of a base, random inputs for it, and a random gradient of its output."""
+
+    shape: LayerShape
+    weights: dict[str, torch.Tensor]
+    scaled_a: dict[Target, torch.Tensor]
+    inputs: tuple[torch.Tensor, ...]  # as DecoderLayer takes them
+    gradient: torch.Tensor
+
+    def expected(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """By autograd, in float64: the input's gradient, and B's of each example (slab,)."""
+        double = [tensor.double() for tensor in self.inputs]
+        hidden = double[0].requires_grad_()
+        returned = []
+        for row in range(self.shape.rows):
+            shape = dataclasses.replace(self.shape, rows=1)
+            layer = DecoderLayer(shape, self.weights, self.scaled_a).double()
+            slab = [double[1].detach().clone().requires_grad_()] if self.shape.targets else []
+            output = layer(hidden[row : row + 1], *slab, *double[1 + len(slab) :])
+            output.backward(self.gradient[row : row + 1].double())
+            returned += [each.grad[0] for each in slab]
+        assert hidden.grad is not None
+        return hidden.grad, returned
+
+
+def make_case(architectures: Architectures, name: str, targets: tuple[Target, ...], rank: int, index: int) -> Case:
+    checkpoint = load_checkpoint(str(architectures.base(name).directory))
+    facts, generator = checkpoint.facts, torch.Generator().manual_seed(rank)
+    shape = LayerShape(facts, "fp32", paths=1, rows=ROWS, rank=rank, targets=targets)
+    scaled_a = {target: torch.randn(rank, facts.features(target)[0], generator=generator) for target in targets}
+    hidden, gradient = torch.randn(2, ROWS, LENGTH, facts.hidden, generator=generator)
+    slab = (0.2 * torch.randn(1, shape.slab, generator=generator),) if targets else ()
+    count, heads = len(facts.layer_norms), len(facts.head_norms)
+    vectors = [checkpoint.norms[count * index + at] for at in range(count)]
+    if checkpoint.head_norms is not None:
+        vectors += [checkpoint.head_norms[heads * index + at] for at in range(heads)]
+    tables = LayerTables(facts, LENGTH, sliding=index in facts.sliding_layers)(LENGTH)
+    inputs = (hidden, *slab, *vectors, *tables)
+    return Case(shape, checkpoint.layers[index], scaled_a, inputs, gradient)
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def applicable(name: str) -> tuple[Target, ...]:
+    return tuple(target for target in TARGETS if name != "opt" or target != "gate_proj")
+
+
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradients_of_all_targets_are_autograds(architectures: Architectures, name: str, rank: int) -> None:
+    for index in range(3):  # sliding and full attention, where a base has both
+        case = make_case(architectures, name, applicable(name), rank, index)
+        layer = ReverseLayer(case.shape, case.weights, case.scaled_a)
+        hidden, b = layer.reverse(case.inputs[0], case.gradient, *case.inputs[1:])
+        expected_hidden, expected_b = case.expected()
+        assert relative(hidden, expected_hidden) < 1e-5
+        at = 0
+        for target in case.shape.targets:  # each by itself: a small one would hide among the others
+            size = rank * case.shape.facts.features(target)[1]
+            for row in range(ROWS):
+                assert relative(b[row, at : at + size], expected_b[row][at : at + size]) < 1e-5, target
+            at += size
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradients_of_one_target_are_those_of_all_targets(architectures: Architectures, name: str) -> None:
+    for target in applicable(name):
+        case = make_case(architectures, name, (target,), 3, 1)
+        hidden, b = ReverseLayer(case.shape, case.weights, case.scaled_a).reverse(
+            case.inputs[0], case.gradient, *case.inputs[1:]
+        )
+        expected_hidden, expected_b = case.expected()
+        assert relative(hidden, expected_hidden) < 1e-5
+        assert relative(b, torch.stack(expected_b)) < 1e-5
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_layer_without_targets_passes_the_gradient_through(architectures: Architectures, name: str) -> None:
+    case = make_case(architectures, name, (), 1, 0)
+    hidden = ReverseLayer(case.shape, case.weights, {}).reverse(case.inputs[0], case.gradient, *case.inputs[1:])
+    assert relative(hidden, case.expected()[0]) < 1e-5
+
+
+@pytest.mark.parametrize("precision", ["int8", "int8-weight"])
+@pytest.mark.parametrize("name", ["qwen2", "opt", "gemma3_text"])
+def test_quantized_gradients_are_those_of_the_rounded_layers(
+    architectures: Architectures, name: str, precision: Precision
+) -> None:
+    """Against autograd on the rounded weights in float: what is left is the rounding of activations and gradients."""
+    case = make_case(architectures, name, applicable(name), 4, 0)
+    buffers = quantized_layer(case.weights, precision)
+    restored = {
+        weight: dequantize(tensor, buffers[weight + SCALE]) if weight + SCALE in buffers else tensor
+        for weight, tensor in buffers.items()
+        if not weight.endswith(SCALE)
+    }
+    expected_hidden, expected_b = dataclasses.replace(case, weights=restored).expected()
+    layer = ReverseLayer(dataclasses.replace(case.shape, precision=precision), buffers, case.scaled_a)
+    scales = torch.cat([buffers[target + SCALE] for target in case.shape.facts.linears])
+    hidden, b = layer.reverse(case.inputs[0], case.gradient, *case.inputs[1:], scales)
+    for found, expected in ((hidden, expected_hidden), (b, torch.stack(expected_b))):
+        assert relative(found, expected) < ROUNDING[precision]

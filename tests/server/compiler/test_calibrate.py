@@ -1,0 +1,170 @@
+"""Calibrations against the stock model's own gradients and inputs, one example at a time, and NumPy's SVD."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from server.compiler import inspect_base
+from server.compiler.calibrate import calibrate
+from shared.errors import InvalidDataset, UnreadableCheckpoint
+from shared.recipe import TARGETS, Recipe
+from shared.zo.calibration import Calibration, load_calibration
+from shared.zo.encoding import Example, Row
+from shared.zo.lora import BaseShape, lora_modules
+from tests.server.compiler.conftest import VOCABULARY, Architectures, TinyBase
+
+BATCH = 4
+# Layers of other names, inputs and norms; a soft cap on the logits; chosen layers, with the lowest not among them.
+CASES = {
+    "llama": {"targets": TARGETS},
+    "opt": {"targets": ("q_proj", "o_proj", "up_proj", "down_proj"), "layers": (1, 2)},
+    "gemma3_text": {"targets": ("v_proj", "down_proj"), "layers": "last:1"},
+}
+
+
+def made_up(count: int, answers: int) -> list[Example]:
+    """Random examples of changing length with `answers` tokens to an answer."""
+    rng = np.random.default_rng(3)
+
+    def tokens(size: int) -> tuple[int, ...]:
+        return tuple(rng.integers(3, VOCABULARY, size).tolist())
+
+    examples = []
+    for number in range(count):
+        prompt = tokens(int(rng.integers(2, 9)))
+        rows = (Row(prompt, tokens(answers)), Row(prompt, tokens(answers)))
+        examples.append(Example(rows, number % 2, False))
+    return examples
+
+
+def batches(examples: Sequence[Example]) -> list[Sequence[Example]]:
+    return [examples[at : at + BATCH] for at in range(0, len(examples), BATCH)]
+
+
+def leading(matrix: np.ndarray, width: int, like: np.ndarray) -> np.ndarray:
+    """The first right singular vectors (in, width), with the signs of `like`."""
+    found = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)[2][:width].T
+    return found * np.sign((found * like).sum(0))
+
+
+def loss_of(model: torch.nn.Module, batch: Sequence[Example], loss: str) -> torch.Tensor:
+    """Mean negative log-likelihood over all answer tokens of a batch, from the model's own logits, unpadded."""
+    terms = []
+    for example in batch:
+        right, wrong = example.right, example.rows[1 - example.correct]
+        logits = model(torch.tensor([right.prompt + right.answer])).logits[0]
+        for at, token in enumerate(right.answer):
+            here = logits[len(right.prompt) - 1 + at]
+            if loss == "candidates":
+                known = [token, wrong.answer[at]] if at == 0 else [token]  # they part at the first token
+                here, token = here[known], 0
+            terms.append(-torch.log_softmax(here, -1)[token])
+    return torch.stack(terms).mean()
+
+
+def expected_gradients(model: torch.nn.Module, name: str, examples: Sequence[Example], loss: str) -> np.ndarray:
+    """The gradients of all batches by one weight, stacked (batches out, in)."""
+    weight = model.get_submodule(name).weight.requires_grad_()
+    found = [torch.autograd.grad(loss_of(model, batch, loss), weight)[0].numpy() for batch in batches(examples)]
+    weight.requires_grad_(False)
+    return np.concatenate(found)
+
+
+@torch.no_grad()
+def expected_inputs(model: torch.nn.Module, name: str, examples: Sequence[Example]) -> np.ndarray:
+    """What one layer reads, token by token (tokens, in)."""
+    seen: list[np.ndarray] = []
+    layer = model.get_submodule(name)
+    handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].reshape(-1, inputs[0].shape[-1])))
+    for example in examples:
+        model(torch.tensor([example.right.tokens]))
+    handle.remove()
+    return np.concatenate(seen)
+
+
+def recipe_of(base: TinyBase, **settings: object) -> Recipe:
+    return base.recipe(rank=3, effective_batch=BATCH, choices=2, **settings)
+
+
+def check(made: Calibration, recipe: Recipe, shape: BaseShape, expected: dict[str, np.ndarray]) -> None:
+    assert made.directions.keys() == {module.name for module in lora_modules(recipe, shape)}
+    for name, directions in made.directions.items():
+        np.testing.assert_allclose(directions, leading(expected[name], 3, directions), atol=2e-3)
+        largest = directions[np.abs(directions).argmax(0), np.arange(3)]
+        assert (largest > 0).all()
+
+
+@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize(("loss", "answers"), [("full", 2), ("candidates", 1)])
+def test_gradients_leading_directions(architectures: Architectures, name: str, loss: str, answers: int) -> None:
+    base, examples = architectures.base(name), made_up(10, answers)  # the last batch is short
+    recipe = recipe_of(base, loss=loss, answer_length=answers, **CASES[name])
+    told: list[tuple[str, float]] = []
+    made = load_calibration(
+        calibrate(str(base.directory), recipe, "gradients", "own", examples, lambda *said: told.append(said))
+    )
+    model = AutoModelForCausalLM.from_pretrained(base.directory).eval().requires_grad_(False)
+    shape = shape_of(base)
+    names = [module.name for module in lora_modules(recipe, shape)]
+    check(made, recipe, shape, {name: expected_gradients(model, name, examples, loss) for name in names})
+    assert (made.about.base, made.about.kind, made.about.task, made.about.examples) == (
+        recipe.base,
+        "gradients",
+        "own",
+        10,
+    )
+    assert {stage for stage, _ in told} == {"read", "examples", "directions"}
+    assert all(0 <= fraction <= 1 for _, fraction in told)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_inputs_leading_directions(architectures: Architectures, name: str) -> None:
+    base, examples = architectures.base(name), made_up(6, 2)
+    recipe = recipe_of(base, **CASES[name])
+    made = load_calibration(calibrate(str(base.directory), recipe, "activations", "own", examples))
+    model = AutoModelForCausalLM.from_pretrained(base.directory).eval()
+    shape = shape_of(base)
+    names = [module.name for module in lora_modules(recipe, shape)]
+    check(made, recipe, shape, {name: expected_inputs(model, name, examples) for name in names})
+    assert made.about.kind == "activations"
+
+
+def shape_of(base: TinyBase) -> BaseShape:
+    facts = inspect_base(str(base.directory))
+    return BaseShape(**{field: getattr(facts, field) for field in BaseShape.model_fields})
+
+
+def test_the_same_examples_give_the_same_bytes(architectures: Architectures) -> None:
+    base, examples = architectures.base("llama"), made_up(8, 2)
+    recipe = recipe_of(base)
+    first = calibrate(str(base.directory), recipe, "gradients", "own", examples)
+    assert calibrate(str(base.directory), recipe, "gradients", "own", examples) == first
+
+
+def test_a_small_input_has_as_many_directions_as_it_is_wide(architectures: Architectures) -> None:
+    base = architectures.base("llama")
+    recipe = base.recipe(rank=40, effective_batch=BATCH, choices=2, targets=("q_proj", "down_proj"))
+    made = load_calibration(calibrate(str(base.directory), recipe, "activations", "own", made_up(40, 2)))
+    widths = {name.split(".")[-1]: directions.shape for name, directions in made.directions.items()}
+    assert widths == {"q_proj": (32, 32), "down_proj": (48, 40)}
+
+
+def test_too_few_examples_are_refused(architectures: Architectures) -> None:
+    base = architectures.base("llama")
+    recipe = base.recipe(rank=16, effective_batch=BATCH, choices=2)
+    with pytest.raises(InvalidDataset, match="fewer than 16 directions of model"):
+        calibrate(str(base.directory), recipe, "gradients", "own", made_up(1, 1))
+
+
+def test_a_base_that_is_damaged(tiny: TinyBase, tmp_path: Path) -> None:
+    for path in tiny.directory.iterdir():
+        data = path.read_bytes()
+        (tmp_path / path.name).write_bytes(data[:-8] if path.suffix == ".safetensors" else data)
+    with pytest.raises(UnreadableCheckpoint):
+        calibrate(str(tmp_path), recipe_of(tiny), "gradients", "own", made_up(4, 2))

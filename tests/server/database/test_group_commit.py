@@ -1,0 +1,82 @@
+"""Small writes that share a transaction, and turns that need no thread to wait in."""
+
+import asyncio
+
+import pytest
+from sqlalchemy import text
+
+from server.database.database import Database
+from server.database.group_commit import GroupCommit
+from server.database.write_queue import WriteQueue
+from shared.errors import Gone
+
+
+@pytest.fixture
+def database(tmp_path):
+    found = Database(f"sqlite:///{tmp_path / 'x.sqlite3'}")
+    with found.writing() as session:
+        session.execute(text("CREATE TABLE notes (number INTEGER PRIMARY KEY)"))
+    yield found
+    found.close()
+
+
+def stored(database):
+    with database.reading() as session:
+        return [number for (number,) in session.execute(text("SELECT number FROM notes ORDER BY number"))]
+
+
+def test_what_comes_at_once_is_committed_together_and_each_is_answered(database):
+    groups = []
+
+    def write(session, numbers):
+        groups.append(list(numbers))
+        answers = []
+        for number in numbers:
+            if number == 7:
+                answers.append(Gone("seven"))
+                continue
+            session.execute(text("INSERT INTO notes VALUES (:number)"), {"number": number})
+            answers.append(-number)
+        return answers
+
+    async def run():
+        group = GroupCommit(database, WriteQueue(database), write)
+        return await asyncio.gather(*(group.add(number) for number in range(20)), return_exceptions=True)
+
+    answers = asyncio.run(run())
+    assert [answer for answer in answers if not isinstance(answer, Gone)] == [-n for n in range(20) if n != 7]
+    assert isinstance(answers[7], Gone)
+    assert len(groups) < 20
+    assert stored(database) == [number for number in range(20) if number != 7]
+
+
+def test_one_that_breaks_the_transaction_does_not_take_the_others_with_it(database):
+    def write(session, numbers):
+        for number in numbers:
+            session.execute(text("INSERT INTO notes VALUES (:number)"), {"number": number})
+        return list(numbers)
+
+    async def run():
+        group = GroupCommit(database, WriteQueue(database), write)
+        return await asyncio.gather(*(group.add(number) for number in (1, 2, 2, 3)), return_exceptions=True)
+
+    answers = asyncio.run(run())
+    assert [answers[0], answers[1], answers[3]] == [1, 2, 3]
+    assert isinstance(answers[2], Exception)
+    assert stored(database) == [1, 2, 3]
+
+
+def test_more_writers_than_threads_do_not_wait_for_each_other_in_a_ring(database):
+    """Each holds its transaction while it needs another thread, as requests do."""
+
+    async def one(write_queue, number):
+        async with write_queue.holding(database.writing()) as session:
+            statement = text("INSERT INTO notes VALUES (:number)")
+            await asyncio.to_thread(session.execute, statement, {"number": number})
+
+    async def run():
+        write_queue = WriteQueue(database)
+        await asyncio.gather(*(one(write_queue, number) for number in range(100)))
+
+    asyncio.run(run())
+    assert stored(database) == list(range(100))

@@ -1,0 +1,207 @@
+"""Many requests at the same moment about the same things: each counts once, none is lost, and none crashes."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import func, select, text
+
+from server.database.failures import Collision
+from server.jobs.leases.models import Ending, JobLease
+from server.jobs.leases.service import LeaseService
+from server.jobs.models import Job, JobEvent
+from server.programs.models import Program
+from server.registry.models import StoredVersion
+from shared.canonical import sha256_hex
+from tests.server.conftest import BOTH, adapter_bytes, job_request, result
+
+DATABASES = BOTH
+DEVICES = 8
+
+
+def at_once(*calls):
+    """What each call returns; all begin together."""
+    gate = threading.Barrier(len(calls))
+
+    def call(what):
+        gate.wait()
+        return what()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(call, calls))
+
+
+def codes(responses):
+    return sorted(response.status_code for response in responses)
+
+
+@pytest.fixture
+def devices(fleet):
+    return [fleet.device(name=f"phone-{number}") for number in range(DEVICES)]
+
+
+def assert_whole(home):
+    """Events are counted without a gap, and no job has two leases."""
+    with home.database.reading() as session:
+        for job in session.scalars(select(Job)):
+            positions = session.scalars(select(JobEvent.position).where(JobEvent.job_number == job.number)).all()
+            assert sorted(positions) == list(range(1, job.events + 1))
+        live = select(func.count()).where(JobLease.ending.is_(None)).group_by(JobLease.job_number)
+        assert all(count == 1 for count in session.scalars(live))
+
+
+def test_no_job_is_given_to_two_devices(home, fleet, app, devices):
+    fleet.ready_job(app)
+    jobs = {app.submit()["id"] for _ in range(DEVICES // 2 - 1)}
+    first = at_once(*(device.lease for device in devices))
+    # Who looks while another takes the same job may go away empty; a second look finds what is left.
+    leases = [device.lease() for device in devices]
+    assert all(one is None or one["id"] == other["id"] for one, other in zip(first, leases, strict=True))
+    given = [lease["job"]["id"] for lease in leases if lease is not None]
+    assert len(given) == len(set(given)) == len(jobs) + 1
+    assert_whole(home)
+
+
+def test_a_device_that_asks_many_times_at_once_gets_one_job(home, fleet, app, device):
+    fleet.ready_job(app)
+    app.submit()
+    actors = [fleet.actor(device.token, device.signer) for _ in range(DEVICES)]
+    leases = at_once(*(actor.lease for actor in actors))
+    # One is called for each job that waits; the others have waited for nothing.
+    assert len({lease["id"] for lease in leases if lease is not None}) == 1
+    with home.database.reading() as session:
+        assert session.scalar(select(func.count()).select_from(JobLease)) == 1
+    assert_whole(home)
+
+
+def test_completed_many_times_at_once_it_is_one_version(home, fleet, app, device, lease):
+    data = adapter_bytes(lease["manifest"]["manifest"]["size"])
+    assert device.upload(lease, data).status_code == 200
+    body = {"adapter_sha256": sha256_hex(data), "result": result()}
+    actors = [fleet.actor(device.token, device.signer) for _ in range(DEVICES)]
+    url = f"/v1/leases/{lease['id']}/complete"
+    answers = at_once(*(lambda actor=actor: actor.post(url, json=body) for actor in actors))
+    assert codes(answers) == [200] * DEVICES
+    assert len({answer.text for answer in answers}) == 1
+    with home.database.reading() as session:
+        assert session.scalar(select(func.count()).select_from(StoredVersion)) == 1
+    assert_whole(home)
+
+
+def test_versions_of_one_adapter_are_numbered_without_a_gap(home, fleet, app, devices):
+    fleet.ready_job(app)
+    for _ in devices[1:]:
+        app.submit()
+    leases = [device.lease() for device in devices]
+    versions = at_once(
+        *(lambda pair=pair: pair[0].finish(pair[1])["version"] for pair in zip(devices, leases, strict=True))
+    )
+    assert sorted(versions) == list(range(1, DEVICES + 1))
+    assert_whole(home)
+
+
+def test_the_first_jobs_of_a_recipe_share_one_program(home, fleet):
+    apps = [fleet.app() for _ in range(DEVICES)]
+    bodies = [
+        job_request(recipe={"rank": 3}, user=f"user-{number}", adapter=f"a-{number}") for number in range(DEVICES)
+    ]
+    answers = at_once(
+        *(lambda pair=pair: pair[0].post("/v1/jobs", json=pair[1]) for pair in zip(apps, bodies, strict=True))
+    )
+    assert codes(answers) == [202] * DEVICES
+    with home.database.reading() as session:
+        assert session.scalar(select(func.count()).select_from(Program)) == 1
+    home.compile()
+    assert {job["state"] for job in apps[0].get("/v1/jobs").json()["items"]} == {"ready"}
+    assert_whole(home)
+
+
+def test_a_job_that_comes_as_its_program_is_finished_is_not_forgotten(home, fleet):
+    apps = [fleet.app() for _ in range(DEVICES)]
+    for rank in range(3, 7):
+        apps[0].submit(recipe={"rank": rank})
+        bodies = job_request(recipe={"rank": rank})
+        at_once(home.compile, *(lambda app=app, body=bodies: app.post("/v1/jobs", json=body) for app in apps))
+    home.compile()
+    states = [job["state"] for job in apps[0].get("/v1/jobs").json()["items"]]
+    assert states == ["ready"] * len(states)
+    assert_whole(home)
+
+
+@pytest.mark.parametrize("turn", range(2))
+def test_cancelled_as_it_completes_it_is_one_of_both(home, fleet, app, device, lease, turn):
+    data = adapter_bytes(lease["manifest"]["manifest"]["size"])
+    assert device.upload(lease, data).status_code == 200
+    body = {"adapter_sha256": sha256_hex(data), "result": result()}
+    job = f"/v1/jobs/{lease['job']['id']}"
+    completed, cancelled, beat = at_once(
+        lambda: device.post(f"/v1/leases/{lease['id']}/complete", json=body),
+        lambda: app.post(f"{job}/cancel"),
+        lambda: fleet.actor(device.token, device.signer).post(
+            f"/v1/leases/{lease['id']}/heartbeat", json={"phase": "training", "step": 1, "steps": 3}
+        ),
+    )
+    state = app.get(job).json()["state"]
+    assert (completed.status_code, cancelled.status_code, state) in {
+        (200, 409, "succeeded"),
+        (410, 200, "cancelled"),
+        (409, 200, "cancelled"),
+    }
+    assert beat.status_code in (200, 410)
+    assert_whole(home)
+
+
+def test_overdue_leases_are_taken_back_once(home, fleet, app, devices):
+    fleet.ready_job(app)
+    for _ in devices[1:]:
+        app.submit()
+    for lease in [device.lease() for device in devices]:
+        home.let_run_out(lease)
+
+    def take_back():
+        with home.database.writing() as session:
+            LeaseService(session, 60).take_back_overdue()
+
+    at_once(*[take_back] * 4, *(device.lease for device in devices))
+    take_back()
+    with home.database.reading() as session:
+        for job in session.scalars(select(Job)):
+            lost = select(func.count()).where(JobLease.job_number == job.number, JobLease.ending == Ending.EXPIRED)
+            assert job.attempts <= 1
+            assert session.scalar(lost) <= job.attempts
+    assert_whole(home)
+
+
+def test_two_who_wait_for_each_other_are_both_answered(home, fleet, standing, app, device, lease, problem):
+    """Locks taken in both orders: a database that sees the ring ends one of the two, which is done again."""
+    if home.settings.database_url is None:
+        pytest.skip("SQLite has one lock")
+    numbers = [1, 2]
+    with home.database.writing() as session:
+        session.execute(text("CREATE TABLE IF NOT EXISTS rings (number integer PRIMARY KEY, seen integer)"))
+        session.execute(text("DELETE FROM rings"))
+        session.execute(text("INSERT INTO rings VALUES (1, 0), (2, 0)"))
+    gate = threading.Barrier(2)
+    tries, through = [], threading.Event()
+
+    def cross(order):
+        first = True
+        while True:
+            tries.append(order)
+            try:
+                with home.database.writing() as session:
+                    for number in order:
+                        session.execute(text(f"UPDATE rings SET seen = seen + 1 WHERE number = {number}"))
+                        if first and number == order[0]:
+                            gate.wait()
+                through.set()
+                return
+            except Collision:
+                # Not into the one that went on: how often two meet again is chance.
+                first = False
+                through.wait(30)
+
+    at_once(lambda: cross(numbers), lambda: cross(numbers[::-1]))
+    assert len(tries) == 3
+    with home.database.reading() as session:
+        assert session.execute(text("SELECT seen FROM rings ORDER BY number")).scalars().all() == [2, 2]

@@ -1,0 +1,203 @@
+"""A database that goes away, and comes back: nobody hangs, nothing is lost, and all go on by themselves."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import select
+
+from server.jobs.models import Job, JobEvent
+from server.jobs.services import make_long_poll
+from tests.postgres import Postgres
+from tests.server.conftest import BOTH, assert_problem, copy_home, fill, home_of
+
+DATABASES = BOTH[1:]
+HANGING = 15  # seconds; a client that waits longer than this for a refusal has been left hanging
+
+
+@pytest.fixture(scope="module")
+def own():
+    """A PostgreSQL of these tests alone, which keeps what it said it has kept."""
+    server = Postgres(synchronous_commit="on")
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def away(own):
+    """The same, running; a test may stop it."""
+    yield own.start()
+    own.stop()
+
+
+@pytest.fixture
+def home(home_template, away, tmp_path):
+    root = tmp_path / "server"
+    settings = copy_home(home_template, root, away.empty("home"))
+    fill(settings, (root / "source" / "tokenizer.json").read_bytes())
+    with home_of(settings, root / "source") as found:
+        yield found
+
+
+def until(true):
+    """Waits for something that comes by itself."""
+    deadline = time.monotonic() + 60
+    while not (found := true()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+def test_requests_are_refused_while_it_is_away_and_go_on_as_it_is_back(away, fleet, app, device, lease):
+    beat = {"phase": "training", "step": 1, "steps": 3}
+    app.timeout = device.timeout = HANGING
+    away.stop()
+    for response in (
+        app.get("/v1/jobs"),
+        app.get(f"/v1/jobs/{lease['job']['id']}"),
+        app.post("/v1/jobs", json={}),
+        device.post("/v1/leases", json={"datasets": ["movies"]}),
+        device.post(f"/v1/leases/{lease['id']}/heartbeat", json=beat),
+        device.put(f"/v1/leases/{lease['id']}/adapter", content=b"x"),
+    ):
+        assert_problem(response, 503, "unavailable")
+        assert int(response.headers["retry-after"]) > 0
+    assert fleet.actor().get("/healthz").status_code == 200
+    assert fleet.actor().get("/readyz").status_code == 503
+    away.start()
+    assert fleet.actor().get("/readyz").status_code == 200
+    assert device.post(f"/v1/leases/{lease['id']}/heartbeat", json=beat).status_code == 200
+    assert device.finish(lease)["version"] == 1
+    assert app.get(f"/v1/jobs/{lease['job']['id']}").json()["state"] == "succeeded"
+
+
+def test_who_waits_and_who_watches_go_on(away, standing, home, fleet, app, device):
+    """A device that waits for work gets it, and a stream of events ends with its job."""
+    seen, enough = [], threading.Event()
+    long_poll = standing[0].state.mobizo.get(make_long_poll)
+
+    def watch(job_id):
+        with app.stream("GET", f"/v1/jobs/{job_id}/events", timeout=60) as response:
+            for line in response.iter_lines():
+                if line.startswith("id: "):
+                    seen.append(int(line.removeprefix("id: ")))
+                if enough.is_set():
+                    return
+
+    job = app.submit(dataset="other")
+    with ThreadPoolExecutor(2) as pool:
+        watching = pool.submit(watch, job["id"])
+        waiting = pool.submit(device.post, "/v1/leases", json={"datasets": ["movies"], "wait_seconds": 30}, timeout=60)
+        try:
+            # Each newcomer asks for a look, which must not meet the outage; then time for several that come to nothing.
+            until(
+                lambda: (
+                    seen and len(long_poll) == 1 and all(waiter.polled.done() for waiter in list(long_poll._waiters))
+                )
+            )
+            time.sleep(0.5)
+            away.stop()
+            time.sleep(1)
+            away.start()
+            wanted = fleet.actor(app.token)
+            ready = fleet.ready_job(wanted)
+            assert waiting.result().json()["job"]["id"] == ready["id"]
+            assert wanted.post(f"/v1/jobs/{job['id']}/cancel").status_code == 200
+            watching.result()
+        finally:
+            enough.set()
+    assert seen == list(range(1, len(seen) + 1))
+    assert wanted.get(f"/v1/jobs/{job['id']}").json()["state"] == "cancelled"
+
+
+def test_a_worker_lives_through_it(away, home, fleet, app):
+    home.behave(seconds=3)
+    environment = os.environ | home.settings.model_copy(update={"compile_lease_seconds": 2}).environment()
+    worker = subprocess.Popen([sys.executable, "-m", "server.worker"], env=environment, stdout=subprocess.DEVNULL)
+    try:
+        job = app.submit()
+        until(home.starts)
+        away.stop()
+        time.sleep(1)
+        away.start()
+        until(lambda: app.get(f"/v1/jobs/{job['id']}").json()["state"] == "ready")
+        assert worker.poll() is None
+        assert len(home.starts()) == 1
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait() == 0
+
+
+def test_crashes_of_the_database_under_load_lose_nothing_that_was_answered(away, home, fleet, app):
+    fleet.ready_job(app)
+    stopping = threading.Event()
+    answered, codes = [], set()
+
+    def submit(number):
+        actor = fleet.actor(app.token)
+        while not stopping.is_set():
+            name = f"user-{number}"
+            body = {"base": "tiny", "user": name, "adapter": name, "task": "sst2", "dataset": "movies"}
+            response = actor.post("/v1/jobs", json=body | {"recipe": {"sequence_length": 16}})
+            codes.add(response.status_code)
+            if response.status_code == 202:
+                answered.append(response.json()["id"])
+
+    with ThreadPoolExecutor(4) as pool:
+        threads = [pool.submit(submit, number) for number in range(4)]
+        for _ in range(3):
+            count = len(answered)
+            until(lambda count=count: len(answered) > count + 5)
+            away.stop(signal.SIGQUIT)
+            away.start()
+        until(lambda: app.get("/v1/jobs").status_code == 200)
+        stopping.set()
+        for thread in threads:
+            thread.result()
+    assert codes <= {202, 503}
+    with home.database.reading() as session:
+        jobs = session.scalars(select(Job)).all()
+        assert {job.id for job in jobs} >= set(answered)
+        for job in jobs:
+            positions = session.scalars(select(JobEvent.position).where(JobEvent.job_number == job.number)).all()
+            assert sorted(positions) == list(range(1, job.events + 1))
+
+
+def test_a_server_without_its_database_says_so_at_once(away, home):
+    away.stop()
+    environment = os.environ | home.settings.environment()
+    command = [sys.executable, "-m", "server.cli.main", "devices", "list"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "database cannot be reached" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in done.stderr
+
+
+class TestOnSqlite:
+    """Another process that keeps the file's lock, such as a backup or a shell that was left open."""
+
+    @pytest.fixture
+    def home(self, home_template, tmp_path):
+        root = tmp_path / "server"
+        settings = copy_home(home_template, root, None).model_copy(update={"database_lock_seconds": 0.2})
+        with home_of(settings, root / "source") as found:
+            yield found
+
+    def test_writers_are_refused_past_the_busy_timeout_and_readers_go_on(self, home, fleet, app):
+        job = app.submit()
+        other = sqlite3.connect(home.settings.home / "mobizo.sqlite3", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        response = app.post(f"/v1/jobs/{job['id']}/cancel")
+        assert_problem(response, 503, "unavailable")
+        assert response.headers["retry-after"]
+        assert app.get(f"/v1/jobs/{job['id']}").json()["state"] == "queued"
+        other.execute("ROLLBACK")
+        other.close()
+        assert app.post(f"/v1/jobs/{job['id']}/cancel").json()["state"] == "cancelled"

@@ -1,0 +1,172 @@
+"""How lists, leases and claims are read among 10,000 jobs in every state: by indexes, in their order.
+
+The plans are the databases' own, for the very statements that the server sends. Tables that stay small, as that of
+tenants' turns, may be read whole; PostgreSQL does so whatever indexes they have.
+"""
+
+import itertools
+import re
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import event
+
+from server.clock import utc_now
+from server.database.database import Database
+from server.database.paging import PageRequest
+from server.database.schema import upgrade
+from server.jobs.leases.repository import LeaseRepository
+from server.jobs.leases.service import LeaseService
+from server.jobs.repository import JobFilter, JobRepository
+from server.jobs.scheduling.repository import QueueRepository
+from server.tasks.repository import TaskRepository
+from shared.job import JobState, Progress
+from shared.protocol import LeaseRequest
+from tests.server.conftest import BOTH
+from tests.server.database.population import JOBS, datasets_of, device_id, populate, tenant_of
+
+DATABASES = BOTH
+LARGE = {"jobs", "leases", "job_events", "devices", "task_requests"}
+KINDS = ("compile", "conversion", "aggregation")
+BUSY, IDLE = 3, JOBS // len(JobState) + 2
+TENANT, USER, ADAPTER = "tenant-1", "user-3", "user-3-1"
+
+
+@pytest.fixture(scope="module")
+def database(request, database_kind, tmp_path_factory):
+    if database_kind == "sqlite":
+        url = f"sqlite:///{tmp_path_factory.mktemp('plans') / 'x.sqlite3'}"
+    else:
+        url = request.getfixturevalue("postgres").create("plans")
+    found = Database(url)
+    upgrade(found.engine)
+    populate(found)
+    yield found
+    found.close()
+
+
+@contextmanager
+def plans(database):
+    """Gets the plan of every statement that is sent meanwhile, by its text."""
+    sent, found = [], {}
+
+    def note(connection, cursor, statement, parameters, context, many):
+        if re.match(r"\s*(SELECT|UPDATE|DELETE|WITH)\b", statement):
+            sent.append((statement, parameters))
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    yield found
+    event.remove(database.engine, "before_cursor_execute", note)
+    explain = "EXPLAIN QUERY PLAN " if database.engine.dialect.name == "sqlite" else "EXPLAIN (FORMAT JSON) "
+    with database.engine.connect() as connection:
+        for statement, parameters in sent:
+            rows = connection.exec_driver_sql(explain + statement, parameters).all()
+            found[statement] = [row[-1] for row in rows] if len(rows[0]) > 1 else list(nodes(rows[0][0][0]["Plan"]))
+        connection.rollback()
+    assert found
+
+
+def nodes(plan):
+    """A PostgreSQL plan's nodes, each as SQLite would say it."""
+    words = [plan["Node Type"], plan.get("Relation Name", ""), plan.get("Index Name", "")]
+    yield " ".join(word for word in words if word)
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+def assert_by_index(found, sorts=False):
+    """No large table is read whole, and nothing is sorted."""
+    for statement, plan in found.items():
+        for step in plan:
+            scanned = re.match(r"(?:SCAN|Seq Scan|Parallel Seq Scan|Bitmap Heap Scan) (\w+)", step)
+            assert scanned is None or scanned[1] not in LARGE, (statement, plan)
+            assert sorts or not re.search("TEMP B-TREE|Sort", step), (statement, plan)
+
+
+def alone(step, index):
+    """Whether a step reads that index and not the table."""
+    return re.fullmatch(rf"(SEARCH jobs USING COVERING INDEX|Index Only Scan jobs) {index}\b.*", step) is not None
+
+
+@pytest.mark.parametrize("before", [None, 5000])
+@pytest.mark.parametrize(
+    ("state", "user", "adapter"), list(itertools.product((None, JobState.FAILED), (None, USER), (None, ADAPTER)))
+)
+def test_a_list_is_read_from_one_index_alone_and_in_its_order(database, before, state, user, adapter):
+    with plans(database) as found, database.reading() as session:
+        page = JobRepository(session).page(TENANT, PageRequest(before, 50), JobFilter(state, user, adapter))
+    assert page.rows
+    assert_by_index(found)
+    numbers, rows = found.values()
+    assert any(alone(step, "ix_jobs_(tenant|state|user|adapter)") for step in numbers), numbers
+    assert all(not re.match("Index Scan|SEARCH jobs USING INDEX", step) for step in numbers), numbers
+    assert any(re.match("SEARCH jobs USING INTEGER PRIMARY KEY|Index Scan jobs pk_jobs", step) for step in rows), rows
+
+
+def ask(session, number, lock=False):
+    request = LeaseRequest(datasets=list(datasets_of(number)))
+    return LeaseService(session, 120).offer(tenant_of(number), device_id(number), request, lock)
+
+
+def test_looking_for_work_reads_jobs_and_leases_by_indexes_alone(database):
+    with plans(database) as found, database.reading() as session:
+        offer = ask(session, IDLE)
+        assert not LeaseRepository(session).overdue(utc_now())
+        assert QueueRepository(session).heads(offer)
+    assert_by_index(found)
+    steps = [step for plan in found.values() for step in plan]
+    assert any(alone(step, "ix_jobs_lane") for step in steps), steps
+    # A job by its number is the one other way.
+    others = [step for step in steps if re.search(r"\b(jobs|leases)\b", step) and not re.search("COVERING|Only", step)]
+    assert all(re.match("SEARCH jobs USING INTEGER PRIMARY KEY|Index Scan jobs pk_jobs", step) for step in others), (
+        others
+    )
+
+
+def test_looking_for_all_who_wait_counts_jobs_by_an_index_alone(database):
+    with plans(database) as found, database.reading() as session:
+        assert QueueRepository(session).ready(TENANT, datasets_of(IDLE))
+    # The lanes, of which there are few, are sorted.
+    assert_by_index(found, sorts=True)
+    steps = [step for plan in found.values() for step in plan if re.search(r"\bjobs\b", step)]
+    assert steps
+    assert all(alone(step, "ix_jobs_lane") for step in steps), steps
+
+
+@pytest.mark.parametrize("number", [BUSY, IDLE], ids=["with a lease", "without"])
+def test_a_lease_is_given_by_indexes(database, number):
+    with plans(database) as found, database.writing() as session:
+        assert LeaseService(session, 120).acquire(ask(session, number, lock=True)) is not None
+        session.rollback()  # the jobs stay as they are for the next test
+    assert_by_index(found)
+
+
+def test_a_lease_is_kept_and_ended_by_indexes(database):
+    progress = Progress(phase="training", step=2, steps=150)
+    with plans(database) as found, database.writing() as session:
+        service = LeaseService(session, 120)
+        lease = service.acquire(ask(session, BUSY, lock=True))
+        service.heartbeat(device_id(BUSY), lease.id, progress)
+        service.release(device_id(BUSY), lease.id)
+        session.rollback()
+    # Of many devices at once, jobs are locked in their order: those few are sorted.
+    assert_by_index(found, sorts=True)
+
+
+def test_claims_are_found_by_indexes(database):
+    with plans(database) as found, database.reading() as session:
+        tasks = TaskRepository(session)
+        assert tasks.any(utc_now())
+        assert tasks.claimable(utc_now(), 10)
+    assert_by_index(found, sorts=True)
+    with plans(database) as found, database.writing() as session:
+        tasks = TaskRepository(session)
+        assert tasks.next(KINDS, utc_now()) is not None
+        tasks.lapsed(KINDS, utc_now())
+    assert_by_index(found, sorts=True)
+
+
+def test_events_are_read_in_order_by_an_index(database):
+    with plans(database) as found, database.reading() as session:
+        assert JobRepository(session).events_after(5, 1, 10)
+    assert_by_index(found)

@@ -1,0 +1,173 @@
+"""PostgreSQL as it is talked to: transactions, limits, and its errors in our words."""
+
+import threading
+
+import pytest
+from sqlalchemy import text
+
+from server.database.database import APPLICATION, Database
+from server.database.failures import Collision, DatabaseUnavailable, Unstorable
+from server.settings import Settings, Tuning
+from shared.errors import BadRequest
+
+
+@pytest.fixture(scope="module")
+def url(postgres):
+    found = postgres.create("words")
+    with postgres.administrator("words") as link:
+        link.execute("CREATE TABLE words (number integer PRIMARY KEY, word varchar(8))")
+        link.execute("INSERT INTO words VALUES (1, 'one'), (2, 'two')")
+    return found
+
+
+@pytest.fixture
+def database(url):
+    found = Database(url, Tuning(connections=2, overflow=1, connect_seconds=0.2, lock_seconds=0.2, statement_seconds=1))
+    yield found
+    found.close()
+
+
+def show(session, name):
+    return session.scalar(text(f"SHOW {name}"))
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
+def test_every_way_to_write_its_url(url, scheme):
+    database = Database(url.replace("postgresql+psycopg", scheme))
+    with database.reading() as session:
+        assert session.scalar(text("SELECT word FROM words WHERE number = 1")) == "one"
+    database.close()
+
+
+@pytest.mark.parametrize("url", ["mysql://x@h/d", "oracle://h", "nonsense", "", "postgresql+asyncpg://x@h/d"])
+def test_other_databases_are_refused_by_name(url):
+    with pytest.raises(BadRequest, match="MOBIZO_DATABASE_URL"):
+        Database(url)
+
+
+def test_it_is_told_who_asks_and_for_how_long_at_most(database):
+    with database.reading() as session:
+        assert show(session, "application_name") == APPLICATION
+        assert show(session, "statement_timeout") == "1s"
+        assert show(session, "lock_timeout") == "200ms"
+        assert show(session, "idle_in_transaction_session_timeout") == "2s"
+
+
+def test_settings_decide(tmp_path):
+    given = {"database_connections": 3, "database_overflow": 4, "database_recycle_seconds": 5}
+    more = {"database_connect_seconds": 6, "database_statement_seconds": 7, "database_lock_seconds": 8}
+    assert Settings(home=tmp_path, **given, **more).tuning == Tuning(3, 4, 5, 6, 7, 8)
+
+
+def test_what_the_url_says_counts_more(url):
+    database = Database(f"{url}&application_name=mine")
+    with database.reading() as session:
+        assert show(session, "application_name") == "mine"
+    database.close()
+
+
+def test_a_reader_sees_one_moment_and_may_not_write(database):
+    with database.reading() as session:
+        count = text("SELECT count(*) FROM words")
+        before = session.scalar(count)
+        with database.writing() as other:
+            other.execute(text("INSERT INTO words VALUES (3, 'three')"))
+        assert session.scalar(count) == before
+    with database.reading() as session:
+        assert session.scalar(count) == before + 1
+    with pytest.raises(DatabaseUnavailable), database.reading() as session:
+        session.execute(text("DELETE FROM words"))
+
+
+def test_writers_go_on_from_what_the_one_before_left(url):
+    database = Database(url)
+    with database.writing() as session:
+        session.execute(text("UPDATE words SET word = '0' WHERE number = 2"))
+
+    def count_up():
+        for _ in range(20):
+            with database.writing() as session:
+                found = session.scalar(text("SELECT word FROM words WHERE number = 2 FOR UPDATE"))
+                session.execute(text("UPDATE words SET word = :word WHERE number = 2"), {"word": str(int(found) + 1)})
+
+    threads = [threading.Thread(target=count_up) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with database.reading() as session:
+        assert session.scalar(text("SELECT word FROM words WHERE number = 2")) == "60"
+    database.close()
+
+
+def test_a_lock_that_is_not_given_is_waited_for_no_longer_than_set(database):
+    with database.writing() as session:
+        session.execute(text("UPDATE words SET word = word WHERE number = 1"))
+        with pytest.raises(DatabaseUnavailable), database.writing() as other:
+            other.execute(text("UPDATE words SET word = 'x' WHERE number = 1"))
+
+
+def test_a_statement_that_takes_too_long_is_ended(database):
+    with pytest.raises(DatabaseUnavailable), database.reading() as session:
+        session.execute(text("SELECT pg_sleep(60)"))
+
+
+def test_connections_that_are_all_in_use_are_waited_for_no_longer_than_set(database):
+    with database.reading() as one, database.reading() as two, database.reading() as three:
+        for session in (one, two, three):
+            session.execute(text("SELECT 1"))
+        with pytest.raises(DatabaseUnavailable), database.reading() as fourth:
+            fourth.execute(text("SELECT 1"))
+
+
+def test_the_same_key_twice_is_a_collision(database):
+    with pytest.raises(Collision), database.writing() as session:
+        session.execute(text("INSERT INTO words VALUES (1, 'again')"))
+
+
+@pytest.mark.parametrize("word", ["a\0b", "longer than eight"])
+def test_what_no_column_holds_is_the_requests_fault(database, word):
+    with pytest.raises(Unstorable), database.writing() as session:
+        session.execute(text("UPDATE words SET word = :word"), {"word": word})
+
+
+def none_left(link):
+    """Whether, soon, the server has no connection."""
+    count = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'words' AND application_name = 'mobizo-server'"
+    for _ in range(1500):
+        if link.execute(count).fetchone()[0] == 0:
+            return True
+        link.execute("SELECT pg_sleep(0.02)")
+    return False
+
+
+def test_a_connection_that_was_cut_is_replaced_unseen(database, postgres):
+    with database.reading() as session:
+        session.execute(text("SELECT 1"))
+    with postgres.administrator() as link:
+        link.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'words'")
+        assert none_left(link)
+    with database.reading() as session:
+        assert session.scalar(text("SELECT 1")) == 1
+
+
+@pytest.mark.parametrize(("rested", "asked"), [(0, True), (3600, False)])
+def test_only_a_connection_that_rested_is_asked(database, postgres, monkeypatch, rested, asked):
+    monkeypatch.setattr("server.database.database.RESTED_SECONDS", rested)
+    with database.autocommit() as session:
+        number = session.scalar(text("SELECT pg_backend_pid()"))
+    heard = "SELECT state_change FROM pg_stat_activity WHERE pid = %s"
+    with postgres.administrator() as link:
+        before = link.execute(heard, [number]).fetchone()
+        with database.autocommit() as session:
+            session.connection()
+        assert (link.execute(heard, [number]).fetchone() != before) == asked
+
+
+def test_closing_leaves_no_connection(url, postgres):
+    database = Database(url)
+    with database.reading() as session:
+        session.execute(text("SELECT 1"))
+    database.close()
+    with postgres.administrator() as link:
+        assert none_left(link)

@@ -1,0 +1,89 @@
+"""The migrations make the schema that the models describe, on both databases, from empty, back, and all at once."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import inspect, text
+
+from server.database.database import Database
+from server.database.revisions import release
+from server.database.schema import downgrade, upgrade
+from server.schema import METADATA
+from tests.server.conftest import BOTH
+
+DATABASES = BOTH
+PROCESSES = 4
+
+
+@pytest.fixture
+def database(empty_url):
+    found = Database(empty_url)
+    yield found
+    found.close()
+
+
+def differences(database):
+    """What alembic would still change."""
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        return compare_metadata(context, METADATA)
+
+
+def indexes(database):
+    """Names of all indexes; those of conditions and of descending columns are not compared by alembic everywhere."""
+    found = inspect(database.engine)
+    return {index["name"] for table in METADATA.tables for index in found.get_indexes(table)}
+
+
+def test_models_and_migrations_agree(database):
+    upgrade(database.engine)
+    assert differences(database) == []
+    assert indexes(database) >= {index.name for table in METADATA.tables.values() for index in table.indexes}
+
+
+def test_upgrading_twice_changes_nothing(database):
+    upgrade(database.engine)
+    upgrade(database.engine)
+    assert differences(database) == []
+
+
+def test_there_is_a_way_back_from_each_migration_and_forth_again(database):
+    shapes = {}
+    for revision in release():
+        upgrade(database.engine, revision)
+        shapes[revision] = shape(database)
+    for revision in release()[-2::-1]:
+        downgrade(database.engine, revision)
+        assert shape(database) == shapes[revision], revision
+    downgrade(database.engine, "base")
+    assert inspect(database.engine).get_table_names() == ["alembic_version"]
+    upgrade(database.engine)
+    assert differences(database) == []
+
+
+def shape(database):
+    """Tables, their columns and their indexes, by name."""
+    found = inspect(database.engine)
+    return {
+        table: (
+            sorted((column["name"], str(column["type"]), column["nullable"]) for column in found.get_columns(table)),
+            sorted((index["name"], tuple(index["column_names"])) for index in found.get_indexes(table)),
+            sorted(key["name"] for key in found.get_foreign_keys(table)),
+        )
+        for table in found.get_table_names()
+    }
+
+
+def test_many_processes_may_start_at_once(database):
+    def start(number):
+        mine = Database(str(database.engine.url))
+        upgrade(mine.engine)
+        mine.close()
+
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        list(pool.map(start, range(PROCESSES)))
+    assert differences(database) == []
+    with database.reading() as session:
+        assert session.scalars(text("SELECT version_num FROM alembic_version")).all() == [release()[-1]]

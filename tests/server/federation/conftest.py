@@ -1,0 +1,121 @@
+"""A cohort of a tenant, its members' devices, and a worker in this process."""
+
+import json
+
+import numpy as np
+import pytest
+
+from server.clock import utc_now
+from server.federation.models import CohortRound
+from server.worker import create_worker
+from shared.canonical import canonical_json, sha256_hex
+from shared.zo.lora import dump_adapter
+from tests.server.conftest import JOB, result
+
+URL = "/v1/cohorts/readers"
+COHORT = {
+    "name": "readers",
+    "base": "tiny",
+    "task": "sst2",
+    "dataset": "movies",
+    "recipe": JOB["recipe"],
+    "training": {"steps": 3},
+    "quorum": 2,
+}
+
+
+def cohort_request(**changes):
+    """A valid body of POST /v1/cohorts."""
+    return json.loads(json.dumps(COHORT)) | changes
+
+
+def update_file(flat, a_sha256):
+    """The adapter file of flat B as a device writes it: it names its frozen A."""
+    return dump_adapter(np.asarray(flat, np.float32), {"mobizo": canonical_json({"a_sha256": a_sha256}).decode()})
+
+
+class Band:
+    """One cohort: who is in it, and what their devices do."""
+
+    def __init__(self, home, fleet, app):
+        self.home, self.fleet, self.app = home, fleet, app
+        self.devices, self.worker = {}, None
+        self.view = None
+
+    def create(self, **changes):
+        answer = self.app.post("/v1/cohorts", json=cohort_request(**changes))
+        assert answer.status_code == 201, answer.text
+        self.view = answer.json()
+        return self.view
+
+    def join(self, *users):
+        for user in users:
+            device = self.devices[user] = self.fleet.device(name=f"{user}-phone")
+            answer = self.app.put(f"{URL}/members/{user}", json={"device": device.device_id})
+            assert answer.status_code == 200, answer.text
+
+    def open(self):
+        answer = self.app.post(f"{URL}/rounds")
+        assert answer.status_code == 201, answer.text
+        self.home.compile()
+        return answer.json()
+
+    def round(self, number=1):
+        return self.app.get(f"{URL}/rounds/{number}").json()
+
+    def parts(self, number=1):
+        items = self.app.get(f"{URL}/rounds/{number}/updates").json()["items"]
+        return {part["user"]: part for part in items}
+
+    def lease(self, user):
+        return self.devices[user].lease("movies", capabilities={"cohorts": True})
+
+    def upload(self, user, lease, value, a_sha256=None):
+        """Sends B with every element `value`; the answer."""
+        size = lease["manifest"]["manifest"]["size"]
+        flat = np.full(size, value, np.float32) if np.isscalar(value) else value
+        self.sent = update_file(flat, a_sha256 or self.view["a_sha256"])
+        return self.devices[user].upload(lease, self.sent)
+
+    def complete(self, user, lease, **changes):
+        body = {"adapter_sha256": sha256_hex(self.sent), "result": result(**changes)}
+        return self.devices[user].post(f"/v1/leases/{lease['id']}/complete", json=body)
+
+    def train(self, user, value, **changes):
+        """One member's whole part: what the device is told in the end."""
+        lease = self.lease(user)
+        assert lease is not None
+        answer = self.upload(user, lease, value)
+        assert answer.status_code == 200, answer.text
+        answer = self.complete(user, lease, **changes)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def set_round(self, number=1, **values):
+        with self.home.database.writing() as session:
+            found = session.query(CohortRound).filter(CohortRound.position == number).one()
+            for name, value in values.items():
+                setattr(found, name, value)
+
+    def past_deadline(self, number=1):
+        self.set_round(number, deadline=utc_now())
+
+    def work(self):
+        """A worker looks around and works until nothing waits."""
+        while self.worker.look_around() and self.worker.work():
+            pass
+
+    def b(self, revision="main"):
+        """Flat B of a version of the cohort's adapter."""
+        answer = self.app.get(f"/v1/adapters/readers/revisions/{revision}")
+        assert answer.status_code == 200, answer.text
+        data = self.home.artifacts.read(answer.json()["sha256"])
+        return np.frombuffer(data[8 + int.from_bytes(data[:8], "little") :], "<f4")
+
+
+@pytest.fixture
+def band(home, fleet, app):
+    found = Band(home, fleet, app)
+    found.worker = create_worker(home.settings, home.database)
+    found.worker.register()
+    return found

@@ -1,0 +1,187 @@
+"""What jobs spend of their users' privacy, and what a budget makes of it."""
+
+import math
+from functools import cache
+
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+
+from server.identity.tenants import TenantService
+from shared.federation import accounting
+from tests.server.conftest import assert_problem, job_request
+
+PRIVACY = {"clip": 0.2, "noise_multiplier": 1.0, "sampling_rate": 0.02}
+STEPS = 150
+
+
+def private(**changes):
+    return {"privacy": PRIVACY | changes.pop("privacy", {}), "training": {"steps": STEPS}} | changes
+
+
+@cache
+def epsilon(runs, noise=1.0, rate=0.02, delta=1e-5):
+    """By the accountant itself, on its own finer grid."""
+    accountant = PLDAccountant()
+    accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), runs * STEPS))
+    return accountant.get_epsilon(delta)
+
+
+def spent(app, user="alice"):
+    response = app.get(f"/v1/users/{user}/privacy")
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def limit(operator, epsilon, user="alice", **changes):
+    response = operator.put(f"/v1/users/{user}/privacy", json={"epsilon": epsilon, **changes})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def refused(app, **changes):
+    return assert_problem(app.post("/v1/jobs", json=job_request(**changes)), 409, "privacy-budget-exceeded")
+
+
+def test_a_private_job_has_a_recipe_that_clips_and_is_accounted_for(app):
+    job = app.submit(**private())
+    assert job["recipe"]["privacy"] == "clipped"
+    found = spent(app)
+    assert found["epsilon"] == pytest.approx(epsilon(1), rel=2e-3)
+    assert found["epsilon"] >= epsilon(1) - 1e-9  # what is told is never too little
+    assert (found["runs"], found["budget"], found["unprotected"]) == (1, None, 0)
+    assert spent(app, "bob") == {
+        "user": "bob",
+        "epsilon": 0.0,
+        "delta": 1e-5,
+        "budget": None,
+        "runs": 0,
+        "unprotected": 0,
+    }
+
+
+def test_an_epsilon_is_turned_into_the_least_noise(app):
+    asked = {"noise_multiplier": None, "epsilon": 2.0}
+    noise = app.submit(**private(privacy=asked))["request"]["privacy"]["noise_multiplier"]
+    assert epsilon(1, noise) <= 2.0 < epsilon(1, noise - 0.002)
+
+
+def test_noise_that_is_not_enough_for_the_epsilon_it_names_is_refused(app):
+    problem = refused(app, **private(privacy={"epsilon": 0.5}))
+    assert problem["budget"] == 0.5
+    assert problem["epsilon"] == pytest.approx(epsilon(1), rel=2e-3)
+
+
+def test_an_epsilon_out_of_reach_says_so(app):
+    asked = {"noise_multiplier": None, "epsilon": 1e-4, "sampling_rate": 1.0}
+    body = job_request(**private(privacy=asked))
+    assert "larger epsilon" in assert_problem(app.post("/v1/jobs", json=body), 422, "invalid-request")["detail"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [({"privacy": "clipped"}, "give it `privacy`"), ({"estimator": "stored"}, "estimator 'replay'")],
+)
+def test_recipe_and_privacy_go_together(app, recipe, why):
+    changes = {"recipe": recipe} | ({} if recipe.get("privacy") else private())
+    problem = assert_problem(app.post("/v1/jobs", json=job_request(**changes)), 422, "invalid-recipe")
+    assert why in problem["detail"]
+
+
+def test_a_job_over_the_budget_is_refused_with_the_figures(app, operator):
+    both = (epsilon(1) + epsilon(2)) / 2
+    assert limit(operator, both)["budget"] == pytest.approx(both)
+    app.submit(**private())
+    problem = refused(app, **private(adapter="alice-second"))
+    assert problem["spent"] == pytest.approx(epsilon(1), rel=2e-3)
+    assert problem["epsilon"] == pytest.approx(epsilon(2), rel=2e-3)
+    assert (problem["budget"], problem["delta"]) == (pytest.approx(both), 1e-5)
+    app.submit(**private(user="bob", adapter="bobs"))  # another's budget is another's
+    limit(operator, None)
+    app.submit(**private(adapter="alice-second"))
+
+
+def test_where_there_is_a_budget_no_job_goes_without_privacy(app, operator):
+    app.submit()
+    limit(operator, 5)
+    assert "no bound at all" in refused(app)["detail"]
+
+
+def test_what_no_device_began_is_given_back(app):
+    job = app.submit(**private())
+    assert app.post(f"/v1/jobs/{job['id']}/cancel").status_code == 200
+    assert (spent(app)["epsilon"], spent(app)["runs"]) == (0.0, 0)
+
+
+def test_what_a_device_began_is_spent_and_another_device_is_another_run(fleet, app, device, home):
+    job = fleet.ready_job(app, **private())
+    lease = device.lease()
+    assert device.lease()["id"] == lease["id"]  # the same run goes on
+    assert spent(app)["runs"] == 1
+    assert device.post(f"/v1/leases/{lease['id']}/release").status_code == 200
+    other = fleet.device(name="tablet")
+    assert other.lease()["job"]["id"] == job["id"]
+    assert spent(app)["runs"] == 2
+    assert app.post(f"/v1/jobs/{job['id']}/cancel").status_code == 200
+    assert spent(app)["epsilon"] == pytest.approx(epsilon(2), rel=2e-3)
+
+
+def test_a_second_run_over_the_budget_fails_the_job(fleet, app, operator, device):
+    limit(operator, (epsilon(1) + epsilon(2)) / 2)
+    job = fleet.ready_job(app, **private())
+    lease = device.lease()
+    assert device.post(f"/v1/leases/{lease['id']}/release").status_code == 200
+    assert fleet.device(name="tablet").lease() is None
+    found = app.get(f"/v1/jobs/{job['id']}").json()
+    assert (found["state"], found["error"]["code"]) == ("failed", "privacy-budget-exceeded")
+    assert spent(app)["runs"] == 1
+
+
+def test_jobs_without_privacy_are_told(fleet, app, device):
+    fleet.ready_job(app)
+    assert spent(app)["unprotected"] == 0  # nobody has seen anything yet
+    device.finish(device.lease())
+    assert (spent(app)["unprotected"], spent(app)["epsilon"]) == (1, 0.0)
+
+
+def test_a_private_result_is_taken_without_counts(fleet, app, device):
+    fleet.ready_job(app, **private())
+    quiet = {"train_examples": None, "truncated_examples": None, "zero_shot_accuracy": None, "tuned_accuracy": None}
+    version = device.finish(device.lease(), steps=STEPS, best_step=STEPS, **quiet)
+    assert version["result"]["train_examples"] is None
+    assert app.get(f"/v1/adapters/{version['adapter']}/versions/1/peft/README.md").status_code == 200
+
+
+def test_a_tenant_s_users_are_its_own(fleet, app):
+    app.submit(**private())
+    assert spent(fleet.app("other"))["runs"] == 0
+
+
+def test_only_an_operator_sets_budgets(app):
+    assert_problem(app.put("/v1/users/alice/privacy", json={"epsilon": 1}), 403, "forbidden")
+
+
+@pytest.mark.parametrize("body", [{"epsilon": 0}, {"epsilon": -1}, {"epsilon": 1, "delta": 1}, {}, {"epsilon": "x"}])
+def test_a_budget_that_is_none_is_refused(operator, body):
+    assert_problem(operator.put("/v1/users/alice/privacy", json=body), 422, "invalid-request")
+
+
+def test_epsilon_is_finite_and_grows(app):
+    app.submit(**private(privacy={"noise_multiplier": 0.3}))
+    assert math.isfinite(spent(app)["epsilon"])
+
+
+def test_accounting_holds_no_writing_transaction(home, app, operator, monkeypatch):
+    """Each computation writes meanwhile, which would wait in vain for a transaction that waits for the computation."""
+    composed, computed = accounting._composed, []
+
+    def compose(*arguments):
+        with home.database.writing() as session:
+            TenantService(session).create(f"tenant-{len(computed)}")
+        computed.append(1)
+        return composed(*arguments)
+
+    monkeypatch.setattr(accounting, "_composed", compose)
+    limit(operator, 50)
+    app.submit(**private(privacy={"noise_multiplier": None, "epsilon": 2.345}))
+    assert len(computed) > 2

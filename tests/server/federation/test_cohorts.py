@@ -1,0 +1,185 @@
+"""Cohorts and their members over HTTP: made, pinned, joined, left; whose they are."""
+
+import numpy as np
+import pytest
+
+from server.identity.devices.service import DeviceService
+from shared.recipe import Recipe
+from shared.zo.lora import a_fingerprint, flat_size
+from tests.server.conftest import SHAPE
+from tests.server.federation.conftest import URL, cohort_request
+
+
+def test_recipe_and_a_are_pinned(band):
+    made = band.create(training={"steps": 5})
+    recipe = Recipe.model_validate(made["recipe"])
+    assert made["recipe_id"] == recipe.id
+    assert (made["a_sha256"], made["size_d"]) == (a_fingerprint(recipe, SHAPE), flat_size(recipe, SHAPE))
+    assert made["settings"]["training"]["eps"] == 0.01
+    assert (made["members"], made["rounds"], made["round"], made["version"]) == (0, 0, None, None)
+    assert band.app.get(URL).json() == made
+    assert band.app.get("/v1/cohorts").json()["items"] == [made]
+
+
+def test_a_name_is_one_thing(band, app, problem):
+    app.submit(adapter="readers", user="alice")
+    assert "alice" in problem(app.post("/v1/cohorts", json=cohort_request()), 409, "conflict")["detail"]
+    band.create(name="writers")
+    problem(app.post("/v1/cohorts", json=cohort_request(name="writers")), 409, "conflict")
+    answer = app.post("/v1/jobs", json={**app.submit()["request"], "adapter": "writers"})
+    assert "belongs to a cohort" in problem(answer, 409, "conflict")["detail"]
+
+
+def test_the_same_request_again_is_one_cohort(app):
+    again = {"Idempotency-Key": "k"}
+    first = app.post("/v1/cohorts", json=cohort_request(), headers=again)
+    assert app.post("/v1/cohorts", json=cohort_request(), headers=again).json() == first.json()
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "code"),
+    [
+        ({"base": "nothing"}, 404, "unknown-base"),
+        ({"task": "nothing"}, 422, "invalid-task"),
+        ({"recipe": {"targets": ["gate_proj"], "layers": "last:9"}}, 422, "invalid-recipe"),
+        ({"quorum": 0}, 422, "invalid-request"),
+        ({"name": "No Name"}, 422, "invalid-request"),
+        ({"deadline_seconds": 1e9}, 422, "invalid-request"),
+        ({"algorithm": {"name": "fedprox"}}, 422, "invalid-request"),
+        ({"algorithm": {"name": "fedbuff", "buffer_size": 1}}, 422, "invalid-request"),
+        ({"aggregator": {"name": "krum", "krum_f": 1}}, 422, "invalid-request"),
+        ({"aggregator": {"name": "median"}, "weights": "examples"}, 422, "invalid-request"),
+        ({"upload": "masked"}, 422, "invalid-request"),
+        ({"unknown": 1}, 422, "invalid-request"),
+    ],
+)
+def test_what_cannot_be_a_cohort(app, problem, changes, status, code):
+    problem(app.post("/v1/cohorts", json=cohort_request(**changes)), status, code)
+    assert app.get("/v1/cohorts").json()["items"] == []
+
+
+def test_one_device_is_of_one_user(band, fleet, problem):
+    band.create()
+    band.join("alice")
+    device = band.devices["alice"].device_id
+    problem(band.app.put(f"{URL}/members/bob", json={"device": device}), 409, "conflict")
+    again = band.app.put(f"{URL}/members/alice", json={"device": device})
+    assert again.json() == band.app.get(f"{URL}/members").json()["items"][0]
+    other = fleet.device(name="other").device_id
+    assert band.app.put(f"{URL}/members/alice", json={"device": other}).json()["device_id"] == other
+    assert band.app.put(f"{URL}/members/bob", json={"device": device}).status_code == 200
+    problem(band.app.put(f"{URL}/members/Bob!", json={"device": other}), 422, "invalid-request")
+    problem(band.app.delete(f"{URL}/members/carol"), 404, "not-found")
+
+
+def test_a_device_of_another_tenant_or_a_revoked_one_cannot_join(band, fleet, home, problem):
+    band.create()
+    foreign, lost = fleet.device("other"), fleet.device(name="lost")
+    with home.database.writing() as session:
+        DeviceService(session).revoke("default", lost.device_id)
+    for device in (foreign, lost):
+        problem(band.app.put(f"{URL}/members/alice", json={"device": device.device_id}), 404, "not-found")
+
+
+def test_a_member_whose_device_was_revoked_is_not_waited_for(band, home):
+    band.create(quorum=1)
+    band.join("alice", "bob")
+    with home.database.writing() as session:
+        DeviceService(session).revoke("default", band.devices["bob"].device_id)
+    band.open()
+    assert band.parts()["bob"]["state"] == "failed"
+    band.train("alice", 1.0)
+    assert band.round()["state"] == "aggregating"
+
+
+def test_only_operators_let_users_in(band, operator, problem):
+    band.create(membership="operator")
+    device = band.fleet.device().device_id
+    problem(band.app.put(f"{URL}/members/alice", json={"device": device}), 403, "forbidden")
+    assert operator.put(f"{URL}/members/alice", json={"device": device}).status_code == 200
+    assert band.app.delete(f"{URL}/members/alice").status_code == 204
+
+
+def test_who_left_may_come_back(band):
+    band.create()
+    band.join("alice", "bob")
+    band.app.delete(f"{URL}/members/alice")
+    assert [member["user"] for member in band.app.get(f"{URL}/members").json()["items"]] == ["bob"]
+    band.join("alice")
+    band.open()
+    band.train("alice", 1.0)
+    band.train("bob", 1.0)
+    members = {member["user"]: member["updates"] for member in band.app.get(f"{URL}/members").json()["items"]}
+    assert members == {"alice": 1, "bob": 1}
+
+
+def test_another_device_in_the_middle_of_a_round_takes_no_part_in_it(band, problem):
+    band.create()
+    band.join("alice", "bob", "carol")
+    band.open()
+    old = band.lease("alice")
+    band.join("alice")
+    problem(band.devices["alice"].get(f"/v1/leases/{old['id']}/start"), 404, "not-found")
+    assert band.lease("alice") is None
+    band.train("bob", 1.0)
+    band.train("carol", 3.0)
+    band.work()
+    np.testing.assert_array_equal(band.b(), np.float32(2.0))
+
+
+def test_another_tenant_sees_and_moves_nothing(band, fleet, problem):
+    band.create()
+    band.join("alice", "bob")
+    band.open()
+    other = fleet.app("other")
+    assert other.get("/v1/cohorts").json()["items"] == []
+    for method, path in (
+        *(("GET", ""), ("GET", "/members"), ("GET", "/rounds"), ("POST", "/rounds")),
+        *(
+            ("GET", "/rounds/1"),
+            ("POST", "/rounds/1/close"),
+            ("GET", "/rounds/1/updates"),
+            ("DELETE", "/members/alice"),
+        ),
+    ):
+        problem(other.request(method, URL + path), 404, "cohort-not-found")
+    assert other.post("/v1/cohorts", json=cohort_request()).status_code == 201  # the same name, another's
+    assert other.get(URL).json()["members"] == 0
+    stranger = fleet.device("other")
+    assert stranger.lease("movies", capabilities={"cohorts": True}) is None
+    assert other.get("/v1/jobs").json()["items"] == []
+    assert band.app.get(URL).json()["members"] == 2
+
+
+def test_the_trail_tells_who_did_what(band, operator):
+    band.create()
+    band.join("alice", "bob")
+    band.open()
+    band.app.post(f"{URL}/rounds/1/close")
+    band.app.delete(f"{URL}/members/bob")
+    events = operator.get("/v1/adapters/readers/events").json()["items"]
+    assert [event["action"] for event in events] == [
+        *("left", "round-abandoned", "round-closed", "round-opened", "joined", "joined", "cohort-made")
+    ]
+    mine = band.app.get("/v1/whoami").json()["token_id"]
+    assert [event["actor"] for event in events] == [mine, "server", mine, mine, mine, mine, mine]
+    assert events[0]["reason"] == "user bob"
+
+
+def test_without_its_adapter_a_cohort_opens_no_round(band, problem):
+    band.create()
+    band.join("alice", "bob")
+    assert band.app.delete("/v1/adapters/readers").status_code == 200
+    problem(band.app.post(f"{URL}/rounds"), 404, "adapter-not-found")
+    assert band.app.post("/v1/adapters/readers/undelete").status_code == 200
+    band.open()
+
+
+def test_a_round_at_a_time(band, problem):
+    band.create(most_rounds=1)
+    band.join("alice", "bob")
+    band.open()
+    assert problem(band.app.post(f"{URL}/rounds"), 409, "conflict")["round"] == 1
+    band.app.post(f"{URL}/rounds/1/close")
+    assert "maximum" in problem(band.app.post(f"{URL}/rounds"), 409, "conflict")["detail"]
+    problem(band.app.get(f"{URL}/rounds/2"), 404, "round-not-found")

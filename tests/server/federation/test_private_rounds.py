@@ -1,0 +1,97 @@
+"""Rounds that keep their members, or their members' examples, private: noise, what it costs, and when it is enough."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+
+from tests.server.conftest import assert_problem
+from tests.server.federation.conftest import COHORT, URL
+
+MEMBERS = {"clip": 4.0, "noise_multiplier": 2.0}
+EXAMPLES = {"clip": 0.2, "noise_multiplier": 1.0, "sampling_rate": 0.1}
+CLIPPED = COHORT["recipe"] | {"privacy": "clipped"}
+QUIET = {"train_examples": None, "truncated_examples": None, "zero_shot_accuracy": None, "tuned_accuracy": None}
+
+
+@cache
+def epsilon(event):
+    """By the accountant itself, on its own finer grid."""
+    accountant = PLDAccountant()
+    accountant.compose(event)
+    return pytest.approx(accountant.get_epsilon(1e-5), rel=2e-3)
+
+
+def of_rounds(count):
+    return epsilon(SelfComposedDpEvent(GaussianDpEvent(2.0), count))
+
+
+def of_runs(count):
+    return epsilon(SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0)), 3 * count))
+
+
+def spent(band):
+    return band.app.get(f"{URL}/privacy").json()
+
+
+def whole_round(band, alice, bob, **changes):
+    band.open()
+    band.train("alice", alice, **changes)
+    band.train("bob", bob, **changes)
+    band.work()
+
+
+def test_a_private_mean_is_clipped_noised_and_paid_for(band):
+    band.create(privacy={"members": MEMBERS})
+    band.join("alice", "bob")
+    assert (spent(band)["members_epsilon"], spent(band)["rounds"]) == (0.0, 0)
+    whole_round(band, 100.0, -100.0)
+    b = band.b()
+    # The mean of two clipped opposites is zero; what is left is noise of 2 x 4 / 2 in each element.
+    assert 2.0 < b.std() < 6.0
+    assert np.abs(b).max() < 40
+    version = band.app.get("/v1/adapters/readers/revisions/main").json()
+    assert version["cohort"]["epsilon"] == of_rounds(1)
+    found = spent(band)
+    assert (found["rounds"], found["members_epsilon"], found["examples_epsilon"]) == (1, of_rounds(1), None)
+
+
+def test_no_round_opens_that_would_exceed_the_cohorts_budget(band):
+    one = PLDAccountant()
+    one.compose(GaussianDpEvent(2.0))
+    band.create(privacy={"members": MEMBERS | {"epsilon": one.get_epsilon(1e-5) * 1.1}})
+    band.join("alice", "bob")
+    whole_round(band, 1.0, 1.0)
+    problem = assert_problem(band.app.post(f"{URL}/rounds"), 409, "privacy-budget-exceeded")
+    assert (problem["spent"], problem["epsilon"]) == (of_rounds(1), of_rounds(2))
+    assert spent(band)["rounds"] == 1
+
+
+def test_examples_are_paid_for_by_each_run(band):
+    band.create(recipe=CLIPPED, privacy={"examples": EXAMPLES})
+    band.join("alice", "bob")
+    whole_round(band, 1.0, 2.0, **QUIET)
+    np.testing.assert_array_equal(band.b(), np.float32(1.5))
+    found = spent(band)
+    assert (found["examples_epsilon"], found["members_epsilon"]) == (of_runs(1), None)
+    assert band.app.get("/v1/users/alice/privacy").json()["epsilon"] == of_runs(1)
+
+
+def test_who_has_nothing_left_to_spend_is_not_asked(band, operator):
+    band.create(quorum=1, recipe=CLIPPED, privacy={"examples": EXAMPLES})
+    band.join("alice", "bob")
+    assert operator.put("/v1/users/bob/privacy", json={"epsilon": 0.01}).status_code == 200
+    band.open()
+    parts = band.parts()
+    assert parts["bob"]["state"] == "failed"
+    assert band.lease("bob") is None
+    assert band.lease("alice")["job"]["request"]["privacy"]["noise_multiplier"] == 1.0
+    assert band.app.get("/v1/users/bob/privacy").json()["runs"] == 0
+
+
+def test_a_cohort_without_privacy_says_that_it_has_none(band):
+    band.create()
+    found = spent(band)
+    assert (found["members_epsilon"], found["examples_epsilon"]) == (None, None)

@@ -1,0 +1,288 @@
+"""Rounds over HTTP: opened, trained, averaged, published; what ends one, and what follows."""
+
+from datetime import timedelta
+
+import numpy as np
+
+from server.storage.garbage_collection import Collector
+from shared.canonical import sha256_hex
+from tests.server.federation.conftest import URL
+
+
+def test_two_rounds_of_federated_averaging(band):
+    band.create()
+    band.join("alice", "bob", "carol")
+    opened = band.open()
+    assert (opened["number"], opened["state"], opened["members"], opened["start_version"]) == (1, "open", 3, None)
+    assert band.train("alice", 1.0) == {"cohort": "readers", "round": 1, "updates": 1}
+    band.train("bob", 2.0)
+    band.work()
+    assert band.round()["state"] == "open"
+    band.train("carol", 4.5)
+    assert band.round()["state"] == "aggregating"
+    band.work()
+    published = band.round()
+    assert (published["state"], published["version"], published["updates"]) == ("published", 1, 3)
+    np.testing.assert_array_equal(band.b(), np.float32(2.5))
+    second = band.open()
+    assert (second["number"], second["start_version"]) == (2, 1)
+    for user, value in (("alice", 3.5), ("bob", 2.5), ("carol", 1.5)):
+        band.train(user, value)
+    band.work()
+    assert band.round(2)["version"] == 2
+    np.testing.assert_array_equal(band.b(), np.float32(2.5))
+    version = band.app.get("/v1/adapters/readers/revisions/v2").json()
+    assert (version["job_id"], version["device_id"], version["state"]) == (None, None, "approved")
+    assert (version["parent"]["version"], version["cohort"]["round"], version["cohort"]["updates"]) == (1, 2, 3)
+
+
+def test_the_collector_leaves_a_rounds_files_until_it_has_ended(band):
+    def collected():
+        Collector(band.home.database, band.home.artifacts).collect(timedelta(0))
+        return {file.sha256 for file in band.home.artifacts.listing()}
+
+    band.create(optimizer={"name": "momentum"})
+    band.join("alice", "bob")
+    band.open()
+    before = collected()
+    band.train("alice", 2.0)
+    update = collected() - before
+    assert update == {sha256_hex(band.sent)}
+    band.train("bob", 4.0)
+    assert len(collected() - before) == 2
+    band.work()
+    kept = collected() - before
+    assert len(kept) == 2  # the version's, and the optimizer's momentum
+    assert not kept & update
+    band.open()
+    for user in ("alice", "bob"):
+        band.train(user, 3.0)
+    band.work()
+    assert (band.round(2)["state"], len(collected() - before)) == ("published", 3)
+
+
+def test_a_device_is_told_of_its_round(band):
+    band.create(training={"steps": 3, "seed": 7}, algorithm={"name": "fedprox", "mu": 0.5})
+    band.join("alice", "bob")
+    band.open()
+    alice, bob = band.lease("alice"), band.lease("bob")
+    task = alice["round"]
+    assert (task["cohort"], task["number"], task["upload"]) == ("readers", 1, "weights")
+    assert task["algorithm"] == {"name": "fedprox", "mu": 0.5, "staleness_exponent": 0.5, "buffer_size": 10}
+    assert alice["job"]["round"] == {"cohort": "readers", "number": 1}
+    asked = alice["job"]["request"]
+    assert (asked["user"], asked["device"], asked["start"]) == ("alice", band.devices["alice"].device_id, None)
+    assert alice["start"] is None
+    assert asked["training"]["seed"] != bob["job"]["request"]["training"]["seed"]
+    band.train("alice", 1.0)
+    band.train("bob", 1.0)
+    band.work()
+    band.open()
+    again = band.lease("alice")
+    assert again["start"]["manifest"]["cohort"]["round"] == 1
+    assert again["job"]["request"]["training"]["seed"] != asked["training"]["seed"]
+    start = band.devices["alice"].get(f"/v1/leases/{again['id']}/start")
+    assert start.content == band.home.artifacts.read(again["start"]["manifest"]["sha256"])
+
+
+def test_a_job_of_ones_own_is_told_of_no_round(lease):
+    assert "round" not in lease
+    assert "round" not in lease["job"]
+
+
+def test_below_quorum_at_the_deadline_a_round_is_abandoned(band, problem):
+    band.create(quorum=2)
+    band.join("alice", "bob", "carol")
+    band.open()
+    band.train("alice", 1.0)
+    late = band.lease("bob")
+    band.past_deadline()
+    problem(band.upload("bob", late, 2.0), 410, "round-closed")
+    band.work()
+    ended = band.round()
+    assert (ended["state"], ended["version"]) == ("abandoned", None)
+    assert ended["why"] == "1 updates had arrived at the deadline; the quorum is 2"
+    events = band.app.get("/v1/adapters/readers/events").json()["items"]
+    assert (events[0]["action"], events[0]["actor"]) == ("round-abandoned", "server")
+    states = {user: part["state"] for user, part in band.parts().items()}
+    assert states == {"alice": "counted", "bob": "missed", "carol": "missed"}
+    answer = band.devices["bob"].post(f"/v1/leases/{late['id']}/heartbeat", json={"phase": "training"}).json()
+    assert answer["stop"]
+    assert band.app.get("/v1/adapters/readers").json()["latest"] is None
+    assert band.lease("carol") is None
+
+
+def test_at_the_deadline_with_its_quorum_a_round_makes_a_version(band):
+    band.create()
+    band.join("alice", "bob", "carol")
+    band.open()
+    band.train("alice", 1.0)
+    band.train("bob", 2.0)
+    band.past_deadline()
+    band.work()
+    assert (band.round()["state"], band.round()["updates"]) == ("published", 2)
+    np.testing.assert_array_equal(band.b(), np.float32(1.5))
+
+
+def test_a_round_in_which_nobody_can_answer_any_more_ends_at_once(band):
+    band.create(quorum=2)
+    band.join("alice", "bob")
+    band.open()
+    band.train("alice", 1.0)
+    lease = band.lease("bob")
+    band.devices["bob"].post(f"/v1/leases/{lease['id']}/fail", json={"code": "broken", "detail": "no more"})
+    band.work()
+    assert band.round()["why"] == "1 updates had arrived when all members had answered; the quorum is 2"
+    assert band.parts()["bob"]["state"] == "failed"
+
+
+def test_weights_by_examples_are_capped(band):
+    band.create(weights="examples", most_examples=30)
+    band.join("alice", "bob")
+    band.open()
+    band.train("alice", 1.0, train_examples=10)
+    band.train("bob", 5.0, train_examples=10**9)
+    band.work()
+    np.testing.assert_array_equal(band.b(), np.float32((10 * 1 + 30 * 5) / 40))
+    bob = band.parts()["bob"]
+    assert (bob["claimed_examples"], bob["examples"]) == (10**9, 30)
+
+
+def test_a_server_optimizer_remembers_from_round_to_round(band):
+    band.create(optimizer={"name": "momentum", "lr": 0.5, "beta1": 0.9})
+    band.join("alice", "bob")
+    b, momentum = 0.0, 0.0
+    for number, moved in ((1, 2.0), (2, -1.0), (3, 0.5)):
+        band.open()
+        for user in ("alice", "bob"):
+            band.train(user, b + moved)
+        band.work()
+        momentum = 0.9 * momentum + moved
+        b = float(np.float32(b + 0.5 * momentum))
+        assert band.round(number)["state"] == "published"
+        np.testing.assert_allclose(band.b(), b, rtol=1e-6)
+
+
+def test_accuracy_of_the_start_is_the_mean_over_devices(band):
+    band.create()
+    band.join("alice", "bob", "carol")
+    band.open()
+    band.train("alice", 1.0, zero_shot_accuracy=0.5, tuned_accuracy=0.7)
+    band.train("bob", 1.0, zero_shot_accuracy=0.6, tuned_accuracy=0.8)
+    band.train("carol", 1.0, zero_shot_accuracy=None, tuned_accuracy=None)
+    band.work()
+    found = band.round()
+    assert found["measured"] == 2
+    np.testing.assert_allclose((found["start_accuracy"], found["tuned_accuracy"]), (0.55, 0.75))
+    version = band.app.get("/v1/adapters/readers/revisions/main").json()
+    np.testing.assert_allclose(version["result"]["zero_shot_accuracy"], 0.55)
+    assert version["result"]["tuned_accuracy"] is None
+
+
+def test_rounds_that_open_by_themselves(band):
+    band.create(automatic=True, most_rounds=2)
+    band.join("alice")
+    band.work()
+    assert band.app.get(URL).json()["rounds"] == 0
+    band.join("bob")
+    for number in (1, 2):
+        band.work()
+        assert band.round(number)["state"] == "open"
+        band.home.compile()
+        band.train("alice", 1.0)
+        band.train("bob", 1.0)
+        band.work()
+    band.work()
+    assert band.app.get(URL).json()["rounds"] == 2
+    assert [each["state"] for each in band.app.get(f"{URL}/rounds").json()["items"]] == ["published", "published"]
+
+
+def test_a_person_ends_a_round(band):
+    band.create(automatic=True)
+    band.join("alice", "bob", "carol")
+    band.work()
+    band.home.compile()
+    band.train("alice", 1.0)
+    band.train("bob", 2.0)
+    closed = band.app.post(f"{URL}/rounds/1/close").json()
+    assert closed["state"] == "aggregating"
+    assert band.app.post(f"{URL}/rounds/1/close").json()["state"] == "aggregating"
+    band.work()
+    band.work()
+    assert (band.round()["state"], band.app.get(URL).json()["rounds"]) == ("published", 1)
+    band.open()
+    assert band.app.post(f"{URL}/rounds/2/close").json()["why"] == (
+        "0 updates had arrived when it was closed; the quorum is 2"
+    )
+
+
+def test_a_person_approves_each_version(band, operator, problem):
+    band.create(automatic=True)
+    rule = {"rule": {"automatic": False}}
+    assert operator.put("/v1/adapters/readers/rule", json=rule).status_code == 200
+    band.join("alice", "bob")
+    band.work()
+    band.home.compile()
+    band.train("alice", 1.0)
+    band.train("bob", 1.0)
+    band.work()
+    band.work()
+    assert band.round()["version"] == 1
+    assert band.app.get("/v1/adapters/readers").json()["main"] is None
+    problem(band.app.post(f"{URL}/rounds"), 409, "version-held")
+    assert operator.post("/v1/adapters/readers/versions/1/approve").status_code == 200
+    band.work()
+    assert (band.round(2)["state"], band.round(2)["start_version"]) == ("open", 1)
+
+
+def test_after_a_rollback_the_next_round_starts_from_it(band):
+    band.create()
+    band.join("alice", "bob")
+    for value in (1.0, 2.0):
+        band.open()
+        band.train("alice", value)
+        band.train("bob", value)
+        band.work()
+    assert band.app.post("/v1/adapters/readers/rollback", json={}).status_code == 200
+    assert band.open()["start_version"] == 1
+    band.train("alice", 4.0)
+    band.train("bob", 4.0)
+    band.work()
+    np.testing.assert_array_equal(band.b("v3"), np.float32(4.0))
+    assert band.app.get("/v1/adapters/readers/revisions/v3").json()["parent"]["version"] == 1
+
+
+def test_a_personal_job_goes_on_from_the_cohort(band):
+    band.create()
+    band.join("alice", "bob")
+    band.open()
+    band.train("alice", 1.0)
+    band.train("bob", 3.0)
+    band.work()
+    job = band.app.submit(start={"adapter": "readers"})
+    assert job["request"]["recipe"]["rank"] == 2
+    lease = band.lease("alice")
+    assert (lease["job"]["id"], "round" in lease) == (job["id"], False)
+    assert lease["start"]["manifest"]["cohort"]["cohort"] == "readers"
+    version = band.devices["alice"].finish(lease, 2.5)
+    assert (version["adapter"], version["parent"]["adapter"]) == ("alice-movies", "readers")
+    card = band.app.get("/v1/adapters/readers/versions/1/peft/README.md").text
+    assert "round 1 of cohort readers: 2 devices' updates" in card
+    compared = band.app.get("/v1/adapters/alice-movies/compare?left=v1&right=v1&other=readers").json()
+    assert compared["same_a"]
+    np.testing.assert_allclose(compared["weights"]["cosine"], 1.0, rtol=1e-6)
+
+
+def test_a_member_s_device_may_have_the_cohort_s_versions(band, fleet, problem):
+    band.create()
+    band.join("alice", "bob")
+    band.open()
+    band.train("alice", 1.0)
+    band.train("bob", 1.0)
+    band.work()
+    path = "/v1/devices/self/adapters/readers/main"
+    assert band.devices["alice"].get(path).status_code == 200
+    stranger = fleet.device(name="stranger")
+    problem(stranger.get(path), 404, "adapter-not-found")
+    assert band.app.delete(f"{URL}/members/alice").status_code == 204
+    problem(band.devices["alice"].get(path), 404, "adapter-not-found")

@@ -1,0 +1,122 @@
+"""Scalar federation over HTTP: a round's updates as trajectories, which the server replays; and who is asked at all."""
+
+import numpy as np
+import pytest
+
+from server.storage.references import referenced
+from shared.canonical import sha256_hex
+from shared.zo.lora import load_adapter
+from tests.server.registry.trajectories.runs import Run, complete, send
+
+STEPS, LR, MU = 6, 0.25, 0.5
+FACTOR = np.float32(1 - LR * MU)
+
+
+@pytest.fixture
+def opened(band):
+    """A round of two that asks for trajectories of pulled runs."""
+    band.create(
+        upload="trajectory",
+        training={"steps": STEPS, "lr": LR},
+        algorithm={"name": "fedprox", "mu": MU},
+    )
+    band.join("alice", "bob")
+    band.open()
+    return band
+
+
+def run_of(lease, directory, start=None, **changes):
+    """What a device has after its part: the last B is what counts."""
+    directory = directory / lease["job"]["id"]
+    directory.mkdir()
+    seed = lease["job"]["request"]["training"]["seed"]
+    told = {"proximal": MU, "factor": FACTOR} | changes
+    return Run(lease, directory, steps=STEPS, best=STEPS, start=start, job_seed=seed, **told)
+
+
+def hand_in(band, user, lease, run):
+    device = band.devices[user]
+    send(device, lease, run.ledger).raise_for_status()
+    done = complete(device, lease, run.adapter(), run.ledger, run.result())
+    assert done.status_code == 200, done.text
+    return done.json()
+
+
+def test_two_rounds_of_which_the_server_was_sent_no_b(opened, tmp_path):
+    mean, start = None, None
+    for number in (1, 2):
+        runs = []
+        for user in ("alice", "bob"):
+            lease = opened.lease(user)
+            runs.append(run_of(lease, tmp_path, start))
+            assert hand_in(opened, user, lease, runs[-1])["round"] == number
+        assert {part["bytes"] for part in opened.parts(number).values()} == {len(run.ledger) for run in runs}
+        opened.work()
+        begin = np.zeros_like(runs[0].b()) if mean is None else mean
+        expected = begin + np.mean([run.b().astype(np.float64) - begin for run in runs], axis=0)
+        mean = opened.b()
+        np.testing.assert_allclose(mean, expected, rtol=1e-6, atol=1e-7)
+        start = opened.home.artifacts.read(opened.app.get("/v1/adapters/readers/revisions/main").json()["sha256"])
+        assert load_adapter(start, mean.size).tobytes() == mean.tobytes()
+        if number == 1:
+            opened.open()
+
+
+def test_a_trajectory_that_yields_another_b_is_refused_and_b_counts_alone(opened, tmp_path, problem):
+    lease, device = opened.lease("alice"), opened.devices["alice"]
+    run = run_of(lease, tmp_path)
+    send(device, lease, run.ledger).raise_for_status()
+    other = run.adapter(STEPS - 1)
+    problem(complete(device, lease, other, run.ledger, run.result()), 422, "trajectory-mismatch")
+    assert opened.round()["updates"] == 0
+    device.upload(lease, other).raise_for_status()
+    assert complete(device, lease, other, None, run.result()).json()["updates"] == 1
+    assert opened.parts()["alice"]["bytes"] == len(other)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"proximal": None, "factor": None}, {"proximal": 0.25}, {"factor": np.float32(0.9)}, {"job_seed": 1}]
+)
+def test_a_run_of_another_kind_than_the_rounds_is_refused(opened, tmp_path, problem, changes):
+    lease = opened.lease("alice")
+    seed = lease["job"]["request"]["training"]["seed"]
+    told = {"proximal": MU, "factor": FACTOR, "job_seed": seed} | changes
+    run = Run(lease, tmp_path, steps=STEPS, best=STEPS, **told)
+    problem(send(opened.devices["alice"], lease, run.ledger), 422, "invalid-trajectory")
+
+
+def test_one_that_comes_too_late_counts_no_more(opened, tmp_path, problem):
+    lease, device = opened.lease("alice"), opened.devices["alice"]
+    run = run_of(lease, tmp_path)
+    send(device, lease, run.ledger).raise_for_status()
+    opened.past_deadline()
+    problem(complete(device, lease, run.adapter(), run.ledger, run.result()), 410, "round-closed")
+
+
+def test_what_was_sent_is_not_kept(opened, tmp_path):
+    """Neither a trajectory nor the B that was made of it is named once the round has ended."""
+    runs = []
+    for user in ("alice", "bob"):
+        lease = opened.lease(user)
+        runs.append(run_of(lease, tmp_path))
+        hand_in(opened, user, lease, runs[-1])
+    updates, ledgers = ({sha256_hex(data) for data in sent} for sent in zip(*map(files_of, runs), strict=True))
+    with opened.home.database.reading() as session:
+        assert referenced(session, updates | ledgers) == updates
+    opened.work()
+    with opened.home.database.reading() as session:
+        assert referenced(session, updates | ledgers) == set()
+    assert opened.app.get(f"/v1/jobs/{runs[0].job_id}").json()["adapter_version"] is None
+
+
+def files_of(run):
+    return run.adapter(), run.ledger
+
+
+@pytest.mark.parametrize("said", [None, {}, {"cohorts": False}, {"cohorts": ["others"]}])
+def test_a_device_whose_owner_did_not_agree_is_not_asked(opened, said):
+    device = opened.devices["alice"]
+    assert device.lease("movies", capabilities=said) is None
+    waiting = opened.app.get(f"/v1/jobs/{opened.parts()['alice']['job_id']}/waiting").json()
+    assert "its owner's permission to take part in cohort readers" in waiting["why"]
+    assert device.lease("movies", capabilities={"cohorts": ["readers"]}) is not None

@@ -1,0 +1,178 @@
+"""Who makes a round's version: real worker processes, killed in the middle, and claims that are lost."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+
+from server.federation.aggregation import AggregationHandler
+from server.federation.arithmetic import make_version
+from server.federation.models import CohortRound, MemberUpdate
+from server.federation.publication import StoredFiles
+from tests.server.conftest import BOTH, Workers
+from tests.server.federation.conftest import URL
+
+DATABASES = BOTH
+
+
+def eventually(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def full(band):
+    """A round of three whose version is to be made."""
+    band.create()
+    band.join("alice", "bob", "carol")
+    band.open()
+    for user, value in (("alice", 1.0), ("bob", 2.0), ("carol", 6.0)):
+        band.train(user, value)
+    return band
+
+
+@pytest.fixture
+def start(home):
+    """Starts a worker process."""
+    with contextlib.ExitStack() as stack:
+
+        def start():
+            process = subprocess.Popen(
+                [sys.executable, "-m", "server.worker"],
+                env=os.environ | home.settings.environment(),
+                stderr=subprocess.DEVNULL,
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+def row(home):
+    with home.database.reading() as session:
+        found = session.query(CohortRound).one()
+        session.expunge_all()
+        return found
+
+
+def path_of(home, sha256):
+    return next(path for path in home.settings.artifacts_path.rglob(sha256))
+
+
+def test_killed_in_the_middle_it_is_made_again_and_counts_nobody_twice(home, full, start):
+    with home.database.reading() as session:
+        sha256 = session.query(MemberUpdate.sha256).order_by(MemberUpdate.number.desc()).first()[0]
+    path = path_of(home, sha256)
+    data = path.read_bytes()
+    path.unlink()
+    os.mkfifo(path)  # whoever reads it waits
+    first = start()
+    eventually(lambda: home.task(row(home).id).worker_id is not None)
+    first.kill()
+    first.wait()
+    assert row(home).state == "aggregating"
+    path.unlink()
+    path.write_bytes(data)
+    start()
+    eventually(lambda: full.round()["state"] == "published")
+    np.testing.assert_array_equal(full.b(), np.float32(3.0))
+    assert full.app.get("/v1/adapters/readers").json()["versions"] == 1
+    assert (home.task(row(home).id).attempts, row(home).updates) == (2, 3)
+
+
+class Aggregators(Workers):
+    """Two workers that make rounds' versions."""
+
+    def queue(self, name, action, *arguments):
+        handler = AggregationHandler(self.home.settings, self.home.database, self.home.artifacts)
+        return self.do(name, handler, action, *arguments)
+
+    def claim(self, name):
+        return self.queue(name, "claim")
+
+    def publish(self, name, claim):
+        artifacts = self.home.artifacts
+        made = make_version(artifacts, claim.order)
+        stored = StoredFiles(artifacts.put(made.adapter), len(made.adapter), artifacts.put(made.optimizer))
+        return self.queue(name, "complete", claim, stored)
+
+
+@pytest.fixture
+def workers(home):
+    return Aggregators(home, "one", "two")
+
+
+def test_one_claims_it_and_who_lost_it_publishes_nothing(home, full, workers):
+    first = workers.claim("one")
+    assert [update.contribution.member for update in first.order.updates] == ["alice", "bob", "carol"]
+    assert workers.claim("two") is None
+    assert workers.queue("one", "heartbeat", first)
+    home.set_task(first.subject, lease_expires_at=datetime(2020, 1, 1, tzinfo=UTC))
+    second = workers.claim("two")
+    assert second.subject == first.subject
+    assert not workers.queue("one", "heartbeat", first)
+    assert not workers.publish("one", first)
+    assert workers.publish("two", second)
+    assert not workers.publish("two", second)
+    assert full.app.get("/v1/adapters/readers").json()["versions"] == 1
+    np.testing.assert_array_equal(full.b(), np.float32(3.0))
+
+
+def test_who_leaves_while_it_is_made_does_not_count(full, workers):
+    first = workers.claim("one")
+    assert full.app.delete(f"{URL}/members/carol").status_code == 204
+    assert not workers.publish("one", first)
+    again = workers.claim("one")
+    assert len(again.order.updates) == 2
+    assert workers.publish("one", again)
+    np.testing.assert_array_equal(full.b(), np.float32(1.5))
+    assert full.round()["updates"] == 2
+
+
+def test_who_leaves_while_it_is_made_may_take_the_quorum(full, workers):
+    first = workers.claim("one")
+    for user in ("carol", "bob"):
+        assert full.app.delete(f"{URL}/members/{user}").status_code == 204
+    assert full.round()["state"] == "abandoned"
+    assert not workers.publish("one", first)
+
+
+def test_killed_every_time_it_is_abandoned(home, full, workers):
+    for _ in range(home.settings.compile_attempts):
+        claimed = workers.claim("one")
+        workers.queue("two", "take_back", home.task(claimed.subject), "one")
+    assert full.round()["state"] == "abandoned"
+    assert "killed in every attempt" in full.round()["why"]
+    assert workers.claim("one") is None
+
+
+def test_a_damaged_update_ends_the_round_and_says_whose_it_was(home, full):
+    with home.database.reading() as session:
+        sha256 = session.query(MemberUpdate.sha256).order_by(MemberUpdate.number).first()[0]
+    path = path_of(home, sha256)
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes()[:-4])
+    full.work()
+    assert full.round()["state"] == "abandoned"
+    assert full.round()["why"].startswith("alice: ")
+    assert full.app.get("/v1/adapters/readers").json()["versions"] == 0
+
+
+def test_aggregators_that_choose(band):
+    band.create(aggregator={"name": "median"}, quorum=3)
+    band.join("alice", "bob", "carol")
+    band.open()
+    for user, value in (("alice", 1.0), ("bob", 2.0), ("carol", 60.0)):
+        band.train(user, value)
+    band.work()
+    np.testing.assert_array_equal(band.b(), np.float32(2.0))
+    origin = band.app.get("/v1/adapters/readers/revisions/main").json()["cohort"]
+    assert (origin["aggregator"]["name"], origin["updates"]) == ("median", 3)

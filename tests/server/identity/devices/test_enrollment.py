@@ -1,0 +1,269 @@
+"""The device authorization grant over HTTP, by requests put together from RFC 8628's text."""
+
+import threading
+from datetime import timedelta
+from urllib.parse import urlencode
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import func, select, update
+
+from server.identity.devices.models import DeviceRequest
+from server.identity.devices.user_codes import new_user_code, read_user_code, shown
+from shared.signing import fingerprint, new_private_key, public_text
+
+GRANT = "urn:ietf:params:oauth:grant-type:device_code"
+KEY = public_text(new_private_key().public_key())
+FIELDS = {"client_id": "mobizo-agent", "device_name": "phone", "public_key": KEY, "platform": "linux <b>"}
+
+
+class Joining:
+    """A device that asks to join, with a clock that the test turns."""
+
+    def __init__(self, fleet):
+        self.fleet, self.actor = fleet, fleet.actor()
+
+    def form(self, path, fields):
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        return self.actor.post(path, content=urlencode(fields), headers=headers)
+
+    def ask(self, **changes):
+        answer = self.form("/v1/oauth/device_authorization", FIELDS | changes)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["cache-control"] == "no-store"
+        return answer.json()
+
+    def poll(self, code, **changes):
+        fields = {"grant_type": GRANT, "device_code": code, "client_id": "mobizo-agent"} | changes
+        return self.form("/v1/oauth/token", fields)
+
+    def later(self, seconds):
+        """Puts every request's times into the past."""
+        with self.fleet.home.database.writing() as session:
+            for request in session.scalars(select(DeviceRequest)):
+                request.expires_at -= timedelta(seconds=seconds)
+                if request.polled_at is not None:
+                    request.polled_at -= timedelta(seconds=seconds)
+
+    def refused(self, answer, error, status=400):
+        assert answer.status_code == status, answer.text
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.json()["error"] == error, answer.text
+        assert answer.json()["error_description"]
+
+
+@pytest.fixture
+def joining(fleet):
+    return Joining(fleet)
+
+
+def test_a_device_that_an_operator_lets_in(fleet, joining, operator):
+    asked = joining.ask()
+    assert set(asked) == {
+        *("device_code", "user_code", "verification_uri", "verification_uri_complete", "expires_in", "interval")
+    }
+    assert asked["verification_uri"] == f"{fleet.url}/device"
+    assert asked["verification_uri_complete"] == f"{fleet.url}/device?user_code={asked['user_code']}"
+    assert (asked["expires_in"], asked["interval"]) == (900, 5)
+    joining.refused(joining.poll(asked["device_code"]), "authorization_pending")
+    code = asked["user_code"].lower().replace("-", "")
+    seen = operator.get(f"/v1/device-requests/{code}").json()
+    assert (seen["name"], seen["platform"], seen["address"]) == ("phone", "linux <b>", "127.0.0.1")
+    assert (seen["state"], seen["fingerprint"]) == ("pending", fingerprint(KEY))
+    for _ in range(2):
+        assert operator.post(f"/v1/device-requests/{code}/approve").json()["state"] == "approved"
+    joining.later(5)
+    granted = joining.poll(asked["device_code"])
+    assert granted.status_code == 200
+    assert granted.headers["cache-control"] == "no-store"
+    grant = granted.json()
+    assert grant["token_type"] == "Bearer"
+    assert grant["server"] == fleet.actor().get("/v1/server").json()
+    (device,) = operator.get("/v1/devices").json()["items"]
+    assert (device["id"], device["name"]) == (grant["device_id"], "phone")
+    assert fleet.actor(grant["access_token"]).post("/v1/leases", json={"datasets": []}).status_code == 204
+    joining.later(5)
+    joining.refused(joining.poll(asked["device_code"]), "invalid_grant")
+    assert operator.get(f"/v1/device-requests/{code}").json()["device_id"] == grant["device_id"]
+
+
+def test_neither_code_is_kept_in_clear_that_opens_anything(fleet, joining):
+    asked = joining.ask()
+    with fleet.home.database.reading() as session:
+        (kept,) = session.scalars(select(DeviceRequest))
+        text = " ".join(str(getattr(kept, column.key)) for column in DeviceRequest.__table__.columns)
+    assert asked["device_code"] not in text
+    assert asked["device_code"].split("-")[-1] not in text
+
+
+def test_it_joins_the_operators_tenant_and_no_other_sees_it_any_more(fleet, joining, operator, problem):
+    asked = joining.ask()
+    other = fleet.operator("other")
+    path = f"/v1/device-requests/{asked['user_code']}"
+    assert other.get(path).status_code == 200
+    assert other.post(f"{path}/approve").status_code == 200
+    problem(operator.get(path), 404, "not-found")
+    problem(operator.post(f"{path}/deny"), 404, "not-found")
+    grant = joining.poll(asked["device_code"]).json()
+    assert [device["id"] for device in other.get("/v1/devices").json()["items"]] == [grant["device_id"]]
+    assert operator.get("/v1/devices").json()["items"] == []
+
+
+def test_a_device_that_is_refused(joining, operator, problem):
+    asked = joining.ask()
+    path = f"/v1/device-requests/{asked['user_code']}"
+    assert operator.post(f"{path}/deny").json()["state"] == "denied"
+    problem(operator.post(f"{path}/approve"), 409, "conflict")
+    joining.refused(joining.poll(asked["device_code"]), "access_denied")
+    joining.later(5)
+    joining.refused(joining.poll(asked["device_code"]), "access_denied")
+    assert operator.get("/v1/devices").json()["items"] == []
+
+
+def test_one_that_asks_too_often_must_ask_ever_slower(joining):
+    code = joining.ask()["device_code"]
+    joining.refused(joining.poll(code), "authorization_pending")
+    joining.refused(joining.poll(code), "slow_down")
+    joining.later(6)  # the interval is 10 s by now
+    joining.refused(joining.poll(code), "slow_down")
+    joining.later(16)
+    joining.refused(joining.poll(code), "authorization_pending")
+
+
+def test_a_code_that_is_over(joining, operator, problem):
+    asked = joining.ask()
+    joining.later(901)
+    joining.refused(joining.poll(asked["device_code"]), "expired_token")
+    for answer in (
+        operator.get(f"/v1/device-requests/{asked['user_code']}"),
+        operator.post(f"/v1/device-requests/{asked['user_code']}/approve"),
+    ):
+        problem(answer, 404, "not-found")
+    joining.later(3600)
+    joining.ask()
+    joining.refused(joining.poll(asked["device_code"]), "invalid_grant")
+
+
+def test_of_many_who_ask_at_once_one_gets_the_token(fleet, joining, operator):
+    asked = joining.ask()
+    operator.post(f"/v1/device-requests/{asked['user_code']}/approve")
+    barrier, answers = threading.Barrier(6), []
+
+    def ask(who):
+        barrier.wait()
+        answers.append(who.poll(asked["device_code"]))
+
+    threads = [threading.Thread(target=ask, args=(Joining(fleet),)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answer.status_code for answer in answers) == [200] + [400] * 5
+    assert {answer.json()["error"] for answer in answers if answer.status_code == 400} == {"invalid_grant"}
+    assert len(operator.get("/v1/devices").json()["items"]) == 1
+
+
+def test_an_address_may_have_so_many_devices_wait(fleet, joining, operator):
+    codes = [joining.ask()["user_code"] for _ in range(20)]
+    answer = joining.form("/v1/oauth/device_authorization", FIELDS)
+    joining.refused(answer, "slow_down", 429)
+    assert int(answer.headers["retry-after"]) > 0
+    operator.post(f"/v1/device-requests/{codes[0]}/deny")
+    joining.ask()
+    with fleet.home.database.writing() as session:
+        session.execute(update(DeviceRequest).values(address="192.0.2.1"))
+    joining.ask()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"client_id": ""}, "invalid_request"),
+        ({"client_id": "x" * 101}, "invalid_request"),
+        ({"device_name": "No Spaces"}, "invalid_request"),
+        ({"device_name": "a\0b"}, "invalid_request"),
+        ({"public_key": "AAAA"}, "invalid_request"),
+        ({"public_key": "é" * 44}, "invalid_request"),
+        ({"platform": "x" * 201}, "invalid_request"),
+        ({"platform": ""}, "invalid_request"),
+    ],
+)
+def test_a_bad_request_to_join_leaves_nothing(fleet, joining, changes, error):
+    joining.refused(joining.form("/v1/oauth/device_authorization", FIELDS | changes), error)
+    with fleet.home.database.reading() as session:
+        assert session.scalar(select(func.count()).select_from(DeviceRequest)) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"grant_type": "authorization_code"}, "unsupported_grant_type"),
+        ({"grant_type": ""}, "invalid_request"),
+        ({"device_code": ""}, "invalid_request"),
+        ({"device_code": "mobizo-join-x"}, "invalid_grant"),
+        ({"client_id": "another"}, "invalid_grant"),
+    ],
+)
+def test_a_bad_question(joining, operator, changes, error):
+    asked = joining.ask()
+    operator.post(f"/v1/device-requests/{asked['user_code']}/approve")
+    joining.refused(joining.poll(asked["device_code"], **changes), error)
+    assert joining.poll(asked["device_code"]).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b'{"client_id": "x"}', "application/json"),
+        (b"client_id=a&client_id=b", "application/x-www-form-urlencoded"),
+        (b"client_id=%ff%fe", "application/x-www-form-urlencoded"),
+        (b"\xff", "application/x-www-form-urlencoded"),
+        (b"&".join(b"a%d=1" % number for number in range(60)), "application/x-www-form-urlencoded"),
+    ],
+)
+def test_what_is_no_form(joining, content, kind):
+    for path in ("/v1/oauth/device_authorization", "/v1/oauth/token"):
+        joining.refused(joining.actor.post(path, content=content, headers={"Content-Type": kind}), "invalid_request")
+
+
+def test_a_form_that_is_too_large(joining, problem):
+    problem(joining.form("/v1/oauth/token", {"x": "y" * 20_000}), 413, "too-large")
+
+
+def test_the_page_tells_what_to_run_and_runs_nothing(fleet):
+    answer = fleet.actor().get("/device", params={"user_code": "wdjb-mjht"})
+    assert answer.status_code == 200
+    assert f"mobizo devices approve WDJB-MJHT --server {fleet.url}" in answer.text
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "script" not in answer.text
+    for evil in ("<script>alert(1)</script>", '"><img src=x>', "A" * 100):
+        text = fleet.actor().get("/device", params={"user_code": evil}).text
+        assert evil == "A" * 100 or evil not in text
+        assert "approve CODE" in text
+    assert fleet.actor().get("/device").status_code == 200
+
+
+@given(st.text(max_size=30))
+def test_no_text_is_a_code_but_a_code(text):
+    found = read_user_code(text)
+    if found is not None:
+        assert len(found) == 8
+        assert read_user_code(shown(found)) == found
+
+
+@given(st.text("0123456789ABCDEFGHJKMNPQRSTVWXYZ", min_size=8, max_size=8))
+def test_a_code_is_read_however_it_is_typed(code):
+    assert read_user_code(shown(code)) == code
+    assert read_user_code(f" {shown(code).lower()} ".replace("-", " ")) == code
+    assert read_user_code(code.replace("1", "l").replace("0", "o")) == code
+    assert read_user_code(code[:-1] + "U") is None
+
+
+def test_a_code_is_forty_bits():
+    codes = {new_user_code() for _ in range(2000)}
+    assert len(codes) == 2000
+    assert len(set("".join(codes))) == 32

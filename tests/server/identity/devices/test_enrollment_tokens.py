@@ -1,0 +1,91 @@
+"""One-time tokens and devices."""
+
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import update
+
+from server.identity.devices.models import EnrollmentToken
+from shared.signing import new_private_key, public_text
+
+
+def enrollment(**changes):
+    key = public_text(new_private_key().public_key())
+    return {"name": "phone", "public_key": key, "platform": "linux"} | changes
+
+
+def test_a_device_enrolls_once(fleet, operator, problem):
+    invitation = operator.post("/v1/enrollments", json={})
+    assert invitation.status_code == 201
+    actor = fleet.actor(invitation.json()["token"])
+    granted = actor.post("/v1/devices", json=enrollment())
+    assert granted.status_code == 201
+    grant = granted.json()
+    assert grant["server"]["public_key"] == fleet.actor().get("/v1/server").json()["public_key"]
+    problem(actor.post("/v1/devices", json=enrollment()), 401, "unauthorized")
+    listed = operator.get("/v1/devices").json()["items"]
+    assert [device["id"] for device in listed] == [grant["device_id"]]
+    assert fleet.actor(grant["token"]).post("/v1/leases", json={"datasets": []}).status_code == 204
+
+
+def test_of_many_at_once_one_gets_in(fleet, operator):
+    token = operator.post("/v1/enrollments", json={}).json()["token"]
+    barrier, codes = threading.Barrier(6), []
+
+    def enroll():
+        actor = fleet.actor(token)
+        barrier.wait()
+        codes.append(actor.post("/v1/devices", json=enrollment()).status_code)
+
+    threads = [threading.Thread(target=enroll) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(codes) == [201] + [401] * 5
+    assert len(operator.get("/v1/devices").json()["items"]) == 1
+
+
+def test_a_token_that_is_over(fleet, home, operator, problem):
+    token = operator.post("/v1/enrollments", json={"expires_in_seconds": 1}).json()["token"]
+    with home.database.writing() as session:
+        session.execute(update(EnrollmentToken).values(expires_at=datetime.now(UTC) - timedelta(seconds=1)))
+    problem(fleet.actor(token).post("/v1/devices", json=enrollment()), 401, "unauthorized")
+
+
+def test_other_tokens_enroll_nobody(fleet, app, operator, device, problem):
+    for actor in (app, operator, device):
+        problem(actor.post("/v1/devices", json=enrollment()), 401, "unauthorized")
+    problem(fleet.actor().post("/v1/devices", json=enrollment()), 401, "unauthorized")
+
+
+@pytest.mark.parametrize("key", ["", "abc", "!" * 44, "A" * 43, "AAAA", "é" * 44])
+def test_a_bad_key_does_not_use_the_token_up(fleet, operator, problem, key):
+    actor = fleet.actor(operator.post("/v1/enrollments", json={}).json()["token"])
+    problem(actor.post("/v1/devices", json=enrollment(public_key=key)), 400, "bad-request")
+    assert actor.post("/v1/devices", json=enrollment()).status_code == 201
+
+
+@pytest.mark.parametrize("changes", [{"name": "No Spaces"}, {"name": ""}, {"platform": "x" * 201}, {"extra": 1}])
+def test_a_bad_request_does_not_use_the_token_up(fleet, operator, problem, changes):
+    actor = fleet.actor(operator.post("/v1/enrollments", json={}).json()["token"])
+    problem(actor.post("/v1/devices", json=enrollment(**changes)), 422, "invalid-request")
+    assert actor.post("/v1/devices", json=enrollment()).status_code == 201
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 10**9, "soon"])
+def test_a_bad_time(operator, problem, seconds):
+    problem(operator.post("/v1/enrollments", json={"expires_in_seconds": seconds}), 422, "invalid-request")
+
+
+def test_an_enrollment_token_opens_nothing_else(fleet, operator, problem):
+    actor = fleet.actor(operator.post("/v1/enrollments", json={}).json()["token"])
+    problem(actor.get("/v1/jobs"), 401, "unauthorized")
+    problem(actor.post("/v1/leases", json={"datasets": []}), 401, "unauthorized")
+
+
+def test_a_device_is_seen(fleet, operator, device):
+    before = operator.get("/v1/devices").json()["items"][0]["last_seen_at"]
+    device.lease()
+    assert operator.get("/v1/devices").json()["items"][0]["last_seen_at"] > before

@@ -1,0 +1,83 @@
+"""A device that the operator shut out: heard no more, and what it trained is another's."""
+
+import threading
+
+import pytest
+
+from server.identity.devices.service import DeviceService
+from server.jobs.leases.service import LeaseService
+from tests.server.conftest import adapter_bytes, job_request
+
+
+@pytest.fixture
+def revoke(home):
+    def revoke(device):
+        with home.database.writing() as session:
+            found = DeviceService(session).revoke("default", device.device_id)
+            LeaseService(session, home.settings.lease_seconds).take_back_revoked(found.id)
+
+    return revoke
+
+
+def test_it_is_heard_no_more_and_told_why(app, device, lease, revoke, problem):
+    revoke(device)
+    for answer in (
+        device.post("/v1/leases", json={"datasets": ["movies"]}),
+        device.post(f"/v1/leases/{lease['id']}/heartbeat", json={"phase": "training"}),
+        device.upload(lease, adapter_bytes(48)),
+        device.get(f"/v1/files/{lease['manifest']['manifest']['files'][0]['sha256']}"),
+    ):
+        assert "revoked" in problem(answer, 401, "unauthorized")["detail"]
+
+
+def test_its_job_is_another_s(fleet, app, device, lease, revoke):
+    revoke(device)
+    job = app.get(f"/v1/jobs/{lease['job']['id']}").json()
+    assert (job["state"], job["attempts"]) == ("ready", 1)
+    other = fleet.device(name="other")
+    taken = other.lease()
+    assert taken["job"]["id"] == job["id"]
+    assert other.finish(taken)["version"] == 1
+
+
+def test_jobs_for_it_alone_fail_and_no_more_are_taken(fleet, app, device, revoke, problem):
+    running = fleet.ready_job(app, adapter="a1", device=device.device_id)
+    assert device.lease()["job"]["id"] == running["id"]
+    waiting = app.submit(adapter="a2", device=device.device_id, recipe={"rank": 1})
+    other = app.submit(adapter="a3", recipe={"rank": 1})
+    revoke(device)
+    for job in (running, waiting):
+        found = app.get(f"/v1/jobs/{job['id']}").json()
+        assert (found["state"], found["error"]["code"]) == ("failed", "device-revoked")
+    assert app.get(f"/v1/jobs/{other['id']}").json()["state"] == "queued"
+    problem(app.post("/v1/jobs", json=job_request(device=device.device_id)), 404, "not-found")
+
+
+def test_what_had_ended_stays(app, device, lease, revoke):
+    device.finish(lease)
+    revoke(device)
+    assert app.get(f"/v1/jobs/{lease['job']['id']}").json()["state"] == "succeeded"
+    assert app.get("/v1/adapters/alice-movies").json()["versions"] == 1
+
+
+def test_a_request_that_waits_gets_no_lease(fleet, app, operator, device, revoke):
+    answers = []
+    body = {"datasets": ["movies"], "wait_seconds": 20}
+    waiting = threading.Thread(target=lambda: answers.append(device.post("/v1/leases", json=body)))
+    before = operator.get("/v1/devices").json()["items"][0]["last_seen_at"]
+    waiting.start()
+    while operator.get("/v1/devices").json()["items"][0]["last_seen_at"] == before:
+        pass
+    revoke(device)
+    job = fleet.ready_job(app)
+    waiting.join()
+    assert answers[0].status_code == 401
+    assert app.get(f"/v1/jobs/{job['id']}").json()["state"] == "ready"
+
+
+def test_it_shows_and_may_enroll_anew(fleet, operator, device, revoke):
+    revoke(device)
+    assert operator.get("/v1/devices").json()["items"][0]["revoked_at"] is not None
+    again = fleet.device()
+    assert again.device_id != device.device_id
+    assert again.lease() is None

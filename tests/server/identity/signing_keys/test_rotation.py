@@ -1,0 +1,222 @@
+"""One signing key after another, with devices that follow, hosts that lag behind, and commands that are killed."""
+
+import shutil
+import stat
+
+import pytest
+from sqlalchemy import select
+
+from device_agent.home import AgentHome, DeviceConfig
+from device_agent.program_verification import RollbackProtection, follow_key_rotation
+from device_agent.protocol.client import DeviceClient
+from server.catalog.runner_builds.service import RunnerBuildService
+from server.identity.signing_keys.files import KeyFiles, load_key
+from server.identity.signing_keys.service import KeyService, prepare_keys, retire_keys, rotate_key
+from server.programs.models import Program
+from shared.errors import Unavailable, Untrusted
+from shared.key_rotation import ServerKeys, follow
+from shared.program import SignedManifest
+from shared.protocol import RunnerBuild, SignedRunnerBuild
+from shared.signing import key_id, parse_public, public_text, verify_manifest, verify_runner_build
+
+
+def rotate(home, compromised=False):
+    return rotate_key(home.database, home.settings, compromised=compromised)
+
+
+def served(fleet):
+    """Who signs now, and the chain."""
+    keys = ServerKeys.model_validate(fleet.actor().get("/v1/server/keys").json())
+    info = fleet.actor().get("/v1/server").json()
+    assert (info["public_key"], info["key_id"]) == (keys.public_key, keys.key_id)
+    return keys
+
+
+@pytest.fixture
+def files(home):
+    return KeyFiles(home.settings.key_path)
+
+
+@pytest.fixture
+def agent(fleet, device, tmp_path):
+    """A device's home as enrollment leaves it, and its client."""
+    home = AgentHome(tmp_path / "agent")
+    home.create()
+    info = fleet.actor().get("/v1/server").json()
+    told = {"public_key": info["public_key"], "key_id": info["key_id"]}
+    home.enroll(DeviceConfig(server=fleet.url, name="phone", device_id=device.device_id, token=device.token, **told))
+    with DeviceClient(fleet.url, device.token, device.signer._key) as client:
+        yield home, client
+
+
+def test_programs_and_runners_are_signed_anew_and_stay_what_they_are(fleet, home, app, device, lease):
+    build = RunnerBuild(platform="linux-aarch64", version="1", executorch="1", size=3, sha256="3" * 64)
+    with home.database.writing() as session:
+        RunnerBuildService(session).offer(build, KeyService(session, home.settings).private())
+    before = served(fleet)
+    done = rotate(home)
+    assert (done.before, done.signed, done.devices) == (before.key_id, 2, 0)
+    after = served(fleet)
+    assert after.key_id == done.after != before.key_id
+    key = parse_public(after.public_key)
+    manifest = SignedManifest.model_validate(app.get(f"/v1/programs/{lease['job']['recipe_id']}").json())
+    assert verify_manifest(manifest, key) == SignedManifest.model_validate(lease["manifest"]).manifest
+    assert manifest.key_id == done.after
+    runner = SignedRunnerBuild.model_validate(device.get("/v1/runner-builds/linux-aarch64").json())
+    assert verify_runner_build(runner, key) == build
+    with pytest.raises(Untrusted):
+        verify_manifest(manifest, parse_public(before.public_key))
+    assert device.finish(lease)["version"] == 1
+
+
+def test_a_device_follows_over_several_rotations_at_once(fleet, home, agent, device, lease):
+    place, client = agent
+    first = place.config()
+    RollbackProtection(place.program_versions).check(SignedManifest.model_validate(lease["manifest"]).manifest)
+    seen = place.program_versions.read_bytes()
+    for _ in range(3):
+        rotate(home)
+    retire_keys(home.database, home.settings)
+    signed = client.lease(["movies"]).manifest
+    with pytest.raises(Untrusted):
+        verify_manifest(signed, parse_public(first.public_key))
+    config = follow_key_rotation(place, first, client, signed.key_id)
+    assert verify_manifest(signed, parse_public(config.public_key))
+    assert place.config() == config
+    assert config.key_id == served(fleet).key_id
+    assert config.former_keys[0] == first.public_key
+    assert [key_id(key) for key in config.trusted_keys()] == [
+        config.key_id,
+        *(key_id(parse_public(text)) for text in reversed(config.former_keys)),
+    ]
+    assert place.program_versions.read_bytes() == seen
+    assert stat.S_IMODE((place.path / "config.json").stat().st_mode) == 0o600
+    # A program older than what was seen is refused as before, whoever signed it.
+    newer = signed.manifest.model_copy(update={"version": 2})
+    RollbackProtection(place.program_versions).check(newer)
+    with pytest.raises(Untrusted, match="has seen version 2"):
+        RollbackProtection(place.program_versions).check(signed.manifest)
+
+
+def test_a_device_that_nothing_changed_for_asks_nobody(agent):
+    place, _ = agent
+    assert follow_key_rotation(place, place.config(), None, place.config().key_id) == place.config()
+
+
+def test_after_a_compromise_no_chain_leads_on_and_devices_are_shut_out(fleet, home, app, agent, device, lease, problem):
+    place, client = agent
+    before = served(fleet)
+    rotate(home)
+    middle = served(fleet)
+    done = rotate(home, compromised=True)
+    after = served(fleet)
+    assert (done.before, done.devices, after.rotations) == (middle.key_id, 1, [])
+    for pinned in (before, middle):
+        with pytest.raises(Untrusted, match="enroll this device again"):
+            follow(pinned.public_key, after)
+    assert follow_key_rotation(place, place.config(), client, after.key_id) == place.config()
+    problem(device.post("/v1/leases", json={"datasets": []}), 401, "unauthorized")
+    job = app.get(f"/v1/jobs/{lease['job']['id']}").json()
+    assert job["state"] == "ready"
+    assert done.before not in KeyFiles(home.settings.key_path).kept()
+    again = fleet.device()
+    signed = SignedManifest.model_validate(again.lease()["manifest"])
+    verify_manifest(signed, parse_public(after.public_key))
+    rotate(home)
+    assert [link.rotation.previous_key for link in served(fleet).rotations] == [after.public_key]
+
+
+def test_private_halves_are_kept_aside_until_they_are_retired(home, files):
+    first = key_id(files.load().public_key())
+    done = rotate(home)
+    assert files.kept() == [first]
+    for path in (files.path, files.former / f"{first}.ed25519"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert key_id(files.load().public_key()) == done.after
+    assert not files.following.exists()
+    assert retire_keys(home.database, home.settings) == [first]
+    assert files.kept() == []
+    assert retire_keys(home.database, home.settings) == []
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def test_a_rotation_killed_before_its_commit_did_not_happen(fleet, home, files, monkeypatch):
+    before = served(fleet)
+    monkeypatch.setattr(KeyService, "rotate", lambda *_, **__: (_ for _ in ()).throw(Killed))
+    with pytest.raises(Killed):
+        rotate(home)
+    monkeypatch.undo()
+    assert files.following.exists()
+    assert served(fleet) == before
+    prepare_keys(home.database, home.settings)
+    assert key_id(files.load().public_key()) == before.key_id
+    assert rotate(home).before == before.key_id
+    assert len(served(fleet).rotations) == 1
+
+
+def kill_before_settling(home, monkeypatch):
+    """Rotates up to the commit."""
+    settle, before = KeyFiles.settle, key_id(KeyFiles(home.settings.key_path).load().public_key())
+
+    def settle_or_die(self, current):
+        if current != before:
+            raise Killed
+        settle(self, current)
+
+    monkeypatch.setattr(KeyFiles, "settle", settle_or_die)
+    with pytest.raises(Killed):
+        rotate(home)
+    monkeypatch.undo()
+
+
+def test_a_rotation_after_one_that_was_killed_loses_no_key(fleet, home, files, monkeypatch):
+    before = served(fleet)
+    kill_before_settling(home, monkeypatch)
+    middle = served(fleet)
+    assert rotate(home).before == middle.key_id
+    assert files.kept() == sorted([before.key_id, middle.key_id])
+    assert len(follow(before.public_key, served(fleet))) == 2
+
+
+def test_a_rotation_killed_after_its_commit_is_finished_by_who_signs_next(fleet, home, app, files, monkeypatch):
+    before = served(fleet)
+    kill_before_settling(home, monkeypatch)
+    after = served(fleet)
+    assert key_id(files.load().public_key()) == before.key_id != after.key_id
+    with home.database.writing() as session:
+        assert key_id(KeyService(session, home.settings).private().public_key()) == after.key_id
+    assert files.kept() == [before.key_id]
+    assert follow(before.public_key, after) == [after.public_key]
+
+
+def test_a_host_without_the_new_key_signs_nothing_and_says_what_to_copy(home, files, tmp_path):
+    shutil.copy(files.path, tmp_path / "old")
+    done = rotate(home)
+    new = files.path.read_bytes()
+    files.path.write_bytes((tmp_path / "old").read_bytes())
+    with home.database.writing() as session, pytest.raises(Unavailable, match=f"{done.after} signs now: copy"):
+        KeyService(session, home.settings).private()
+    with pytest.raises(Unavailable, match="copy"):
+        rotate(home)
+    files.path.write_bytes(new)
+    assert rotate(home).before == done.after
+
+
+def test_what_is_compiled_after_a_rotation_is_signed_by_the_new_key(fleet, home, app):
+    fleet.ready_job(app)
+    done = rotate(home)
+    fleet.ready_job(app, adapter="other", recipe={"rank": 1})
+    with home.database.reading() as session:
+        assert {program.signed.key_id for program in session.scalars(select(Program))} == {done.after}
+
+
+def test_who_enrolls_pins_the_key_that_signs_now(fleet, home, operator):
+    done = rotate(home)
+    assert fleet.actor().get("/v1/server").json()["key_id"] == done.after
+    token = operator.post("/v1/enrollments", json={}).json()["token"]
+    key = public_text(load_key(home.settings.key_path).public_key())
+    body = {"name": "phone", "public_key": key, "platform": "linux"}
+    assert fleet.actor(token).post("/v1/devices", json=body).json()["server"]["public_key"] == key

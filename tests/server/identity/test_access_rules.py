@@ -1,0 +1,59 @@
+"""Tokens that open nothing, and what is kept of tokens. Who may ask which route: test_matrix.py."""
+
+import pytest
+from sqlalchemy import select, text
+
+from server.clock import utc_now
+from server.identity.models import Token
+from server.identity.repository import ALIVE, HOLDER
+from server.identity.service import TokenService
+
+
+def test_no_token(fleet, problem):
+    response = fleet.actor().get("/v1/jobs")
+    problem(response, 401, "unauthorized")
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("value", ["Bearer", "Basic eDp5", "Bearer nonsense", f"Bearer mobizo-app-{'x' * 43}"])
+def test_tokens_that_are_none(fleet, problem, value):
+    problem(fleet.actor().get("/v1/jobs", headers={"Authorization": value}), 401, "unauthorized")
+
+
+def test_a_revoked_token_ends_at_once(fleet, home, problem):
+    with home.database.writing() as session:
+        token, text = TokenService(session).issue("app", "default", "")
+    actor = fleet.actor(text)
+    assert actor.get("/v1/jobs").status_code == 200
+    with home.database.writing() as session:
+        TokenService(session).revoke(token.id)
+    problem(actor.get("/v1/jobs"), 401, "unauthorized")
+
+
+def test_the_pages_that_describe_the_api_are_open(fleet):
+    for path in ("/docs", "/openapi.json"):
+        assert fleet.actor().get(path).status_code == 200
+
+
+def test_only_digests_are_stored(home):
+    with home.database.writing() as session:
+        token, text = TokenService(session).issue("app", "default", "mine")
+        assert len(token.digest) == 64
+    with home.database.reading() as session:
+        row = str(session.execute(select(Token.__table__).where(Token.id == token.id)).one())
+    assert token.digest in row
+    assert text.removeprefix("mobizo-app-") not in row
+
+
+def test_a_token_is_looked_up_by_indexes_alone(home):
+    home.token("app")
+    with home.database.reading() as session:
+        bind = session.get_bind()
+        how = "EXPLAIN QUERY PLAN " if bind.dialect.name == "sqlite" else "EXPLAIN "
+        if bind.dialect.name == "postgresql":
+            session.execute(text("SET LOCAL enable_seqscan = off"))  # a small table is read faster whole
+        for statement, values in ((HOLDER, {"digest": "x"}), (ALIVE, {"token": "x", "now": utc_now()})):
+            asked = statement.params(values).compile(bind, compile_kwargs={"literal_binds": True})
+            plan = str(session.execute(text(how + str(asked))).all())
+            assert "Seq Scan" not in plan, plan
+            assert "SCAN" not in plan, plan

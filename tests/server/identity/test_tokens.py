@@ -1,0 +1,192 @@
+"""Tokens over REST: what a maker can make, never more than it is; and that ends are ends."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import update
+
+from server.identity.models import Role, Token
+from server.identity.service import TokenService
+from server.identity.tenants import UserService
+from shared.access import Scope
+
+
+@pytest.fixture
+def maker(home, fleet):
+    """A client with a token of some scopes, its user's if one is named."""
+
+    def maker(*scopes, role=Role.OPERATOR, user=None, lifetime=None):
+        with home.database.writing() as session:
+            owner = UserService(session).get("default", user) if user else None
+            _, text = TokenService(session).issue(
+                role, "default", "maker", scopes=scopes, user=owner, lifetime=lifetime
+            )
+        return fleet.actor(text)
+
+    return maker
+
+
+@pytest.fixture
+def alice(home):
+    with home.database.writing() as session:
+        UserService(session).create("default", "alice", Role.OPERATOR)
+    return "alice"
+
+
+def make(actor, **body):
+    answer = actor.post("/v1/tokens", json=body)
+    assert answer.status_code == 201, answer.text
+    assert answer.headers["cache-control"] == "no-store"
+    return answer.json()
+
+
+def days(view):
+    made, ends = (datetime.fromisoformat(view[name]) for name in ("created_at", "expires_at"))
+    return (ends - made) / timedelta(days=1)
+
+
+def test_a_token_is_made_listed_and_revoked(fleet, operator, problem):
+    made = make(operator, name="shop")
+    assert made["token"].startswith("mobizo-app-")
+    assert made["view"]["scopes"] == [
+        *("adapters:read", "adapters:score", "adapters:write"),
+        *("cohorts:read", "cohorts:write", "jobs:read", "jobs:write"),
+    ]
+    assert days(made["view"]) == 90
+    shop = fleet.actor(made["token"])
+    assert shop.get("/v1/jobs").status_code == 200
+    listed = operator.get("/v1/tokens").json()["items"]
+    assert [item["name"] for item in listed] == ["shop", ""]
+    assert made["token"] not in operator.get("/v1/tokens").text
+    address = f"/v1/tokens/{made['view']['id']}"
+    assert operator.delete(address).status_code == 204
+    problem(shop.get("/v1/jobs"), 401, "unauthorized")
+    problem(operator.delete(address), 404, "not-found")
+    assert operator.get("/v1/tokens").json()["items"][0]["revoked_at"] is not None
+
+
+def test_who_am_i(fleet, home, operator, device, maker, alice):
+    mine = maker(Scope.JOBS_READ, user=alice).get("/v1/whoami").json()
+    assert (mine["tenant"], mine["role"], mine["user"], mine["scopes"]) == (
+        "default",
+        "operator",
+        "alice",
+        ["jobs:read"],
+    )
+    assert operator.get("/v1/whoami").json()["scopes"] == sorted(str(scope) for scope in Scope)
+    seen = device.get("/v1/whoami").json()
+    assert (seen["role"], seen["device_id"], seen["scopes"]) == ("device", device.device_id, [])
+    assert "server:read" not in fleet.operator("other").get("/v1/whoami").json()["scopes"]
+
+
+def test_never_more_than_the_maker(maker, problem):
+    small = maker(Scope.TOKENS_WRITE, Scope.JOBS_READ)
+    refused = problem(small.post("/v1/tokens", json={"scopes": ["jobs:read", "jobs:write"]}), 403, "forbidden")
+    assert refused["missing"] == ["jobs:write"]
+    assert make(small)["view"]["scopes"] == ["jobs:read"]
+    assert make(small, role="operator")["view"]["scopes"] == ["jobs:read", "tokens:write"]
+    assert make(small, scopes=[])["view"]["scopes"] == []
+
+
+def test_no_token_outlives_its_maker(maker, operator, problem):
+    short = maker(Scope.TOKENS_WRITE, Scope.JOBS_READ, lifetime=timedelta(days=1))
+    ends = short.get("/v1/whoami").json()["expires_at"]
+    for asked in ("never", 2, 3650):
+        problem(short.post("/v1/tokens", json={"expires_in_days": asked}), 403, "forbidden")
+    views = [make(short, scopes=["jobs:read"])["view"]]
+    long = make(operator, scopes=["jobs:read"], expires_in_days="never")["view"]["id"]
+    own = short.get("/v1/whoami").json()["token_id"]
+    views += [short.post(f"/v1/tokens/{token}/rotate").json()["view"] for token in (long, own)]
+    for view in views:
+        assert datetime.fromisoformat(view["expires_at"]) <= datetime.fromisoformat(ends) + timedelta(seconds=1)
+
+
+def test_a_role_has_a_reach_too(operator, problem):
+    problem(operator.post("/v1/tokens", json={"role": "app", "scopes": ["tokens:write"]}), 400, "bad-request")
+    problem(operator.post("/v1/tokens", json={"role": "device"}), 422, "invalid-request")
+
+
+def test_how_long_it_lasts(operator):
+    assert days(make(operator, expires_in_days=3)["view"]) == 3
+    assert make(operator, expires_in_days="never")["view"]["expires_at"] is None
+
+
+@pytest.mark.parametrize("value", [0, -1, 3651, "soon", 1.5, True])
+def test_times_that_are_none(operator, problem, value):
+    problem(operator.post("/v1/tokens", json={"expires_in_days": value}), 422, "invalid-request")
+
+
+def test_it_ends_when_it_said(fleet, home, operator, problem):
+    made = make(operator)
+    actor = fleet.actor(made["token"])
+    with home.database.writing() as session:
+        ended = datetime.now(UTC) - timedelta(seconds=1)
+        session.execute(update(Token).where(Token.id == made["view"]["id"]).values(expires_at=ended))
+    assert "expired" in problem(actor.get("/v1/jobs"), 401, "unauthorized")["detail"]
+    problem(operator.post(f"/v1/tokens/{made['view']['id']}/rotate"), 409, "conflict")
+
+
+def test_rotating(fleet, operator, maker, problem):
+    made = make(operator, name="shop", scopes=["jobs:read"], expires_in_days=7)
+    address = f"/v1/tokens/{made['view']['id']}/rotate"
+    problem(maker(Scope.TOKENS_WRITE).post(address), 403, "forbidden")
+    assert fleet.actor(made["token"]).get("/v1/jobs").status_code == 200
+    new = operator.post(address).json()
+    assert new["token"] != made["token"]
+    for name in ("name", "scopes", "role", "user"):
+        assert new["view"][name] == made["view"][name]
+    assert days(new["view"]) == 7
+    problem(fleet.actor(made["token"]).get("/v1/jobs"), 401, "unauthorized")
+    assert fleet.actor(new["token"]).get("/v1/jobs").status_code == 200
+    problem(operator.post(address), 409, "conflict")
+
+
+def test_a_user_s_tokens_are_the_user_s_and_end_with_the_user(fleet, home, maker, operator, alice, problem):
+    hers = maker(Scope.TOKENS_WRITE, Scope.JOBS_READ, user=alice)
+    child = make(hers)
+    assert child["view"]["user"] == "alice"
+    given = make(operator, user="alice")
+    assert given["view"]["user"] == "alice"
+    actors = [hers, fleet.actor(child["token"]), fleet.actor(given["token"])]
+    assert [actor.get("/v1/jobs").status_code for actor in actors] == [200] * 3
+    with home.database.writing() as session:
+        UserService(session).disable("default", alice)
+    for actor in actors:
+        assert "disabled" in problem(actor.get("/v1/jobs"), 401, "unauthorized")["detail"]
+    problem(operator.post("/v1/tokens", json={"user": "alice"}), 409, "conflict")
+    problem(operator.post("/v1/tokens", json={"user": "nobody"}), 404, "not-found")
+
+
+def test_a_user_of_an_app_has_no_operator_s_token(home, operator, problem):
+    with home.database.writing() as session:
+        UserService(session).create("default", "bob", Role.APP)
+    problem(operator.post("/v1/tokens", json={"user": "bob", "role": "operator"}), 400, "bad-request")
+
+
+def test_devices_tokens_are_not_among_them(home, operator, device, problem):
+    with home.database.reading() as session:
+        token_id = session.query(Token.id).filter(Token.device_id == device.device_id).scalar()
+    assert token_id not in operator.get("/v1/tokens").text
+    problem(operator.delete(f"/v1/tokens/{token_id}"), 404, "not-found")
+    assert device.get("/v1/whoami").status_code == 200
+
+
+def test_pages(operator):
+    for number in range(3):
+        make(operator, name=str(number))
+    first = operator.get("/v1/tokens?limit=2").json()
+    second = operator.get("/v1/tokens", params={"limit": 2, "cursor": first["next"]}).json()
+    assert [item["name"] for item in first["items"] + second["items"]] == ["2", "1", "0", ""]
+    assert second["next"] is None
+
+
+def test_an_open_stream_ends_with_its_token(fleet, app, operator):
+    job = app.submit()
+    token_id = app.get("/v1/whoami").json()["token_id"]
+    with app.stream("GET", f"/v1/jobs/{job['id']}/events") as response:
+        lines = response.iter_lines()
+        assert next(lines)
+        assert operator.delete(f"/v1/tokens/{token_id}").status_code == 204
+        for _ in lines:
+            pass
+    assert operator.get(f"/v1/jobs/{job['id']}").json()["state"] == "queued"

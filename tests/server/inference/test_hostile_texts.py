@@ -1,0 +1,98 @@
+"""Texts that are far too long are refused before they are tokenized, and reading stops when the client leaves."""
+
+import pytest
+
+from server.inference import service
+from server.inference.errors import TextTooLong
+from server.inference.service import ScoringService
+from shared.errors import BadRequest
+from shared.scoring import ScoreRequest
+from shared.task import MOST_TASK, Answer, Task, filled_length, read_question
+
+TOKENS = 1000  # of a request
+
+
+@pytest.fixture
+def scoring(home, monkeypatch):
+    """A service, and how many choices it tokenized."""
+    tokenized = []
+    encode = service.encode_choice
+
+    def counted(tokenizer, choice):
+        tokenized.append(choice)
+        return encode(tokenizer, choice)
+
+    monkeypatch.setattr(service, "encode_choice", counted)
+    with home.database.reading() as session:
+        yield ScoringService(session, home.artifacts, "default"), tokenized
+
+
+def request(*rows, **changes):
+    return ScoreRequest.model_validate({"base": "tiny", "rows": rows} | changes)
+
+
+def never():
+    return False
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"prompt": "x" * 900_000, "answers": ["x"]}],
+        [{"prompt": "x", "answers": ["x" * 900_000]}],
+        [{"prompt": "x" * 5_000, "answers": ["x"] * 64}],
+        [{"prompt": "x" * 20, "answers": ["x"]}] * 1_000,
+        [{"prompt": "x" * 1_025, "answers": ["x"]}],  # the base's context has 64 tokens
+    ],
+)
+def test_texts_that_are_far_too_long_are_not_tokenized(scoring, rows):
+    reader, tokenized = scoring
+    with pytest.raises(TextTooLong):
+        reader.read(request(*rows), TOKENS, never)
+    assert tokenized == []
+
+
+def test_a_template_that_repeats_a_field_is_not_filled(scoring):
+    reader, tokenized = scoring
+    task = {"name": "large", "prompt": "{a}" * 64, "answers": [{"text": " x", "labels": ["1"]}] * 1}
+    task["answers"] += [{"text": " y", "labels": ["2"]}]
+    with pytest.raises(TextTooLong):
+        reader.read(request({"record": {"a": "x" * 1_000_000}}, task=task), TOKENS, never)
+    assert tokenized == []
+
+
+def test_reading_stops_when_the_client_has_left(scoring):
+    reader, tokenized = scoring
+    row = {"prompt": "a film", "answers": ["great"]}
+    with pytest.raises(BadRequest, match="closed the connection"):
+        reader.read(request(*[row] * 10), TOKENS, lambda: len(tokenized) >= 3)
+    assert len(tokenized) == 3
+
+
+def test_the_length_of_filled_templates_is_known_before():
+    task = Task(
+        name="t",
+        prompt="{a} and {b}:",
+        answers=(Answer(text=" {b}", labels=("1",)), Answer(text=" no", labels=("2",), prompt="{a}")),
+    )
+    record = {"a": "x" * 50, "b": 12345, "label": "1"}
+    built = sum(len(choice.prompt) + len(choice.answer) for choice in read_question(task, record, "r").choices)
+    braces = 4 * len("{a}")  # the length of a template counts the names of its fields, too
+    assert filled_length(task, record) == built + braces
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt": "x" * 8_001},
+        {"prompt": "{a}" * 65},
+        {"label_field": "x" * 101},
+        {"answers": [{"text": "x", "labels": [str(number) * 200]} for number in range(65)]},
+        {"mapped": {f"f{n}": {"field": "x", "values": {str(v): "y" * 900 for v in range(10)}} for n in range(10)}},
+    ],
+)
+def test_a_task_has_a_largest_size(changes):
+    given = {"name": "t", "prompt": "{a}", "answers": [{"text": "x", "labels": ["1"]}, {"text": "y", "labels": ["2"]}]}
+    with pytest.raises(ValueError, match=r"at most|limit is|more than"):
+        Task.model_validate(given | changes)
+    assert MOST_TASK == 65_536

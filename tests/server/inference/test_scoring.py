@@ -1,0 +1,302 @@
+"""Scoring and generating over HTTP, against transformers with peft on the files that devices uploaded."""
+
+import json
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import pytest
+
+from server.clock import utc_now
+from server.identity.models import Role
+from server.identity.service import TokenService
+from server.inference.scorer import make_scorer
+from server.registry.repository import resolve
+from shared.access import Scope
+from tests.server.inference.conftest import FIVE
+
+TOLERANCE = 1e-3  # nats
+TEXTS = ("a film", "It was a very good film", "x", "bad bad film was very very bad x")
+ANSWERS = (" great", " terrible", " very very good")
+
+
+def score(actor, *rows, **changes):
+    response = actor.post("/v1/score", json={"rows": list(rows)} | changes)
+    assert response.status_code == 200, response.text
+    return response.json()["rows"]
+
+
+def generate(actor, prompt, **changes):
+    response = actor.post("/v1/generate", json={"prompt": prompt} | changes)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_rows_of_many_adapters_are_scored_as_in_peft(site):
+    asked = [(name, text) for text in TEXTS for name in (*FIVE, None)]
+    rows = [{"adapter": name, "prompt": text, "answers": ANSWERS} for name, text in asked]
+    found = score(site.fleet.app(), *rows, base="tiny")
+    assert len(found) == len(asked)
+    for (name, text), row in zip(asked, found, strict=True):
+        expected = [site.expected("default", name, text, answer) for answer in ANSWERS]
+        got = [answer["log_probability"] for answer in row["answers"]]
+        np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=0)
+        assert row["best"] == int(np.argmax(expected))
+        shares = np.exp(expected) / np.exp(expected).sum()
+        np.testing.assert_allclose([answer["probability"] for answer in row["answers"]], shares, atol=TOLERANCE)
+        assert [(answer["text"], answer["tokens"]) for answer in row["answers"]] == [
+            *zip(ANSWERS, (1, 1, 3), strict=True)
+        ]
+        assert (row["base"], row["adapter"], row["version"]) == ("tiny", name, None if name is None else 1)
+        assert (row["revision"] is None) == (name is None)
+
+
+def test_records_are_scored_by_a_task(site):
+    (row,) = score(site.fleet.app(), {"adapter": "red", "record": {"text": "a very good film"}}, task="sst2")
+    assert [(answer["text"], answer["label"]) for answer in row["answers"]] == [
+        (" terrible", "negative"),
+        (" great", "positive"),
+    ]
+    expected = [site.expected("default", "red", "a very good film It was", text) for text in (" terrible", " great")]
+    np.testing.assert_allclose([answer["log_probability"] for answer in row["answers"]], expected, atol=TOLERANCE)
+
+
+def test_tenants_are_apart(site):
+    """Two tenants' adapters of one name, asked for at the same time: each gets its own, and none the other's."""
+
+    def ask(tenant):
+        row = {"adapter": "red", "prompt": "It was a film", "answers": [" great"]}
+        return score(site.fleet.app(tenant), *[row] * 8)
+
+    with ThreadPoolExecutor(4) as pool:
+        answered = list(pool.map(ask, ["default", "other"] * 6))
+    for tenant, rows in zip(["default", "other"] * 6, answered, strict=True):
+        expected = site.expected(tenant, "red", "It was a film", " great")
+        got = [row["answers"][0]["log_probability"] for row in rows]
+        np.testing.assert_allclose(got, [expected] * 8, atol=TOLERANCE)
+    assert abs(answered[0][0]["answers"][0]["log_probability"] - answered[1][0]["answers"][0]["log_probability"]) > 0.1
+
+
+def test_a_foreign_adapter_is_as_absent_as_none(site, problem):
+    documents = []
+    for name in ("secret", "nobody"):
+        for path, body in (
+            ("/v1/score", {"rows": [{"adapter": name, "prompt": "a", "answers": ["x"]}]}),
+            ("/v1/generate", {"adapter": name, "prompt": "a"}),
+        ):
+            document = problem(site.fleet.app().post(path, json=body), 404, "adapter-not-found")
+            documents.append(json.dumps(document).replace(name, "NAME"))
+    assert documents[:2] == documents[2:]
+    # The adapter is there, for its own tenant.
+    score(site.fleet.app("other"), {"adapter": "secret", "prompt": "a", "answers": ["x"]})
+
+
+def test_revisions_are_versions(site, problem):
+    app = site.fleet.app()
+    first = site.stock["default", "new"]
+    second = site.publish("default", "new", 30)
+    row = {"prompt": "a good film", "answers": [" x"]}
+    main, one, two, digits = score(
+        app,
+        {"adapter": "new", **row},
+        {"adapter": "new@v1", **row},
+        {"adapter": "new@2", **row},
+        {"adapter": f"new@{_revision(app, second)[:12]}", **row},
+    )
+    assert main == two == digits
+    assert (one["version"], two["version"]) == (1, 2)
+    after = site.expected("default", "new", "a good film", " x")
+    site.stock["default", "new"] = first
+    before = site.expected("default", "new", "a good film", " x")
+    got = [each["answers"][0]["log_probability"] for each in (one, two)]
+    np.testing.assert_allclose(got, [before, after], atol=TOLERANCE)
+    missing = {"rows": [{"adapter": "new@v9", **row}]}
+    problem(app.post("/v1/score", json=missing), 404, "revision-not-found")
+
+
+def _revision(app, version):
+    found = score(app, {"adapter": f"{version['adapter']}@v{version['version']}", "prompt": "a", "answers": ["x"]})
+    return found[0]["revision"]
+
+
+def test_held_versions_wait_and_deleted_ones_are_gone(site, problem):
+    app = site.fleet.app()
+    site.publish("default", "worse", 40, zero_shot_accuracy=0.9, tuned_accuracy=0.2)
+    row = {"prompt": "a", "answers": ["x"]}
+    problem(app.post("/v1/score", json={"rows": [{"adapter": "worse@1", **row}]}), 409, "version-held")
+    problem(app.post("/v1/generate", json={"adapter": "worse@1", "prompt": "a"}), 409, "version-held")
+    problem(app.post("/v1/score", json={"rows": [{"adapter": "worse", **row}]}), 404, "revision-not-found")
+    site.publish("default", "gone", 41)
+    score(app, {"adapter": "gone", **row})
+    with site.fleet.home.database.writing() as session:
+        resolve(session, "default", "gone", "v1")[1].deleted_at = utc_now()
+    # What the scorer holds of it in memory is not to be had either.
+    for name in ("gone", "gone@v1"):
+        problem(app.post("/v1/score", json={"rows": [{"adapter": name, **row}]}), 404, "revision-not-found")
+
+
+def test_another_base_is_refused(site, problem):
+    app = site.fleet.app()
+    row = {"adapter": "red", "prompt": "a", "answers": ["x"]}
+    problem(app.post("/v1/score", json={"base_sha256": "0" * 64, "rows": [row]}), 422, "base-mismatch")
+    problem(app.post("/v1/score", json={"base": "nothing", "rows": [row]}), 404, "unknown-base")
+    problem(
+        app.post("/v1/generate", json={"base_sha256": "0" * 64, "prompt": "a", "base": "tiny"}), 422, "base-mismatch"
+    )
+    score(app, row, base="tiny", base_sha256=site.sha256)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"rows": []}, 422, "invalid-request"),
+        ({"rows": [{"prompt": "a", "answers": ["x"]}]}, 400, "bad-request"),  # of which base?
+        ({"base": "tiny", "rows": [{"prompt": "a"}]}, 422, "invalid-request"),
+        ({"base": "tiny", "rows": [{"prompt": "a", "answers": ["x"], "record": {}}]}, 422, "invalid-request"),
+        ({"base": "tiny", "rows": [{"record": {"text": "a"}}]}, 422, "invalid-request"),
+        ({"base": "tiny", "task": "sst2", "rows": [{"record": {"words": "a"}}]}, 422, "invalid-dataset"),
+        ({"base": "tiny", "task": "none", "rows": [{"record": {"text": "a"}}]}, 422, "invalid-task"),
+        ({"base": "tiny", "rows": [{"prompt": "a " * 65, "answers": ["x"]}]}, 422, "text-too-long"),
+        ({"base": "tiny", "rows": [{"prompt": " ", "answers": ["x"]}]}, 400, "bad-request"),
+        ({"base": "tiny", "rows": [{"adapter": "../red", "prompt": "a", "answers": ["x"]}]}, 422, "invalid-request"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(site, problem, body, status, code):
+    problem(site.fleet.app().post("/v1/score", json=body), status, code)
+
+
+def test_it_takes_the_scope(site, problem):
+    with site.fleet.home.database.writing() as session:
+        token = TokenService(session).issue(Role.APP, "default", "reader", scopes=frozenset({Scope.ADAPTERS_READ}))[1]
+    actor = site.fleet.actor(token)
+    problem(actor.post("/v1/score", json={"rows": []}), 403, "forbidden")
+    problem(actor.post("/v1/generate", json={"prompt": "a"}), 403, "forbidden")
+
+
+@pytest.mark.parametrize("adapter", [*FIVE[:4], None])
+def test_greedy_text_is_that_of_peft(site, adapter):
+    found = generate(site.fleet.app(), "a very good film", adapter=adapter, base="tiny", max_tokens=9)
+    expected = site.continued("default", adapter, "a very good film", 9)
+    assert found["text"].split() == site.tokenizer.decode(expected).split()
+    assert (found["tokens"], found["finish"], found["adapter"]) == (9, "length", adapter)
+
+
+def test_texts_that_grow_together_stay_apart(site):
+    asked = [(name, prompt) for name in (*FIVE[:4], None) for prompt in TEXTS]
+
+    def ask(number):
+        name, prompt = asked[number]
+        return generate(site.fleet.app(), prompt, adapter=name, base="tiny", max_tokens=4 + number % 5)["text"]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(ask, range(len(asked))))
+    expected = [
+        site.tokenizer.decode(site.continued("default", name, prompt, 4 + number % 5))
+        for number, (name, prompt) in enumerate(asked)
+    ]
+    assert [text.split() for text in found] == [text.split() for text in expected]
+
+
+def test_the_context_ends_a_text(site, problem):
+    found = generate(site.fleet.app(), "a " * 60, base="tiny", max_tokens=50)
+    assert (found["tokens"], found["finish"]) == (5, "length")  # the last of the 65 is never read
+    body = {"prompt": "a " * 65, "base": "tiny"}
+    problem(site.fleet.app().post("/v1/generate", json=body), 422, "text-too-long")
+
+
+def test_a_seed_draws_the_same_again(site):
+    app = site.fleet.app()
+
+    def draw(**changes):
+        settings = {"adapter": "red", "max_tokens": 20, "temperature": 1.5} | changes
+        return generate(app, "a film", **settings)["text"]
+
+    assert draw(seed=1) == draw(seed=1)
+    assert len({draw(seed=seed) for seed in range(5)}) > 1
+    assert draw(seed=1, top_p=1e-9) == draw(temperature=0)  # the likeliest alone has that share
+
+
+def test_a_stop_text_ends_an_answer(site):
+    app = site.fleet.app()
+    whole = generate(app, "a film", adapter="two", max_tokens=12)["text"]
+    stop = whole.split()[-1]
+    found = generate(app, "a film", adapter="two", max_tokens=12, stop=[stop])
+    assert found["text"] == whole[: whole.index(stop)]
+    assert found["finish"] == "stop"
+
+
+def events(response):
+    for block in response.read().decode().split("\n\n")[:-1]:
+        kind, data = block.split("\n")
+        yield kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+def test_a_stream_brings_the_text_in_pieces(site, problem):
+    app = site.fleet.app()
+    body = {"prompt": "a film", "adapter": "two", "max_tokens": 12}
+    whole = generate(app, **body)
+    with app.stream("POST", "/v1/generate", json=body | {"stream": True}) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        *pieces, (last, end) = events(response)
+    assert last == "end"
+    assert end == whole
+    assert {kind for kind, _ in pieces} == {"text"}
+    assert len(pieces) > 2
+    assert "".join(piece["text"] for _, piece in pieces) == whole["text"]
+    refused = app.post("/v1/generate", json=body | {"stream": True, "adapter": "nobody"})
+    problem(refused, 404, "adapter-not-found")
+
+
+def metric(site, name, **labels):
+    return site.app.state.mobizo.meters.registry.get_sample_value(name, labels) or 0
+
+
+def wait_until(holds, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_operators_see_what_it_does(site):
+    before = metric(site, "mobizo_scorer_batch_rows_sum", work="score")
+    score(site.fleet.app(), *[{"adapter": name, "prompt": "a", "answers": ["x"]} for name in FIVE])
+    wait_until(lambda: metric(site, "mobizo_scorer_batch_rows_sum", work="score") == before + 5)
+    assert metric(site, "mobizo_scorer_held", of="bases") == 1
+    assert metric(site, "mobizo_scorer_held_bytes", of="adapters") > 0
+    assert metric(site, "mobizo_scorer_resident_bytes") > 0
+
+
+def test_who_goes_away_is_not_worked_for(site):
+    app = site.fleet.app()
+    body = {"prompt": "a", "adapter": "red", "max_tokens": 60, "stream": True}
+    with app.stream("POST", "/v1/generate", json=body) as response:
+        next(response.iter_bytes())
+    wait_until(lambda: site.app.state.mobizo.get(make_scorer).waiting == 0)
+    rows = [{"adapter": "red", "prompt": "a " * 60, "answers": ["x"]}] * 1000
+    with pytest.raises(httpx.TimeoutException):
+        app.post("/v1/score", json={"rows": rows}, timeout=httpx.Timeout(5, read=0.05))
+    wait_until(lambda: site.app.state.mobizo.get(make_scorer).waiting == 0)
+
+
+def test_a_scorer_that_was_killed_is_started_again(site, problem):
+    app, scorer = site.fleet.app(), site.app.state.mobizo.get(make_scorer)
+    row = {"adapter": "red", "prompt": "It was a film", "answers": [" great"]}
+    expected = score(app, row)
+    os.kill(scorer.pid, signal.SIGKILL)
+    wait_until(lambda: scorer.pid is None)
+    assert score(app, row) == expected
+    # One that dies while it works: who waits is told, and the next request finds another.
+    with ThreadPoolExecutor(1) as pool:
+        os.kill(scorer.pid, signal.SIGSTOP)
+        waiting = pool.submit(app.post, "/v1/score", json={"rows": [row]})
+        wait_until(lambda: scorer.waiting > 0)
+        os.kill(scorer.pid, signal.SIGKILL)
+        response = waiting.result()
+    problem(response, 503, "scorer-stopped")
+    assert response.headers["retry-after"]
+    assert score(app, row) == expected
+    assert metric(site, "mobizo_scorer_starts_total") >= 3

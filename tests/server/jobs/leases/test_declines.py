@@ -1,0 +1,232 @@
+"""A device without room for a program: a smaller recipe, another device, or the end, and never the same offer again."""
+
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import update
+
+from server.clock import utc_now
+from server.jobs.leases.models import MemoryDecline
+from shared.job import JobRequest
+from tests.server.conftest import adapter_bytes, job_request
+
+# The fake compiler's programs have 256,000 bytes of weights, and plan 16,384 for the tests' recipe.
+SMALL = {"needed_bytes": 275_000, "available_bytes": 90_000}  # room for 8-bit weights
+TINY = {"needed_bytes": 275_000, "available_bytes": 10_000}  # room for nothing
+
+
+def decline(device, lease, body=SMALL):
+    return device.post(f"/v1/leases/{lease['id']}/decline", json=body)
+
+
+def view(app, lease):
+    return app.get(f"/v1/jobs/{lease['job']['id']}").json()
+
+
+@pytest.fixture
+def shrinking(fleet, app, device):
+    """A lease of `device` on a job that may shrink."""
+    fleet.ready_job(app, shrink=True)
+    return device.lease()
+
+
+def test_a_job_that_may_shrink_gets_a_smaller_recipe(fleet, app, device, shrinking):
+    answer = decline(device, shrinking)
+    assert answer.status_code == 200
+    assert (answer.json()["job_state"], answer.json()["stop"]) == ("queued", False)
+    job = view(app, shrinking)
+    assert job["state"] == "queued"
+    assert job["recipe"] == shrinking["job"]["recipe"] | {"precision": "int8-weight"}
+    assert job["recipe_id"] != shrinking["job"]["recipe_id"]
+    assert JobRequest.model_validate(job["request"]).recipe == JobRequest.model_validate(job_request()).recipe
+    assert job["request"] == shrinking["job"]["request"]
+    assert job["progress"]["phase"] == "waiting"
+    why = job["progress"]["why"]
+    assert "device phone can spare 90,000 bytes" in why
+    assert "needs 275,000" in why
+    assert "precision fp32 -> int8-weight" in why
+    assert device.lease() is None
+    fleet.home.compile()
+    again = device.lease()
+    assert again["job"]["id"] == shrinking["job"]["id"]
+    assert again["manifest"]["manifest"]["recipe"]["precision"] == "int8-weight"
+    assert again["job"]["progress"] is None
+    version = device.finish(again)
+    assert version["recipe"]["precision"] == "int8-weight"
+    assert view(app, shrinking)["state"] == "succeeded"
+
+
+def test_a_smaller_program_that_is_there_is_leased_at_once(fleet, app, device, shrinking):
+    fleet.ready_job(app, adapter="other", dataset="books", recipe={"precision": "int8-weight"})
+    assert decline(device, shrinking).json()["job_state"] == "ready"
+    assert device.lease()["job"]["id"] == shrinking["job"]["id"]
+
+
+def test_its_events_tell_what_happened(app, device, shrinking):
+    decline(device, shrinking)
+    app.post(f"/v1/jobs/{shrinking['job']['id']}/cancel")
+    text = app.get(f"/v1/jobs/{shrinking['job']['id']}/events").text
+    told = [line for line in text.splitlines() if line.startswith('data: {"phase":"waiting"')]
+    assert len(told) == 1
+    assert "precision fp32 -> int8-weight" in told[0]
+
+
+def test_shrinking_again_and_again_ends(fleet, app, device):
+    """Each decline counts: the device's figures, not our estimate, decide."""
+    fleet.ready_job(app, shrink=True, recipe={"queries": 2, "effective_batch": 2, "sequence_length": 64})
+    seen = []
+    for _ in range(20):
+        lease = device.lease()
+        if lease is None:
+            break
+        recipe = lease["job"]["recipe"]
+        assert recipe not in seen
+        seen.append(recipe)
+        decline(device, lease, {"needed_bytes": 300_000, "available_bytes": 299_000})
+        fleet.home.compile()
+    assert lease is None
+    assert len(seen) > 2
+    assert app.get("/v1/jobs").json()["items"][0]["state"] == "ready"
+
+
+def test_without_shrink_the_job_waits_for_another_device(fleet, app, device, lease):
+    assert decline(device, lease).json()["job_state"] == "ready"
+    job = view(app, lease)
+    assert job["recipe"] == lease["job"]["recipe"]
+    assert "waits for another device" in job["progress"]["why"]
+    assert job["attempts"] == 0
+    assert device.lease() is None
+    assert fleet.device(name="large").lease()["job"]["id"] == lease["job"]["id"]
+
+
+def test_where_nothing_smaller_fits_it_waits_too(fleet, app, device, shrinking):
+    assert decline(device, shrinking, TINY).json()["job_state"] == "ready"
+    assert view(app, shrinking)["recipe"] == shrinking["job"]["recipe"]
+    assert device.lease() is None
+    assert fleet.device(name="large").lease() is not None
+
+
+@pytest.mark.parametrize("shrink", [True, False])
+def test_a_job_for_that_device_alone_fails(fleet, app, device, problem, shrink):
+    fleet.ready_job(app, device=device.device_id, shrink=shrink)
+    lease = device.lease()
+    assert decline(device, lease, TINY).json()["job_state"] == "failed"
+    error = view(app, lease)["error"]
+    assert error["code"] == "does-not-fit"
+    assert "10,000" in error["detail"]
+    assert "275,000" in error["detail"]
+
+
+def test_a_job_for_that_device_alone_may_shrink(fleet, app, device):
+    fleet.ready_job(app, device=device.device_id, shrink=True)
+    assert decline(device, device.lease()).json()["job_state"] == "queued"
+
+
+def test_the_offer_is_made_again_once_there_is_memory(device, lease):
+    decline(device, lease)
+    for memory in (0, 90_000, 274_999):
+        assert device.lease(memory_bytes=memory) is None
+    assert device.lease(memory_bytes=275_000)["job"]["id"] == lease["job"]["id"]
+
+
+def test_a_device_whose_figures_contradict_must_have_more_than_it_had(device, lease):
+    decline(device, lease, {"needed_bytes": 10, "available_bytes": 20})
+    assert device.lease(memory_bytes=20) is None
+    assert device.lease(memory_bytes=21) is not None
+
+
+def test_a_device_that_says_more_than_it_declines_with_is_not_asked_in_a_circle(fleet, app, device):
+    """A job's rules keep 100,000 bytes free, of which a request for any job knows nothing."""
+    fleet.ready_job(app, rules={"memory_floor_bytes": 100_000})
+    lease = device.lease(memory_bytes=300_000)
+    decline(device, lease, {"needed_bytes": 275_000, "available_bytes": 200_000})
+    for memory in (200_000, 275_000, 300_000, 374_999):
+        assert device.lease(memory_bytes=memory) is None
+    assert device.lease(memory_bytes=375_000)["job"]["id"] == lease["job"]["id"]
+
+
+def test_figures_at_the_end_of_what_is_allowed(device, lease):
+    most = 2**63 - 1
+    assert decline(device, lease, {"needed_bytes": most, "available_bytes": 1}).status_code == 200
+    assert device.lease(memory_bytes=most - 1) is None
+    again = device.lease(memory_bytes=most)
+    assert decline(device, again, {"needed_bytes": most, "available_bytes": 0}).status_code == 200
+
+
+def test_a_device_that_says_nothing_of_memory_is_asked_again_later(home, device, lease):
+    decline(device, lease)
+    assert device.lease() is None
+    with home.database.writing() as session:
+        session.execute(update(MemoryDecline).values(declined_at=utc_now() - timedelta(minutes=59)))
+    assert device.lease() is None
+    with home.database.writing() as session:
+        session.execute(update(MemoryDecline).values(declined_at=utc_now() - timedelta(minutes=61)))
+    assert device.lease()["job"]["id"] == lease["job"]["id"]
+
+
+def test_other_jobs_of_the_recipe_are_not_offered_either(fleet, app, device, lease):
+    decline(device, lease)
+    fleet.ready_job(app, adapter="second")
+    smaller = fleet.ready_job(app, adapter="third", recipe={"rank": 1})
+    assert device.lease()["job"]["id"] == smaller["id"]
+
+
+def test_a_request_that_waits_is_not_woken_by_what_was_declined(device, lease):
+    decline(device, lease)
+    assert device.lease(wait_seconds=0.3, memory_bytes=100) is None
+
+
+def test_said_twice_it_counts_once(app, device, shrinking):
+    first = decline(device, shrinking).json()
+    again = decline(device, shrinking, TINY).json()
+    assert again == first
+    assert view(app, shrinking)["recipe"]["precision"] == "int8-weight"
+
+
+def test_the_lease_has_ended(fleet, app, device, shrinking, problem):
+    decline(device, shrinking)
+    beat = {"phase": "training", "step": 1, "steps": 3}
+    problem(device.post(f"/v1/leases/{shrinking['id']}/heartbeat", json=beat), 410, "lease-ended")
+    problem(device.upload(shrinking, adapter_bytes(48)), 410, "lease-ended")
+    problem(device.post(f"/v1/leases/{shrinking['id']}/release"), 410, "lease-ended")
+
+
+def test_what_ended_otherwise_is_not_declined(app, device, lease, problem):
+    device.post(f"/v1/leases/{lease['id']}/release")
+    problem(decline(device, lease), 410, "lease-ended")
+    again = device.lease()
+    app.post(f"/v1/jobs/{again['job']['id']}/cancel")
+    told = decline(device, again).json()
+    assert (told["job_state"], told["stop"]) == ("cancelled", True)
+
+
+def test_a_lapsed_lease_may_be_declined(home, app, device, lease):
+    home.let_run_out(lease)
+    assert decline(device, lease).json()["job_state"] == "ready"
+    assert device.lease() is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"needed_bytes": -1, "available_bytes": 0},
+        {"needed_bytes": 2**63, "available_bytes": 0},
+        {"needed_bytes": 1, "available_bytes": 2**63},
+        {"needed_bytes": "much", "available_bytes": 0},
+        {"needed_bytes": 1, "available_bytes": 0, "extra": 1},
+    ],
+)
+def test_bad_figures(device, lease, problem, body):
+    problem(decline(device, lease, body), 422, "invalid-request")
+
+
+@pytest.mark.parametrize("memory", [-1, 2**63, "much"])
+def test_bad_memory(device, problem, memory):
+    problem(device.post("/v1/leases", json={"datasets": [], "memory_bytes": memory}), 422, "invalid-request")
+
+
+def test_nobody_else_may_decline(fleet, app, device, shrinking, problem):
+    for stranger in (fleet.device(name="other"), fleet.device("other")):
+        problem(decline(stranger, shrinking), 404, "not-found")
+    assert view(app, shrinking)["state"] == "training"

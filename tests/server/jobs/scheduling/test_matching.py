@@ -1,0 +1,88 @@
+"""What a job needs of a device, and what a device lacks: no database, no HTTP."""
+
+import pytest
+
+from server.jobs.scheduling.matching import DeviceOffer, Needs, able, lacks
+from shared.capabilities import Capabilities
+from shared.versions import release, satisfies
+
+GIB = 1 << 30
+
+
+def offer(memory=None, labels=None, **can):
+    capabilities = Capabilities(**can) if can else None
+    return DeviceOffer("default", "device_1", frozenset({"movies"}), memory, capabilities, labels or {})
+
+
+@pytest.mark.parametrize(
+    ("needs", "has", "has_not"),
+    [
+        ({"labels": {"site": "lab"}}, offer(labels={"site": "lab", "row": "2"}), offer(labels={"site": "field"})),
+        ({"total_bytes": 2 * GIB}, offer(total_bytes=2 * GIB), offer(total_bytes=2 * GIB - 1)),
+        (
+            {"program_bytes": 100},
+            offer(memory=100, engines=("python",)),
+            offer(memory=99, engines=("python",)),
+        ),
+        ({"backend": "xnnpack"}, offer(backends=("portable", "xnnpack")), offer(backends=("torch",))),
+        ({"operator": "mobizo::noise"}, offer(operators=("mobizo::noise",)), offer(operators=())),
+        ({"executorch": "1.5.1"}, offer(executorch="1.6.0"), offer(executorch="1.5.0")),
+        ({"executorch_asked": ">=1.5,<2"}, offer(executorch="1.5.1+cpu"), offer(executorch="2.0.0")),
+        ({"charging": True}, offer(charging=True), offer(charging=False)),
+        (
+            {"battery_floor": 40.0},
+            offer(charging=False, battery_percent=40),
+            offer(charging=False, battery_percent=39),
+        ),
+        ({"cohort": "reviews"}, offer(cohorts=True), offer(cohorts=False)),
+        ({"cohort": "reviews"}, offer(cohorts=("notes", "reviews")), offer(cohorts=("notes",))),
+    ],
+)
+def test_each_need(needs, has, has_not):
+    needs = Needs(**needs)
+    assert able(needs, has)
+    assert len(list(lacks(needs, has_not))) == 1
+
+
+def test_a_device_that_says_nothing_has_what_every_agent_has_and_nothing_asked_for():
+    old = offer(memory=1)
+    assert able(Needs(backend="xnnpack", executorch="1.5.1", program_bytes=100, charging=True, battery_floor=50), old)
+    for needs in (
+        {"operator": "mobizo::noise"},
+        {"total_bytes": 1},
+        {"executorch_asked": ">=1"},
+        {"labels": {"a": "b"}},
+        {"cohort": "reviews"},
+    ):
+        assert not able(Needs(**needs), old)
+
+
+def test_low_battery_does_not_matter_on_external_power():
+    assert able(Needs(battery_floor=90), offer(charging=True, battery_percent=10))
+
+
+@pytest.mark.parametrize(
+    ("version", "condition", "holds"),
+    [
+        ("1.5.1", ">=1.5", True),
+        ("1.5", "==1.5.0", True),
+        ("1.10.0", ">1.9", True),
+        ("1.5.1", "!=1.5.1", False),
+        ("1.4.9", ">=1.5,<2", False),
+        ("2.0.0", ">=1.5,<2", False),
+        ("2.0.0", "<=2", True),
+    ],
+)
+def test_versions(version, condition, holds):
+    assert satisfies(version, condition) is holds
+
+
+@pytest.mark.parametrize("text", ["", "1.5", "~=1.5", ">=x", ">=1.5,", "=>1"])
+def test_conditions_that_are_none(text):
+    with pytest.raises(ValueError, match="is not a version condition"):
+        satisfies("1.5.1", text)
+
+
+def test_a_version_that_is_none():
+    with pytest.raises(ValueError, match="does not start with a release"):
+        release("main")

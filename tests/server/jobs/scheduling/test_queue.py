@@ -1,0 +1,259 @@
+"""Which job goes to which device, in what order, and why a job waits; over HTTP."""
+
+import threading
+import time
+
+import pytest
+from sqlalchemy import func, select
+
+from server.jobs.models import Job
+from server.jobs.scheduling.models import StoredLane
+from tests.server.conftest import job_request
+
+NATIVE = {"engines": ["native"], "backends": ["xnnpack", "portable"], "operators": ["mobizo::noise"]}
+
+
+def waiting(app, job):
+    return app.get(f"/v1/jobs/{job['id']}/waiting").json()
+
+
+def label(operator, device, **labels):
+    response = operator.patch(f"/v1/devices/{device.device_id}", json={"labels": labels})
+    assert response.status_code == 200, response.text
+    return response.json()["labels"]
+
+
+def test_a_job_goes_only_where_its_labels_are(fleet, app, operator):
+    lab, field = fleet.device(name="lab"), fleet.device(name="field")
+    label(operator, lab, site="lab")
+    job = fleet.ready_job(app, requires={"labels": {"site": "lab"}})
+    assert field.lease() is None
+    why = waiting(app, job)["why"]
+    assert why.startswith("none of 2 enrolled devices can take it: ")
+    assert "lacks label site=lab (1)" in why
+    assert "has not requested a job yet (1)" in why
+    assert lab.lease()["job"]["id"] == job["id"]
+
+
+def test_labels_are_changed_and_removed(fleet, operator, device, problem):
+    assert label(operator, device, site="lab", row="2") == {"site": "lab", "row": "2"}
+    assert label(operator, device, row=None, shelf="a") == {"site": "lab", "shelf": "a"}
+    url = f"/v1/devices/{device.device_id}"
+    read = operator.get(url)
+    assert read.json()["labels"] == {"site": "lab", "shelf": "a"}
+    tag = {"If-Match": read.headers["ETag"]}
+    assert operator.patch(url, json={"labels": {"shelf": "b"}}, headers=tag).status_code == 200
+    problem(operator.patch(url, json={"labels": {"shelf": "c"}}, headers=tag), 412, "precondition-failed")
+    assert operator.get(url).json()["labels"]["shelf"] == "b"
+
+
+@pytest.mark.parametrize("labels", [{"Site": "lab"}, {"site": "in the lab"}, {"site": ""}, {"": "x"}, {"site": 3}])
+def test_bad_labels(operator, device, problem, labels):
+    url = f"/v1/devices/{device.device_id}"
+    problem(operator.patch(url, json={"labels": labels}), 422, "invalid-request")
+    assert operator.get(url).json()["labels"] == {}
+
+
+def test_a_device_has_at_most_so_many_labels(operator, device, problem):
+    label(operator, device, **{f"a{number}": "x" for number in range(32)})
+    problem(operator.patch(f"/v1/devices/{device.device_id}", json={"labels": {"b": "x"}}), 400, "bad-request")
+
+
+def test_what_a_device_tells_is_shown(fleet, operator, device):
+    device.lease("movies", "books", memory_bytes=5000, capabilities={"total_bytes": 8000, **NATIVE})
+    shown = operator.get(f"/v1/devices/{device.device_id}").json()
+    assert (shown["datasets"], shown["memory_bytes"]) == (["movies", "books"], 5000)
+    assert shown["capabilities"]["total_bytes"] == 8000
+    assert shown["capabilities"]["operators"] == ["mobizo::noise"]
+
+
+@pytest.mark.parametrize(
+    "capabilities",
+    [{"total_bytes": -1}, {"executorch": "new"}, {"backends": ["cuda"]}, {"wings": 2}, {"battery_percent": 101}],
+)
+def test_capabilities_that_are_none(device, problem, capabilities):
+    body = {"datasets": [], "capabilities": capabilities}
+    problem(device.post("/v1/leases", json=body), 422, "invalid-request")
+
+
+@pytest.mark.parametrize("requires", [{"executorch": "newest"}, {"labels": {"A": "b"}}, {"memory_bytes": -1}, {"x": 1}])
+def test_requirements_that_are_none(app, problem, requires):
+    problem(app.post("/v1/jobs", json=job_request(requires=requires)), 422, "invalid-request")
+
+
+def test_the_noise_operator_needs_the_native_runner(fleet, app):
+    job = fleet.ready_job(app, recipe={"noise": "operator", "estimator": "stored"})
+    assert job["state"] == "ready"
+    assert fleet.device(name="old").lease() is None
+    python = {"engines": ["python"], "backends": ["xnnpack"], "operators": []}
+    assert fleet.device(name="python").lease(capabilities=python) is None
+    assert fleet.device(name="native").lease(capabilities=NATIVE)["job"]["id"] == job["id"]
+
+
+def test_memory(fleet, app):
+    asked = fleet.ready_job(app, adapter="a", requires={"memory_bytes": 8000})
+    small, large = fleet.device(name="small"), fleet.device(name="large")
+    told = {"total_bytes": 7999, "backends": ["xnnpack"]}
+    assert small.lease(capabilities=told) is None
+    assert "no enrolled device" not in waiting(app, asked)["why"]
+    assert large.lease(capabilities={**told, "total_bytes": 8000})["job"]["id"] == asked["id"]
+
+
+def test_a_program_is_offered_where_it_fits(fleet, app, device):
+    """The fake compiler's programs take 256,000 bytes of weights and plan 16,384."""
+    job = fleet.ready_job(app)
+    can = {"backends": ["xnnpack"]}
+    assert device.lease(memory_bytes=272_383, capabilities=can) is None
+    told = waiting(app, job)
+    assert (
+        told["why"]
+        == "none of 1 enrolled devices can take it: lacks 272,384 bytes of memory to spare, which its program takes (1)"
+    )
+    assert (told["devices"], told["able"]) == (1, 0)
+    assert device.lease(memory_bytes=272_384, capabilities=can)["job"]["id"] == job["id"]
+
+
+def test_why_it_waits(fleet, app, device):
+    queued = app.submit(adapter="first")
+    assert waiting(app, queued)["why"] == "its program is waiting to be compiled"
+    job = fleet.ready_job(app, adapter="second", dataset="books")
+    device.lease("films")
+    assert waiting(app, job)["why"] == "none of 1 enrolled devices can take it: lacks data set 'books' (1)"
+    device.lease("films", "books", wait_seconds=0)
+    assert waiting(app, job)["why"] == "a device is training it"
+
+
+def test_it_waits_for_its_turn(fleet, app, device):
+    lease_job = fleet.ready_job(app, adapter="a")
+    assert device.lease("movies")["job"]["id"] == lease_job["id"]
+    next_job = fleet.ready_job(app, adapter="b")
+    assert waiting(app, next_job)["why"] == "none of 1 enrolled devices can take it: is busy (1)"
+    device.finish(device.lease("movies"))
+    assert waiting(app, next_job)["why"] == "1 of 1 enrolled devices can take it when they next request a job"
+
+
+def test_nobody_is_enrolled(fleet, app):
+    assert waiting(app, fleet.ready_job(app))["why"] == "no device is enrolled"
+
+
+def order(fleet, app, count):
+    """Adapters in the order in which jobs are given out."""
+    device = fleet.device(name="worker")
+    taken = []
+    for _ in range(count):
+        lease = device.lease()
+        taken.append(lease["job"]["request"]["adapter"])
+        device.finish(lease)
+    assert device.lease() is None
+    return taken
+
+
+def test_users_take_turns(fleet, app):
+    for number in range(5):
+        app.submit(user="many", adapter=f"m{number}")
+    app.submit(user="few", adapter="f0")
+    app.submit(user="few", adapter="f1")
+    fleet.home.compile()
+    assert order(fleet, app, 7) == ["m0", "f0", "m1", "f1", "m2", "m3", "m4"]
+
+
+def test_who_comes_late_has_missed_nothing(fleet, app):
+    for number in range(6):
+        app.submit(user="many", adapter=f"m{number}")
+    fleet.home.compile()
+    device = fleet.device()
+    for _ in range(3):
+        device.finish(device.lease())
+    for number in range(3):
+        app.submit(user="late", adapter=f"l{number}")
+    assert order(fleet, app, 6) == ["m3", "l0", "m4", "l1", "m5", "l2"]
+
+
+def test_a_higher_priority_goes_first(fleet, app):
+    fleet.ready_job(app, adapter="low")
+    fleet.ready_job(app, user="bob", adapter="high", priority=5)
+    fleet.ready_job(app, user="bob", adapter="higher", priority=6)
+    assert order(fleet, app, 3) == ["higher", "high", "low"]
+
+
+def test_jobs_that_ask_for_the_same_wait_in_one_lane(home, fleet, app):
+    for number in range(3):
+        fleet.ready_job(app, adapter=f"a{number}")
+    fleet.ready_job(app, adapter="b", requires={"labels": {"site": "lab"}})
+    with home.database.reading() as session:
+        assert session.scalar(select(func.count()).select_from(StoredLane)) == 2
+        assert session.scalar(select(func.count(Job.lane_number.distinct()))) == 2
+    app.post(f"/v1/jobs/{fleet.ready_job(app, adapter='c')['id']}/cancel")
+    with home.database.reading() as session:
+        assert session.scalar(select(func.count(Job.lane_number))) == 4
+
+
+def test_as_many_devices_are_called_as_there_are_jobs(fleet, app):
+    devices = [fleet.device(name=f"d{number}") for number in range(6)]
+    got = []
+    threads = [
+        threading.Thread(target=lambda device=device: got.append(device.lease(wait_seconds=30))) for device in devices
+    ]
+    for thread in threads:
+        thread.start()
+    jobs = []
+    for known in (0, 3):  # whoever is not called goes on waiting
+        jobs += [fleet.ready_job(app, adapter=f"a{known + number}")["id"] for number in range(3)]
+        deadline = time.monotonic() + 25
+        while len(got) < known + 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert sorted(lease and lease["job"]["id"] for lease in got) == sorted(jobs)
+    for thread in threads:
+        thread.join()
+
+
+def test_a_device_that_fails_one_job_after_another_rests(home, fleet, app, operator, device):
+    for number in range(3):
+        fleet.ready_job(app, adapter=f"a{number}")
+        lease = device.lease()
+        device.post(f"/v1/leases/{lease['id']}/fail", json={"code": "x", "detail": "y"})
+    shown = operator.get(f"/v1/devices/{device.device_id}").json()
+    assert shown["failures"] == 3
+    assert shown["cooldown_until"] is not None
+    job = fleet.ready_job(app, adapter="next")
+    assert device.lease() is None
+    assert waiting(app, job)["why"].endswith("is cooling down after failures (1)")
+    assert fleet.device(name="other").lease()["job"]["id"] == job["id"]
+
+
+def test_success_forgets_failures(fleet, app, operator, device):
+    for number in range(2):
+        fleet.ready_job(app, adapter=f"a{number}")
+        device.post(f"/v1/leases/{device.lease()['id']}/fail", json={"code": "x", "detail": "y"})
+    fleet.ready_job(app, adapter="good")
+    device.finish(device.lease())
+    assert operator.get(f"/v1/devices/{device.device_id}").json()["failures"] == 0
+
+
+def test_a_job_that_devices_lose_fails_in_the_end(home, fleet, app):
+    job = fleet.ready_job(app)
+    for number in range(5):
+        lease = fleet.device(name=f"d{number}").lease()
+        assert lease["job"]["id"] == job["id"]
+        home.let_run_out(lease)
+    assert fleet.device(name="last").lease() is None
+    error = app.get(f"/v1/jobs/{job['id']}").json()["error"]
+    assert error["code"] == "lost-by-devices"
+    assert "5 times" in error["detail"]
+
+
+def test_a_device_that_leaves_may_come_back_at_once(home, fleet, app, device, lease):
+    told = device.post(f"/v1/leases/{lease['id']}/leave").json()
+    assert told["expires_at"] < lease["expires_at"]
+    assert fleet.device(name="other").lease() is None
+    assert device.lease()["id"] == lease["id"]
+
+
+def test_a_lease_lasts_as_long_as_the_device_asked_but_no_longer_than_allowed(home, fleet, app, device):
+    fleet.ready_job(app)
+    asked = device.lease(lease_seconds=1000)
+    standard = device.lease(lease_seconds=None)
+    longest = device.lease(lease_seconds=1e9)
+    assert standard["expires_at"] < asked["expires_at"] < longest["expires_at"]
+    beat = device.post(f"/v1/leases/{asked['id']}/heartbeat", json={"phase": "training"}).json()
+    assert beat["expires_at"] >= longest["expires_at"]

@@ -1,0 +1,66 @@
+"""Many open streams cost one query at a time together, and a token has a largest number of them."""
+
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from server.jobs import events
+from server.jobs.events import MOST_STREAMS, EventFeed, make_event_feed
+from shared.errors import TooManyRequests
+from tests.server.jobs.test_events import read
+
+STREAMS = 12
+PATIENCE = 60
+
+
+def wait_for(found, more):
+    """Waits until a list has so many more entries."""
+    wanted, deadline = len(found) + more, time.monotonic() + PATIENCE
+    while len(found) < wanted:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def watched(stack, actor, job):
+    """The lines of a job's stream after its first event; the stream is closed when they are no longer referenced."""
+    lines = stack.enter_context(actor.stream("GET", f"/v1/jobs/{job}/events")).iter_lines()
+    assert any(line.startswith("data:") for line in lines)
+    return lines
+
+
+def test_streams_without_news_make_no_queries_of_their_own(fleet, app, standing, monkeypatch):
+    reads, looks = [], []
+    read_events, look = events._read, events._look
+    monkeypatch.setattr(events, "_read", lambda *arguments: reads.append(1) or read_events(*arguments))
+    monkeypatch.setattr(events, "_look", lambda state, watched: looks.append(len(watched)) or look(state, watched))
+    job = app.submit()["id"]
+    with ExitStack() as stack:
+        streams = [watched(stack, app, job) for _ in range(STREAMS)]
+        assert len(streams) == STREAMS
+        wait_for(looks, 3)
+        assert max(looks) == STREAMS
+        settled = len(reads)
+        wait_for(looks, 3)
+        assert len(reads) == settled
+        app.post(f"/v1/jobs/{job}/cancel")
+        assert read(app, job)[-1][0] == "job"
+
+
+def test_a_token_has_a_largest_number_of_streams(fleet, app, problem, monkeypatch):
+    monkeypatch.setattr(events, "MOST_STREAMS", 2)
+    job = app.submit()["id"]
+    with ExitStack() as stack:
+        streams = [watched(stack, app, job) for _ in range(2)]
+        refused = problem(app.get(f"/v1/jobs/{job}/events"), 429, "too-many-requests")
+        assert refused["limit"] == "streams"
+        streams.append(watched(stack, fleet.app(), job))
+
+
+def test_the_limit_counts_open_streams_of_one_token():
+    feed = EventFeed(state=None)
+    feed._watchers = {events._Watcher("a", number, 0) for number in range(MOST_STREAMS)}
+    with pytest.raises(TooManyRequests):
+        feed.check("a")
+    feed.check("b")
+    assert make_event_feed(None) is not feed

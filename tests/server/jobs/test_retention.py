@@ -1,0 +1,99 @@
+"""Progress of jobs that ended long ago is forgotten; that they ran, and what became of them, is not."""
+
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import select, update
+
+from server.clock import utc_now
+from server.jobs.models import Job, JobEvent
+from server.jobs.retention import BATCH, EventPurge
+from shared.job import JobState
+
+DAYS = 3
+
+
+def kinds(home, job_id):
+    with home.database.reading() as session:
+        statement = select(JobEvent.kind).join(Job, Job.number == JobEvent.job_number).where(Job.id == job_id)
+        return session.scalars(statement.order_by(JobEvent.position)).all()
+
+
+def age(home, *job_ids, days=DAYS + 1):
+    with home.database.writing() as session:
+        moment = utc_now() - timedelta(days=days)
+        session.execute(update(Job).where(Job.id.in_(job_ids)).values(updated_at=moment))
+
+
+@pytest.fixture
+def event_purge(home):
+    return EventPurge(home.database, DAYS, lambda: False)
+
+
+@pytest.fixture
+def trained(fleet, app, device):
+    """A job with progress that has succeeded."""
+    job = fleet.ready_job(app)
+    lease = device.lease()
+    for step in (1, 2):
+        body = {"phase": "training", "step": step, "steps": 3}
+        assert device.post(f"/v1/leases/{lease['id']}/heartbeat", json=body).status_code == 200
+    device.finish(lease)
+    return job["id"]
+
+
+def test_progress_goes_and_what_became_of_the_job_stays(home, app, event_purge, trained):
+    before = app.get(f"/v1/jobs/{trained}").json()
+    assert kinds(home, trained).count("progress") == 2
+    age(home, trained)
+    assert event_purge.purge() == 1
+    assert kinds(home, trained) == ["job"] * 5
+    after = app.get(f"/v1/jobs/{trained}").json()
+    assert {name for name in before if before[name] != after[name]} == {"updated_at"}  # which the test has set
+    assert event_purge.purge() == 0
+
+
+def test_the_stream_of_a_thinned_job_ends(home, app, event_purge, trained):
+    age(home, trained)
+    event_purge.purge()
+    with app.stream("GET", f"/v1/jobs/{trained}/events") as response:
+        ids = [line.removeprefix("id: ") for line in response.iter_lines() if line.startswith("id: ")]
+    assert ids == ["1", "2", "3", "4", "7"]
+
+
+def test_young_jobs_and_open_ones_keep_everything(home, fleet, app, device, event_purge, trained):
+    age(home, trained, days=DAYS - 1)
+    app.submit()
+    lease = device.lease()
+    progress = {"phase": "training", "step": 1, "steps": 3}
+    assert device.post(f"/v1/leases/{lease['id']}/heartbeat", json=progress).status_code == 200
+    age(home, lease["job"]["id"])
+    assert event_purge.purge() == 0
+    assert "progress" in kinds(home, trained)
+    assert "progress" in kinds(home, lease["job"]["id"])
+
+
+def test_more_than_one_transaction_takes(home, app, event_purge, trained):
+    with home.database.writing() as session:
+        job = session.scalars(select(Job).where(Job.id == trained)).one()
+        values = {column.name: getattr(job, column.name) for column in Job.__table__.columns if column.name != "number"}
+        for number in range(BATCH + 1):
+            session.add(Job(**(values | {"id": f"job_{number}", "state": JobState.FAILED})))
+        session.flush()
+        session.execute(update(Job).values(updated_at=utc_now() - timedelta(days=DAYS + 1)))
+    assert event_purge.purge() == BATCH + 2
+
+
+def test_it_looks_seldom_and_never_if_it_is_told_so(home, trained):
+    age(home, trained)
+    EventPurge(home.database, 0, lambda: False).look()
+    assert "progress" in kinds(home, trained)
+    found = EventPurge(home.database, DAYS, lambda: False)
+    found.look()
+    assert "progress" not in kinds(home, trained)
+    with home.database.writing() as session:
+        session.execute(update(Job).values(purged=False))
+        number = session.scalars(select(Job.number).where(Job.id == trained)).one()
+        session.add(JobEvent(job_number=number, position=5, kind="progress", data="{}"))
+    found.look()
+    assert "progress" in kinds(home, trained)

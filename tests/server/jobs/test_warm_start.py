@@ -1,0 +1,211 @@
+"""Jobs that go on from an adapter version: pinned when submitted, refused in words, handed to one device alone."""
+
+import pytest
+from sqlalchemy import update
+
+from server.catalog.bases import BaseModelEntry, BaseRepository
+from server.clock import utc_now
+from server.identity.models import Role
+from server.identity.service import TokenService
+from server.registry.models import StoredVersion
+from shared.access import Scope
+from shared.canonical import sha256_hex
+from shared.registry import SignedAdapter
+from shared.signing import parse_public, verify_adapter
+from tests.server.conftest import SHAPE, adapter_bytes, job_request
+
+NAME = "alice-movies"
+FROM = {"start": {"adapter": NAME}}
+
+
+@pytest.fixture
+def first(device, lease):
+    """Version 1 of the adapter, approved, whose B is 0.5 throughout."""
+    return device.finish(lease)
+
+
+@pytest.fixture
+def started(fleet, app, device, first):
+    """A lease of `device` on a job that goes on from version 1."""
+    fleet.ready_job(app, **FROM)
+    return device.lease()
+
+
+def refusal(app, problem, status, code, **body):
+    return problem(app.post("/v1/jobs", json=job_request(**body)), status, code)
+
+
+def delete(fleet, version):
+    """As the registry does, before its grace period is over."""
+    with fleet.home.database.writing() as session:
+        chosen = StoredVersion.version == version
+        session.execute(update(StoredVersion).where(chosen).values(deleted_at=utc_now()))
+
+
+def test_main_is_pinned_when_the_job_is_submitted(fleet, app, device, first):
+    job = fleet.ready_job(app, **FROM)
+    assert job["request"]["start"] == {"adapter": NAME, "revision": first["revision"]}
+    fleet.ready_job(app)  # from nothing, so that `main` moves on
+    other = device.lease()
+    assert (other["job"]["id"], other["start"]["manifest"]["version"]) == (job["id"], 1)
+    device.finish(other, 0.25, tuned_accuracy=0.8)
+    second = device.finish(device.lease(), 0.75, tuned_accuracy=0.9)
+    assert app.get(f"/v1/jobs/{job['id']}").json()["request"]["start"]["revision"] == first["revision"]
+    latest = app.submit(**FROM)["request"]["start"]["revision"]
+    assert latest == second["revision"] != first["revision"]
+
+
+@pytest.mark.parametrize("revision", ["v1", "1", "main"])
+def test_a_version_may_be_named_in_every_way(app, first, revision):
+    pinned = app.submit(start={"adapter": NAME, "revision": revision})["request"]["start"]["revision"]
+    assert pinned == first["revision"]
+    again = app.submit(start={"adapter": NAME, "revision": pinned[:7]})["request"]["start"]["revision"]
+    assert again == pinned
+
+
+def test_the_lease_tells_the_file_and_the_device_gets_it(fleet, device, first, started):
+    signed = SignedAdapter.model_validate(started["start"])
+    key = device.get("/v1/server").json()["public_key"]
+    manifest = verify_adapter(signed, parse_public(key))
+    assert (manifest.sha256, manifest.size, manifest.version) == (first["sha256"], first["size"], 1)
+    url = f"/v1/leases/{started['id']}/start"
+    response = device.get(url)
+    assert response.content == adapter_bytes(manifest.size_d)
+    assert sha256_hex(response.content) == manifest.sha256
+    assert response.headers["etag"] == f'"{manifest.sha256}"'
+    part = device.get(url, headers={"Range": "bytes=8-15"})
+    assert (part.status_code, part.content) == (206, response.content[8:16])
+    assert device.head(url).headers["content-length"] == str(manifest.size)
+
+
+def test_what_it_makes_records_its_parent(app, device, first, started):
+    second = device.finish(started, 0.25, zero_shot_accuracy=None, start_accuracy=0.75, tuned_accuracy=0.8)
+    parent = {"adapter": NAME, "version": 1, "revision": first["revision"]}
+    assert second["parent"] == parent
+    assert first["parent"] is None
+    assert app.get(f"/v1/adapters/{NAME}/versions/2").json()["parent"] == parent
+
+
+def test_a_recipe_that_is_left_out_is_the_starts(fleet, app, device):
+    fleet.ready_job(app, recipe={"rank": 4, "a_seed": 9, "queries": 2})
+    first = device.finish(device.lease())
+    body = job_request(**FROM)
+    del body["recipe"]
+    job = app.post("/v1/jobs", json=body).json()
+    assert job["recipe"] == first["recipe"]
+    assert job["state"] == "ready"  # nothing is left to compile
+
+
+def test_what_shapes_no_b_may_differ(app, first):
+    recipe = {"queries": 2, "effective_batch": 1, "sequence_length": 12, "precision": "int8-weight"}
+    assert app.submit(**FROM, recipe=recipe)["recipe"]["precision"] == "int8-weight"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "field", "start", "job"),
+    [
+        ({"rank": 4}, "recipe.rank", 2, 4),
+        ({"targets": ["q_proj"]}, "recipe.targets", ["q_proj", "v_proj"], ["q_proj"]),
+        ({"layers": "last:1"}, "recipe.layers", "all", "last:1"),
+        ({"a_seed": 1}, "recipe.a_seed", 0, 1),
+        ({"alpha": 16}, "recipe.alpha", 32, 16),
+    ],
+)
+def test_a_program_of_another_layout_or_a_is_refused(app, first, problem, recipe, field, start, job):
+    document = refusal(app, problem, 422, "start-mismatch", **FROM, recipe=recipe)
+    assert (document["field"], document["start"], document["job"]) == (field, start, job)
+
+
+def test_another_base_is_refused(fleet, app, first, problem):
+    with fleet.home.database.writing() as session:
+        bases = BaseRepository(session)
+        tiny = bases.by_name("tiny")
+        other = BaseModelEntry(
+            name="other",
+            source=tiny.source,
+            sha256="c" * 64,
+            shape=SHAPE,
+            parameters=1000,
+            tokenizer_sha256=tiny.tokenizer_sha256,
+            created_at=utc_now(),
+        )
+        bases.add(other)
+    document = refusal(app, problem, 422, "start-mismatch", **FROM, base="other")
+    assert (document["field"], document["start"], document["job"]) == ("base", "b" * 64, "c" * 64)
+
+
+def test_a_program_that_was_compiled_with_another_a_is_refused(fleet, app, first, problem):
+    with fleet.home.database.writing() as session:
+        session.execute(update(StoredVersion).values(a_sha256="0" * 64))
+    assert refusal(app, problem, 422, "start-mismatch", **FROM)["field"] == "a_sha256"
+
+
+def test_what_is_not_there_is_told_exactly(fleet, app, first, problem):
+    start = {"adapter": "nobody"}
+    assert "nobody" in refusal(app, problem, 404, "adapter-not-found", start=start)["detail"]
+    refusal(app, problem, 404, "revision-not-found", start={"adapter": NAME, "revision": "v9"})
+    stranger = fleet.app("other")
+    absent = refusal(stranger, problem, 404, "adapter-not-found", start={"adapter": NAME})
+    assert absent["detail"] == refusal(app, problem, 404, "adapter-not-found", start=start)["detail"].replace(
+        "nobody", NAME
+    )
+    for revision in ("..", "", "a/b", "x" * 97):
+        refusal(app, problem, 422, "invalid-request", start={"adapter": NAME, "revision": revision})
+
+
+def test_a_version_that_is_held_or_deleted_is_refused(fleet, app, device, first, problem):
+    fleet.ready_job(app)
+    held = device.finish(device.lease(), 0.25, tuned_accuracy=0.1)
+    assert held["state"] == "held"
+    refusal(app, problem, 409, "version-held", start={"adapter": NAME, "revision": "v2"})
+    delete(fleet, 1)
+    refusal(app, problem, 404, "revision-not-found", start={"adapter": NAME, "revision": "v1"})
+
+
+def test_a_token_that_may_not_read_adapters_may_not_start_from_one(fleet, first, problem):
+    with fleet.home.database.writing() as session:
+        scopes = frozenset({Scope.JOBS_READ, Scope.JOBS_WRITE})
+        text = TokenService(session).issue(Role.APP, "default", "jobs", scopes=scopes)[1]
+    document = refusal(fleet.actor(text), problem, 403, "forbidden", **FROM)
+    assert document["missing"] == ["adapters:read"]
+
+
+def test_only_the_device_that_holds_the_lease_gets_the_file(fleet, app, device, started, problem):
+    url = f"/v1/leases/{started['id']}/start"
+    for other in (fleet.device(name="tablet"), fleet.device("other")):
+        problem(other.get(url), 404, "not-found")
+    problem(app.get(url), 403, "forbidden")
+    problem(fleet.actor().get(url), 401, "unauthorized")
+    assert device.post(f"/v1/leases/{started['id']}/release").status_code == 200
+    problem(device.get(url), 410, "lease-ended")
+
+
+def test_a_device_that_was_away_gets_the_file_until_another_has_the_job(fleet, device, started, problem):
+    url = f"/v1/leases/{started['id']}/start"
+    fleet.home.let_run_out(started)
+    fleet.home.take_back()
+    assert device.get(url).status_code == 200
+    assert fleet.device(name="tablet").lease()["job"]["id"] == started["job"]["id"]
+    problem(device.get(url), 410, "lease-ended")
+
+
+def test_a_job_that_begins_from_nothing_has_no_start(device, lease, problem):
+    assert lease["start"] is None
+    problem(device.get(f"/v1/leases/{lease['id']}/start"), 404, "not-found")
+
+
+def test_a_start_deleted_before_a_device_came_ends_the_job(fleet, app, device, first):
+    job = fleet.ready_job(app, **FROM)
+    delete(fleet, 1)
+    assert device.lease() is None
+    error = app.get(f"/v1/jobs/{job['id']}").json()["error"]
+    assert error["code"] == "start-deleted"
+    assert "version 1 of 'alice-movies'" in error["detail"]
+
+
+def test_a_start_deleted_after_that_is_handed_out_no_more(fleet, device, started, problem):
+    delete(fleet, 1)
+    problem(device.get(f"/v1/leases/{started['id']}/start"), 409, "start-deleted")
+    assert device.lease()["start"] is None
+    # What was trained already is taken: it is the adapter's next version, and names where it came from.
+    assert device.finish(started, 0.25, tuned_accuracy=0.8)["parent"]["version"] == 1

@@ -1,0 +1,281 @@
+"""What a scrape tells, against what was done; by the library's own parser."""
+
+import asyncio
+import platform
+import threading
+import time
+from dataclasses import replace
+from datetime import timedelta
+from importlib.metadata import version
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import update
+
+from server.app import create_app
+from server.clock import utc_now
+from server.database.database import Database
+from server.database.identifiers import new_id
+from server.jobs.models import Job
+from server.jobs.services import JobMeters
+from server.operations.metrics import exposition as exposition_module
+from server.operations.metrics.exposition import Exposition, make_exposition
+from server.operations.metrics.listener import metrics_listener
+from server.programs.models import Program, ProgramState
+from server.schema import devices
+from server.settings import Delivery
+from server.tasks.models import WorkerProcess
+from server.web.meters import Meters
+from server.web.shutdown import Shutdown
+from shared.errors import Unavailable
+from tests.server.conftest import BOTH, adapter_bytes
+
+DATABASES = BOTH
+PATIENCE = 60
+COUNT = "mobizo_http_request_seconds_count"
+
+
+def samples(text):
+    """Every sample: {(name, label values in the labels' order): value}."""
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+@pytest.fixture
+def scrape(fleet, standing):
+    """Everything that the server tells now: nothing kept of an earlier scrape."""
+
+    def scrape():
+        state = standing[0].state.mobizo
+        return samples(Exposition(state.meters, state.database).text().decode())
+
+    return scrape
+
+
+def eventually(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_nothing_yet(scrape):
+    told = scrape()
+    for state in ("queued", "compiling", "ready", "training", "succeeded", "failed", "cancelled"):
+        assert told["mobizo_jobs", state] == 0
+    assert told["mobizo_jobs_oldest_seconds", "queued"] == 0
+    assert told["mobizo_database_up",] == 1
+    assert told["mobizo_devices_enrolled",] == 0
+    assert told["mobizo_leases_reassigned_total",] == 0
+    assert told["mobizo_program_requests_total", "miss"] == 0
+    assert told["process_resident_memory_bytes",] > 1 << 20
+
+
+def test_the_life_of_jobs(fleet, home, scrape):
+    app, other = fleet.app(), fleet.app("other")
+    phone, tablet = fleet.device(name="phone"), fleet.device(name="tablet")
+    fleet.ready_job(app)
+    other.submit(adapter="theirs")
+    app.submit(adapter="new", recipe={"rank": 3})
+    told = scrape()
+    assert told["mobizo_jobs", "ready"] == 2
+    assert told["mobizo_jobs", "queued"] == 1
+    assert told["mobizo_tenants",] == 2
+    assert (told["mobizo_program_requests_total", "hit"], told["mobizo_program_requests_total", "miss"]) == (1, 2)
+    assert (told["mobizo_programs", "ready"], told["mobizo_programs", "pending"]) == (1, 1)
+    lease = phone.lease()
+    told = scrape()
+    assert told["mobizo_leases_live",] == 1
+    assert told["mobizo_jobs", "training"] == 1
+    home.let_run_out(lease)
+    again = tablet.lease()
+    assert again["job"]["id"] == lease["job"]["id"]
+    tablet.finish(again)
+    told = scrape()
+    assert told["mobizo_leases_live",] == 0
+    assert told["mobizo_leases_ended_total", "expired"] == 1
+    assert told["mobizo_leases_ended_total", "completed"] == 1
+    assert told["mobizo_leases_reassigned_total",] == 1
+    assert told["mobizo_jobs", "succeeded"] == 1
+
+
+def test_how_long_the_oldest_waits(fleet, home, app, scrape):
+    first, second = app.submit(), app.submit(adapter="other", recipe={"rank": 3})
+    with home.database.writing() as session:
+        for job, hours in ((first, 2), (second, 1)):
+            since = utc_now() - timedelta(hours=hours)
+            session.execute(update(Job).where(Job.id == job["id"]).values(updated_at=since))
+    assert scrape()["mobizo_jobs_oldest_seconds", "queued"] == pytest.approx(7200, abs=PATIENCE)
+    app.post(f"/v1/jobs/{first['id']}/cancel")
+    assert scrape()["mobizo_jobs_oldest_seconds", "queued"] == pytest.approx(3600, abs=PATIENCE)
+
+
+def test_devices_by_when_they_were_seen(fleet, home, scrape):
+    for name, ago in (("a", 1), ("b", 30), ("c", 60 * 5), ("d", 60 * 50)):
+        device = fleet.device(name=name)
+        with home.database.writing() as session:
+            seen = utc_now() - timedelta(minutes=ago)
+            table = devices.Device
+            session.execute(update(table).where(table.id == device.device_id).values(last_seen_at=seen))
+    told = scrape()
+    assert told["mobizo_devices_enrolled",] == 4
+    assert [told["mobizo_devices_seen", within] for within in ("5m", "1h", "1d")] == [1, 2, 3]
+
+
+def test_workers_that_live(home, scrape):
+    now = utc_now()
+    with home.database.writing() as session:
+        for seen, own, compiler in ((now, 100, 7000), (now, 200, 10), (now - timedelta(hours=1), 9000, 90000)):
+            session.add(
+                WorkerProcess(
+                    id=new_id("worker"),
+                    pid=1,
+                    started_at=seen,
+                    seen_at=seen,
+                    peak_rss_bytes=own,
+                    compiler_peak_rss_bytes=compiler,
+                )
+            )
+    told = scrape()
+    assert told["mobizo_workers_alive",] == 2
+    assert told["mobizo_workers_peak_rss_bytes", "worker"] == 200
+    assert told["mobizo_workers_peak_rss_bytes", "compiler"] == 7000
+
+
+def test_how_long_compiles_took(fleet, home, app, scrape):
+    began = utc_now() - timedelta(hours=1)
+    fleet.ready_job(app)
+    bad = app.submit(adapter="bad", recipe={"rank": 3})
+    with home.database.writing() as session:
+        program = update(Program).where(Program.state == ProgramState.READY)
+        session.execute(program.values(started_at=began, ready_at=began + timedelta(seconds=42)))
+        failed = update(Program).where(Program.recipe_id == bad["recipe_id"])
+        session.execute(failed.values(started_at=began, state=ProgramState.FAILED))
+        ended = {"state": "failed", "updated_at": began + timedelta(seconds=7)}
+        session.execute(update(Job).where(Job.id == bad["id"]).values(ended))
+    told = scrape()
+    name = "mobizo_compile_seconds"
+    assert [told[f"{name}_bucket", limit, "ready"] for limit in ("30.0", "60.0", "+Inf")] == [0, 1, 1]
+    assert [told[f"{name}_bucket", limit, "failed"] for limit in ("5.0", "15.0", "+Inf")] == [0, 1, 1]
+    assert (told[f"{name}_sum", "ready"], told[f"{name}_sum", "failed"]) == (42, 7)
+    assert told[f"{name}_count", "ready"] == 1
+
+
+def test_requests_by_template_and_never_by_name(fleet, app, scrape, lease, device):
+    before = scrape()[COUNT, "GET", "/v1/jobs/{job_id}", "2xx"]
+    for _ in range(3):
+        app.get(f"/v1/jobs/{lease['job']['id']}")
+    app.get("/v1/jobs/job_that_is_not")
+    app.get("/nothing/here")
+    app.request("BREW", "/v1/jobs")
+    told = scrape()
+    assert told[COUNT, "GET", "/v1/jobs/{job_id}", "2xx"] == before + 3
+    assert told[COUNT, "GET", "/v1/jobs/{job_id}", "4xx"] == 1
+    assert told[COUNT, "GET", "none", "4xx"] == 1
+    assert told[COUNT, "other", "/v1/jobs", "4xx"] == 1
+    assert lease["id"] not in str(told)
+
+
+def test_bytes_both_ways(fleet, scrape, lease, device):
+    data = adapter_bytes(lease["manifest"]["manifest"]["size"])
+    device.upload(lease, data)
+    (file,) = [file for file in lease["manifest"]["manifest"]["files"] if file["role"] == "weights"]
+    assert len(device.get(f"/v1/files/{file['sha256']}").content) == file["size"]
+    device.get(f"/v1/files/{file['sha256']}", headers={"Range": "bytes=0-99"})
+    told = scrape()
+    assert told["mobizo_http_received_bytes_total", "/v1/leases/{lease_id}/adapter"] == len(data)
+    assert told["mobizo_http_sent_bytes_total", "/v1/files/{sha256}"] == file["size"] + 100
+
+
+def test_files_that_nginx_sends(standing, scrape, lease, device):
+    app, _ = standing
+    app.state.mobizo = replace(
+        app.state.mobizo, settings=app.state.mobizo.settings.model_copy(update={"delivery": Delivery.ACCEL})
+    )
+    (file,) = [file for file in lease["manifest"]["manifest"]["files"] if file["role"] == "weights"]
+    answer = device.get(f"/v1/files/{file['sha256']}", headers={"X-Sendfile-Type": "X-Accel-Redirect"})
+    assert answer.headers["x-accel-redirect"]
+    told = scrape()
+    assert told["mobizo_files_handed_over_bytes_total", "accel"] == file["size"]
+    assert ("mobizo_http_sent_bytes_total", "/v1/files/{sha256}") not in told
+
+
+def test_who_waits(fleet, app, device, scrape):
+    waiting = threading.Thread(target=device.lease, kwargs={"wait_seconds": 30})
+    waiting.start()
+    eventually(lambda: scrape()["mobizo_polls_open",] == 1)
+    job = app.submit()
+    with app.stream("GET", f"/v1/jobs/{job['id']}/events"):
+        eventually(lambda: scrape()["mobizo_event_streams_open",] == 1)
+        assert scrape()["mobizo_http_requests_running",] == 2
+        fleet.home.compile()
+        waiting.join()
+        app.post(f"/v1/jobs/{job['id']}/cancel")
+        eventually(lambda: scrape()["mobizo_event_streams_open",] == 0)
+    eventually(lambda: scrape()["mobizo_polls_open",] == 0)
+
+
+def test_a_scrape_is_kept_for_a_moment(home, fleet, app, monkeypatch):
+    monkeypatch.setattr(exposition_module, "FRESH_SECONDS", 600)
+    exposition = Exposition(Meters(), home.database)
+    before = samples(exposition.text().decode())
+    app.submit()
+    assert samples(exposition.text().decode())["mobizo_jobs", "queued"] == before["mobizo_jobs", "queued"] == 0
+
+
+def test_a_database_that_is_away(tmp_path):
+    away = Database(f"sqlite:///{tmp_path}/no/such/directory/db")
+    told = samples(Exposition(Meters(), away).text().decode())
+    away.close()
+    assert told["mobizo_database_up",] == 0
+    assert ("mobizo_jobs", "queued") not in told
+    assert told["mobizo_polls_open",] == 0
+
+
+def test_who_may_ask(fleet, problem):
+    answer = fleet.operator().get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    assert ("mobizo_tenants",) in samples(answer.text)
+    problem(fleet.actor().get("/metrics"), 401, "unauthorized")
+    problem(fleet.app().get("/metrics"), 403, "forbidden")
+    problem(fleet.device().get("/metrics"), 403, "forbidden")
+
+
+def test_a_port_of_its_own(home):
+    exposition = Exposition(Meters(), home.database)
+    with metrics_listener(exposition, None) as port:
+        assert port is None
+    with metrics_listener(exposition, 0) as port:
+        answer = httpx.get(f"http://127.0.0.1:{port}/metrics")
+        assert ("mobizo_build_info", platform.python_version(), version("mobizo")) in samples(answer.text)
+        assert httpx.get(f"http://127.0.0.1:{port}/v1/jobs").status_code == 404
+        with pytest.raises(Unavailable, match="metrics"), metrics_listener(exposition, port):
+            pass
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://127.0.0.1:{port}/metrics")
+
+
+def test_two_applications_in_one_process(home):
+    first, second = create_app(home.settings), create_app(home.settings)
+    first.state.mobizo.meters.part(JobMeters).program_requested(ready=True)
+    told = samples(second.state.mobizo.get(make_exposition).text().decode())
+    assert told["mobizo_program_requests_total", "hit"] == 0
+    for app in (first, second):
+        app.state.mobizo.database.close()
+
+
+def test_closing_ends_every_wait():
+    async def scene():
+        shutdown = Shutdown()
+        assert not await shutdown.pause(0.01)
+        waits = [asyncio.create_task(shutdown.pause(600)) for _ in range(3)]
+        await asyncio.sleep(0)
+        shutdown.begin()
+        assert await asyncio.gather(*waits) == [True] * 3
+        assert await shutdown.pause(600)
+
+    asyncio.run(scene())

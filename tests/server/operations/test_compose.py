@@ -1,0 +1,154 @@
+"""docker-compose.yml and the Dockerfile: what they promise, read from the files. `test_topology` runs them."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from server.settings import Settings
+from tests.certificate import loopback_certificate
+from tests.server.nginx import Missing, nginx_program
+
+ROOT = Path(__file__).resolve().parents[3]
+FILE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES = FILE["services"]
+OURS = ("migrate", "server", "worker", "agent")
+
+
+@pytest.fixture(params=SERVICES)
+def service(request):
+    return SERVICES[request.param]
+
+
+def test_every_service_is_hardened(service):
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert int(service["user"].split(":")[0]) > 0
+    assert "privileged" not in service
+    assert all(path.startswith("/") for path in service["tmpfs"])
+
+
+def test_every_service_has_limits(service):
+    assert service["mem_limit"]
+    assert service["cpus"]
+    assert service["pids_limit"]
+    assert service["logging"]["options"]["max-size"]
+
+
+def test_images_are_pinned(service):
+    name, _, tag = service["image"].rpartition(":")
+    assert name
+    assert re.fullmatch(r"v?\d+\.\d+[\w.-]*", tag)
+
+
+def test_what_runs_on_is_watched_and_restarted():
+    for name, service in SERVICES.items():
+        if service["restart"] == "unless-stopped":
+            assert service["healthcheck"]["test"][0] == "CMD", name
+            assert service["stop_grace_period"]
+        else:
+            assert service["restart"] == "on-failure"
+    assert {name for name, service in SERVICES.items() if service["restart"] == "on-failure"} == {"migrate", "bucket"}
+
+
+def test_the_grace_is_shorter_than_the_containers():
+    grace = int(SERVICES["server"]["stop_grace_period"].removesuffix("s"))
+    assert Settings.model_fields["grace_seconds"].default < grace
+
+
+def test_one_way_in():
+    """All services are on a network that has no way out, and only nginx is published."""
+    assert FILE["networks"]["inside"]["internal"] is True
+    assert set(SERVICES["proxy"]["networks"]) == {"inside", "outside"}
+    for name, service in SERVICES.items():
+        assert set(service["networks"]) <= {"inside", "outside"}
+        if name not in ("proxy", "agent"):
+            assert service["networks"] == ["inside"], name
+        assert ("ports" in service) == (name == "proxy")
+
+
+def test_nginx_is_trusted_by_its_network_and_bounds_connections():
+    (subnet,) = FILE["networks"]["inside"]["ipam"]["config"]
+    assert SERVICES["server"]["environment"]["MOBIZO_FORWARDED_ALLOW_IPS"] == subnet["subnet"]
+    for name in ("nginx.conf", "nginx-compose.conf"):
+        text = (ROOT / "deploy" / name).read_text()
+        for word in ("client_header_timeout", "client_body_timeout", "send_timeout", "limit_conn "):
+            assert re.search(rf"^ +{word}", text, re.MULTILINE), (name, word)
+        assert "X-Forwarded-For $remote_addr;" in text
+    assert "./deploy/nginx-compose.conf:/etc/nginx/nginx.conf:ro" in SERVICES["proxy"]["volumes"]
+
+
+def test_nginx_reads_its_configuration(tmp_path):
+    (tmp_path / "tls").mkdir()
+    certificate, key = loopback_certificate(tmp_path / "tls")
+    text = (ROOT / "deploy" / "nginx-compose.conf").read_text()
+    for name, path in (
+        ("/run/secrets/tls-cert", certificate),
+        ("/run/secrets/tls-key", key),
+        ("/tmp/", f"{tmp_path}/"),
+        ("server server:8443;", "server 127.0.0.1:8443;"),
+    ):
+        assert name in text
+        text = text.replace(name, str(path))
+    (tmp_path / "nginx.conf").write_text(text)
+    try:
+        program, environment = nginx_program()
+    except Missing as error:
+        pytest.skip(str(error))
+    done = subprocess.run(
+        [program, "-t", "-c", tmp_path / "nginx.conf", "-p", tmp_path],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_secrets_are_required_and_never_in_the_environment():
+    assert set(FILE["secrets"]) == {"database-password", "storage-secret", "tls-cert", "tls-key"}
+    for secret in FILE["secrets"].values():
+        assert secret["file"].startswith("${MOBIZO_SECRETS:?")
+    for service in SERVICES.values():
+        for name, value in service.get("environment", {}).items():
+            assert not re.search("PASSWORD|SECRET|TOKEN", name) or value.startswith("/run/secrets/"), name
+        texts = [json.dumps([service.get("environment"), service.get("command")])]
+        mounted = [volume.split(":")[0] for volume in service.get("volumes", [])]
+        texts += [(ROOT / path).read_text() for path in mounted if path.startswith("./deploy/")]
+        used = re.findall(r"/run/secrets/([\w-]+)", "\n".join(texts))
+        assert set(used) == set(service.get("secrets", []))
+
+
+def test_the_settings_exist():
+    fields = {f"MOBIZO_{name}".upper() for name in Settings.model_fields}
+    for name in OURS[:3]:
+        given = set(SERVICES[name]["environment"])
+        assert {variable.removesuffix("_FILE") for variable in given} <= fields
+    assert SERVICES["server"]["environment"] == SERVICES["worker"]["environment"] == SERVICES["migrate"]["environment"]
+
+
+def test_order_and_profile():
+    for name in ("server", "worker"):
+        assert SERVICES[name]["depends_on"] == {
+            "migrate": {"condition": "service_completed_successfully"},
+            "bucket": {"condition": "service_completed_successfully"},
+        }
+    assert SERVICES["agent"]["profiles"] == ["demo"]
+    assert [name for name, service in SERVICES.items() if "profiles" in service] == ["agent"]
+
+
+def test_the_image_runs_as_the_same_user_and_builds_nothing():
+    stages = re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
+    assert len(stages) == 2
+    assert all(re.match(r"python:3\.11\.\d+-slim-\w+", stage) for stage in stages)
+    last = stages[1]
+    assert f"USER {SERVICES['server']['user']}" in last
+    assert not re.search(r"pip install|gcc|build-essential|git ", last)
+    # The client programs must be of the server's version or later.
+    major = re.search(r"postgresql-client-(\d+)", last).group(1)
+    assert SERVICES["database"]["image"].startswith(f"postgres:{major}.")

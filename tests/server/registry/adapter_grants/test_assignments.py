@@ -1,0 +1,116 @@
+"""Which adapters a device may have: of its own tenant, published, and assigned to it or trained by it."""
+
+import pytest
+from sqlalchemy import update
+
+from server.clock import utc_now
+from server.identity.devices.service import DeviceService
+from server.registry.models import Adapter
+from shared.protocol import DeviceAdapter
+from shared.signing import parse_public, verify_adapter, verify_manifest
+from tests.server.conftest import adapter_bytes
+
+NAME = "alice-movies"
+
+
+@pytest.fixture
+def version(device, lease):
+    """Version 1, which `device` trained."""
+    return device.finish(lease)
+
+
+@pytest.fixture
+def tablet(fleet):
+    return fleet.device(name="tablet")
+
+
+def own(device, revision="main", name=NAME, file=""):
+    return device.get(f"/v1/devices/self/adapters/{name}/{revision}{file}")
+
+
+def place(device):
+    return f"/v1/adapters/{NAME}/devices/{device.device_id}"
+
+
+def test_a_device_has_what_it_trained(device, version):
+    found = DeviceAdapter.model_validate(own(device).json())
+    key = parse_public(device.get("/v1/server").json()["public_key"])
+    manifest, program = verify_adapter(found.adapter, key), verify_manifest(found.program, key)
+    assert (manifest.version, manifest.revision) == (1, version["revision"])
+    assert (manifest.a_sha256, manifest.recipe_id) == (program.a_sha256, program.recipe_id)
+    raw = own(device, manifest.revision, file="/lora_B.safetensors")
+    assert raw.content == adapter_bytes(manifest.size_d)
+    assert raw.headers["etag"] == f'"{manifest.sha256}"'
+    url = str(raw.url.path)
+    assert device.get(url, headers={"Range": "bytes=8-15"}).content == raw.content[8:16]
+    assert device.head(url).headers["content-length"] == str(manifest.size)
+
+
+def test_another_device_has_it_once_it_is_assigned(app, tablet, version, problem):
+    absent = problem(own(tablet), 404, "adapter-not-found")
+    unknown = problem(own(tablet, name="nobody"), 404, "adapter-not-found")
+    assert absent["detail"].replace(NAME, "nobody") == unknown["detail"]
+    problem(own(tablet, file="/lora_B.safetensors"), 404, "adapter-not-found")
+    first = app.put(place(tablet))
+    assert first.status_code == 200
+    assert app.put(place(tablet)).json() == first.json()
+    assert own(tablet).json()["adapter"]["manifest"]["version"] == 1
+    assert own(tablet, file="/lora_B.safetensors").status_code == 200
+    assert app.get(f"/v1/adapters/{NAME}/devices").json()["items"] == [first.json()]
+    for _ in range(2):
+        assert app.delete(place(tablet)).status_code == 204
+    problem(own(tablet), 404, "adapter-not-found")
+
+
+def test_the_programs_files_come_with_it(app, tablet, version, problem):
+    program = app.get(f"/v1/programs/{version['recipe_id']}").json()["manifest"]
+    url = f"/v1/files/{program['files'][0]['sha256']}"
+    problem(tablet.get(url), 404, "not-found")
+    app.put(place(tablet))
+    assert tablet.get(url).status_code == 200
+    app.delete(place(tablet))
+    problem(tablet.get(url), 404, "not-found")
+
+
+def test_a_held_version_is_nobodys(fleet, app, device, version, problem):
+    fleet.ready_job(app)
+    assert device.finish(device.lease(), 0.25, tuned_accuracy=0.1)["state"] == "held"
+    for file in ("", "/lora_B.safetensors"):
+        problem(own(device, "v2", file=file), 409, "version-held")
+    assert own(device).json()["adapter"]["manifest"]["version"] == 1
+
+
+def test_a_deleted_adapter_is_there_for_no_device(fleet, device, version, problem):
+    with fleet.home.database.writing() as session:
+        session.execute(update(Adapter).values(deleted_at=utc_now()))
+    problem(own(device), 404, "adapter-not-found")
+
+
+def test_revisions_that_are_none_are_told(device, version, problem):
+    for revision in ("v9", "nightly", "0000000", "0" * 40, ".."):
+        response = own(device, revision)
+        assert response.status_code == 404, response.text
+    problem(own(device, "v9"), 404, "revision-not-found")
+
+
+def test_no_tenant_reaches_into_another(fleet, app, device, version, problem):
+    stranger, foreign = fleet.app("other"), fleet.device("other")
+    problem(own(foreign), 404, "adapter-not-found")
+    problem(stranger.put(place(foreign)), 404, "adapter-not-found")
+    problem(stranger.get(f"/v1/adapters/{NAME}/devices"), 404, "adapter-not-found")
+    problem(app.put(place(foreign)), 404, "not-found")
+    problem(own(foreign), 404, "adapter-not-found")
+
+
+def test_an_unknown_or_revoked_device_is_assigned_nothing(fleet, app, tablet, version, problem):
+    problem(app.put(f"/v1/adapters/{NAME}/devices/device_none"), 404, "not-found")
+    app.put(place(tablet))
+    with fleet.home.database.writing() as session:
+        DeviceService(session).revoke("default", tablet.device_id)
+    problem(own(tablet), 401, "unauthorized")
+    problem(app.put(place(tablet)), 404, "not-found")
+
+
+def test_only_devices_ask_for_their_own_and_only_people_assign(app, device, version, problem):
+    problem(own(app), 403, "forbidden")
+    problem(device.put(place(device)), 403, "forbidden")

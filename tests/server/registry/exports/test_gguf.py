@@ -1,0 +1,68 @@
+"""GGUF adapters, loaded by llama.cpp itself: it answers as PEFT does."""
+
+import gguf
+import numpy as np
+import pytest
+
+from server.registry.exports.gguf import FORMS, gguf_lora
+from server.registry.exports.peft import write_peft
+from shared.errors import AMismatch, InvalidUpload, UnsupportedFormat
+from tests.server.registry.exports.stock import ADAPTED, LlamaCpp, make_base, next_token, prompts, with_peft, write_gguf
+
+PROMPTS = 100
+
+
+@pytest.mark.parametrize("name", [name for name in ADAPTED if name != "opt"])
+def test_llama_cpp_answers_as_peft_does(tmp_path, name):
+    base = make_base(tmp_path / "base", name)
+    adapter = tmp_path / "adapter.gguf"
+    adapter.write_bytes(gguf_lora(base.recipe, base.shape, base.flat, base.a_sha256))
+    write_peft(base.recipe, base.shape, base.flat, base.a_sha256, tmp_path / "peft")
+    tokens = prompts(PROMPTS, 8)
+    plain = next_token(base.model(), tokens)
+    expected = next_token(with_peft(base.model(), tmp_path / "peft"), tokens)
+    assert (plain.argmax(1) != expected.argmax(1)).sum() > PROMPTS / 5  # the adapter decides
+    llama = LlamaCpp(write_gguf(base, tmp_path / "base.gguf"), adapter)
+    found = [llama.top(row) for row in tokens]
+    assert [token for token, _ in found] == expected.argmax(1).tolist()
+    np.testing.assert_allclose([value for _, value in found], expected.max(1), atol=1e-3)
+    assert [llama.top(row, 0.0)[0] for row in tokens[:10]] == plain[:10].argmax(1).tolist()
+
+
+def test_what_the_file_says_of_itself(tmp_path):
+    base = make_base(tmp_path / "base", "llama-tied")
+    path = tmp_path / "adapter.gguf"
+    data = gguf_lora(base.recipe, base.shape, base.flat, base.a_sha256)
+    path.write_bytes(data)
+    assert gguf_lora(base.recipe, base.shape, base.flat, base.a_sha256) == data
+    reader = gguf.GGUFReader(path)
+    said = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    assert said == {
+        "general.architecture": "llama",
+        "general.type": "adapter",
+        "adapter.type": "lora",
+        "adapter.lora.alpha": base.recipe.alpha,
+        "general.base_model.count": 1,
+        "general.base_model.0.name": "tiny",
+        "mobizo.base_sha256": base.recipe.base.sha256,
+        "mobizo.recipe_id": base.recipe.id,
+        "mobizo.a_sha256": base.a_sha256,
+    }
+    assert sorted(tensor.name for tensor in reader.tensors) == sorted(
+        f"blk.{layer}.attn_{kind}.weight.lora_{matrix}" for layer in (0, 2) for kind in "qk" for matrix in "ab"
+    )
+
+
+def test_an_architecture_that_llama_cpp_lacks_is_refused_by_name(tmp_path):
+    base = make_base(tmp_path / "base", "opt")
+    with pytest.raises(UnsupportedFormat, match="'opt'") as refused:
+        gguf_lora(base.recipe, base.shape, base.flat, base.a_sha256)
+    assert all(name in refused.value.detail for name in FORMS)
+
+
+def test_another_a_or_b_is_refused(tmp_path):
+    base = make_base(tmp_path / "base", "llama-tied")
+    with pytest.raises(AMismatch, match=base.a_sha256[:12]):
+        gguf_lora(base.recipe.model_copy(update={"a_seed": 8}), base.shape, base.flat, base.a_sha256)
+    with pytest.raises(InvalidUpload, match="B has shape"):
+        gguf_lora(base.recipe, base.shape, base.flat[:-1], base.a_sha256)

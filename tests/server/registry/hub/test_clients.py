@@ -1,0 +1,313 @@
+"""The stock client of the Hub, old and new, reads the registry as it would read the Hub."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from shared.canonical import sha256_hex
+from shared.recipe import Recipe
+from shared.zo.lora import init_a, lora_modules
+from tests.server.conftest import SHAPE, adapter_bytes
+from tests.server.registry.hub.stock import Refused
+
+MOVIES = "default/alice-movies"
+LISTED = ["README.md", "adapter_config.json", "adapter_model.safetensors", "mobizo.json"]
+HIDDEN = "lora_B.safetensors"
+
+
+@pytest.fixture
+def second(hub):
+    """The latest version of the movies' adapter."""
+    return hub.versions["alice-movies"][1]
+
+
+def files_of(directory):
+    return sorted(path.relative_to(directory).as_posix() for path in Path(directory).rglob("*") if path.is_file())
+
+
+def raised(kind, call, *arguments, **options):
+    """The refusal that a call ends with, which is of that kind."""
+    with pytest.raises(Refused) as refused:
+        call(*arguments, **options)
+    assert refused.value.name == kind, refused.value
+    return refused.value
+
+
+def raised_entry(client, *arguments, **options):
+    """The words of an error that says that the repository has no such entry."""
+    with pytest.raises(Refused) as refused:
+        client(*arguments, **options)
+    assert "EntryNotFoundError" in refused.value.classes
+    assert "LocalEntryNotFoundError" not in refused.value.classes
+    return refused.value.text
+
+
+def test_a_snapshot_is_the_directory(client, at, relay, hub, second, tmp_path):
+    path = Path(client("snapshot_download", MOVIES, cache_dir=str(tmp_path), **at))
+    assert path.name == second["revision"]
+    assert files_of(path) == LISTED
+    told = hub.fleet.app().get("/v1/adapters/alice-movies/versions/2/peft").json()["files"]
+    for file in told:
+        data = (path / file["path"]).read_bytes()
+        assert (len(data), sha256_hex(data)) == (file["size"], file["sha256"])
+        assert (path / file["path"]).resolve().name == file["sha256"]  # blobs are named by their ETag
+    assert (path.parent.parent / "refs" / "main").read_text() == second["revision"]
+    assert {seen.headers["authorization"] for seen in relay.seen} == {f"Bearer {hub.token}"}
+    assert all("content-encoding" not in seen.answered for seen in relay.seen)
+    assert not any(name.startswith("x-xet") for seen in relay.seen for name in seen.answered)
+
+
+def test_what_is_cached_is_not_fetched_again(client, at, relay, second, tmp_path):
+    first = client("snapshot_download", MOVIES, cache_dir=str(tmp_path), **at)
+    assert len(relay.bodies()) == len(LISTED)
+    relay.take()
+    assert client("snapshot_download", MOVIES, cache_dir=str(tmp_path), **at) == first
+    assert relay.take()  # whether `main` has moved
+    relay_free = {"cache_dir": str(tmp_path), "revision": second["revision"], **at}
+    assert client("hf_hub_download", MOVIES, "adapter_model.safetensors", **relay_free) == f"{first}/{LISTED[2]}"
+    assert relay.take() == []
+    assert client("snapshot_download", MOVIES, cache_dir=str(tmp_path), local_files_only=True) == first
+    assert client("hf_hub_download", MOVIES, "README.md", cache_dir=str(tmp_path), **at) == f"{first}/README.md"
+    (asked,) = relay.take()
+    assert (asked.method, asked.status) == ("HEAD", 200)
+    assert relay.bodies() == []
+
+
+@pytest.mark.parametrize("revision", ["v1", "1", "the revision", "its first digits"])
+def test_every_name_of_a_version_leads_to_it(client, at, hub, revision, tmp_path):
+    first = hub.versions["alice-movies"][0]
+    words = {"the revision": first["revision"], "its first digits": first["revision"][:7]}
+    path = client(
+        "hf_hub_download", MOVIES, HIDDEN, revision=words.get(revision, revision), cache_dir=str(tmp_path), **at
+    )
+    assert sha256_hex(Path(path).read_bytes()) == first["sha256"]
+    assert Path(path).parent.name == first["revision"]
+
+
+def test_a_directory_of_ones_own(client, at, relay, tmp_path):
+    place = tmp_path / "adapter"
+    client("snapshot_download", MOVIES, local_dir=str(place), **at)
+    assert [name for name in files_of(place) if not name.startswith(".cache")] == LISTED
+    relay.take()
+    client("snapshot_download", MOVIES, local_dir=str(place), **at)
+    assert relay.bodies() == []
+
+
+def test_what_the_weights_are(client, at, hub, second, tmp_path):
+    path = Path(client("snapshot_download", MOVIES, cache_dir=str(tmp_path), **at))
+    b = [value for name, value in safetensors.numpy.load_file(path / LISTED[2]).items() if "lora_B" in name]
+    assert b
+    assert all((value == np.float32(0.25)).all() for value in b)
+    raw = client("hf_hub_download", MOVIES, HIDDEN, cache_dir=str(tmp_path), **at)
+    assert Path(raw).read_bytes() == adapter_bytes(second["size_d"], 0.25)
+    facts = json.loads((path / "mobizo.json").read_text())
+    assert facts["manifest"]["version"] == 2
+
+
+def test_the_model_is_described(client, at, hub, second):
+    info = client("api.model_info", MOVIES, files_metadata=True, **at)
+    assert (info["id"], info["author"], info["sha"]) == (MOVIES, "default", second["revision"])
+    assert info["private"] is True
+    assert info["library_name"] == "peft"
+    assert [file["rfilename"] for file in info["siblings"]] == LISTED
+    listed = {file["path"]: file for file in client("api.list_repo_tree", MOVIES, **at)}
+    for sibling in info["siblings"]:
+        file = listed[sibling["rfilename"]]
+        assert sibling["size"] == file["size"] == sibling["lfs"]["size"]
+        assert sibling["lfs"]["sha256"] == file["lfs"]["sha256"]
+        assert sibling["blob_id"] == file["blob_id"]
+    at_first = client("api.model_info", MOVIES, revision="v1", **at)
+    assert at_first["sha"] == hub.versions["alice-movies"][0]["revision"]
+    brief = client("api.model_info", MOVIES, expand=["sha", "author", "downloads"], **at)
+    assert (brief["sha"], brief["author"]) == (second["revision"], "default")
+    assert brief["siblings"] is None
+
+
+def test_files_are_listed(client, at, second):
+    assert client("api.list_repo_files", MOVIES, **at) == LISTED
+    tree = client("api.list_repo_tree", MOVIES, recursive=True, expand=True, **at)
+    assert [file["path"] for file in tree] == LISTED
+    assert {file["last_commit"]["oid"] for file in tree} == {second["revision"]}
+    assert "folder" in raised_entry(client, "api.list_repo_tree", MOVIES, "folder", **at)
+
+
+def test_pages_are_followed(client, relay, hub, at):
+    headers = {"authorization": f"Bearer {hub.token}"}
+    url = f"{relay.url}/api/models/{MOVIES}/tree/main"
+    pages = client("paginate", url, params={"limit": 3}, headers=headers)
+    assert [file["path"] for file in pages] == LISTED
+    assert len(relay.take()) == 2
+    names = [info["id"] for info in client("api.list_models", author="default", **at)]
+    pages = client("paginate", f"{relay.url}/api/models", params={"limit": 1, "author": "default"}, headers=headers)
+    assert [model["id"] for model in pages] == names
+    commits = f"{relay.url}/api/models/{MOVIES}/commits/main"
+    assert len(client("paginate", commits, params={"limit": 1}, headers=headers)) == 2
+
+
+def test_models_are_listed_of_the_own_tenant(client, at):
+    names = [info["id"] for info in client("api.list_models", **at)]
+    assert names == ["default/big", "default/worse", "default/bob", "default/alice-movies"]
+    assert [info["id"] for info in client("api.list_models", search="MOV", **at)] == [MOVIES]
+    assert [info["id"] for info in client("api.list_models", filter="lora", limit=2, **at)] == names[:2]
+    assert client("api.list_models", filter="text-generation", **at) == []
+    assert client("api.list_models", author="other", **at) == []
+
+
+def test_names_of_versions(client, at, hub):
+    first, second = (version["revision"] for version in hub.versions["alice-movies"])
+    refs = client("api.list_repo_refs", MOVIES, include_pull_requests=True, **at)
+    assert refs["branches"] == [{"name": "main", "ref": "refs/heads/main", "target_commit": second}]
+    assert {ref["name"]: ref["target_commit"] for ref in refs["tags"]} == {"v1": first, "v2": second}
+    assert refs["pull_requests"] == []
+    commits = client("api.list_repo_commits", MOVIES, **at)
+    assert [(commit["commit_id"], commit["title"]) for commit in commits] == [
+        (second, "Version 2"),
+        (first, "Version 1"),
+    ]
+    assert [commit["commit_id"] for commit in client("api.list_repo_commits", MOVIES, revision="v1", **at)] == [first]
+
+
+def test_paths_are_told_of(client, at):
+    told = client("api.get_paths_info", MOVIES, ["README.md", HIDDEN, "nothing", "../README.md"], expand=True, **at)
+    assert [file["path"] for file in told] == ["README.md", HIDDEN]
+    assert all(file["last_commit"]["title"] == "Version 2" for file in told)
+
+
+def test_what_exists(client, at):
+    assert client("api.repo_exists", MOVIES, **at)
+    assert not client("api.repo_exists", "default/nothing", **at)
+    assert not client("api.repo_exists", "other/secret", **at)
+    assert client("api.repo_exists", "default/worse", **at)
+    assert client("api.revision_exists", MOVIES, "v2", **at)
+    assert not client("api.revision_exists", MOVIES, "v3", **at)
+    assert not client("api.revision_exists", MOVIES, "refs/pr/1", **at)
+    assert client("api.file_exists", MOVIES, "README.md", **at)
+    assert client("api.file_exists", MOVIES, HIDDEN, **at)
+    assert not client("api.file_exists", MOVIES, "adapter_model.bin", **at)
+    client("api.auth_check", MOVIES, **at)
+    raised("RepositoryNotFoundError", client, "api.auth_check", "other/secret", **at)
+
+
+def test_who_asks(client, at):
+    told = client("api.whoami", **at)
+    assert (told["type"], told["name"], told["orgs"]) == ("user", "default", [])
+
+
+def test_a_part_as_libraries_of_data_read_it(client, at, tmp_path):
+    whole = Path(client("hf_hub_download", MOVIES, LISTED[2], cache_dir=str(tmp_path), **at)).read_bytes()
+    assert client("read", f"{MOVIES}/{LISTED[2]}", 10, 20, **at) == whole[10:30].hex()
+    assert client("fs.ls", MOVIES, False, **at) == [f"{MOVIES}/{name}" for name in LISTED]
+
+
+@pytest.mark.parametrize("repository", ["default/nothing", "other/secret", "nobody/secret"])
+def test_what_is_absent_and_what_is_not_ones_own(client, at, repository):
+    for call in ("snapshot_download", "api.model_info", "api.list_repo_files"):
+        for options in ({}, {"revision": "v1"}):
+            refusal = raised("RepositoryNotFoundError", client, call, repository, **options, **at)
+            assert f"there is no adapter {repository} here, or it is not yours" in refusal.text
+    raised("RepositoryNotFoundError", client, "hf_hub_download", repository, "README.md", **at)
+    raised("RepositoryNotFoundError", client, "api.list_repo_refs", repository, **at)
+
+
+def test_without_a_token_there_is_nothing(client, relay):
+    for repository in (MOVIES, "default/nothing"):
+        for call in (("snapshot_download", repository), ("hf_hub_download", repository, "README.md")):
+            raised("RepositoryNotFoundError", client, *call, endpoint=relay.url, token=False)
+    assert {seen.status for seen in relay.take()} == {401}
+    assert not client("api.repo_exists", MOVIES, endpoint=relay.url, token=False)
+
+
+def test_a_bad_token_is_not_taken_for_an_absent_repository(client, relay):
+    wrong = {"endpoint": relay.url, "token": "mobizo-app-" + "A" * 43}
+    for call in (("snapshot_download", MOVIES), ("hf_hub_download", MOVIES, "README.md"), ("api.repo_exists", MOVIES)):
+        assert "Invalid credentials" in raised("HfHubHTTPError", client, *call, **wrong).text
+
+
+def test_revisions_and_files_that_are_not_there(client, at, second, tmp_path):
+    for revision in ("v3", "0", "no-such-tag", "f" * 40, "0000000", "refs/pr/1"):
+        raised("RevisionNotFoundError", client, "snapshot_download", MOVIES, revision=revision, **at)
+        raised("RevisionNotFoundError", client, "hf_hub_download", MOVIES, "README.md", revision=revision, **at)
+    for name in ("config.json", "folder/README.md"):
+        raised_entry(client, "hf_hub_download", MOVIES, name, cache_dir=str(tmp_path), **at)
+    absent = next(tmp_path.rglob(".no_exist")) / second["revision"]
+    assert files_of(absent) == ["config.json", "folder/README.md"]
+    raised(
+        "LocalEntryNotFoundError",
+        client,
+        "hf_hub_download",
+        MOVIES,
+        "README.md",
+        cache_dir=str(tmp_path),
+        local_files_only=True,
+    )
+
+
+def test_what_awaits_approval_is_there_by_its_number_only(client, at, tmp_path):
+    told = raised("GatedRepoError", client, "snapshot_download", "default/worse", **at)
+    assert "No version of this adapter is approved" in told.text
+    path = client("snapshot_download", "default/worse", revision="v1", cache_dir=str(tmp_path), **at)
+    assert files_of(path) == LISTED
+
+
+def test_a_download_that_breaks_off_goes_on(version, client, at, relay, big, tmp_path):
+    relay.break_after = 15 << 20
+
+    def fetch():
+        return client("hf_hub_download", "default/big", LISTED[2], cache_dir=str(tmp_path), **at)
+
+    if version == 0:
+        # The old client goes on when it is called again, the new one by itself.
+        with pytest.raises(Refused):
+            fetch()
+    path = fetch()
+    assert Path(path).read_bytes() == big
+    whole, rest = relay.bodies()
+    assert (whole.status, whole.sent) == (200, 15 << 20)
+    assert (rest.status, rest.headers["range"]) == (206, f"bytes={10 << 20}-")
+    assert rest.sent == len(big) - (10 << 20)
+    assert [path.name for path in tmp_path.rglob("*.incomplete")] == []
+
+
+PEFT = """
+import json, sys
+import torch
+from peft import PeftModel
+from transformers import LlamaConfig, LlamaForCausalLM
+shape = json.loads(sys.argv[1])
+model = LlamaForCausalLM(LlamaConfig(**shape))
+peft = PeftModel.from_pretrained(model, "default/alice-movies")
+told = {name: value.tolist() for name, value in peft.state_dict().items() if ".lora_" in name}
+print(json.dumps(told))
+"""
+
+
+def test_peft_loads_an_adapter_by_its_name(hub, second, tmp_path):
+    shape = {
+        "hidden_size": SHAPE.hidden,
+        "intermediate_size": SHAPE.intermediate,
+        "num_hidden_layers": SHAPE.layers,
+        "num_attention_heads": SHAPE.heads,
+        "num_key_value_heads": SHAPE.kv_heads,
+        "head_dim": SHAPE.head_dim,
+        "vocab_size": SHAPE.vocabulary,
+    }
+    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub.token, "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", PEFT, json.dumps(shape)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    loaded = json.loads(done.stdout)
+    recipe = Recipe.model_validate(second["recipe"])
+    modules = lora_modules(recipe, SHAPE)
+    assert len(loaded) == 2 * len(modules)
+    for module in modules:
+        name = f"base_model.model.{module.name}"
+        np.testing.assert_array_equal(loaded[f"{name}.lora_A.default.weight"], init_a(recipe, module).T)
+        b = np.array(loaded[f"{name}.lora_B.default.weight"])
+        np.testing.assert_array_equal(b, np.full(b.shape, 0.25))

@@ -1,0 +1,276 @@
+"""What the Hub's API answers, word for word: refusals, headers, pages, and addresses that lead nowhere."""
+
+import http.client
+import json
+import re
+from urllib.parse import quote, urlsplit
+
+import pytest
+from sqlalchemy import delete, select
+
+from server.clock import utc_now
+from server.identity.models import Scope
+from server.identity.service import TokenService
+from server.identity.tenants import TenantService
+from server.registry.hub.git_objects import blob_id, pointer
+from server.registry.models import AdapterTag, StoredPeftFile, StoredVersion
+from shared.registry import VersionState
+from tests.server.identity.rules import found_routes
+
+DATABASES = ("sqlite", "postgresql")
+MOVIES = "/api/models/default/alice-movies"
+FILES = "/default/alice-movies/resolve"
+DEVIOUS = (
+    "../README.md",
+    "../../../../etc/passwd",
+    "x/../README.md",
+    "./README.md",
+    "/README.md",
+    "%2e%2e/README.md",
+    "..%2fREADME.md",
+    "..%2F..%2F..%2Fmobizo.sqlite3",
+    "%2Fetc%2Fpasswd",
+    "..%5c..%5cmobizo.sqlite3",
+    "%252e%252e%252fREADME.md",
+    "README.md%2f",
+)
+
+
+@pytest.fixture
+def made(device, lease):
+    """A version of the movies' adapter."""
+    return device.finish(lease)
+
+
+def stored(version):
+    return select(StoredVersion).where(StoredVersion.revision == version["revision"])
+
+
+def test_a_file_and_what_is_told_of_it(app, made):
+    for revision, cached in (("main", "no-cache"), ("v1", "no-cache"), (made["revision"], "immutable")):
+        path = f"{FILES}/{revision}/lora_B.safetensors"
+        head, whole = app.head(path), app.get(path, headers={"Accept-Encoding": "gzip, br"})
+        assert whole.status_code == head.status_code == 200
+        for answer in (head, whole):
+            assert answer.headers["x-repo-commit"] == made["revision"]
+            assert re.fullmatch("[0-9a-f]{40}", answer.headers["x-repo-commit"])
+            assert answer.headers["etag"] == answer.headers["x-linked-etag"] == f'"{made["sha256"]}"'
+            assert answer.headers["content-length"] == answer.headers["x-linked-size"] == str(made["size"])
+            assert "content-encoding" not in answer.headers
+            assert not [name for name in answer.headers if name.startswith("x-xet")]
+            assert {cached, "private", "no-transform"} <= set(answer.headers["cache-control"].split(", "))
+        part = app.get(path, headers={"Range": "bytes=8-", "If-Range": head.headers["etag"]})
+        assert (part.status_code, part.content) == (206, whole.content[8:])
+        assert app.get(path, headers={"If-None-Match": head.headers["etag"]}).status_code == 304
+
+
+def test_files_that_are_not_there(app, made, problem):
+    for path in ("main/config.json", "main/", "main/a/b", "main/README.md/"):
+        answer = app.get(f"{FILES}/{path}")
+        problem(answer, 404, "file-not-in-adapter")
+        assert answer.headers["x-error-code"] == "EntryNotFound"
+        assert answer.headers["x-repo-commit"] == made["revision"]
+        assert app.head(f"{FILES}/{path}").headers["x-error-code"] == "EntryNotFound"
+    problem(app.get(f"{FILES}/main/README.md%00"), 400, "bad-request")
+
+
+def test_a_form_that_the_base_cannot_have(home, app, made):
+    assert app.head(f"{FILES}/main/adapter.gguf").status_code == 200
+    with home.database.writing() as session:
+        version = session.scalars(stored(made)).one()
+        version.shape = version.shape.model_copy(update={"architecture": "opt"})
+        session.execute(delete(StoredPeftFile).where(StoredPeftFile.path == "adapter.gguf"))
+    answer = app.head(f"{FILES}/main/adapter.gguf")
+    assert (answer.status_code, answer.headers["x-error-code"]) == (404, "EntryNotFound")
+    assert "'opt'" in answer.headers["x-error-message"]
+    assert app.post(f"{MOVIES}/paths-info/main", data={"paths": ["adapter.gguf"]}).json() == []
+
+
+def test_no_path_leads_out(app, fleet, made, problem):
+    # As it stands: other clients make it shorter before they send it.
+    place = urlsplit(fleet.url)
+    link = http.client.HTTPConnection(place.hostname, place.port, timeout=30)
+    for path in DEVIOUS:
+        link.request("GET", f"{FILES}/main/{path}", headers={"Authorization": f"Bearer {app.token}"})
+        answer = link.getresponse()
+        assert (answer.status, answer.headers["x-error-code"]) == (404, "EntryNotFound"), path
+        assert json.loads(answer.read())["code"] == "file-not-in-adapter", path
+    link.close()
+
+
+def test_a_hidden_slash_is_no_slash(app, made):
+    assert app.get("/default%2falice-movies/resolve/main/README.md").headers["x-error-code"] == "EntryNotFound"
+    assert app.get(f"{FILES}/refs%2Fheads%2Fmain/README.md").headers["x-error-code"] == "RevisionNotFound"
+    assert app.get(f"{MOVIES}/revision/refs%2Fpr%2F1").headers["x-error-code"] == "RevisionNotFound"
+
+
+def test_strangers_see_what_those_see_who_ask_for_nothing(fleet, made):
+    stranger, anyone = fleet.app("other"), fleet.actor()
+    for path in (MOVIES, f"{MOVIES}/revision/v1", f"{MOVIES}/tree/main", f"{FILES}/main/README.md"):
+        look_alike(stranger, anyone, path)
+
+
+def look_alike(stranger, anyone, path):
+    """Whatever is asked for: what is there is answered as what is not."""
+    for asked, instead in (("alice-movies", "nothing"), ("default/alice-movies", "nobody/x")):
+        seen, nothing = stranger.get(path), stranger.get(path.replace(asked, instead))
+        assert (seen.status_code, seen.headers["x-error-code"]) == (404, "RepoNotFound")
+        kept = {
+            name: value
+            for name, value in seen.headers.items()
+            if name not in ("x-request-id", "date", "content-length")
+        }
+        told = {name: nothing.headers.get(name) for name in kept}
+        assert {name: value.replace("default/alice-movies", "?") for name, value in kept.items()} == {
+            name: value.replace("default/nothing", "?").replace("nobody/x", "?") for name, value in told.items()
+        }
+    seen, nothing = anyone.get(path), anyone.get(path.replace("alice-movies", "nothing"))
+    for answer in (seen, nothing):
+        assert (answer.status_code, answer.headers["x-error-code"]) == (401, "RepoNotFound")
+        assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_who_is_refused_is_told_why(fleet, home, made, problem):
+    bad = fleet.actor("mobizo-app-" + "A" * 43).get(MOVIES)
+    problem(bad, 401, "unauthorized")
+    assert bad.headers["x-error-message"] == "Invalid credentials in Authorization header"
+    assert "x-error-code" not in bad.headers
+    with home.database.writing() as session:
+        _, text = TokenService(session).issue("app", "default", "", scopes=[Scope.JOBS_READ])
+    lacking = fleet.actor(text).get(MOVIES)
+    problem(lacking, 403, "forbidden")
+    assert lacking.headers["x-error-message"] == "the token lacks: adapters:read"
+    assert "x-error-code" not in lacking.headers
+    shut = fleet.app("shut")
+    with home.database.writing() as session:
+        TenantService(session).suspend("shut")
+    suspended = shut.get("/api/models/shut/x")
+    problem(suspended, 403, "tenant-suspended")
+    assert suspended.headers["x-error-message"] == "Access to this resource is disabled."
+
+
+def test_any_name_may_be_asked_for(app, made):
+    for name in ("\u00fc" * 1000, "a\u2028b", "%", "x" * 20_000):
+        answer = app.get(f"/api/models/default/{quote(name)}")
+        assert (answer.status_code, answer.headers["x-error-code"]) == (404, "RepoNotFound")
+        assert len(answer.headers["x-error-message"]) <= 500
+    long = app.get(f"{MOVIES}/revision/{'x' * 20_000}")
+    assert (long.status_code, long.headers["x-error-code"]) == (404, "RevisionNotFound")
+
+
+def test_an_adapter_without_an_approved_version(fleet, app, device, problem):
+    fleet.ready_job(app)
+    version = device.finish(device.lease(), tuned_accuracy=0.1)
+    for path in (MOVIES, f"{FILES}/main/README.md"):
+        answer = app.get(path)
+        problem(answer, 403, "not-released")
+        assert answer.headers["x-error-code"] == "GatedRepo"
+    held = app.get(f"{MOVIES}/revision/v1").json()
+    assert held["sha"] == version["revision"]
+    refs = app.get(f"{MOVIES}/refs").json()
+    assert refs == {
+        "branches": [],
+        "tags": [{"name": "v1", "ref": "refs/tags/v1", "targetCommit": held["sha"]}],
+        "converts": [],
+    }
+    (listed,) = app.get("/api/models").json()
+    assert "sha" not in listed
+    (commit,) = app.get(f"{MOVIES}/commits/v1").json()
+    assert commit["title"] == "Version 1 (held)"
+
+
+def test_tags_and_what_they_lead_to(home, app, made):
+    with home.database.writing() as session:
+        version = session.scalars(stored(made)).one()
+        session.add(
+            AdapterTag(
+                adapter_number=version.adapter_number,
+                name="Release-1",
+                version_number=version.number,
+                moved_at=utc_now(),
+            )
+        )
+    names = {ref["name"]: ref["targetCommit"] for ref in app.get(f"{MOVIES}/refs").json()["tags"]}
+    assert names == {"Release-1": made["revision"], "v1": made["revision"]}
+    assert app.get(f"{MOVIES}/revision/Release-1").json()["sha"] == made["revision"]
+    assert app.head(f"{FILES}/Release-1/README.md").headers["x-repo-commit"] == made["revision"]
+
+
+def test_what_is_deprecated_says_so(home, app, made):
+    assert "x-hf-warning" not in app.get(MOVIES).headers
+    with home.database.writing() as session:
+        version = session.scalars(stored(made)).one()
+        version.kept_state, version.message = VersionState.DEPRECATED, "too old:\nuse v2 \u2013 really"
+    told = app.get(MOVIES).headers["x-hf-warning"]
+    assert told.startswith(
+        f"deprecated-{made['revision']}; version 1 of default/alice-movies is deprecated: too old: use v2"
+    )
+    for path in (f"{MOVIES}/tree/main", f"{FILES}/v1/README.md"):
+        assert app.get(path).headers["x-hf-warning"] == told
+
+
+def test_what_was_deleted_is_not_there(home, app, made):
+    with home.database.writing() as session:
+        session.scalars(stored(made)).one().deleted_at = utc_now()
+    assert app.get(f"{MOVIES}/revision/v1").headers["x-error-code"] == "RevisionNotFound"
+    assert app.get(f"{FILES}/{made['revision']}/README.md").headers["x-error-code"] == "RevisionNotFound"
+    assert app.get(f"{MOVIES}/refs").json()["tags"] == []
+
+
+def test_files_are_named_as_git_would(app, made):
+    (file,) = (entry for entry in app.get(f"{MOVIES}/tree/main").json() if entry["path"] == "adapter_config.json")
+    assert file["lfs"]["oid"] != file["oid"]
+    assert file["oid"] == blob_id(pointer(file["lfs"]["oid"], file["size"]))
+    assert file["lfs"]["pointerSize"] == len(pointer(file["lfs"]["oid"], file["size"]))
+
+
+def test_names_that_git_itself_gives():
+    # `git hash-object` of the empty file, of "hello\n", and of a pointer.
+    assert blob_id(b"") == "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
+    assert blob_id(b"hello\n") == "ce013625030ba8dba906f756967f9e9ca394464a"
+    text = pointer("4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393", 12345)
+    # The example in the specification of Git LFS.
+    assert text == (
+        b"version https://git-lfs.github.com/spec/v1\n"
+        b"oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\n"
+        b"size 12345\n"
+    )
+
+
+def test_a_listing_in_pages(app, made, problem):
+    whole = app.get(f"{MOVIES}/tree/main").json()
+    url, seen = f"{MOVIES}/tree/main?limit=3&recursive=True", []
+    while url:
+        page = app.get(url)
+        seen += page.json()
+        url = page.links.get("next", {}).get("url")
+    assert seen == whole
+    first = app.get(f"{MOVIES}/tree/main", params={"limit": 3}).links["next"]["url"]
+    assert first.startswith(str(app.base_url))
+    cursor = re.search("cursor=([^&]+)", first)[1]
+    problem(app.get(f"{MOVIES}/commits/main", params={"cursor": cursor}), 400, "invalid-cursor")
+    problem(app.get(f"{MOVIES}/tree/main", params={"cursor": "x"}), 400, "invalid-cursor")
+    problem(app.get(f"{MOVIES}/tree/main", params={"limit": 0}), 422, "invalid-request")
+    assert app.get(f"{MOVIES}/tree/main", params={"limit": 10**9}).json() == whole
+
+
+def test_paths_are_asked_in_a_form(app, made, problem):
+    url = f"{MOVIES}/paths-info/main"
+    assert app.post(url, data={"paths": ["nothing"], "expand": False}).json() == []
+    (file,) = app.post(url, data={"paths": ["README.md", "README.md"]}).json()
+    assert file["path"] == "README.md"
+    assert "lastCommit" not in file
+    assert app.post(url).json() == []
+    problem(app.post(url, content="&".join(["paths=x"] * 2000)), 400, "bad-request")
+    problem(app.post(url, content=b"paths=%ff"), 400, "bad-request")
+    problem(app.post(url, content=b"x" * 300_000), 413, "too-large")
+
+
+def test_it_comes_after_all_other_routes(standing, fleet, app, device):
+    routes = [route for route in found_routes(standing[0]) if route.path != "ANY"]
+    ours = [at for at, route in enumerate(routes) if route.path.startswith("/{")]
+    assert ours == list(range(len(routes) - len(ours), len(routes)))
+    fleet.ready_job(app, adapter="resolve")
+    version = device.finish(device.lease())
+    assert app.get("/v1/adapters/resolve/versions/1").json() == version
+    assert app.get("/default/resolve/resolve/main/README.md").status_code == 200

@@ -1,0 +1,113 @@
+"""Which versions are approved by themselves, which wait for a person, and what becomes of `main`."""
+
+import pytest
+
+from shared.job import Result
+from shared.registry import ApprovalRule
+from tests.server.conftest import result
+from tests.server.registry.conftest import URL
+
+
+def objection(parent=None, rule=None, **scores):
+    found = Result.model_validate(result(**scores))
+    return ApprovalRule.model_validate(rule or {}).objection(found, parent)
+
+
+@pytest.mark.parametrize(
+    ("rule", "before", "after", "parent", "approved"),
+    [
+        ({}, 0.5, 0.5, None, True),
+        ({}, 0.5, 0.49, None, False),
+        ({"margin": 0.05}, 0.8, 0.75, None, True),  # 0.8 - 0.75 is more than 0.05 in floating point
+        ({"margin": 0.05}, 0.8, 0.74, None, False),
+        ({}, 0.5, 0.7, 0.7, True),
+        ({}, 0.5, 0.7, 0.75, False),
+        ({}, None, 0.7, 0.7, True),
+        ({}, None, 0.7, None, False),
+        ({}, 0.5, None, None, False),
+        ({"unmeasured": "approve"}, None, None, None, True),
+        ({"unmeasured": "approve"}, 0.9, 0.1, None, False),
+        ({"automatic": False, "unmeasured": "approve", "margin": 1}, 0.1, 0.9, None, False),
+    ],
+)
+def test_the_rule(rule, before, after, parent, approved):
+    assert (objection(parent, rule, zero_shot_accuracy=before, tuned_accuracy=after) is None) == approved
+
+
+def test_a_run_that_went_on_is_held_against_its_start():
+    assert objection(zero_shot_accuracy=None, start_accuracy=0.8, tuned_accuracy=0.7) == (
+        "the score fell from 80.0% to 70.0%"
+    )
+
+
+def test_a_version_that_fell_waits_for_a_person(app, publish, decide, problem):
+    held = publish(zero_shot_accuracy=0.75, tuned_accuracy=0.5)
+    assert (held["state"], held["message"]) == ("held", "the score fell from 75.0% to 50.0%")
+    shown = decide("GET", "")
+    assert (shown["main"], shown["latest"]["version"], shown["versions"]) == (None, 1, 1)
+    problem(app.get(f"{URL}/revisions/main"), 404, "revision-not-found")
+    assert decide("GET", "/revisions/v1")["version"] == 1  # somebody must try it
+    problem(app.post(f"{URL}/promote", json={"revision": "v1"}), 409, "conflict")
+    problem(app.post(f"{URL}/versions/1/deprecate", json={"message": "x"}), 409, "conflict")
+    approved = decide("POST", "/versions/1/approve", {"reason": "tried it"})
+    assert (approved["state"], approved["message"]) == ("approved", "")
+    assert decide("GET", "/revisions/main")["version"] == 1
+    assert decide("POST", "/versions/1/approve") == approved
+    assert [event["action"] for event in decide("GET", "/events")["items"]] == ["approved", "held"]
+
+
+def test_what_was_held_is_no_main_over_a_later_one(publish, decide):
+    publish(tuned_accuracy=0.1)
+    publish()
+    assert decide("GET", "")["main"] == 2
+    decide("POST", "/versions/1/approve")
+    assert decide("GET", "")["main"] == 2
+
+
+def test_a_rejected_version_is_deleted(app, publish, decide, problem):
+    publish(tuned_accuracy=0.1)
+    publish()
+    rejected = decide("POST", "/versions/1/reject", {"reason": "worse"})
+    assert rejected["state"] == "deleted"
+    assert rejected["removed_after"]
+    assert decide("POST", "/versions/1/reject") == rejected
+    problem(app.post(f"{URL}/versions/2/reject"), 409, "conflict")
+    problem(app.get(f"{URL}/versions/1"), 404, "revision-not-found")
+    assert decide("POST", "/versions/1/undelete")["state"] == "held"
+
+
+def test_rules_of_tenant_and_adapter(fleet, app, publish, decide):
+    def states():
+        return [item["state"] for item in decide("GET", "/versions")["items"]][::-1]
+
+    tenant = app.get("/v1/approval-rule")
+    assert tenant.json() == {"rule": {"automatic": True, "margin": 0, "unmeasured": "hold"}, "source": "server"}
+    loose = {"automatic": True, "margin": 0.3, "unmeasured": "hold"}
+    put = app.put("/v1/approval-rule", json={"rule": loose}, headers={"If-Match": tenant.headers["etag"]})
+    assert put.json() == {"rule": loose, "source": "tenant"}
+    assert fleet.app("other").get("/v1/approval-rule").json()["source"] == "server"
+    publish(tuned_accuracy=0.25)
+    publish(tuned_accuracy=0.15)
+    assert states() == ["approved", "held"]
+    assert decide("GET", "/rule") == {"rule": loose, "source": "tenant"}
+    strict = loose | {"automatic": False}
+    assert decide("PUT", "/rule", {"rule": strict}) == {"rule": strict, "source": "adapter"}
+    publish(tuned_accuracy=1.0)
+    assert states() == ["approved", "held", "held"]
+    publish(job={"adapter": "alice-books"})
+    assert app.get("/v1/adapters/alice-books").json()["main"] == 1
+    assert decide("PUT", "/rule", {"rule": None})["source"] == "tenant"
+    assert app.put("/v1/approval-rule", json={"rule": None}).json()["source"] == "server"
+    assert [event["action"] for event in decide("GET", "/events")["items"]][1] == "held"
+
+
+def test_rules_that_are_none(app, problem):
+    for rule in ({"margin": -1}, {"margin": 2}, {"unmeasured": "x"}, {"other": 1}):
+        problem(app.put("/v1/approval-rule", json={"rule": rule}), 422, "invalid-request")
+
+
+def test_a_rule_that_changed_meanwhile(app, problem):
+    stale = app.get("/v1/approval-rule").headers["etag"]
+    app.put("/v1/approval-rule", json={"rule": {"margin": 0.1}})
+    answer = app.put("/v1/approval-rule", json={"rule": {"margin": 0.2}}, headers={"If-Match": stale})
+    problem(answer, 412, "precondition-failed")

@@ -1,0 +1,80 @@
+"""Two versions side by side, against NumPy's own arithmetic."""
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from server.registry.comparison import compare_weights
+from shared.canonical import sha256_hex
+from tests.server.conftest import result
+from tests.server.registry.conftest import URL
+
+DATABASES = ("sqlite",)  # no statement here that others do not make
+
+
+@pytest.fixture
+def trained(fleet, app, device):
+    """Trains a version with this flat B; its size."""
+
+    def train(seed, job=None, **changes):
+        fleet.ready_job(app, **(job or {}))
+        lease = device.lease()
+        size = lease["manifest"]["manifest"]["size"]
+        flat = np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+        data = safetensors.numpy.save({"lora_B": flat})
+        assert device.upload(lease, data).status_code == 200
+        body = {"adapter_sha256": sha256_hex(data), "result": result(**changes)}
+        assert device.post(f"/v1/leases/{lease['id']}/complete", json=body).status_code == 200
+        return flat.astype(np.float64)
+
+    return train
+
+
+def test_two_versions_over_the_same_a(decide, trained):
+    left, right = (
+        trained(1, tuned_accuracy=0.6),
+        trained(2, {"training": {"lr": 0.5, "steps": 7}, "recipe": {"loss": "candidates"}}, tuned_accuracy=0.7),
+    )
+    found = decide("GET", "/compare?left=v1&right=main")
+    assert (found["left"]["version"], found["right"]["version"]) == (1, 2)
+    assert (found["same_base"], found["same_a"]) == (True, True)
+    assert found["recipe"] == [{"field": "loss", "left": "full", "right": "candidates"}]
+    assert found["task"] == []
+    assert {row["field"]: (row["left"], row["right"]) for row in found["training"]} == {
+        "lr": (0.01, 0.5),
+        "steps": (3, 7),
+    }
+    scores = {row["field"]: row for row in found["scores"]}
+    assert scores["tuned_accuracy"]["difference"] == pytest.approx(0.1)
+    assert scores["start_accuracy"]["difference"] is None
+    weights = found["weights"]
+    cosine = left @ right / (np.linalg.norm(left) * np.linalg.norm(right))
+    assert weights["cosine"] == pytest.approx(cosine, abs=1e-12)
+    assert weights["left_norm"] == pytest.approx(np.linalg.norm(left), rel=1e-12)
+    assert weights["right_norm"] == pytest.approx(np.linalg.norm(right), rel=1e-12)
+    assert weights["difference_norm"] == pytest.approx(np.linalg.norm(right - left), rel=1e-12)
+
+
+def test_versions_over_another_a_are_not_compared_by_their_numbers(app, decide, trained, problem):
+    trained(1)
+    trained(1, {"adapter": "alice-books", "recipe": {"a_seed": 1}})
+    found = decide("GET", "/compare?left=v1&right=v1&other=alice-books")
+    assert (found["same_base"], found["same_a"], found["weights"]) == (True, False, None)
+    assert found["right"]["adapter"] == "alice-books"
+    problem(app.get(f"{URL}/compare?left=v1&right=v1&other=nothing"), 404, "adapter-not-found")
+    problem(app.get(f"{URL}/compare?left=v1&right=v9"), 404, "revision-not-found")
+    problem(app.get(f"{URL}/compare?left=v1"), 422, "invalid-request")
+
+
+def test_weights_of_nothing_have_no_angle():
+    zero, one = np.zeros(5, np.float32), np.ones(5, np.float32)
+    assert compare_weights(zero, one).cosine is None
+    same = compare_weights(one, one)
+    assert (same.cosine, same.difference_norm) == (1.0, 0.0)
+
+
+def test_weights_of_several_pieces():
+    rng = np.random.default_rng(3)
+    left, right = (rng.standard_normal(600_001).astype(np.float32) for _ in range(2))
+    found = compare_weights(left, right)
+    assert found.difference_norm == pytest.approx(np.linalg.norm(right.astype(float) - left.astype(float)), rel=1e-12)

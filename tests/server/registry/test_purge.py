@@ -1,0 +1,123 @@
+"""The end of what was deleted: rows after the grace, then bytes that nothing else names."""
+
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import ForeignKey, update
+
+from server.clock import utc_now
+from server.registry.models import Adapter, StoredEvent, StoredVersion
+from server.registry.purge import AdapterPurge
+from server.schema import METADATA
+from server.settings import Settings
+from server.storage.garbage_collection import Collector
+from tests.server.registry.conftest import URL
+from tests.server.storage.conftest import grow_old
+
+__all__ = ["grow_old"]  # a fixture
+
+GRACE = timedelta(days=30)
+
+
+@pytest.fixture
+def purge(home):
+    """One look of a worker, `days` after everything was deleted; how many versions went."""
+
+    def look(days):
+        with home.database.writing() as session:
+            then = utc_now() - timedelta(days=days)
+            for table in (Adapter, StoredVersion):
+                session.execute(update(table).where(table.deleted_at.is_not(None)).values(deleted_at=then))
+        return AdapterPurge(home.database, GRACE, lambda: False).purge()
+
+    return look
+
+
+@pytest.fixture
+def collected(home, grow_old):
+    """What a collector's pass removes; every file is old."""
+
+    def run():
+        before = {file.sha256 for file in home.artifacts.listing()}
+        for sha256 in before:
+            grow_old(home.artifacts, sha256)
+        Collector(home.database, home.artifacts).collect(timedelta(hours=1))
+        return before - {file.sha256 for file in home.artifacts.listing()}
+
+    return run
+
+
+def files_of(app, version, url=URL):
+    return {file["sha256"] for file in app.get(f"{url}/versions/{version}/peft").json()["files"]}
+
+
+def test_the_grace_is_a_setting():
+    assert Settings().adapter_grace == GRACE
+    assert Settings(adapter_grace_days=0.5).adapter_grace == timedelta(hours=12)
+
+
+def test_a_version_goes_after_its_grace_and_its_bytes_with_it(app, device, publish, decide, purge, collected, problem):
+    first, second = publish(0.25), publish(0.5)
+    shared = publish(0.5, job={"adapter": "alice-books"})  # the same bytes, in another adapter
+    assert shared["sha256"] == second["sha256"]
+    mine, others = files_of(app, 1), files_of(app, 1, "/v1/adapters/alice-books")
+    assert mine & others  # adapter_config.json tells of the recipe alone
+    decide("PUT", "/tags/old", {"revision": "v1"})
+    decide("DELETE", "/versions/1")
+    decide("DELETE", "/versions/2")
+    assert purge(29) == 0
+    assert collected() == set()
+    assert decide("POST", "/versions/2/undelete")["version"] == 2
+    assert purge(31) == 1
+    problem(app.post(f"{URL}/versions/1/undelete"), 404, "revision-not-found")
+    decide("DELETE", "/versions/2")
+    assert purge(31) == 1
+    books = "/v1/adapters/alice-books/versions/1/lora_B.safetensors"
+    gone = collected()
+    assert first["sha256"] in gone
+    assert shared["sha256"] not in gone
+    assert mine - gone == mine & others
+    assert app.get(books).status_code == 200
+    assert publish(0.75)["version"] == 3  # numbers are never given again
+    assert [event["action"] for event in decide("GET", "/events")["items"]][:2] == ["published", "removed"]
+
+
+def test_an_adapter_goes_whole_and_its_trail_stays(home, app, publish, decide, purge, collected, problem):
+    versions = [publish(value) for value in (0.25, 0.5)]
+    decide("PUT", "/tags/old", {"revision": "v1"})
+    files_of(app, 2)
+    decide("DELETE", "/versions/1")
+    decide("DELETE", "?reason=gone")
+    assert purge(31) == 2
+    problem(app.post(f"{URL}/undelete"), 404, "adapter-not-found")
+    assert {version["sha256"] for version in versions} < collected()
+    assert decide("GET", "/events")["items"][0]["action"] == "removed"
+    again = publish(0.25)
+    assert (again["version"], again["sha256"]) == (1, versions[0]["sha256"])
+    assert again["revision"] != versions[0]["revision"]
+
+
+def test_a_completion_that_is_said_again_after_the_removal(home, device, lease, decide, purge, problem):
+    done = device.finish(lease)
+    decide("DELETE", "/versions/1")
+    purge(31)
+    body = {"adapter_sha256": done["sha256"], "result": done["result"]}
+    problem(device.post(f"/v1/leases/{lease['id']}/complete", json=body), 410, "lease-ended")
+
+
+def test_what_refers_to_a_version_goes_with_it():
+    """Tables of other slices name no version that they would keep from being removed."""
+    ours = {"peft_files.version_number", "adapter_tags.version_number"}
+    referring: list[ForeignKey] = [
+        key
+        for table in METADATA.tables.values()
+        for key in table.foreign_keys
+        if key.column.table.name == "adapter_versions"
+    ]
+    assert referring
+    holding = {f"{key.parent.table.name}.{key.parent.name}" for key in referring if key.ondelete != "CASCADE"}
+    assert holding <= ours
+
+
+def test_the_trail_is_of_no_row():
+    assert not StoredEvent.__table__.foreign_keys

@@ -1,0 +1,96 @@
+"""What a revision stands for."""
+
+import pytest
+
+from server.registry.models import StoredVersion
+from server.registry.repository import resolve
+from shared.errors import AdapterNotFound, RevisionNotFound
+
+NAME = "alice-movies"
+
+
+@pytest.fixture
+def found(home):
+    """The number of the version that a revision stands for."""
+
+    def number(revision, tenant="default", name=NAME):
+        with home.database.reading() as session:
+            return resolve(session, tenant, name, revision)[1].version
+
+    return number
+
+
+@pytest.fixture
+def two(publish):
+    return [publish(value) for value in (0.25, 0.5)]
+
+
+def test_every_way_to_name_a_version(decide, two, found):
+    decide("PUT", "/tags/old", {"revision": "v1"})
+    revision = two[0]["revision"]
+    assert [found(text) for text in ("main", "v1", "1", "old", revision, revision[:7], revision[:20])] == [
+        2,
+        1,
+        1,
+        1,
+        1,
+        1,
+        1,
+    ]
+
+
+NOTHING = (
+    "",
+    "v0",
+    "0",
+    "v3",
+    "v01",
+    "V1",
+    "3",
+    "9" * 10,
+    "9" * 40,
+    "f" * 40,
+    "nothing",
+    "Main",
+    "../1",
+    "a\0b",
+    "\xe9",
+)
+
+
+def test_what_stands_for_nothing(two, found):
+    for revision in (*NOTHING, "x" * 5000):
+        with pytest.raises(RevisionNotFound):
+            found(revision)
+    for name in ("nothing", "", "..", "Alice-movies", "a\0b", "alice-movies/x", "x" * 200):
+        with pytest.raises(AdapterNotFound):
+            found("main", name=name)
+
+
+def test_prefixes_that_are_too_short_or_of_two(home, two, found):
+    first, second = (version["revision"] for version in two)
+    with pytest.raises(RevisionNotFound):
+        found(first[:6])
+    with pytest.raises(RevisionNotFound):
+        found(first.upper())
+    twin = first[:10] + second[10:]
+    with home.database.writing() as session:
+        session.query(StoredVersion).filter(StoredVersion.version == 2).update({"revision": twin})
+    with pytest.raises(RevisionNotFound, match="several"):
+        found(first[:10])
+    assert found(first[:11] if first[10] != twin[10] else first) == 1
+
+
+def test_a_number_of_seven_digits_may_be_a_revision(home, two, found):
+    with home.database.writing() as session:
+        session.query(StoredVersion).filter(StoredVersion.version == 1).update({"revision": "1234567" + "a" * 33})
+    assert found("1234567") == 1
+
+
+def test_another_tenant_s_is_not_there(two, found):
+    messages = []
+    for name in (NAME, "nothing"):
+        with pytest.raises(AdapterNotFound) as error:
+            found("v1", tenant="other", name=name)
+        messages.append(str(error.value).replace(name, "?"))
+    assert messages[0] == messages[1]

@@ -1,0 +1,326 @@
+"""Trajectories over HTTP: taken, replayed, refused, and made into B again."""
+
+import os
+from dataclasses import replace
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from sqlalchemy import update
+
+from server.registry.trajectories.models import StoredTrajectory
+from server.storage.garbage_collection import Collector
+from shared.canonical import sha256_hex
+from shared.zo.lora import load_adapter
+from shared.zo.trajectory import MAGIC, frame, parse_trajectory
+from tests.server.conftest import adapter_bytes
+from tests.server.jobs.leases.test_uploads import at_once
+from tests.server.registry.trajectories.runs import BEST, STEPS, TRAINING, Run, complete, finish, send
+
+
+@pytest.fixture
+def lease(fleet, app, device):
+    fleet.ready_job(app, training=TRAINING)
+    return device.lease()
+
+
+@pytest.fixture
+def run(lease, tmp_path):
+    return Run(lease, tmp_path)
+
+
+def version_url(lease, version=1):
+    return f"/v1/adapters/{lease['job']['request']['adapter']}/versions/{version}"
+
+
+def test_beside_b_it_is_replayed_and_the_version_is_verified(device, app, lease, run):
+    assert device.upload(lease, run.adapter()).status_code == 200
+    receipt = send(device, lease, run.ledger)
+    assert receipt.json() == {"sha256": sha256_hex(run.ledger), "size": len(run.ledger)}
+    assert send(device, lease, run.ledger).json() == receipt.json()
+    made = complete(device, lease, run.adapter(), run.ledger, run.result())
+    assert made.status_code == 200, made.text
+    assert made.json()["verified"] is True
+    assert complete(device, lease, run.adapter(), run.ledger, run.result()).json() == made.json()
+    url = version_url(lease)
+    assert app.get(url).json()["verified"] is True
+    assert app.get(f"{url}/trajectory").json() == {
+        "adapter": lease["job"]["request"]["adapter"],
+        "version": 1,
+        "sha256": sha256_hex(run.ledger),
+        "size": len(run.ledger),
+        "steps": STEPS,
+        "verified": True,
+        "instead": False,
+        "start_sha256": None,
+    }
+    assert app.get(f"{url}/trajectory.bin").content == run.ledger
+    assert send(device, lease, run.ledger).status_code == 200
+
+
+def test_instead_of_b_the_server_makes_it(home, device, app, lease, run):
+    send(device, lease, run.ledger).raise_for_status()
+    made = complete(device, lease, run.adapter(), run.ledger, run.result())
+    assert made.status_code == 200, made.text
+    assert made.json()["verified"] is True
+    assert made.json()["sha256"] == sha256_hex(run.adapter())
+    assert made.json()["size"] == len(run.adapter())
+    assert app.get(f"{version_url(lease)}/lora_B.safetensors").content == run.adapter()
+
+
+def test_without_one_nothing_is_verified(device, app, lease, problem):
+    assert device.finish(lease)["verified"] is False
+    url = version_url(lease)
+    problem(app.get(f"{url}/trajectory"), 404, "not-found")
+    problem(app.get(f"{url}/trajectory.bin"), 404, "not-found")
+    problem(app.get(f"{url}/steps/1/lora_B.safetensors"), 409, "not-replayable")
+
+
+def flipped(run, step=10):
+    """The ledger with one bit of one coefficient changed, its checksums right."""
+    trajectory, _ = parse_trajectory(run.ledger)
+    coefficients = trajectory.coefficients[step].view(np.uint32)
+    coefficients[0] ^= 1 << 20  # of the mantissa: what is less may be lost in rounding
+    return rewritten(trajectory)
+
+
+def rewritten(trajectory):
+    body = b"".join(frame(b"S", step, c.astype("<f4").tobytes()) for step, c in enumerate(trajectory.coefficients))
+    return MAGIC + frame(b"H", 0, trajectory.header.model_dump_json().encode()) + body
+
+
+@pytest.mark.parametrize("with_b", [True, False])
+def test_a_flipped_coefficient_is_refused_and_nothing_lost(home, device, app, lease, run, problem, with_b):
+    ledger = flipped(run)
+    if with_b:
+        device.upload(lease, run.adapter()).raise_for_status()
+    send(device, lease, ledger).raise_for_status()
+    before = home.stored_files()
+    problem(complete(device, lease, run.adapter(), ledger, run.result()), 422, "trajectory-mismatch")
+    assert app.get(f"/v1/jobs/{lease['job']['id']}").json()["state"] == "training"
+    assert home.stored_files() == before
+    # The right one, or B alone, is still as good as before.
+    device.upload(lease, run.adapter()).raise_for_status()
+    done = complete(device, lease, run.adapter(), None, run.result())
+    assert done.json()["verified"] is False
+    problem(app.get(f"{version_url(lease)}/trajectory"), 404, "not-found")
+
+
+def test_a_flip_after_the_best_step_changes_nothing_that_is_published(device, lease, run):
+    ledger = flipped(run, step=BEST)
+    device.upload(lease, run.adapter()).raise_for_status()
+    send(device, lease, ledger).raise_for_status()
+    assert complete(device, lease, run.adapter(), ledger, run.result()).json()["verified"] is True
+
+
+def test_b_of_another_step_is_refused(device, lease, run, problem):
+    send(device, lease, run.ledger).raise_for_status()
+    told = run.result() | {"best_step": BEST + 1}
+    device.upload(lease, run.adapter()).raise_for_status()
+    document = problem(complete(device, lease, run.adapter(), run.ledger, told), 422, "trajectory-mismatch")
+    assert f"of its {run.size}" in document["detail"]
+
+
+def test_a_run_that_was_pulled_is_verified_and_no_other_is_taken_for_it(fleet, app, device, tmp_path, problem):
+    fleet.ready_job(app, training=TRAINING | {"lr": 0.25, "proximal": 0.5})
+    lease = device.lease()
+    for number, (mu, factor) in enumerate([(None, None), (0.25, np.float32(0.9375)), (0.5, np.float32(0.9375))]):
+        (tmp_path / str(number)).mkdir()
+        other = Run(lease, tmp_path / str(number), proximal=mu, factor=factor)
+        problem(send(device, lease, other.ledger), 422, "invalid-trajectory")
+    run = Run(lease, tmp_path, proximal=0.5, factor=np.float32(0.875))
+    assert finish(device, lease, run)["verified"] is True
+    assert app.get(f"{version_url(lease)}/lora_B.safetensors").content == run.adapter()
+    assert app.get(f"{version_url(lease)}/steps/7/lora_B.safetensors").content == run.adapter(7)
+
+
+def test_steps_are_as_reported(device, lease, run, problem):
+    send(device, lease, run.ledger).raise_for_status()
+    for change in ({"steps": STEPS - 1}, {"best_step": STEPS + 1}):
+        told = run.result() | change
+        problem(complete(device, lease, run.adapter(), run.ledger, told), 422, "invalid-trajectory")
+
+
+def test_it_must_be_uploaded_before_it_is_named(device, lease, run, problem):
+    device.upload(lease, run.adapter()).raise_for_status()
+    problem(complete(device, lease, run.adapter(), run.ledger, run.result()), 409, "conflict")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"job_seed": 78},
+        {"recipe_id": "0" * 64},
+        {"noise": "gaussian"},
+        {"queries": 2},
+        {"size": 23},
+        {"job_id": "job_other"},
+        {"start_sha256": "1" * 64},
+    ],
+)
+def test_another_runs_is_refused(home, device, lease, tmp_path, problem, change):
+    before = home.stored_files()
+    document = problem(send(device, lease, Run(lease, tmp_path, **change).ledger), 422, "invalid-trajectory")
+    assert next(iter(change)) in document["detail"]
+    assert home.stored_files() == before
+
+
+def test_more_steps_than_the_job_asks_for(home, device, lease, tmp_path, problem):
+    problem(send(device, lease, Run(lease, tmp_path, steps=STEPS + 1).ledger), 422, "invalid-trajectory")
+
+
+def test_too_large_foreign_and_late(fleet, device, lease, run, problem):
+    problem(send(device, lease, run.ledger + bytes(100_000)), 413, "too-large")
+    problem(send(fleet.device(name="other"), lease, run.ledger), 404, "not-found")
+    device.post(f"/v1/leases/{lease['id']}/release").raise_for_status()
+    problem(send(device, lease, run.ledger), 410, "lease-ended")
+
+
+def test_it_is_signed_as_an_adapter_is(device, lease, run, problem):
+    device.signer = None
+    problem(send(device, lease, run.ledger), 401, "bad-signature")
+
+
+def test_damaged_ones_are_refused(home, device, lease, run, problem):
+    before = home.stored_files()
+    for data in (b"", b"text", run.ledger[:-1], run.ledger[:100], run.ledger + b"\0", run.adapter()):
+        problem(send(device, lease, data), 422, "invalid-trajectory")
+    assert home.stored_files() == before
+
+
+@pytest.mark.parametrize("recipe", [{"noise": "gaussian"}, {"estimator": "stored"}])
+def test_what_is_exact_on_its_device_alone_comes_beside_b_and_unverified(fleet, app, device, tmp_path, problem, recipe):
+    fleet.ready_job(app, training=TRAINING, recipe=recipe)
+    lease = device.lease()
+    run = Run(lease, tmp_path)
+    send(device, lease, run.ledger).raise_for_status()
+    adapter = adapter_bytes(run.size)
+    problem(complete(device, lease, adapter, run.ledger, run.result()), 409, "not-replayable")
+    device.upload(lease, adapter).raise_for_status()
+    assert complete(device, lease, adapter, run.ledger, run.result()).json()["verified"] is False
+    url = version_url(lease)
+    assert app.get(f"{url}/trajectory").json()["verified"] is False
+    problem(app.get(f"{url}/steps/1/lora_B.safetensors"), 409, "not-replayable")
+
+
+def test_directional_runs_are_replayed_from_their_scalars_alone(fleet, app, device, tmp_path):
+    fleet.ready_job(app, training=TRAINING, recipe={"estimator": "directional", "queries": 256}, trajectory="instead")
+    lease = device.lease()
+    run = Run(lease, tmp_path)
+    assert len(run.ledger) < STEPS * (4 * 256 + 13) + 2000
+    made = finish(device, lease, run)
+    assert made["verified"] is True
+    url = version_url(lease)
+    assert app.get(f"{url}/lora_B.safetensors").content == run.adapter()
+
+
+def test_a_run_over_the_servers_limit_stays_unverified(standing, fleet, device, lease, run, problem):
+    state = standing[0].state.mobizo
+    small = state.settings.model_copy(update={"replay_updates": STEPS * run.size - 1})
+    standing[0].state.mobizo = replace(state, settings=small)
+    send(device, lease, run.ledger).raise_for_status()
+    problem(complete(device, lease, run.adapter(), run.ledger, run.result()), 409, "not-replayable")
+    device.upload(lease, run.adapter()).raise_for_status()
+    assert complete(device, lease, run.adapter(), run.ledger, run.result()).json()["verified"] is False
+
+
+def test_b_after_any_step(fleet, device, app, lease, run, problem):
+    finish(device, lease, run)
+    url = version_url(lease)
+    for step in (0, 1, BEST - 1, BEST, STEPS, 1):
+        found = app.get(f"{url}/steps/{step}/lora_B.safetensors")
+        assert found.status_code == 200, found.text
+        assert load_adapter(found.content, run.size).tobytes() == run.b(step).tobytes()
+        assert found.headers["etag"] == f'"{sha256_hex(run.adapter(step))}"'
+    assert app.head(f"{url}/steps/2/lora_B.safetensors").headers["content-length"] == str(len(run.adapter(2)))
+    part = app.get(f"{url}/steps/3/lora_B.safetensors", headers={"Range": "bytes=8-15"})
+    assert (part.status_code, part.content) == (206, run.adapter(3)[8:16])
+    problem(app.get(f"{url}/steps/{STEPS + 1}/lora_B.safetensors"), 404, "not-found")
+    problem(app.get(f"{url}/steps/-1/lora_B.safetensors"), 422, "invalid-request")
+    for path in ("trajectory", "trajectory.bin", "steps/1/lora_B.safetensors"):
+        problem(fleet.app("elsewhere").get(f"{url}/{path}"), 404, "adapter-not-found")
+        problem(device.get(f"{url}/{path}"), 403, "forbidden")
+
+
+def test_a_run_that_goes_on_from_an_adapter(fleet, app, device, lease, run, tmp_path, problem):
+    finish(device, lease, run)
+    fleet.ready_job(app, training=TRAINING, recipe={"rank": 2}, start={"adapter": "alice-movies"})
+    second = device.lease()
+    for wrong in (None, run.adapter(1)):
+        problem(send(device, second, Run(second, tmp_path, start=wrong).ledger), 422, "invalid-trajectory")
+        (tmp_path / f"{second['job']['id']}.bin").unlink()
+    onward = Run(second, tmp_path, start=run.adapter())
+    assert finish(device, second, onward)["verified"] is True
+    url = version_url(second, 2)
+    told = app.get(f"{url}/trajectory").json()
+    assert (told["start_sha256"], told["instead"]) == (sha256_hex(run.adapter()), False)
+    assert app.get(f"{url}/lora_B.safetensors").content == onward.adapter()
+    assert app.get(f"{url}/steps/3/lora_B.safetensors").content == onward.adapter(3)
+
+
+@pytest.fixture
+def kept(fleet, app, device, tmp_path):
+    """A version that is kept as its ledger, its lease and its run."""
+    fleet.ready_job(app, training=TRAINING, recipe={"rank": 64})
+    lease = device.lease()
+    run = Run(lease, tmp_path)
+    finish(device, lease, run)
+    return lease, run
+
+
+def collect(home):
+    """A pass of the collector over files that are all old."""
+    for file in list(home.artifacts.listing()):
+        os.utime(home.artifacts._path(file.sha256), (0, 0))
+    Collector(home.database, home.artifacts).collect(timedelta(hours=1))
+
+
+def test_a_ledger_smaller_than_b_is_kept_in_its_place(home, app, kept):
+    lease, run = kept
+    url = version_url(lease)
+    assert app.get(f"{url}/trajectory").json()["instead"] is True
+    assert len(run.ledger) < len(run.adapter())
+    assert sha256_hex(run.adapter()) in home.stored_files()
+    collect(home)
+    assert sha256_hex(run.adapter()) not in home.stored_files()
+    assert sha256_hex(run.ledger) in home.stored_files()
+    assert app.get(f"{url}/lora_B.safetensors").content == run.adapter()
+    collect(home)
+    assert app.get(f"{url}/peft").status_code == 200
+    assert sha256_hex(run.adapter()) in home.stored_files()
+
+
+def test_a_step_that_was_removed_is_made_again(home, app, kept):
+    lease, run = kept
+    url = f"{version_url(lease)}/steps/7/lora_B.safetensors"
+    first = app.get(url).content
+    collect(home)
+    assert sha256_hex(first) not in home.stored_files()
+    assert app.get(url).content == first == run.adapter(7)
+
+
+def test_many_who_ask_at_once_get_the_same(home, fleet, app, kept):
+    lease, run = kept
+    collect(home)
+    actors = [fleet.actor(app.token) for _ in range(4)]
+    answers = at_once(4, lambda n: actors[n].get(f"{version_url(lease)}/lora_B.safetensors"))
+    assert [answer.content for answer in answers] == [run.adapter()] * 4
+
+
+def test_what_is_asked_for_becomes_young_again(home, app, kept):
+    """So that no collector removes it between the answer's first byte and its last."""
+    lease, run = kept
+    os.utime(home.artifacts._path(sha256_hex(run.adapter())), (0, 0))
+    app.get(f"{version_url(lease)}/lora_B.safetensors").raise_for_status()
+    Collector(home.database, home.artifacts).collect(timedelta(hours=1))
+    assert sha256_hex(run.adapter()) in home.stored_files()
+
+
+def test_a_file_that_would_be_another_is_not_given(home, app, kept, problem):
+    """As if a later release replayed otherwise: the hash of the first time holds."""
+    lease, run = kept
+    collect(home)
+    with home.database.writing() as session:
+        session.execute(update(StoredTrajectory).values(head=b"x"))
+    problem(app.get(f"{version_url(lease)}/lora_B.safetensors"), 503, "damaged-file")
+    assert set(home.stored_files()).isdisjoint({sha256_hex(run.adapter())})

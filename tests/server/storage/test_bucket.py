@@ -1,0 +1,118 @@
+"""What is particular to a bucket, seen by another client of the same S3 server."""
+
+from datetime import UTC, datetime
+
+import httpx
+import pytest
+
+from server.storage.bucket import PART_BYTES, BucketArtifacts, BucketPlace
+from shared.canonical import sha256_hex
+from shared.errors import Unavailable
+from tests.server.s3 import KEY_ID, SECRET
+
+DATA = b"some bytes" * 1000
+SHA = sha256_hex(DATA)
+
+
+@pytest.fixture
+def store(s3, tmp_path):
+    return BucketArtifacts(s3.place(), tmp_path)
+
+
+def keys(s3, store):
+    found = s3.client.list_objects_v2(Bucket=store.place.bucket).get("Contents", [])
+    return sorted(entry["Key"] for entry in found)
+
+
+def test_names_lie_under_the_prefix(s3, store):
+    store.put(DATA)
+    assert keys(s3, store) == [f"mobizo/one/objects/{SHA[:2]}/{SHA}"]
+    bare = BucketArtifacts(s3.place(prefix=""), store._scratch)
+    bare.put(DATA)
+    assert keys(s3, bare) == [f"objects/{SHA[:2]}/{SHA}"]
+    assert [file.sha256 for file in bare.listing()] == [SHA]
+
+
+def test_two_prefixes_of_a_bucket_are_two_stores(s3, store, tmp_path):
+    other = BucketArtifacts(s3.place(bucket=store.place.bucket, prefix="mobizo/two"), tmp_path)
+    store.put(DATA)
+    assert list(other.listing()) == []
+
+
+def test_a_file_is_sent_once(s3, store):
+    store.put(DATA)
+    key = keys(s3, store)[0]
+    sent = s3.client.head_object(Bucket=store.place.bucket, Key=key)["ResponseMetadata"]["HTTPHeaders"]
+    store.put(DATA)
+    again = s3.client.head_object(Bucket=store.place.bucket, Key=key)["ResponseMetadata"]["HTTPHeaders"]
+    assert sent["last-modified"] == again["last-modified"]
+    assert keys(s3, store) == [key, f"mobizo/one/stored/{SHA}"]
+
+
+def test_uploads_that_nobody_ended_are_found_and_given_up(s3, store):
+    bucket = store.place.bucket
+    for name in ("mobizo/one/objects/ab/a & <b>", "mobizo/two/objects/ab/theirs"):
+        began = s3.client.create_multipart_upload(Bucket=bucket, Key=name)
+        part = {"Bucket": bucket, "Key": name, "UploadId": began["UploadId"]}
+        s3.client.upload_part(**part, PartNumber=1, Body=b"x" * 100)
+    # Every upload of this S3 server says that it began in 2010.
+    assert store.leftovers(datetime(2010, 1, 1, tzinfo=UTC)) == []
+    (found,) = store.leftovers(datetime(2011, 1, 1, tzinfo=UTC))
+    store.discard(found)
+    store.discard(found)
+    left = s3.client.list_multipart_uploads(Bucket=bucket)["Uploads"]
+    assert [upload["Key"] for upload in left] == ["mobizo/two/objects/ab/theirs"]
+
+
+def test_without_a_key_of_its_own_a_store_finds_no_uploads(s3, tmp_path):
+    place = s3.place(access_key_id=None, secret_access_key=None)
+    assert BucketArtifacts(place, tmp_path).leftovers(datetime(2100, 1, 1, tzinfo=UTC)) == []
+
+
+def test_a_large_file_goes_in_parts(s3, store):
+    data = b"0123456789abcdef" * (PART_BYTES // 16) * 2 + b"rest"
+    with store.workspace("w") as workspace:
+        (workspace / "f").write_bytes(data)
+        store.adopt(workspace / "f", sha256_hex(data))
+    tag = s3.client.head_object(Bucket=store.place.bucket, Key=keys(s3, store)[0])["ETag"]
+    assert tag.endswith('-3"')  # S3's mark of a file that came in three parts
+
+
+def test_a_signed_address_needs_no_key(s3, store):
+    store.put(DATA)
+    url = store.signed_url(SHA, 60)
+    assert SECRET not in url
+    assert httpx.get(url).content == DATA
+    part = httpx.get(url, headers={"Range": "bytes=10-19"})
+    assert (part.status_code, part.content) == (206, DATA[10:20])
+
+
+def test_a_signed_address_names_the_service_as_devices_reach_it(s3, tmp_path):
+    store = BucketArtifacts(s3.place(public_endpoint="https://files.example.org"), tmp_path)
+    store.put(DATA)
+    assert store.signed_url(SHA, 60).startswith(f"https://files.example.org/{store.place.bucket}/mobizo/one/objects/")
+
+
+def test_no_service(tmp_path):
+    place = BucketPlace("files", endpoint="http://127.0.0.1:9", access_key_id=KEY_ID, secret_access_key=SECRET)
+    store = BucketArtifacts(BucketPlace(**{**vars(place), "allow_http": True}), tmp_path)
+    for ask in (lambda: store.put(DATA), lambda: store.size(SHA), store.check_writable, lambda: list(store.listing())):
+        with pytest.raises(Unavailable, match="object store") as caught:
+            ask()
+        assert SECRET not in str(caught.value)
+        assert "\n" not in caught.value.detail
+    with pytest.raises(Unavailable, match="object store"):
+        store.leftovers(datetime(2100, 1, 1, tzinfo=UTC))
+
+
+def test_no_bucket(s3, tmp_path):
+    store = BucketArtifacts(s3.place(bucket="no-such-bucket-here"), tmp_path)
+    with pytest.raises(Unavailable, match="bucket does not exist"):
+        store.put(DATA)
+    with pytest.raises(Unavailable, match="bucket does not exist"):
+        store.check_writable()
+
+
+def test_nothing_tells_the_secret(s3, store):
+    assert SECRET not in repr(store.place)
+    assert SECRET not in repr(vars(store._uploads))

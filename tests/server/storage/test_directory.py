@@ -1,0 +1,114 @@
+"""What is particular to a local directory."""
+
+import errno
+import resource
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from server.storage import directory as module
+from server.storage.directory import DiskArtifacts
+from server.storage.store import StorageFull
+from shared.canonical import sha256_hex
+from shared.errors import Unavailable
+
+DATA = bytes(range(256)) * 500
+SHA = sha256_hex(DATA)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return DiskArtifacts(tmp_path / "artifacts")
+
+
+def staged(store):
+    return list(store._staging.iterdir())
+
+
+@pytest.fixture
+def file_limit():
+    """Sets the most bytes that this process may write into a file, as a quota would; lifted at the end."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_file_is_taken_over_without_a_copy(store):
+    with store.workspace("w") as workspace:
+        path = workspace / "weights.ptd"
+        path.write_bytes(DATA)
+        inode = path.stat().st_ino
+        store.adopt(path, SHA)
+    assert store._path(SHA).stat().st_ino == inode
+    assert staged(store) == []
+
+
+def test_stored_files_are_read_only(store):
+    store.put(DATA)
+    assert store._path(SHA).stat().st_mode & 0o222 == 0
+
+
+def test_a_disk_that_fills_leaves_nothing_and_works_again(store, file_limit):
+    file_limit(len(DATA) // 2)
+    with pytest.raises(StorageFull):
+        store.put(DATA)
+    assert list(store.listing()) == []
+    assert staged(store) == []
+    file_limit(len(DATA) * 2)
+    assert store.put(DATA) == SHA
+    assert store.read(SHA) == DATA
+
+
+def test_a_disk_that_is_full_only_when_synced(store, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module.os, "fsync", full)
+    with pytest.raises(StorageFull):
+        store.put(DATA)
+    assert list(store.listing()) == []
+    assert staged(store) == []
+
+
+def test_many_writers_and_one_who_deletes(store):
+    """Whoever ends a put finds the file, until the next deletion: none ends with a link that was lost."""
+    stop, found = threading.Event(), []
+
+    def write():
+        for _ in range(200):
+            store.put(DATA)
+
+    def delete():
+        while not stop.is_set():
+            store.delete([SHA])
+
+    threads = [threading.Thread(target=write) for _ in range(3)]
+    deleting = threading.Thread(target=delete)
+    for thread in (*threads, deleting):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stop.set()
+    deleting.join()
+    store.put(DATA)
+    found.append(store.read(SHA))
+    assert found == [DATA]
+    assert staged(store) == []
+
+
+def test_what_a_killed_writer_left(store):
+    (store._staging / "tmpabc").write_bytes(b"half")
+    (store._staging / "worker_a").mkdir()
+    now = datetime.now(UTC)
+    assert store.leftovers(now - timedelta(hours=1)) == []
+    assert store.leftovers(now + timedelta(hours=1)) == ["tmpabc"]
+    store.discard("tmpabc")
+    assert [path.name for path in staged(store)] == ["worker_a"]
+
+
+def test_a_directory_that_is_gone(store):
+    store.check_writable()
+    store._staging.rmdir()
+    with pytest.raises(Unavailable):
+        store.check_writable()

@@ -1,0 +1,322 @@
+"""What is collected, what never is, and both while others publish."""
+
+import os
+import random
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import delete, select, update
+
+from server.catalog.bases import BaseModelEntry
+from server.catalog.runner_builds.service import RunnerBuildService
+from server.clock import utc_now
+from server.identity.signing_keys.files import load_key
+from server.jobs.leases.models import Ending, JobLease
+from server.operations.backups.references import named_files
+from server.ports import Port
+from server.schema import METADATA
+from server.storage import garbage_collection as module
+from server.storage import references
+from server.storage.bucket import BucketArtifacts
+from server.storage.garbage_collection import Collector, Housekeeping
+from server.storage.models import GarbageCollection
+from server.storage.references import REFERENCES, Collected, hold, referenced
+from shared.canonical import sha256_hex
+from shared.errors import NotFound
+from shared.protocol import RunnerBuild
+from tests.server.conftest import SHAPE, adapter_bytes
+
+DATABASES = ("sqlite", "postgresql")
+HOUR, NONE = timedelta(hours=1), timedelta(0)
+# Columns with a hash in their name that is of no stored file, of one that another column names, or of one that is made
+# again once it is gone.
+NOT_OURS = {
+    "adapter_versions.a_sha256",
+    "bases.sha256",
+    "cohorts.a_sha256",
+    "trajectories.start_sha256",
+    "trajectory_steps.sha256",
+}
+NAMES = {
+    "adapter_versions.sha256",
+    "bases.tokenizer_sha256",
+    "calibrations.sha256",
+    "cohort_rounds.optimizer_sha256",
+    "cohort_rounds.start_sha256",
+    "cohort_updates.sha256",
+    "cohort_updates.start_sha256",
+    "conversion_files.sha256",
+    "leases.trajectory_sha256",
+    "leases.upload_sha256",
+    "masked_members.vector_sha256",
+    "peft_files.sha256",
+    "program_files.sha256",
+    "trajectories.sha256",
+}
+
+
+@pytest.fixture
+def collect(home, grow_old):
+    """A pass over files that are all old; what it removed."""
+
+    def run(**how):
+        before = [file.sha256 for file in home.artifacts.listing()]
+        for sha256 in before:
+            grow_old(home.artifacts, sha256)
+        Collector(home.database, home.artifacts).collect(HOUR, **how)
+        return set(before) - {file.sha256 for file in home.artifacts.listing()}
+
+    return run
+
+
+def name_as_base(session, name, sha256):
+    session.add(
+        BaseModelEntry(
+            name=name,
+            source="x",
+            sha256="a" * 64,
+            shape=SHAPE,
+            parameters=1,
+            tokenizer_sha256=sha256,
+            created_at=utc_now(),
+        )
+    )
+
+
+def test_every_column_that_may_name_a_file_is_known():
+    found = {f"{table.name}.{column.name}" for table in METADATA.tables.values() for column in table.columns}
+    assert {name for name in found if "sha256" in name} == NAMES | NOT_OURS
+    columns = [each.column.property.columns[0] for feature in REFERENCES.get() for each in feature.columns]
+    assert sorted(f"{column.table.name}.{column.name}" for column in columns) == sorted(NAMES)
+
+
+def test_nothing_is_collected_while_references_are_unknown(home, grow_old, monkeypatch):
+    orphan = home.artifacts.put(b"unreferenced")
+    grow_old(home.artifacts, orphan)
+    monkeypatch.setattr(references, "REFERENCES", Port("storage.references"))
+    with pytest.raises(RuntimeError, match=r"storage\.references.*not connected"):
+        Collector(home.database, home.artifacts).collect(timedelta(0))
+    assert home.artifacts.read(orphan) == b"unreferenced"
+
+
+def test_what_something_names_stays(home, fleet, app, device, collect):
+    orphan = home.artifacts.put(b"nobody's")
+    fleet.ready_job(app)
+    device.finish(device.lease())
+    app.get("/v1/adapters/alice-movies/versions/1/peft").raise_for_status()
+    archive = b"a runner"
+    sha256 = home.artifacts.put(archive)
+    build = RunnerBuild(platform="linux-x", version="1", executorch="1.5.1", size=len(archive), sha256=sha256)
+    with home.database.writing() as session:
+        RunnerBuildService(session).offer(build, load_key(home.settings.key_path))
+    fleet.ready_job(app, adapter="other")
+    lease = device.lease()
+    data = adapter_bytes(lease["manifest"]["manifest"]["size"], 0.25)
+    device.upload(lease, data).raise_for_status()
+    assert collect(dry_run=True) == set()
+    assert collect() == {orphan}
+    with home.database.reading() as session:
+        expected = named_files(session) | {sha256_hex(data)}
+        assert referenced(session, expected) == expected
+    assert {file.sha256 for file in home.artifacts.listing()} == expected
+    for sha256 in expected:
+        home.artifacts.read(sha256)
+    assert collect() == set()
+
+
+def test_what_is_young_stays(home):
+    orphan = home.artifacts.put(b"nobody's yet")
+    found = Collector(home.database, home.artifacts).collect(HOUR)
+    assert (found.files, found.deleted) == (2, 0)
+    assert home.artifacts.read(orphan)
+
+
+def test_what_is_told(home, grow_old):
+    orphan = home.artifacts.put(b"12345")
+    grow_old(home.artifacts, orphan)
+    collector = Collector(home.database, home.artifacts)
+    told = collector.collect(HOUR, dry_run=True)
+    assert (told.files, told.deleted, told.freed_bytes, told.leftovers) == (2, 1, 5, 0)
+    assert home.artifacts.read(orphan)
+    assert collector.collect(HOUR) == told
+    with home.database.reading() as session:
+        noted = session.scalars(select(GarbageCollection)).one()
+        assert (noted.deleted, noted.freed_bytes) == (1, 5)
+        assert noted.started_at <= noted.ended_at
+
+
+def test_an_upload_that_was_replaced_goes(fleet, app, device, lease, collect):
+    size = lease["manifest"]["manifest"]["size"]
+    first, second = adapter_bytes(size, 0.25), adapter_bytes(size, 0.75)
+    device.upload(lease, first).raise_for_status()
+    device.upload(lease, second).raise_for_status()
+    assert collect() == {sha256_hex(first)}
+
+
+def test_an_upload_stays_as_long_as_its_lease_may_live_again(fleet, home, app, device, lease, collect):
+    data = adapter_bytes(lease["manifest"]["manifest"]["size"], 0.25)
+    device.upload(lease, data).raise_for_status()
+    home.let_run_out(lease)
+    fleet.device(name="other").lease("other-data")  # whoever asks takes back what ran out
+    with home.database.writing() as session:
+        assert session.scalar(select(JobLease.ending)) in (None, Ending.EXPIRED)
+    assert collect() == set()
+    app.post(f"/v1/jobs/{lease['job']['id']}/cancel")
+    with home.database.writing() as session:
+        session.execute(update(JobLease).values(ending=Ending.CANCELLED))
+    assert collect() == {sha256_hex(data)}
+
+
+def test_what_is_stored_again_while_a_pass_looks_stays(home, grow_old):
+    orphan = home.artifacts.put(b"wanted again")
+    grow_old(home.artifacts, orphan)
+
+    class Listing:
+        def __getattr__(self, name):
+            return getattr(home.artifacts, name)
+
+        def listing(self):
+            yield from list(home.artifacts.listing())
+            home.artifacts.put(b"wanted again")
+
+    assert Collector(home.database, Listing()).collect(HOUR).deleted == 0
+    assert home.artifacts.read(orphan) == b"wanted again"
+
+
+def test_who_names_what_is_gone_is_told(home):
+    sha256 = home.artifacts.put(b"gone")
+    home.artifacts.delete([sha256])
+    with home.database.writing() as session, pytest.raises(Collected):
+        hold(session, home.artifacts, [sha256])
+
+
+def test_an_upload_that_is_collected_at_once_can_be_sent_again(home, device, lease, problem, monkeypatch):
+    data = adapter_bytes(lease["manifest"]["manifest"]["size"], 0.25)
+    put = home.artifacts.put
+
+    def put_and_lose(data):
+        home.artifacts.delete([sha256 := put(data)])
+        return sha256
+
+    monkeypatch.setattr(home.artifacts, "put", put_and_lose)
+    problem(device.upload(lease, data), 503, "file-collected")
+    monkeypatch.undo()
+    assert device.upload(lease, data).status_code == 200
+
+
+@pytest.fixture(params=["disk", "s3"])
+def anywhere(request, home, tmp_path):
+    """The home's directory, or a bucket."""
+    if request.param == "disk":
+        return home.artifacts
+    return BucketArtifacts(request.getfixturevalue("s3").place(), tmp_path / "scratch")
+
+
+def test_no_name_is_ever_committed_without_its_file(home, anywhere):
+    """Publishers store, name, read and forget the same few files, while two collectors give no grace at all."""
+    contents = [f"content {number}".encode() * 50 for number in range(4)]
+    rounds = 24
+    stop, failures, collected, published = threading.Event(), [], [], []
+
+    def publish(who):
+        rng = random.Random(who)
+        for turn in range(rounds):
+            name = f"{who}-{turn}"
+            data = rng.choice(contents) if turn % 4 else name.encode()
+            while True:
+                sha256 = anywhere.put(data)
+                try:
+                    with home.database.writing() as session:
+                        hold(session, anywhere, [sha256])
+                        name_as_base(session, name, sha256)
+                    break
+                except Collected:
+                    collected.append(name)
+            published.append(anywhere.read(sha256))
+            if turn % 4 == 0 or rng.random() < 0.9:
+                with home.database.writing() as session:
+                    session.execute(delete(BaseModelEntry).where(BaseModelEntry.name == name))
+
+    def gather():
+        collector = Collector(home.database, anywhere)
+        while True:
+            last = stop.is_set()
+            removed.append(collector.collect(NONE).deleted)
+            if last:
+                return
+
+    def guarded(work, *arguments):
+        def run():
+            try:
+                work(*arguments)
+            except Exception as error:
+                failures.append(error)
+
+        return threading.Thread(target=run)
+
+    removed = []
+    anywhere.put((home.source / "tokenizer.json").read_bytes())
+    gatherers = [guarded(gather) for _ in range(2)]
+    publishers = [guarded(publish, who) for who in range(3)]
+    for thread in gatherers + publishers:
+        thread.start()
+    for thread in publishers:
+        thread.join()
+    stop.set()
+    for thread in gatherers:
+        thread.join()
+    assert failures == []
+    assert len(published) == 3 * rounds
+    assert sum(removed) >= 3 * rounds / 4
+    with home.database.reading() as session:
+        names = set(session.scalars(select(BaseModelEntry.tokenizer_sha256)))
+    assert names
+    for sha256 in names:
+        anywhere.read(sha256)
+
+
+def test_what_killed_writers_left_goes(home):
+    left = home.settings.artifacts_path / "staging" / "tmpabc"
+    left.write_bytes(b"half")
+    collector = Collector(home.database, home.artifacts)
+    assert collector.collect(NONE).leftovers == 0  # somebody may be writing it
+    os.utime(left, (0, 0))
+    assert collector.collect(NONE, dry_run=True).leftovers == 1
+    assert collector.collect(NONE).leftovers == 1
+    assert collector.collect(NONE).leftovers == 0
+
+
+def test_a_worker_collects_when_it_is_time(home, grow_old, monkeypatch):
+    orphans = [home.artifacts.put(data) for data in (b"one", b"two")]
+    settings = home.settings.model_copy(update={"collect_hours": 24, "collect_grace_hours": 1})
+    monkeypatch.setattr(module, "CHECK_SECONDS", 0)
+    grow_old(home.artifacts, orphans[0])
+    workers = [Housekeeping(settings, Collector(home.database, home.artifacts)) for _ in range(2)]
+    for worker in workers:
+        worker.look()
+    with pytest.raises(NotFound):
+        home.artifacts.read(orphans[0])
+    grow_old(home.artifacts, orphans[1])
+    for worker in workers:
+        worker.look()
+    assert home.artifacts.read(orphans[1])
+    with home.database.writing() as session:
+        session.execute(update(GarbageCollection).values(started_at=datetime.now(UTC) - timedelta(hours=25)))
+    workers[1].look()
+    with pytest.raises(NotFound):
+        home.artifacts.read(orphans[1])
+
+
+def test_a_worker_that_is_told_not_to(home, grow_old, monkeypatch):
+    orphan = home.artifacts.put(b"one")
+    grow_old(home.artifacts, orphan)
+    monkeypatch.setattr(module, "CHECK_SECONDS", 0)
+    settings = home.settings.model_copy(update={"collect_hours": 0})
+    Housekeeping(settings, Collector(home.database, home.artifacts)).look()
+    assert home.artifacts.read(orphan)
+
+
+def test_a_pass_that_is_stopped(home, grow_old):
+    grow_old(home.artifacts, home.artifacts.put(b"one"))
+    assert Collector(home.database, home.artifacts, lambda: True).collect(HOUR).deleted == 0

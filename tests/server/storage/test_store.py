@@ -1,0 +1,231 @@
+"""The contract of every store, over a directory, memory, and a real S3 protocol server."""
+
+import asyncio
+import hashlib
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from server.storage.bucket import PART_BYTES
+from server.storage.store import Damaged
+from shared.errors import NotFound, Untrusted
+
+DATA = bytes(range(256)) * 5000
+SHA = hashlib.sha256(DATA).hexdigest()
+LARGE = DATA * (2 * PART_BYTES // len(DATA) + 1)
+LARGE_SHA = hashlib.sha256(LARGE).hexdigest()
+ABSENT = "0" * 64
+EARLY, LATE = datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
+
+
+def names(store):
+    return sorted(file.sha256 for file in store.listing())
+
+
+def streamed(store, sha256, start, end):
+    async def read():
+        return b"".join([piece async for piece in store.stream(sha256, start, end)])
+
+    return asyncio.run(read())
+
+
+def adopt(store, data, sha256):
+    with store.workspace("w") as workspace:
+        (workspace / "f").write_bytes(data)
+        store.adopt(workspace / "f", sha256)
+        assert not (workspace / "f").exists()
+
+
+@pytest.fixture
+def damage(store, request):
+    """Changes a byte behind the store's back."""
+
+    def change(sha256, data):
+        bad = data[:-1] + bytes([data[-1] ^ 1])
+        if hasattr(store, "_objects"):
+            path = store._path(sha256)
+            path.chmod(0o600)
+            path.write_bytes(bad)
+        elif hasattr(store, "_files"):
+            store._files[sha256] = (bad, store._files[sha256][1])
+        else:
+            client, bucket = request.getfixturevalue("s3").client, store.place.bucket
+            client.put_object(Bucket=bucket, Key=f"{store.place.prefix}/{store._key(sha256)}", Body=bad)
+
+    return change
+
+
+def test_round_trip(store):
+    assert store.put(DATA) == SHA
+    assert store.read(SHA) == DATA
+    assert store.size(SHA) == len(DATA)
+    assert streamed(store, SHA, 0, len(DATA)) == DATA
+
+
+def test_the_same_bytes_are_one_file(store):
+    assert store.put(DATA) == store.put(DATA)
+    adopt(store, DATA, SHA)
+    assert names(store) == [SHA]
+    assert store.read(SHA) == DATA
+
+
+def test_a_file_is_taken_over(store):
+    adopt(store, DATA, SHA)
+    assert store.read(SHA) == DATA
+    assert store.workspaces() == []
+
+
+def test_a_large_file_too(store):
+    adopt(store, LARGE, LARGE_SHA)
+    adopt(store, LARGE, LARGE_SHA)
+    assert store.read(LARGE_SHA) == LARGE
+    assert [(file.sha256, file.size) for file in store.listing()] == [(LARGE_SHA, len(LARGE))]
+    assert store.leftovers(LATE) == []
+
+
+def test_a_file_with_another_hash_is_not(store):
+    with store.workspace("w") as workspace:
+        (workspace / "f").write_bytes(DATA)
+        with pytest.raises(Untrusted):
+            store.adopt(workspace / "f", ABSENT)
+    assert names(store) == []
+
+
+def test_nothing_and_empty(store):
+    digest = store.put(b"")
+    assert store.read(digest) == b""
+    assert store.size(digest) == 0
+    assert streamed(store, digest, 0, 0) == b""
+
+
+def test_what_is_absent(store):
+    with pytest.raises(NotFound):
+        store.read(ABSENT)
+    with pytest.raises(NotFound):
+        store.size(ABSENT)
+    with pytest.raises(NotFound):
+        streamed(store, ABSENT, 0, 1)
+    assert store.stored_at(ABSENT) is None
+
+
+@pytest.mark.parametrize(
+    ("start", "end"), [(0, 1), (10, 20), (5, 5), (1, len(DATA)), (len(DATA) - 1, len(DATA)), (0, len(DATA) - 1)]
+)
+def test_a_piece(store, start, end):
+    store.put(DATA)
+    assert streamed(store, SHA, start, end) == DATA[start:end]
+
+
+def test_a_stream_comes_in_bounded_pieces(store):
+    store.put(LARGE)
+
+    async def sizes():
+        return [len(piece) async for piece in store.stream(LARGE_SHA, 0, len(LARGE))]
+
+    assert max(asyncio.run(sizes())) <= 1 << 20
+
+
+def test_a_damaged_file_is_not_read(store, damage):
+    store.put(DATA)
+    damage(SHA, DATA)
+    with pytest.raises(Damaged, match=SHA):
+        store.read(SHA)
+
+
+def test_a_damaged_file_is_never_streamed_whole(store, damage):
+    store.put(DATA)
+    damage(SHA, DATA)
+    got = bytearray()
+
+    async def read():
+        async for piece in store.stream(SHA, 0, len(DATA)):
+            got.extend(piece)
+
+    with pytest.raises(Damaged):
+        asyncio.run(read())
+    assert len(got) < len(DATA)
+
+
+def test_a_file_of_another_size_is_stored_anew(store, damage):
+    store.put(DATA)
+    damage(SHA, DATA[:-5])
+    store.put(DATA)
+    assert store.read(SHA) == DATA
+
+
+@pytest.mark.parametrize("data", [DATA, LARGE], ids=["small", "large"])
+def test_many_writers_of_one_file(store, data):
+    barrier, failures = threading.Barrier(4), []
+
+    def write(number):
+        barrier.wait()
+        try:
+            if number % 2:
+                store.put(data)
+            else:
+                with store.workspace(f"w{number}") as workspace:
+                    (workspace / "f").write_bytes(data)
+                    store.adopt(workspace / "f", hashlib.sha256(data).hexdigest())
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    sha256 = hashlib.sha256(data).hexdigest()
+    assert names(store) == [sha256]
+    assert store.read(sha256) == data
+
+
+def test_storing_again_makes_young_again(store, grow_old):
+    store.put(DATA)
+    grow_old(store, SHA)
+    old = store.stored_at(SHA)
+    assert datetime.now(UTC) - old > timedelta(hours=1)
+    store.put(DATA)
+    assert store.stored_at(SHA) > old
+    assert next(store.listing()).stored_at == store.stored_at(SHA)
+    grow_old(store, SHA)
+    adopt(store, DATA, SHA)
+    assert datetime.now(UTC) - store.stored_at(SHA) < timedelta(minutes=10)
+
+
+def test_what_is_deleted_is_gone_and_can_come_back(store):
+    other = store.put(b"other")
+    store.put(DATA)
+    store.put(DATA)
+    store.delete([SHA, ABSENT])
+    store.delete([])
+    assert names(store) == [other]
+    with pytest.raises(NotFound):
+        store.read(SHA)
+    store.put(DATA)
+    assert store.read(SHA) == DATA
+
+
+def test_a_workspace_begins_empty_and_ends(store):
+    with store.workspace("w") as workspace:
+        (workspace / "left").write_bytes(b"x")
+    with store.workspace("w") as workspace:
+        assert list(workspace.iterdir()) == []
+    assert store.workspaces() == []
+
+
+def test_what_a_killed_process_left_can_be_removed(store):
+    for name in ("worker_a", "worker_b"):
+        (store._scratch / name).mkdir()
+    (store._scratch / "worker_a" / "weights.ptd").write_bytes(b"x")
+    (store._scratch / "tmpfile").write_bytes(b"an upload under way")
+    assert store.workspaces() == ["worker_a", "worker_b"]
+    store.remove_workspace("worker_a")
+    store.remove_workspace("nothing")
+    assert store.workspaces() == ["worker_b"]
+
+
+def test_whether_it_can_be_written(store):
+    store.check_writable()
+    assert names(store) == []

@@ -1,0 +1,347 @@
+"""Real worker processes under each engine: compiled once, whatever dies.
+
+Embedded on SQLite, Procrastinate on PostgreSQL.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from sqlalchemy import func, select, update
+
+from server.jobs.models import JobEvent
+from server.programs.models import Program, ProgramState
+from server.tasks.engine import prepare_engine
+from server.tasks.models import Task, WorkerProcess
+from shared.program import SignedManifest
+from shared.signing import parse_public, verify_manifest
+from tests.server.conftest import BOTH, alive, job_request
+
+DATABASES = BOTH
+ENGINES = {"sqlite": "embedded", "postgresql": "procrastinate"}
+PATIENCE = 60
+
+
+def eventually(condition):
+    """The condition's first true value; fails when patience ends."""
+    deadline = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return value
+
+
+@pytest.fixture
+def home(home, database_kind):
+    home.settings = home.settings.model_copy(update={"engine": ENGINES[database_kind]})
+    prepare_engine(home.database, home.settings)
+    return home
+
+
+@pytest.fixture
+def start(home):
+    """Starts a worker process; with other settings than the home's."""
+    processes = []
+
+    def start(**settings):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "server.worker"],
+            env=os.environ | home.settings.model_copy(update=settings).environment(),
+            stderr=subprocess.PIPE,
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.fixture
+def state(app):
+    return lambda job: app.get(f"/v1/jobs/{job['id']}").json()["state"]
+
+
+def workspaces(home):
+    return list((home.settings.artifacts_path / "staging").iterdir())
+
+
+@pytest.mark.both_databases
+def test_asked_for_many_times_at_once_compiled_once(fleet, home, app, start, state):
+    start()
+    start()
+    barrier, jobs = threading.Barrier(6), []
+    actors = [fleet.app("default" if number % 2 else "other") for number in range(6)]
+
+    def submit(number):
+        actor = actors[number]
+        barrier.wait()
+        jobs.append((actor, actor.post("/v1/jobs", json=job_request(adapter=f"a{number}")).json()))
+
+    threads = [threading.Thread(target=submit, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for actor, job in jobs:
+        eventually(lambda actor=actor, job=job: actor.get(f"/v1/jobs/{job['id']}").json()["state"] == "ready")
+    assert len(home.starts()) == 1
+    with home.database.reading() as session:
+        assert session.scalar(select(func.count()).select_from(Program)) == 1
+        assert session.scalars(select(Program)).one().signed.manifest.version == 1
+    # Another recipe of the same base adds its program only: weights and tokenizer are shared.
+    before = home.stored_files()
+    other = app.submit(adapter="other", recipe={"rank": 3})
+    eventually(lambda: state(other) == "ready")
+    assert len(home.starts()) == 2
+    assert len(home.stored_files()) == len(before) + 1
+    eventually(lambda: not workspaces(home))
+
+
+@pytest.mark.both_databases
+def test_a_worker_killed_in_the_middle(home, app, start, state):
+    home.behave(hang=True)
+    first = start(compile_lease_seconds=2)
+    job = app.submit()
+    compiler = eventually(home.starts)[0]
+    assert state(job) == "compiling"
+    first.send_signal(signal.SIGKILL)
+    eventually(lambda: not alive(compiler))
+    # As if it had run on another machine: only its silence tells that it is dead.
+    with home.database.writing() as session:
+        session.execute(update(WorkerProcess).values(pid_space="elsewhere"))
+    home.behave()
+    start(compile_lease_seconds=2)
+    eventually(lambda: state(job) == "ready")
+    assert len(home.starts()) == 2
+    eventually(lambda: not workspaces(home))
+
+
+def test_another_worker_on_the_machine_takes_over_at_once(home, app, start, state):
+    patient = {"compile_lease_seconds": 600.0}
+    home.behave(hang=True)
+    first = start(**patient)
+    job = app.submit()
+    compiler = eventually(home.starts)[0]
+    second = start(**patient)
+    first.send_signal(signal.SIGKILL)
+    eventually(lambda: not alive(compiler))
+    eventually(lambda: len(home.starts()) == 2)
+    home.behave()
+    # The same again, and now a worker that has just started.
+    second.send_signal(signal.SIGKILL)
+    start(**patient)
+    eventually(lambda: state(job) == "ready")
+    assert len(home.starts()) == 3
+    with home.database.reading() as session:
+        program = session.scalars(select(Program)).one()
+        assert program.signed.manifest.version == 1
+    assert home.task(program.recipe_id).attempts == 3
+
+
+def test_workers_share_recipes_and_compile_each_once(fleet, home, app, start, state):
+    for _ in range(3):
+        start()
+    jobs = [app.submit(adapter=f"a{rank}", recipe={"rank": rank}) for rank in range(2, 7)]
+    jobs += [app.submit(adapter=f"b{rank}", recipe={"rank": rank}) for rank in range(2, 7)]
+    for job in jobs:
+        eventually(lambda job=job: state(job) == "ready")
+    assert len(home.starts()) == 5
+    with home.database.reading() as session:
+        assert [task.attempts for task in session.scalars(select(Task))] == [1] * 5
+
+
+def test_a_compile_tells_how_it_goes(home, app, start, state):
+    home.behave(hang=True)
+    worker = start()
+    job = app.submit()
+    view = eventually(lambda: (seen := app.get(f"/v1/jobs/{job['id']}").json())["progress"] and seen)
+    assert view["state"] == "compiling"
+    assert (view["progress"]["phase"], view["progress"]["why"]) == ("compiling", "reading the base model")
+    home.behave()
+    worker.terminate()
+    assert worker.wait(PATIENCE) == 0
+    assert app.get(f"/v1/jobs/{job['id']}").json()["progress"] is None
+    start()
+    eventually(lambda: state(job) == "ready")
+    with home.database.reading() as session:
+        told = session.scalars(select(JobEvent).where(JobEvent.kind == "progress")).all()
+        assert len(told) in (1, 2)
+
+
+def test_what_is_over_the_budget_is_not_begun(home, app, start, state):
+    start(compile_budget_bytes=100 << 20)
+    job = app.submit()
+    eventually(lambda: state(job) == "failed")
+    assert app.get(f"/v1/jobs/{job['id']}").json()["error"]["code"] == "compile-too-large"
+    assert home.starts() == []
+
+
+def test_cancelled_jobs_stop_the_compiler(home, app, start, state):
+    home.behave(hang=True)
+    start()
+    job = app.submit()
+    compiler = eventually(home.starts)[0]
+    app.post(f"/v1/jobs/{job['id']}/cancel")
+    eventually(lambda: not alive(compiler))
+    home.behave()
+    again = app.submit()
+    eventually(lambda: state(again) == "ready")
+    assert state(job) == "cancelled"
+
+
+@pytest.mark.both_databases
+def test_a_worker_that_is_asked_to_stop(home, app, start, state):
+    home.behave(hang=True)
+    worker = start()
+    job = app.submit()
+    compiler = eventually(home.starts)[0]
+    worker.terminate()
+    assert worker.wait(PATIENCE) == 0
+    assert not alive(compiler)
+    assert state(job) == "queued"
+    assert workspaces(home) == []
+
+
+@pytest.mark.both_databases
+def test_errors_crashes_and_tampering(home, app, start, state):
+    start()
+    home.behave(error={"code": "unsupported-model", "detail": "mixture of experts"})
+    job = app.submit()
+    eventually(lambda: state(job) == "failed")
+    assert app.get(f"/v1/jobs/{job['id']}").json()["error"] == {
+        "code": "unsupported-model",
+        "detail": "mixture of experts",
+    }
+    assert len(home.starts()) == 1
+    home.behave(crash=True)
+    job = app.submit()
+    eventually(lambda: state(job) == "failed")
+    assert app.get(f"/v1/jobs/{job['id']}").json()["error"]["code"] == "compile-failed"
+    assert len(home.starts()) == 4
+    home.behave(tamper=True)
+    job = app.submit()
+    eventually(lambda: state(job) == "failed")
+    assert app.get(f"/v1/jobs/{job['id']}").json()["error"]["code"] == "untrusted"
+    home.behave()
+    job = app.submit()
+    eventually(lambda: state(job) == "ready")
+
+
+def test_leases_that_ran_out_are_taken_back(fleet, home, app, device, start, state):
+    fleet.ready_job(app)
+    lease = device.lease()
+    home.let_run_out(lease)
+    start()
+    eventually(lambda: state(lease["job"]) == "ready")
+
+
+def test_memory_is_reported(home, app, operator, start, state):
+    start()
+    home.behave(memory=200, error={"code": "x", "detail": "y"})
+    job = app.submit()
+    usage = eventually(
+        lambda: (seen := operator.get("/v1/server/usage").json())["compiler_peak_rss_bytes"] > 200 << 20 and seen
+    )
+    assert usage["peak_rss_bytes"] >= usage["compiler_peak_rss_bytes"]
+    assert usage["worker_peak_rss_bytes"] > 1 << 20
+    assert usage["server_peak_rss_bytes"] > 1 << 20
+    app.post(f"/v1/jobs/{job['id']}/cancel")
+
+
+def test_a_program_made_anew_is_signed_with_the_next_version(fleet, home, app, device, start, state):
+    start()
+    job = app.submit()
+    eventually(lambda: state(job) == "ready")
+    with home.database.writing() as session:
+        session.execute(update(Program).values(state=ProgramState.PENDING))
+    eventually(lambda: state(app.submit()) == "ready")
+    key = parse_public(fleet.actor().get("/v1/server").json()["public_key"])
+    signed = SignedManifest.model_validate(device.lease()["manifest"])
+    assert verify_manifest(signed, key).version == 2
+
+
+MERGED = "/v1/adapters/alice-movies/versions/1/merged"
+
+
+@pytest.fixture
+def version(fleet, app, device):
+    """A version that may be merged; its program is compiled."""
+    fleet.ready_job(app)
+    return device.finish(device.lease())
+
+
+def test_a_merged_model_asked_for_many_times_at_once_is_made_once(fleet, home, version, start):
+    start()
+    start()
+    barrier, answers = threading.Barrier(6), []
+    actors = [fleet.app() for _ in range(6)]
+
+    def ask(actor):
+        barrier.wait()
+        answers.append(actor.post(MERGED).status_code)
+
+    threads = [threading.Thread(target=ask, args=(actor,)) for actor in actors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [202] * 6
+    merged = eventually(lambda: (seen := actors[0].get(MERGED).json())["state"] == "ready" and seen)
+    assert [file["path"] for file in merged["files"]] == ["config.json", "model.safetensors"]
+    assert len(home.conversions()) == 1
+    eventually(lambda: not workspaces(home))
+
+
+def test_a_worker_killed_while_it_merges(home, app, version, start):
+    home.convert_so(hang=True)
+    first = start(compile_lease_seconds=2)
+    app.post(MERGED)
+    converter = eventually(home.conversions)[0]
+    assert app.get(MERGED).json()["state"] == "converting"
+    first.send_signal(signal.SIGKILL)
+    eventually(lambda: not alive(converter))
+    # As if it had run on another machine: only its silence tells that it is dead.
+    with home.database.writing() as session:
+        session.execute(update(WorkerProcess).values(pid_space="elsewhere"))
+    home.convert_so()
+    start(compile_lease_seconds=2)
+    eventually(lambda: app.get(MERGED).json()["state"] == "ready")
+    assert len(home.conversions()) == 2
+    eventually(lambda: not workspaces(home))
+
+
+def test_a_worker_that_is_asked_to_stop_while_it_merges(home, app, version, start):
+    patient = {"compile_lease_seconds": 600.0}
+    home.convert_so(hang=True)
+    worker = start(**patient)
+    app.post(MERGED)
+    converter = eventually(home.conversions)[0]
+    worker.terminate()
+    assert worker.wait(PATIENCE) == 0
+    assert not alive(converter)
+    assert app.get(MERGED).json()["state"] == "pending"
+    # A worker on the same machine sees at once that the next one is dead.
+    killed = start(**patient)
+    eventually(lambda: len(home.conversions()) == 2)
+    killed.send_signal(signal.SIGKILL)
+    eventually(lambda: not alive(home.conversions()[1]))
+    home.convert_so()
+    start(**patient)
+    eventually(lambda: app.get(MERGED).json()["state"] == "ready")
+
+
+def test_compiles_and_conversions_do_not_keep_each_other_waiting(home, app, version, start, state):
+    app.post(MERGED)
+    jobs = [app.submit(adapter=f"a{rank}", recipe={"rank": rank}) for rank in range(3, 6)]
+    start()
+    eventually(lambda: app.get(MERGED).json()["state"] == "ready")
+    for job in jobs:
+        eventually(lambda job=job: state(job) == "ready")
+    assert len(home.conversions()) == 1

@@ -1,0 +1,138 @@
+"""Bodies of hostile size and form: the token is checked first, every route has a limit, and reading one is cheap."""
+
+import json
+import time
+
+import httpx
+import pytest
+
+import server.web.routes
+from server.app import create_api, create_app
+from server.settings import Settings
+from server.web.json_bodies import MAX_DEPTH, MAX_NAMES, MAX_VALUES, parse_json
+from server.web.routes import UNCHECKED_BODY_BYTES, Route
+from shared.errors import BadRequest
+from tests.server.conftest import job_request, serving
+from tests.server.web.test_bodies import JSON, Link
+
+DATABASES = ("sqlite",)
+LIMIT = 2000  # bytes, for this test's JSON bodies and uploads
+BAD_TOKENS = (None, "x", "mobizo-app-" + "x" * 43)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1),
+        b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1),
+        b"[" + b"0," * MAX_VALUES + b"0]",
+        b"[" + b"[]," * MAX_VALUES + b"0]",
+        json.dumps({str(number): 0 for number in range(MAX_NAMES + 1)}).encode(),
+        json.dumps([{"a": 1}] * (MAX_NAMES + 1)).encode(),
+        b"[" + b"9" * 5000 + b"]",
+        b'{"a":' + b'"\\"' * 1_000_000,
+        b"{" + b'"a":1,' * (MAX_NAMES - 1) + b'"a":1}',
+    ],
+)
+def test_reading_hostile_json_takes_a_second_at_most(text):
+    began = time.process_time()
+    with pytest.raises(BadRequest):
+        parse_json(text)
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "[{,:" * 500_000,
+        ['"\\[' * 200_000] * 2,
+        list(range(MAX_VALUES - 2)),
+        {str(number): number for number in range(MAX_NAMES - 1)},
+    ],
+)
+def test_large_json_within_the_bounds_is_read(value):
+    assert parse_json(json.dumps(value).encode()) == value
+
+
+def test_a_depth_within_the_bound_is_read():
+    text = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
+    assert json.dumps(parse_json(text)).encode() == text
+
+
+@pytest.mark.parametrize("token", BAD_TOKENS)
+def test_no_body_is_read_before_the_token_is_checked(fleet, problem, monkeypatch, token):
+    read = []
+    monkeypatch.setattr(server.web.routes, "parse_json", read.append)
+    for method, path in (("POST", "/v1/jobs"), ("PUT", "/v1/approval-rule"), ("POST", "/v1/score")):
+        answer = fleet.actor(token).request(method, path, json={"a": 1})
+        problem(answer, 401, "unauthorized")
+    assert read == []
+
+
+def test_a_refused_token_counts_before_its_body_is_read(home, problem):
+    settings = home.settings.model_copy(update={"refusal_rate": 0.001, "refusal_burst": 2})
+    headers = {"Authorization": "Bearer x", "Content-Type": "application/json"}
+    with serving(create_app(settings)) as url, httpx.Client(base_url=url, headers=headers) as client:
+        for _ in range(2):
+            problem(client.post("/v1/jobs", content=b"{"), 401, "unauthorized")
+        problem(client.post("/v1/jobs", content=b"{"), 429, "too-many-requests")
+
+
+def operations():
+    """(method, path) of each operation of the API's description."""
+    document = create_api().openapi()
+    return [(method.upper(), path) for path, methods in document["paths"].items() for method in methods]
+
+
+def test_every_operation_refuses_a_body_one_byte_over_its_limit(home, problem):
+    settings = home.settings.model_copy(update={"max_body_bytes": LIMIT, "upload_bytes": LIMIT})
+    app = create_app(settings)
+    limits = {
+        (method, route.path.replace(":path}", "}")): route.body_limit(settings)
+        for route in app.routes
+        if isinstance(route, Route)
+        for method in route.methods
+    }
+    operator = httpx.Client(headers={"Authorization": f"Bearer {home.token('operator')}"})
+    device = httpx.Client(headers={"Authorization": f"Bearer {home.token('device')}"})
+    seen = set()
+    with serving(app) as url, operator, device:
+        for method, path in operations():
+            limit = limits[method, path]
+            assert 0 < limit <= max(LIMIT, UNCHECKED_BODY_BYTES), path
+            address = url + path.replace("{", "").replace("}", "")
+            answers = [client.request(method, address, content=b" " * (limit + 1)) for client in (operator, device)]
+            admitted = [answer for answer in answers if answer.status_code not in (401, 403)]
+            for answer in admitted:
+                problem(answer, 413, "too-large")
+                seen.add((method, path))
+    assert seen == set(operations())
+
+
+@pytest.mark.parametrize("operation", [("PUT", "/v1/approval-rule"), ("POST", "/v1/jobs")])
+def test_a_body_without_a_length_is_cut_off_at_the_limit(home, operation):
+    settings = home.settings.model_copy(update={"max_body_bytes": LIMIT})
+    with serving(create_app(settings)) as url, Link(url, home.token("operator")) as link:
+        link.head(*operation, JSON, "Transfer-Encoding: chunked")
+        link.send(f"{LIMIT + 1:x}\r\n".encode() + b" " * (LIMIT + 1) + b"\r\n")
+        link.told(413, "too-large")
+
+
+def test_the_limits_have_settings():
+    settings = Settings()
+    assert settings.max_body_bytes == 4 << 20
+    assert settings.upload_bytes == 256 << 20
+
+
+def test_at_most_twenty_validation_errors_are_reported(app, problem):
+    many = {f"{number}": number for number in range(5_000)} | {"x" * 10_000: 1}
+    document = problem(app.post("/v1/jobs", json=many), 422, "invalid-request")
+    assert len(document["errors"]) == 20
+    assert "more)" in document["detail"]
+    assert len(json.dumps(document)) < 10_000
+
+
+@pytest.mark.parametrize("layers", ["last:" + "9" * 5_000, "last:" + "9" * 400 + "%", "last:9999999", [10**30]])
+def test_layers_that_no_base_has(app, problem, layers):
+    answer = app.post("/v1/jobs", json=job_request(recipe={"layers": layers}))
+    problem(answer, 422, "invalid-request" if isinstance(layers, str) else "invalid-recipe")

@@ -1,0 +1,277 @@
+"""Connections that send nothing, half a request, or do not read: each ends, and others are served meanwhile."""
+
+import asyncio
+import contextlib
+import resource
+import socket
+import time
+
+import httpx
+import pytest
+import structlog
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route
+
+from server.settings import Settings
+from server.storage.directory import DiskArtifacts
+from server.web import connections, zero_copy
+from server.web.connections import ConnectionLimits, Listener, raise_descriptor_limit
+from server.web.sending import FileSpan
+from tests.server.conftest import serving
+
+SECONDS = 0.5  # deadlines in these tests
+SIZE = 50_000_000  # bytes of a response, more than a connection holds
+PATIENCE = 20
+MANY = ConnectionLimits(total=1000, of_address=1000)
+
+
+async def _hello(request):
+    return PlainTextResponse("hello")
+
+
+async def _endless(request):
+    async def pieces():
+        while True:
+            yield b"x" * 100_000
+            await asyncio.sleep(0)
+
+    return StreamingResponse(pieces())
+
+
+async def _large(request):
+    return PlainTextResponse("x" * SIZE)
+
+
+async def _file(request):
+    return FileSpan(
+        request.app.state.store, request.app.state.sha256, (1, SIZE), 206, {"Content-Length": f"{SIZE - 1}"}
+    )
+
+
+APP = Starlette(
+    routes=[
+        Route("/hello", _hello, methods=["GET", "POST"]),
+        Route("/endless", _endless),
+        Route("/large", _large),
+        Route("/file", _file),
+    ]
+)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Deadlines of half a second."""
+    for name in ("HEAD_SECONDS", "STALLED_SECONDS", "KEEP_ALIVE_SECONDS"):
+        monkeypatch.setattr(connections, name, SECONDS)
+    monkeypatch.setattr(zero_copy, "SLOWEST", 1e9)
+
+
+@pytest.fixture
+def server(short, tmp_path):
+    """A server with short deadlines: its address."""
+    APP.state.store = DiskArtifacts(tmp_path)
+    APP.state.sha256 = APP.state.store.put(bytes(SIZE))
+    with serving(APP, MANY) as url:
+        host, port = url.removeprefix("http://").split(":")
+        yield host, int(port)
+
+
+def opened(address, count, data=b""):
+    """So many connections, each of which sent `data`."""
+    links = [socket.create_connection(address, timeout=PATIENCE) for _ in range(count)]
+    for link in links:
+        link.sendall(data)
+    return links
+
+
+def ended(link):
+    """The connection was closed by the server; returns what it sent before."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := link.recv(1 << 20):
+            received += piece
+    link.close()
+    return received
+
+
+def read_hello(link):
+    """Reads one response of /hello."""
+    received = b""
+    while b"hello" not in received:
+        received += link.recv(1000)
+
+
+def says_hello(address):
+    host, port = address
+    return httpx.get(f"http://{host}:{port}/hello", timeout=PATIENCE).text == "hello"
+
+
+@pytest.mark.parametrize("data", [b"", b"G", b"GET /hello HTTP/1.1\r\nHost: x\r\n"])
+def test_a_head_that_never_ends(server, data):
+    links = opened(server, 50, data)
+    assert says_hello(server)
+    assert [ended(link) for link in links] == [b""] * 50
+
+
+def trickle(link, data):
+    """Sends byte by byte until the server has closed the connection."""
+    began = time.monotonic()
+    with contextlib.suppress(ConnectionError):
+        while time.monotonic() - began < PATIENCE:
+            link.sendall(data[:1])
+            data = data[1:] or data
+            time.sleep(SECONDS / 10)
+    link.close()
+    assert time.monotonic() - began < PATIENCE
+
+
+def test_a_head_that_comes_byte_by_byte(server):
+    (link,) = opened(server, 1)
+    trickle(link, b"GET /hello HTTP/1.1\r\nX: x")
+
+
+def test_a_second_head_that_never_ends(server):
+    (link,) = opened(server, 1, b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n")
+    read_hello(link)
+    link.sendall(b"GET")
+    assert ended(link) == b""
+
+
+def test_a_body_that_goes_on_after_the_response(server):
+    (link,) = opened(server, 1, b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+    read_hello(link)
+    trickle(link, b"x")
+
+
+@pytest.mark.parametrize("path", ["/endless", "/large", "/file"])
+@pytest.mark.parametrize("more", ["", "Connection: close\r\n"])
+def test_a_client_that_does_not_read(server, path, more):
+    links = opened(server, 5, f"GET {path} HTTP/1.1\r\nHost: x\r\n{more}\r\n".encode())
+    assert says_hello(server)
+    time.sleep(4 * SECONDS)
+    for link in links:
+        assert len(ended(link)) < SIZE
+
+
+def test_a_request_in_progress_has_no_deadline_of_its_head(short):
+    async def slow(request):
+        body = await request.body()
+        return PlainTextResponse(str(len(body)))
+
+    with serving(Starlette(routes=[Route("/", slow, methods=["POST"])]), MANY) as url:
+
+        def pieces():
+            for _ in range(8):
+                time.sleep(SECONDS / 4)
+                yield b"x"
+
+        assert httpx.post(url, content=pieces(), timeout=PATIENCE).text == "8"
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """Events that are logged, however earlier tests of this process configured logging."""
+    capture, everything = structlog.testing.LogCapture(), structlog.make_filtering_bound_logger(0)
+    monkeypatch.setattr(connections, "_log", structlog.wrap_logger(None, [capture], wrapper_class=everything))
+    return capture.entries
+
+
+def refusals(log):
+    return [entry for entry in log if entry["event"] == "connections-refused"]
+
+
+def listening(limits):
+    listener = Listener(socket.create_server(("127.0.0.1", 0), backlog=200), limits)
+    listener.setblocking(False)
+    return listener
+
+
+def accepted(listener):
+    """All connections that the listener lets in now."""
+    found = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            found.append(listener.accept()[0])
+    return found
+
+
+def test_connections_beyond_the_total_are_closed(log):
+    with listening(ConnectionLimits(total=3, of_address=100)) as listener:
+        links = opened(listener.getsockname(), 40)
+        inside = accepted(listener)
+        assert len(inside) == 3
+        assert [ended(link) for link in links[3:]] == [b""] * 37
+        inside.pop().close()
+        links += opened(listener.getsockname(), 2)
+        inside += accepted(listener)
+        assert len(inside) == 3
+        for link in (*links, *inside):
+            link.close()
+    assert len(refusals(log)) == 1
+
+
+def test_an_address_has_a_share_and_a_trusted_proxy_has_none():
+    for trusted, count in (((), 2), (("127.0.0.0/8",), 5), (("*",), 5)):
+        with listening(ConnectionLimits(total=5, of_address=2, trusted=trusted)) as listener:
+            links = opened(listener.getsockname(), 10)
+            inside = accepted(listener)
+            assert len(inside) == count
+            for link in (*links, *inside):
+                link.close()
+
+
+def test_addresses_have_their_own_shares():
+    with listening(ConnectionLimits(total=10, of_address=2)) as listener:
+        links = []
+        for last in (2, 3):
+            for _ in range(3):
+                link = socket.socket()
+                link.bind((f"127.0.0.{last}", 0))
+                link.connect(listener.getsockname())
+                links.append(link)
+        inside = accepted(listener)
+        assert len(inside) == 4
+        for link in (*links, *inside):
+            link.close()
+
+
+def test_without_descriptors_connections_are_refused_and_logged_once(log, monkeypatch):
+    with listening(MANY) as listener:
+        links = opened(listener.getsockname(), 30)
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = max(link.fileno() for link in links) + 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+        try:
+            inside = accepted(listener)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        outside = [link for link in links[len(inside) :] if ended(link) == b""]
+        assert len(outside) + len(inside) == 30
+        assert outside
+        for link in (*links, *inside):
+            link.close()
+        links = opened(listener.getsockname(), 1)
+        (again,) = accepted(listener)
+        again.close()
+        links[0].close()
+    (entry,) = refusals(log)
+    assert entry["reason"] == "Too many open files"
+
+
+def test_the_limits_fit_the_descriptors(monkeypatch):
+    settings = Settings()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    assert ConnectionLimits.of(settings).total == 1024 - connections.OTHER_DESCRIPTORS
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
+    assert ConnectionLimits.of(settings).total == settings.connections
+
+
+def test_the_descriptor_limit_is_raised():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+        raise_descriptor_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(before[1], connections.MOST_DESCRIPTORS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -1,0 +1,255 @@
+"""Files sent by nginx, with the configuration that we ship, and by a bucket, to our own client."""
+
+import dataclasses
+import os
+import ssl
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server.settings import Delivery, Settings
+from server.storage.opening import open_artifacts
+from shared.transport import Transport
+from tests.certificate import loopback_certificate
+from tests.server.nginx import Missing, free_ports, nginx
+
+DATABASES = ("sqlite",)
+CONTENT = bytes(range(256)) * 1000  # what the tests' compiler gives as weights
+SHIPPED = Path(__file__).parents[3] / "deploy" / "nginx.conf"
+PRIVATE = "/etc/letsencrypt/live/mobizo.example.org"
+
+
+@pytest.fixture
+def settle(home, fleet, standing):
+    """Changes the running server's settings."""
+    app, _ = standing
+
+    def change(**changes):
+        home.settings = home.settings.model_copy(update=changes)
+        app.state.mobizo = dataclasses.replace(app.state.mobizo, settings=home.settings, artifacts=home.artifacts)
+
+    return change
+
+
+def weights_of(lease):
+    return next(file for file in lease["manifest"]["manifest"]["files"] if file["role"] == "weights")
+
+
+@pytest.fixture
+def weights(lease):
+    return weights_of(lease)
+
+
+@pytest.fixture
+def url(weights):
+    return f"/v1/files/{weights['sha256']}"
+
+
+def replaced(text, changes):
+    for old, new in changes.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+@pytest.fixture
+def front(home, fleet, settle, tmp_path, monkeypatch):
+    """The URL of a real nginx with the shipped configuration, in front of the server."""
+    settle(delivery=Delivery.ACCEL)
+    certificate, key = loopback_certificate(tmp_path)
+    port, plain = free_ports(2)
+    shipped = replaced(
+        SHIPPED.read_text(),
+        {
+            "server 127.0.0.1:8000;": f"server {httpx.URL(fleet.url).netloc.decode()};",
+            "listen 80;": f"listen 127.0.0.1:{plain};",
+            "listen 443 ssl;": f"listen 127.0.0.1:{port} ssl;",
+            f"{PRIVATE}/fullchain.pem": str(certificate),
+            f"{PRIVATE}/privkey.pem": str(key),
+            "/var/lib/mobizo/server/artifacts/objects/;": f"{home.settings.artifacts_path / 'objects'}/;",
+        },
+    )
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    try:
+        with nginx(tmp_path / "nginx", shipped, port):
+            yield f"https://127.0.0.1:{port}"
+    except Missing as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def behind(front, device, monkeypatch):
+    """The device's client, speaking to nginx."""
+    trusted = ssl.create_default_context(cafile=os.environ["SSL_CERT_FILE"])
+    client = httpx.Client(
+        base_url=front, verify=trusted, headers={"Authorization": f"Bearer {device.token}"}, timeout=30
+    )
+    yield client
+    client.close()
+
+
+def test_nginx_sends_what_the_server_allowed(behind, url, weights):
+    response = behind.get(url)
+    assert response.status_code == 200
+    assert response.content == CONTENT
+    assert response.headers["etag"] == f'"{weights["sha256"]}"'
+    assert response.headers["server"].startswith("nginx")
+    assert "immutable" in response.headers["cache-control"]
+    assert response.headers["content-disposition"].startswith("attachment")
+    assert response.headers["content-type"] == "application/octet-stream"
+    assert response.headers["x-request-id"]
+    assert "x-accel-redirect" not in response.headers
+
+
+def test_nginx_sends_parts_by_our_tag(behind, url, weights):
+    ours = {"Range": "bytes=1000-1999", "If-Range": f'"{weights["sha256"]}"'}
+    part = behind.get(url, headers=ours)
+    assert (part.status_code, part.content) == (206, CONTENT[1000:2000])
+    assert part.headers["content-range"] == f"bytes 1000-1999/{len(CONTENT)}"
+    other = behind.get(url, headers={**ours, "If-Range": '"other"'})
+    assert (other.status_code, other.content) == (200, CONTENT)
+    several = behind.get(url, headers={"Range": "bytes=0-1,5-6"})
+    assert (several.status_code, several.content) == (200, CONTENT)
+
+
+def test_nginx_sends_a_repositorys_files_uncompressed(front, behind, fleet, app, device, lease):
+    version = device.finish(lease)
+    path = "/default/alice-movies/resolve/main/lora_B.safetensors"
+    headers = {"Authorization": f"Bearer {app.token}", "Accept-Encoding": "gzip"}
+    for answer in (behind.head(path, headers=headers), behind.get(path, headers=headers)):
+        assert answer.status_code == 200
+        assert answer.headers["server"].startswith("nginx")
+        assert answer.headers["x-repo-commit"] == version["revision"]
+        assert answer.headers["etag"] == f'"{version["sha256"]}"'
+        assert answer.headers["content-length"] == str(version["size"])
+        assert "no-transform" in answer.headers["cache-control"]
+        assert "content-encoding" not in answer.headers
+    part = behind.get(path, headers=headers | {"Range": "bytes=0-0"})
+    assert (part.status_code, part.headers["content-range"]) == (206, f"bytes 0-0/{version['size']}")
+    assert part.headers["x-repo-commit"] == version["revision"]
+    absent = behind.get("/default/nothing/resolve/main/README.md", headers=headers)
+    assert (absent.status_code, absent.headers["x-error-code"]) == (404, "RepoNotFound")
+    # The address of the next page is the one by which nginx is reached.
+    listing = behind.get("/api/models/default/alice-movies/tree/main?limit=1", headers=headers)
+    assert listing.links["next"]["url"].startswith(front + "/api/")
+
+
+def test_the_rest_is_the_servers_own_answer(behind, url, weights, problem):
+    tag = f'"{weights["sha256"]}"'
+    assert behind.get(url, headers={"If-None-Match": tag}).status_code == 304
+    problem(behind.get(url, headers={"Range": "bytes=999999999-"}), 416, "range-not-satisfiable")
+    head = behind.head(url)
+    assert (head.status_code, head.headers["content-length"]) == (200, str(len(CONTENT)))
+    assert head.headers["etag"] == tag
+    assert behind.get("/healthz").json() == {"status": "ok"}
+
+
+def test_nobody_gets_past_the_server(behind, front, fleet, url, weights, problem):
+    inside = f"/mobizo-files/{weights['sha256'][:2]}/{weights['sha256']}"
+    for path in (inside, "/mobizo-files/../../keys/manifest.ed25519", "/mobizo-files/%2e%2e/%2e%2e/mobizo.sqlite3"):
+        response = behind.get(path)
+        assert response.status_code in (400, 404)
+        assert CONTENT[:100] not in response.content
+    problem(behind.get(url, headers={"Authorization": "Bearer nobody"}), 401, "unauthorized")
+    stranger = fleet.device(name="other")
+    problem(behind.get(url, headers={"Authorization": f"Bearer {stranger.token}"}), 404, "not-found")
+
+
+def test_without_nginx_the_server_sends_the_file_itself(front, device, url):
+    assert device.get(url).content == CONTENT
+
+
+def test_a_download_goes_on_through_nginx(front, device, url, weights, tmp_path):
+    (tmp_path / "w.part").write_bytes(CONTENT[:100_000])
+    with Transport(front, device.token) as transport:
+        transport.download(url, tmp_path / "w", size=len(CONTENT), sha256=weights["sha256"])
+    assert (tmp_path / "w").read_bytes() == CONTENT
+
+
+def test_a_damaged_file_never_looks_whole(home, device, url, weights):
+    stored = home.artifacts._path(weights["sha256"])
+    stored.chmod(0o600)
+    stored.write_bytes(CONTENT[:-1] + b"!")
+    with pytest.raises(httpx.RemoteProtocolError):
+        device.get(url)
+    assert device.get("/healthz").status_code == 200
+
+
+def test_the_locations_agree():
+    assert f"location {Settings.model_fields['accel_prefix'].default} {{" in SHIPPED.read_text()
+
+
+@pytest.fixture
+def bucket(home, settle, s3):
+    """The server's files lie in a bucket, which sends all but the smallest."""
+    given = s3.settings() | {"delivery": Delivery.REDIRECT, "redirect_bytes": 100_000}
+    tokenizer = (home.source / "tokenizer.json").read_bytes()
+    changed = type(home.settings)(**(home.settings.model_dump() | given))
+    home.artifacts = open_artifacts(changed)
+    home.artifacts.put(tokenizer)
+    settle(**{name: getattr(changed, name) for name in changed.model_fields_set})
+
+
+@pytest.fixture
+def held(bucket, lease):
+    return lease
+
+
+@pytest.fixture
+def place(held):
+    weights = weights_of(held)
+    return f"/v1/files/{weights['sha256']}", weights
+
+
+def test_a_bucket_sends_to_whom_the_server_sends_there(device, place, s3):
+    path, _ = place
+    answer = device.get(path)
+    assert answer.status_code == 307
+    assert answer.content == b""
+    assert "no-store" in answer.headers["cache-control"]
+    location = answer.headers["location"]
+    assert location.startswith(s3.url)
+    assert httpx.get(location).content == CONTENT
+    head = device.head(path)
+    assert (head.status_code, head.headers["content-length"]) == (200, str(len(CONTENT)))
+
+
+def test_our_client_follows_and_goes_on(device, place, fleet, tmp_path):
+    path, weights = place
+    (tmp_path / "w.part").write_bytes(CONTENT[:100_000])
+    seen = []
+    with Transport(fleet.url, device.token) as transport:
+        for _ in range(2):
+            transport.download(
+                path, tmp_path / "w", size=len(CONTENT), sha256=weights["sha256"], progress=lambda *at: seen.append(at)
+            )
+            assert (tmp_path / "w").read_bytes() == CONTENT
+    assert min(seen)[0] > 0
+    assert seen[0][0] > 100_000  # it went on
+
+
+def test_small_files_and_forbidden_ranges_are_sent_by_the_server(device, held, place):
+    tokenizer = next(file for file in held["manifest"]["manifest"]["files"] if file["role"] == "tokenizer")
+    assert device.get(f"/v1/files/{tokenizer['sha256']}").status_code == 200
+    path, weights = place
+    changed = device.get(path, headers={"Range": "bytes=10-", "If-Range": '"other"'})
+    assert (changed.status_code, changed.content) == (200, CONTENT)
+    part = device.get(path, headers={"Range": "bytes=10-", "If-Range": f'"{weights["sha256"]}"'})
+    assert part.status_code == 307
+
+
+def test_nobody_is_sent_to_the_bucket_without_the_right(fleet, place, problem):
+    path, _ = place
+    problem(fleet.device(name="other").get(path), 404, "not-found")
+    problem(fleet.actor("nobody").get(path), 401, "unauthorized")
+
+
+def test_a_whole_job_over_a_bucket(fleet, app, device, bucket, tmp_path):
+    fleet.ready_job(app)
+    device.finish(device.lease())
+    found = app.get("/v1/adapters/alice-movies/versions/1")
+    assert found.status_code == 200
+    data = app.get("/v1/adapters/alice-movies/versions/1/lora_B.safetensors")
+    assert data.status_code == 200
+    assert len(data.content) == found.json()["size"]

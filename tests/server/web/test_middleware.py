@@ -1,0 +1,103 @@
+"""Request ids, body limits, and that no error leaves its form."""
+
+import json
+import socket
+
+import httpx
+import pytest
+
+from server.app import create_app
+from server.operations.health import endpoints as info
+from tests.server.conftest import job_request, serving
+
+
+def test_every_answer_has_a_request_id(app):
+    first, second = app.get("/healthz"), app.get("/healthz")
+    assert first.headers["x-request-id"] != second.headers["x-request-id"]
+    assert app.get("/nothing").headers["x-request-id"]
+
+
+def test_a_given_request_id_is_kept_if_it_is_harmless(app):
+    assert app.get("/healthz", headers={"X-Request-Id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    assert app.get("/healthz", headers={"X-Request-Id": "a b"}).headers["x-request-id"] != "a b"
+    assert len(app.get("/healthz", headers={"X-Request-Id": "a" * 1000}).headers["x-request-id"]) == 32
+
+
+def test_unknown_address_and_method(app, problem):
+    problem(app.get("/v2/jobs"), 404, "not-found")
+    response = app.delete("/v1/jobs/x")
+    problem(response, 405, "method-not-allowed")
+    assert response.headers["allow"] == "GET"
+
+
+def test_a_body_over_the_limit(home, problem):
+    settings = home.settings.model_copy(update={"max_body_bytes": 2000})
+    token = {"Authorization": f"Bearer {home.token('app')}"}
+    with serving(create_app(settings)) as url, httpx.Client(base_url=url, headers=token) as client:
+        problem(client.post("/v1/jobs", content=b"x" * 2001), 413, "too-large")
+        chunks = (b"x" * 500 for _ in range(100))
+        problem(client.post("/v1/jobs", content=chunks, headers={"Content-Type": "application/json"}), 413, "too-large")
+        assert client.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"{} trailing",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        json.dumps(job_request(user="\ud800")).encode(),
+        json.dumps(job_request(base="")).encode(),
+        json.dumps(job_request(surprise=1)).encode(),
+        json.dumps(job_request(training={"seed": 2**70})).encode(),
+        json.dumps(job_request(training={"lr": float("nan")})).encode(),
+        json.dumps(job_request(training={"lr": float("inf")})).encode(),
+    ],
+)
+def test_bodies_that_are_no_job(app, home, body):
+    response = app.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code in (400, 422)
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.json()["detail"]
+    assert app.get("/v1/jobs").json()["items"] == []
+
+
+def test_the_fields_at_fault_are_named(app, problem):
+    response = app.post("/v1/jobs", json=job_request(recipe={"rank": 0}, training={"steps": 0}))
+    document = problem(response, 422, "invalid-request")
+    assert {error["field"] for error in document["errors"]} == {"recipe.rank", "training.steps"}
+    assert all(error["message"] for error in document["errors"])
+    assert "recipe.rank" in document["detail"]
+    assert document["instance"] == "/v1/jobs"
+
+
+def test_the_unexpected_is_told_without_its_internals(fleet, app, problem, monkeypatch):
+    def explode(key):
+        raise RuntimeError("the secret is 42")
+
+    monkeypatch.setattr(info, "server_info", explode)
+    response = app.get("/v1/server")
+    problem(response, 500, "internal-error")
+    assert "42" not in response.text
+    assert "RuntimeError" not in response.text
+    assert response.headers["x-request-id"]
+    monkeypatch.undo()
+    assert app.get("/v1/server").status_code == 200
+
+
+def test_a_client_that_hangs_up_in_the_middle_of_a_body_harms_nobody(fleet, app):
+    host, port = fleet.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as link:
+        link.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+    assert app.get("/healthz").status_code == 200
+
+
+def test_the_api_describes_itself(app):
+    paths = app.get("/openapi.json").json()["paths"]
+    assert "/v1/jobs/{job_id}/events" in paths
+    assert app.get("/docs").status_code == 200

@@ -1,0 +1,97 @@
+"""The committed description of the API, and that it is the API's."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from server.app import create_api
+from server.web.openapi import PROBLEM_JSON, text_of
+from server.web.problem_page import problem_page
+from shared.errors import MobizoError
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMAND = "mobizo-server openapi > docs/openapi.json && mobizo-server openapi --problems > docs/problems.md"
+
+
+@pytest.fixture(scope="module")
+def document():
+    return create_api().openapi()
+
+
+@pytest.fixture(scope="module")
+def operations(document):
+    return {(method, path): op for path, item in document["paths"].items() for method, op in item.items()}
+
+
+def test_the_committed_files_are_current(document):
+    assert (ROOT / "docs" / "openapi.json").read_text() == text_of(document), f"the API changed: {COMMAND}"
+    assert (ROOT / "docs" / "problems.md").read_text() == problem_page(document), f"the API changed: {COMMAND}"
+
+
+def test_the_text_is_the_same_each_time():
+    assert text_of(create_api().openapi()) == text_of(create_api().openapi())
+
+
+def test_names_of_operations_are_readable_and_each_is_one(operations):
+    names = [operation["operationId"] for operation in operations.values()]
+    assert len(set(names)) == len(names)
+    assert all(name.isidentifier() and name == name.lower() and len(name) < 40 for name in names)
+    assert {"jobs_submit", "jobs_list", "jobs_get", "jobs_cancel", "leases_acquire", "adapters_lora_b"} <= set(names)
+
+
+def known(error):
+    yield error.code
+    for child in error.__subclasses__():
+        yield from known(child)
+
+
+def test_every_operation_says_which_problems_it_may_answer(operations):
+    codes = set(known(MobizoError))
+    for name, operation in operations.items():
+        problems = {status: r for status, r in operation["responses"].items() if status >= "400"}
+        assert {"400", "500", "503"} <= set(problems), name
+        for status, response in problems.items():
+            # OAuth has a form of its own for errors (RFC 6749, 5.2), beside ours.
+            own = {"application/json"} if "/oauth/" in name[1] and status in ("400", "429") else set()
+            assert set(response["content"]) == {PROBLEM_JSON} | own, (name, status)
+            listed = response["content"][PROBLEM_JSON]["schema"]["properties"]["code"]["enum"]
+            assert listed, (name, status)
+            assert set(listed) <= codes, (name, status)
+            assert response["description"], (name, status)
+
+
+def test_what_needs_a_token_says_so(operations):
+    for (method, path), operation in operations.items():
+        public = path in ("/healthz", "/readyz", "/v1/server")
+        if not public and "security" not in operation:
+            # Routes that lend no trust to their caller say nothing of 401 either.
+            assert "401" not in operation["responses"], path
+        if public:
+            assert "security" not in operation, path
+        if "401" in operation["responses"]:
+            assert operation["security"], (method, path)
+
+
+def test_files_are_bytes_in_ranges(operations):
+    files = [op for op in operations.values() if "206" in op["responses"]]
+    assert len(files) >= 4
+    for operation in files:
+        assert {"Range", "If-Range", "If-None-Match"} <= {item["name"] for item in operation["parameters"]}
+        for status in ("200", "206"):
+            assert operation["responses"][status]["content"] == {
+                "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
+            }
+            assert "ETag" in operation["responses"][status]["headers"]
+        assert "416" in operation["responses"]
+
+
+def test_the_upload_is_bytes(operations):
+    body = operations["put", "/v1/leases/{lease_id}/adapter"]["requestBody"]
+    assert body["required"]
+    assert body["content"] == {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+
+
+def test_nothing_of_a_release_or_of_fastapi_is_in_it(document):
+    assert document["info"]["version"] == "1"
+    assert "HTTPValidationError" not in json.dumps(document)

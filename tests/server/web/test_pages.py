@@ -1,0 +1,80 @@
+"""Cursors, and the lists that they page."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.web.pages import InvalidCursor, read_cursor, write_cursor
+
+HERE, ELSEWHERE = b"7 bytes", b"another"
+NUMBERS = st.integers(0, 2**63 - 1)
+
+
+@given(NUMBERS)
+def test_round_trip(number):
+    assert read_cursor(write_cursor(number, HERE), HERE) == number
+
+
+@given(NUMBERS)
+def test_a_cursor_of_another_list_is_refused(number):
+    with pytest.raises(InvalidCursor):
+        read_cursor(write_cursor(number, ELSEWHERE), HERE)
+
+
+@given(st.text(max_size=40) | st.from_regex(r"[A-Za-z0-9_-]{20}", fullmatch=True))
+def test_anything_else_is_refused(text):
+    with pytest.raises(InvalidCursor):
+        read_cursor(text, HERE)
+
+
+@given(NUMBERS, st.integers(0, 19), st.sampled_from("Az09_-"))
+def test_one_sign_changed_never_leads_outside(number, place, sign):
+    cursor = write_cursor(number, HERE)
+    with contextlib.suppress(InvalidCursor):
+        assert 0 <= read_cursor(cursor[:place] + sign + cursor[place + 1 :], HERE) < 2**63
+
+
+@pytest.mark.parametrize("cursor", ["x", "!!!!", "LTE=", "", "8J+YgA==", "A" * 20, "é" * 20])
+def test_a_bad_cursor_is_a_problem(app, problem, cursor):
+    problem(app.get("/v1/jobs", params={"cursor": cursor}), 400, "invalid-cursor")
+
+
+def test_a_cursor_is_of_one_list_and_its_filters(fleet, app, operator, problem):
+    for number in range(2):
+        app.submit(adapter=f"a{number}")
+    cursor = app.get("/v1/jobs", params={"limit": 1}).json()["next"]
+    assert app.get("/v1/jobs", params={"cursor": cursor, "limit": 5}).status_code == 200
+    problem(app.get("/v1/adapters", params={"cursor": cursor}), 400, "invalid-cursor")
+    problem(operator.get("/v1/devices", params={"cursor": cursor}), 400, "invalid-cursor")
+    problem(app.get("/v1/jobs", params={"cursor": cursor, "state": "ready"}), 400, "invalid-cursor")
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "201", "x", "1e3"])
+def test_a_bad_limit_is_a_problem(app, problem, limit):
+    document = problem(app.get("/v1/jobs", params={"limit": limit}), 422, "invalid-request")
+    assert document["errors"][0]["field"] == "query.limit"
+
+
+def test_pages_tell_everything_once_newest_first(app):
+    made = [app.submit(adapter=f"a{number}")["id"] for number in range(5)]
+    seen, cursor, sizes = [], None, []
+    while True:
+        page = app.get("/v1/jobs", params={"limit": 2, **({"cursor": cursor} if cursor else {})}).json()
+        seen += [job["id"] for job in page["items"]]
+        sizes.append(len(page["items"]))
+        cursor = page["next"]
+        if cursor is None:
+            break
+    assert seen == made[::-1]
+    assert sizes == [2, 2, 1]
+
+
+def test_a_page_is_stable_while_jobs_are_added(app):
+    made = [app.submit(adapter=f"a{number}")["id"] for number in range(4)]
+    first = app.get("/v1/jobs", params={"limit": 2}).json()
+    app.submit(adapter="later")
+    second = app.get("/v1/jobs", params={"limit": 2, "cursor": first["next"]}).json()
+    assert [job["id"] for job in second["items"]] == [made[1], made[0]]
+    assert second["next"] is None

@@ -1,0 +1,135 @@
+"""Range, If-Range, If-None-Match and ETag on stored files, as RFC 9110 has them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.datastructures import Headers
+
+from server.web.problems import RangeNotSatisfiable
+from server.web.ranges import requested_range
+
+DATABASES = ("sqlite",)  # files lie in none
+ETAG = '"abc"'
+
+
+def ask(**headers):
+    return requested_range(Headers({name.replace("_", "-"): value for name, value in headers.items()}), ETAG, 100)
+
+
+@pytest.mark.parametrize(
+    ("header", "span"),
+    [
+        ("bytes=0-0", (0, 1)),
+        ("bytes=0-99", (0, 100)),
+        ("bytes=10-", (10, 100)),
+        ("bytes=10-1000", (10, 100)),
+        ("bytes=-1", (99, 100)),
+        ("bytes=-1000", (0, 100)),
+        ("BYTES=5-6", (5, 7)),
+    ],
+)
+def test_one_range(header, span):
+    assert ask(range=header) == span
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "bytes", "bytes=", "bytes=-", "bytes=a-b", "bytes=5-4", "bytes=0-1,5-6", "lines=1-2", "bytes=1-2-3", "=0-1"],
+)
+def test_what_is_no_range_of_ours_means_the_whole_file(header):
+    assert ask(range=header) is None
+
+
+@pytest.mark.parametrize("header", ["bytes=100-", "bytes=100-200", "bytes=-0", "bytes=999999999999999999-"])
+def test_beyond_the_end(header):
+    with pytest.raises(RangeNotSatisfiable):
+        ask(range=header)
+
+
+def test_if_range_must_name_this_very_file():
+    assert ask(range="bytes=1-2", if_range=ETAG) == (1, 3)
+    assert ask(range="bytes=1-2", if_range='"other"') is None
+    assert ask(range="bytes=1-2", if_range=f"W/{ETAG}") is None
+    assert ask(range="bytes=1-2", if_range="Sat, 21 Nov 2026 00:00:00 GMT") is None
+
+
+@given(st.text(alphabet="bytes=-,0123456789 ", max_size=30), st.integers(0, 50))
+def test_every_header_gives_a_span_inside_the_file_or_none(text, size):
+    try:
+        span = requested_range(Headers({"range": text}), ETAG, size)
+    except RangeNotSatisfiable:
+        return
+    assert span is None or 0 <= span[0] < span[1] <= size
+
+
+@pytest.fixture
+def weights(lease):
+    return next(file for file in lease["manifest"]["manifest"]["files"] if file["role"] == "weights")
+
+
+@pytest.fixture
+def url(weights):
+    return f"/v1/files/{weights['sha256']}"
+
+
+CONTENT = bytes(range(256)) * 1000
+
+
+def test_whole_file(device, url, weights):
+    response = device.get(url)
+    assert response.status_code == 200
+    assert response.content == CONTENT
+    assert response.headers["etag"] == f'"{weights["sha256"]}"'
+    assert response.headers["accept-ranges"] == "bytes"
+    assert response.headers["content-length"] == str(len(CONTENT))
+    assert "immutable" in response.headers["cache-control"]
+    assert "private" in response.headers["cache-control"]
+
+
+def test_part_of_a_file(device, url):
+    response = device.get(url, headers={"Range": "bytes=1000-1999"})
+    assert response.status_code == 206
+    assert response.content == CONTENT[1000:2000]
+    assert response.headers["content-range"] == f"bytes 1000-1999/{len(CONTENT)}"
+    assert response.headers["content-length"] == "1000"
+
+
+def test_a_download_goes_on_where_it_broke_off(device, url, weights):
+    start = device.get(url, headers={"Range": "bytes=0-99999"}).content
+    rest = device.get(url, headers={"Range": "bytes=100000-", "If-Range": f'"{weights["sha256"]}"'})
+    assert rest.status_code == 206
+    assert start + rest.content == CONTENT
+
+
+def test_another_file_since_comes_whole(device, url):
+    response = device.get(url, headers={"Range": "bytes=100000-", "If-Range": '"other"'})
+    assert response.status_code == 200
+    assert response.content == CONTENT
+
+
+def test_beyond_the_end_is_a_problem_with_the_size(device, url, problem):
+    response = device.get(url, headers={"Range": f"bytes={len(CONTENT)}-"})
+    problem(response, 416, "range-not-satisfiable")
+    assert response.headers["content-range"] == f"bytes */{len(CONTENT)}"
+
+
+@pytest.mark.parametrize("tag", ["{}", "W/{}", '"x", {}', "*"])
+def test_unchanged(device, url, weights, tag):
+    response = device.get(url, headers={"If-None-Match": tag.format(f'"{weights["sha256"]}"')})
+    assert response.status_code == 304
+    assert response.content == b""
+    assert response.headers["etag"] == f'"{weights["sha256"]}"'
+
+
+def test_if_none_match_of_another_file(device, url):
+    assert device.get(url, headers={"If-None-Match": '"other"'}).status_code == 200
+
+
+def test_head(device, url):
+    response = device.head(url)
+    assert response.status_code == 200
+    assert response.headers["content-length"] == str(len(CONTENT))
+    assert response.content == b""
+    part = device.head(url, headers={"Range": "bytes=0-9"})
+    assert part.status_code == 206
+    assert part.headers["content-length"] == "10"

@@ -1,0 +1,73 @@
+"""Anything that the description allows, and much that it does not: never a 5xx, and no answer it does not describe."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+from schemathesis.core.failures import FailureGroup
+
+from tests.server.conftest import job_request, result
+from tests.server.web.fuzz import Fuzzer
+
+DOCUMENT = json.loads((Path(__file__).resolve().parents[3] / "docs" / "openapi.json").read_text())
+BODIES = {
+    "jobs_submit": job_request(),
+    "leases_heartbeat": {"phase": "training", "step": 1, "steps": 3},
+    "leases_complete": {"adapter_sha256": "0" * 64, "result": result()},
+    "leases_acquire": {"datasets": ["movies"]},
+}
+EXAMPLES = 6  # to each operation
+
+
+@pytest.fixture
+def known(fleet, app, operator, device):
+    """Path parameters of operations that find something."""
+    job = fleet.ready_job(app)
+    lease = device.lease()
+    device.finish(lease)
+    done = fleet.ready_job(app, adapter="second")
+    held = device.lease()
+    version = {"name": "alice-movies", "version": 1}
+    spare = operator.post("/v1/tokens", json={"name": "spare", "role": "app"}).json()
+    ids = {
+        "job_id": job["id"],
+        "lease_id": held["id"],
+        "recipe_id": done["recipe_id"],
+        "sha256": lease["manifest"]["manifest"]["files"][0]["sha256"],
+        "device_id": device.device_id,
+        "token_id": spare["view"]["id"],
+        "file": "adapter_config.json",
+        "platform": "linux-x86_64",
+        **version,
+    }
+    found = {}
+    for path, operations in DOCUMENT["paths"].items():
+        for operation in operations.values():
+            names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+            if names and all(name in ids for name in names):
+                found[operation["operationId"]] = {name: ids[name] for name in names}
+    return found
+
+
+@contextlib.contextmanager
+def fuzzer(document, url, tokens, known, bodies):
+    found = Fuzzer(document, url, tokens, known, bodies)
+    yield found
+    found.close()
+
+
+def test_an_answer_that_is_not_described_is_found(fleet, app):
+    document = json.loads(json.dumps(DOCUMENT))
+    del document["paths"]["/v1/jobs/{job_id}"]["get"]["responses"]["404"]
+    with fuzzer(document, fleet.url, [app.token], {}, {}) as found, pytest.raises(FailureGroup, match="404"):
+        found.run(EXAMPLES, only={"jobs_get"})
+
+
+@pytest.mark.slow
+def test_every_answer_is_described(fleet, operator, app, device, known):
+    with fuzzer(DOCUMENT, fleet.url, [operator.token, app.token, device.token, None], known, BODIES) as found:
+        found.run(EXAMPLES)
+    names = {name for name, _ in found.answers}
+    assert len(names) == sum(len(operations) for operations in DOCUMENT["paths"].values())
+    assert {status for _, status in found.answers} >= {200, 400, 401, 403, 404, 422}

@@ -1,0 +1,87 @@
+"""The parameters of a masked round: room for the sum, thresholds, and one context for one agreement."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from shared.federation.secure_aggregation.settings import MaskingParameters, MaskingSettings
+
+
+def parameters(**changes):
+    return MaskingParameters(
+        **{
+            "cohort": "readers",
+            "round": 3,
+            "start_sha256": None,
+            "recipe_id": "0" * 64,
+            "size": 10,
+            "clip": 1.0,
+            "most_members": 16,
+            "minimum": 3,
+            "threshold": "two-thirds",
+            "bits": 32,
+        }
+        | changes
+    )
+
+
+@given(
+    clip=st.floats(1e-6, 1e6),
+    most_weight=st.integers(1, 2**24 - 1),
+    most_members=st.integers(3, 1024),
+    bits=st.sampled_from([32, 64]),
+)
+def test_the_scale_leaves_room_for_every_sum(clip, most_weight, most_members, bits):
+    try:
+        chosen = parameters(clip=clip, most_weight=most_weight, most_members=most_members, bits=bits)
+    except ValidationError:
+        assert bits == 32
+        return
+    largest = Fraction(chosen.scale) * most_weight * Fraction(clip) + Fraction(1, 2)
+    assert most_members * largest <= 2 ** (bits - 1) - 1
+    # A scale four times as large would not fit: no more than two bits of the room are given away.
+    assert most_members * (4 * largest) > 2 ** (bits - 1) - 1
+    assert most_members * most_weight <= 2 ** (bits - 1) - 1
+
+
+@pytest.mark.parametrize(("members", "majority", "two_thirds"), [(3, 3, 3), (4, 3, 3), (5, 3, 4), (16, 9, 11)])
+def test_thresholds(members, majority, two_thirds):
+    assert parameters(threshold="majority").needed(members) == majority
+    assert parameters().needed(members) == two_thirds
+
+
+@given(st.integers(3, 1024), st.sampled_from(["majority", "two-thirds"]))
+def test_a_threshold_is_over_its_part_and_under_none_of_the_minimum(members, threshold):
+    needed = parameters(threshold=threshold, minimum=3).needed(members)
+    assert needed >= 3
+    assert needed > members * Fraction(1, 2) if threshold == "majority" else needed > members * Fraction(2, 3)
+    assert needed <= members
+
+
+def test_the_minimum_holds_over_the_threshold():
+    assert parameters(minimum=12).needed(12) == 12
+
+
+def test_any_other_parameter_is_another_context():
+    one = parameters()
+    assert parameters().context == one.context
+    changes = {"cohort": "others", "round": 4, "start_sha256": "1" * 64, "size": 11, "clip": 2.0, "minimum": 4}
+    changes |= {"threshold": "majority", "bits": 64, "most_members": 17, "most_weight": 2, "recipe_id": "1" * 64}
+    contexts = {parameters(**{name: value}).context for name, value in changes.items()}
+    assert len(contexts | {one.context}) == len(changes) + 1
+
+
+def test_32_bits_that_cannot_hold_the_weights_are_refused_with_the_remedy():
+    with pytest.raises(ValidationError, match="64 bits"):
+        parameters(most_weight=100_000, most_members=256)
+    assert parameters(most_weight=100_000, most_members=256, bits=64).scale > 1
+
+
+def test_fewer_than_three_are_no_sum():
+    with pytest.raises(ValidationError):
+        MaskingSettings(minimum=2)
+    with pytest.raises(ValidationError, match="minimum"):
+        MaskingSettings(minimum=20, most_members=10)

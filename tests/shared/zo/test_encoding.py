@@ -1,0 +1,216 @@
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from shared.errors import InvalidDataset, InvalidTask
+from shared.program_inputs import MIN_LENGTH
+from shared.task import Answer, Choice, Question, Task
+from shared.task_templates import named_task
+from shared.zo.encoding import answer_sizes, encode_question, load_examples, pack_score, pack_step, read_jsonl
+
+WORDS = ["<s>", "<unk>", "a", "b", "c", "d", "e", "f", "g", "It", "was", "great", "terrible", "very", "x"]
+
+
+@pytest.fixture
+def tokenizer():
+    made = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return made
+
+
+def ids(text):
+    return [WORDS.index(word) for word in text.split()]
+
+
+def question(correct=0):
+    choices = (Choice("a b c", " d e"), Choice("a b c", " d f"), Choice("a b c", " g"))
+    return Question(choices, correct)
+
+
+def test_rows_leave_out_the_last_answer_token_and_predict_from_the_prompts_last(tokenizer, recipe):
+    row = encode_question(tokenizer, question(), recipe, "f:1").rows[0]
+    assert list(row.tokens) == ids("a b c d")
+    assert list(row.answer) == ids("d e")
+    assert list(row.positions) == [2, 3]
+
+
+def test_a_special_first_token_belongs_to_the_prompt(tokenizer, recipe):
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    row = encode_question(tokenizer, question(), recipe, "f:1").rows[0]
+    assert list(row.prompt) == [0, *ids("a b c")]
+    assert list(row.answer) == ids("d e")
+
+
+def test_pack_step_full(tokenizer, recipe):
+    example = encode_question(tokenizer, question(2), recipe, "f:1")
+    tokens, positions, answers, mask = pack_step([example], recipe)
+    assert tokens.shape == (3, 12)
+    assert list(tokens[0, :4]) == [*ids("a b c"), 0]
+    assert positions[0].tolist() == [2, 0]
+    assert answers[0].tolist() == [ids("g")[0], 0]
+    assert mask.tolist() == [[1, 0], [0, 0], [0, 0]]
+
+
+def test_a_dynamic_batch_is_as_long_as_its_longest_sequence(tokenizer, recipe):
+    short = encode_question(tokenizer, Question((Choice("a b", " c"),), 0), recipe, "f:1")
+    long = encode_question(tokenizer, question(0), recipe, "f:1")  # a b c d, whose answer is d e
+    assert (short.length, long.length) == (2, 4)
+    for examples, length in (([short], 2), ([short, long], 4), ([long, short, short], 4)):
+        fixed, packed = pack_step(examples, recipe), pack_step(examples, recipe, dynamic=True)
+        assert packed[0].shape == (3, length)
+        np.testing.assert_array_equal(packed[0], fixed[0][:, :length])
+        assert not fixed[0][:, length:].any()
+        for ours, theirs in zip(packed[1:], fixed[1:], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_only_the_right_row_decides_a_steps_length(tokenizer, recipe):
+    example = encode_question(tokenizer, question(2), recipe, "f:1")  # g follows at once; the others read a token more
+    assert example.right.tokens == tuple(ids("a b c"))
+    assert pack_step([example], recipe, dynamic=True)[0].shape == (3, 3)
+
+
+def test_no_batch_is_shorter_than_programs_take(tokenizer, recipe):
+    example = encode_question(tokenizer, Question((Choice("a", " b"),), 0), recipe, "f:1")
+    assert example.length == 1
+    assert pack_step([example], recipe, dynamic=True)[0].shape == (3, MIN_LENGTH)
+    (batch,) = pack_score([example], recipe, dynamic=True)
+    assert batch.inputs[0].shape == (12, MIN_LENGTH)
+
+
+def test_dynamic_score_batches_are_as_long_as_their_own(tokenizer, recipe):
+    short = encode_question(tokenizer, Question((Choice("a b", " c"),), 0), recipe, "f:1")
+    long = encode_question(tokenizer, question(), recipe, "f:1")
+    examples = [short] * 12 + [long]
+    fixed, packed = list(pack_score(examples, recipe)), list(pack_score(examples, recipe, dynamic=True))
+    assert [batch.inputs[0].shape for batch in packed] == [(12, 2), (12, 4)]
+    for ours, theirs in zip(packed, fixed, strict=True):
+        assert ours.cells == theirs.cells
+        np.testing.assert_array_equal(ours.inputs[0], theirs.inputs[0][:, : ours.inputs[0].shape[1]])
+        np.testing.assert_array_equal(ours.inputs[1], theirs.inputs[1])
+
+
+def test_pack_step_candidates_lists_what_may_follow_the_right_prefix(tokenizer, recipe):
+    held = recipe.model_copy(update={"loss": "candidates"})
+    example = encode_question(tokenizer, question(1), held, "f:1")
+    _, _, choices, choice_mask, mask = pack_step([example], held)
+    d, e, f, g = ids("d e f g")
+    assert choices[0, 0].tolist() == [d, g, 0]
+    assert choice_mask[0, 0].tolist() == [1, 1, 0]
+    assert choices[0, 1].tolist() == [f, e, 0]
+    assert choice_mask[0, 1].tolist() == [1, 1, 0]
+    assert mask[0].tolist() == [1, 1]
+    assert (choice_mask[:, :, 0] == 1).all()  # a masked row still has a finite softmax
+
+
+def test_pack_score_shares_a_row_between_single_token_candidates(tokenizer, recipe):
+    yes_no = Question((Choice("a b", " great"), Choice("a b", " terrible")), 1)
+    example = encode_question(tokenizer, yes_no, recipe, "f:1")
+    (batch,) = pack_score([example] * 3, recipe)
+    tokens, positions, choices = batch.inputs
+    assert tokens.shape == (12, 12)
+    assert positions.shape == (12, 2)
+    assert choices.shape == (12, 2, 3)
+    logprobs = np.arange(12 * 2 * 3, dtype=np.float32).reshape(12, 2, 3)
+    assert batch.read(logprobs) == [[0, 1], [6, 7], [12, 13]]
+
+
+def test_pack_score_sums_the_tokens_of_each_candidate(tokenizer, recipe):
+    example = encode_question(tokenizer, question(), recipe, "f:1")
+    (batch,) = pack_score([example], recipe)
+    tokens, positions, choices = batch.inputs
+    logprobs = np.random.default_rng(0).normal(size=(12, 2, 3)).astype(np.float32)
+    scores = batch.read(logprobs)[0]
+    for candidate, row in enumerate(example.rows):
+        # Each candidate's own tokens, looked up by hand in the packed arrays.
+        found = [
+            sum(float(logprobs[r, t, c]) for t in range(len(row.answer)))
+            for r in range(12)
+            for c in range(3)
+            if choices[r, : len(row.answer), c].tolist() == list(row.answer)
+            and tokens[r, : len(row.tokens)].tolist() == list(row.tokens)
+            and positions[r, : len(row.answer)].tolist() == list(row.positions)
+        ]
+        assert scores[candidate] in [pytest.approx(value) for value in found]
+
+
+def test_pack_score_splits_into_batches_and_keeps_the_order(tokenizer, recipe):
+    examples = [
+        encode_question(tokenizer, question(), recipe, "f:1")
+    ] * 13  # three rows each: d e | d f share "a b c d"
+    batches = list(pack_score(examples, recipe))
+    assert sum(len(batch.cells) for batch in batches) == 13
+    assert all(len(batch.cells) <= 12 for batch in batches)
+
+
+def test_long_prompts_lose_their_front(tokenizer, recipe):
+    long = Question((Choice("x " * 30 + "It was", " great"), Choice("x " * 30 + "It was", " very terrible")), 0)
+    example = encode_question(tokenizer, long, recipe, "f:1")
+    assert example.truncated
+    assert len(example.rows[0].tokens) == 12
+    assert len(example.rows[1].tokens) == 12
+    assert list(example.rows[0].tokens[-2:]) == ids("It was")
+
+
+def test_a_cut_prompt_keeps_its_special_first_token(tokenizer, recipe):
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    long = Question((Choice("x " * 30 + "It was", " great"),), 0)
+    row = encode_question(tokenizer, long, recipe, "f:1").rows[0]
+    assert list(row.tokens) == [0, *ids("x x x x x x x x x It was")]
+
+
+@pytest.mark.parametrize(
+    ("choices", "says"),
+    [
+        ((Choice("a", " b c d"),), "3 tokens; the recipe's answer_length is 2"),
+        ((Choice("a", " b"),) * 4, "4 candidates; the recipe's choices is 3"),
+        ((Choice("", " b"),), "prompt is empty"),
+        ((Choice("a", " "),), "answer is empty"),
+    ],
+)
+def test_what_cannot_fit_is_named(tokenizer, recipe, choices, says):
+    with pytest.raises(InvalidDataset, match=f"f:9: .*{says}"):
+        encode_question(tokenizer, Question(choices, 0), recipe, "f:9")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"text": "a", "label": 1}\nnot json\n', r"d\.jsonl:2: the line is not JSON"),
+        ("[1, 2]\n", r"d\.jsonl:1: the line is list"),
+        ('{"label": 1}\n', r"d\.jsonl:1: field 'text' is missing"),
+        ("\n\n", "contains no records"),
+    ],
+)
+def test_bad_files_name_file_and_line(tmp_path, tokenizer, recipe, text, says):
+    (tmp_path / "d.jsonl").write_text(text)
+    with pytest.raises(InvalidDataset, match=says):
+        load_examples(tmp_path / "d.jsonl", named_task("sst2"), tokenizer, recipe)
+
+
+def test_a_missing_or_binary_file_is_a_clear_error(tmp_path):
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for name in ("absent", "binary"):
+        with pytest.raises(InvalidDataset, match="cannot be read"):
+            list(read_jsonl(tmp_path / name))
+
+
+def test_candidates_loss_needs_one_prompt(tmp_path, tokenizer, recipe):
+    held = recipe.model_copy(update={"loss": "candidates"})
+    (tmp_path / "d.jsonl").write_text("{}\n")
+    with pytest.raises(InvalidTask, match="separate prompt"):
+        load_examples(tmp_path / "d.jsonl", named_task("winogrande"), tokenizer, held)
+
+
+def test_a_tokenizer_that_closes_texts_is_refused(tmp_path, tokenizer, recipe):
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A <s>", special_tokens=[("<s>", 0)])
+    (tmp_path / "d.jsonl").write_text("{}\n")
+    with pytest.raises(InvalidTask, match="appends a special token"):
+        load_examples(tmp_path / "d.jsonl", named_task("sst2"), tokenizer, recipe)
+
+
+def test_answer_sizes(tokenizer):
+    answers = (Answer(text=" very great", labels=("1",)), Answer(text=" terrible", labels=("0",)))
+    assert answer_sizes(Task(name="t", prompt="{text}", answers=answers), tokenizer) == (2, 2)
+    with pytest.raises(InvalidTask, match="answer_length"):
+        answer_sizes(named_task("arc"), tokenizer)

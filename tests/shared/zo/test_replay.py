@@ -1,0 +1,94 @@
+"""The replay in blocks against the plain one, which follows the paper's update element by element."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.errors import NotReplayable
+from shared.zo.noise import query_seeds, rademacher
+from shared.zo.replay import BLOCK_CALLS, CHUNK_KEYS
+from shared.zo.replay import replay as replayed
+from shared.zo.trajectory import Trajectory, TrajectoryHeader
+
+BLOCK = 64 * BLOCK_CALLS
+
+
+def trajectory(size, steps, queries, seed=2**53 - 1, noise="rademacher", scale=1.0, mu=None):
+    rng = np.random.default_rng(seed % 1000)
+    header = TrajectoryHeader(
+        job_id="j", job_seed=seed, recipe_id="0" * 64, noise=noise, queries=queries, size=size, proximal=mu
+    )
+    run = Trajectory(header)
+    for _ in range(steps):
+        run.take(np.array([*(scale * rng.normal(size=queries)), *([rng.random()] if mu else [])], np.float32))
+    return run
+
+
+def start(size):
+    return np.random.default_rng(1).normal(size=size).astype(np.float32)
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 63, 64, 65, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 77])
+def test_every_size_to_the_bit(size):
+    run = trajectory(size, 9, 4)
+    assert replayed(run, start(size)).tobytes() == run.replay(start(size)).tobytes()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    size=st.integers(1, 300),
+    steps=st.integers(0, 12),
+    queries=st.integers(1, CHUNK_KEYS + 3),
+    seed=st.integers(0, 2**53 - 1),
+    scale=st.sampled_from([0.0, 1e-42, 1e-3, 1.0, 1e30]),
+    mu=st.none() | st.just(0.5),
+    data=st.data(),
+)
+def test_every_run_to_the_bit_after_every_step(size, steps, queries, seed, scale, mu, data):
+    run = trajectory(size, steps, queries, seed, scale=scale, mu=mu)
+    upto = data.draw(st.none() | st.integers(0, steps))
+    assert replayed(run, start(size), upto).tobytes() == run.replay(start(size), upto).tobytes()
+
+
+def test_a_pull_comes_after_each_step_and_is_rounded_operation_by_operation():
+    run, size = trajectory(2 * BLOCK + 77, 5, 3, mu=0.5), 2 * BLOCK + 77
+    expected = begin = start(size)
+    for step, coefficients in enumerate(run.coefficients):
+        for seed, coefficient in zip(query_seeds(2**53 - 1, step, 3).tolist(), coefficients, strict=True):
+            expected = np.subtract(expected, coefficient * rademacher(tuple(seed), size), dtype=np.float32)
+        away = np.subtract(expected, begin, dtype=np.float32)
+        expected = np.add(begin, np.multiply(run.pulls[step], away, dtype=np.float32), dtype=np.float32)
+    assert replayed(run, begin).tobytes() == expected.tobytes()
+
+
+def test_the_order_of_updates_is_the_runs():
+    """Rounding makes sums in another order differ: what is compared here would notice one."""
+    run = trajectory(4096, 50, 4)
+    found = replayed(run, start(4096))
+    summed_apart = start(4096) + replayed(run, np.zeros(4096, np.float32))
+    assert np.allclose(found, summed_apart, atol=1e-3)
+    assert found.tobytes() != summed_apart.tobytes()
+
+
+def test_the_start_is_left_as_it_is():
+    before = start(100)
+    replayed(trajectory(100, 3, 2), before)
+    assert before.tobytes() == start(100).tobytes()
+
+
+def test_what_grows_beyond_float32_is_no_number_and_no_warning():
+    run = trajectory(64, 2, 1)
+    run.coefficients[:] = [np.full(1, 3e38, np.float32)] * 2
+    assert not np.isfinite(replayed(run, np.zeros(64, np.float32))).all()
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "operator", "randn"])
+def test_other_noise_is_another_machines(noise):
+    with pytest.raises(NotReplayable, match=noise):
+        replayed(trajectory(64, 1, 1, noise=noise), np.zeros(64, np.float32))
+
+
+def test_a_b_of_another_size_is_the_callers_bug():
+    with pytest.raises(ValueError, match="D = 64"):
+        replayed(trajectory(64, 1, 1), np.zeros(65, np.float32))

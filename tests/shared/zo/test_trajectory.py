@@ -1,0 +1,140 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.errors import Conflict
+from shared.zo.noise import query_seeds, rademacher
+from shared.zo.trajectory import MAGIC, Evaluation, Trajectory, TrajectoryFile, TrajectoryHeader, parse_trajectory
+
+HEADER = TrajectoryHeader(job_id="j", job_seed=9, recipe_id="0" * 64, noise="rademacher", queries=3, size=200)
+
+
+def record(path, steps=5):
+    rng = np.random.default_rng(0)
+    file = TrajectoryFile(path, HEADER)
+    for step in range(steps):
+        file.append_step(rng.normal(size=3).astype(np.float32))
+        if step == 2:
+            file.append_evaluation(Evaluation(step=3, split="validation", correct=7, total=10, loss=0.5))
+    file.close()
+    return file.trajectory
+
+
+def test_what_was_written_is_read_back(tmp_path):
+    written = record(tmp_path / "t")
+    read, length = parse_trajectory((tmp_path / "t").read_bytes())
+    assert read.header == HEADER
+    assert np.array_equal(read.coefficients, written.coefficients)
+    assert read.evaluations == written.evaluations
+    assert read.evaluations[0].accuracy == 0.7
+    assert length == (tmp_path / "t").stat().st_size
+
+
+def test_a_run_without_pulls_has_the_ledger_that_it_always_had(tmp_path):
+    """Its header is compared byte by byte by runners that know no pulls."""
+    record(tmp_path / "t", steps=0)
+    said = (
+        b'{"job_id":"j","job_seed":9,"recipe_id":"' + b"0" * 64 + b'","noise":"rademacher","queries":3,"size":200,'
+        b'"start_sha256":null}'
+    )
+    assert said in (tmp_path / "t").read_bytes()
+
+
+def test_a_run_with_pulls_has_a_factor_with_each_step(tmp_path):
+    header = HEADER.model_copy(update={"proximal": 0.25})
+    file = TrajectoryFile(tmp_path / "t", header)
+    file.append_step(np.array([1, 2, 3], np.float32), np.float32(0.75))
+    with pytest.raises(ValueError, match="if and only if"):
+        file.append_step(np.ones(3, np.float32))
+    file.close()
+    again = TrajectoryFile(tmp_path / "t", header)
+    again.append_step(np.array([4, 5, 6], np.float32), np.float32(0.5))
+    again.close()
+    read, _ = parse_trajectory((tmp_path / "t").read_bytes())
+    assert np.array_equal(read.coefficients, [[1, 2, 3], [4, 5, 6]])
+    assert read.pulls == [0.75, 0.5]
+    with pytest.raises(Conflict, match="another run"):
+        TrajectoryFile(tmp_path / "t", HEADER)
+    plain = TrajectoryFile(tmp_path / "plain", HEADER)
+    with pytest.raises(ValueError, match="if and only if"):
+        plain.append_step(np.ones(3, np.float32), np.float32(1))
+    plain.close()
+
+
+def test_replay_is_algorithm_1s_update_in_float32(tmp_path):
+    trajectory = record(tmp_path / "t")
+    start = np.random.default_rng(1).normal(size=200).astype(np.float32)
+    expected = start.copy()
+    for step, coefficients in enumerate(trajectory.coefficients):
+        for seed, c in zip(query_seeds(9, step, 3).tolist(), coefficients, strict=True):
+            for j, sign in enumerate(rademacher(tuple(seed), 200)):
+                expected[j] = np.float32(expected[j] - c) if sign > 0 else np.float32(expected[j] + c)
+    assert trajectory.replay(start).tobytes() == expected.tobytes()
+    assert np.array_equal(trajectory.replay(start, 0), start)
+
+
+def test_a_run_on_the_runtimes_own_noise_is_recorded_but_not_replayed():
+    start = np.zeros(200, np.float32)
+    trajectory = Trajectory(HEADER.model_copy(update={"noise": "randn"}), [np.ones(3, np.float32)])
+    with pytest.raises(Conflict, match="cannot be reproduced"):
+        trajectory.replay(start)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cut=st.integers(0, 400), junk=st.binary(max_size=40))
+def test_a_torn_tail_is_cut_and_the_run_goes_on(tmp_path_factory, cut, junk):
+    path = tmp_path_factory.mktemp("torn") / "t"
+    whole = record(path)
+    data = path.read_bytes()
+    path.write_bytes(data[: max(len(data) - cut, 0)] + junk)
+    file = TrajectoryFile(path, HEADER)
+    done = file.trajectory.steps
+    assert np.array_equal(file.trajectory.coefficients, whole.coefficients[:done])
+    for coefficients in whole.coefficients[done:]:
+        file.append_step(coefficients)
+    file.close()
+    again, _ = parse_trajectory(path.read_bytes())
+    assert np.array_equal(again.coefficients, whole.coefficients)
+
+
+def test_another_runs_file_is_left_alone(tmp_path):
+    record(tmp_path / "t")
+    before = (tmp_path / "t").read_bytes()
+    with pytest.raises(Conflict, match="another run"):
+        TrajectoryFile(tmp_path / "t", HEADER.model_copy(update={"job_seed": 10}))
+    assert (tmp_path / "t").read_bytes() == before
+
+
+def test_a_full_disk_leaves_no_half_frame(tmp_path, monkeypatch):
+    """fsync fails the way a full disk does; the next append must still follow a whole frame."""
+    file = TrajectoryFile(tmp_path / "t", HEADER)
+    file.append_step(np.ones(3, np.float32))
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shared.zo.trajectory.os.fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            file.append_step(np.ones(3, np.float32))
+    file.append_step(np.full(3, 2, np.float32))
+    file.close()
+    read, _ = parse_trajectory((tmp_path / "t").read_bytes())
+    assert np.array_equal(read.coefficients, [[1, 1, 1], [2, 2, 2]])
+
+
+def test_steps_out_of_order_are_no_crash_but_a_conflict(tmp_path):
+    record(tmp_path / "t", steps=1)
+    data = (tmp_path / "t").read_bytes()
+    frames = data[len(MAGIC) :]
+    step = frames[-(9 + 12 + 4) :]
+    with pytest.raises(Conflict, match="step 0 instead of step 1"):
+        parse_trajectory(data + step)
+
+
+def test_wrong_number_of_coefficients_is_a_bug_of_the_caller(tmp_path):
+    file = TrajectoryFile(tmp_path / "t", HEADER)
+    with pytest.raises(ValueError, match="for 3 queries"):
+        file.append_step(np.ones(2, np.float32))
+    file.close()

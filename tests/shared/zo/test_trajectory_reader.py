@@ -1,0 +1,171 @@
+"""Ledgers that came from elsewhere: every malformed one is refused with a reason, and no other error escapes."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.errors import InvalidTrajectory
+from shared.job import Result, TrainingSettings
+from shared.trajectory_checks import check_result, check_run, ledger_limit
+from shared.zo.trajectory import MAGIC, Evaluation, Limits, TrajectoryFile, TrajectoryHeader, frame
+from shared.zo.trajectory_reader import read_ledger
+
+HEADER = TrajectoryHeader(job_id="j", job_seed=9, recipe_id="0" * 64, noise="rademacher", queries=2, size=100)
+HEAD = MAGIC + frame(b"H", 0, HEADER.model_dump_json().encode())
+TRAINING = TrainingSettings(steps=6, evaluation_interval=2)
+
+
+def step(number, values=(0.5, -0.25)):
+    return frame(b"S", number, np.array(values, "<f4").tobytes())
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A ledger as a device writes it, with all that a run notes."""
+    path = tmp_path_factory.mktemp("ledger") / "t"
+    file = TrajectoryFile(path, HEADER)
+    for number in range(6):
+        if number % 2 == 0:
+            file.append_evaluation(Evaluation(step=number, split="validation", correct=1, total=2, loss=0.5))
+            file.append_limits(Limits(step=number, rest=float(number + 1)))
+        file.append_step(np.array([number, -number], np.float32))
+    file.append_evaluation(Evaluation(step=2, split="test", correct=1, total=2, loss=0.5, adapter="best"))
+    file.close()
+    return file.trajectory, path.read_bytes()
+
+
+def test_what_a_device_writes_is_read(written):
+    trajectory, data = written
+    found = read_ledger(data)
+    assert found.header == trajectory.header
+    assert np.array_equal(found.coefficients, trajectory.coefficients)
+    assert (found.evaluations, found.limits) == (trajectory.evaluations, trajectory.limits)
+    assert len(data) <= ledger_limit(TRAINING, 2)
+    check_run(found, HEADER, TRAINING)
+
+
+BAD = {
+    "empty": (b"", "not a trajectory"),
+    "another format": (b"MOBIZO-TRAJECTORY 2\n", "not a trajectory"),
+    "no header": (MAGIC, "no header"),
+    "a step first": (MAGIC + step(0), "at its start"),
+    "two headers": (HEAD + HEAD[len(MAGIC) :], "one header"),
+    "a gap": (HEAD + step(0) + step(2), "step 2 instead of step 1"),
+    "twice the same": (HEAD + step(0) + step(0), "step 0 instead of step 1"),
+    "too few coefficients": (HEAD + frame(b"S", 0, bytes(4)), "4 bytes"),
+    "too many coefficients": (HEAD + frame(b"S", 0, bytes(12)), "12 bytes"),
+    "not a number": (HEAD + step(0, (np.nan, 0)), "not finite"),
+    "infinite": (HEAD + step(0, (0, -np.inf)), "not finite"),
+    "an unknown kind": (HEAD + frame(b"X", 0, b""), "kind b'X'"),
+    "torn": ((HEAD + step(0))[:-1], "breaks off"),
+    "more": (HEAD + step(0) + b"\0", "breaks off"),
+    "a length over the end": (HEAD + struct.pack("<cII", b"S", 0, 2**32 - 1), "breaks off"),
+    "a header that is no JSON": (MAGIC + frame(b"H", 0, b"{"), "not of its kind"),
+    "a header with more": (
+        MAGIC + frame(b"H", 0, json.dumps(HEADER.model_dump() | {"x": 1}).encode()),
+        "not of its kind",
+    ),
+    "a header that nests": (MAGIC + frame(b"H", 0, b"[" * 100_000), "not of its kind"),
+    "an evaluation that is none": (HEAD + frame(b"E", 0, b'{"step": 0}'), "not of its kind"),
+    "limits that are none": (HEAD + frame(b"L", 0, b'{"rest": NaN}'), "not of its kind"),
+    "an evaluation of later": (HEAD + frame(b"E", 3, b"{}"), "step 3 instead of step 0"),
+}
+
+
+def pulled(factor, mu=0.5):
+    """The ledger of one step at rate 0.01 with a pull."""
+    header = HEADER.model_copy(update={"proximal": mu})
+    return header, MAGIC + frame(b"H", 0, header.model_dump_json().encode()) + step(0, (0.5, -0.25, factor))
+
+
+def test_a_pull_of_another_strength_than_the_jobs_is_refused():
+    training = TrainingSettings(steps=1, lr=0.01)
+    for factor in (0.995, np.nextafter(np.float32(0.995), np.float32(1))):
+        header, data = pulled(factor)
+        check_run(read_ledger(data), header, training)
+    _, data = pulled(0.9951)
+    with pytest.raises(InvalidTrajectory, match=r"after step 0 has factor 0\.9951; the job's is 0\.995"):
+        check_run(read_ledger(data), header, training)
+    with pytest.raises(InvalidTrajectory, match=r"its proximal is 0\.5, this job's None"):
+        check_run(read_ledger(data), HEADER, training)
+    with pytest.raises(InvalidTrajectory, match="12 bytes are not the 2 numbers"):
+        read_ledger(HEAD + step(0, (0.5, -0.25, 0.995)))
+
+
+@pytest.mark.parametrize(("data", "why"), BAD.values(), ids=BAD)
+def test_each_kind_of_malformed_ledger(data, why):
+    with pytest.raises(InvalidTrajectory, match=why):
+        read_ledger(data)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_changed_byte_is_found(written, data):
+    _, whole = written
+    changed = bytearray(whole)
+    changed[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(InvalidTrajectory):
+        read_ledger(bytes(changed))
+
+
+frames = st.lists(
+    st.tuples(st.sampled_from([b"H", b"S", b"E", b"L", b"\xff"]), st.integers(0, 2**32 - 1), st.binary(max_size=40))
+    | st.tuples(st.just(b"S"), st.integers(0, 3), st.binary(min_size=8, max_size=8)),
+    max_size=5,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200) | frames.map(lambda some: HEAD + b"".join(frame(*one) for one in some)))
+def test_junk_is_refused_or_whole(data):
+    """With checksums that are right: nobody but the parser stands between it and the server."""
+    try:
+        found = read_ledger(data)
+    except InvalidTrajectory:
+        return
+    assert found.header == HEADER
+    assert all(np.isfinite(row).all() and row.shape == (2,) for row in found.coefficients)
+
+
+@pytest.mark.parametrize("name", ["job_id", "job_seed", "recipe_id", "noise", "queries", "size", "start_sha256"])
+def test_another_run_is_named(written, name):
+    other = {"job_id": "k", "job_seed": 1, "recipe_id": "1" * 64, "noise": "gaussian", "queries": 3, "size": 1}
+    expected = HEADER.model_copy(update={name: other.get(name, "2" * 64)})
+    with pytest.raises(InvalidTrajectory, match=name):
+        check_run(written[0], expected, TRAINING)
+
+
+def test_what_a_header_says_is_quoted_in_part():
+    expected = HEADER.model_copy(update={"job_id": "x" * 10_000})
+    with pytest.raises(InvalidTrajectory) as error:
+        check_run(read_ledger(MAGIC + frame(b"H", 0, expected.model_dump_json().encode())), HEADER, TRAINING)
+    assert len(error.value.detail) < 300
+
+
+def test_steps_beyond_the_budget(written):
+    with pytest.raises(InvalidTrajectory, match="6 steps; the job has 5"):
+        check_run(written[0], HEADER, TrainingSettings(steps=5))
+
+
+def told(steps, best):
+    return Result(
+        steps=steps,
+        best_step=best,
+        train_seconds=1,
+        seconds=1,
+        peak_rss_bytes=1,
+        train_examples=1,
+        truncated_examples=0,
+    )
+
+
+def test_steps_are_as_reported(written):
+    check_result(written[0], told(6, 2))
+    with pytest.raises(InvalidTrajectory, match="reports 5"):
+        check_result(written[0], told(5, 2))
+    with pytest.raises(InvalidTrajectory, match="step 7 of 6"):
+        check_result(written[0], told(6, 7))
