@@ -1,12 +1,14 @@
-"""Classify sentences with and without an adapter: stock transformers and peft, nothing of mobizo.
+"""Classify sentences with and without adapters: stock transformers and peft, nothing of mobizo.
 
-    python examples/classify.py MODEL.gguf ADAPTER_DIRECTORY "A fine film." "A dull one."
+    python examples/classify.py MODEL.gguf --adapter DIRECTORY "A fine film." "A dull one."
 
-Prints one JSON line per sentence: sentence, and for each of `without` and `with` the answer and its probability.
+Prints one JSON line per sentence: the sentence, and the answers of the base model and with each adapter, each with its
+probability.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -29,16 +31,23 @@ def answer(model: Any, tokenizer: Any, sentence: str) -> tuple[str, float]:
     return WORDS[best].strip(), float(probabilities[best])
 
 
-def main(gguf: Path, adapter: Path, sentences: list[str]) -> None:
+def main(gguf: Path, adapters: list[Path], sentences: list[str]) -> None:
     """Prints the answers."""
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     base = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32).eval()
-    without = [answer(base, tokenizer, sentence) for sentence in sentences]
-    tuned = PeftModel.from_pretrained(base, str(adapter)).eval()
-    for sentence, before in zip(sentences, without, strict=True):
-        line = {"sentence": sentence, "without": before, "with": answer(tuned, tokenizer, sentence)}
-        sys.stdout.write(json.dumps(line) + "\n")
+    answers = [[answer(base, tokenizer, sentence) for sentence in sentences]]
+    for adapter in adapters:
+        tuned = PeftModel.from_pretrained(base, str(adapter)).eval()
+        answers.append([answer(tuned, tokenizer, sentence) for sentence in sentences])
+        base = tuned.unload()
+    for sentence, *found in zip(sentences, *answers, strict=True):
+        sys.stdout.write(json.dumps({"sentence": sentence, "answers": found}) + "\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    parser = argparse.ArgumentParser(description="Classify sentences with and without adapters.")
+    parser.add_argument("gguf", type=Path, help="the base model")
+    parser.add_argument("--adapter", type=Path, action="append", default=[], help="a PEFT directory; may be repeated")
+    parser.add_argument("sentences", nargs="+")
+    given = parser.parse_args()
+    main(given.gguf, given.adapter, given.sentences)
