@@ -54,6 +54,19 @@ OURS = ours(
     precision="int8",
     **HELPED,
 )
+DIRECTIONAL = ours(
+    "directional",
+    TrainingSettings(steps=80, lr=1e-3, schedule="cosine", evaluation_interval=5),
+    "gradients",
+    estimator="directional",
+    targets=("v_proj", "o_proj"),
+    rank=1,
+    alpha=8,
+    queries=256,
+    effective_batch=8,
+    precision="int8",
+    **HELPED,
+)
 EXACT: dict[str, Any] = {"estimator": "gradient", "targets": TARGETS, "rank": 8, "effective_batch": 8, **HELPED}
 SHORT = TrainingSettings(steps=80, lr=1e-2, schedule="cosine", evaluation_interval=5)  # 640 examples
 
@@ -75,6 +88,7 @@ FIRST_ORDER = as_in_the_paper("first-order LoRA-FA", "first-order", 1)
 TABLE = (
     Entry(OURS, ""),
     Entry(ours("gradient", SHORT, precision="int8", **EXACT), "gradient_", (3e-3, 1e-2)),
+    Entry(DIRECTIONAL, "directional_", (1e-3, 3e-3)),
     Entry(HELPED_FIRST_ORDER, "first_order_same_help_", (3e-3, 1e-2)),
     Entry(as_in_the_paper("MobiZO q=4", "program", 4), None, SHORT_GRID, 60.0, 260.0),
     Entry(as_in_the_paper("MobiZO q=16", "program", 16), None, SHORT_GRID, 60.0, 260.0),
