@@ -44,7 +44,8 @@ def peak_memory(
         ours = Cell(contender=Contender.MOBIZO, engine="executorch", length=length, batch=batch, queries=queries)
         replay = ours.recipe(place.base).model_dump(mode="json")
         exact = replay | {"estimator": "gradient", "queries": 1, "effective_batch": batch}
-        exact["micro_batch"] = min(MICRO_BATCH, batch)
+        if batch > MICRO_BATCH:
+            exact["micro_batch"] = MICRO_BATCH
         found = {
             settings["estimator"]: [_ours(place, Recipe(**(settings | {"precision": each}))) for each in PRECISIONS]
             for settings in (replay, exact)
