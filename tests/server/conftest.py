@@ -46,7 +46,7 @@ from server.settings import Settings
 from server.storage.opening import open_artifacts
 from server.tasks.models import Task, WorkerProcess
 from server.tasks.queue import TaskQueue
-from server.web.connections import ConnectionLimits, DeadlineProtocol, Listener
+from server.web.connections import KEEP_ALIVE_SECONDS, ConnectionLimits, DeadlineProtocol, Listener
 from server.web.state import AppState
 from server.web.zero_copy import ZeroCopy
 from server.wiring import wire
@@ -384,7 +384,12 @@ def serving(app, limits=None, plain=None):
     )
     listening = Listener(plain or socket.create_server(("127.0.0.1", 0)), limits or ConnectionLimits.of(Settings()))
     config = uvicorn.Config(
-        ZeroCopy(app), http=DeadlineProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=1
+        ZeroCopy(app),
+        http=DeadlineProtocol,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=1,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,  # uvicorn's default is httpx's, so both could close at the same moment
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
