@@ -19,8 +19,7 @@ from server.results.uploads import UploadService
 from server.results.verification import ProofService
 from server.storage.references import Collected
 from server.storage.store import StorageFull
-from server.web.bodies import BYTES, check_binary_type, read_limited
-from server.web.json_bodies import UnsupportedMediaType
+from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type, read_limited
 from server.web.openapi import raises
 from server.web.problems import TooSlow
 from server.web.ranges import FILE_ROUTE, file_response

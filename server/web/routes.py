@@ -19,11 +19,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from server.settings import Settings
-from server.web.bodies import BINARY
+from server.web.bodies import BINARY, UnsupportedMediaType, check_json_type, parse_json
 from server.web.callers import Rule
 from server.web.etags import add_tag, has_tag
 from server.web.idempotency.dependency import AlreadyAnswered, keep_once
-from server.web.json_bodies import UnsupportedMediaType, check_json_type, parse_json
 from server.web.openapi import documented, operation_id, raised_by
 from server.web.problems import TooSlow
 from server.web.retries import with_retries
