@@ -31,8 +31,8 @@ from server.web.connections import (
     Listener,
     raise_descriptor_limit,
 )
+from server.web.downloads import ZeroCopy
 from server.web.state import AppState
-from server.web.zero_copy import ZeroCopy
 from shared.errors import Unavailable
 
 _log = structlog.get_logger()

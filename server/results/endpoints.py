@@ -20,9 +20,9 @@ from server.results.verification import ProofService
 from server.storage.references import Collected
 from server.storage.store import StorageFull
 from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type, read_limited
+from server.web.downloads import FILE_ROUTE, file_response
 from server.web.openapi import raises
 from server.web.problems import TooSlow
-from server.web.ranges import FILE_ROUTE, file_response
 from server.web.routes import Routes
 from server.web.state import AppState, State
 from shared.errors import (

@@ -15,9 +15,9 @@ from starlette.routing import Route
 
 from server.settings import Settings
 from server.storage.directory import DiskArtifacts
-from server.web import connections, zero_copy
+from server.web import connections, downloads
 from server.web.connections import ConnectionLimits, Listener, raise_descriptor_limit
-from server.web.sending import FileSpan
+from server.web.downloads import FileSpan
 from tests.server.conftest import serving
 
 SECONDS = 0.5  # deadlines in these tests
@@ -64,7 +64,7 @@ def short(monkeypatch):
     """Deadlines of half a second."""
     for name in ("HEAD_SECONDS", "STALLED_SECONDS", "KEEP_ALIVE_SECONDS"):
         monkeypatch.setattr(connections, name, SECONDS)
-    monkeypatch.setattr(zero_copy, "SLOWEST", 1e9)
+    monkeypatch.setattr(downloads, "SLOWEST", 1e9)
 
 
 @pytest.fixture
