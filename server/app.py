@@ -33,7 +33,6 @@ from server.jobs.events import make_event_feed
 from server.jobs.leases import endpoints as leases
 from server.operations.health import endpoints as health
 from server.operations.metrics import endpoints as metrics
-from server.operations.metrics.middleware import Meter
 from server.programs import endpoints as programs
 from server.registry import approval_endpoints as approval
 from server.registry import decision_endpoints as decisions
@@ -46,6 +45,7 @@ from server.results import endpoints as results
 from server.settings import Settings
 from server.storage.opening import open_artifacts
 from server.tasks.engine import prepare_engine
+from server.web.meters import Meter
 from server.web.middleware import Envelope
 from server.web.openapi import describe
 from server.web.problems import add_problem_handlers
