@@ -22,7 +22,7 @@ from server.registry.exports import models as formats
 from server.registry.trajectories import models as trajectories
 from server.storage import models as artifacts
 from server.tasks import models as tasks
-from server.web.idempotency import models as idempotency
+from server.web import idempotency_record as idempotency
 
 __all__ = [
     "METADATA",

@@ -10,7 +10,7 @@ from server.identity.access_rules import needs
 from server.identity.models import Scope
 from server.identity.service import Principal
 from server.identity.token_issuing import TokenIssuingService
-from server.web.idempotency.dependency import Once
+from server.web.idempotency import Once
 from server.web.openapi import raises
 from server.web.pages import Paging
 from server.web.routes import Routes

@@ -27,7 +27,7 @@ from server.database.failures import TRIES, Collision, pause_seconds
 from server.settings import Settings
 from server.web.bodies import BINARY, UnsupportedMediaType, check_json_type, parse_json
 from server.web.etags import add_tag, has_tag
-from server.web.idempotency.dependency import AlreadyAnswered, keep_once
+from server.web.idempotency import AlreadyAnswered, keep_once
 from server.web.openapi import documented, operation_id, raised_by
 from server.web.problems import TooSlow
 from server.web.state import AppState

@@ -12,7 +12,7 @@ from server.identity.service import Principal
 from server.identity.signing_keys.info import server_info
 from server.identity.signing_keys.service import KeyService
 from server.web.etags import IfMatch
-from server.web.idempotency.dependency import Once
+from server.web.idempotency import Once
 from server.web.pages import Paging
 from server.web.routes import Routes
 from server.web.state import Reading, State, Writing
