@@ -18,8 +18,8 @@ from server.database.database import Database
 from server.database.write_queue import WriteQueue
 from server.settings import Settings
 from server.storage.store import ArtifactStore
+from server.web.limits import Limits
 from server.web.meters import Meters
-from server.web.rate_limits import Limits
 
 Service = TypeVar("Service")
 

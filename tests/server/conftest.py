@@ -46,8 +46,8 @@ from server.settings import Settings
 from server.storage.opening import open_artifacts
 from server.tasks.models import Task, WorkerProcess
 from server.tasks.queue import TaskQueue
-from server.web.connections import ConnectionLimits, DeadlineProtocol, Listener
 from server.web.downloads import ZeroCopy
+from server.web.limits import ConnectionLimits, DeadlineProtocol, Listener
 from server.web.state import AppState
 from server.wiring import wire
 from shared.canonical import sha256_hex

@@ -19,9 +19,9 @@ from server.identity.service import Principal
 from server.identity.signing_keys.info import server_info
 from server.identity.signing_keys.service import KeyService
 from server.web.bodies import read_limited
+from server.web.limits import place_of
 from server.web.openapi import Responses, raises
 from server.web.problems import TooSlow
-from server.web.rate_limits import place_of
 from server.web.routes import Routes
 from server.web.state import AppState, Reading, State, Writing
 from shared.errors import BadRequest, Conflict, TooLarge
