@@ -15,7 +15,7 @@ from server.catalog.calibrations import endpoints as calibrations
 from server.catalog.runner_builds import endpoints as runner_builds
 from server.clock import utc_now
 from server.database.database import Database
-from server.database.revisions import prepare
+from server.database.schema import prepare
 from server.federation import endpoints as cohorts
 from server.federation.privacy import endpoints as privacy
 from server.federation.secure_aggregation import endpoints as secure_aggregation

@@ -11,8 +11,7 @@ import typer
 
 from server.cli.console import Json, open_home, output, tell
 from server.database.database import Database
-from server.database.revisions import lacking, reached, release
-from server.database.schema import upgrade
+from server.database.schema import lacking, reached, release, upgrade
 from server.operations.backups.manifest import BackupManifest
 from server.settings import Settings
 from server.tasks.engine import prepare_engine

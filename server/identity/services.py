@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.database.group_commit import GroupCommit
+from server.database.write_queue import GroupCommit
 from server.identity.devices.presence import Presence, PresenceLog, write_presences
 from server.identity.last_used import LastUsed
 from server.web.state import AppState

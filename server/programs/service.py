@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseModelEntry
 from server.clock import utc_now
-from server.database.upsert import add_if_absent
+from server.database.locking import add_if_absent
 from server.programs.lifecycle import ACCESS, JOB_STATES, ProgramLifecycle
 from server.programs.models import COMPILE, Program, ProgramState
 from server.programs.repository import ProgramRepository

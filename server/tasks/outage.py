@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import structlog
 
-from server.database.failures import Collision, DatabaseUnavailable
+from server.database.database import Collision, DatabaseUnavailable
 from shared.stop_signal import StopSignal
 
 OUTAGES = (DatabaseUnavailable, Collision)

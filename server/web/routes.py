@@ -23,7 +23,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
-from server.database.failures import TRIES, Collision, pause_seconds
+from server.database.database import TRIES, Collision, pause_seconds
 from server.settings import Settings
 from server.web.bodies import BINARY, UnsupportedMediaType, check_json_type, parse_json
 from server.web.etags import add_tag, has_tag

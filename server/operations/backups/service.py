@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from server.clock import utc_now
 from server.database.database import Database
-from server.database.revisions import lacking, release
+from server.database.schema import lacking, release
 from server.operations.backups.container import Reader, Writer, reading, writing
 from server.operations.backups.manifest import KEYS, MANIFEST, OBJECTS, BackedUpFile, BackupManifest
 from server.operations.backups.references import named_files, uploaded_files
