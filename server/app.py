@@ -20,9 +20,9 @@ from server.federation import endpoints as cohorts
 from server.federation.privacy import endpoints as privacy
 from server.federation.secure_aggregation import endpoints as secure_aggregation
 from server.identity import endpoints as identity
+from server.identity.activity import make_last_used
 from server.identity.devices import endpoints as devices
 from server.identity.devices import enrollment as enrollment
-from server.identity.services import make_last_used
 from server.identity.signing_keys import endpoints as signing_keys
 from server.identity.signing_keys.files import load_key
 from server.identity.signing_keys.service import prepare_keys

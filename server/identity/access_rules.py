@@ -26,9 +26,9 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from server.clock import utc_now
 from server.database.identifiers import token_digest
+from server.identity.activity import make_last_used
 from server.identity.models import Role, Scope
 from server.identity.service import Principal, TokenService
-from server.identity.services import make_last_used
 from server.web.openapi import may_raise
 from server.web.routes import Rule, address_of
 from server.web.state import AppState, State

@@ -6,11 +6,13 @@ whose file is not there yet, or is another, signs nothing rather than what devic
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -20,11 +22,11 @@ from server.identity.devices.repository import DeviceRepository
 from server.identity.devices.service import DeviceService
 from server.identity.signing_keys.files import KeyFiles
 from server.identity.signing_keys.models import ServerKey
-from server.identity.signing_keys.repository import KeyRepository
 from server.ports import Port
 from server.settings import Settings
 from shared.errors import Unavailable
 from shared.key_rotation import ServerKeys, SignedKeyRotation, sign_key_rotation
+from shared.protocol import ServerInfo
 from shared.signing import key_id, parse_public, public_text
 
 # Called in the transaction of a rotation: each signs the documents of one feature with the new key, and returns their
@@ -174,3 +176,36 @@ def shut_out(session: Session, settings: Settings) -> int:
         for notify in REVOKED.get():
             notify(session, settings, device.id)
     return len(live)
+
+
+class KeyRepository:
+    """Keys in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, key: ServerKey) -> None:
+        """Stores the key that signs from now on."""
+        self._session.add(key)
+        self._session.flush()
+
+    def current(self) -> ServerKey | None:
+        """The key that signs now; None while the home's first key was never written down."""
+        return self._session.scalar(select(ServerKey).order_by(ServerKey.number.desc()).limit(1))
+
+    def held(self, *, changing: bool) -> ServerKey | None:
+        """The key that signs now, and does until this transaction ends. changing: and nobody else looks meanwhile."""
+        statement = select(ServerKey).order_by(ServerKey.number.desc()).limit(1)
+        found = self._session.scalar(statement.with_for_update(read=not changing))
+        latest = self.current()
+        # Whoever held it may have put another in its place while this waited.
+        return found if latest is None or found is latest else self.held(changing=changing)
+
+    def all(self) -> Sequence[ServerKey]:
+        """Every key, oldest first."""
+        return self._session.scalars(select(ServerKey).order_by(ServerKey.number)).all()
+
+
+def server_info(key: Ed25519PublicKey) -> ServerInfo:
+    """Version, and the key that devices pin."""
+    return ServerInfo(version=version("mobizo"), public_key=public_text(key), key_id=key_id(key))
