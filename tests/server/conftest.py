@@ -35,9 +35,8 @@ from server.database.identifiers import new_id
 from server.database.schema import upgrade
 from server.identity.models import Role
 from server.identity.repository import TenantRepository
-from server.identity.service import TokenService
+from server.identity.service import TenantService, TokenService
 from server.identity.signing_keys import files as keys
-from server.identity.tenants import TenantService
 from server.jobs.events import make_event_feed
 from server.jobs.leases.models import JobLease
 from server.jobs.leases.service import LeaseService

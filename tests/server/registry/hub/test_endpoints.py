@@ -10,8 +10,7 @@ from sqlalchemy import delete, select
 
 from server.clock import utc_now
 from server.identity.models import Scope
-from server.identity.service import TokenService
-from server.identity.tenants import TenantService
+from server.identity.service import TenantService, TokenService
 from server.registry.hub.git_objects import blob_id, pointer
 from server.registry.models import AdapterTag, StoredPeftFile, StoredVersion
 from shared.registry import VersionState
