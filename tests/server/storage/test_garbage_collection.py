@@ -20,8 +20,7 @@ from server.storage import garbage_collection as module
 from server.storage import references
 from server.storage.bucket import BucketArtifacts
 from server.storage.garbage_collection import Collector, Housekeeping
-from server.storage.models import GarbageCollection
-from server.storage.references import REFERENCES, Collected, hold, referenced
+from server.storage.references import REFERENCES, Collected, GarbageCollection, hold, referenced
 from shared.canonical import sha256_hex
 from shared.errors import NotFound
 from shared.protocol import RunnerBuild
