@@ -11,7 +11,7 @@ from server.identity.access_rules import Device
 from server.identity.devices.signatures import ResultSignature, WholeResultSignature, check_digest, spending
 from server.jobs.leases.service import LeaseService
 from server.registry import files
-from server.registry.trajectories.recording import Proof
+from server.registry.trajectories.service import Proof
 from server.registry.warm_start import StartService
 from server.results import uploads
 from server.results.trajectories import TrajectoryUploads
