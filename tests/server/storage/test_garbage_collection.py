@@ -13,7 +13,7 @@ from server.catalog.runner_builds.service import RunnerBuildService
 from server.clock import utc_now
 from server.identity.signing_keys.files import load_key
 from server.jobs.leases.models import Ending, JobLease
-from server.operations.backups.references import named_files
+from server.operations.backups.service import named_files
 from server.ports import Port
 from server.schema import METADATA
 from server.storage import garbage_collection as module
