@@ -9,20 +9,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from device_agent.errors import Diverged
 from device_agent.memory import peak_rss_bytes, rss_bytes
 from device_agent.runtimes import F32, Arrays, PrivateStepInput, Runtime
-from device_agent.training.batch_sampler import BatchSampler
-from device_agent.training.data import Splits
+from device_agent.training.checkpoints import Checkpoints
+from device_agent.training.data import BatchSampler, Splits
 from device_agent.training.dp_sampling import DPSamples
 from device_agent.training.evaluation import measure
 from device_agent.training.journal import ResourceUsage, RunPlan
 from device_agent.training.prefix import PrefixCache
 from device_agent.training.result import best_validation, build_result, recorded, uploaded_validation
-from device_agent.training.run import RunStorage
 from shared.job import Progress, Result
 from shared.zo.encoding import Example, pack_step
 from shared.zo.noise import query_seeds
@@ -295,3 +296,43 @@ class Trainer:
                 }
             )
         )
+
+
+class RunStorage(Protocol):
+    """One run's trajectory, usage and files; `RunDirectory` stores them on disk."""
+
+    @property
+    def best(self) -> Path:
+        """Names the adapter with the best validation."""
+
+    @property
+    def last(self) -> Path:
+        """Names the adapter after the last step."""
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Checkpoints of B and the optimizer's state, in a run with exact gradients."""
+
+    def begin_b(self, plan: RunPlan) -> F32:
+        """Returns B (D,) before the first step."""
+
+    def dp_samples(self, plan: RunPlan, examples: int) -> DPSamples:
+        """Returns the samples and noise of a private run; equal at every call."""
+
+    def open_trajectory(self, plan: RunPlan) -> Ledger:
+        """Opens or creates the trajectory."""
+
+    def limits(self) -> Limits:
+        """Returns the limits for the next step."""
+
+    def figures(self) -> ResourceUsage:
+        """Returns the recorded resource usage; zeros in a new run."""
+
+    def note(self, figures: ResourceUsage) -> None:
+        """Records the resource usage so far."""
+
+    def write_adapter(self, path: Path, flat: F32, plan: RunPlan, step: int) -> None:
+        """Writes B (D,) after `step` steps as an adapter file named `best` or `last`."""
+
+    def finish(self, result: Result) -> None:
+        """Records the result, after both adapters were written."""
