@@ -23,16 +23,16 @@ class ScopeWords(TypeDecorator[frozenset[Scope]]):
     cache_ok = True
 
     def process_bind_param(self, value: frozenset[Scope] | None, dialect: Dialect) -> str | None:
-        """The words."""
+        """Returns the scopes as words, sorted."""
         return None if value is None else " ".join(sorted(value))
 
     def process_result_value(self, value: Any | None, dialect: Dialect) -> frozenset[Scope] | None:
-        """The scopes again."""
+        """Returns the scopes."""
         return None if value is None else frozenset(_KNOWN[name] for name in value.split() if name in _KNOWN)
 
 
 class Tenant(Numbered, Table):
-    """Whose things are kept apart from all others'."""
+    """An isolated customer account."""
 
     __tablename__ = "tenants"
 
@@ -42,7 +42,7 @@ class Tenant(Numbered, Table):
 
 
 class User(Numbered, Table):
-    """A person of a tenant; holds tokens."""
+    """A person of a tenant, who may have several tokens."""
 
     __tablename__ = "users"
     __table_args__ = (UniqueConstraint("tenant", "name"),)
@@ -56,7 +56,7 @@ class User(Numbered, Table):
 
 
 class Token(Numbered, Table):
-    """A bearer token, by its digest."""
+    """A bearer token, stored as its digest."""
 
     __tablename__ = "tokens"
     __table_args__ = (Index("ix_tokens_tenant", "tenant", "number", "role"),)
