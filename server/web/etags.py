@@ -58,7 +58,7 @@ class Precondition:
     tags: tuple[str, ...] | None
 
     def check(self, view: BaseModel) -> None:
-        """Raises PreconditionFailed if the tag differs; If-Match compares strongly. view: the resource as GET shows it."""
+        """Raises PreconditionFailed if the tag differs (strong comparison). view: the resource as GET shows it."""
         if self.tags is not None and self.tags != ("*",) and tag(view.model_dump_json().encode()) not in self.tags:
             raise PreconditionFailed
 
