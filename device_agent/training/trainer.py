@@ -31,16 +31,16 @@ from shared.zo.proximal import pull
 from shared.zo.trajectory import Evaluation, Ledger, Limits
 
 RATE_STEPS = 20  # over which examples per second are averaged
-TELL_SECONDS = 1.0  # between two words while a split is measured
-SLICE_SECONDS = 0.1  # of a pause, between two looks whether to stop
+TELL_SECONDS = 1.0  # between two reports while a split is measured
+SLICE_SECONDS = 0.1  # of a pause, between two checks whether to stop
 
 
 class Stopped(Exception):
-    """The run was asked to stop; its journal says where to go on."""
+    """The run was asked to stop; it resumes from its journal."""
 
 
 class Trainer:
-    """One run: from wherever its journal stands to a result."""
+    """Trains one run from the state of its journal to a result."""
 
     def __init__(
         self,
@@ -208,18 +208,18 @@ class Trainer:
         """Measures and records B as it is, unless the ledger has it. best: the step of B, if it is the best one's."""
         at, adapter = (self._steps, "current") if best is None else (best, "best")
         if self._dp_samples is not None:
-            return  # what is measured on the data is told to nobody, and chooses nothing
+            return  # a private run measures nothing on its data
         if examples is None or recorded(self._ledger.trajectory, split, at, adapter) is not None:
             return
         self._tell("evaluating")
-        told = time.monotonic()
+        reported = time.monotonic()
 
         def pulse() -> None:
-            nonlocal told
+            nonlocal reported
             self._pulse()
-            if time.monotonic() - told > TELL_SECONDS:  # a long split must not look like a process that hangs
+            if time.monotonic() - reported > TELL_SECONDS:  # a long split must not look like a process that hangs
                 self._tell("evaluating")
-                told = time.monotonic()
+                reported = time.monotonic()
 
         measured = measure(self._runtime, examples, self._recipe, pulse, dynamic=self._dynamic)
         self._ledger.append_evaluation(
