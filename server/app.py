@@ -15,14 +15,14 @@ from server.catalog.calibrations import endpoints as calibrations
 from server.catalog.runner_builds import endpoints as runner_builds
 from server.clock import utc_now
 from server.database.database import Database
-from server.database.revisions import prepare
+from server.database.schema import prepare
 from server.federation import endpoints as cohorts
 from server.federation.privacy import endpoints as privacy
 from server.federation.secure_aggregation import endpoints as secure_aggregation
 from server.identity import endpoints as identity
+from server.identity.activity import make_last_used
 from server.identity.devices import endpoints as devices
 from server.identity.devices import enrollment as enrollment
-from server.identity.services import make_last_used
 from server.identity.signing_keys import endpoints as signing_keys
 from server.identity.signing_keys.files import load_key
 from server.identity.signing_keys.service import prepare_keys
@@ -33,7 +33,6 @@ from server.jobs.events import make_event_feed
 from server.jobs.leases import endpoints as leases
 from server.operations.health import endpoints as health
 from server.operations.metrics import endpoints as metrics
-from server.operations.metrics.middleware import Meter
 from server.programs import endpoints as programs
 from server.registry import approval_endpoints as approval
 from server.registry import decision_endpoints as decisions
@@ -46,6 +45,7 @@ from server.results import endpoints as results
 from server.settings import Settings
 from server.storage.opening import open_artifacts
 from server.tasks.engine import prepare_engine
+from server.web.meters import Meter
 from server.web.middleware import Envelope
 from server.web.openapi import describe
 from server.web.problems import add_problem_handlers

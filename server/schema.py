@@ -20,9 +20,9 @@ from server.registry import models as adapters
 from server.registry.adapter_grants import models as adapter_grants
 from server.registry.exports import models as formats
 from server.registry.trajectories import models as trajectories
-from server.storage import models as artifacts
+from server.storage import references as artifacts
 from server.tasks import models as tasks
-from server.web.idempotency import models as idempotency
+from server.web import idempotency_record as idempotency
 
 __all__ = [
     "METADATA",

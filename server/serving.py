@@ -24,7 +24,8 @@ from server.operations.metrics.exposition import make_exposition
 from server.operations.metrics.listener import metrics_listener
 from server.operations.safety import Tls
 from server.settings import Settings
-from server.web.connections import (
+from server.web.downloads import ZeroCopy
+from server.web.limits import (
     KEEP_ALIVE_SECONDS,
     ConnectionLimits,
     DeadlineProtocol,
@@ -32,7 +33,6 @@ from server.web.connections import (
     raise_descriptor_limit,
 )
 from server.web.state import AppState
-from server.web.zero_copy import ZeroCopy
 from shared.errors import Unavailable
 
 _log = structlog.get_logger()

@@ -26,8 +26,7 @@ from server.jobs.lifecycle import (
 )
 from server.jobs.program_access import file_of_device, file_of_tenant, program_of_tenant
 from server.jobs.repository import job_with_calibration
-from server.programs.lifecycle import ACCESS, MOVED, PROGRESSED, ProgramAccess
-from server.programs.service import sign_programs
+from server.programs.service import ACCESS, MOVED, PROGRESSED, ProgramAccess, sign_programs
 from server.registry.adapter_grants.repository import SHARED, granted_file
 from server.registry.repository import version_with_calibration
 from server.registry.service import RegistrySubscriber

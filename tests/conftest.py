@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from tests.programs import cache_directory, remove_unused, shared_store
 
+pytest.register_assert_rewrite("tests.server.actors")
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 

@@ -16,7 +16,7 @@ from bench.baselines.peft_adapters import Variant
 from bench.result import notes
 from bench.training.learners import Engine, Learner
 from device_agent.errors import Diverged
-from device_agent.training.batch_sampler import BatchSampler
+from device_agent.training.data import BatchSampler
 from shared.canonical import canonical_json, sha256_hex
 from shared.job import TrainingSettings
 from shared.recipe import Precision, RecipeSettings

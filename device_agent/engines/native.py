@@ -76,7 +76,7 @@ def prepare(run: RunDirectory) -> TrainerMessage | None:
         return None
     path = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
-        [sys.executable, "-m", "device_agent.training.preparation", str(run.path)],
+        [sys.executable, "-m", "device_agent.training.plan", str(run.path)],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": path},

@@ -1,14 +1,17 @@
 """Works on one leased job from lease to outcome: verifies, downloads, trains and uploads, or reports why it cannot.
 
-Every error is handled here; reports to the server contain none of the device's data.
+Every error is handled here; reports to the server contain none of the device's data. `LeaseHeartbeat` keeps the lease
+alive from a thread of its own while the job runs.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from types import TracebackType
 
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -19,24 +22,24 @@ from device_agent.engines import Engine
 from device_agent.errors import DoesNotFit, PolicyForbids, TooLittleMemory
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
-from device_agent.jobs.lease import LeaseHeartbeat
 from device_agent.jobs.masked_upload import MaskedUpload
 from device_agent.jobs.policy_gated_run import Halted, PolicyGatedRun
 from device_agent.jobs.upload import Upload, UploadSummary
 from device_agent.policy.evaluator import PolicyEvaluator
-from device_agent.policy.rules_file import OwnerConsent
+from device_agent.policy.rules import OwnerConsent
 from device_agent.program_cache import ProgramCache
 from device_agent.program_verification import RollbackProtection, verify_program, verify_start
-from device_agent.protocol.client import DeviceClient
+from device_agent.protocol.client import Backoff, DeviceClient
 from device_agent.training.journal import RunDirectory, RunPlan
 from device_agent.training.messages import describe
-from device_agent.training.warm_start import fetch_start, holds_start
+from shared.canonical import file_sha256
 from shared.capabilities import may_take_part
 from shared.errors import Gone, MaskingOut, MobizoError, NotFound, Unauthorized, Unavailable, Untrusted
 from shared.federation.secure_aggregation.quiet import quiet_progress
 from shared.job import JobError, Progress, Result, TrajectoryUpload
 from shared.program import ProgramFile, ProgramManifest
-from shared.protocol import Decline, Lease
+from shared.protocol import Decline, Lease, LeaseState
+from shared.registry import AdapterManifest
 from shared.rules import Rules
 from shared.transport import ByteProgress
 
@@ -44,6 +47,11 @@ RULES_PAUSE_SECONDS = 300.0  # after a job that the rules forbade, because the s
 TRANSIENT = frozenset({Unavailable.code, DoesNotFit.code})  # errors of a training process that may not recur
 
 _log = structlog.get_logger()
+# Seconds between heartbeats. The longest keeps the shown progress current and notices a cancelled job soon; the
+# shortest prevents a flood of requests if the server states an invalid expiry.
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.2, 5.0
+LONGEST_RETRY_SECONDS = 60.0  # between attempts while the server does not answer
+JOIN_SECONDS = 2.0
 
 
 class Outcome(StrEnum):
@@ -321,3 +329,98 @@ def check_memory(manifest: ProgramManifest, spare: int, rules: Rules) -> None:
     """Raises TooLittleMemory unless training fits `spare` bytes."""
     if manifest.training_bytes > spare:
         raise TooLittleMemory(manifest.training_bytes, spare, rules.memory_floor_bytes or 0)
+
+
+class LeaseHeartbeat:
+    """Sends heartbeats at a quarter of the lease's duration or more often; an unreachable server does not interrupt
+    the run.
+
+    Events: `lost` (the lease has ended), `refused` (the server refuses this device), `cancelled` (the job was
+    cancelled).
+    """
+
+    def __init__(self, client: DeviceClient, lease: Lease) -> None:
+        self._client, self._lease = client, lease
+        # The server's clock, because this device's clock may be hours off.
+        self._interval = interval(client.clock.seconds_until(lease.expires_at))
+        self._retry = Backoff(self._interval, LONGEST_RETRY_SECONDS)
+        self._unreachable = False
+        self._progress = Progress(phase="downloading")
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self.lost = threading.Event()
+        self.refused = threading.Event()
+        self.cancelled = threading.Event()
+
+    def __enter__(self) -> LeaseHeartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join(JOIN_SECONDS)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job must stop."""
+        return self.lost.is_set() or self.refused.is_set() or self.cancelled.is_set()
+
+    def report(self, progress: Progress) -> None:
+        """Sets the progress that the next heartbeat reports."""
+        self._progress = progress
+
+    def _run(self) -> None:
+        while True:
+            pause = self._send()
+            if self.ended or self._done.wait(pause):
+                return
+
+    def _send(self) -> float:
+        """Sends one heartbeat; returns the seconds until the next one."""
+        try:
+            self._apply_state(self._client.heartbeat(self._lease.id, self._progress))
+        except Unauthorized as error:
+            _log.warning("the server refuses this device", detail=error.detail)
+            self.refused.set()
+        except (Gone, NotFound) as error:
+            _log.warning("lease lost", job=self._lease.job.id, detail=error.detail)
+            self.lost.set()
+        except MobizoError as error:
+            # Log an unreachable server once, not at every attempt.
+            if not self._unreachable:
+                _log.warning("heartbeat failed; training continues", detail=error.detail)
+            self._unreachable = True
+            return self._retry.pause()
+        return self._interval
+
+    def _apply_state(self, state: LeaseState) -> None:
+        if self._unreachable:
+            _log.info("the server answers again")
+        self._unreachable = False
+        self._interval = interval(self._client.clock.seconds_until(state.expires_at))
+        self._retry = Backoff(self._interval, LONGEST_RETRY_SECONDS)
+        if state.stop:
+            self.cancelled.set()
+
+
+def interval(left: float) -> float:
+    """Returns the seconds between heartbeats for a lease that expires in `left` seconds: a quarter, within bounds."""
+    return min(max(left / 4, SHORTEST_SECONDS), LONGEST_SECONDS)
+
+
+def holds_start(run: RunDirectory, start: AdapterManifest) -> bool:
+    """Returns whether the run's directory contains the complete start file."""
+    return run.start.is_file() and file_sha256(run.start) == start.sha256
+
+
+def fetch_start(
+    client: DeviceClient, lease_id: str, run: RunDirectory, start: AdapterManifest, progress: ByteProgress | None
+) -> None:
+    """Downloads a run's start file, resuming a partial download.
+
+    Raises Untrusted if its hash differs, StartDeleted, Gone, or Unavailable.
+    """
+    run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    client.download_start(lease_id, start, run.start, progress)

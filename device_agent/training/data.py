@@ -1,13 +1,18 @@
-"""Reads the device's data, a directory of JSONL files, into the splits for training and measurement.
+"""Reads the device's data, a directory of JSONL files, into splits for training and measurement, and samples batches.
 
 The data never leaves the device; an error's public message contains none of it.
+
+A step's batch depends only on job seed and step number, so resumed runs see the same batches. The epochs' orders are
+laid end to end and cut into batches of E; the epoch's short last batch is filled from the next epoch, so every step has
+E examples. Within an epoch the right answers alternate in proportion to their counts: a batch of one answer only would
+move the model's overall preference, which is noise in every direction it steps in.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +25,7 @@ from shared.job import TrainingSettings
 from shared.recipe import Recipe
 from shared.task import Task, template_fields
 from shared.zo.encoding import Example, load_examples
+from shared.zo.example_order import alternating
 from shared.zo.noise import permutation
 
 # One fixed seed and epochs that training never reaches: every job splits and samples alike, so runs of different
@@ -118,3 +124,27 @@ def _public(error: InvalidDataset, path: Path, task: Task) -> str:
 def _source_fields(task: Task) -> set[str]:
     named = {field for template in task.templates() for field in template_fields(template)}
     return {task.mapped[field].field if field in task.mapped else field for field in named} | {task.label_field}
+
+
+@dataclass(frozen=True)
+class BatchSampler:
+    """The order in which a run visits training examples, `batch` (E) a step. answers: each one's right answer."""
+
+    seed: int
+    answers: tuple[int, ...]
+    batch: int
+    _epochs: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def indices(self, step: int) -> list[int]:
+        """The E example indices of one 0-based step."""
+        size = len(self.answers)
+        places = range(step * self.batch, (step + 1) * self.batch)
+        return [self._epoch(place // size)[place % size] for place in places]
+
+    def _epoch(self, epoch: int) -> list[int]:
+        """Returns the order of one epoch. The last two are kept: a batch may end in the epoch after its own."""
+        if epoch not in self._epochs:
+            if len(self._epochs) == 2:
+                del self._epochs[next(iter(self._epochs))]
+            self._epochs[epoch] = alternating(self.seed, epoch, self.answers)
+        return self._epochs[epoch]

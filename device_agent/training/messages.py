@@ -31,9 +31,9 @@ class TrainerMessage(BaseModel):
 def describe(error: MobizoError) -> TrainerMessage:
     """Returns the message for an error: complete for this device, without data for the server."""
     if isinstance(error, UnusableRecord):
-        told = error.public
+        public = error.public
     elif isinstance(error, InvalidDataset):
-        told = "the data set cannot be used; the device's own log says why"
+        public = "the data set cannot be used; the device's own log says why"
     else:
-        told = error.detail
-    return TrainerMessage(error=JobError(code=error.code, detail=told[:4000]), detail=error.detail)
+        public = error.detail
+    return TrainerMessage(error=JobError(code=error.code, detail=public[:4000]), detail=error.detail)

@@ -1,13 +1,16 @@
-"""A run as the native runner takes it: every batch already tokens, every seed and learning rate already a number.
+"""The native runner's plan of a run: every batch is already tokens, every seed and learning rate already a number.
 
-File: b"MOBIZO-PLAN 1\\n", then frames as the trajectory's (`shared.zo.trajectory`), little-endian, integers int32
+`python -m device_agent.training.plan RUN_DIRECTORY` reads the device's data, writes the plan and exits, so that
+tokenizer and data use no memory during training. It prints a `TrainerMessage` on standard output only on an error.
+
+File: b"MOBIZO-PLAN 1\n", then frames as the trajectory's (`shared.zo.trajectory`), little-endian, integers int32
 unless said otherwise. T steps, q queries, E examples a step, A answer positions, C choices, R score rows:
 
     C   settings: 15 int64 in the order of `_settings`, then eps as float64
     H   the ledger's header, as it is written there
-    B   float32 (D,) that the run goes on from; absent where it begins from 0
-    P   what B's distance from that start is multiplied with after each step, float32 (T,); absent without pulls
-    K   empty: B after the last step is handed in, not the best validated one; absent otherwise
+    B   float32 (D,) from which the run starts; absent if it starts from 0
+    P   factor of B's distance from that start after each step, float32 (T,); absent without pulls
+    K   empty: B after the last step is uploaded, not the one with the best validation; absent otherwise
     L   learning rate of each step, float32 (T,)
     Q   seeds (T, q, 2)          O   examples of each step (T, E), of a private run as many as D says
     D   draws of a private run: clip float32, count of examples of each step (T,), noise float32 (T, q); comes before O
@@ -25,18 +28,24 @@ unless said otherwise. T steps, q queries, E examples a step, A answer positions
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
-from device_agent.training.batch_sampler import BatchSampler
+from device_agent.durable import disk_full_as_does_not_fit, write_pieces
 from device_agent.training.checkpoints import CHECKPOINT_STEPS
-from device_agent.training.data import Splits
+from device_agent.training.data import BatchSampler, Splits, read_splits
 from device_agent.training.dp_sampling import DPSamples
 from device_agent.training.evaluation import score_batches
-from device_agent.training.journal import RunPlan
+from device_agent.training.journal import PreparedData, RunDirectory, RunPlan
+from device_agent.training.messages import describe
 from device_agent.training.prefix import MOST_BYTES, STRIDE
+from shared.canonical import file_sha256
+from shared.errors import MobizoError
 from shared.zo.encoding import Example, pack_step
 from shared.zo.noise import run_seeds
 from shared.zo.trajectory import frame
@@ -138,3 +147,39 @@ def _scores(plan: RunPlan, examples: Sequence[Example]) -> Iterator[bytes]:
 
 def _integers(numbers: Sequence[int]) -> bytes:
     return np.array(numbers, "<i4").tobytes()
+
+
+def prepare(run: RunDirectory) -> None:
+    """Writes the run's native plan. Raises MobizoError for unusable data, OSError."""
+    plan = run.plan()
+    tokenizer = Tokenizer.from_file(str(plan.tokenizer))
+    splits = read_splits(
+        plan.dataset,
+        plan.task,
+        tokenizer,
+        plan.manifest.recipe,
+        plan.training,
+        with_test=not plan.uploads_last,
+    )
+    dp_samples = None if plan.privacy is None else run.dp_samples(plan, len(splits.train))
+    write_pieces(run.native_plan, dump_plan(plan, splits, dp_samples))
+    run.note_prepared(
+        PreparedData(
+            train_examples=len(splits.train),
+            truncated_examples=splits.truncated,
+            plan_sha256=file_sha256(run.native_plan),
+        )
+    )
+
+
+def main() -> None:
+    """Entry point."""
+    try:
+        with disk_full_as_does_not_fit():
+            prepare(RunDirectory(Path(sys.argv[1])))
+    except MobizoError as error:
+        sys.stdout.write(describe(error).model_dump_json(exclude_none=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()

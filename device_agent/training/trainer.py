@@ -9,20 +9,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from device_agent.errors import Diverged
 from device_agent.memory import peak_rss_bytes, rss_bytes
 from device_agent.runtimes import F32, Arrays, PrivateStepInput, Runtime
-from device_agent.training.batch_sampler import BatchSampler
-from device_agent.training.data import Splits
+from device_agent.training.checkpoints import Checkpoints
+from device_agent.training.data import BatchSampler, Splits
 from device_agent.training.dp_sampling import DPSamples
 from device_agent.training.evaluation import measure
 from device_agent.training.journal import ResourceUsage, RunPlan
 from device_agent.training.prefix import PrefixCache
 from device_agent.training.result import best_validation, build_result, recorded, uploaded_validation
-from device_agent.training.run import RunStorage
 from shared.job import Progress, Result
 from shared.zo.encoding import Example, pack_step
 from shared.zo.noise import query_seeds
@@ -30,16 +31,16 @@ from shared.zo.proximal import pull
 from shared.zo.trajectory import Evaluation, Ledger, Limits
 
 RATE_STEPS = 20  # over which examples per second are averaged
-TELL_SECONDS = 1.0  # between two words while a split is measured
-SLICE_SECONDS = 0.1  # of a pause, between two looks whether to stop
+TELL_SECONDS = 1.0  # between two reports while a split is measured
+SLICE_SECONDS = 0.1  # of a pause, between two checks whether to stop
 
 
 class Stopped(Exception):
-    """The run was asked to stop; its journal says where to go on."""
+    """The run was asked to stop; it resumes from its journal."""
 
 
 class Trainer:
-    """One run: from wherever its journal stands to a result."""
+    """Trains one run from the state of its journal to a result."""
 
     def __init__(
         self,
@@ -207,18 +208,18 @@ class Trainer:
         """Measures and records B as it is, unless the ledger has it. best: the step of B, if it is the best one's."""
         at, adapter = (self._steps, "current") if best is None else (best, "best")
         if self._dp_samples is not None:
-            return  # what is measured on the data is told to nobody, and chooses nothing
+            return  # a private run measures nothing on its data
         if examples is None or recorded(self._ledger.trajectory, split, at, adapter) is not None:
             return
         self._tell("evaluating")
-        told = time.monotonic()
+        reported = time.monotonic()
 
         def pulse() -> None:
-            nonlocal told
+            nonlocal reported
             self._pulse()
-            if time.monotonic() - told > TELL_SECONDS:  # a long split must not look like a process that hangs
+            if time.monotonic() - reported > TELL_SECONDS:  # a long split must not look like a process that hangs
                 self._tell("evaluating")
-                told = time.monotonic()
+                reported = time.monotonic()
 
         measured = measure(self._runtime, examples, self._recipe, pulse, dynamic=self._dynamic)
         self._ledger.append_evaluation(
@@ -295,3 +296,43 @@ class Trainer:
                 }
             )
         )
+
+
+class RunStorage(Protocol):
+    """One run's trajectory, usage and files; `RunDirectory` stores them on disk."""
+
+    @property
+    def best(self) -> Path:
+        """Names the adapter with the best validation."""
+
+    @property
+    def last(self) -> Path:
+        """Names the adapter after the last step."""
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Checkpoints of B and the optimizer's state, in a run with exact gradients."""
+
+    def begin_b(self, plan: RunPlan) -> F32:
+        """Returns B (D,) before the first step."""
+
+    def dp_samples(self, plan: RunPlan, examples: int) -> DPSamples:
+        """Returns the samples and noise of a private run; equal at every call."""
+
+    def open_trajectory(self, plan: RunPlan) -> Ledger:
+        """Opens or creates the trajectory."""
+
+    def limits(self) -> Limits:
+        """Returns the limits for the next step."""
+
+    def figures(self) -> ResourceUsage:
+        """Returns the recorded resource usage; zeros in a new run."""
+
+    def note(self, figures: ResourceUsage) -> None:
+        """Records the resource usage so far."""
+
+    def write_adapter(self, path: Path, flat: F32, plan: RunPlan, step: int) -> None:
+        """Writes B (D,) after `step` steps as an adapter file named `best` or `last`."""
+
+    def finish(self, result: Result) -> None:
+        """Records the result, after both adapters were written."""

@@ -17,7 +17,7 @@ from shared.zo.trajectory import Ledger, Limits
 
 
 class InMemoryRun:
-    """A run that is trained in one go; see `device_agent.training.run.RunStorage`."""
+    """A run that is trained in one go; see `device_agent.training.trainer.RunStorage`."""
 
     best = Path("best.safetensors")
     last = Path("last.safetensors")

@@ -10,8 +10,7 @@ import typer
 from server.cli.console import Json, Tenant, moment, open_home, output, tell, tell_rows
 from server.identity.models import Role, Scope
 from server.identity.repository import TenantRepository, TokenRepository, UserRepository
-from server.identity.service import TokenService
-from server.identity.tenants import TenantService, UserService
+from server.identity.service import TenantService, TokenService, UserService
 from shared.access import DEFAULT_TENANT, MOST_DAYS
 from shared.errors import BadRequest
 

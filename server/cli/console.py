@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from server.database.database import Database
-from server.database.revisions import prepare
+from server.database.schema import prepare
 from server.identity.signing_keys import files as keys
 from server.identity.signing_keys.service import prepare_keys
 from server.settings import Settings

@@ -38,7 +38,6 @@ class Commands(TyperGroup):
         from server.cli.access import app as access
         from server.cli.calibrations import app as calibrations
         from server.cli.devices import app as fleet
-        from server.cli.garbage_collection import app as files
         from server.cli.home import app as home
         from server.cli.keys import app as keys
         from server.cli.maintenance import app as maintenance
@@ -51,7 +50,6 @@ class Commands(TyperGroup):
             **typer.main.get_group(maintenance).commands,
             **typer.main.get_group(access).commands,
             **typer.main.get_group(fleet).commands,
-            **typer.main.get_group(files).commands,
             **typer.main.get_group(keys).commands,
             **typer.main.get_group(programs).commands,
             **typer.main.get_group(calibrations).commands,

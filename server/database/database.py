@@ -1,4 +1,4 @@
-"""The engine and its kinds of access: reading transactions, writing transactions, and autocommit reads.
+"""The engine, its kinds of access (reading and writing transactions, autocommit reads), and the errors they raise.
 
 On SQLite a writing transaction takes the write lock when it begins (BEGIN IMMEDIATE): the data it has read cannot
 change before it writes, and two writers wait for each other instead of failing midway.
@@ -12,30 +12,35 @@ retried.
 Beginning and ending a transaction and checking its connection each take a round trip to PostgreSQL, as long as a
 statement. Autocommit reads therefore have none of them, and a connection is checked only if it was idle or has unread
 input.
+
+Outages become `DatabaseUnavailable`, conflicts between concurrent transactions become `Collision` (retryable), and
+values that no column can hold become `Unstorable`. Any other database error is a bug and is raised unchanged.
 """
 
 from __future__ import annotations
 
+import random
 import select
+import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, InvalidatePoolError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, InvalidatePoolError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
-from server.database.failures import translate_errors
-from server.database.sqlite import tune_sqlite
 from server.settings import Tuning
-from shared.errors import BadRequest
+from shared.errors import BadRequest, Unavailable
 
 CLOSE_SECONDS = 5.0
-RESTED_SECONDS = 1.0  # a connection idle for longer is checked before use
-_RESTS_SINCE = "mobizo-rests-since"
+IDLE_SECONDS = 1.0  # a connection idle for longer is checked before use
+_IDLE_SINCE = "mobizo-idle-since"
 APPLICATION = "mobizo-server"
 DRIVERS = {
     "sqlite": "sqlite",
@@ -43,12 +48,19 @@ DRIVERS = {
     "postgresql": "postgresql+psycopg",
     "postgresql+psycopg": "postgresql+psycopg",
 }
+TRIES = 6
+_PAUSE_SECONDS = 0.02
+# SQLSTATEs: serialization failure, deadlock, unique violation. SQLite has one writer at a time, so it has none.
+_COLLISIONS = {"40001", "40P01", "23505"}
+# A write to a standby, as during a failover.
+_READ_ONLY = "25006"
+_HOLDS_GATE = "mobizo-writes"
 
 
 class Database:
     """A database and its sessions. Connections are opened on first use.
 
-    All sessions raise DatabaseUnavailable, Collision or Unstorable; see `server.database.failures`.
+    All sessions raise DatabaseUnavailable, Collision or Unstorable.
     """
 
     def __init__(self, url: str, tuning: Tuning | None = None) -> None:
@@ -148,22 +160,22 @@ def _engine(url: URL, tuning: Tuning) -> Engine:
         pool_recycle=round(tuning.recycle_seconds),
         connect_args={name: value for name, value in given.items() if name not in url.query},
     )
-    _ask_rested(engine)
+    _check_idle(engine)
     return engine
 
 
-def _ask_rested(engine: Engine) -> None:
+def _check_idle(engine: Engine) -> None:
     """Replaces connections that broke while idle, for example because the database was restarted."""
 
     @event.listens_for(engine, "checkin")
     def checkin(connection: Any, record: ConnectionPoolEntry) -> None:
-        record.info[_RESTS_SINCE] = time.monotonic()
+        record.info[_IDLE_SINCE] = time.monotonic()
 
     @event.listens_for(engine, "checkout")
     def checkout(connection: Any, record: ConnectionPoolEntry, proxy: Any) -> None:
-        since = record.info.get(_RESTS_SINCE)
+        since = record.info.get(_IDLE_SINCE)
         # A closed connection has unread input; a host that has disappeared leaves none.
-        if since is None or (time.monotonic() - since < RESTED_SECONDS and not _has_news(connection)):
+        if since is None or (time.monotonic() - since < IDLE_SECONDS and not _has_unread_input(connection)):
             return
         try:
             engine.dialect.do_ping(connection)
@@ -172,8 +184,96 @@ def _ask_rested(engine: Engine) -> None:
             raise InvalidatePoolError from error
 
 
-def _has_news(connection: Any) -> bool:
+def _has_unread_input(connection: Any) -> bool:
     """Returns whether a connection has unread input, including its end. Does not wait."""
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     return bool(poll.poll(0))
+
+
+class DatabaseUnavailable(Unavailable):
+    """The database is temporarily unavailable. Nothing was changed; try again later."""
+
+
+class Collision(Unavailable):
+    """Concurrent requests kept changing the same data. Nothing was changed; try again later."""
+
+
+class Unstorable(BadRequest):
+    """The request contains a character or a number that cannot be stored; remove it."""
+
+
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    """Context manager that replaces database errors with the application's own."""
+    try:
+        yield
+    except PoolTimeout as error:
+        raise DatabaseUnavailable from error
+    except DBAPIError as error:
+        translated = _translated(error)
+        if translated is None:
+            raise
+        raise translated from error
+
+
+def pause_seconds(tries: int) -> float:
+    """Returns a random delay before the next attempt, so that the same two transactions do not collide again."""
+    return random.uniform(0, _PAUSE_SECONDS * 2**tries)
+
+
+def _translated(error: DBAPIError) -> DatabaseUnavailable | Collision | Unstorable | None:
+    state = getattr(error.orig, "sqlstate", None)
+    if state in _COLLISIONS:
+        return Collision()
+    if isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated or state == _READ_ONLY:
+        return DatabaseUnavailable()
+    return Unstorable() if isinstance(error, DataError) else None
+
+
+def tune_sqlite(engine: Engine, lock_seconds: float) -> None:
+    """Configures each connection, and begins transactions as described in this module's docstring.
+
+    Writers of this process wait for a lock in memory (the gate) instead of the file lock, which SQLite polls every
+    100 ms or less and grants in no fair order. lock_seconds: timeout for the gate and for other processes.
+    """
+    gate = threading.Lock()
+
+    @event.listens_for(engine, "connect")
+    def connect(connection: Any, record: Any) -> None:
+        # The driver must not begin transactions itself; `begin` below does.
+        connection.isolation_level = None
+        connection.execute(f"PRAGMA busy_timeout = {round(lock_seconds * 1000)}")
+        _write_ahead(connection, lock_seconds)
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        if not connection.get_execution_options().get("writes", False):
+            connection.exec_driver_sql("BEGIN")
+            return
+        if not gate.acquire(timeout=lock_seconds):
+            raise DatabaseUnavailable
+        connection.info[_HOLDS_GATE] = True
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    # Released after the commit, which takes longest: before it, the next writer would only wait for the file lock.
+    @event.listens_for(engine, "checkin")
+    def checkin(connection: Any, record: Any) -> None:
+        if record.info.pop(_HOLDS_GATE, False):
+            gate.release()
+
+
+def _write_ahead(connection: Any, lock_seconds: float) -> None:
+    """Enables the write-ahead log. SQLite changes the mode of a new file under a lock for which it does not wait."""
+    deadline = time.monotonic() + lock_seconds
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # primary result code of an extended code
+            if not busy or time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE_SECONDS)

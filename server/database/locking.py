@@ -1,7 +1,7 @@
-"""Row locks, on databases that have them.
+"""Row locks, on databases that have them, and inserts that do not fail when transactions race.
 
 The following rows guard data. Locks are taken in this order, to avoid deadlocks. A transaction in a deadlock is retried
-(`server.database.failures`).
+(`server.web.routes`).
 
 0. the row of the current signing key (`server.identity.signing_keys`): shared for signing, exclusive for key rotation
 1. a cohort's row guards its members, its rounds and their updates
@@ -24,6 +24,10 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from sqlalchemy import Select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from server.database.columns import Table
 
 Found = TypeVar("Found", bound=Select[*tuple[Any, ...]])
 
@@ -36,3 +40,9 @@ def locked(statement: Found, *, of: Any = None, skip: bool = False) -> Found:
     """
     locking: Found = statement.with_for_update(of=of, skip_locked=skip, key_share=True)
     return locking.execution_options(populate_existing=True)
+
+
+def add_if_absent(session: Session, table: type[Table], **values: Any) -> None:
+    """Adds a row to `table` unless one of its keys is taken. Waits for a concurrent transaction with the same key."""
+    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+    session.execute(insert(table).values(**values).on_conflict_do_nothing())

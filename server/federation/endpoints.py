@@ -18,7 +18,7 @@ from server.identity.models import Role, Scope
 from server.identity.service import Principal
 from server.jobs.preparation import run_preparation
 from server.registry.audit import Actor
-from server.web.idempotency.dependency import Once
+from server.web.idempotency import Once
 from server.web.openapi import Responses, raises
 from server.web.pages import Paging
 from server.web.routes import Routes

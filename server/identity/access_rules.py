@@ -8,7 +8,7 @@
     dependencies=[PUBLIC]                                      anyone; in the route's decorator
     dependencies=[PROBE]                                       anyone, as often as they like: for health checks
 
-The router calls a rule's `admit` before it reads any of the request's body; the dependency then returns what was found.
+The router calls a rule's `admit` before it reads any of the request's body; the dependency then returns its result.
 A rule is the first parameter, because FastAPI resolves parameters in their order and a transaction must not begin for a
 caller without the right to it. tests/server/identity/test_matrix.py finds routes without a rule, and rules that come
 late.
@@ -26,11 +26,11 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from server.clock import utc_now
 from server.database.identifiers import token_digest
+from server.identity.activity import make_last_used
 from server.identity.models import Role, Scope
 from server.identity.service import Principal, TokenService
-from server.identity.services import make_last_used
-from server.web.callers import Rule, address_of, refuse_anonymous
 from server.web.openapi import may_raise
+from server.web.routes import Rule, address_of
 from server.web.state import AppState, State
 from shared.errors import Forbidden, TenantSuspended, TooManyRequests, Unauthorized
 
@@ -43,18 +43,24 @@ def _lookup(state: AppState, bearer: str) -> Principal:
         return TokenService(session).principal(bearer)
 
 
+def _refuse_anonymous(state: AppState, request: Request) -> Unauthorized:
+    """Counts a request without a token, and returns the error to raise. Raises TooManyRequests if there were many."""
+    state.limits.anonymous(address_of(request))
+    return Unauthorized()
+
+
 async def _bearer(request: Request, state: AppState) -> str:
     """Returns the token of a request. Raises Unauthorized if there is none, TooManyRequests."""
     credentials = await _scheme(request)
     if credentials is None or not credentials.credentials:
-        raise refuse_anonymous(state, request)
+        raise _refuse_anonymous(state, request)
     return credentials.credentials
 
 
 @may_raise(Unauthorized, Forbidden, TenantSuspended, TooManyRequests)
 @dataclass(frozen=True)
 class Holder(Rule):
-    """A live token: of a person or service with all of `scopes`, or of a device."""
+    """Admits a live token: of a person or service with all of `scopes`, or of a device."""
 
     scopes: frozenset[Scope]
     people: bool
@@ -63,7 +69,7 @@ class Holder(Rule):
     checks_token: ClassVar[bool] = True
 
     async def __call__(self, request: Request, credentials: _Credentials) -> Principal:
-        """Returns who calls, as `admit` found."""
+        """Returns the caller that `admit` looked up."""
         principal: Principal = request.state.principal
         return principal
 
@@ -93,12 +99,12 @@ class Holder(Rule):
 @may_raise(Unauthorized, TooManyRequests)
 @dataclass(frozen=True)
 class OneTime(Rule):
-    """Some token; the route uses it up or refuses it."""
+    """Admits any token; the route uses it up or rejects it."""
 
     needs_token: ClassVar[bool] = True
 
     async def __call__(self, request: Request, state: State, credentials: _Credentials) -> AsyncIterator[str]:
-        """Returns the token's text. If the route refuses it, that counts against the caller's address."""
+        """Returns the token's text. If the route rejects it, that counts against the caller's address."""
         text: str = request.state.bearer
         try:
             yield text
@@ -117,12 +123,12 @@ class OneTime(Rule):
 @may_raise(TooManyRequests)
 @dataclass(frozen=True)
 class Open(Rule):
-    """Anyone, with or without a token."""
+    """Admits any caller, with or without a token."""
 
     limited: bool
 
     async def __call__(self) -> None:
-        """Lets the caller in: `admit` has counted the request."""
+        """Does nothing: `admit` has counted the request."""
 
     async def admit(self, request: Request) -> None:
         """Counts the request. Raises TooManyRequests."""
@@ -132,7 +138,7 @@ class Open(Rule):
 
 
 def needs(*scopes: Scope, or_device: bool = False) -> Any:
-    """The rule of a route for people and services whose token has all `scopes`; `or_device`: and for any device."""
+    """Returns the rule for people and services whose token has all `scopes`; `or_device`: and for any device."""
     return Depends(Holder(frozenset(scopes), people=True, devices=or_device))
 
 

@@ -1,4 +1,4 @@
-"""Routes of tokens, and of whoever asks."""
+"""Routes of tokens, and the route that describes the caller's own token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from server.identity.access_rules import needs
 from server.identity.models import Scope
 from server.identity.service import Principal
 from server.identity.token_issuing import TokenIssuingService
-from server.web.idempotency.dependency import Once
+from server.web.idempotency import Once
 from server.web.openapi import raises
 from server.web.pages import Paging
 from server.web.routes import Routes
@@ -26,7 +26,7 @@ _SECRET = {"Cache-Control": "no-store"}
 
 @router.get("/whoami")
 def whoami(principal: Annotated[Principal, needs(or_device=True)]) -> WhoAmI:
-    """Whose token the request bears, and what it may do."""
+    """The holder of the request's token, and what the token allows."""
     return WhoAmI(
         tenant=principal.tenant,
         role=principal.role,
@@ -41,7 +41,7 @@ def whoami(principal: Annotated[Principal, needs(or_device=True)]) -> WhoAmI:
 
 @router.get("/tokens")
 def tokens(principal: Maker, session: Reading, paging: Paging) -> Page[TokenView]:
-    """The tokens of the tenant's people and services, newest first, ended ones too."""
+    """The tokens of the tenant's users and services, newest first, including revoked and expired ones."""
     views, found = TokenIssuingService(session, principal).page(paging)
     return paging.page(views, found.before)
 
@@ -50,19 +50,19 @@ def tokens(principal: Maker, session: Reading, paging: Paging) -> Page[TokenView
 def make(
     principal: Maker, request: TokenRequest, response: Response, state: State, session: Writing, once: Once
 ) -> TokenGrant:
-    """A new token in the maker's tenant, which may do no more than the maker's; its text is told this once."""
+    """Creates a token in the caller's tenant, which may do no more than the caller's; its text is shown only once."""
     response.headers.update(_SECRET)
     return TokenIssuingService(session, principal).make(request, state.settings.token_days)
 
 
 @router.post("/tokens/{token_id}/rotate", status_code=201, responses=raises(Conflict))
 def rotate(principal: Maker, token_id: str, response: Response, session: Writing, once: Once) -> TokenGrant:
-    """A token like this one with another text, told this once; this one ends at once."""
+    """Replaces a token by one with the same permissions and another text, which is shown only once."""
     response.headers.update(_SECRET)
     return TokenIssuingService(session, principal).rotate(token_id)
 
 
 @router.delete("/tokens/{token_id}", status_code=204, responses=raises(NotFound))
 def revoke(principal: Maker, token_id: str, session: Writing) -> None:
-    """Ends a token at once; also the one that asks."""
+    """Revokes a token at once; it may be the caller's own."""
     TokenIssuingService(session, principal).revoke(token_id)

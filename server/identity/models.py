@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import ForeignKey, Index, String, UniqueConstraint
+from sqlalchemy import Dialect, ForeignKey, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
 
 from server.database.columns import Moment, Numbered, Table, word
-from server.identity.scope_column import ScopeWords
 from shared.access import Role, Scope
 
+_KNOWN = {str(scope): scope for scope in Scope}
 __all__ = ["Role", "Scope", "Tenant", "Token", "User"]
 
 
+class ScopeWords(TypeDecorator[frozenset[Scope]]):
+    """A set of scopes as text. A word that this version does not know allows nothing."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: frozenset[Scope] | None, dialect: Dialect) -> str | None:
+        """Returns the scopes as words, sorted."""
+        return None if value is None else " ".join(sorted(value))
+
+    def process_result_value(self, value: Any | None, dialect: Dialect) -> frozenset[Scope] | None:
+        """Returns the scopes."""
+        return None if value is None else frozenset(_KNOWN[name] for name in value.split() if name in _KNOWN)
+
+
 class Tenant(Numbered, Table):
-    """Whose things are kept apart from all others'."""
+    """An isolated customer account."""
 
     __tablename__ = "tenants"
 
@@ -25,7 +42,7 @@ class Tenant(Numbered, Table):
 
 
 class User(Numbered, Table):
-    """A person of a tenant; holds tokens."""
+    """A person of a tenant, who may have several tokens."""
 
     __tablename__ = "users"
     __table_args__ = (UniqueConstraint("tenant", "name"),)
@@ -39,7 +56,7 @@ class User(Numbered, Table):
 
 
 class Token(Numbered, Table):
-    """A bearer token, by its digest."""
+    """A bearer token, stored as its digest."""
 
     __tablename__ = "tokens"
     __table_args__ = (Index("ix_tokens_tenant", "tenant", "number", "role"),)

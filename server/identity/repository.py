@@ -27,11 +27,11 @@ class TenantRepository:
         self._session.flush()
 
     def by_name(self, name: str) -> Tenant | None:
-        """The tenant of that name."""
+        """Returns the tenant of that name."""
         return self._session.scalar(select(Tenant).where(Tenant.name == name))
 
     def all(self) -> Sequence[Tenant]:
-        """Every tenant, oldest first."""
+        """Returns every tenant, oldest first."""
         return self._session.scalars(select(Tenant).order_by(Tenant.number)).all()
 
 
@@ -47,15 +47,15 @@ class UserRepository:
         self._session.flush()
 
     def by_name(self, tenant: str, name: str) -> User | None:
-        """A tenant's user of that name."""
+        """Returns a tenant's user of that name."""
         return self._session.scalar(select(User).where(User.tenant == tenant, User.name == name))
 
     def all(self, tenant: str) -> Sequence[User]:
-        """Every user of a tenant, oldest first."""
+        """Returns every user of a tenant, oldest first."""
         return self._session.scalars(select(User).where(User.tenant == tenant).order_by(User.number)).all()
 
     def names(self, ids: set[str]) -> dict[str, str]:
-        """Names by id."""
+        """Returns the names of users by their ids."""
         rows = self._session.execute(select(User.id, User.name).where(User.id.in_(ids)))
         return {row.id: row.name for row in rows}
 
@@ -109,34 +109,34 @@ class TokenRepository:
         self._session.flush()
 
     def holder(self, digest: str) -> Row[*tuple[Any, ...]] | None:
-        """The token of that digest, live or not, with what its user and tenant say about it."""
+        """Returns the token of that digest, live or not, with the state of its user and tenant."""
         return self._session.execute(HOLDER, {"digest": digest}).one_or_none()
 
     def alive(self, token_id: str, now: datetime) -> bool:
-        """Whether a token would still let its holder in."""
+        """Returns whether a token is still valid."""
         return self._session.scalar(ALIVE, {"token": token_id, "now": now}) is not None
 
     def all_alive(self, token_ids: set[str], now: datetime) -> set[str]:
-        """Returns which of these tokens would still let their holders in."""
+        """Returns which of these tokens are still valid."""
         return {token_id for token_id in token_ids if self.alive(token_id, now)}
 
     def all(self) -> Sequence[Token]:
-        """Every token, oldest first."""
+        """Returns every token, oldest first."""
         return self._session.scalars(select(Token).order_by(Token.number)).all()
 
     def page(self, tenant: str, request: PageRequest) -> PageRows[Token]:
-        """Some of the tokens of a tenant's people and services, newest first."""
+        """Returns a page of the tokens of a tenant's users and services, newest first."""
         statement = select(Token).where(Token.tenant == tenant, Token.role != Role.DEVICE)
         return page_of(self._session, statement, Token, request)
 
     def of_tenant(self, tenant: str, token_id: str) -> Token | None:
-        """A token of a tenant's people and services, live or not."""
+        """Returns a token of a tenant's users and services, live or not."""
         return self._session.scalar(
             select(Token).where(Token.id == token_id, Token.tenant == tenant, Token.role != Role.DEVICE)
         )
 
     def used(self, moments: Mapping[int, datetime]) -> None:
-        """Notes when tokens (by number) were last used; never moves a moment back."""
+        """Stores when tokens (by number) were last used, unless a later time is stored."""
         statement = (
             update(Token)
             .where(
@@ -149,11 +149,11 @@ class TokenRepository:
         connection.execute(statement, [{"token": number, "moment": moment} for number, moment in moments.items()])
 
     def revoke_device(self, device_id: str, now: datetime) -> None:
-        """Ends every token of a device."""
+        """Revokes every token of a device."""
         live = update(Token).where(Token.device_id == device_id, Token.revoked_at.is_(None))
         self._session.execute(live.values(revoked_at=now))
 
     def revoke(self, token_id: str, now: datetime) -> bool:
-        """Ends a token; False if there is no live one of that id."""
+        """Revokes a token. Returns False if no live token has that id."""
         live = update(Token).where(Token.id == token_id, Token.revoked_at.is_(None))
         return self._session.scalar(live.values(revoked_at=now).returning(Token.id)) is not None

@@ -17,7 +17,7 @@ from shared.errors import Conflict, Forbidden, NotFound
 
 
 class TokenIssuingService:
-    """The actions of one token's holder in one transaction."""
+    """What one token's holder may do with tokens, in one transaction."""
 
     def __init__(self, session: Session, maker: Principal) -> None:
         self._maker = maker
@@ -80,11 +80,11 @@ class TokenIssuingService:
         return TokenGrant(token=text, view=self._views([token])[0])
 
     def revoke(self, token_id: str) -> None:
-        """Ends a token at once. Raises NotFound."""
+        """Revokes a token at once. Raises NotFound."""
         self._service.revoke(self._get(token_id).id)
 
     def page(self, request: PageRequest) -> tuple[list[TokenView], PageRows[Token]]:
-        """Some of the tenant's tokens, newest first, ended ones too; devices' are shown with the devices."""
+        """Returns a page of the tenant's tokens, revoked and expired ones too, but not devices'; newest first."""
         found = self._tokens.page(self._maker.tenant, request)
         return self._views(found.rows), found
 

@@ -19,7 +19,7 @@ from server.jobs.scheduling.explanation import ExplanationService
 from server.jobs.service import JobService
 from server.jobs.services import JobMeters
 from server.web.etags import IfMatch
-from server.web.idempotency.dependency import Once
+from server.web.idempotency import Once
 from server.web.openapi import Responses, raises
 from server.web.pages import Paging
 from server.web.routes import Routes

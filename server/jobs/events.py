@@ -14,7 +14,7 @@ from fastapi.sse import ServerSentEvent
 
 from server.clock import utc_now
 from server.database.columns import MOST
-from server.database.failures import DatabaseUnavailable
+from server.database.database import DatabaseUnavailable
 from server.identity.repository import TokenRepository
 from server.jobs.models import JobEvent
 from server.jobs.repository import JobRepository

@@ -18,9 +18,9 @@ from server.jobs.repository import AWAITING_PROGRAM, JobRepository
 from server.jobs.scheduling.matching import needs_of
 from server.jobs.scheduling.repository import QueueRepository, note_ready
 from server.ports import Port
-from server.programs.lifecycle import JOB_STATES
 from server.programs.models import COMPILE, Program, ProgramState
 from server.programs.repository import ProgramRepository
+from server.programs.service import JOB_STATES
 from server.tasks.service import TaskService
 from shared.errors import Conflict
 from shared.federation.cohort import RoundTask

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from sqlalchemy.orm import Session
 
 from server.clock import utc_now
-from server.database.group_commit import GroupCommit
+from server.database.write_queue import GroupCommit
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.leases.service import Heartbeat, LeaseService
 from server.jobs.scheduling.long_poll import LongPoll

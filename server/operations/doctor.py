@@ -21,7 +21,7 @@ from sqlalchemy import Connection, func, select, text
 
 from server.clock import utc_now
 from server.database.database import Database
-from server.database.revisions import lacking, reached
+from server.database.schema import lacking, reached
 from server.identity.devices.models import Device
 from server.identity.signing_keys.files import load_key
 from server.operations.safety import Tls, dangers

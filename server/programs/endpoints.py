@@ -9,9 +9,8 @@ from fastapi import Path, Request, Response
 from server.identity.access_rules import needs
 from server.identity.models import Role, Scope
 from server.identity.service import Principal
-from server.programs.lifecycle import ACCESS
-from server.programs.service import ProgramService
-from server.web.ranges import FILE_ROUTE, file_response
+from server.programs.service import ACCESS, ProgramService
+from server.web.downloads import FILE_ROUTE, file_response
 from server.web.routes import Routes
 from server.web.state import Reading, State
 from shared.errors import NotFound

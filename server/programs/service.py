@@ -1,24 +1,33 @@
-"""Requesting programs, reading them, and signing them again after a rotation of the server's key."""
+"""Programs: their state machine, requesting and reading them, and signing them again after a key rotation.
+
+Jobs that wait for a program follow its state. The ports by which programs reach jobs and the registry, which lie above
+them, are declared here; `server.wiring` connects them.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseModelEntry
 from server.clock import utc_now
-from server.database.upsert import add_if_absent
-from server.programs.lifecycle import ACCESS, JOB_STATES, ProgramLifecycle
-from server.programs.models import COMPILE, Program, ProgramState
+from server.database.locking import add_if_absent
+from server.ports import Port
+from server.programs.models import COMPILE, Program, ProgramBlob, ProgramState
 from server.programs.repository import ProgramRepository
 from server.tasks.service import TaskService
 from shared.errors import Conflict, NotFound
-from shared.job import JobState
+from shared.job import JobState, Progress
 from shared.program import SignedManifest
 from shared.recipe import Precision, Recipe
 from shared.signing import sign_manifest
 from shared.zo.lora import BaseShape, flat_size
 
+FindFile = Callable[[Session, str, str], ProgramBlob | None]
 LIBRARIES_BYTES = 450 << 20  # torch and ExecuTorch, before a model is read
 
 # Peak bytes for each weight of the base. Measured on SmolLM2-135M (134.5 million weights), XNNPACK, as the
@@ -31,6 +40,63 @@ _WEIGHT_BYTES: dict[Precision, float] = {
     "int4-weight": 10.5,
 }
 _ADAPTED_BYTES = 30  # for each element of B: B, A and the graphs that contain them; rank 64 on all layers: 1,750 MiB
+
+
+@dataclass(frozen=True)
+class ProgramAccess:
+    """Finds the programs that callers may read; each function returns None for one that the caller may not read.
+
+    program_of_tenant: takes a tenant and a recipe id. file_of_tenant: takes a tenant and a sha256. files_of_device:
+    each takes a device id and a sha256, and the first file found counts.
+    """
+
+    program_of_tenant: Callable[[Session, str, str], Program | None]
+    file_of_tenant: FindFile
+    files_of_device: tuple[FindFile, ...]
+
+
+ACCESS: Port[ProgramAccess] = Port("programs.access")
+# Called after a program has changed its state, in the same transaction.
+MOVED: Port[tuple[Callable[[Session, Program], None], ...]] = Port("programs.moved")
+# Called with a recipe id and the progress of its compilation, in the same transaction.
+PROGRESSED: Port[tuple[Callable[[Session, str, Progress], None], ...]] = Port("programs.progressed")
+
+
+MOVES: dict[ProgramState, frozenset[ProgramState]] = {
+    ProgramState.PENDING: frozenset({ProgramState.COMPILING, ProgramState.READY, ProgramState.FAILED}),
+    ProgramState.COMPILING: frozenset({ProgramState.PENDING, ProgramState.READY, ProgramState.FAILED}),
+    ProgramState.READY: frozenset({ProgramState.PENDING}),  # is compiled again
+    ProgramState.FAILED: frozenset({ProgramState.PENDING}),  # requested again, because the cause may be gone
+}
+
+# The state of a job that waits for a program in that state.
+JOB_STATES = {
+    ProgramState.PENDING: JobState.QUEUED,
+    ProgramState.COMPILING: JobState.COMPILING,
+    ProgramState.READY: JobState.READY,
+    ProgramState.FAILED: JobState.FAILED,
+}
+
+
+class ProgramLifecycle:
+    """Changes to programs in one transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def move(self, program: Program, state: ProgramState, **changes: Any) -> None:
+        """Moves a program to `state` and sets other columns with it; jobs that wait for it follow, with its error.
+
+        Raises Conflict if the move is not allowed.
+        """
+        if state not in MOVES[program.state]:
+            raise Conflict(f"the program of recipe {program.recipe_id} is {program.state}; it cannot become {state}")
+        program.state = state
+        for name, value in changes.items():
+            setattr(program, name, value)
+        program.progress = None
+        for notify in MOVED.get():
+            notify(self._session, program)
 
 
 def compile_bytes(recipe: Recipe, shape: BaseShape, parameters: int) -> int:

@@ -17,7 +17,7 @@ from server.registry.endpoints import ABSENT, Version
 from server.registry.models import StoredVersion
 from server.registry.service import AdapterService, removed_after
 from server.web.etags import IfMatch, Precondition
-from server.web.idempotency.dependency import Once
+from server.web.idempotency import Once
 from server.web.openapi import raises
 from server.web.routes import Routes
 from server.web.state import AppState, State, Writing

@@ -19,10 +19,10 @@ from server.registry.service import AdapterService, removed_after
 from server.registry.trajectories.reconstruction import b_file
 from server.storage.references import Collected
 from server.storage.store import Damaged, StorageFull
+from server.web.downloads import FILE_ROUTE, file_response
 from server.web.openapi import FILE, raises
 from server.web.pages import Paging
 from server.web.problems import RangeNotSatisfiable
-from server.web.ranges import FILE_ROUTE, file_response
 from server.web.routes import Routes
 from server.web.state import AppState, Reading, State
 from shared.errors import AdapterNotFound, AMismatch, FileNotInAdapter, RevisionNotFound, UnsupportedFormat

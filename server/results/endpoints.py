@@ -11,7 +11,7 @@ from server.identity.access_rules import Device
 from server.identity.devices.signatures import ResultSignature, WholeResultSignature, check_digest, spending
 from server.jobs.leases.service import LeaseService
 from server.registry import files
-from server.registry.trajectories.recording import Proof
+from server.registry.trajectories.service import Proof
 from server.registry.warm_start import StartService
 from server.results import uploads
 from server.results.trajectories import TrajectoryUploads
@@ -19,11 +19,10 @@ from server.results.uploads import UploadService
 from server.results.verification import ProofService
 from server.storage.references import Collected
 from server.storage.store import StorageFull
-from server.web.bodies import BYTES, check_binary_type, read_limited
-from server.web.json_bodies import UnsupportedMediaType
+from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type, read_limited
+from server.web.downloads import FILE_ROUTE, file_response
 from server.web.openapi import raises
 from server.web.problems import TooSlow
-from server.web.ranges import FILE_ROUTE, file_response
 from server.web.routes import Routes
 from server.web.state import AppState, State
 from shared.errors import (

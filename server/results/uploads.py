@@ -21,7 +21,7 @@ from server.jobs.lifecycle import JobLifecycle
 from server.jobs.models import Job
 from server.jobs.repository import JobRepository
 from server.registry.service import AdapterService, Publication
-from server.registry.trajectories.recording import Proof, check_sent, record
+from server.registry.trajectories.service import Proof, check_sent, record
 from server.settings import Settings
 from server.storage.references import hold
 from server.storage.store import ArtifactStore

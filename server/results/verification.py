@@ -12,9 +12,8 @@ import numpy as np
 from server.database.database import Database
 from server.jobs.leases.models import Ending
 from server.jobs.leases.service import LeaseService
-from server.registry.trajectories.reconstruction import start_of
-from server.registry.trajectories.recording import Proof, check_sent
-from server.registry.trajectories.replay_slots import replay_slot
+from server.registry.trajectories.reconstruction import replay_slot, start_of
+from server.registry.trajectories.service import Proof, check_sent
 from server.results.trajectories import header_of
 from server.results.uploads import UploadService
 from server.settings import Settings

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, CompoundSelect, Select, or_, select, true, union_all, update
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy import BigInteger, ColumnElement, CompoundSelect, Select, or_, select, true, union_all, update
+from sqlalchemy.orm import InstrumentedAttribute, Mapped, Session, mapped_column
 
-from server.database.columns import Table
+from server.database.columns import Moment, Table
 from server.ports import Port
-from server.storage.models import THE_ONE, GarbageCollection
 from server.storage.store import ArtifactStore
 from shared.errors import NotFound, Unavailable
+
+THE_ONE = 1  # number of the only row
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,22 @@ class FileReferences:
 
 # The references of every feature. Garbage collection and backups fail if this port is not connected.
 REFERENCES: Port[tuple[FileReferences, ...]] = Port("storage.references")
+
+
+class GarbageCollection(Table):
+    """The latest pass of garbage collection. The first migration inserts the row.
+
+    Transactions that reference files lock it in shared mode; a transaction that removes files locks it exclusively.
+    """
+
+    __tablename__ = "collections"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    started_at: Mapped[datetime | None] = mapped_column(Moment)
+    ended_at: Mapped[datetime | None] = mapped_column(Moment)
+    deleted: Mapped[int] = mapped_column(BigInteger)
+    freed_bytes: Mapped[int] = mapped_column(BigInteger)
+
 
 _ROW = GarbageCollection.number == THE_ONE
 

@@ -1,16 +1,26 @@
-"""The interface of engines, which the settings choose. An engine wakes workers; the task table decides what runs."""
+"""Engines, which the settings choose: an engine wakes workers; the task table decides what runs.
+
+`EmbeddedEngine` is the default: the worker polls the task table. It needs only the database. `insist` repeats a
+transaction until a temporary outage of the database ends.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
+import structlog
 from sqlalchemy.engine import make_url
 
-from server.database.database import Database
+from server.database.database import Collision, Database, DatabaseUnavailable
 from server.settings import Settings
-from server.tasks.embedded import EmbeddedEngine
 from shared.errors import BadRequest
 from shared.stop_signal import StopSignal
+
+_log = structlog.get_logger()
+OUTAGES = (DatabaseUnavailable, Collision)
+WAIT_SECONDS = 1.0
+Value = TypeVar("Value")
 
 
 class Worker(Protocol):
@@ -66,3 +76,31 @@ def _check(settings: Settings) -> None:
             "MOBIZO_ENGINE is procrastinate, which needs PostgreSQL; name one in MOBIZO_DATABASE_URL, or leave the "
             "engine embedded"
         )
+
+
+class EmbeddedEngine:
+    """Polls every `poll_seconds`, and at once after a task."""
+
+    def __init__(self, poll_seconds: float) -> None:
+        self._poll_seconds = poll_seconds
+
+    def run(self, worker: Worker) -> None:
+        """Runs the worker until it is stopping, and retries while the database is unavailable."""
+        while not worker.stopping.is_set():
+            try:
+                if worker.look_around() and worker.work():
+                    continue
+            except OUTAGES as error:
+                _log.warning("database-away", worker=worker.id, error=str(error))
+            worker.stopping.wait(self._poll_seconds)
+
+
+def insist(do: Callable[[], Value], giving_up: StopSignal) -> Value:
+    """Runs `do`, one transaction, until the database is available; raises its error once `giving_up` is set."""
+    while True:
+        try:
+            return do()
+        except OUTAGES as error:
+            _log.warning("database-away", error=str(error))
+            if giving_up.wait(WAIT_SECONDS):
+                raise

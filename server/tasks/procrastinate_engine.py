@@ -26,7 +26,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
 from server.settings import Settings
-from server.tasks.outage import OUTAGES, WAIT_SECONDS
+from server.tasks.engine import OUTAGES, WAIT_SECONDS
 from server.tasks.service import noted_scheduled
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, Select, delete, func, or_, select
 from sqlalchemy.orm import Session
 
-from server.database.locking import locked
-from server.database.upsert import add_if_absent
+from server.database.locking import add_if_absent, locked
 from server.tasks.models import Task, TaskRequest, TaskState, TaskTurn, WorkerHost, WorkerProcess
 
 

@@ -1,19 +1,23 @@
 """The worker: claims tasks, runs their handlers, extends the claims, and runs periodic sweeps between tasks.
 
 `server.worker` registers handlers and sweeps and starts the process. Any number of workers may run at once, and each
-may be killed at any time.
+may be killed at any time. Workers of one machine share its memory for tasks and notice each other's death.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TypeVar
 
+import psutil
 import structlog
 from sqlalchemy.orm import Session
 
@@ -22,11 +26,9 @@ from server.database.database import Database
 from server.database.identifiers import new_id
 from server.settings import Settings
 from server.tasks.child_process import Stopped
-from server.tasks.engine import engine_of, prepare_engine
+from server.tasks.engine import OUTAGES, engine_of, insist, prepare_engine
 from server.tasks.handlers import Handler, TaskRun
-from server.tasks.host import host_budget, host_name, is_dead, pid_space
 from server.tasks.models import WorkerProcess
-from server.tasks.outage import OUTAGES, insist
 from server.tasks.queue import Claim, TaskQueue
 from server.tasks.repository import TaskRepository, WorkerRepository
 from shared.errors import MobizoError
@@ -36,6 +38,9 @@ KIBIBYTE = 1024
 REPORT_SECONDS = 15  # between two heartbeats of an idle worker
 Ended = TypeVar("Ended")
 _log = structlog.get_logger()
+SHARE = 0.8  # of a machine's memory is for tasks; the rest is for workers, the server and files
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_LATER = timedelta(seconds=5)  # a process that began this much later than a worker has only reused its id
 
 
 class Worker:
@@ -201,3 +206,48 @@ class Worker:
             workers.keep_host(worker.host, *host_budget(self._settings), worker.seen_at)
             worker.peak_rss_bytes = own
             worker.compiler_peak_rss_bytes = max(worker.compiler_peak_rss_bytes, running, ended)
+
+
+def host_name(settings: Settings) -> str:
+    """Returns the machine's name from the settings or the system."""
+    return settings.worker_host or socket.gethostname()
+
+
+def pid_space() -> str:
+    """Identifies the boot and namespace in which process ids are comparable; empty if unknown."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    return ""
+
+
+def is_dead(pid: int, since: datetime) -> bool:
+    """Returns whether the process that had this id at a time has ended."""
+    try:
+        process = psutil.Process(pid)
+        began = datetime.fromtimestamp(process.create_time(), since.tzinfo)
+        return bool(process.status() == psutil.STATUS_ZOMBIE or began > since + _LATER)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:
+        return False
+
+
+def host_budget(settings: Settings) -> tuple[int, bool]:
+    """Returns the memory for all tasks of this machine, bytes, and whether an operator set it."""
+    if settings.compile_budget_bytes is not None:
+        return settings.compile_budget_bytes, True
+    return round(machine_bytes() * SHARE), False
+
+
+def machine_bytes(limits: tuple[str, ...] = _CGROUP_LIMITS) -> int:
+    """Returns the memory of this machine, or of the container of this process, bytes."""
+    total = int(psutil.virtual_memory().total)
+    for path in limits:
+        try:
+            text = Path(path).read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if text.isdecimal():
+            total = min(total, int(text))
+    return total

@@ -1,6 +1,6 @@
-"""Entity tags of JSON answers: If-None-Match on what is read, If-Match on what is changed (RFC 9110).
+"""Entity tags of JSON responses: If-None-Match for reads, If-Match for changes (RFC 9110).
 
-A tag is made of the very bytes of the representation, so it is strong, and two servers give the same.
+A tag is a digest of the representation's bytes, so it is strong and equal on all servers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PreconditionFailed(MobizoError):
 
 
 def tag(content: bytes) -> str:
-    """The strong entity tag of a representation."""
+    """Returns the strong entity tag of a representation."""
     return f'"{sha256_hex(content)[:TAG_DIGITS]}"'
 
 
@@ -35,17 +35,17 @@ def _listed(values: list[str]) -> list[str]:
 
 
 def has_tag(path: str, method: str, response: Response) -> bool:
-    """Whether an answer is the representation of something that may change."""
+    """Returns whether a response has an entity tag: it represents a resource that may change."""
     is_json = response.status_code == HTTPStatus.OK and response.headers.get("content-type") == "application/json"
     return is_json and method in TAGGED_METHODS and path.startswith(TAGGED_PATHS)
 
 
 def add_tag(request: Request, response: Response) -> Response:
-    """`response` with its tag, or 304 if the client has it already: If-None-Match compares weakly."""
-    found = tag(bytes(response.body))
-    response.headers["ETag"] = found
+    """Returns `response` with its tag, or 304 if the client has it already: If-None-Match compares weakly."""
+    etag = tag(bytes(response.body))
+    response.headers["ETag"] = etag
     known = _listed(request.headers.getlist("if-none-match"))
-    if known != ["*"] and found not in [entry.removeprefix("W/") for entry in known]:
+    if known != ["*"] and etag not in [entry.removeprefix("W/") for entry in known]:
         return response
     kept = {name: value for name, value in response.headers.items() if name in ("etag", "cache-control", "vary")}
     return Response(status_code=304, headers=kept)
@@ -53,12 +53,12 @@ def add_tag(request: Request, response: Response) -> Response:
 
 @dataclass(frozen=True)
 class Precondition:
-    """What a request expects of the thing that it changes."""
+    """The state that a request expects of the resource that it changes."""
 
     tags: tuple[str, ...] | None
 
     def check(self, view: BaseModel) -> None:
-        """`view`: the thing as a GET would show it now. Raises PreconditionFailed; If-Match compares strongly."""
+        """Raises PreconditionFailed if the tag differs (strong comparison). view: the resource as GET shows it."""
         if self.tags is not None and self.tags != ("*",) and tag(view.model_dump_json().encode()) not in self.tags:
             raise PreconditionFailed
 
@@ -71,7 +71,7 @@ def precondition(
         Header(alias="If-Match", description="the ETag that it had when you read it: if it has another by now, 412"),
     ] = None,
 ) -> Precondition:
-    """What If-Match says."""
+    """Returns the precondition in If-Match."""
     return Precondition(None if if_match is None else tuple(_listed(request.headers.getlist("if-match"))))
 
 

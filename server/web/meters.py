@@ -1,23 +1,27 @@
 """What one server process counts by itself: requests, bytes and streams; features add instruments of their own.
 
-A registry of its own for each application, so that two in one process do not mix. No label names a job, a device or a
-tenant: their number has no bound.
+Each application has its own registry, so that two in one process do not mix. No label names a job, a device or a
+tenant: their number has no bound. `Meter` is the ASGI middleware that records latency and bytes of every request.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.process_collector import ProcessCollector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 Instruments = TypeVar("Instruments")
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+NO_ROUTE = "none"
+UNANSWERED = 499  # the client disconnected, or the server was stopped
 
 
 class Meters:
@@ -61,19 +65,64 @@ class Meters:
             return part
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        """A request was answered. route: its template, "none" if nothing is there."""
+        """Counts a response. route: its template, "none" if no route matched."""
         self._requests.labels(method if method in _METHODS else "other", route, f"{status // 100}xx").observe(seconds)
 
     def received(self, route: str, size: int) -> None:
-        """Bytes of a request's body came."""
+        """Counts bytes of a request's body."""
         if size:
             self._received.labels(route).inc(size)
 
     def sent(self, route: str, size: int) -> None:
-        """Bytes of an answer's body go out."""
+        """Counts bytes of a response's body."""
         if size:
             self._sent.labels(route).inc(size)
 
     def handed_over(self, by: str, size: int) -> None:
-        """Another was left to send a file."""
+        """Counts the bytes of a file that nginx or the bucket sends."""
         self._handed_over.labels(by).inc(size)
+
+
+class Meter:
+    """ASGI middleware, the outermost one, that records latency and bytes. Streams pass through unbuffered."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        meters: Meters = scope["app"].state.mobizo.meters
+        began = time.perf_counter()
+        answered, received = False, 0
+
+        def route() -> str:
+            # The router stores the matched route in the scope.
+            return getattr(scope.get("route"), "path", NO_ROUTE)
+
+        async def receive_counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            return message
+
+        async def send_counted(message: Message) -> None:
+            nonlocal answered
+            # Recorded before sending, so that a client that has received the response finds it counted.
+            if message["type"] == "http.response.start":
+                answered = True
+                meters.answered(scope["method"], route(), message["status"], time.perf_counter() - began)
+                meters.received(route(), received)
+            # A file sent by the operating system has a count instead of a body.
+            meters.sent(route(), len(message.get("body", b"")) + message.get("count", 0))
+            await send(message)
+
+        with meters.running.track_inprogress():
+            try:
+                await self._app(scope, receive_counted, send_counted)
+            finally:
+                if not answered:
+                    meters.answered(scope["method"], route(), UNANSWERED, time.perf_counter() - began)
+                    meters.received(route(), received)

@@ -1,7 +1,6 @@
-"""The API's description: problems, tags, ranges and names of operations, beside what FastAPI finds by itself.
+"""The API's OpenAPI description: problems, tags, ranges and operation names, beyond what FastAPI generates.
 
-What a route may answer beyond all others, it says by `responses=raises(...)`; what a dependency may, by
-`@may_raise(...)`.
+A route declares its own errors by `responses=raises(...)`, a dependency by `@may_raise(...)`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from shared.errors import PROBLEM_TYPE, MobizoError
 PROBLEM_JSON = "application/problem+json"
 BINARY = "application/octet-stream"
 TAGGED_METHODS = ("GET", "PATCH")  # whose JSON answers carry an ETag
-TAGGED_PATHS = "/v1/"  # not what asks whether the server is well
+TAGGED_PATHS = "/v1/"  # health checks have none
 Call = TypeVar("Call")
 Responses = dict[int | str, dict[str, Any]]
 _RAISED = "x-raised"
@@ -67,15 +66,15 @@ _PROBLEM = {
 
 
 def raises(*errors: type[MobizoError]) -> Responses:
-    """`responses=` of a route that may raise these."""
-    found: Responses = {}
+    """Returns `responses=` of a route that may raise these errors."""
+    responses: Responses = {}
     for error in errors:
-        found.setdefault(error.status, {_RAISED: []})[_RAISED].append(error)
-    return found
+        responses.setdefault(error.status, {_RAISED: []})[_RAISED].append(error)
+    return responses
 
 
 def may_raise(*errors: type[MobizoError]) -> Callable[[Call], Call]:
-    """Marks a dependency: a route that has it may answer these."""
+    """Marks a dependency: routes that use it may answer with these errors."""
 
     def mark(call: Call) -> Call:
         setattr(call, _MARK, errors)
@@ -85,9 +84,9 @@ def may_raise(*errors: type[MobizoError]) -> Callable[[Call], Call]:
 
 
 def raised_by(call: object) -> tuple[type[MobizoError], ...]:
-    """What a dependency was marked with."""
-    found: tuple[type[MobizoError], ...] = getattr(call, _MARK, ())
-    return found
+    """Returns the errors that a dependency was marked with."""
+    errors: tuple[type[MobizoError], ...] = getattr(call, _MARK, ())
+    return errors
 
 
 def _problem(errors: Iterable[type[MobizoError]]) -> dict[str, Any]:
@@ -98,7 +97,7 @@ def _problem(errors: Iterable[type[MobizoError]]) -> dict[str, Any]:
 
 
 def documented(responses: Mapping[int | str, dict[str, Any]], errors: Iterable[type[MobizoError]]) -> Responses:
-    """`responses` with the problems that `raises` put there and `errors`, all in OpenAPI's form."""
+    """Returns `responses` with the problems of `raises` and of `errors`, all in OpenAPI's form."""
     by_status: dict[int, list[type[MobizoError]]] = {}
     for error in errors:
         by_status.setdefault(error.status, []).append(error)
@@ -109,7 +108,7 @@ def documented(responses: Mapping[int | str, dict[str, Any]], errors: Iterable[t
         else:
             found[status] = response
     for status, raised in by_status.items():
-        # A route may say the same status in words of its own, besides.
+        # A route may describe the same status itself, too.
         own = found.get(status, {}).get("content", {})
         problem = _problem(raised)
         found[status] = problem | {"content": own | problem["content"]}
@@ -148,7 +147,7 @@ FILE: Responses = {
 
 
 def operation_id(route: APIRoute) -> str:
-    """A stable, readable name: the slice and what is done, such as `jobs_submit`."""
+    """Returns a stable, readable name: the slice and the action, such as `jobs_submit`."""
     tag = str(route.tags[0]).replace("-", "_") if route.tags else ""
     name = route.name
     if name == tag:
@@ -159,7 +158,7 @@ def operation_id(route: APIRoute) -> str:
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The API's OpenAPI document, made once."""
+    """Returns the API's OpenAPI document, which is generated once."""
     if app.openapi_schema is not None:
         return app.openapi_schema
     document = get_openapi(
@@ -179,7 +178,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _add_headers(operation: dict[str, Any]) -> None:
-    """Says what else answers carry in their headers."""
+    """Adds the headers of responses."""
     keyed = any(item["name"] == "Idempotency-Key" for item in operation.get("parameters", []))
     for status, response in operation["responses"].items():
         headers = dict(_HEADERS.get(status, {}))
@@ -190,7 +189,7 @@ def _add_headers(operation: dict[str, Any]) -> None:
 
 
 def _add_tags(method: str, operation: dict[str, Any]) -> None:
-    """Says where JSON answers carry an ETag."""
+    """Adds the ETag of JSON responses."""
     ok = operation["responses"].get(str(HTTPStatus.OK), {})
     if "application/json" not in ok.get("content", {}):
         return
@@ -201,15 +200,15 @@ def _add_tags(method: str, operation: dict[str, Any]) -> None:
 
 
 def methods_at(document: dict[str, Any], path: str) -> list[str]:
-    """The methods that an address takes; files also tell their headers alone."""
-    found: set[str] = set()
+    """Returns the methods of an address, including HEAD for files."""
+    methods: set[str] = set()
     for template, operations in document["paths"].items():
         if re.fullmatch(re.sub(r"\\{[^}]*\\}", "[^/]+", re.escape(template)), path):
-            found |= {method.upper() for method in operations}
-            found |= {"HEAD"} if "206" in operations.get("get", {}).get("responses", {}) else set()
-    return sorted(found)
+            methods |= {method.upper() for method in operations}
+            methods |= {"HEAD"} if "206" in operations.get("get", {}).get("responses", {}) else set()
+    return sorted(methods)
 
 
 def text_of(document: dict[str, Any]) -> str:
-    """The document as it is committed: the same bytes for the same API."""
+    """Returns the document as text: the same bytes for the same API."""
     return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"

@@ -1,4 +1,4 @@
-"""Opaque cursors: how a client asks for the page after the one it has. A cursor is of one list with its filters."""
+"""Opaque cursors, by which clients request the next page of a list. A cursor is valid for one list and its filters."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class InvalidCursor(BadRequest):
 
 
 def write_cursor(before: int, binding: bytes) -> str:
-    """The cursor of the page of a list that comes before a number."""
+    """Returns the cursor of the page of a list that begins before a number."""
     return base64.urlsafe_b64encode(before.to_bytes(_NUMBER_BYTES, "big") + binding).decode()
 
 
 def read_cursor(cursor: str, binding: bytes) -> int:
-    """The number in a cursor. Raises InvalidCursor if that list gave no such cursor.
+    """Returns the number in a cursor. Raises InvalidCursor if the cursor is of another list.
 
-    The binding keeps mistakes out. It is no secret: a list shows only what its reader may see, wherever it begins.
+    The binding catches mistakes and is no secret: a list shows only what its reader may see, wherever it begins.
     """
     if not _CURSOR.fullmatch(cursor):
         raise InvalidCursor
@@ -48,17 +48,17 @@ def read_cursor(cursor: str, binding: bytes) -> int:
 
 @dataclass(frozen=True)
 class Pages(PageRequest):
-    """One page that a request asks for, of the list that `binding` names."""
+    """One requested page of the list that `binding` identifies."""
 
     binding: bytes
 
     def page(self, items: list[Item], before: int | None) -> Page[Item]:
-        """The page as it is answered; `before`: what `PageRows` says."""
+        """Returns the page as the API shows it. before: of `PageRows`."""
         return Page(items=items, next=None if before is None else write_cursor(before, self.binding))
 
 
 def list_binding(request: Request) -> bytes:
-    """Of the list that a request asks for, with its filters."""
+    """Returns a digest of the requested list and its filters."""
     filters = sorted(pair for pair in request.query_params.multi_items() if pair[0] not in ("cursor", "limit"))
     return sha256(repr((request.url.path, filters)).encode()).digest()[:_BINDING_BYTES]
 
@@ -69,7 +69,7 @@ def pages(
     cursor: Annotated[str | None, Query(max_length=100, description="`next` of the page before")] = None,
     limit: Annotated[int, Query(ge=1, le=200, description="most items")] = 50,
 ) -> Pages:
-    """The page that is asked for. Raises InvalidCursor."""
+    """Returns the requested page. Raises InvalidCursor."""
     binding = list_binding(request)
     return Pages(None if cursor is None else read_cursor(cursor, binding), limit, binding)
 

@@ -96,7 +96,7 @@ def _from_http(error: HTTPException) -> MobizoError:
 
 
 def add_problem_handlers(app: FastAPI) -> None:
-    """Makes `app` answer every error with a problem document; unexpected errors without their internals."""
+    """Makes `app` answer every error with a problem document, without internals of unexpected errors."""
 
     @app.exception_handler(MobizoError)
     def mobizo(request: Request, error: MobizoError) -> Response:

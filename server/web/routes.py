@@ -1,14 +1,19 @@
 """The router of every feature: checks the caller, limits and reads the body, retries, and adds entity tags.
 
-A request passes in this order: the route's rule (token and rate limit), the body's limit, strict JSON, the endpoint.
+A request passes in this order: the route's rule (token and rate limit), the body's limit, strict JSON, the endpoint. A
+request whose transaction collides with another is executed again from the beginning, here and nowhere else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack
+from itertools import count
+from typing import Any, ClassVar
 
 import anyio.to_thread
+import structlog
 from anyio import CapacityLimiter
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -18,15 +23,13 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
+from server.database.database import TRIES, Collision, pause_seconds
 from server.settings import Settings
-from server.web.bodies import BINARY
-from server.web.callers import Rule
+from server.web.bodies import BINARY, UnsupportedMediaType, check_json_type, parse_json
 from server.web.etags import add_tag, has_tag
-from server.web.idempotency.dependency import AlreadyAnswered, keep_once
-from server.web.json_bodies import UnsupportedMediaType, check_json_type, parse_json
+from server.web.idempotency import AlreadyAnswered, keep_once
 from server.web.openapi import documented, operation_id, raised_by
 from server.web.problems import TooSlow
-from server.web.retries import with_retries
 from server.web.state import AppState
 from shared.errors import (
     BadRequest,
@@ -42,6 +45,8 @@ NO_BODY_BYTES = 1024  # limit of a route without a body
 UNCHECKED_BODY_BYTES = 64 << 10  # limit of a route that reads a body from callers without a valid token
 PARSED_AT_ONCE_BYTES = 16 << 10  # a larger JSON body is parsed in a thread, so that other requests go on
 PARSERS = 2  # threads that parse at the same time
+STACK = "fastapi_function_astack"
+_log = structlog.get_logger()
 
 
 class JsonRequest(Request):
@@ -172,3 +177,42 @@ class Routes(APIRouter):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(route_class=Route, generate_unique_id_function=operation_id, **options)
+
+
+class Rule:
+    """What a route requires of its caller. Every dependency that lets callers in is one."""
+
+    needs_token: ClassVar[bool] = False  # whether the caller must send a bearer token
+    checks_token: ClassVar[bool] = False  # whether `admit` finds out that the token is valid
+
+    async def admit(self, request: Request) -> None:
+        """Checks the caller before any of the body is read. Raises what the caller is refused with."""
+        raise NotImplementedError
+
+
+def address_of(request: Request) -> str:
+    """Returns the caller's address."""
+    return request.client.host if request.client else ""
+
+
+async def with_retries(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+    """Returns the response to a request whose body was read. Raises Collision if every attempt collided with another.
+
+    A PUT is tried once: its body is a stream, which is gone by then.
+    """
+    most = 1 if request.method == "PUT" else TRIES
+    outer = request.scope[STACK]
+    try:
+        for tries in count(1):
+            try:
+                async with AsyncExitStack() as stack:
+                    request.scope[STACK] = stack
+                    return await answer(request)
+            except Collision as error:
+                if tries >= most:
+                    raise
+                _log.info("collision", tries=tries, cause=str(error.__cause__).partition("\n")[0])
+            await asyncio.sleep(pause_seconds(tries))
+        raise AssertionError("unreachable")
+    finally:
+        request.scope[STACK] = outer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,11 +18,36 @@ from server.database.database import Database
 from server.database.write_queue import WriteQueue
 from server.settings import Settings
 from server.storage.store import ArtifactStore
+from server.web.limits import Limits
 from server.web.meters import Meters
-from server.web.rate_limits import Limits
-from server.web.shutdown import Shutdown
 
 Service = TypeVar("Service")
+
+
+class Shutdown:
+    """A one-way flag. Use it only in the thread of the event loop."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the server is stopping."""
+        return self._event.is_set()
+
+    def begin(self) -> None:
+        """Ends every `pause` now."""
+        self._event.set()
+
+    async def pause(self, seconds: float) -> bool:
+        """Waits for `seconds` or until the server stops. Returns whether it is stopping."""
+        if not self.begun:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._event.wait()
+            except TimeoutError:
+                pass
+        return self.begun
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from fastapi import Path, Request, Response
 
 from server.catalog.runner_builds.service import RunnerBuildService
 from server.identity.access_rules import Device
-from server.web.ranges import FILE_ROUTE, file_response
+from server.web.downloads import FILE_ROUTE, file_response
 from server.web.routes import Routes
 from server.web.state import Reading, State
 from shared.protocol import SignedRunnerBuild

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from server.database.upsert import add_if_absent
+from server.database.locking import add_if_absent
 from server.federation.privacy.models import PrivacyLimit, PrivacySpending
 from server.jobs.models import Job
 from shared.federation.accounting import Spending

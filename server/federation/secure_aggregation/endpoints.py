@@ -20,8 +20,7 @@ from server.identity.devices.signatures import ResultSignature, SignedWriting, c
 from server.identity.service import Principal
 from server.storage.references import Collected
 from server.storage.store import StorageFull
-from server.web.bodies import BYTES, check_binary_type, read_limited
-from server.web.json_bodies import UnsupportedMediaType
+from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type, read_limited
 from server.web.openapi import raises
 from server.web.problems import TooSlow
 from server.web.routes import Routes

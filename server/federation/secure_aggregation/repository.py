@@ -8,8 +8,7 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from server.database.locking import locked
-from server.database.upsert import add_if_absent
+from server.database.locking import add_if_absent, locked
 from server.federation.models import Cohort, CohortRound, MemberUpdate
 from server.federation.secure_aggregation.models import MaskedMember, MaskedRound
 from server.jobs.models import Job

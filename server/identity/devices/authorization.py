@@ -1,12 +1,17 @@
-"""Letting devices in by a code that an operator approves: the device authorization grant, RFC 8628.
+"""The device authorization grant (RFC 8628): a device is enrolled by a code that an operator approves.
 
 The device holds the device code, of which only the digest is kept; a person reads the user code to an operator, whose
-tenant the device joins. The device and its token are made when the device asks for them, so that the token is shown
-once, to who holds the device code.
+tenant the device joins. The device and its token are created when the device polls for them, so that the token is shown
+once, to the holder of the device code.
+
+User codes have forty random bits in Crockford's base32: digits and capital letters without I, L, O and U. I, L and O
+are read as the digits that they resemble. Dashes, spaces and case do not count.
 """
 
 from __future__ import annotations
 
+import re
+import secrets
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -17,15 +22,34 @@ from server.database.identifiers import new_token, token_digest
 from server.identity.devices.models import Device, DeviceRequest, RequestState
 from server.identity.devices.repository import DeviceRequestRepository
 from server.identity.devices.service import DeviceService, check_key
-from server.identity.devices.user_codes import new_user_code, read_user_code, shown
 from server.identity.service import Principal
 from server.settings import Settings
 from shared.errors import Conflict, MobizoError, NotFound
 from shared.protocol import DeviceEnrollment, DeviceRequestView
 from shared.signing import fingerprint
 
+ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+LENGTH = 8  # characters of five bits
+_LOOKS_LIKE = str.maketrans("ILO", "110")
+_CODE = re.compile(rf"[{ALPHABET}]{{{LENGTH}}}")
 SLOWER_SECONDS = 5  # that each question asked too early adds to the interval (RFC 8628, 3.5)
 KEPT = timedelta(hours=1)  # after its end, so that a device that asks late is told that it was late
+
+
+def new_user_code() -> str:
+    """A code as it is stored."""
+    return "".join(secrets.choice(ALPHABET) for _ in range(LENGTH))
+
+
+def shown(code: str) -> str:
+    """A stored code as people read it: WDJB-MJHT."""
+    return f"{code[:4]}-{code[4:]}"
+
+
+def read_user_code(text: str) -> str | None:
+    """The code that a person typed, as it is stored; None if it can be none."""
+    found = re.sub(r"[\s-]", "", text[:40]).upper().translate(_LOOKS_LIKE)
+    return found if _CODE.fullmatch(found) else None
 
 
 class OAuthError(MobizoError):

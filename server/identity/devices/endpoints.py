@@ -9,10 +9,9 @@ from server.identity.devices.repository import DeviceRepository
 from server.identity.devices.service import DeviceService
 from server.identity.models import Scope
 from server.identity.service import Principal
-from server.identity.signing_keys.info import server_info
-from server.identity.signing_keys.service import KeyService
+from server.identity.signing_keys.service import KeyService, server_info
 from server.web.etags import IfMatch
-from server.web.idempotency.dependency import Once
+from server.web.idempotency import Once
 from server.web.pages import Paging
 from server.web.routes import Routes
 from server.web.state import Reading, State, Writing

@@ -15,8 +15,7 @@ from server.database.identifiers import new_id, new_token, token_digest
 from server.identity.devices.models import Device, EnrollmentToken, LabelSet
 from server.identity.devices.repository import DeviceRepository, EnrollmentRepository
 from server.identity.models import Role
-from server.identity.service import TokenService
-from server.identity.tenants import TenantService
+from server.identity.service import TenantService, TokenService
 from shared.errors import BadRequest, Conflict, NotFound, Unauthorized
 from shared.protocol import DeviceEnrollment, Enrollment
 

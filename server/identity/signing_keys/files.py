@@ -1,8 +1,8 @@
 """The server's signing keys on disk.
 
 keys/manifest.ed25519        the key that signs
-keys/next.ed25519            one that is about to, while `keys rotate` runs
-keys/former/KEY_ID.ed25519   those that did, until `keys retire` destroys them
+keys/next.ed25519            the next key, while `keys rotate` runs
+keys/former/KEY_ID.ed25519   former keys, until `keys retire` destroys them
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared.signing import key_id, new_private_key, private_bytes
 
 
 def create_key(path: Path) -> Ed25519PrivateKey:
-    """A new key at `path`, readable by its owner only. Raises FileExistsError rather than replace one."""
+    """Creates a key at `path`, readable by its owner only. Raises FileExistsError if there is one."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     key = new_private_key()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -32,7 +32,7 @@ def create_key(path: Path) -> Ed25519PrivateKey:
 
 
 def load_key(path: Path) -> Ed25519PrivateKey:
-    """The key at `path`. Raises Unavailable if it is missing, damaged, or readable by others."""
+    """Returns the key at `path`. Raises Unavailable if it is missing, damaged, or readable by others."""
     try:
         mode = path.stat().st_mode
         raw = path.read_bytes()
@@ -48,33 +48,33 @@ def load_key(path: Path) -> Ed25519PrivateKey:
 
 @dataclass(frozen=True)
 class KeyFiles:
-    """The keys of one home. path: of the one that signs."""
+    """The keys of one home. path: of the key that signs."""
 
     path: Path
 
     @property
     def following(self) -> Path:
-        """One that is about to sign."""
+        """Path of the next key."""
         return self.path.with_name("next.ed25519")
 
     @property
     def former(self) -> Path:
-        """Directory of those that signed."""
+        """Directory of the former keys."""
         return self.path.with_name("former")
 
     def load(self) -> Ed25519PrivateKey:
-        """The key that signs. Raises Unavailable."""
+        """Returns the key that signs. Raises Unavailable."""
         return load_key(self.path)
 
     def prepare(self) -> Ed25519PrivateKey:
-        """A new key that is about to sign; one that an interrupted rotation left is replaced."""
+        """Creates the next key, replacing one that an interrupted rotation left."""
         self.following.unlink(missing_ok=True)
         return create_key(self.following)
 
     def settle(self, current: str) -> None:
-        """Puts the next key in place once it is the one that signs, by its id, and the one before aside.
+        """Moves the next key into place if it has the id `current`, and the previous key to the former ones.
 
-        A rotation that was killed after its commit is finished by whoever comes here next; done twice, it is done.
+        This also finishes a rotation that was killed after its commit. Calling it again changes nothing.
         """
         try:
             if key_id(load_key(self.following).public_key()) != current:
@@ -84,7 +84,7 @@ class KeyFiles:
         before = key_id(self.load().public_key())
         if before != current:
             self.former.mkdir(mode=0o700, exist_ok=True)
-            # Others on this host may settle it at the same moment.
+            # Another process on this host may do the same at this moment.
             with suppress(FileExistsError):
                 os.link(self.path, self.former / f"{before}.ed25519")
             _sync(self.former)
@@ -93,7 +93,7 @@ class KeyFiles:
         _sync(self.path.parent)
 
     def kept(self) -> list[str]:
-        """Ids of the former keys whose private halves are here."""
+        """Returns the ids of the former keys whose private halves are on this host."""
         return sorted(path.stem for path in self.former.glob("*.ed25519")) if self.former.is_dir() else []
 
     def destroy(self, former: str) -> None:

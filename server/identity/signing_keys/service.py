@@ -1,16 +1,18 @@
-"""The keys that sign manifests: which one does now, and how one hands over to the next.
+"""The keys that sign manifests: the current key, its rotation, and the statements that lead devices to it.
 
 The table says which key signs; a host's file holds its private half. A rotation commits the table first, so a host
-whose file is not there yet, or is another, signs nothing rather than what devices would refuse.
+whose file is missing or outdated signs nothing, rather than signing what devices would reject.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -20,11 +22,11 @@ from server.identity.devices.repository import DeviceRepository
 from server.identity.devices.service import DeviceService
 from server.identity.signing_keys.files import KeyFiles
 from server.identity.signing_keys.models import ServerKey
-from server.identity.signing_keys.repository import KeyRepository
 from server.ports import Port
 from server.settings import Settings
 from shared.errors import Unavailable
 from shared.key_rotation import ServerKeys, SignedKeyRotation, sign_key_rotation
+from shared.protocol import ServerInfo
 from shared.signing import key_id, parse_public, public_text
 
 # Called in the transaction of a rotation: each signs the documents of one feature with the new key, and returns their
@@ -36,7 +38,7 @@ REVOKED: Port[tuple[Callable[[Session, Settings, str], None], ...]] = Port("sign
 
 @dataclass(frozen=True)
 class Rotated:
-    """What a rotation did: ids of the key before and after, documents signed anew, devices shut out."""
+    """The result of a rotation: ids of the key before and after, numbers of documents signed and devices revoked."""
 
     before: str
     after: str
@@ -53,12 +55,12 @@ class KeyService:
         self._files = KeyFiles(settings.key_path)
 
     def public(self) -> Ed25519PublicKey:
-        """The key that signs now. Raises Unavailable without one."""
+        """Returns the current key. Raises Unavailable if there is none."""
         current = self._keys.current()
         return self._files.load().public_key() if current is None else parse_public(current.public_key)
 
     def private(self, *, changing: bool = False) -> Ed25519PrivateKey:
-        """The key to sign with in this transaction: no rotation comes between.
+        """Returns the key to sign with, and blocks rotations until this transaction ends.
 
         Raises Unavailable if this host does not have it.
         """
@@ -75,7 +77,7 @@ class KeyService:
         return key
 
     def chain(self) -> ServerKeys:
-        """The key that signs now and the statements that lead to it, since the last break."""
+        """Returns the current key and the statements that lead to it since the last compromise."""
         rotations = []
         for row in reversed(self._keys.all()):
             if row.rotation is None:
@@ -85,15 +87,15 @@ class KeyService:
         return ServerKeys(public_key=public_text(public), key_id=key_id(public), rotations=rotations[::-1])
 
     def note_first(self) -> None:
-        """Writes the home's first key down, if none is."""
+        """Records the home's first key if no key is recorded."""
         if self._keys.current() is None:
             self._add(self._files.load().public_key(), None)
 
     def rotate(self, following: Ed25519PrivateKey, *, compromised: bool) -> int:
-        """Makes a key sign from now on, and signs every program and runner anew; the number of them.
+        """Makes `following` the current key, signs every program and runner build with it, and returns their number.
 
-        following: lies beside the one that signs, as the next. compromised: the key before is trusted no more and does
-        not hand over, so that devices must enroll again. Raises Unavailable if this host lacks the key before.
+        compromised: the previous key is no longer trusted and signs no statement, so that devices must enroll again.
+        Raises Unavailable if this host lacks the previous key.
         """
         public, statement = following.public_key(), None
         if compromised:
@@ -106,7 +108,7 @@ class KeyService:
         return sum(sign_again(self._session, following) for sign_again in RESIGNERS.get())
 
     def note_retired(self, former: str) -> None:
-        """The private half of a former key was destroyed."""
+        """Records that the private half of a former key was destroyed."""
         for row in self._keys.all():
             if row.key_id == former:
                 row.retired_at = row.retired_at or utc_now()
@@ -117,7 +119,7 @@ class KeyService:
 
 
 def prepare_keys(database: Database, settings: Settings) -> None:
-    """Writes the first key down where none is, and puts one in place that an interrupted rotation left aside.
+    """Records the first key if none is recorded, and finishes a rotation that was interrupted.
 
     Raises Unavailable if the home has no key.
     """
@@ -129,24 +131,24 @@ def prepare_keys(database: Database, settings: Settings) -> None:
         files.settle(known)
         return
     files.load()
-    # Another process may write it down at this moment: one of them does.
+    # Another process may record it at this moment: one of them succeeds.
     with suppress(IntegrityError), database.writing() as session:
         KeyService(session, settings).note_first()
 
 
 def rotate_key(database: Database, settings: Settings, *, compromised: bool) -> Rotated:
-    """A new key that signs from now on. Killed at any moment, it was done or it was not.
+    """Creates a key that signs from now on. A rotation that is killed is either done or not done.
 
-    compromised: every device is shut out besides, since it must enroll again. Raises Unavailable.
+    compromised: also revokes every device, since it must enroll again. Raises Unavailable.
     """
-    # First, since a rotation that was killed may have left the only copy of the key that signs as the next.
+    # First, because a rotation that was killed may have left the only copy of the current key as the next key.
     prepare_keys(database, settings)
     files = KeyFiles(settings.key_path)
     before = key_id(files.load().public_key())
     following = files.prepare()
     with database.writing() as session:
         signed = KeyService(session, settings).rotate(following, compromised=compromised)
-        devices = shut_out(session, settings) if compromised else 0
+        devices = revoke_all(session, settings) if compromised else 0
     files.settle(key_id(following.public_key()))
     if compromised:
         files.destroy(before)
@@ -154,7 +156,7 @@ def rotate_key(database: Database, settings: Settings, *, compromised: bool) -> 
 
 
 def retire_keys(database: Database, settings: Settings) -> list[str]:
-    """Destroys the private halves of the former keys on this host; their ids."""
+    """Destroys the private halves of the former keys on this host; returns their ids."""
     files = KeyFiles(settings.key_path)
     retired = files.kept()
     for former in retired:
@@ -165,8 +167,8 @@ def retire_keys(database: Database, settings: Settings) -> list[str]:
     return retired
 
 
-def shut_out(session: Session, settings: Settings) -> int:
-    """Revokes every device of every tenant; what they trained waits for others. The number of them."""
+def revoke_all(session: Session, settings: Settings) -> int:
+    """Revokes every device of every tenant; their jobs wait for other devices. Returns the number of devices."""
     devices = DeviceService(session)
     live = DeviceRepository(session).live()
     for device in live:
@@ -174,3 +176,36 @@ def shut_out(session: Session, settings: Settings) -> int:
         for notify in REVOKED.get():
             notify(session, settings, device.id)
     return len(live)
+
+
+class KeyRepository:
+    """Keys in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, key: ServerKey) -> None:
+        """Stores the new current key."""
+        self._session.add(key)
+        self._session.flush()
+
+    def current(self) -> ServerKey | None:
+        """Returns the current key; None if the home's first key was not recorded yet."""
+        return self._session.scalar(select(ServerKey).order_by(ServerKey.number.desc()).limit(1))
+
+    def held(self, *, changing: bool) -> ServerKey | None:
+        """Returns the current key, locked until this transaction ends. changing: locked exclusively, for a rotation."""
+        statement = select(ServerKey).order_by(ServerKey.number.desc()).limit(1)
+        locked = self._session.scalar(statement.with_for_update(read=not changing))
+        latest = self.current()
+        # A rotation may have replaced it while this transaction waited.
+        return locked if latest is None or locked is latest else self.held(changing=changing)
+
+    def all(self) -> Sequence[ServerKey]:
+        """Returns every key, oldest first."""
+        return self._session.scalars(select(ServerKey).order_by(ServerKey.number)).all()
+
+
+def server_info(key: Ed25519PublicKey) -> ServerInfo:
+    """Returns the version, and the key that devices pin when they enroll."""
+    return ServerInfo(version=version("mobizo"), public_key=public_text(key), key_id=key_id(key))

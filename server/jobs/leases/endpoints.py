@@ -8,11 +8,10 @@ from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from server.identity.access_rules import Device
+from server.identity.activity import Presence, make_presences
 from server.identity.devices.models import DeviceReport
-from server.identity.devices.presence import Presence
 from server.identity.devices.signatures import Signature, SignedWriting, spent_by
 from server.identity.service import Principal
-from server.identity.services import make_presences
 from server.jobs.leases.declines import DeclineService
 from server.jobs.leases.service import Heartbeat, LeaseService
 from server.jobs.scheduling.matching import DeviceOffer

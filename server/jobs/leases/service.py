@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from server.clock import utc_now
 from server.database.identifiers import new_id
-from server.identity.devices.cooldown import count_failure, forget_failure, forget_failures, is_cooling_down
+from server.identity.devices.models import count_failure, forget_failure, forget_failures, is_cooling_down
 from server.identity.devices.repository import DeviceRepository, NonceRepository, Spent
 from server.identity.service import REVOKED
 from server.jobs.leases.models import Ending, JobLease

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from sqlalchemy.orm import Session
 
 from server.clock import utc_now
-from server.identity.devices.cooldown import is_cooling_down
-from server.identity.devices.models import Device
+from server.identity.devices.models import Device, is_cooling_down
 from server.identity.devices.repository import DeviceRepository
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.models import Job

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from server.database.database import Database
 from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import Lane, QueueRepository, noted_ready
-from server.web.shutdown import Shutdown
+from server.web.state import Shutdown
 
 CHUNK = 500  # data sets in one query
 _log = structlog.get_logger()

@@ -15,16 +15,18 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from pydantic import ValidationError
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from server.clock import utc_now
 from server.database.database import Database
-from server.database.revisions import lacking, release
+from server.database.schema import lacking, release
 from server.operations.backups.container import Reader, Writer, reading, writing
 from server.operations.backups.manifest import KEYS, MANIFEST, OBJECTS, BackedUpFile, BackupManifest
-from server.operations.backups.references import named_files, uploaded_files
 from server.operations.backups.snapshot import POSTGRESQL, SQLITE, check_empty, restore_postgres, taken
 from server.settings import Settings
 from server.storage.opening import open_artifacts
+from server.storage.references import REFERENCES, FileColumn
 from server.storage.store import ArtifactStore
 from shared.canonical import file_sha256
 from shared.errors import BadRequest, Conflict, NotFound, Unavailable, Untrusted
@@ -177,3 +179,24 @@ def _take(reader: Reader, name: str, path: Path) -> None:
 
 def _private(path: Path) -> IO[bytes]:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
+def _columns(*, temporary: bool) -> list[FileColumn]:
+    return [each for feature in REFERENCES.get() for each in feature.columns if each.temporary is temporary]
+
+
+def named_files(session: Session) -> frozenset[str]:
+    """Returns the sha256 of every file that the backup must contain."""
+    named: set[str] = set()
+    for each in _columns(temporary=False):
+        named |= set(session.scalars(select(each.column).where(each.rows, each.column.is_not(None)).distinct()))
+    for feature in REFERENCES.get():
+        named.update(feature.documents(session))
+    return frozenset(named)
+
+
+def uploaded_files(session: Session) -> frozenset[str]:
+    """Returns the sha256 of uploads for leases that are not completed. The file of an ended lease may be missing."""
+    columns = [each.column for each in _columns(temporary=True)]
+    found = [session.scalars(select(column).where(column.is_not(None)).distinct()) for column in columns]
+    return frozenset(sha256 for few in found for sha256 in few if sha256 is not None)

@@ -7,8 +7,7 @@ from typing import Annotated
 from server.identity.access_rules import PROBE, PUBLIC, needs
 from server.identity.models import Scope
 from server.identity.service import Principal
-from server.identity.signing_keys.info import server_info
-from server.identity.signing_keys.service import KeyService
+from server.identity.signing_keys.service import KeyService, server_info
 from server.operations.health.readiness import NotReady, check_ready
 from server.operations.health.service import server_usage
 from server.web.openapi import raises

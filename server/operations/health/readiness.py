@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from server.database.revisions import check_current
+from server.database.schema import check_current
 from server.identity.signing_keys.files import load_key
 from server.web.state import AppState
 from shared.errors import MobizoError, Unavailable

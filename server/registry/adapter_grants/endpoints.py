@@ -14,9 +14,9 @@ from server.registry.adapter_grants.repository import AdapterGrantRepository
 from server.registry.adapter_grants.service import AdapterGrantService, shown
 from server.registry.endpoints import ABSENT, FILE_OF_ADAPTER
 from server.registry.repository import find_adapter
+from server.web.downloads import file_response
 from server.web.openapi import raises
 from server.web.pages import Paging
-from server.web.ranges import file_response
 from server.web.routes import Routes
 from server.web.state import Reading, State, Writing
 from shared.errors import AdapterNotFound, VersionHeld

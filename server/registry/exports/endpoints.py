@@ -12,10 +12,10 @@ from server.identity.models import Scope
 from server.identity.service import Principal
 from server.registry.exports.service import MergedService
 from server.storage.store import Damaged
-from server.web.idempotency.dependency import Once
+from server.web.downloads import FILE_ROUTE, file_response
+from server.web.idempotency import Once
 from server.web.openapi import FILE, Responses, raises
 from server.web.problems import RangeNotSatisfiable
-from server.web.ranges import FILE_ROUTE, file_response
 from server.web.routes import Routes
 from server.web.state import Reading, State, Writing
 from shared.errors import AdapterNotFound, BaseMismatch, FileNotInAdapter, NotFound, RevisionNotFound, UnknownBase

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from server.catalog.bases import BaseModelEntry, BaseRepository
 from server.clock import utc_now
 from server.database.identifiers import new_id
-from server.database.upsert import add_if_absent
+from server.database.locking import add_if_absent
 from server.registry.exports.models import CONVERT, Conversion, ConversionFile, ConversionState
 from server.registry.exports.repository import ConversionRepository
 from server.registry.models import Adapter, StoredVersion

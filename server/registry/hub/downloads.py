@@ -16,7 +16,7 @@ from server.registry.files import AdapterFile
 from server.registry.hub.refusals import plain
 from server.registry.hub.service import Snapshot
 from server.storage.store import ArtifactStore
-from server.web.ranges import file_response
+from server.web.downloads import file_response
 from shared.registry import VersionState
 
 _HIDDEN = re.compile(rb"%(2f|5c)", re.IGNORECASE)  # a slash or backslash that the path does not show

@@ -25,10 +25,10 @@ from server.registry.hub.schemas import Account, CommitInfo, ModelInfo, Refs, Tr
 from server.registry.hub.service import HubService, Snapshot
 from server.storage.references import Collected
 from server.storage.store import Damaged, StorageFull
+from server.web.downloads import FILE_ROUTE
 from server.web.openapi import FILE, raises
 from server.web.pages import InvalidCursor
 from server.web.problems import RangeNotSatisfiable
-from server.web.ranges import FILE_ROUTE
 from server.web.state import AppState, State
 from shared.errors import AdapterNotFound, FileNotInAdapter, RevisionNotFound
 from shared.registry import MAIN

@@ -1,12 +1,16 @@
-"""Converts adapters, versions and files to the schemas of the Hub API."""
+"""Converts adapters, versions and files to the schemas of the Hub API.
+
+A Hub repository is a git repository whose large files are pointers of Git LFS. Adapters are described as if every file
+were such a pointer, which follows from its sha256 and size alone; clients then check the file's own sha256.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 
 from server.identity.service import Principal
 from server.registry.files import AdapterFile
-from server.registry.hub.git_objects import blob_id, pointer
 from server.registry.hub.schemas import (
     AccessToken,
     Account,
@@ -30,6 +34,16 @@ LIBRARY = "peft"
 TAGS = (LIBRARY, "safetensors", "lora", "mobizo")
 CARD = {"library_name": LIBRARY, "tags": ["lora", "mobizo"]}  # as README.md begins
 _PROPERTIES = {field.alias or name: name for name, field in ModelInfo.model_fields.items()}
+
+
+def pointer(sha256: str, size: int) -> bytes:
+    """Returns the pointer file of Git LFS (specification version 1)."""
+    return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
+
+
+def blob_id(content: bytes) -> str:
+    """Returns the git object id of a file's content: 40 hexadecimal digits."""
+    return hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
 
 
 def described(adapter: Adapter, version: StoredVersion | None) -> ModelInfo:

@@ -10,8 +10,8 @@ from server.registry.endpoints import ABSENT, FILE_OF_ADAPTER, Reader, Version
 from server.registry.repository import resolve
 from server.registry.trajectories.reconstruction import StepService
 from server.registry.trajectories.service import TrajectoryService
+from server.web.downloads import file_response
 from server.web.openapi import raises
-from server.web.ranges import file_response
 from server.web.routes import Routes
 from server.web.state import Reading, State
 from shared.errors import NotReplayable

@@ -6,6 +6,10 @@ the next request rebuilds it and checks it against its first hash.
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -15,17 +19,22 @@ from server.clock import utc_now
 from server.database.database import Database
 from server.registry.models import Adapter, StoredVersion
 from server.registry.trajectories.models import MaterialisedStep, StoredTrajectory
-from server.registry.trajectories.replay_slots import replay_slot
 from server.registry.trajectories.repository import TrajectoryRepository
 from server.storage.store import ArtifactStore, Damaged
 from shared.canonical import sha256_hex
-from shared.errors import NotFound, NotReplayable
+from shared.errors import NotFound, NotReplayable, Unavailable
 from shared.zo.lora import F32, adapter_file, load_adapter, split_adapter
 from shared.zo.replay import replay
 from shared.zo.trajectory import TrajectoryHeader
 from shared.zo.trajectory_reader import read_ledger
 
 RENEWED = timedelta(minutes=30)  # a requested file that is older is stored again, so that it is not collected
+AT_ONCE = max(1, (os.cpu_count() or 1) // 2)  # in one process
+WAITING = 8  # threads that may wait for a slot; the other threads stay free for requests without a replay
+WAIT_SECONDS = 30.0
+
+_slots = threading.BoundedSemaphore(AT_ONCE)
+_admitted = threading.BoundedSemaphore(AT_ONCE + WAITING)
 
 
 def b_file(database: Database, artifacts: ArtifactStore, version: StoredVersion) -> str:
@@ -128,3 +137,20 @@ def _is_stored(artifacts: ArtifactStore, sha256: str) -> bool:
         except (NotFound, Damaged):
             return False
     return True
+
+
+@contextmanager
+def replay_slot() -> Iterator[None]:
+    """Occupies a slot; blocks its thread. Raises Unavailable if too many threads wait, or this one for too long."""
+    busy = Unavailable("the server is replaying other trajectories; try again in a moment")
+    if not _admitted.acquire(blocking=False):
+        raise busy
+    try:
+        if not _slots.acquire(timeout=WAIT_SECONDS):
+            raise busy
+        try:
+            yield
+        finally:
+            _slots.release()
+    finally:
+        _admitted.release()

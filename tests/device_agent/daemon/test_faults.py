@@ -239,7 +239,7 @@ def short_pauses(monkeypatch):
     """Days pass in moments."""
     monkeypatch.setattr("device_agent.jobs.upload.PAUSE_SECONDS", 0.02)
     monkeypatch.setattr("device_agent.jobs.upload.LONGEST_PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr("device_agent.jobs.lease.LONGEST_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("device_agent.jobs.leased_job.LONGEST_RETRY_SECONDS", 0.02)
     monkeypatch.setattr("shared.transport.time.sleep", lambda _seconds, sleep=time.sleep: sleep(0.001))
 
 

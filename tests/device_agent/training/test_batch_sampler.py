@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.training.batch_sampler import BatchSampler
+from device_agent.training.data import BatchSampler
 from shared.zo.example_order import alternating
 
 ANSWERS = (0, 1) * 25

@@ -7,8 +7,8 @@ import pytest
 
 from device_agent.errors import Diverged
 from device_agent.runtimes import Rates, open_runtime
-from device_agent.training.batch_sampler import BatchSampler
 from device_agent.training.checkpoints import CheckpointDirectory, Checkpoints
+from device_agent.training.data import BatchSampler
 from device_agent.training.gradient_trainer import GradientTrainer
 from device_agent.training.journal import RunDirectory
 from device_agent.training.trainer import Stopped

@@ -8,7 +8,7 @@ import pytest
 from device_agent.errors import Diverged
 from device_agent.runtimes import open_runtime
 from device_agent.training import prefix
-from device_agent.training.batch_sampler import BatchSampler
+from device_agent.training.data import BatchSampler
 from device_agent.training.evaluation import measure
 from device_agent.training.journal import RunDirectory
 from device_agent.training.trainer import Stopped, Trainer

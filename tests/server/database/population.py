@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from server.clock import utc_now
 from server.database.database import Database
-from server.identity.tenants import TenantService
+from server.identity.service import TenantService
 from server.jobs.leases.models import Ending
 from server.jobs.repository import AWAITING_PROGRAM
 from server.jobs.scheduling.matching import needs_of

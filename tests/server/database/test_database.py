@@ -9,8 +9,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from server.database.database import Database, Tuning
-from server.database.failures import DatabaseUnavailable
+from server.database.database import Database, DatabaseUnavailable, Tuning
 from server.database.schema import upgrade
 from server.identity.models import Token
 

@@ -6,8 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from server.database.database import Database
-from server.database.group_commit import GroupCommit
-from server.database.write_queue import WriteQueue
+from server.database.write_queue import GroupCommit, WriteQueue
 from shared.errors import Gone
 
 

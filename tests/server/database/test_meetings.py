@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import func, select, text
 
-from server.database.failures import Collision
+from server.database.database import Collision
 from server.jobs.leases.models import Ending, JobLease
 from server.jobs.leases.service import LeaseService
 from server.jobs.models import Job, JobEvent

@@ -5,8 +5,7 @@ import threading
 import pytest
 from sqlalchemy import text
 
-from server.database.database import APPLICATION, Database
-from server.database.failures import Collision, DatabaseUnavailable, Unstorable
+from server.database.database import APPLICATION, Collision, Database, DatabaseUnavailable, Unstorable
 from server.settings import Settings, Tuning
 from shared.errors import BadRequest
 
@@ -153,7 +152,7 @@ def test_a_connection_that_was_cut_is_replaced_unseen(database, postgres):
 
 @pytest.mark.parametrize(("rested", "asked"), [(0, True), (3600, False)])
 def test_only_a_connection_that_rested_is_asked(database, postgres, monkeypatch, rested, asked):
-    monkeypatch.setattr("server.database.database.RESTED_SECONDS", rested)
+    monkeypatch.setattr("server.database.database.IDLE_SECONDS", rested)
     with database.autocommit() as session:
         number = session.scalar(text("SELECT pg_backend_pid()"))
     heard = "SELECT state_change FROM pg_stat_activity WHERE pid = %s"

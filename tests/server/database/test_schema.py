@@ -8,8 +8,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text
 
 from server.database.database import Database
-from server.database.revisions import release
-from server.database.schema import downgrade, upgrade
+from server.database.schema import downgrade, release, upgrade
 from server.schema import METADATA
 from tests.server.conftest import BOTH
 

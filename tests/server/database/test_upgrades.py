@@ -4,11 +4,10 @@ import pytest
 from sqlalchemy import inspect, select, text
 
 from server.database.database import Database
-from server.database.revisions import SchemaBehind, check_current, lacking, prepare, release
-from server.database.schema import upgrade
+from server.database.schema import SchemaBehind, check_current, lacking, prepare, release, upgrade
 from server.identity.models import Tenant
 from server.schema import METADATA
-from server.storage.models import THE_ONE, GarbageCollection
+from server.storage.references import THE_ONE, GarbageCollection
 from tests.server.conftest import BOTH
 
 DATABASES = BOTH

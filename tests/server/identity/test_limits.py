@@ -3,7 +3,7 @@
 import pytest
 
 from server.settings import Settings
-from server.web.rate_limits import Buckets, Limits, place_of
+from server.web.limits import Buckets, Limits, place_of
 from server.web.state import AppState
 from shared.errors import TooManyRequests
 

@@ -16,8 +16,7 @@ from server.identity.access_rules import Device as DeviceCaller
 from server.identity.access_rules import Holder, OneTime, Open
 from server.identity.devices.service import DeviceService
 from server.identity.models import Role
-from server.identity.service import TokenService
-from server.identity.tenants import TenantService, UserService
+from server.identity.service import TenantService, TokenService, UserService
 from server.registry.exports.models import Conversion, ConversionFile, ConversionState
 from server.web.state import Reading
 from shared.access import Scope

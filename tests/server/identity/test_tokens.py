@@ -6,8 +6,7 @@ import pytest
 from sqlalchemy import update
 
 from server.identity.models import Role, Token
-from server.identity.service import TokenService
-from server.identity.tenants import UserService
+from server.identity.service import TokenService, UserService
 from shared.access import Scope
 
 

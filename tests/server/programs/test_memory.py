@@ -5,7 +5,7 @@ import pytest
 
 from server.programs.service import compile_bytes
 from server.settings import Settings
-from server.tasks.host import SHARE, host_budget, machine_bytes
+from server.tasks.worker import SHARE, host_budget, machine_bytes
 from shared.recipe import TARGETS, Recipe
 from shared.zo.lora import BaseShape
 

@@ -13,15 +13,14 @@ from server.catalog.runner_builds.service import RunnerBuildService
 from server.clock import utc_now
 from server.identity.signing_keys.files import load_key
 from server.jobs.leases.models import Ending, JobLease
-from server.operations.backups.references import named_files
+from server.operations.backups.service import named_files
 from server.ports import Port
 from server.schema import METADATA
 from server.storage import garbage_collection as module
 from server.storage import references
 from server.storage.bucket import BucketArtifacts
 from server.storage.garbage_collection import Collector, Housekeeping
-from server.storage.models import GarbageCollection
-from server.storage.references import REFERENCES, Collected, hold, referenced
+from server.storage.references import REFERENCES, Collected, GarbageCollection, hold, referenced
 from shared.canonical import sha256_hex
 from shared.errors import NotFound
 from shared.protocol import RunnerBuild

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from server.app import create_app
-from server.web.json_bodies import parse_json
+from server.web.bodies import parse_json
 from shared.errors import BadRequest
 from tests.server.conftest import job_request, serving
 

@@ -9,7 +9,7 @@ import pytest
 import server.web.routes
 from server.app import create_api, create_app
 from server.settings import Settings
-from server.web.json_bodies import MAX_DEPTH, MAX_NAMES, MAX_VALUES, parse_json
+from server.web.bodies import MAX_DEPTH, MAX_NAMES, MAX_VALUES, parse_json
 from server.web.routes import UNCHECKED_BODY_BYTES, Route
 from shared.errors import BadRequest
 from tests.server.conftest import job_request, serving

@@ -15,9 +15,9 @@ from starlette.routing import Route
 
 from server.settings import Settings
 from server.storage.directory import DiskArtifacts
-from server.web import connections, zero_copy
-from server.web.connections import ConnectionLimits, Listener, raise_descriptor_limit
-from server.web.sending import FileSpan
+from server.web import downloads, limits
+from server.web.downloads import FileSpan
+from server.web.limits import ConnectionLimits, Listener, raise_descriptor_limit
 from tests.server.conftest import serving
 
 SECONDS = 0.5  # deadlines in these tests
@@ -63,8 +63,8 @@ APP = Starlette(
 def short(monkeypatch):
     """Deadlines of half a second."""
     for name in ("HEAD_SECONDS", "STALLED_SECONDS", "KEEP_ALIVE_SECONDS"):
-        monkeypatch.setattr(connections, name, SECONDS)
-    monkeypatch.setattr(zero_copy, "SLOWEST", 1e9)
+        monkeypatch.setattr(limits, name, SECONDS)
+    monkeypatch.setattr(downloads, "SLOWEST", 1e9)
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_a_request_in_progress_has_no_deadline_of_its_head(short):
 def log(monkeypatch):
     """Events that are logged, however earlier tests of this process configured logging."""
     capture, everything = structlog.testing.LogCapture(), structlog.make_filtering_bound_logger(0)
-    monkeypatch.setattr(connections, "_log", structlog.wrap_logger(None, [capture], wrapper_class=everything))
+    monkeypatch.setattr(limits, "_log", structlog.wrap_logger(None, [capture], wrapper_class=everything))
     return capture.entries
 
 
@@ -262,7 +262,7 @@ def test_without_descriptors_connections_are_refused_and_logged_once(log, monkey
 def test_the_limits_fit_the_descriptors(monkeypatch):
     settings = Settings()
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
-    assert ConnectionLimits.of(settings).total == 1024 - connections.OTHER_DESCRIPTORS
+    assert ConnectionLimits.of(settings).total == 1024 - limits.OTHER_DESCRIPTORS
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
     assert ConnectionLimits.of(settings).total == settings.connections
 
@@ -272,6 +272,6 @@ def test_the_descriptor_limit_is_raised():
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
         raise_descriptor_limit()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(before[1], connections.MOST_DESCRIPTORS)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(before[1], limits.MOST_DESCRIPTORS)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -10,9 +10,8 @@ from server.app import SLICES
 from server.clock import utc_now
 from server.identity.service import TokenService
 from server.schema import devices
-from server.web.idempotency.dependency import keep_once
-from server.web.idempotency.models import IdempotencyRecord
-from server.web.idempotency.service import IdempotencyService
+from server.web.idempotency import IdempotencyService, keep_once
+from server.web.idempotency_record import IdempotencyRecord
 from server.web.routes import Route
 from shared.signing import new_private_key, public_text
 from tests.server.conftest import job_request

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
+from server.web.downloads import requested_range
 from server.web.problems import RangeNotSatisfiable
-from server.web.ranges import requested_range
 
 DATABASES = ("sqlite",)  # files lie in none
 ETAG = '"abc"'

@@ -4,7 +4,7 @@ from fastapi import Depends, FastAPI
 from pydantic import BaseModel
 
 from server.clock import utc_now
-from server.database.failures import TRIES, Collision
+from server.database.database import TRIES, Collision
 from server.identity.signing_keys.files import load_key
 from server.web.problems import add_problem_handlers
 from server.web.routes import Routes

@@ -13,8 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from server.storage.directory import DiskArtifacts
-from server.web.sending import FileSpan
-from server.web.zero_copy import EXTENSION
+from server.web.downloads import EXTENSION, FileSpan
 from shared.canonical import sha256_hex
 from tests.server.conftest import serving
 

@@ -11,7 +11,7 @@ from server.catalog.calibrations.service import CalibrationRepository, Calibrati
 from server.clock import utc_now
 from server.inference.frames import ServedAdapterRef
 from server.inference.model_cache import ModelCache
-from server.operations.backups.references import named_files
+from server.operations.backups.service import named_files
 from server.storage.references import referenced
 from shared.canonical import sha256_hex
 from shared.errors import BadRequest, Conflict, InvalidUpload, NotFound, UnknownBase

@@ -7,7 +7,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from server.identity.tenants import TenantService
+from server.identity.service import TenantService
 from shared.federation import accounting
 from tests.server.conftest import assert_problem, job_request
 

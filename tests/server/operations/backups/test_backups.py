@@ -18,8 +18,7 @@ from server.app import create_app
 from server.cli import main as cli
 from server.database.database import Database
 from server.jobs.models import Job
-from server.operations.backups.references import named_files
-from server.operations.backups.service import back_up, restore
+from server.operations.backups.service import back_up, named_files, restore
 from server.schema import METADATA
 from server.storage.opening import open_artifacts
 from shared.canonical import sha256_hex

@@ -27,7 +27,7 @@ from server.schema import devices
 from server.settings import Delivery
 from server.tasks.models import WorkerProcess
 from server.web.meters import Meters
-from server.web.shutdown import Shutdown
+from server.web.state import Shutdown
 from shared.errors import Unavailable
 from tests.server.conftest import BOTH, adapter_bytes
 

@@ -10,9 +10,8 @@ from sqlalchemy import delete, select
 
 from server.clock import utc_now
 from server.identity.models import Scope
-from server.identity.service import TokenService
-from server.identity.tenants import TenantService
-from server.registry.hub.git_objects import blob_id, pointer
+from server.identity.service import TenantService, TokenService
+from server.registry.hub.views import blob_id, pointer
 from server.registry.models import AdapterTag, StoredPeftFile, StoredVersion
 from shared.registry import VersionState
 from tests.server.identity.rules import found_routes

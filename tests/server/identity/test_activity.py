@@ -3,9 +3,8 @@
 from datetime import UTC, datetime, timedelta
 
 from server.database.database import Database
-from server.identity.last_used import LastUsed
+from server.identity.activity import LastUsed, make_last_used
 from server.identity.models import Token
-from server.identity.services import make_last_used
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -1,4 +1,7 @@
-"""Bounds on connections, so that idle, half-sent and unread ones cannot stop the server.
+"""Limits on what clients may use, so that none of them can stop the server: requests, connections, and their time.
+
+`Limits` has token buckets of requests by token and by address. Each server process counts for itself; behind several, a
+client gets as many times its rate. Used from one thread, the event loop's.
 
 `Listener` closes connections beyond a number in all or of one address. `DeadlineProtocol` closes those whose request
 line and headers do not arrive in time, and those whose client does not read. Bodies have a deadline in
@@ -8,11 +11,12 @@ line and headers do not arrive in time, and those whose client does not read. Bo
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import resource
 import socket
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +27,10 @@ import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from server.settings import Settings
-from server.web.rate_limits import place_of
+from shared.errors import TooManyRequests
 
+CAPACITY = 20_000  # buckets of one kind, about 4 MiB; a forgotten bucket counts as full
+Clock = Callable[[], float]
 HEAD_SECONDS = 20  # for a request's line and headers, from the connection or from their first byte
 STALLED_SECONDS = 120  # that a client may leave a response unread
 KEEP_ALIVE_SECONDS = 30  # between requests; longer than the pause between a device's heartbeats
@@ -33,6 +39,100 @@ REFUSED_AT_ONCE = 64  # connections that are refused before other work of the ev
 OTHER_DESCRIPTORS = 256  # kept for databases, files and worker processes
 MOST_DESCRIPTORS = 65_536
 _log = structlog.get_logger()
+
+
+class Buckets:
+    """One token bucket for each key; beyond the capacity, the least recently used are forgotten."""
+
+    def __init__(self, rate: float, burst: int, clock: Clock = time.monotonic, capacity: int = CAPACITY) -> None:
+        """rate: requests a second in the long run. burst: requests at once after a pause."""
+        self._rate, self._burst, self._clock, self._capacity = rate, burst, clock, capacity
+        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()  # requests left, and as of when
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._levels
+
+    def __len__(self) -> int:
+        return len(self._levels)
+
+    def _left(self, key: str, now: float) -> float:
+        left, since = self._levels.get(key, (float(self._burst), now))
+        return min(float(self._burst), left + (now - since) * self._rate)
+
+    def wait(self, key: str) -> float:
+        """Returns the seconds until a request may be made; 0: now. Takes nothing."""
+        return max(0.0, (1 - self._left(key, self._clock())) / self._rate)
+
+    def take(self, key: str) -> float:
+        """Takes one request and returns 0, or returns the seconds until one may be made."""
+        now = self._clock()
+        left = self._left(key, now)
+        taken = left >= 1
+        self._levels[key] = (left - 1 if taken else left, now)
+        self._levels.move_to_end(key)
+        if len(self._levels) > self._capacity:
+            self._levels.popitem(last=False)
+        return 0.0 if taken else (1 - left) / self._rate
+
+    def forget(self, key: str) -> None:
+        """Drops a key's bucket."""
+        self._levels.pop(key, None)
+
+
+def place_of(address: str) -> str:
+    """Returns what counts as one sender: an IPv4 address, or the /64 network of an IPv6 address."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.ip_network((parsed, 64), strict=False))
+    return str(parsed)
+
+
+class Limits:
+    """The limits of one server process."""
+
+    def __init__(self, settings: Settings, clock: Clock = time.monotonic) -> None:
+        self._tokens = Buckets(settings.token_rate, settings.token_burst, clock)
+        self._addresses = Buckets(settings.address_rate, settings.address_burst, clock)
+        self._refusals = Buckets(settings.refusal_rate, settings.refusal_burst, clock)
+
+    def anonymous(self, address: str) -> None:
+        """Counts a request without a token. Raises TooManyRequests."""
+        _check("address", self._addresses.take(place_of(address)))
+
+    def before(self, digest: str, address: str) -> None:
+        """Counts a request whose token is not looked up yet. Raises TooManyRequests.
+
+        From an address with too many rejected tokens only tokens that were valid before are looked up: guessing stops,
+        and other clients behind the same address go on.
+        """
+        if digest in self._tokens:
+            _check("token", self._tokens.take(digest))
+        else:
+            _check("refusals", self._refusals.wait(place_of(address)))
+
+    def good(self, digest: str) -> None:
+        """Records that a token is valid."""
+        if digest not in self._tokens:
+            self._tokens.take(digest)
+
+    def refused(self, digest: str, address: str) -> None:
+        """Records that a token was rejected, which counts against the address."""
+        self._tokens.forget(digest)
+        self._refusals.take(place_of(address))
+
+
+def _check(limit: str, seconds: float) -> None:
+    if seconds > 0:
+        raise TooManyRequests(
+            f"too many requests; the next is taken in {seconds:.1f} s",
+            limit=limit,
+            retry_after_seconds=round(seconds, 3),
+        )
 
 
 @dataclass(frozen=True)

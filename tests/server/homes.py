@@ -1,0 +1,214 @@
+"""Homes of servers for tests: a database and files in a directory, with one base model that the fake compiler reads."""
+
+import contextlib
+import json
+import shutil
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+from sqlalchemy import select, update
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from server.catalog.bases import BaseModelEntry, BaseRepository
+from server.catalog.calibrations.service import calibration_of
+from server.clock import utc_now
+from server.database.database import Database
+from server.database.identifiers import new_id
+from server.database.schema import upgrade
+from server.identity.repository import TenantRepository
+from server.identity.service import TenantService, TokenService
+from server.jobs.leases.models import JobLease
+from server.jobs.leases.service import LeaseService
+from server.programs.compilation import CompileHandler
+from server.settings import Settings
+from server.storage.opening import open_artifacts
+from server.tasks.models import Task, WorkerProcess
+from server.tasks.queue import TaskQueue
+from server.wiring import wire
+from shared.zo.lora import BaseShape
+from tests.server import fake_compiler, fake_converter
+
+wire()
+SHAPE = BaseShape(
+    architecture="llama",
+    layers=2,
+    hidden=8,
+    intermediate=16,
+    heads=2,
+    kv_heads=1,
+    head_dim=4,
+    vocabulary=32,
+    context_length=64,
+)
+WORDS = ("terrible", "great", "It", "was", "a", "film", "Yes", "No", "x", "very", "good", "bad")
+
+
+def write_source(directory):
+    """A base model that the fake compiler can read."""
+    directory.mkdir()
+    vocabulary = {word: number for number, word in enumerate(("[UNK]", *WORDS))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "shape.json").write_text(SHAPE.model_dump_json())
+
+
+@dataclass
+class Home:
+    """A server's home on disk, and the shortcuts that tests take around HTTP."""
+
+    settings: Settings
+    source: Path
+
+    def __post_init__(self):
+        self.database = Database(self.settings.url, self.settings.tuning)
+        self.artifacts = open_artifacts(self.settings)
+
+    def close(self):
+        self.database.close()
+
+    def token(self, role, tenant="default", name="", device_id=None):
+        """The text of a token that never expires, of a tenant that is made if there is none."""
+        with self.database.writing() as session:
+            if TenantRepository(session).by_name(tenant) is None:
+                TenantService(session).create(tenant)
+            return TokenService(session).issue(role, tenant, name, device_id)[1]
+
+    def behave(self, **behaviour):
+        """How the fake compiler behaves from now on."""
+        (self.source / "behaviour.json").write_text(json.dumps(behaviour))
+
+    def starts(self):
+        """Process ids of all compilers that were started."""
+        log = self.source / "starts.log"
+        return [int(line) for line in log.read_text().split()] if log.exists() else []
+
+    def convert_so(self, **behaviour):
+        """How the fake converter behaves from now on."""
+        (self.source / "converter.json").write_text(json.dumps(behaviour))
+
+    def conversions(self):
+        """Process ids of all converters that were started."""
+        log = self.source / "conversions.log"
+        return [int(line) for line in log.read_text().split()] if log.exists() else []
+
+    def compile(self):
+        """Compiles what waits, in this process."""
+        worker = Workers(self, new_id("worker"))
+        name, handler = worker.names[0], CompileHandler(self.settings, self.artifacts)
+        while (claim := worker.do(name, handler, "claim")) is not None:
+            order = claim.order
+            with self.artifacts.workspace("in-test") as workspace:
+                source, calibration = Path(order.source), calibration_of(self.artifacts, order.recipe)
+                manifest = fake_compiler.build(order.recipe, source, workspace / "program", calibration)
+                for file in manifest.files:
+                    self.artifacts.adopt(workspace / "program" / file.name, file.sha256)
+            assert worker.do(name, handler, "complete", claim, manifest.model_copy(update={"version": order.version}))
+
+    def task(self, subject):
+        """The task of a program, conversion or round by its id."""
+        with self.database.reading() as session:
+            found = session.scalars(select(Task).where(Task.subject == subject)).one()
+            session.expunge_all()
+            return found
+
+    def set_task(self, subject=None, **values):
+        """Sets columns of a task, or of all."""
+        statement = update(Task) if subject is None else update(Task).where(Task.subject == subject)
+        with self.database.writing() as session:
+            session.execute(statement.values(**values))
+
+    def let_run_out(self, lease):
+        """Puts a lease's end into the past."""
+        with self.database.writing() as session:
+            late = utc_now() - timedelta(seconds=1)
+            session.execute(update(JobLease).where(JobLease.id == lease["id"]).values(expires_at=late))
+
+    def take_back(self):
+        """Notices, as a worker does, which leases have run out."""
+        with self.database.writing() as session:
+            LeaseService(session, self.settings.lease_seconds).take_back_overdue()
+
+    def stored_files(self):
+        """Names of all files in the store."""
+        return sorted(path.name for path in (self.settings.artifacts_path / "objects").rglob("*") if path.is_file())
+
+
+class Workers:
+    """Workers of one home, each of whose calls is one transaction."""
+
+    def __init__(self, home, *names, host=""):
+        self.home, self.names = home, names
+        now = utc_now()
+        with home.database.writing() as session:
+            for name in names:
+                session.add(WorkerProcess(id=name, pid=1, host=host, started_at=now, seen_at=now))
+
+    def do(self, name, handler, action, *arguments):
+        with self.home.database.writing() as session:
+            queue = TaskQueue(session, self.home.settings, name, {handler.kind: handler})
+            found = getattr(queue, action)(*arguments)
+            session.flush()
+            session.expunge_all()
+            return found
+
+
+def fill(settings, tokenizer):
+    """Makes a database what `init` and the registration of one base model leave."""
+    database = Database(settings.url, settings.tuning)
+    upgrade(database.engine)
+    with database.writing() as session:
+        BaseRepository(session).add(
+            BaseModelEntry(
+                name="tiny",
+                source="set by the copy",
+                sha256="b" * 64,
+                shape=SHAPE,
+                parameters=1000,
+                tokenizer_sha256=open_artifacts(settings).put(tokenizer),
+                created_at=utc_now(),
+            )
+        )
+    database.close()
+
+
+def copy_home(template, root, database_url):
+    """The settings of a copy of a home in `root`; on another database: without SQLite's file."""
+    shutil.copytree(template, root)
+    if database_url is not None:
+        for path in (root / "home").glob("mobizo.sqlite3*"):
+            path.unlink()
+    return Settings(
+        home=root / "home",
+        database_url=database_url,
+        poll_seconds=0.05,
+        # Tests ask faster than anyone, and are refused more often; those of the limits set their own.
+        token_rate=1e6,
+        address_rate=1e6,
+        refusal_rate=1e6,
+        compile_lease_seconds=60,
+        compile_backoff_seconds=0,
+        compiler_command=[sys.executable, fake_compiler.__file__],
+        converter_command=[sys.executable, fake_converter.__file__],
+    )
+
+
+@contextlib.contextmanager
+def home_of(settings, source):
+    """A home, whose base model lies in `source`."""
+    found = Home(settings, source)
+    with found.database.writing() as session:
+        BaseRepository(session).by_name("tiny").source = str(source)
+    yield found
+    found.close()
+
+
+def alive(pid):
+    """Whether a process runs."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
