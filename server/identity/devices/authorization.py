@@ -7,6 +7,7 @@ once, to who holds the device code.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -14,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from server.clock import utc_now
 from server.database.identifiers import new_token, token_digest
-from server.identity.devices.models import Device, DeviceRequest, RequestState
+from server.identity.devices.models import Device, DeviceRequest, RequestState, UserNames
 from server.identity.devices.repository import DeviceRequestRepository
 from server.identity.devices.service import DeviceService, check_key
 from server.identity.devices.user_codes import new_user_code, read_user_code, shown
@@ -105,7 +106,7 @@ class AuthorizationService:
         if request.state is RequestState.PENDING or request.tenant is None:
             return OAuthError("authorization_pending", "no operator has decided yet")
         enroll = DeviceEnrollment(name=request.name, public_key=request.public_key, platform=request.platform)
-        device, token = DeviceService(self._session).admit(request.tenant, enroll)
+        device, token = DeviceService(self._session).admit(request.tenant, enroll, request.users.root)
         request.state, request.device_id = RequestState.USED, device.id
         return device, token
 
@@ -113,8 +114,12 @@ class AuthorizationService:
         """A request by the code that its device shows. Raises NotFound, also for one that another tenant decided."""
         return _view(self._find(tenant, user_code, lock=False))
 
-    def decide(self, principal: Principal, user_code: str, approved: bool) -> DeviceRequestView:
-        """Lets the device into the operator's tenant, or refuses it; said twice, it counts once.
+    def decide(
+        self, principal: Principal, user_code: str, approved: bool, users: Iterable[str] = ()
+    ) -> DeviceRequestView:
+        """Lets the device into the operator's tenant, or refuses it; said twice, the first decision counts.
+
+        users: those that the device will train for.
 
         Raises NotFound, or Conflict if it was decided otherwise.
         """
@@ -122,6 +127,7 @@ class AuthorizationService:
         if request.state is RequestState.PENDING:
             request.state = RequestState.APPROVED if approved else RequestState.DENIED
             request.tenant, request.decided_by, request.decided_at = principal.tenant, principal.token_id, now
+            request.users = UserNames(tuple(sorted(set(users))))
         elif approved == (request.state is RequestState.DENIED):
             raise Conflict(f"the device was {'refused' if approved else 'let in'} before; it may ask again")
         return _view(request)

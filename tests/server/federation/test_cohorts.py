@@ -62,6 +62,7 @@ def test_one_device_is_of_one_user(band, fleet, problem):
     band.create()
     band.join("alice")
     device = band.devices["alice"].device_id
+    assert band.fleet.operator().put(f"/v1/devices/{device}/users/bob").status_code == 200
     problem(band.app.put(f"{URL}/members/bob", json={"device": device}), 409, "conflict")
     again = band.app.put(f"{URL}/members/alice", json={"device": device})
     assert again.json() == band.app.get(f"{URL}/members").json()["items"][0]
