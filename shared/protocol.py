@@ -125,6 +125,7 @@ class DeviceRequestView(_Wire):
     created_at: datetime
     expires_at: datetime
     device_id: str | None = Field(None, description="set once the device is enrolled")
+    users: list[str] = Field(default_factory=list, description="users that the operator named when approving it")
 
 
 class DeviceApproval(_Wire):

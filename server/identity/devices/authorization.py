@@ -157,4 +157,5 @@ def _view(request: DeviceRequest) -> DeviceRequestView:
         created_at=request.created_at,
         expires_at=request.expires_at,
         device_id=request.device_id,
+        users=list(request.users.root),
     )
