@@ -34,12 +34,14 @@ from mobizo import Client
 from mobizo.cli.progress import show_job_progress
 from shared.errors import MobizoError
 from shared.job import JobRequest, JobState, JobView, TrainingSettings
+from shared.protocol import EnrollmentRequest
 from shared.recipe import TARGETS, RecipeSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 DATA = ROOT / "examples" / "data" / "movie_reviews"
 BASE = "smollm2-135m-instruct"
+USER = "alice"
 START_SECONDS = 120
 ANNOUNCED = re.compile(r"listening on \S*?(https?://[\w.:]+)")
 STOP_SECONDS = 15
@@ -282,7 +284,7 @@ def _demo(report_path: Path, directory: Path, steps: int | None, test_limit: int
         client = stack.enter_context(Client(url, operator))
         console.print(f"  listening on {url}")
         console.print("[bold]device[/bold]: enrolls with a one-time token and waits for jobs")
-        token = client.devices.create_enrollment_token().token
+        token = client.devices.create_enrollment_token(EnrollmentRequest(users=[USER])).token
         _run([agent, "enroll", "--server", url, "--token", token, "--name", "demo-device"], env)
         device = processes.start("agent", [agent, "run", "--data", f"movie_reviews={DATA}"], env)
         limits: dict[str, Any] = {"test_limit": test_limit, "validation_limit": min(test_limit, VALIDATION_LIMIT)}
@@ -327,7 +329,7 @@ def _demo(report_path: Path, directory: Path, steps: int | None, test_limit: int
 def _request(method: Method, limits: dict[str, Any]) -> JobRequest:
     return JobRequest(
         base=BASE,
-        user="alice",
+        user=USER,
         adapter=method.adapter,
         task="sst2",
         dataset="movie_reviews",

@@ -14,8 +14,9 @@ from server.catalog.runner_builds.service import sign_builds
 from server.federation.job_subscriber import FederationSubscriber, prepare_privacy
 from server.federation.repository import adapters_of_member, cohort_with_calibration
 from server.federation.requests import round_task
+from server.identity.devices.bindings import UNBOUND
 from server.identity.signing_keys.service import RESIGNERS, REVOKED
-from server.jobs.leases.service import take_back_revoked
+from server.jobs.leases.service import take_back_revoked, take_back_unbound
 from server.jobs.lifecycle import (
     PREPARATIONS,
     ROUND_TASK,
@@ -52,6 +53,7 @@ def wire() -> None:
     )
     RESIGNERS.connect((sign_programs, sign_builds))
     REVOKED.connect((take_back_revoked,))
+    UNBOUND.connect((take_back_unbound,))
     USERS.connect((version_with_calibration, cohort_with_calibration, job_with_calibration))
     ACCESS.connect(ProgramAccess(program_of_tenant, file_of_tenant, (file_of_device, granted_file)))
     MOVED.connect((follow_program,))

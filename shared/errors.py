@@ -33,6 +33,7 @@ MobizoError
 |  |- VersionHeld       409     an adapter version that waits for approval
 |  |- StartDeleted      409     the adapter version that a job starts from was deleted
 |  |- BudgetExceeded    409     a private job or round that would exceed the privacy budget
+|  |- DeviceNotBound    409     a device that does not train for this user
 |  |- NotReplayable     409     a version whose earlier steps cannot be reconstructed
 |  |- MaskingOut        409     a secure aggregation round that continues without this device
 |  `- Replayed          409     a signed request whose nonce was used before
@@ -273,6 +274,12 @@ class BudgetExceeded(Conflict):
     """This would exceed the privacy budget; request a smaller epsilon, or raise the budget."""
 
     code, title = "privacy-budget-exceeded", "Privacy budget exceeded"
+
+
+class DeviceNotBound(Conflict):
+    """The device does not train for this user; an operator binds the user to it with `mobizo devices bind`."""
+
+    code, title = "device-not-bound", "Device not bound to the user"
 
 
 class NotReplayable(Conflict):

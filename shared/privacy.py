@@ -132,6 +132,21 @@ class UserPrivacy(BaseModel):
     unprotected: int = Field(description="number of jobs without privacy, which are not covered by epsilon")
 
 
+class DatasetPrivacy(BaseModel):
+    """The privacy spent on a data set of a device, whatever users the jobs named."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    dataset: str
+    users: list[str] = Field(description="users whose jobs have spent on it")
+    epsilon: float | None = Field(description="epsilon of all private runs; null: unbounded")
+    delta: float
+    budget: float | None = Field(
+        description="smallest budget of the device's users and of `users`, which no run on it may exceed; null: none"
+    )
+    runs: int = Field(description="number of private runs")
+
+
 class CohortPrivacy(BaseModel):
     """The privacy spent by a cohort's rounds."""
 

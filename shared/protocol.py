@@ -23,6 +23,16 @@ from shared.registry import Parent, SignedAdapter, VersionState
 
 Item = TypeVar("Item")
 
+MOST_USERS = 100  # of one device
+Users = Annotated[
+    list[Annotated[str, Field(pattern=NAME)]],
+    Field(
+        max_length=MOST_USERS,
+        description="users whose data is on the device; it gets jobs of these users only. Empty: it gets no job until "
+        "an operator binds a user to it",
+    ),
+]
+
 
 class _Wire(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -57,6 +67,7 @@ class EnrollmentRequest(_Wire):
     """Request for a one-time token that enrolls one device."""
 
     expires_in_seconds: int = Field(3600, ge=1, le=30 * 24 * 3600)
+    users: Users = []
 
 
 class Enrollment(_Wire):
@@ -114,6 +125,13 @@ class DeviceRequestView(_Wire):
     created_at: datetime
     expires_at: datetime
     device_id: str | None = Field(None, description="set once the device is enrolled")
+    users: list[str] = Field(default_factory=list, description="users that the operator named when approving it")
+
+
+class DeviceApproval(_Wire):
+    """An operator's approval of a device that asks to enroll."""
+
+    users: Users = []
 
 
 class DeviceView(_Wire):
@@ -126,6 +144,7 @@ class DeviceView(_Wire):
     last_seen_at: datetime | None = Field(description="time of the last request, accurate to about a minute")
     revoked_at: datetime | None = None
     labels: Labels = Field(default_factory=dict, description="labels set by an operator")
+    users: list[str] = Field(default_factory=list, description="users whose jobs the device may train")
     datasets: list[str] = Field(default_factory=list, description="names of the data sets that the device reported")
     memory_bytes: int | None = Field(None, description="memory that the device reported as available, bytes")
     capabilities: Capabilities | None = Field(

@@ -23,6 +23,7 @@ from server.clock import utc_now
 from server.database.database import Database
 from server.database.identifiers import new_id
 from server.database.schema import upgrade
+from server.identity.devices.bindings import BindingService
 from server.identity.devices.models import Device
 from server.identity.models import Role
 from server.identity.service import DEFAULT_TENANT, TokenService
@@ -41,6 +42,7 @@ from tests.server import fake_compiler
 
 BASE, DATASET = "tiny", "reviews"
 PATIENCE = 300.0  # seconds
+USERS = 20
 _SMALL = {"layers": 2, "hidden": 8, "intermediate": 16, "heads": 2, "kv_heads": 1, "head_dim": 4, "vocabulary": 32}
 _LARGE = {"layers": 22, "hidden": 2048, "intermediate": 5632, "heads": 32, "kv_heads": 4, "head_dim": 64}
 SMALL = BaseShape(architecture="llama", context_length=64, **_SMALL)
@@ -69,8 +71,8 @@ class Credentials:
 
 
 def job(number: int = 0, recipe: dict[str, Any] = RECIPE, **fields: Any) -> dict[str, Any]:
-    """Returns the body of a job of one of twenty users."""
-    who = {"user": f"user-{number % 20}", "adapter": f"adapter-{number}"}
+    """Returns the body of a job of one of `USERS` users."""
+    who = {"user": f"user-{number % USERS}", "adapter": f"adapter-{number}"}
     return {
         "base": BASE,
         "task": "sst2",
@@ -143,7 +145,7 @@ def new_token(settings: Settings, role: Role) -> str:
 
 
 def add_devices(settings: Settings, count: int) -> list[Credentials]:
-    """Enrolls devices directly in the database."""
+    """Enrolls devices directly in the database, each with the data of every user of `job`."""
     database, found = Database(settings.url), []
     with database.writing() as session:
         for number in range(count):
@@ -158,6 +160,7 @@ def add_devices(settings: Settings, count: int) -> list[Credentials]:
             )
             session.add(device)
             session.flush()
+            BindingService(session).bind(device, [f"user-{user}" for user in range(USERS)])
             _, token = TokenService(session).issue(Role.DEVICE, DEFAULT_TENANT, device.name, device.id)
             found.append(Credentials(token, base64.b64encode(private_bytes(key)).decode()))
     database.close()

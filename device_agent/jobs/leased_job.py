@@ -266,10 +266,17 @@ class LeasedJob:
         return move(None) if self.context.cache.holds(file) else policy_run.transfer(move)
 
     def _report(self, progress: Progress) -> None:
-        # Losses and accuracies would reveal the masked update; reports of a private run must not depend on the data.
-        reported = quiet_progress(progress) if self._masked else progress
+        # Losses and accuracies would reveal the masked or noised update; reports of a private run must not depend on
+        # the data.
+        reported = quiet_progress(progress) if self._masked or self._private_member else progress
         self.heartbeat.report(reported.private() if self._private else reported)
         self.show(progress)
+
+    @property
+    def _private_member(self) -> bool:
+        """Whether the job's round keeps its members private."""
+        task = self.lease.round
+        return task is not None and task.privacy is not None and task.privacy.members is not None
 
     @property
     def _private(self) -> bool:

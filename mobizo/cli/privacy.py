@@ -45,6 +45,29 @@ def limit(
 
 
 @group.command()
+def device(
+    device_id: Annotated[str, typer.Argument(metavar="DEVICE", help="Id of the device.")],
+    server: Server = DEFAULT_SERVER,
+    token: Token = "",
+    as_json: Json = False,
+) -> None:
+    """Show the epsilon that runs have spent on each data set of a device, whatever users the jobs named."""
+    with connected(server, token) as client:
+        found = client.privacy.device(device_id)
+    if as_json:
+        print_json([*found])
+        return
+    for item in found:
+        spent = "unbounded" if item.epsilon is None else f"{item.epsilon:.3f}"
+        budget = "" if item.budget is None else f" of {item.budget:g}"
+        users = ", ".join(item.users)
+        out.print(
+            f"{item.dataset}  epsilon {spent}{budget} at delta {item.delta:g}  {item.runs} private runs for {users}",
+            markup=False,
+        )
+
+
+@group.command()
 def cohort(
     name: Annotated[str, typer.Argument(metavar="COHORT", help="Name of the cohort.")],
     server: Server = DEFAULT_SERVER,

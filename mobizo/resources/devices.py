@@ -1,11 +1,12 @@
-"""`client.devices`: enrollment of devices."""
+"""`client.devices`: enrollment of devices, and the users whose jobs they train."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from urllib.parse import quote
 
 from mobizo.connection import Connection
-from shared.protocol import DeviceRequestView, Enrollment, EnrollmentRequest
+from shared.protocol import DeviceApproval, DeviceRequestView, DeviceView, Enrollment, EnrollmentRequest
 
 
 class Devices:
@@ -21,7 +22,8 @@ class Devices:
     def create_enrollment_token(self, request: EnrollmentRequest | None = None) -> Enrollment:
         """Creates a one-time token with which one device can enroll.
 
-        request: how long the token is valid, in seconds; None: one hour.
+        request: how long the token is valid, in seconds, and the users whose data is on the device; None: one hour, and
+        no users, so that the device gets no job until `bind` names one.
         """
         body = (request or EnrollmentRequest.model_validate({})).model_dump(mode="json")
         return Enrollment.model_validate(self._connection.create("/v1/enrollments", body))
@@ -30,13 +32,38 @@ class Devices:
         """Returns the enrollment request of the device that shows this code."""
         return DeviceRequestView.model_validate(self._connection.get(_request_path(user_code)))
 
-    def approve(self, user_code: str) -> DeviceRequestView:
-        """Lets the device join the tenant. Raises Conflict if the request was denied before."""
-        return DeviceRequestView.model_validate(self._connection.send("POST", f"{_request_path(user_code)}/approve"))
+    def approve(self, user_code: str, users: Iterable[str] = ()) -> DeviceRequestView:
+        """Lets the device join the tenant. Raises Conflict if the request was denied before.
+
+        users: those whose data is on the device; it gets jobs of these users only.
+        """
+        body = DeviceApproval(users=list(users)).model_dump(mode="json")
+        path = f"{_request_path(user_code)}/approve"
+        return DeviceRequestView.model_validate(self._connection.send("POST", path, body))
+
+    def get(self, device_id: str) -> DeviceView:
+        """Returns a device. Raises NotFound."""
+        return DeviceView.model_validate(self._connection.get(_device_path(device_id)))
+
+    def bind(self, device_id: str, user: str) -> DeviceView:
+        """Binds a user to a device, which then gets the user's jobs. Raises NotFound, or Conflict at 100 users."""
+        return DeviceView.model_validate(self._connection.send("PUT", _binding_path(device_id, user)))
+
+    def unbind(self, device_id: str, user: str) -> None:
+        """Unbinds a user from a device; the user's jobs on it return to the queue. Raises NotFound."""
+        self._connection.transport.request("DELETE", _binding_path(device_id, user))
 
     def deny(self, user_code: str) -> DeviceRequestView:
         """Rejects the device's request. Raises Conflict if the request was approved before."""
         return DeviceRequestView.model_validate(self._connection.send("POST", f"{_request_path(user_code)}/deny"))
+
+
+def _device_path(device_id: str) -> str:
+    return f"/v1/devices/{quote(device_id, safe='')}"
+
+
+def _binding_path(device_id: str, user: str) -> str:
+    return f"{_device_path(device_id)}/users/{quote(user, safe='')}"
 
 
 def _request_path(user_code: str) -> str:

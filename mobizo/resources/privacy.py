@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import quote
 
 from mobizo.connection import Connection
 from mobizo.resources.cohorts import cohort_path
 from shared.errors import NotFound
 from shared.job import NAME
-from shared.privacy import DELTA, CohortPrivacy, PrivacyBudget, UserPrivacy
+from shared.privacy import DELTA, CohortPrivacy, DatasetPrivacy, PrivacyBudget, UserPrivacy
 
 
 class Privacy:
@@ -29,6 +30,11 @@ class Privacy:
         """
         body = PrivacyBudget(epsilon=epsilon, delta=delta).model_dump(mode="json")
         return UserPrivacy.model_validate(self._connection.send("PUT", _user_path(user), body))
+
+    def device(self, device_id: str) -> list[DatasetPrivacy]:
+        """Returns the epsilon that runs have spent on each data set of a device. Raises NotFound."""
+        found = self._connection.get(f"/v1/devices/{quote(device_id, safe='')}/privacy")
+        return [DatasetPrivacy.model_validate(item) for item in found]
 
     def cohort(self, cohort: str) -> CohortPrivacy:
         """Returns the epsilon that a cohort's rounds have spent per member and per example. Raises CohortNotFound."""

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
@@ -16,6 +17,8 @@ from server.identity.signing_keys import files as keys
 from server.identity.signing_keys.service import prepare_keys
 from server.settings import Settings
 from server.tasks.engine import prepare_engine
+from shared.errors import BadRequest
+from shared.protocol import DeviceApproval
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Tenant = Annotated[str, typer.Option(help="name of the tenant")]
@@ -32,6 +35,14 @@ def open_home() -> tuple[Settings, Database]:
     prepare_keys(database, settings)
     prepare_engine(database, settings)
     return settings, database
+
+
+def checked_users(names: list[str]) -> list[str]:
+    """Returns names of users. Raises BadRequest for one that no job can have, or too many."""
+    try:
+        return DeviceApproval(users=names).users
+    except ValidationError as error:
+        raise BadRequest(f"user: {error.errors()[0]['msg']}") from error
 
 
 def moment(value: datetime | None) -> str | None:

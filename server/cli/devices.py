@@ -11,8 +11,9 @@ from pydantic import ValidationError
 from server.catalog.runner_builds.archive import read_archive
 from server.catalog.runner_builds.repository import RunnerBuildRepository
 from server.catalog.runner_builds.service import RunnerBuildService
-from server.cli.console import Json, Tenant, open_home, output, tell, tell_rows
-from server.identity.devices.repository import DeviceRepository
+from server.cli.console import Json, Tenant, checked_users, open_home, output, tell, tell_rows
+from server.identity.devices.bindings import BindingService
+from server.identity.devices.repository import BindingRepository, DeviceRepository
 from server.identity.devices.service import DeviceService
 from server.identity.signing_keys.service import KeyService
 from server.jobs.leases.service import LeaseService
@@ -35,11 +36,51 @@ def list_devices(tenant: Tenant = DEFAULT_TENANT, as_json: Json = False) -> None
     """List a tenant's devices."""
     _, database = open_home()
     with database.reading() as session:
-        rows = [device.view().model_dump(mode="json") for device in DeviceRepository(session).all(tenant)]
+        found = DeviceRepository(session).all(tenant)
+        users = BindingRepository(session).users_of([device.id for device in found])
+        rows = [device.view(users[device.id]).model_dump(mode="json") for device in found]
     if not as_json:
         for row in rows:
+            row["users"] = " ".join(row["users"])
             row["labels"] = " ".join(f"{key}={value}" for key, value in row["labels"].items())
-    tell_rows(as_json, rows, ("id", "name", "platform", "labels", "last_seen_at", "revoked_at"))
+    tell_rows(as_json, rows, ("id", "name", "platform", "users", "labels", "last_seen_at", "revoked_at"))
+
+
+@devices.command("bind")
+def bind_users(
+    device: Annotated[str, typer.Argument(help="id or name of the device")],
+    users: Annotated[list[str], typer.Argument(help="users whose data is on the device", metavar="USER...")],
+    tenant: Tenant = DEFAULT_TENANT,
+    as_json: Json = False,
+) -> None:
+    """Bind users to a device: from now on it gets their jobs."""
+    names = checked_users(users)
+    _, database = open_home()
+    with database.writing() as session:
+        service = DeviceService(session)
+        found = service.get(tenant, service.found(tenant, device).id, lock=True)
+        BindingService(session).bind(found, names)
+        text, bound = f"{found.name} ({found.id})", sorted(BindingRepository(session).users(found.id))
+    tell(as_json, {"users": bound}, f"{text}: {', '.join(bound)}")
+
+
+@devices.command("unbind")
+def unbind_users(
+    device: Annotated[str, typer.Argument(help="id or name of the device")],
+    users: Annotated[list[str], typer.Argument(help="users whose jobs it must not train", metavar="USER...")],
+    tenant: Tenant = DEFAULT_TENANT,
+    as_json: Json = False,
+) -> None:
+    """Unbind users from a device. Their jobs on it return to the queue for other devices."""
+    names = checked_users(users)
+    settings, database = open_home()
+    with database.writing() as session:
+        service = DeviceService(session)
+        found = service.get(tenant, service.found(tenant, device).id, lock=True)
+        for user in names:
+            BindingService(session).unbind(found, user, settings)
+        text, bound = f"{found.name} ({found.id})", sorted(BindingRepository(session).users(found.id))
+    tell(as_json, {"users": bound}, f"{text}: {', '.join(bound) or 'no users'}")
 
 
 @devices.command("label")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from server.catalog.bases import BaseRepository, BaseService, inspect
-from server.cli.console import Json, Tenant, complaints, moment, open_home, output, tell, tell_rows
+from server.cli.console import Json, Tenant, checked_users, complaints, moment, open_home, output, tell, tell_rows
 from server.database.database import Database
 from server.database.schema import upgrade
 from server.identity.devices.service import DeviceService
@@ -116,12 +116,17 @@ def worker() -> None:
 def enroll_token(
     tenant: Tenant = DEFAULT_TENANT,
     expires_in_seconds: Annotated[int, typer.Option(min=1, help="lifetime of the token")] = 3600,
+    user: Annotated[
+        list[str] | None,
+        typer.Option(help="user whose data is on the device; repeatable; without one it gets no job until it is bound"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Create a one-time token that enrolls one device."""
+    """Create a one-time token that enrolls one device, which trains for the given users."""
+    users = checked_users(user or [])
     _, database = open_home()
     with database.writing() as session:
-        enrollment = DeviceService(session).invite(tenant, expires_in_seconds)
+        enrollment = DeviceService(session).invite(tenant, expires_in_seconds, users)
     tell(as_json, enrollment.model_dump(mode="json"), enrollment.token)
 
 

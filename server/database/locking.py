@@ -5,7 +5,7 @@ The following rows guard data. Locks are taken in this order, to avoid deadlocks
 
 0. the row of the current signing key (`server.identity.signing_keys`): shared for signing, exclusive for key rotation
 1. a cohort's row guards its members, its rounds and their updates
-2. a device's row guards its leases; a transaction that grants or updates a lease writes this row first
+2. a device's row guards its users and its leases; a transaction that grants or updates a lease writes this row first
 3. a machine's row guards the assignment of tasks to its workers
 4. a program's row guards its state and the jobs that wait for it; a task's row, which guards who runs the task, is
    locked right after the row of its subject: a program, a conversion, or a round's cohort

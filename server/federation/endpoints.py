@@ -28,6 +28,7 @@ from shared.errors import (
     BudgetExceeded,
     CohortNotFound,
     Conflict,
+    DeviceNotBound,
     Forbidden,
     InvalidRecipe,
     InvalidTask,
@@ -112,7 +113,7 @@ def members(principal: Reader, cohort_name: str, state: State, session: Reading,
     return paging.page(CohortViews(session).members(found.rows), found.before)
 
 
-@router.put("/{cohort_name}/members/{user}", responses=raises(CohortNotFound, NotFound, Conflict))
+@router.put("/{cohort_name}/members/{user}", responses=raises(CohortNotFound, NotFound, DeviceNotBound, Conflict))
 def join(
     principal: Writer, cohort_name: str, user: User, member: MemberRequest, state: State, session: Writing
 ) -> MemberView:

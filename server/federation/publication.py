@@ -93,7 +93,7 @@ class Publisher:
 
 
 def _result(session: Session, cohort: Cohort, found: CohortRound, started: bool) -> Result:
-    """Returns the devices' mean accuracy before the round and their number of examples.
+    """Returns the devices' mean accuracy before the round and their number of examples; None if they are private.
 
     The new version itself has not been measured.
     """

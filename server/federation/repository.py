@@ -11,6 +11,7 @@ from server.catalog.calibrations.service import names_calibration
 from server.database.locking import locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.federation.models import Cohort, CohortMember, CohortRound, MemberUpdate
+from server.identity.devices.models import DeviceUser
 from server.jobs.leases.models import JobLease
 from server.registry.models import Adapter
 from shared.federation.cohort import AlgorithmSettings, UpdateState
@@ -136,10 +137,11 @@ def cohort_with_calibration(session: Session, sha256: str) -> str | None:
 
 
 def adapters_of_member(device_id: str) -> Select[int]:
-    """Returns the query for the adapter numbers of the cohorts that a device is a member of."""
+    """Returns the query for the adapter numbers of the cohorts for whose members a device trains."""
     return (
         select(Adapter.number)
         .join(Cohort, and_(Cohort.tenant == Adapter.tenant, Cohort.name == Adapter.name))
         .join(CohortMember, CohortMember.cohort_number == Cohort.number)
+        .join(DeviceUser, (DeviceUser.user == CohortMember.user) & (DeviceUser.device_id == CohortMember.device_id))
         .where(CohortMember.device_id == device_id, CohortMember.left_at.is_(None))
     )

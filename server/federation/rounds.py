@@ -35,6 +35,7 @@ from shared.errors import (
     BaseMismatch,
     BudgetExceeded,
     Conflict,
+    DeviceNotBound,
     MobizoError,
     NotFound,
     RoundNotFound,
@@ -184,7 +185,7 @@ class RoundService:
             _check_base(cohort, base)
             start = self._start_of(cohort, found)
             parent = None if start is None else parent_of(start)
-            resolved = ResolvedJob(base, cohort.task, cohort.recipe, parent)
+            resolved = ResolvedJob(base, cohort.task, cohort.recipe, parent, quiet=cohort.settings.hides_figures)
             for part in parts:
                 self._submit(JobService(self._session, artifacts), cohort, part, resolved, start)
         except (NotFound, UnknownBase, BaseMismatch) as error:
@@ -194,12 +195,12 @@ class RoundService:
     def _submit(
         self, jobs: JobService, cohort: Cohort, part: Part, resolved: ResolvedJob, start: StoredVersion | None
     ) -> None:
-        """Submits the job of a part. The part fails if the device was revoked or the privacy budget is exhausted."""
+        """Submits the job of a part. The part fails if the device may not train it or a privacy budget is spent."""
         update = part.update
         request, reference = part_request(cohort, part, start), RoundRef(cohort=cohort.name, number=part.round.position)
         try:
             job = jobs.submit_part(cohort.tenant, request, resolved, reference)
-        except (NotFound, BudgetExceeded) as error:
+        except (NotFound, DeviceNotBound, BudgetExceeded) as error:
             _log.info("member-not-asked", cohort=cohort.name, user=part.member.user, detail=error.detail)
             update.state, update.updated_at = UpdateState.FAILED, utc_now()
             return

@@ -16,6 +16,7 @@ from server.federation.models import Cohort, CohortMember
 from server.federation.privacy.service import resolve_privacy
 from server.federation.repository import CohortRepository
 from server.federation.rounds import RoundService
+from server.identity.devices.bindings import BindingService
 from server.identity.devices.repository import DeviceRepository
 from server.jobs.recipes import resolve_recipe, resolve_task
 from server.jobs.repository import JobRepository
@@ -114,11 +115,13 @@ class CohortService:
         """Adds a user with a device, adds a former member again, or changes a member's device. Idempotent.
 
         cohort: locked. The user takes part in an open round only if it is asynchronous. Raises NotFound for an unknown
-        device, or Conflict if the device belongs to another member.
+        device, DeviceNotBound for one that does not train for the user, or Conflict if the device belongs to another
+        member.
         """
         device = DeviceRepository(self._session).get(cohort.tenant, asked.device)
         if device is None or device.revoked_at is not None:
             raise NotFound(f"device: device {asked.device!r} is not enrolled")
+        BindingService(self._session).check(device.id, user)
         holder = self._cohorts.member_of_device(cohort, asked.device)
         if holder is not None and holder.user != user:
             raise Conflict(

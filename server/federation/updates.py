@@ -62,6 +62,8 @@ class UpdateService:
     def count(self, job: Job, lease: JobLease, result: Result) -> Cohort:
         """Accepts the update uploaded under a lease of a round's job, and returns its cohort, which is locked.
 
+        Its figures are stored unless the members are private: sums and means of them would reveal single members.
+
         Raises RoundClosed, NotAMember, or InvalidUpdate if the update has no examples to weigh it by.
         """
         part = self._of(job)
@@ -77,11 +79,12 @@ class UpdateService:
         update.state, update.updated_at = UpdateState.COUNTED, utc_now()
         update.sha256 = lease.upload_sha256
         update.sent_bytes = lease.upload_size if lease.trajectory_size is None else lease.trajectory_size
-        update.norm = lease.upload_norm
-        update.claimed_examples = claimed
-        update.examples = None if claimed is None else min(claimed, settings.most_examples)
         update.staleness = self._staleness(cohort, part)
-        update.start_accuracy, update.tuned_accuracy = result.before_accuracy, result.tuned_accuracy
+        if not settings.hides_figures:
+            update.norm = lease.upload_norm
+            update.claimed_examples = claimed
+            update.examples = None if claimed is None else min(claimed, settings.most_examples)
+            update.start_accuracy, update.tuned_accuracy = result.before_accuracy, result.tuned_accuracy
         return cohort
 
     def is_masked(self, job: Job) -> bool:

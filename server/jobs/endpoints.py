@@ -29,6 +29,7 @@ from shared.errors import (
     BadRequest,
     BudgetExceeded,
     Conflict,
+    DeviceNotBound,
     Forbidden,
     InvalidRecipe,
     InvalidTask,
@@ -55,7 +56,7 @@ LOCATION: Responses = {
     status_code=202,
     responses=LOCATION
     | raises(
-        *(UnknownBase, InvalidTask, InvalidRecipe, NotFound, Conflict),
+        *(UnknownBase, InvalidTask, InvalidRecipe, NotFound, Conflict, DeviceNotBound),
         *(AdapterNotFound, RevisionNotFound, StartMismatch, VersionHeld, BudgetExceeded),
     ),
 )

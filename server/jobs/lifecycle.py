@@ -24,6 +24,7 @@ from server.programs.service import JOB_STATES
 from server.tasks.service import TaskService
 from shared.errors import Conflict
 from shared.federation.cohort import RoundTask
+from shared.federation.secure_aggregation.quiet import quiet_progress, quiet_result
 from shared.job import MOVES, JobRequest, JobStart, JobState, Progress
 from shared.program import SignedManifest
 from shared.recipe import Recipe
@@ -37,6 +38,10 @@ class PinnedStart(Protocol):
     @property
     def parent(self) -> Parent:
         """How the lineage of the result names the version."""
+
+    @property
+    def user(self) -> str | None:
+        """Whose adapter it is; None: a cohort's."""
 
     def check(self, recipe: Recipe, shape: BaseShape) -> None:
         """Raises StartMismatch unless a program of `recipe` can go on from the version's B."""
@@ -120,6 +125,8 @@ class JobLifecycle:
             raise Conflict(f"job {job.id} is {job.state}; it cannot become {state}")
         waited = job.state in AWAITING_PROGRAM
         job.state = state
+        if job.quiet and (result := changes.get("result")) is not None:
+            changes["result"] = quiet_result(result)
         for name, value in changes.items():
             setattr(job, name, value)
         if state.final:
@@ -144,6 +151,7 @@ class JobLifecycle:
     def progress(self, job: Job, progress: Progress) -> None:
         """Stores the progress of training. Equal progress, for example of a waiting device, adds no event."""
         job.updated_at = utc_now()
+        progress = quiet_progress(progress) if job.quiet else progress
         if progress == job.progress:
             return
         job.progress = progress
@@ -158,7 +166,7 @@ class JobLifecycle:
             self._signed[job.recipe_id] = self._programs.signed(job.recipe_id)
         signed = self._signed[job.recipe_id]
         cohort = None if job.round is None else job.round.cohort
-        needs = needs_of(job.request, job.recipe, None if signed is None else signed.manifest, cohort)
+        needs = needs_of(job.request, job.recipe, None if signed is None else signed.manifest, cohort, job.start_user)
         lane = self._queue.lane(job, needs)
         job.lane_number = lane.number
         note_ready(self._session, lane)

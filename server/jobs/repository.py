@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, or_, select
 from sqlalchemy.orm import Session
 
 from server.catalog.calibrations.service import names_calibration
@@ -69,6 +69,15 @@ class JobRepository:
     def pinned(self, device_id: str) -> Sequence[Job]:
         """Returns the open jobs that only this device may train, locked."""
         statement = select(Job).where(Job.only_device_id == device_id, Job.state.in_(OPEN)).order_by(Job.number)
+        return self._session.scalars(locked(statement)).all()
+
+    def pinned_of(self, device_id: str, user: str) -> Sequence[Job]:
+        """Returns the open jobs of a user that only this device may train, locked.
+
+        Also those of other users that start from the user's adapter.
+        """
+        whose = or_(Job.user == user, Job.start_user == user)
+        statement = select(Job).where(Job.only_device_id == device_id, whose, Job.state.in_(OPEN)).order_by(Job.number)
         return self._session.scalars(locked(statement)).all()
 
     def other_user(self, tenant: str, adapter: str, user: str) -> str | None:

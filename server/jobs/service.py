@@ -10,6 +10,7 @@ from server.catalog.bases import BaseModelEntry, BaseService
 from server.catalog.calibrations.service import CalibrationService
 from server.clock import utc_now
 from server.database.identifiers import new_id
+from server.identity.devices.bindings import BindingService
 from server.identity.devices.repository import DeviceRepository
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.lifecycle import WARM_STARTS, JobLifecycle, subscribers
@@ -27,12 +28,17 @@ from shared.task import Task
 
 @dataclass(frozen=True)
 class ResolvedJob:
-    """A resolved request: the base model, the complete task and recipe, and the version that the run continues."""
+    """A resolved request: the base model, the complete task and recipe, and the version that the run continues.
+
+    start_user: whose version it is, if another user's than the job's. quiet: no figures of the data are stored.
+    """
 
     base: BaseModelEntry
     task: Task
     recipe: Recipe
     start: Parent | None
+    start_user: str | None = None
+    quiet: bool = False
 
 
 class JobService:
@@ -49,8 +55,9 @@ class JobService:
     def submit(self, tenant: str, request: JobRequest) -> Job:
         """Creates a job, which is READY at once if its recipe was compiled before.
 
-        Raises UnknownBase, InvalidTask, InvalidRecipe, NotFound for an unknown device, Conflict if the adapter belongs
-        to another user, BudgetExceeded, and the errors of `WarmStarts` for an invalid start.
+        Raises UnknownBase, InvalidTask, InvalidRecipe, NotFound for an unknown device, DeviceNotBound for one that does
+        not train for the user, Conflict if the adapter belongs to another user, BudgetExceeded, and the errors of
+        `WarmStarts` for an invalid start.
         """
         start = None
         if request.start is not None:
@@ -67,14 +74,18 @@ class JobService:
         # Stored explicitly, because a later release may have another default.
         training = request.training.model_copy(update={"eps": request.training.eps_for(recipe)})
         request = request.model_copy(update={"training": training})
-        self._check_device(tenant, request.device)
-        self._check_user(tenant, request)
         parent = None if start is None else start.parent
-        return self._begin(tenant, request, ResolvedJob(base, task, recipe, parent))
+        start_user = None if start is None or start.user == request.user else start.user
+        self._check_device(tenant, request, start_user)
+        self._check_user(tenant, request)
+        return self._begin(tenant, request, ResolvedJob(base, task, recipe, parent, start_user))
 
     def submit_part(self, tenant: str, request: JobRequest, resolved: ResolvedJob, part: RoundRef) -> Job:
-        """Creates a resolved job for a member's part in a cohort's round. Raises NotFound if its device was revoked."""
-        self._check_device(tenant, request.device)
+        """Creates a resolved job for a member's part in a cohort's round.
+
+        Raises NotFound if its device was revoked, DeviceNotBound if the member was unbound from it.
+        """
+        self._check_device(tenant, request, None)
         return self._begin(tenant, request, resolved, part)
 
     def _begin(self, tenant: str, request: JobRequest, resolved: ResolvedJob, part: RoundRef | None = None) -> Job:
@@ -96,7 +107,9 @@ class JobService:
             dataset=request.dataset,
             priority=request.priority,
             start=resolved.start,
+            start_user=resolved.start_user,
             round=part,
+            quiet=resolved.quiet,
             only_device_id=request.device,
             attempts=0,
             events=0,
@@ -108,12 +121,15 @@ class JobService:
             subscriber.created(job)
         return job
 
-    def _check_device(self, tenant: str, device_id: str | None) -> None:
-        if device_id is None:
+    def _check_device(self, tenant: str, request: JobRequest, start_user: str | None) -> None:
+        """Raises NotFound or DeviceNotBound unless the device that a request names may train it."""
+        if request.device is None:
             return
-        device = DeviceRepository(self._session).get(tenant, device_id)
+        device = DeviceRepository(self._session).get(tenant, request.device)
         if device is None or device.revoked_at is not None:
-            raise NotFound(f"device: no device {device_id!r} is enrolled here")
+            raise NotFound(f"device: no device {request.device!r} is enrolled here")
+        users = (request.user,) if start_user is None else (request.user, start_user)
+        BindingService(self._session).check(device.id, *users)
 
     def _check_user(self, tenant: str, request: JobRequest) -> None:
         """Raises Conflict unless the adapter is the user's, because an adapter learns from one user's data."""

@@ -66,6 +66,12 @@ class AdapterRepository:
         )
         return self._session.scalar(statement)
 
+    def current(self, adapter: Adapter) -> StoredVersion | None:
+        """Returns `main` of an adapter, or without one its latest version that is not deleted; None: it has none."""
+        if adapter.main_version is not None:
+            return self.version(adapter, adapter.main_version)
+        return self.latest([adapter]).get(adapter.number)
+
     def by_revision(self, adapter: Adapter, prefix: str) -> Sequence[StoredVersion]:
         """Returns at most two versions whose revision begins with `prefix`, hexadecimal digits; they may be deleted."""
         statement = select(StoredVersion).where(

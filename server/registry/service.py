@@ -126,9 +126,19 @@ class ApprovalService:
         else:
             self._adapters.keep_tenant_rule(TenantRule(tenant=tenant, rule=rule))
 
-    def objection(self, adapter: Adapter, result: Result, parent: Parent | None) -> str | None:
-        """Returns the reason why a new version of the adapter is held; None if it is approved."""
-        return self.of_adapter(adapter).rule.objection(result, self._score(adapter.tenant, parent))
+    def objection(self, adapter: Adapter, version: StoredVersion, parent: Parent | None) -> str | None:
+        """Returns the reason why a new version of the adapter is held; None if it is approved.
+
+        A score is the claim of the device that measured it. It may replace only a version of the same device.
+        """
+        rule = self.of_adapter(adapter).rule
+        objection = rule.objection(version.result, self._score(adapter.tenant, parent))
+        if objection is not None:
+            return objection
+        current = self._adapters.current(adapter)
+        if current is None or current.device_id == version.device_id:
+            return None
+        return f"another device trained version {current.version}; a person approves a version of a different device"
 
     def _score(self, tenant: str, parent: Parent | None) -> float | None:
         if parent is None:
@@ -215,7 +225,7 @@ class AdapterService:
         return version
 
     def _decide(self, adapter: Adapter, version: StoredVersion, parent: Parent | None) -> None:
-        objection = ApprovalService(self._session).objection(adapter, version.result, parent)
+        objection = ApprovalService(self._session).objection(adapter, version, parent)
         self._settle(adapter, version, Actor(version.device_id or ""), objection)
 
     def _settle(self, adapter: Adapter, version: StoredVersion, actor: Actor, objection: str | None) -> None:

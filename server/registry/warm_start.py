@@ -30,6 +30,7 @@ class PinnedVersion:
 
     version: StoredVersion
     programs: ProgramRepository
+    user: str | None  # whose adapter it is; None: a cohort's
 
     @property
     def parent(self) -> Parent:
@@ -64,7 +65,7 @@ class StartService:
         changes: dict[str, object] = {"start": pinned}
         if "recipe" not in request.model_fields_set:
             changes["recipe"] = RecipeSettings(**{name: getattr(version.recipe, name) for name in _SETTINGS})
-        return request.model_copy(update=changes), PinnedVersion(version, self._programs)
+        return request.model_copy(update=changes), PinnedVersion(version, self._programs, adapter.user or None)
 
     def file(self, job: Job) -> StoredVersion:
         """Returns the version that a job continues. Raises StartDeleted, or NotFound for a job without a start."""

@@ -123,6 +123,11 @@ class CohortSettings(_Fact):
         """The largest weight of one update."""
         return self.most_examples if self.weights == "examples" else 1
 
+    @property
+    def hides_figures(self) -> bool:
+        """Whether accuracies, norms and numbers of examples stay secret: the noise on the mean does not cover them."""
+        return self.privacy is not None and self.privacy.members is not None
+
     @model_validator(mode="after")
     def _consistent(self) -> CohortSettings:
         name, aggregator = self.algorithm.name, self.aggregator

@@ -24,7 +24,7 @@ def submit(settings):
     database, artifacts = Database(settings.url), open_artifacts(settings)
 
     def submit(adapter, *states):
-        body = {"base": "tiny", "user": "u", "adapter": adapter, "task": "sst2", "dataset": "d"}
+        body = {"base": "tiny", "user": "user-0", "adapter": adapter, "task": "sst2", "dataset": "d"}
         request = JobRequest.model_validate(body | {"recipe": {"rank": 2, "sequence_length": 16}})
         with database.writing() as session:
             job = JobService(session, artifacts).submit("default", request)

@@ -33,7 +33,7 @@ def agent(call, server, ask, environment, dataset, tmp_path):
 
     def agent(name, rules=""):
         home = str(tmp_path / name)
-        once = ask("POST", "/v1/enrollments", json={}).json()["token"]
+        once = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
         call("device_agent", "enroll", "--server", server.url, "--token", once, "--name", name, "--home", home)
         (Path(home) / "rules.toml").write_text(rules)
         command = [sys.executable, "-m", "device_agent", "train", "--once", "--data", f"movies={dataset}"]
@@ -170,7 +170,7 @@ def test_a_job_goes_on_from_a_version_and_another_device_takes_that_while_it_is_
     last = load_adapter(run.last.read_bytes(), first["size_d"])
     np.testing.assert_array_equal(trajectory.replay(start), last)
 
-    once = ask("POST", "/v1/enrollments", json={}).json()["token"]
+    once = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
     tablet = AgentHome(tmp_path / "tablet")
     call("device_agent", "enroll", "--server", server.url, "--token", once, "--name", "tablet", "--home", tablet.path)
     pull = ("device_agent", "adapters", "pull", "--home", tablet.path)

@@ -18,6 +18,7 @@ from mobizo import Client
 from shared.access import Role, TokenRequest
 from shared.canonical import sha256_hex
 from shared.job import JobRequest, Result
+from shared.protocol import EnrollmentRequest
 from shared.signing import new_private_key, public_text
 from shared.zo.lora import BaseShape, dump_adapter
 from tests.server import fake_compiler
@@ -36,7 +37,8 @@ def publish(url, operator_token):
     """Publishes a version with a random B through the routes of a device; returns an app's token."""
     key = new_private_key()
     with Client(url, operator_token) as operator:
-        with DeviceClient(url, operator.devices.create_enrollment_token().token) as joining:
+        enrollment = operator.devices.create_enrollment_token(EnrollmentRequest(users=["alice"]))
+        with DeviceClient(url, enrollment.token) as joining:
             grant = joining.enroll("phone", public_text(key.public_key()))
         request = JobRequest.model_validate(job_request())
         job = operator.jobs.submit(request)

@@ -55,7 +55,7 @@ def test_the_quick_start(call, band, tmp_path):
     band.view = band.app.get(URL).json()
     for line in joins:
         user = shlex.split(line)[4]
-        device = band.devices[user] = band.fleet.device(name=user)
+        device = band.devices[user] = band.fleet.device(name=user, users=[user])
         call(re.sub(r"device_\w+\.\.\.", device.device_id, line))
     band.work()  # as the worker beside a server does by itself
     assert "open" in call(rounds)

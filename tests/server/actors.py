@@ -159,9 +159,9 @@ class Fleet:
     def operator(self, tenant="default"):
         return self.actor(self.home.token(Role.OPERATOR, tenant))
 
-    def device(self, tenant="default", name="phone"):
+    def device(self, tenant="default", name="phone", users=("alice",)):
         operator = self.operator(tenant)
-        token = operator.post("/v1/enrollments", json={}).json()["token"]
+        token = operator.post("/v1/enrollments", json={"users": users}).json()["token"]
         key = new_private_key()
         body = {"name": name, "public_key": public_text(key.public_key()), "platform": "linux"}
         response = self.actor(token).post("/v1/devices", json=body)

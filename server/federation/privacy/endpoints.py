@@ -8,12 +8,13 @@ from fastapi import Path
 
 from server.federation.privacy.service import PrivacyService
 from server.identity.access_rules import needs
+from server.identity.devices.service import DeviceService
 from server.identity.models import Scope
 from server.identity.service import Principal
 from server.web.routes import Routes
 from server.web.state import Reading, State
 from shared.job import NAME
-from shared.privacy import PrivacyBudget, UserPrivacy
+from shared.privacy import DatasetPrivacy, PrivacyBudget, UserPrivacy
 
 router = Routes(prefix="/v1", tags=["privacy"])
 Reader = Annotated[Principal, needs(Scope.JOBS_READ)]
@@ -25,6 +26,13 @@ User = Annotated[str, Path(pattern=NAME)]
 def spent(principal: Reader, user: User, session: Reading) -> UserPrivacy:
     """What all jobs together have spent on a user's data, reserved runs included; nothing, where he had no job."""
     return PrivacyService(session).of_user(principal.tenant, user)
+
+
+@router.get("/devices/{device_id}/privacy")
+def spent_on_device(principal: Reader, device_id: str, session: Reading) -> list[DatasetPrivacy]:
+    """What private runs have spent on each data set of a device, whatever users the jobs named."""
+    device = DeviceService(session).get(principal.tenant, device_id)
+    return PrivacyService(session).of_device(principal.tenant, device.id)
 
 
 @router.put("/users/{user}/privacy")

@@ -12,7 +12,7 @@ from shared.federation.accounting import Spending
 
 
 class PrivacySpending(Numbered, Table):
-    """One run of a private job. It is reserved with the job, and of a device from its lease on.
+    """One run of a private job, charged to its user, and to a data set of its device from the lease on.
 
     A second device that gets the job is a second run: the first one's may have been seen.
     """
@@ -21,6 +21,7 @@ class PrivacySpending(Numbered, Table):
     __table_args__ = (
         UniqueConstraint("job_id", "device_id"),
         Index("ix_privacy_spendings_user", "tenant", "user", "number"),
+        Index("ix_privacy_spendings_dataset", "device_id", "dataset"),
         Index("ix_privacy_spendings_cohort", "tenant", "cohort", "user"),
     )
 
@@ -28,6 +29,7 @@ class PrivacySpending(Numbered, Table):
     user: Mapped[str] = mapped_column(String(96))
     cohort: Mapped[str | None] = mapped_column(String(96))
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    dataset: Mapped[str] = mapped_column(String(96))  # on the device
     device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))  # None: no device has the job yet
     sampling_rate: Mapped[float] = mapped_column(Float)
     noise_multiplier: Mapped[float] = mapped_column(Float)

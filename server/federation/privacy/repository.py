@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
@@ -41,6 +41,25 @@ class PrivacyRepository:
         """All that is spent or reserved on a user's data."""
         return _spendings(self._sums(tenant, PrivacySpending.user == user).get(user, ()))
 
+    def of_dataset(self, device_id: str, dataset: str) -> dict[str, list[Spending]]:
+        """What runs have spent on a device's data set, by the user whose job it was."""
+        row = PrivacySpending
+        statement = (
+            select(row.user, row.sampling_rate, row.noise_multiplier, func.sum(row.steps))
+            .where(row.device_id == device_id, row.dataset == dataset)
+            .group_by(row.user, row.sampling_rate, row.noise_multiplier)
+        )
+        found: dict[str, list[Spending]] = {}
+        for user, rate, noise, steps in self._session.execute(statement):
+            found.setdefault(user, []).extend(_spendings([(rate, noise, int(steps))]))
+        return found
+
+    def datasets_of(self, device_id: str) -> dict[str, int]:
+        """How many private runs each data set of a device was in, by its name."""
+        row = PrivacySpending
+        statement = select(row.dataset, func.count()).where(row.device_id == device_id).group_by(row.dataset)
+        return {dataset: runs for dataset, runs in self._session.execute(statement.order_by(row.dataset))}  # noqa: C416
+
     def of_cohort(self, tenant: str, cohort: str) -> dict[str, list[Spending]]:
         """What a cohort's rounds have spent on each user's examples."""
         return {user: _spendings(rows) for user, rows in self._sums(tenant, PrivacySpending.cohort == cohort).items()}
@@ -74,6 +93,12 @@ class PrivacyRepository:
         """A user's budget. lock: nobody else looks at it so until the transaction ends."""
         statement = select(PrivacyLimit).where(PrivacyLimit.tenant == tenant, PrivacyLimit.user == user)
         return self._session.scalar(statement.with_for_update() if lock else statement)
+
+    def limits(self, tenant: str, users: Collection[str]) -> Sequence[PrivacyLimit]:
+        """The budgets of users that have one, the smallest epsilon first."""
+        chosen = PrivacyLimit.tenant == tenant, PrivacyLimit.user.in_(users), PrivacyLimit.epsilon.is_not(None)
+        statement = select(PrivacyLimit).where(*chosen).order_by(PrivacyLimit.epsilon, PrivacyLimit.delta)
+        return self._session.scalars(statement).all()
 
     def keep_limit(self, tenant: str, user: str, epsilon: float | None, delta: float) -> None:
         """Sets a user's budget."""

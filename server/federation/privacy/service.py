@@ -1,23 +1,28 @@
-"""What a job may spend of its user's privacy, and what was spent.
+"""What a job may spend of its user's privacy, and of the data set on its device, and what was spent.
 
 Spent is counted from above: a job counts once it is submitted, once more for every further device that gets it, and is
 given back only if it ends before any device had it. All of a user's jobs are taken to see the same data.
+
+A run is also charged to the data set of the device that trains it, whatever user the job names. The server does not
+know which of a device's users a data set belongs to, so the budget of each of them bounds what is spent on it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy.orm import Session
 
 from server.clock import utc_now
 from server.federation.privacy.models import PrivacySpending
 from server.federation.privacy.repository import PrivacyRepository
+from server.identity.devices.repository import BindingRepository
 from server.jobs.models import Job
 from shared.errors import BudgetExceeded, InvalidRecipe
-from shared.federation.accounting import Spending, epsilon_of, noise_for, of_run
+from shared.federation.accounting import Spending, epsilon_of, fast_epsilon_of, noise_for, of_run
 from shared.job import JobRequest
-from shared.privacy import DELTA, UserPrivacy
+from shared.privacy import DELTA, DatasetPrivacy, UserPrivacy
 
 
 def resolve_privacy(request: JobRequest) -> JobRequest:
@@ -57,11 +62,17 @@ class PrivacyService:
 
     def __init__(self, session: Session) -> None:
         self._privacy = PrivacyRepository(session)
+        self._bindings = BindingRepository(session)
 
     def admit(self, tenant: str, request: JobRequest) -> None:
-        """Raises BudgetExceeded if a job (settled) would spend more than its user's budget has left."""
-        privacy = request.privacy
-        self._check(tenant, request.user, None if privacy is None else of_run(privacy, request.training.steps))
+        """Raises BudgetExceeded if a job (settled) would spend more than its user's budget has left.
+
+        Also if it would spend more than is left of its data set on the one device that may train it.
+        """
+        asked = _asked(request)
+        self._check(tenant, request.user, asked)
+        if request.device is not None:
+            self._check_dataset(tenant, request, request.device, asked)
 
     def budget_checks(self, tenant: str, request: JobRequest) -> list[tuple[list[Spending], float]]:
         """Returns what `admit` will account for: spendings with their delta. Empty without a budget or `privacy`."""
@@ -76,20 +87,22 @@ class PrivacyService:
         self._spend(job, None)
 
     def begin(self, job: Job, device_id: str) -> None:
-        """Notes that a device gets a job; one that had it before goes on with its own run.
+        """Notes that a device, which is locked, gets a job; one that had it before goes on with its own run.
 
-        Raises BudgetExceeded if another run of it would be one too many.
+        Raises BudgetExceeded if another run of it would be one too many for its user, or for the device's data set.
         """
-        if job.request.privacy is None:
-            return
-        runs = self._privacy.of_job(job.id)
+        asked = _asked(job.request)
+        runs = self._privacy.of_job(job.id) if asked is not None else []
         if any(run.device_id == device_id for run in runs):
             return
-        if runs and runs[0].device_id is None:
-            runs[0].device_id, runs[0].spent_at = device_id, utc_now()
-            return
-        self._check(job.tenant, job.user, of_run(job.request.privacy, job.request.training.steps))
-        self._spend(job, device_id)
+        reserved = next((run for run in runs if run.device_id is None), None)
+        if asked is not None and reserved is None:
+            self._check(job.tenant, job.user, asked)
+        self._check_dataset(job.tenant, job.request, device_id, asked)
+        if reserved is None:
+            self._spend(job, device_id)
+        else:
+            reserved.device_id, reserved.spent_at = device_id, utc_now()
 
     def forget_reserved(self, job: Job) -> None:
         """Gives back what a job that has ended did not begin to spend."""
@@ -113,6 +126,25 @@ class PrivacyService:
             unprotected=self._privacy.unprotected(tenant, user),
         )
 
+    def of_device(self, tenant: str, device_id: str) -> list[DatasetPrivacy]:
+        """What was spent on each data set of a device."""
+        bound, found = self._bindings.users(device_id), []
+        for dataset, runs in self._privacy.datasets_of(device_id).items():
+            spent = self._privacy.of_dataset(device_id, dataset)
+            limits = self._privacy.limits(tenant, bound | spent.keys())
+            delta = limits[0].delta if limits else DELTA
+            found.append(
+                DatasetPrivacy(
+                    dataset=dataset,
+                    users=sorted(spent),
+                    epsilon=_finite(epsilon_of(_all(spent), delta)),
+                    delta=delta,
+                    budget=limits[0].epsilon if limits else None,
+                    runs=runs,
+                )
+            )
+        return found
+
     def _spend(self, job: Job, device_id: str | None) -> None:
         privacy = job.request.privacy
         if privacy is None:
@@ -123,6 +155,7 @@ class PrivacyService:
                 user=job.user,
                 cohort=None if job.round is None else job.round.cohort,
                 job_id=job.id,
+                dataset=job.dataset,
                 device_id=device_id,
                 sampling_rate=privacy.sampling_rate,
                 noise_multiplier=privacy.sigma,
@@ -153,6 +186,43 @@ class PrivacyService:
                 budget=limit.epsilon,
                 delta=limit.delta,
             )
+
+    def _check_dataset(self, tenant: str, request: JobRequest, device_id: str, asked: Spending | None) -> None:
+        """Raises BudgetExceeded if a run would spend more on a device's data set than the strictest budget allows.
+
+        The budgets are those of the users who are bound to the device, or whose jobs have spent on the data set.
+        """
+        spent = self._privacy.of_dataset(device_id, request.dataset)
+        for limit in self._privacy.limits(tenant, self._bindings.users(device_id) | spent.keys()):
+            named = f"data set {request.dataset!r} of device {device_id}"
+            if asked is None:
+                raise BudgetExceeded(
+                    f"{named} has a privacy budget of epsilon {limit.epsilon:g}, that of user {limit.user!r}, and a "
+                    "job without `privacy` has no bound at all: give it one",
+                    budget=limit.epsilon,
+                    delta=limit.delta,
+                )
+            if limit.user == request.user and spent.keys() <= {request.user}:
+                continue  # a part of what the user was charged, which is within the user's budget
+            # The fast bound, because this is called within writing transactions.
+            after = fast_epsilon_of([*_all(spent), asked], limit.delta)
+            if limit.epsilon is not None and after > limit.epsilon:
+                raise BudgetExceeded(
+                    f"{named}: with this run, up to {after:.3g} of a privacy budget of epsilon {limit.epsilon:g} at "
+                    f"delta {limit.delta:g} would be spent; the budget is that of user {limit.user!r}",
+                    epsilon=_finite(after),
+                    budget=limit.epsilon,
+                    delta=limit.delta,
+                )
+
+
+def _asked(request: JobRequest) -> Spending | None:
+    """What a run of a job (settled) spends; None: it is not private."""
+    return None if request.privacy is None else of_run(request.privacy, request.training.steps)
+
+
+def _all(spent: Mapping[str, Sequence[Spending]]) -> list[Spending]:
+    return [spending for spendings in spent.values() for spending in spendings]
 
 
 def _finite(epsilon: float) -> float | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -19,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from server.clock import utc_now
 from server.database.identifiers import new_token, token_digest
-from server.identity.devices.models import Device, DeviceRequest, RequestState
+from server.identity.devices.models import Device, DeviceRequest, RequestState, UserNames
 from server.identity.devices.repository import DeviceRequestRepository
 from server.identity.devices.service import DeviceService, check_key
 from server.identity.service import Principal
@@ -129,7 +130,7 @@ class AuthorizationService:
         if request.state is RequestState.PENDING or request.tenant is None:
             return OAuthError("authorization_pending", "no operator has decided yet")
         enroll = DeviceEnrollment(name=request.name, public_key=request.public_key, platform=request.platform)
-        device, token = DeviceService(self._session).admit(request.tenant, enroll)
+        device, token = DeviceService(self._session).admit(request.tenant, enroll, request.users.root)
         request.state, request.device_id = RequestState.USED, device.id
         return device, token
 
@@ -137,8 +138,12 @@ class AuthorizationService:
         """A request by the code that its device shows. Raises NotFound, also for one that another tenant decided."""
         return _view(self._find(tenant, user_code, lock=False))
 
-    def decide(self, principal: Principal, user_code: str, approved: bool) -> DeviceRequestView:
-        """Lets the device into the operator's tenant, or refuses it; said twice, it counts once.
+    def decide(
+        self, principal: Principal, user_code: str, approved: bool, users: Iterable[str] = ()
+    ) -> DeviceRequestView:
+        """Lets the device into the operator's tenant, or refuses it; said twice, the first decision counts.
+
+        users: those that the device will train for.
 
         Raises NotFound, or Conflict if it was decided otherwise.
         """
@@ -146,6 +151,7 @@ class AuthorizationService:
         if request.state is RequestState.PENDING:
             request.state = RequestState.APPROVED if approved else RequestState.DENIED
             request.tenant, request.decided_by, request.decided_at = principal.tenant, principal.token_id, now
+            request.users = UserNames(tuple(sorted(set(users))))
         elif approved == (request.state is RequestState.DENIED):
             raise Conflict(f"the device was {'refused' if approved else 'let in'} before; it may ask again")
         return _view(request)
@@ -175,4 +181,5 @@ def _view(request: DeviceRequest) -> DeviceRequestView:
         created_at=request.created_at,
         expires_at=request.expires_at,
         device_id=request.device_id,
+        users=list(request.users.root),
     )

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from fastapi import Path
+from sqlalchemy.orm import Session
+
 from server.identity.access_rules import Enrolling, needs
-from server.identity.devices.repository import DeviceRepository
+from server.identity.devices.bindings import BindingService
+from server.identity.devices.models import Device
+from server.identity.devices.repository import BindingRepository, DeviceRepository
 from server.identity.devices.service import DeviceService
 from server.identity.models import Scope
 from server.identity.service import Principal
 from server.identity.signing_keys.service import KeyService, server_info
 from server.web.etags import IfMatch
 from server.web.idempotency import Once
+from server.web.openapi import raises
 from server.web.pages import Paging
 from server.web.routes import Routes
 from server.web.state import Reading, State, Writing
+from shared.errors import Conflict
+from shared.job import NAME
 from shared.protocol import DeviceChange, DeviceEnrollment, DeviceGrant, DeviceView, Enrollment, EnrollmentRequest, Page
 
 router = Routes(prefix="/v1", tags=["devices"])
+User = Annotated[str, Path(pattern=NAME)]
 
 
 @router.post("/enrollments", status_code=201)
@@ -28,7 +37,7 @@ def invite(
     once: Once,
 ) -> Enrollment:
     """A one-time token with which one device may enroll in the operator's tenant."""
-    return DeviceService(session).invite(principal.tenant, request.expires_in_seconds)
+    return DeviceService(session).invite(principal.tenant, request.expires_in_seconds, request.users)
 
 
 @router.post("/devices", status_code=201)
@@ -46,13 +55,14 @@ def devices(
 ) -> Page[DeviceView]:
     """The tenant's devices, newest first."""
     found = DeviceRepository(session).page(principal.tenant, paging)
-    return paging.page([device.view() for device in found.rows], found.before)
+    users = BindingRepository(session).users_of([device.id for device in found.rows])
+    return paging.page([device.view(users[device.id]) for device in found.rows], found.before)
 
 
 @router.get("/devices/{device_id}")
 def device(principal: Annotated[Principal, needs(Scope.DEVICES_READ)], device_id: str, session: Reading) -> DeviceView:
     """One device: what it said of itself, and what operators said of it."""
-    return DeviceService(session).get(principal.tenant, device_id).view()
+    return _view(session, DeviceService(session).get(principal.tenant, device_id))
 
 
 @router.patch("/devices/{device_id}")
@@ -66,6 +76,33 @@ def change(
     """Sets a device's labels, by which jobs may ask for it."""
     service = DeviceService(session)
     found = service.get(principal.tenant, device_id, lock=True)
-    expected.check(found.view())
+    expected.check(_view(session, found))
     service.label(found, request.labels)
-    return found.view()
+    return _view(session, found)
+
+
+@router.put("/devices/{device_id}/users/{user}", responses=raises(Conflict))
+def bind(
+    principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)], device_id: str, user: User, session: Writing
+) -> DeviceView:
+    """Binds a user to a device: from now on the device gets the user's jobs. Idempotent."""
+    device = DeviceService(session).get(principal.tenant, device_id, lock=True)
+    BindingService(session).bind(device, [user])
+    return _view(session, device)
+
+
+@router.delete("/devices/{device_id}/users/{user}", status_code=204)
+def unbind(
+    principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)],
+    device_id: str,
+    user: User,
+    state: State,
+    session: Writing,
+) -> None:
+    """Unbinds a user from a device. The user's jobs on the device return to the queue for other devices. Idempotent."""
+    device = DeviceService(session).get(principal.tenant, device_id, lock=True)
+    BindingService(session).unbind(device, user, state.settings)
+
+
+def _view(session: Session, device: Device) -> DeviceView:
+    return device.view(sorted(BindingRepository(session).users(device.id)))

@@ -23,7 +23,7 @@ from server.web.problems import TooSlow
 from server.web.routes import Routes
 from server.web.state import AppState, Reading, State, Writing
 from shared.errors import BadRequest, Conflict, TooLarge
-from shared.protocol import DeviceAuthorization, DeviceEnrollment, DeviceRequestView, DeviceToken
+from shared.protocol import DeviceApproval, DeviceAuthorization, DeviceEnrollment, DeviceRequestView, DeviceToken
 
 GRANT_TYPE = "urn:ietf:params:oauth:grant-type:device_code"
 FORM = "application/x-www-form-urlencoded"
@@ -181,10 +181,15 @@ def show(
 
 @router.post("/v1/device-requests/{user_code}/approve", responses=raises(Conflict))
 def approve(
-    principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)], user_code: UserCode, state: State, session: Writing
+    principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)],
+    user_code: UserCode,
+    state: State,
+    session: Writing,
+    approval: DeviceApproval | None = None,
 ) -> DeviceRequestView:
-    """Lets the device into the operator's tenant. Saying it twice is fine."""
-    return AuthorizationService(session, state.settings).decide(principal, user_code, approved=True)
+    """Lets the device into the operator's tenant, bound to the given users. Repeating the request changes nothing."""
+    users = () if approval is None else approval.users
+    return AuthorizationService(session, state.settings).decide(principal, user_code, approved=True, users=users)
 
 
 @router.post("/v1/device-requests/{user_code}/deny", responses=raises(Conflict))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -20,6 +21,10 @@ FIRST_COOLDOWN, LONGEST_COOLDOWN = timedelta(minutes=1), timedelta(hours=1)
 
 class LabelSet(RootModel[Labels]):
     """Labels that an operator gave to a device."""
+
+
+class UserNames(RootModel[tuple[str, ...]]):
+    """Users whose data is on a device that is about to enroll."""
 
 
 class DeviceReport(BaseModel):
@@ -57,8 +62,8 @@ class Device(Numbered, Table):
     failures: Mapped[int] = mapped_column(default=0, server_default="0")  # unfinished jobs in a row
     cooldown_until: Mapped[datetime | None] = mapped_column(Moment)  # gets no new job before
 
-    def view(self) -> DeviceView:
-        """As the API shows it."""
+    def view(self, users: Sequence[str]) -> DeviceView:
+        """As the API shows it. users: those bound to it."""
         report = self.report or DeviceReport(datasets=())
         return DeviceView(
             id=self.id,
@@ -68,12 +73,24 @@ class Device(Numbered, Table):
             last_seen_at=self.last_seen_at,
             revoked_at=self.revoked_at,
             labels=self.labels.root,
+            users=list(users),
             datasets=list(report.datasets),
             memory_bytes=report.memory_bytes,
             capabilities=report.capabilities,
             failures=self.failures,
             cooldown_until=self.cooldown_until,
         )
+
+
+class DeviceUser(Table):
+    """A user whose data is on a device. A device trains jobs of its users only; its row guards these rows."""
+
+    __tablename__ = "device_users"
+    __table_args__ = (Index("ix_device_users_user", "user", "device_id"),)
+
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.id"), primary_key=True)
+    user: Mapped[str] = mapped_column(String(96), primary_key=True)
+    bound_at: Mapped[datetime] = mapped_column(Moment)
 
 
 class EnrollmentToken(Numbered, Table):
@@ -87,6 +104,9 @@ class EnrollmentToken(Numbered, Table):
     expires_at: Mapped[datetime] = mapped_column(Moment)
     used_at: Mapped[datetime | None] = mapped_column(Moment)
     device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
+    users: Mapped[UserNames] = mapped_column(
+        Document(UserNames), default=lambda: UserNames(()), server_default="[]"
+    )  # bound to the device when it is enrolled
 
 
 class RequestState(StrEnum):
@@ -119,6 +139,9 @@ class DeviceRequest(Numbered, Table):
     decided_by: Mapped[str | None] = mapped_column(String(64))  # the operator's token
     decided_at: Mapped[datetime | None] = mapped_column(Moment)
     device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
+    users: Mapped[UserNames] = mapped_column(
+        Document(UserNames), default=lambda: UserNames(()), server_default="[]"
+    )  # bound to the device when it is enrolled
 
 
 class DeviceNonce(Table):

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import bindparam, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import Session
 
-from server.database.locking import locked
+from server.database.locking import add_if_absent, locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.identity.devices.models import (
     Device,
     DeviceNonce,
     DeviceReport,
     DeviceRequest,
+    DeviceUser,
     EnrollmentToken,
     RequestState,
 )
+
+# Built once, because every request for a job executes it.
+_USERS = select(DeviceUser.user).where(DeviceUser.device_id == bindparam("device_id"))
 
 
 class DeviceRepository:
@@ -77,6 +81,50 @@ class DeviceRepository:
     def unless_busy(self, device_id: str) -> Device | None:
         """A device that is known to exist, locked; None if another transaction has it, as while it asks for a job."""
         return self._session.scalar(locked(select(Device).where(Device.id == device_id), skip=True))
+
+
+class BindingRepository:
+    """Which users are bound to which devices, in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def users(self, device_id: str) -> frozenset[str]:
+        """Returns the users of a device."""
+        return frozenset(self._session.scalars(_USERS, {"device_id": device_id}))
+
+    def users_of(self, device_ids: Collection[str]) -> dict[str, list[str]]:
+        """Returns the users of each device, sorted, by device id."""
+        statement = select(DeviceUser.device_id, DeviceUser.user).where(DeviceUser.device_id.in_(device_ids))
+        found: dict[str, list[str]] = {device_id: [] for device_id in device_ids}
+        for device_id, user in self._session.execute(statement.order_by(DeviceUser.user)):
+            found[device_id].append(user)
+        return found
+
+    def bound(self, device_id: str, user: str) -> bool:
+        """Returns whether a user is bound to a device."""
+        statement = select(DeviceUser.user).where(DeviceUser.device_id == device_id, DeviceUser.user == user)
+        return self._session.scalar(statement) is not None
+
+    def add(self, device_id: str, users: Iterable[str], now: datetime) -> None:
+        """Binds users to a device; those that are bound already stay bound."""
+        for user in users:
+            add_if_absent(self._session, DeviceUser, device_id=device_id, user=user, bound_at=now)
+
+    def remove(self, device_id: str, user: str) -> bool:
+        """Unbinds a user from a device. Returns False if the user was not bound."""
+        chosen = DeviceUser.device_id == device_id, DeviceUser.user == user
+        statement = delete(DeviceUser).where(*chosen).returning(DeviceUser.user)
+        return self._session.scalar(statement) is not None
+
+    def newest_devices(self, tenant: str, user: str, limit: int) -> Sequence[Device]:
+        """Returns devices of a user that were not revoked, those that enrolled last first."""
+        statement = (
+            select(Device)
+            .join(DeviceUser, DeviceUser.device_id == Device.id)
+            .where(DeviceUser.user == user, Device.tenant == tenant, Device.revoked_at.is_(None))
+        )
+        return self._session.scalars(statement.order_by(Device.number.desc()).limit(limit)).all()
 
 
 class EnrollmentRepository:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
 from pydantic import ValidationError
@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 
 from server.clock import utc_now
 from server.database.identifiers import new_id, new_token, token_digest
-from server.identity.devices.models import Device, EnrollmentToken, LabelSet
+from server.identity.devices.bindings import BindingService
+from server.identity.devices.models import Device, EnrollmentToken, LabelSet, UserNames
 from server.identity.devices.repository import DeviceRepository, EnrollmentRepository
 from server.identity.models import Role
 from server.identity.service import TenantService, TokenService
@@ -40,15 +41,25 @@ class DeviceService:
         self._enrollments = EnrollmentRepository(session)
         self._tokens = TokenService(session)
         self._tenants = TenantService(session)
+        self._bindings = BindingService(session)
 
-    def invite(self, tenant: str, seconds: int) -> Enrollment:
-        """A one-time token that lasts `seconds`. Raises NotFound for an unknown tenant."""
+    def invite(self, tenant: str, seconds: int, users: Iterable[str] = ()) -> Enrollment:
+        """A one-time token that lasts `seconds`. users: those that the enrolled device trains for.
+
+        Raises NotFound for an unknown tenant.
+        """
         self._tenants.get(tenant)
         now = utc_now()
         text = new_token("enroll")
         expires = now + timedelta(seconds=seconds)
         self._enrollments.add(
-            EnrollmentToken(digest=token_digest(text), tenant=tenant, created_at=now, expires_at=expires)
+            EnrollmentToken(
+                digest=token_digest(text),
+                tenant=tenant,
+                created_at=now,
+                expires_at=expires,
+                users=UserNames(tuple(sorted(set(users)))),
+            )
         )
         return Enrollment(token=text, expires_at=expires)
 
@@ -102,12 +113,15 @@ class DeviceService:
         enrollment = self._enrollments.take(token_digest(one_time_token), now)
         if enrollment is None:
             raise Unauthorized("the one-time token is not known, was used, or is over; ask the operator for another")
-        device, text = self.admit(enrollment.tenant, request)
+        device, text = self.admit(enrollment.tenant, request, enrollment.users.root)
         enrollment.device_id = device.id
         return device, text
 
-    def admit(self, tenant: str, request: DeviceEnrollment) -> tuple[Device, str]:
-        """A new device of a tenant and its token, which is shown this once. Whether it may is the caller's."""
+    def admit(self, tenant: str, request: DeviceEnrollment, users: Iterable[str]) -> tuple[Device, str]:
+        """A new device of a tenant and its token, which is shown this once. Whether it may is the caller's.
+
+        users: those that it trains for.
+        """
         now = utc_now()
         device = Device(
             id=new_id("device"),
@@ -119,5 +133,6 @@ class DeviceService:
             last_seen_at=now,
         )
         self._devices.add(device)
+        self._bindings.bind(device, users)
         _, text = self._tokens.issue(Role.DEVICE, tenant, device.name, device.id)
         return device, text

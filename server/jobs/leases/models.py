@@ -24,6 +24,7 @@ class Ending(StrEnum):
     CANCELLED = "cancelled"
     DECLINED = "declined"  # the device has too little memory
     REVOKED = "revoked"  # the device was revoked
+    UNBOUND = "unbound"  # the job's user was unbound from the device
 
 
 _LIVE = text("ending IS NULL")

@@ -170,6 +170,17 @@ class LeaseRepository:
         held = select(JobLease.job_number).where(*_live(device_id)).order_by(JobLease.number)
         return self._take(self._session.scalars(held).all(), *_live(device_id))
 
+    def take_of_user(self, device_id: str, user: str) -> Sequence[JobLease]:
+        """Returns a device's leases that are live or may be revived, with their jobs locked.
+
+        Only those on jobs of a user, or on jobs that start from the user's adapter.
+        """
+        usable = JobLease.device_id == device_id, or_(JobLease.ending.is_(None), JobLease.ending == Ending.EXPIRED)
+        whose = or_(Job.user == user, Job.start_user == user)
+        held = select(JobLease.job_number).join(Job, Job.number == JobLease.job_number).where(*usable, whose)
+        open_jobs = held.where(Job.state.in_((JobState.TRAINING, JobState.READY))).distinct()
+        return self._take(self._session.scalars(open_jobs).all(), *usable)
+
     def _take(self, numbers: Sequence[int], *chosen: ColumnElement[bool], skip: bool = False) -> Sequence[JobLease]:
         """Locks jobs and returns their leases that match `chosen`. skip: skips jobs that others have locked."""
         if not numbers:

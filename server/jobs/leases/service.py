@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from server.clock import utc_now
 from server.database.identifiers import new_id
 from server.identity.devices.models import count_failure, forget_failure, forget_failures, is_cooling_down
-from server.identity.devices.repository import DeviceRepository, NonceRepository, Spent
+from server.identity.devices.repository import BindingRepository, DeviceRepository, NonceRepository, Spent
 from server.identity.service import REVOKED
 from server.jobs.leases.models import Ending, JobLease
 from server.jobs.leases.repository import LeaseRepository
@@ -26,7 +26,16 @@ from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import QueueRepository
 from server.programs.repository import ProgramRepository
 from server.settings import Settings
-from shared.errors import BudgetExceeded, Gone, MobizoError, NotFound, Replayed, StartDeleted, Unauthorized
+from shared.errors import (
+    BudgetExceeded,
+    DeviceNotBound,
+    Gone,
+    MobizoError,
+    NotFound,
+    Replayed,
+    StartDeleted,
+    Unauthorized,
+)
 from shared.job import JobError, JobState, Progress
 from shared.program import SignedManifest
 from shared.protocol import Lease, LeaseRequest, LeaseState
@@ -57,6 +66,7 @@ class LeaseService:
         self._jobs = JobRepository(session)
         self._programs = ProgramRepository(session)
         self._devices = DeviceRepository(session)
+        self._bindings = BindingRepository(session)
         self._queue = QueueRepository(session)
         self._nonces = NonceRepository(session)
         self._lifecycle = JobLifecycle(session)
@@ -100,6 +110,7 @@ class LeaseService:
         return DeviceOffer(
             tenant,
             device_id,
+            self._bindings.users(device_id),
             datasets,
             request.memory_bytes,
             request.capabilities,
@@ -259,6 +270,21 @@ class LeaseService:
             detail = f"device {device_id}, the only one that may train it, was revoked"
             self._lifecycle.move(job, JobState.FAILED, error=JobError(code="device-revoked", detail=detail))
 
+    def take_back_unbound(self, device_id: str, user: str) -> None:
+        """Returns a user's jobs of a device to the queue; those that no other device may train fail.
+
+        Also ends expired leases, so that the device cannot revive them. The device's row is locked.
+        """
+        for lease in self._leases.take_of_user(device_id, user):
+            job = self._jobs.by_number(lease.job_number)
+            live = lease.ending is None
+            self.end(lease, Ending.UNBOUND)
+            if live:
+                self._lifecycle.move(job, JobState.READY, attempts=job.attempts + 1)
+        for job in self._jobs.pinned_of(device_id, user):
+            detail = f"user {user!r} was unbound from device {device_id}, the only one that may train it"
+            self._lifecycle.move(job, JobState.FAILED, error=JobError(code=DeviceNotBound.code, detail=detail))
+
     def _find(self, device_id: str, lease_id: str) -> JobLease:
         self._devices.seen(device_id, utc_now())
         lease = self._leases.of_device(device_id, lease_id)
@@ -316,6 +342,11 @@ class LeaseService:
 def take_back_revoked(session: Session, settings: Settings, device_id: str) -> None:
     """Returns the jobs of a revoked device to the queue (`LeaseService.take_back_revoked`)."""
     LeaseService(session, settings.lease_seconds).take_back_revoked(device_id)
+
+
+def take_back_unbound(session: Session, settings: Settings, device_id: str, user: str) -> None:
+    """Returns a user's jobs of a device to the queue (`LeaseService.take_back_unbound`)."""
+    LeaseService(session, settings.lease_seconds).take_back_unbound(device_id, user)
 
 
 def _no_lease(lease_id: str) -> NotFound:

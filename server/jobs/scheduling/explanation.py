@@ -1,6 +1,6 @@
 """Explains why a job is waiting: for its program, for jobs ahead of it, or for a suitable device.
 
-Examines a bounded number of the most recently enrolled devices, by their last reports.
+Examines a bounded number of the user's most recently enrolled devices, by their last reports.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from server.clock import utc_now
 from server.identity.devices.models import Device, is_cooling_down
-from server.identity.devices.repository import DeviceRepository
+from server.identity.devices.repository import BindingRepository, DeviceRepository
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.models import Job
 from server.jobs.scheduling.matching import DeviceOffer, lacks
@@ -38,6 +38,7 @@ class ExplanationService:
     def __init__(self, session: Session) -> None:
         self._queue = QueueRepository(session)
         self._devices = DeviceRepository(session)
+        self._bindings = BindingRepository(session)
         self._leases = LeaseRepository(session)
 
     def explain(self, job: Job) -> JobWaiting:
@@ -49,7 +50,13 @@ class ExplanationService:
             return JobWaiting(state=job.state, why=why)
         lane = self._queue.lane_by_number(job.lane_number)
         ahead = self._queue.ahead(job, MOST_AHEAD)
-        devices = self._devices.newest(job.tenant, MOST_DEVICES)
+        devices = self._bindings.newest_devices(job.tenant, job.user, MOST_DEVICES)
+        if not devices and self._devices.newest(job.tenant, 1):
+            why = (
+                f"no device is bound to user {job.user!r}; if the user's data is on a device, an operator runs "
+                f"`mobizo devices bind DEVICE {job.user}`"
+            )
+            return JobWaiting(state=job.state, why=why, ahead=ahead, devices=0, able=0)
         if job.only_device_id is not None:
             devices = [device for device in devices if device.id == job.only_device_id]
         able, unsuitable = self._count(lane, devices)
@@ -61,14 +68,16 @@ class ExplanationService:
         unsuitable: Counter[str] = Counter()
         holders = self._leases.holders([device.id for device in devices])
         declined = self._leases.who_declined(lane.recipe_id, utc_now())
+        users = self._bindings.users_of([device.id for device in devices])
         for device in devices:
-            if reason := _unsuitable(lane, device, device.id in holders, device.id in declined):
+            busy, has_declined = device.id in holders, device.id in declined
+            if reason := _unsuitable(lane, device, frozenset(users[device.id]), busy, has_declined):
                 unsuitable[reason] += 1
         return len(devices) - unsuitable.total(), unsuitable
 
 
-def _unsuitable(lane: Lane, device: Device, busy: bool, declined: bool) -> str | None:
-    """The first reason why a device cannot take the lane's jobs, as a predicate; None if it can."""
+def _unsuitable(lane: Lane, device: Device, users: frozenset[str], busy: bool, declined: bool) -> str | None:
+    """The first reason why a device cannot take the lane's jobs, as a predicate; None if it can. users: bound to it."""
     report = device.report
     if report is None:
         return "has not requested a job yet"
@@ -77,6 +86,7 @@ def _unsuitable(lane: Lane, device: Device, busy: bool, declined: bool) -> str |
     offer = DeviceOffer(
         device.tenant,
         device.id,
+        users,
         frozenset(report.datasets),
         report.memory_bytes,
         report.capabilities,
@@ -94,11 +104,11 @@ def _unsuitable(lane: Lane, device: Device, busy: bool, declined: bool) -> str |
 def _reason(job: Job, devices: Sequence[Device], able: int, unsuitable: Counter[str], ahead: int) -> str:
     alone = job.only_device_id is not None
     if not devices:
-        return "the only device that may train it is not enrolled" if alone else "no device is enrolled"
+        return "the only device that may train it is not enrolled or not bound" if alone else "no device is enrolled"
     if able:
-        wait = f"{able} of {len(devices)} enrolled devices can take it when they next request a job"
+        wait = f"{able} of {len(devices)} devices of the user can take it when they next request a job"
         return f"{wait}; {ahead} jobs are ahead of it" if ahead else wait
     if alone:
         return f"the only device that may train it {next(iter(unsuitable))}"
     reasons = ", ".join(f"{reason} ({count})" for reason, count in unsuitable.most_common())
-    return f"none of {len(devices)} enrolled devices can take it: {reasons}"
+    return f"none of {len(devices)} devices of the user can take it: {reasons}"

@@ -22,7 +22,7 @@ from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import Lane, QueueRepository, noted_ready
 from server.web.state import Shutdown
 
-CHUNK = 500  # data sets in one query
+CHUNK = 500  # users in one query
 _log = structlog.get_logger()
 
 ReadyJobs = Sequence[tuple[Lane, int]]  # lanes, each with its number of ready jobs
@@ -70,9 +70,9 @@ class LongPoll:
         """poll_seconds: between two polls of the database. before_poll: called in a thread before each poll."""
         self._database, self._shutdown, self._poll_seconds = database, shutdown, poll_seconds
         self._before_poll = before_poll
-        # In the order of arrival: all devices, and devices by tenant and data set.
+        # In the order of arrival: all devices, and devices by tenant and user.
         self._waiters: dict[Waiter, None] = {}
-        self._by_dataset: dict[tuple[str, str], dict[Waiter, None]] = {}
+        self._by_user: dict[tuple[str, str], dict[Waiter, None]] = {}
         self._new: list[Waiter] = []  # devices that arrived after the latest poll began
         self._busy: Counter[int] = Counter()  # by lane: devices that were woken and have not ended their requests
         self._arrived = asyncio.Event()  # a device arrived after the latest poll began
@@ -91,7 +91,7 @@ class LongPoll:
         self._waiters[waiter] = None
         self._new.append(waiter)
         for key in _keys(offer):
-            self._by_dataset.setdefault(key, {})[waiter] = None
+            self._by_user.setdefault(key, {})[waiter] = None
         self._arrived.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._keep_polling())
@@ -123,7 +123,7 @@ class LongPoll:
 
     def wake(self, lane: Lane, jobs: int) -> None:
         """Wakes up to `jobs` devices for jobs of a lane."""
-        for waiter in list(self._by_dataset.get((lane.tenant, lane.dataset), ())):
+        for waiter in list(self._by_user.get((lane.tenant, lane.user), ())):
             if jobs <= 0:
                 return
             if lane.admits(waiter.offer):
@@ -135,10 +135,10 @@ class LongPoll:
     def _remove(self, waiter: Waiter) -> None:
         self._waiters.pop(waiter, None)
         for key in _keys(waiter.offer):
-            waiters = self._by_dataset.get(key, {})
+            waiters = self._by_user.get(key, {})
             waiters.pop(waiter, None)
             if not waiters:
-                self._by_dataset.pop(key, None)
+                self._by_user.pop(key, None)
 
     def _listen(self) -> None:
         if self._loop is None:
@@ -158,7 +158,7 @@ class LongPoll:
         """Polls until no device waits, or the server stops."""
         while await self._until_next_poll() and self._waiters:
             new, self._new = self._new, []
-            self._poll = asyncio.create_task(run_in_threadpool(self._ready, self._datasets()))
+            self._poll = asyncio.create_task(run_in_threadpool(self._ready, self._users()))
             failure = None
             try:
                 for lane, jobs in await self._poll:
@@ -187,23 +187,23 @@ class LongPoll:
         self._arrived.clear()
         return not self._shutdown.begun
 
-    def _datasets(self) -> dict[str, list[str]]:
-        """Returns the data sets of the waiting devices, by tenant."""
-        datasets: dict[str, list[str]] = {}
-        for tenant, dataset in self._by_dataset:
-            datasets.setdefault(tenant, []).append(dataset)
-        return datasets
+    def _users(self) -> dict[str, list[str]]:
+        """Returns the users of the waiting devices, by tenant."""
+        users: dict[str, list[str]] = {}
+        for tenant, user in self._by_user:
+            users.setdefault(tenant, []).append(user)
+        return users
 
-    def _ready(self, datasets_by_tenant: Mapping[str, Sequence[str]]) -> ReadyJobs:
+    def _ready(self, users_by_tenant: Mapping[str, Sequence[str]]) -> ReadyJobs:
         self._before_poll()
         ready: list[tuple[Lane, int]] = []
         with self._database.autocommit() as session:
             queue = QueueRepository(session)
-            for tenant, datasets in datasets_by_tenant.items():
-                for start in range(0, len(datasets), CHUNK):
-                    ready += queue.ready(tenant, datasets[start : start + CHUNK])
+            for tenant, users in users_by_tenant.items():
+                for start in range(0, len(users), CHUNK):
+                    ready += queue.ready(tenant, users[start : start + CHUNK])
         return ready
 
 
 def _keys(offer: DeviceOffer) -> list[tuple[str, str]]:
-    return [(offer.tenant, dataset) for dataset in offer.datasets]
+    return [(offer.tenant, user) for user in offer.users]

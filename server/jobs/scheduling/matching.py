@@ -29,6 +29,7 @@ class Needs(BaseModel):
     executorch_asked: str | None = None  # conditions that the job states
     charging: bool = False
     battery_floor: float | None = None
+    start_user: str | None = None  # whose adapter the job starts from, if another user's
     cohort: str | None = None  # whose round the job is of: its device's owner must have agreed to take part
 
 
@@ -38,6 +39,7 @@ class DeviceOffer:
 
     tenant: str
     device_id: str
+    users: frozenset[str]  # bound to it
     datasets: frozenset[str]
     memory_bytes: int | None = None
     capabilities: Capabilities | None = None
@@ -53,10 +55,16 @@ def parse_needs(text: str) -> Needs:
     return Needs.model_validate_json(text)
 
 
-def needs_of(request: JobRequest, recipe: Recipe, manifest: ProgramManifest | None, cohort: str | None = None) -> Needs:
+def needs_of(
+    request: JobRequest,
+    recipe: Recipe,
+    manifest: ProgramManifest | None,
+    cohort: str | None = None,
+    start_user: str | None = None,
+) -> Needs:
     """Returns the needs of a job, from its request, its recipe, and its program if it is compiled.
 
-    cohort: the cohort of the job's round.
+    cohort: the cohort of the job's round. start_user: whose adapter the job starts from, if another user's.
     """
     asked, rules = request.requires, request.rules
     # Otherwise a device with too little memory declines; the job shrinks, or fails if only this device may train it.
@@ -73,6 +81,7 @@ def needs_of(request: JobRequest, recipe: Recipe, manifest: ProgramManifest | No
         charging=rules.charging,
         battery_floor=rules.battery_floor,
         cohort=cohort,
+        start_user=start_user,
     )
 
 
@@ -91,6 +100,8 @@ def lacks(needs: Needs, offer: DeviceOffer) -> Iterator[str]:
     for name, value in needs.labels.items():
         if offer.labels.get(name) != value:
             yield f"label {name}={value}"
+    if needs.start_user is not None and needs.start_user not in offer.users:
+        yield f"user {needs.start_user!r}, whose adapter the job starts from (`mobizo devices bind`)"
     if needs.cohort is not None and not may_take_part(can.cohorts, needs.cohort):
         yield f"its owner's permission to take part in cohort {needs.cohort} (`cohorts` in the agent's rules.toml)"
     yield from _memory(needs, offer, can)

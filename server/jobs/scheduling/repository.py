@@ -32,6 +32,7 @@ class Lane:
 
     number: int
     tenant: str
+    user: str
     dataset: str
     only_device_id: str | None
     recipe_id: str
@@ -42,6 +43,7 @@ class Lane:
         """Returns whether a device may take the jobs of this lane."""
         return (
             self.tenant == offer.tenant
+            and self.user in offer.users
             and self.dataset in offer.datasets
             and self.only_device_id in (None, offer.device_id)
             and self.recipe_id not in offer.declined
@@ -67,6 +69,7 @@ class Head:
 _COLUMNS = (
     StoredLane.number,
     StoredLane.tenant,
+    StoredLane.user,
     StoredLane.dataset,
     StoredLane.only_device_id,
     StoredLane.recipe_id,
@@ -80,7 +83,7 @@ _READY = (
     select(*_COLUMNS, select(func.count()).where(_WAITS).correlate(StoredLane).scalar_subquery().label("waiting"))
     .where(
         StoredLane.tenant == bindparam("tenant"),
-        StoredLane.dataset.in_(bindparam("datasets", expanding=True)),
+        StoredLane.user.in_(bindparam("users", expanding=True)),
         exists(select(Job.number).where(_WAITS).correlate(StoredLane)),
     )
     .order_by(StoredLane.priority.desc(), StoredLane.number)
@@ -98,10 +101,11 @@ class QueueRepository:
 
         needs: those of the job.
         """
-        tenant, dataset, device_id = job.tenant, job.dataset, job.only_device_id
+        tenant, user, dataset, device_id = job.tenant, job.user, job.dataset, job.only_device_id
         recipe_id, priority = job.recipe_id, job.priority
         asked = needs.model_dump_json(exclude_defaults=True)
-        parts = [tenant, dataset, device_id, recipe_id, priority, needs.model_dump(mode="json", exclude_defaults=True)]
+        who = [tenant, user, dataset, device_id]
+        parts = [*who, recipe_id, priority, needs.model_dump(mode="json", exclude_defaults=True)]
         key = sha256_hex(canonical_json(parts))
         existing = select(StoredLane.number).where(StoredLane.key == key)
         number = self._session.scalar(existing)
@@ -109,6 +113,7 @@ class QueueRepository:
             values = {
                 "key": key,
                 "tenant": tenant,
+                "user": user,
                 "dataset": dataset,
                 "only_device_id": device_id,
                 "recipe_id": recipe_id,
@@ -118,7 +123,7 @@ class QueueRepository:
             self._session.flush()  # the program that the lane references may be new
             self._session.execute(self._insert(StoredLane).values(**values).on_conflict_do_nothing())
             number = self._session.scalars(existing).one()
-        return Lane(number, tenant, dataset, device_id, recipe_id, priority, needs)
+        return Lane(number, tenant, user, dataset, device_id, recipe_id, priority, needs)
 
     def lane_by_number(self, number: int) -> Lane:
         """Returns a lane that is known to exist."""
@@ -127,18 +132,19 @@ class QueueRepository:
     def heads(self, offer: DeviceOffer) -> list[Head]:
         """Returns the first job of each lane that admits a device, the next one first.
 
-        Each lane of the device's data sets costs one index lookup, so the cost does not grow with the number of jobs.
+        Each lane of the device's users and data sets costs one index lookup, so the cost does not grow with the number
+        of jobs.
         """
-        statement = heads_of(offer.tenant, sorted(offer.datasets)).where(
+        statement = heads_of(offer.tenant, sorted(offer.users), sorted(offer.datasets)).where(
             or_(StoredLane.only_device_id.is_(None), StoredLane.only_device_id == offer.device_id)
         )
         rows = self._session.execute(statement).all()
         heads = [Head(_lane(row), row.start_tag, row.job_number) for row in rows]
         return sorted((head for head in heads if head.lane.admits(offer)), key=lambda head: head.order)
 
-    def ready(self, tenant: str, datasets: Collection[str]) -> list[tuple[Lane, int]]:
-        """Returns the lanes of data sets in which jobs wait, the next lane first, with the numbers of these jobs."""
-        rows = self._session.execute(_READY, {"tenant": tenant, "datasets": list(datasets)})
+    def ready(self, tenant: str, users: Collection[str]) -> list[tuple[Lane, int]]:
+        """Returns the lanes of users in which jobs wait, the next lane first, with the numbers of these jobs."""
+        rows = self._session.execute(_READY, {"tenant": tenant, "users": list(users)})
         return [(_lane(row), row.waiting) for row in rows]
 
     def ahead(self, job: Job, most: int) -> int:
@@ -194,8 +200,10 @@ class QueueRepository:
         return insert(table)
 
 
-def heads_of(tenant: str, datasets: Sequence[str]) -> Select[Any]:
-    """Returns the query for the lanes of data sets in which jobs wait, with `start_tag` and `job_number` of the first.
+def heads_of(tenant: str, users: Sequence[str], datasets: Sequence[str]) -> Select[Any]:
+    """Returns the query for the lanes of users and data sets in which jobs wait.
+
+    With `start_tag` and `job_number` of the first job.
 
     The index `ix_jobs_lane` alone answers each of its subqueries.
     """
@@ -205,6 +213,7 @@ def heads_of(tenant: str, datasets: Sequence[str]) -> Select[Any]:
         *_COLUMNS, first.scalar_subquery().label("job_number"), start_tag.scalar_subquery().label("start_tag")
     ).where(
         StoredLane.tenant == tenant,
+        StoredLane.user.in_(users),
         StoredLane.dataset.in_(datasets),
         exists(select(Job.number).where(_WAITS).correlate(StoredLane)),
     )
@@ -214,6 +223,7 @@ def _lane(row: Any) -> Lane:
     return Lane(
         row.number,
         row.tenant,
+        row.user,
         row.dataset,
         row.only_device_id,
         row.recipe_id,

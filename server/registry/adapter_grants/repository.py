@@ -8,6 +8,7 @@ from sqlalchemy import CompoundSelect, Select, delete, select, union
 from sqlalchemy.orm import Session
 
 from server.database.paging import PageRequest, PageRows, page_of
+from server.identity.devices.models import DeviceUser
 from server.ports import Port
 from server.programs.models import ProgramBlob
 from server.registry.adapter_grants.models import AdapterGrant
@@ -18,9 +19,17 @@ SHARED: Port[Callable[[str], Select[int]]] = Port("adapter_grants.shared")
 
 
 def _seen_by(device_id: str) -> CompoundSelect[int]:
-    """Selects the numbers of adapters that a device has a grant for, has trained, or shares through a cohort."""
+    """Selects the numbers of adapters that a device has a grant for, has trained, or shares through a cohort.
+
+    An adapter that it trained is left out once the adapter's user is no longer bound to it.
+    """
     assigned = select(AdapterGrant.adapter_number).where(AdapterGrant.device_id == device_id)
-    trained = select(StoredVersion.adapter_number).where(StoredVersion.device_id == device_id)
+    trained = (
+        select(StoredVersion.adapter_number)
+        .join(Adapter, Adapter.number == StoredVersion.adapter_number)
+        .join(DeviceUser, (DeviceUser.user == Adapter.user) & (DeviceUser.device_id == StoredVersion.device_id))
+        .where(StoredVersion.device_id == device_id)
+    )
     return union(assigned, trained, SHARED.get()(device_id))
 
 

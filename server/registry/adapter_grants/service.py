@@ -1,6 +1,7 @@
 """Grants of adapters to devices, and the versions that a device may download.
 
-A device may download the published versions of an adapter of its tenant if it has a grant or has trained a version.
+A device may download the published versions of an adapter of its tenant if it has a grant, or if it has trained a
+version and the adapter's user is still bound to it.
 All other adapters are reported as absent.
 """
 

@@ -51,7 +51,7 @@ class Agent:
         self.data.mkdir(parents=True)
         for split, count in (("train", 9 + 2 * USERS.index(user)), ("validation", 6)):
             write_records(self.data / f"{split}.jsonl", count, seed=USERS.index(user) + 10 * count)
-        once = ask("POST", "/v1/enrollments", json={}).json()["token"]
+        once = ask("POST", "/v1/enrollments", json={"users": [user]}).json()["token"]
         with DeviceClient(url, once) as client:
             grant = client.enroll(user, public_text(self.home.device_key().public_key()))
         public = grant.server.public_key

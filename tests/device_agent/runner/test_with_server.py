@@ -62,7 +62,7 @@ def enrollment(url, token):
     with Transport(url, token) as transport:
         while True:
             try:
-                return transport.request("POST", "/v1/enrollments", json={}).json()["token"]
+                return transport.request("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
             except MobizoError:
                 assert time.monotonic() < end, "the server did not start"
 

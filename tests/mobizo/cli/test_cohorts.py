@@ -39,7 +39,7 @@ def file(tmp_path):
 def test_from_a_file_to_a_round(call, fleet, home, file):
     assert "readers: 0 members, 0 rounds" in call("create", file)
     assert "readers" in call("list")
-    alice, bob = fleet.device(name="alice"), fleet.device(name="bob")
+    alice, bob = fleet.device(name="alice"), fleet.device(name="bob", users=["bob"])
     assert "alice joined readers" in call("join", "readers", "alice", "--device", alice.device_id)
     assert "has 1 members, and a round needs 2" in call("open", "readers", exit_code=1)
     assert json.loads(call("join", "readers", "bob", "--device", bob.device_id, "--json"))["updates"] == 0

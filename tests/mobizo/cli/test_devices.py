@@ -91,3 +91,22 @@ def test_unknown_codes_are_rejected(call):
         done = call("approve", code, "--yes")
         assert done.exit_code == 1
         assert "no device that waits" in done.stderr or "nothing at this address" in done.stderr
+
+
+def test_users_are_named_at_approval_and_bound_and_unbound_later(joining, call, operator):
+    assert call("approve", joining.code(), "--yes", "--user", "alice", "--user", "bob").exit_code == 0
+    joining.join(30)
+    device = joining.result.device_id
+    assert operator.get(f"/v1/devices/{device}").json()["users"] == ["alice", "bob"]
+    assert call("bind", device, "carol").stdout == "phone: alice, bob, carol\n"
+    assert call("unbind", device, "bob").exit_code == 0
+    assert json.loads(call("bind", device, "alice", "--json").stdout)["users"] == ["alice", "carol"]
+    for arguments, says in (
+        (("bind", "device_none", "alice"), "no device 'device_none'"),
+        (("bind", device, "Not A Name"), "user"),
+        (("approve", "AAAA-AAAA", "--yes", "--user", "a b"), "users.0"),
+    ):
+        refused = call(*arguments)
+        assert refused.exit_code in (1, 2)
+        assert says in refused.stderr
+        assert "Traceback" not in refused.output

@@ -61,3 +61,16 @@ def test_errors_are_one_line(call, arguments, says, status):
     assert says in refused.stderr
     assert refused.exit_code == status
     assert len(refused.stderr.splitlines()) == 1
+
+
+def test_what_was_spent_on_a_device(call, app, device, fleet):
+    fleet.ready_job(app, privacy=PRIVACY, training={"steps": 150})
+    assert device.lease() is not None
+    assert call("limit", "alice", "--epsilon", "9").exit_code == 0
+    shown = call("device", device.device_id)
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.startswith("movies  epsilon ")
+    assert "of 9 at delta 1e-05  1 private runs for alice" in shown.stdout
+    (found,) = json.loads(call("device", device.device_id, "--json").stdout)
+    assert (found["dataset"], found["users"], found["budget"]) == ("movies", ["alice"], 9)
+    assert call("device", "device_none").exit_code == 1

@@ -130,3 +130,23 @@ def test_labels_that_are_none(command, device, label):
         command("devices", "label", "phone", label)
     with pytest.raises(NotFound):
         command("devices", "label", "nobody", "site=lab")
+
+
+def test_binding_and_unbinding_users(command, fleet, app, device):
+    token = command("enroll-token", "--user", "bob", "--user", "carol").strip()
+    body = {"name": "tablet", "public_key": "A" * 43 + "=", "platform": "linux"}
+    assert fleet.actor(token).post("/v1/devices", json=body).status_code == 201
+    assert command("devices", "bind", "tablet", "alice", "dave").strip().endswith("alice, bob, carol, dave")
+    fleet.ready_job(app)
+    lease = device.lease()
+    assert command("devices", "unbind", "phone", "alice").strip().endswith("no users")
+    beat = device.post(f"/v1/leases/{lease['id']}/heartbeat", json={"phase": "training"})
+    assert beat.status_code == 410
+    assert json.loads(command("devices", "unbind", "tablet", "bob", "carol", "--json")) == {"users": ["alice", "dave"]}
+    rows = json.loads(command("devices", "list", "--json"))
+    assert {row["name"]: row["users"] for row in rows} == {"phone": [], "tablet": ["alice", "dave"]}
+    for arguments in (("devices", "bind", "phone", "Not A Name"), ("enroll-token", "--user", "a b")):
+        with pytest.raises(BadRequest, match="user"):
+            command(*arguments)
+    with pytest.raises(NotFound):
+        command("devices", "bind", "nobody", "alice")

@@ -96,6 +96,7 @@ def populate(database: Database, number: int = JOBS) -> int:
             TenantService(session).create(tenant_of(tenant))
         recipes = [_recipe(session, rank, now) for rank in range(1, RANKS + 1)]
         _insert(session, "devices", [_device(index, now) for index in range(2 * training)])
+        _insert(session, "device_users", [row for index in range(2 * training) for row in _bindings(index, now)])
         made = []
         for index in range(number):
             state = states[index % len(states)]
@@ -223,9 +224,19 @@ def _device(index: int, now: datetime) -> dict[str, Any]:
     }
 
 
+def user_of(index: int) -> str:
+    """Returns the user of a job. The user does not follow the state, so that every user has jobs in every state."""
+    return f"user-{index // len(JobState) % USERS}"
+
+
+def _bindings(index: int, now: datetime) -> Rows:
+    """Returns the bindings of a device to every user."""
+    users = (f"user-{user}" for user in range(USERS))
+    return [{"device_id": device_id(index), "user": user, "bound_at": _naive(now)} for user in users]
+
+
 def _job(index: int, state: JobState, recipe: StoredRecipe, now: datetime) -> dict[str, Any]:
-    # The user does not follow the state, so that every user has jobs in every state.
-    user = f"user-{index // len(JobState) % USERS}"
+    user = user_of(index)
     waits = state in (*AWAITING_PROGRAM, JobState.READY)
     adapter, dataset = f"{user}-{index % 3}", datasets_of(index // len(JobState))[0]
     moment = _naive(now - timedelta(seconds=index))
@@ -276,10 +287,10 @@ def _enqueue(session: Session, made: Rows) -> None:
     for row in made:
         if row["state"] != JobState.READY:
             continue
-        key = row["tenant"], row["dataset"], row["recipe_id"]
+        key = row["tenant"], row["user"], row["dataset"], row["recipe_id"]
         if key not in lanes:
             request, recipe = JobRequest.model_validate_json(row["request"]), Recipe.model_validate_json(row["recipe"])
-            names = ("tenant", "dataset", "recipe_id", "priority")
+            names = ("tenant", "user", "dataset", "recipe_id", "priority")
             job = jobs.Job(only_device_id=None, **{name: row[name] for name in names})
             lanes[key] = queue.lane(job, needs_of(request, recipe, None)).number
         row["lane_number"] = lanes[key]

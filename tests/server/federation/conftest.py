@@ -50,7 +50,7 @@ class Band:
 
     def join(self, *users):
         for user in users:
-            device = self.devices[user] = self.fleet.device(name=f"{user}-phone")
+            device = self.devices[user] = self.fleet.device(name=f"{user}-phone", users=[user])
             answer = self.app.put(f"{URL}/members/{user}", json={"device": device.device_id})
             assert answer.status_code == 200, answer.text
 

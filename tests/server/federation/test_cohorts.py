@@ -62,6 +62,7 @@ def test_one_device_is_of_one_user(band, fleet, problem):
     band.create()
     band.join("alice")
     device = band.devices["alice"].device_id
+    assert band.fleet.operator().put(f"/v1/devices/{device}/users/bob").status_code == 200
     problem(band.app.put(f"{URL}/members/bob", json={"device": device}), 409, "conflict")
     again = band.app.put(f"{URL}/members/alice", json={"device": device})
     assert again.json() == band.app.get(f"{URL}/members").json()["items"][0]
@@ -183,3 +184,27 @@ def test_a_round_at_a_time(band, problem):
     band.app.post(f"{URL}/rounds/1/close")
     assert "maximum" in problem(band.app.post(f"{URL}/rounds"), 409, "conflict")["detail"]
     problem(band.app.get(f"{URL}/rounds/2"), 404, "round-not-found")
+
+
+def test_a_member_joins_and_trains_with_a_device_that_is_bound_to_it(band, fleet, operator, problem):
+    band.create(quorum=1)
+    stranger = fleet.device(name="stranger", users=["mallory"])
+    problem(band.app.put(f"{URL}/members/alice", json={"device": stranger.device_id}), 409, "device-not-bound")
+    band.join("alice", "bob", "carol")
+    unbind = "/v1/devices/{}/users/{}"
+    assert operator.delete(unbind.format(band.devices["bob"].device_id, "bob")).status_code == 204
+    band.open()
+    assert band.parts()["bob"]["state"] == "failed"
+    lease = band.lease("carol")
+    assert operator.delete(unbind.format(band.devices["carol"].device_id, "carol")).status_code == 204
+    problem(band.upload("carol", lease, 1.0), 410, "lease-ended")
+    band.train("alice", 1.0)
+    band.work()
+    assert {user: part["state"] for user, part in band.parts().items()} == {
+        "alice": "counted",
+        "bob": "failed",
+        "carol": "failed",
+    }
+    assert band.app.get("/v1/adapters/readers").json()["main"] == 1
+    for user, status in (("alice", 200), ("bob", 404), ("carol", 404)):
+        assert band.devices[user].get("/v1/devices/self/adapters/readers/main").status_code == status

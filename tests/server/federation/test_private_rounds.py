@@ -1,5 +1,6 @@
 """Rounds that keep their members, or their members' examples, private: noise, what it costs, and when it is enough."""
 
+import re
 from functools import cache
 
 import numpy as np
@@ -95,3 +96,41 @@ def test_a_cohort_without_privacy_says_that_it_has_none(band):
     band.create()
     found = spent(band)
     assert (found["members_epsilon"], found["examples_epsilon"]) == (None, None)
+
+
+def test_private_members_have_no_exact_figures_anywhere(band):
+    """Neither in manifest and card, nor in rounds, updates, jobs and their events."""
+    band.create(privacy={"members": MEMBERS})
+    band.join("alice", "bob")
+    band.open()
+    lease = band.lease("alice")
+    progress = {"phase": "training", "step": 1, "steps": 3, "loss": 0.625, "accuracy": 0.375, "best_accuracy": 0.375}
+    assert band.devices["alice"].post(f"/v1/leases/{lease['id']}/heartbeat", json=progress).status_code == 200
+    figures = {"train_examples": 777, "zero_shot_accuracy": 0.375, "tuned_accuracy": 0.875}
+    for user in ("alice", "bob"):
+        band.train(user, 1.0, **figures)
+    band.work()
+    manifest = band.app.get("/v1/adapters/readers/revisions/main").json()
+    assert manifest["result"]["train_examples"] is None
+    assert (manifest["result"]["zero_shot_accuracy"], manifest["result"]["start_accuracy"]) == (None, None)
+    card = band.app.get("/v1/adapters/readers/versions/1/peft/README.md").text
+    assert "| training examples | private |" in card
+    job = band.parts()["alice"]["job_id"]
+    views = [
+        manifest,
+        band.app.get("/v1/adapters/readers").json(),
+        band.app.get(URL).json()["round"],
+        band.round(),
+        *band.parts().values(),
+        band.app.get(f"/v1/jobs/{job}").json()["result"],
+        band.app.get(f"/v1/jobs/{job}").json()["progress"],
+        band.app.get("/v1/jobs").json(),
+        band.app.get(f"/v1/jobs/{job}/events").text,
+        band.app.get("/v1/adapters/readers/events").json(),
+        card,
+    ]
+    for view in map(str, views):
+        assert not re.search(r"(?<![\w.])(?:0\.375|0\.875|0\.625|37\.5%|87\.5%|777|1554)(?!\w)", view), view
+    for part in band.parts().values():
+        assert (part["norm"], part["claimed_examples"], part["examples"]) == (None, None, None)
+    assert band.round()["measured"] == 0

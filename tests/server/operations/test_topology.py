@@ -269,7 +269,7 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     victim.wait()
     tokens = [made["token"]]
     for number in range(2):
-        once = ask("POST", "/v1/enrollments", json={}).json()["token"]
+        once = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
         tokens.append(once)
         home = {"MOBIZO_AGENT_HOME": str(tmp_path / f"agent-{number}")}
         words = ["mobizo-agent", "enroll", f"--server={url}", f"--token={once}", f"--name=agent-{number}"]

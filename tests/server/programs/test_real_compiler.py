@@ -114,7 +114,7 @@ def test_from_init_to_a_peft_directory(installed, tmp_path):
                 assert '"state":"failed"' not in line, (line, (tmp_path / "log").read_text())
                 if '"state":"ready"' in line:
                     break
-        invitation = operator.post("/v1/enrollments", json={}).json()["token"]
+        invitation = operator.post("/v1/enrollments", json={"users": ["alice"]}).json()["token"]
         key = new_private_key()
         body = {"name": "phone", "public_key": public_text(key.public_key()), "platform": "linux"}
         grant = httpx.post(f"{url}/v1/devices", json=body, headers={"Authorization": f"Bearer {invitation}"}).json()

@@ -111,3 +111,24 @@ def test_a_rule_that_changed_meanwhile(app, problem):
     app.put("/v1/approval-rule", json={"rule": {"margin": 0.1}})
     answer = app.put("/v1/approval-rule", json={"rule": {"margin": 0.2}}, headers={"If-Match": stale})
     problem(answer, 412, "precondition-failed")
+
+
+def test_a_claimed_score_of_another_device_does_not_become_main(fleet, app):
+    """A score is what a device says of itself, so it replaces only what the same device made."""
+    first, second = fleet.device(name="a"), fleet.device(name="b")
+    fleet.ready_job(app)
+    assert first.finish(first.lease())["state"] == "approved"
+    fleet.ready_job(app, start={"adapter": "alice-movies"})
+    claim = {"zero_shot_accuracy": None, "start_accuracy": 0.75, "tuned_accuracy": 1.0}
+    held = second.finish(second.lease(), value=9.0, **claim)
+    assert (held["state"], app.get("/v1/adapters/alice-movies").json()["main"]) == ("held", 1)
+    assert "another device trained version 1" in held["message"]
+    # Neither does one after `main` was deleted, as long as another device's version is left.
+    assert app.delete("/v1/adapters/alice-movies/versions/1").status_code in (200, 204)
+    fleet.ready_job(app)
+    assert first.finish(first.lease())["state"] == "held"
+    # Once a person approves the device's version, its next ones are approved by their scores.
+    assert app.post("/v1/adapters/alice-movies/versions/2/approve", json={}).status_code == 200
+    fleet.ready_job(app)
+    third = second.finish(second.lease(), tuned_accuracy=0.9)
+    assert (third["version"], third["state"]) == (4, "approved")

@@ -40,6 +40,7 @@ TABLES = (
     "tasks",
     "programs",
     "enrollments",
+    "device_users",
     "device_requests",
     "device_nonces",
     "cohort_rounds",
@@ -387,6 +388,7 @@ def upgrade() -> None:
         sa.Column("decided_by", sa.String(64), nullable=True),
         sa.Column("decided_at", sa.DateTime(), nullable=True),
         sa.Column("device_id", sa.String(64), nullable=True),
+        sa.Column("users", sa.Text(), server_default="[]", nullable=False),
         sa.Column("number", sa.Integer(), nullable=False),
         sa.ForeignKeyConstraint(["device_id"], ["devices.id"], name="fk_device_requests_device_id"),
         sa.PrimaryKeyConstraint("number", name="pk_device_requests"),
@@ -396,6 +398,15 @@ def upgrade() -> None:
     op.create_index("ix_device_requests_address", "device_requests", ["address"])
     op.create_index("ix_device_requests_expires_at", "device_requests", ["expires_at"])
     op.create_table(
+        "device_users",
+        sa.Column("device_id", sa.String(64), nullable=False),
+        sa.Column("user", sa.String(96), nullable=False),
+        sa.Column("bound_at", sa.DateTime(), nullable=False),
+        sa.ForeignKeyConstraint(["device_id"], ["devices.id"], name="fk_device_users_device_id"),
+        sa.PrimaryKeyConstraint("device_id", "user", name="pk_device_users"),
+    )
+    op.create_index("ix_device_users_user", "device_users", ["user", "device_id"])
+    op.create_table(
         "enrollments",
         sa.Column("digest", sa.String(64), nullable=False),
         sa.Column("tenant", sa.String(96), nullable=False),
@@ -403,6 +414,7 @@ def upgrade() -> None:
         sa.Column("expires_at", sa.DateTime(), nullable=False),
         sa.Column("used_at", sa.DateTime(), nullable=True),
         sa.Column("device_id", sa.String(64), nullable=True),
+        sa.Column("users", sa.Text(), server_default="[]", nullable=False),
         sa.Column("number", sa.Integer(), nullable=False),
         sa.ForeignKeyConstraint(["device_id"], ["devices.id"], name="fk_enrollments_device_id"),
         sa.PrimaryKeyConstraint("number", name="pk_enrollments"),
@@ -473,7 +485,9 @@ def upgrade() -> None:
         sa.Column("dataset", sa.String(96), nullable=False),
         sa.Column("priority", sa.Integer(), server_default="0", nullable=False),
         sa.Column("start", sa.Text(), nullable=True),
+        sa.Column("start_user", sa.String(96), nullable=True),
         sa.Column("round", sa.Text(), nullable=True),
+        sa.Column("quiet", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.Column("only_device_id", sa.String(64), nullable=True),
         sa.Column("device_id", sa.String(64), nullable=True),
         sa.Column("start_tag", sa.Integer(), server_default="0", nullable=False),
@@ -518,6 +532,7 @@ def upgrade() -> None:
         "lanes",
         sa.Column("key", sa.String(64), nullable=False),
         sa.Column("tenant", sa.String(96), nullable=False),
+        sa.Column("user", sa.String(96), nullable=False),
         sa.Column("dataset", sa.String(96), nullable=False),
         sa.Column("only_device_id", sa.String(64), nullable=True),
         sa.Column("recipe_id", sa.String(64), nullable=False),
@@ -529,7 +544,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("number", name="pk_lanes"),
         sa.UniqueConstraint("key", name="uq_lanes_key"),
     )
-    op.create_index("ix_lanes_dataset", "lanes", ["tenant", "dataset", "only_device_id"])
+    op.create_index("ix_lanes_user", "lanes", ["tenant", "user", "dataset", "only_device_id"])
     op.create_table(
         "masked_rounds",
         sa.Column("round_number", sa.Integer(), autoincrement=False, nullable=False),
@@ -769,6 +784,7 @@ def upgrade() -> None:
         sa.Column("user", sa.String(96), nullable=False),
         sa.Column("cohort", sa.String(96), nullable=True),
         sa.Column("job_id", sa.String(64), nullable=False),
+        sa.Column("dataset", sa.String(96), nullable=False),
         sa.Column("device_id", sa.String(64), nullable=True),
         sa.Column("sampling_rate", sa.Float(), nullable=False),
         sa.Column("noise_multiplier", sa.Float(), nullable=False),
@@ -781,6 +797,7 @@ def upgrade() -> None:
         sa.UniqueConstraint("job_id", "device_id", name="uq_privacy_spendings_job_id"),
     )
     op.create_index("ix_privacy_spendings_cohort", "privacy_spendings", ["tenant", "cohort", "user"])
+    op.create_index("ix_privacy_spendings_dataset", "privacy_spendings", ["device_id", "dataset"])
     op.create_index("ix_privacy_spendings_user", "privacy_spendings", ["tenant", "user", "number"])
     op.create_table(
         "adapter_tags",

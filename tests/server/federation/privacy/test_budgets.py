@@ -185,3 +185,81 @@ def test_accounting_holds_no_writing_transaction(home, app, operator, monkeypatc
     limit(operator, 50)
     app.submit(**private(privacy={"noise_multiplier": None, "epsilon": 2.345}))
     assert len(computed) > 2
+
+
+QUIET = {"train_examples": None, "truncated_examples": None, "zero_shot_accuracy": None, "tuned_accuracy": None}
+
+
+def trained(fleet, app, device, **changes):
+    """One private run on a device, which has no other job."""
+    fleet.ready_job(app, **private(**changes))
+    device.finish(device.lease(), steps=STEPS, best_step=STEPS, **QUIET)
+
+
+def failed(app, job):
+    found = app.get(f"/v1/jobs/{job['id']}").json()
+    return found["state"] == "failed" and found["error"]["code"] == "privacy-budget-exceeded"
+
+
+def test_another_name_for_the_user_does_not_reach_the_data(fleet, app, operator, device):
+    limit(operator, (epsilon(1) + epsilon(2)) / 2)
+    trained(fleet, app, device)
+    refused(app, **private(adapter="alice-second"))
+    fleet.ready_job(app, user="alice-2", adapter="second", **private())
+    fleet.ready_job(app, user="alice-3", adapter="third")
+    assert device.lease() is None
+
+
+def test_the_strictest_budget_of_a_device_s_users_bounds_each_of_its_data_sets(fleet, app, operator):
+    shared = fleet.device(name="shared", users=["alice", "bob"])
+    limit(operator, 1.5 * epsilon(2))
+    trained(fleet, app, shared)
+    trained(fleet, app, shared, user="bob", adapter="bobs")
+    over = fleet.ready_job(app, user="bob", adapter="bobs", **private(privacy={"noise_multiplier": 0.5}))
+    assert shared.lease() is None
+    assert failed(app, over)
+    (found,) = app.get(f"/v1/devices/{shared.device_id}/privacy").json()
+    assert (found["dataset"], found["users"], found["runs"]) == ("movies", ["alice", "bob"], 2)
+    assert found["epsilon"] == pytest.approx(epsilon(2), rel=2e-3)
+    assert found["budget"] == pytest.approx(1.5 * epsilon(2))
+    assert spent(app, "bob")["runs"] == 1  # what was reserved for the refused run is given back
+
+
+def test_no_job_without_privacy_reads_a_data_set_that_a_budget_bounds(fleet, app, operator):
+    shared = fleet.device(name="shared", users=["alice", "bob"])
+    limit(operator, 5)
+    job = fleet.ready_job(app, user="bob", adapter="bobs")
+    assert shared.lease() is None
+    assert failed(app, job)
+    assert "no bound at all" in refused(app, user="bob", adapter="bobs", device=shared.device_id)["detail"]
+
+
+def test_a_job_that_was_submitted_before_the_budget_does_not_begin_without_privacy(fleet, app, operator, device):
+    job = fleet.ready_job(app)
+    limit(operator, 5)
+    assert device.lease() is None
+    assert failed(app, job)
+
+
+def test_a_data_set_remembers_the_budget_of_a_user_who_was_unbound(fleet, app, operator, device):
+    trained(fleet, app, device)
+    limit(operator, 1.05 * epsilon(1))
+    path = f"/v1/devices/{device.device_id}/users"
+    assert operator.put(f"{path}/alice-2").status_code == 200
+    assert operator.delete(f"{path}/alice").status_code == 204
+    job = fleet.ready_job(app, user="alice-2", adapter="second", **private())
+    assert device.lease() is None
+    assert failed(app, job)
+
+
+def test_other_data_sets_and_devices_have_accounts_of_their_own(fleet, app, operator):
+    shared, other = fleet.device(name="shared", users=["alice", "bob"]), fleet.device(name="other", users=["bob"])
+    limit(operator, 1.5 * epsilon(1))
+    trained(fleet, app, shared, user="bob", adapter="bobs")
+    again = private(user="bob", adapter="bobs")
+    assert fleet.ready_job(app, **again)["state"] == "ready"
+    assert other.lease() is not None
+    books = fleet.ready_job(app, dataset="books", **again)
+    assert shared.lease("books")["job"]["id"] == books["id"]
+    problem = assert_problem(app.get("/v1/devices/device_none/privacy"), 404, "not-found")
+    assert "device_none" in problem["detail"]

@@ -11,7 +11,9 @@ GIB = 1 << 30
 
 def offer(memory=None, labels=None, **can):
     capabilities = Capabilities(**can) if can else None
-    return DeviceOffer("default", "device_1", frozenset({"movies"}), memory, capabilities, labels or {})
+    return DeviceOffer(
+        "default", "device_1", frozenset({"alice"}), frozenset({"movies"}), memory, capabilities, labels or {}
+    )
 
 
 @pytest.mark.parametrize(

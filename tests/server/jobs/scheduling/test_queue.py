@@ -29,7 +29,7 @@ def test_a_job_goes_only_where_its_labels_are(fleet, app, operator):
     job = fleet.ready_job(app, requires={"labels": {"site": "lab"}})
     assert field.lease() is None
     why = waiting(app, job)["why"]
-    assert why.startswith("none of 2 enrolled devices can take it: ")
+    assert why.startswith("none of 2 devices of the user can take it: ")
     assert "lacks label site=lab (1)" in why
     assert "has not requested a job yet (1)" in why
     assert lab.lease()["job"]["id"] == job["id"]
@@ -105,10 +105,8 @@ def test_a_program_is_offered_where_it_fits(fleet, app, device):
     can = {"backends": ["xnnpack"]}
     assert device.lease(memory_bytes=272_383, capabilities=can) is None
     told = waiting(app, job)
-    assert (
-        told["why"]
-        == "none of 1 enrolled devices can take it: lacks 272,384 bytes of memory to spare, which its program takes (1)"
-    )
+    lack = "lacks 272,384 bytes of memory to spare, which its program takes"
+    assert told["why"] == f"none of 1 devices of the user can take it: {lack} (1)"
     assert (told["devices"], told["able"]) == (1, 0)
     assert device.lease(memory_bytes=272_384, capabilities=can)["job"]["id"] == job["id"]
 
@@ -118,7 +116,7 @@ def test_why_it_waits(fleet, app, device):
     assert waiting(app, queued)["why"] == "its program is waiting to be compiled"
     job = fleet.ready_job(app, adapter="second", dataset="books")
     device.lease("films")
-    assert waiting(app, job)["why"] == "none of 1 enrolled devices can take it: lacks data set 'books' (1)"
+    assert waiting(app, job)["why"] == "none of 1 devices of the user can take it: lacks data set 'books' (1)"
     device.lease("films", "books", wait_seconds=0)
     assert waiting(app, job)["why"] == "a device is training it"
 
@@ -127,9 +125,9 @@ def test_it_waits_for_its_turn(fleet, app, device):
     lease_job = fleet.ready_job(app, adapter="a")
     assert device.lease("movies")["job"]["id"] == lease_job["id"]
     next_job = fleet.ready_job(app, adapter="b")
-    assert waiting(app, next_job)["why"] == "none of 1 enrolled devices can take it: is busy (1)"
+    assert waiting(app, next_job)["why"] == "none of 1 devices of the user can take it: is busy (1)"
     device.finish(device.lease("movies"))
-    assert waiting(app, next_job)["why"] == "1 of 1 enrolled devices can take it when they next request a job"
+    assert waiting(app, next_job)["why"] == "1 of 1 devices of the user can take it when they next request a job"
 
 
 def test_nobody_is_enrolled(fleet, app):
@@ -138,7 +136,7 @@ def test_nobody_is_enrolled(fleet, app):
 
 def order(fleet, app, count):
     """Adapters in the order in which jobs are given out."""
-    device = fleet.device(name="worker")
+    device = fleet.device(name="worker", users=["alice", "bob", "many", "few", "late"])
     taken = []
     for _ in range(count):
         lease = device.lease()
@@ -161,7 +159,7 @@ def test_who_comes_late_has_missed_nothing(fleet, app):
     for number in range(6):
         app.submit(user="many", adapter=f"m{number}")
     fleet.home.compile()
-    device = fleet.device()
+    device = fleet.device(users=["many"])
     for _ in range(3):
         device.finish(device.lease())
     for number in range(3):
