@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import ClassVar
 
 from fastapi import Request
@@ -10,11 +11,30 @@ from server.web.state import AppState
 from shared.errors import Unauthorized
 
 
+class RateLimit(StrEnum):
+    """What the requests of a route are counted by; `server.web.rate_limits` counts."""
+
+    CREDENTIAL = "token"
+    ADDRESS = "address"
+    REFUSALS = "refusals"  # requests with a wrong token, by address
+    NONE = "none"
+
+
 class Rule:
     """What a route requires of its caller. Every dependency that lets callers in is one."""
 
     needs_token: ClassVar[bool] = False  # whether the caller must send a bearer token
     checks_token: ClassVar[bool] = False  # whether `admit` finds out that the token is valid
+
+    @property
+    def callers(self) -> str:
+        """Who may call, in words."""
+        raise NotImplementedError
+
+    @property
+    def rate_limit(self) -> RateLimit:
+        """What limits how often."""
+        raise NotImplementedError
 
     async def admit(self, request: Request) -> None:
         """Checks the caller before any of the body is read. Raises what the caller is refused with."""

@@ -6,6 +6,7 @@ A request passes in this order: the route's rule (token and rate limit), the bod
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
+from enum import StrEnum
 from typing import Any
 
 import anyio.to_thread
@@ -42,6 +43,15 @@ NO_BODY_BYTES = 1024  # limit of a route without a body
 UNCHECKED_BODY_BYTES = 64 << 10  # limit of a route that reads a body from callers without a valid token
 PARSED_AT_ONCE_BYTES = 16 << 10  # a larger JSON body is parsed in a thread, so that other requests go on
 PARSERS = 2  # threads that parse at the same time
+
+
+class BodyKind(StrEnum):
+    """What a route reads as its body."""
+
+    NONE = "none"
+    JSON = "JSON"
+    FORM = "form"
+    FILE = "file"
 
 
 class JsonRequest(Request):
@@ -119,12 +129,21 @@ class Route(APIRoute):
 
         return answer_once
 
+    @property
+    def body_kind(self) -> BodyKind:
+        """What the route reads as its body."""
+        described = (self.openapi_extra or {}).get("requestBody")
+        if self.takes_json:
+            return BodyKind.JSON
+        if described is not None and BINARY in described["content"]:
+            return BodyKind.FILE
+        return BodyKind.NONE if self.body_field is None and described is None else BodyKind.FORM
+
     def body_limit(self, settings: Settings) -> int:
         """Returns the most bytes that a request's body may have. An endpoint may accept less."""
-        described = (self.openapi_extra or {}).get("requestBody")
-        if self.body_field is None and described is None:
+        if self.body_kind is BodyKind.NONE:
             return NO_BODY_BYTES
-        if described is not None and BINARY in described["content"]:
+        if self.body_kind is BodyKind.FILE:
             return settings.upload_bytes
         if self.rule is not None and not self.rule.checks_token:
             return min(UNCHECKED_BODY_BYTES, settings.max_body_bytes)
