@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ROW = re.compile(r"^\| (\S+) \| (\d\S*) \| (\d{4}-\d{2}|–) \| (pinned|\S+, \d{4}-\d{2}) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| (\S+) \| (\d\S*) \| (\d{4}-\d{2}|-) \| (pinned|\S+, \d{4}-\d{2}) \|$", re.MULTILINE)
 
 
 def test_every_pinned_version_is_listed_with_its_release():
@@ -18,4 +18,4 @@ def test_every_pinned_version_is_listed_with_its_release():
 
 def test_a_version_without_a_month_names_a_newer_one():
     rows = ROW.findall((ROOT / "docs" / "dependencies.md").read_text())
-    assert [name for name, _, released, newest in rows if released == "–" and newest == "pinned"] == []
+    assert [name for name, _, released, newest in rows if released == "-" and newest == "pinned"] == []

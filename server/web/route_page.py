@@ -29,7 +29,7 @@ class Cost:
 
 # Bounds that tests/server/web/test_hostile_requests.py holds, several times what was measured: CPUs differ.
 COSTS = {
-    BodyKind.NONE: Cost(1, 0.5, 16 * MEBIBYTE),
+    BodyKind.NONE: Cost(0.5, 0.25, 16 * MEBIBYTE),
     BodyKind.JSON: Cost(4, 1, 160 * MEBIBYTE),
     BodyKind.FORM: Cost(4, 1, 160 * MEBIBYTE),
 }

@@ -19,18 +19,21 @@ class Bodies:
         known = schema.get("properties", {})
         yield "deepest", b'{"a":' * MAX_DEPTH + b"1" + b"}" * MAX_DEPTH
         yield "too deep", b"[" * self._limit
-        yield "unknown names", _dump({f"n{number}": 0 for number in range(MAX_NAMES - 10)})
-        yield "values", _dump([0] * (MAX_VALUES - 10))
+        yield "unknown names", _dump(self._mapping(0))
+        yield "values", _dump([0] * self._most(2))
         yield "escapes", b'"' + b"\\u0041" * ((self._limit - 2) // 6) + b'"'
         yield "digits", b"[" + b",".join([b"9" * 4000] * ((self._limit - 2) // 4001)) + b"]"
         for name, part in known.items():
             yield f"{name}: empty lists", _dump({name: [[]] * self._most(3)})
             yield f"{name}: empty objects", _dump({name: [{}] * self._most(3)})
-            yield f"{name}: a mapping", _dump({name: {f"n{number}": [] for number in range(MAX_NAMES - 10)}})
+            yield f"{name}: a mapping", _dump({name: self._mapping([])})
             yield f"{name}: a text", _dump({name: "x" * (self._limit - SPARE)})
             yield f"{name}: large", self._fitting({name: part}, wrong=False)
         yield "all large", self._fitting(known, wrong=False)
         yield "all large and wrong", self._fitting(known, wrong=True)
+
+    def _mapping(self, value):
+        return {f"n{number}": value for number in range(min(MAX_NAMES - SPARE, (self._limit - SPARE) // 12))}
 
     def _most(self, size):
         return min(MAX_VALUES - SPARE, (self._limit - SPARE) // size)

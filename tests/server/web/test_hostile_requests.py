@@ -7,13 +7,12 @@ import time
 from pathlib import Path
 from urllib.parse import urlencode
 
-import httpx
 import pytest
 
 from server.app import create_app
 from server.web.route_page import COSTS, Cost
 from server.web.routes import BodyKind, Route
-from tests.server.conftest import serving
+from tests.server.conftest import Fleet, serving
 from tests.server.web.hostile import Bodies
 
 DATABASES = ("sqlite",)
@@ -50,15 +49,12 @@ def siege(home):
     before = set(threading.enumerate())
     with serving(app) as url:
         (loop,) = set(threading.enumerate()) - before
-        clients = [
-            httpx.Client(base_url=url, headers={"Authorization": f"Bearer {home.token(role)}"}, timeout=300)
-            for role in ("operator", "device")
-        ]
+        fleet = Fleet(home, url)
+        clients = [fleet.operator(), fleet.device()]
         document = app.openapi()
         routes = [route for route in app.routes if isinstance(route, Route) and route.include_in_schema]
         yield home.settings, document, routes, Meter(loop), clients
-        for client in clients:
-            client.close()
+        fleet.close()
 
 
 def admitted(clients, method, path):
