@@ -1,7 +1,7 @@
 """`python -m bench.server.attack`: strangers without a token who hold connections and send bodies.
 
 Reads its orders as the first line of standard input, attacks until standard input ends, and prints what it did as JSON.
-Each stranger connects again as soon as it is disconnected.
+Each stranger connects again a second after it was disconnected.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 PIECE = b" " * (256 << 10)
 HALF = b"POST /v1/jobs HTTP/1.1\r\nHost: strangers\r\nContent-Type: application/js"
-PAUSE = 0.2  # seconds until a stranger that was refused connects again
+PAUSE = 1.0  # seconds until a stranger that was refused connects again
 
 
 class Attack(BaseModel):

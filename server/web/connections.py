@@ -1,8 +1,9 @@
 """Bounds on connections, so that idle, half-sent and unread ones cannot stop the server.
 
-`Listener` bounds connections in all and of one address: the oldest one without a request in progress gives way to a new
-one. `DeadlineProtocol` closes those whose request line and headers do not arrive in time, and those whose client does
-not read, and reads slowly what follows a response. Bodies have a deadline in `server.web.middleware`.
+`Listener` bounds connections in all and of one address; at the bound in all, the address with the most connections
+makes room for others. `DeadlineProtocol` closes those whose request line and headers do not arrive in time, and those
+whose client does not read, and reads slowly what follows a response. Bodies have a deadline in
+`server.web.middleware`.
 """
 
 from __future__ import annotations
@@ -92,10 +93,10 @@ class _Connection(socket.socket):
 class Listener(socket.socket):
     """A listening socket that bounds its connections.
 
-    A new connection at a bound takes the place of the oldest one that has no request in progress: of its address, or,
-    at the bound in all, of the address with the most of them. A client whose request arrives soon after it has
-    connected is thus served among any number of idle and half-sent connections. Trusted proxies' connections do not
-    give way. If none can, the new connection is closed before TLS and HTTP.
+    Connections beyond a bound are closed before TLS and HTTP. At the bound in all, however, the address with the most
+    connections that have no request in progress loses the oldest of them to a new one of an address that has fewer.
+    Idle and half-sent connections of some addresses thus do not shut out others. Trusted proxies' connections do not
+    give way.
     """
 
     def __init__(self, listening: socket.socket, limits: ConnectionLimits) -> None:
@@ -162,15 +163,14 @@ class Listener(socket.socket):
         """Returns whether a connection of this sender fits within the bounds; another one may give way for it."""
         if sender and self._open[sender] >= self._limits.of_address:
             self._note(f"{sender} has {self._limits.of_address} connections")
-            waiting = self._waiting.get(sender, {})
-        elif self._open.total() >= self._limits.total:
-            self._note(f"{self._limits.total} connections are open")
-            waiting = max((each for name, each in self._waiting.items() if name), key=len, default={})
-        else:
-            return True
-        if not waiting:
             return False
-        next(iter(waiting.values())).give_way()
+        if self._open.total() < self._limits.total:
+            return True
+        self._note(f"{self._limits.total} connections are open")
+        most = max((waiting for name, waiting in self._waiting.items() if name), key=len, default={})
+        if len(most) <= self._open[sender]:
+            return False
+        next(iter(most.values())).give_way()
         return True
 
     def _let_in(self, connection: _Connection, sender: str) -> _Connection:
