@@ -15,12 +15,13 @@ from bench.precision import precision
 from bench.registry import downloads as directories
 from bench.registry import publish, replay, scoring
 from bench.runner import Parts, command_of
-from bench.server import downloads, kills, polls, queries
+from bench.server import downloads, kills, polls, queries, strangers
 from bench.step.command import step
 from bench.variance.command import variance
 
 SERVER: Parts = {
     "polls": polls.measure,
+    "strangers": strangers.measure,
     "downloads": downloads.measure,
     "queries": queries.measure,
     "kills": kills.measure,

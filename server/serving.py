@@ -84,7 +84,7 @@ async def serve(settings: Settings, tls: Tls | None, workers: int, announce: Cal
             log_config=None,
             access_log=False,
             server_header=False,
-            http=DeadlineProtocol,
+            http=DeadlineProtocol.of(listening),
             # Only the proxies that the operator named may state whose request they forward.
             proxy_headers=bool(settings.forwarded_allow_ips),
             forwarded_allow_ips=settings.forwarded_allow_ips,

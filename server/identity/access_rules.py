@@ -30,7 +30,7 @@ from server.identity.activity import make_last_used
 from server.identity.models import Role, Scope
 from server.identity.service import Principal, TokenService
 from server.web.openapi import may_raise
-from server.web.routes import Rule, address_of
+from server.web.routes import RateLimit, Rule, address_of
 from server.web.state import AppState, State
 from shared.errors import Forbidden, TenantSuspended, TooManyRequests, Unauthorized
 
@@ -68,6 +68,19 @@ class Holder(Rule):
     needs_token: ClassVar[bool] = True
     checks_token: ClassVar[bool] = True
 
+    @property
+    def rate_limit(self) -> RateLimit:
+        """By token."""
+        return RateLimit.CREDENTIAL
+
+    @property
+    def callers(self) -> str:
+        """Who may call, in words."""
+        if not self.people:
+            return "device"
+        scopes = " and ".join(f"`{scope}`" for scope in sorted(self.scopes)) or "person or service"
+        return f"{scopes}, or device" if self.devices else scopes
+
     async def __call__(self, request: Request, credentials: _Credentials) -> Principal:
         """Returns the caller that `admit` looked up."""
         principal: Principal = request.state.principal
@@ -103,6 +116,16 @@ class OneTime(Rule):
 
     needs_token: ClassVar[bool] = True
 
+    @property
+    def rate_limit(self) -> RateLimit:
+        """By address, for wrong tokens."""
+        return RateLimit.REFUSALS
+
+    @property
+    def callers(self) -> str:
+        """Who may call, in words."""
+        return "bearer of a one-time token"
+
     async def __call__(self, request: Request, state: State, credentials: _Credentials) -> AsyncIterator[str]:
         """Returns the token's text. If the route rejects it, that counts against the caller's address."""
         text: str = request.state.bearer
@@ -126,6 +149,16 @@ class Open(Rule):
     """Admits any caller, with or without a token."""
 
     limited: bool
+
+    @property
+    def callers(self) -> str:
+        """Who may call, in words."""
+        return "anyone"
+
+    @property
+    def rate_limit(self) -> RateLimit:
+        """By address, or none."""
+        return RateLimit.ADDRESS if self.limited else RateLimit.NONE
 
     async def __call__(self) -> None:
         """Does nothing: `admit` has counted the request."""

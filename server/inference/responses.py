@@ -12,7 +12,6 @@ from contextlib import aclosing
 
 import anyio.to_thread
 from anyio import CapacityLimiter
-from fastapi.concurrency import run_in_threadpool
 from tokenizers import Tokenizer
 
 from server.inference.frames import ServedAdapterRef, TextToGenerate
@@ -89,7 +88,9 @@ class TextGeneration:
 
         Close the iterator to cancel.
         """
-        target, adapters, asked, tokenizer = await run_in_threadpool(self._read)
+        target, adapters, asked, tokenizer = await anyio.to_thread.run_sync(
+            self._read, limiter=self._state.get(_make_readers)
+        )
         text = StoppingText(tokenizer, asked.tokens, self._request.stop)
         finish = "stop"
         async with aclosing(

@@ -23,7 +23,7 @@ from shared.registry import MAIN, VersionState
 from shared.scoring import AnswerScore, GenerateRequest, RowScore, ScoredBy, ScoreRequest, ScoreRow
 from shared.task import Choice, Task, filled_length, read_question
 from shared.task_templates import named_task
-from shared.zo.encoding import Example, Row, check_tokenizer, encode_choice, score_rows
+from shared.zo.encoding import Example, Row, check_tokenizer, encode_choice, score_rows, token_ids
 
 FLOAT_BYTES = 4
 TEXT_CHARACTERS = 16  # of one text, for each token of the base's context; a longer text is not tokenized
@@ -247,7 +247,7 @@ def text_to_generate(request: GenerateRequest, target: ResolvedTarget, tokenizer
     """
     context = target.base.shape.context_length
     _check_length(request.prompt, context, "prompt:")
-    tokens = tuple(tokenizer.encode(request.prompt).ids)
+    tokens = tuple(token_ids(tokenizer, request.prompt))
     if not tokens:
         raise BadRequest("prompt: has no tokens")
     if len(tokens) > context:

@@ -3,8 +3,9 @@
 `Limits` has token buckets of requests by token and by address. Each server process counts for itself; behind several, a
 client gets as many times its rate. Used from one thread, the event loop's.
 
-`Listener` closes connections beyond a number in all or of one address. `DeadlineProtocol` closes those whose request
-line and headers do not arrive in time, and those whose client does not read. Bodies have a deadline in
+`Listener` bounds connections in all and of one address; at the bound in all, the address with the most connections
+makes room for others. `DeadlineProtocol` closes those whose request line and headers do not arrive in time, and those
+whose client does not read, and reads slowly what follows a response. Bodies have a deadline in
 `server.web.middleware`.
 """
 
@@ -16,13 +17,15 @@ import os
 import resource
 import socket
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address, ip_network
 from typing import Any
 
+import h11
 import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -35,7 +38,8 @@ HEAD_SECONDS = 20  # for a request's line and headers, from the connection or fr
 STALLED_SECONDS = 120  # that a client may leave a response unread
 KEEP_ALIVE_SECONDS = 30  # between requests; longer than the pause between a device's heartbeats
 LOG_SECONDS = 60  # between two log lines about refused connections
-REFUSED_AT_ONCE = 64  # connections that are refused before other work of the event loop has its turn
+ACCEPTED_AT_ONCE = 64  # connections that are accepted or refused before other work of the event loop has its turn
+UNREAD_PAUSE = 0.005  # seconds between two reads of what follows responses, of all connections together
 OTHER_DESCRIPTORS = 256  # kept for databases, files and worker processes
 MOST_DESCRIPTORS = 65_536
 _log = structlog.get_logger()
@@ -166,18 +170,34 @@ def raise_descriptor_limit() -> None:
 class _Connection(socket.socket):
     """An accepted connection that reports when it is closed."""
 
-    closed: Callable[[], None] | None = None
+    sender = ""
+    closed: Callable[[_Connection], None] | None = None
 
     def close(self) -> None:
         """Closes the connection."""
+        self._report()
         super().close()
+
+    def give_way(self) -> None:
+        """Ends the connection; the event loop reads that end and closes it."""
+        self._report()
+        with suppress(OSError):
+            self.shutdown(socket.SHUT_RDWR)
+
+    def _report(self) -> None:
         if self.closed is not None:
             closed, self.closed = self.closed, None
-            closed()
+            closed(self)
 
 
 class Listener(socket.socket):
-    """A listening socket that bounds its connections. Connections beyond a bound are closed before TLS and HTTP."""
+    """A listening socket that bounds its connections.
+
+    Connections beyond a bound are closed before TLS and HTTP. At the bound in all, however, the address with the most
+    connections that have no request in progress loses the oldest of them to a new one of an address that has fewer.
+    Idle and half-sent connections of some addresses thus do not shut out others. Trusted proxies' connections do not
+    give way.
+    """
 
     def __init__(self, listening: socket.socket, limits: ConnectionLimits) -> None:
         """Takes a listening socket over."""
@@ -186,35 +206,45 @@ class Listener(socket.socket):
         self._trusted = [ip_network(text, strict=False) for text in limits.trusted if text != "*"]
         self._trusts_all = "*" in limits.trusted
         self._open: Counter[str] = Counter()
+        self._connections: dict[int, _Connection] = {}  # by descriptor
+        # By sender and descriptor: connections without a request in progress, the oldest first.
+        self._waiting: defaultdict[str, dict[int, _Connection]] = defaultdict(dict)
+        self.unread: set[object] = set()  # protocols whose client sends on after the response
+        self._turn = 0  # connections accepted or refused since the event loop had its turn
         self._refused, self._logged = 0, float("-inf")
         # Closed for a moment to accept and refuse a connection when the process has no descriptor left.
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accepts the next connection within the bounds, and closes those before it. Raises BlockingIOError."""
-        for _ in range(REFUSED_AT_ONCE):
+        while self._turn < ACCEPTED_AT_ONCE:
+            self._turn += 1
             try:
                 plain, address = super().accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                self._turn = 0
                 raise
             except OSError as error:
                 # The event loop would log each of these and try again at once.
-                self._refuse_without_descriptor()
                 self._note(error.strerror or str(error))
+                self._refuse_without_descriptor()
                 continue
             sender = self._sender(address[0])
-            if self._open.total() >= self._limits.total:
-                plain.close()
-                self._note(f"{self._limits.total} connections are open")
-            elif sender and self._open[sender] >= self._limits.of_address:
-                plain.close()
-                self._note(f"{sender} has {self._limits.of_address} connections")
-            else:
-                self._open[sender] += 1
-                connection = _Connection(fileno=plain.detach())
-                connection.closed = partial(self._forget, sender)
-                return connection, address
+            if self._has_room(sender):
+                return self._let_in(_Connection(fileno=plain.detach()), sender), address
+            plain.close()
+        self._turn = 0
         raise BlockingIOError
+
+    def request_began(self, descriptor: int) -> None:
+        """A request's head has arrived on this connection: it keeps its place until `request_ended`."""
+        if (connection := self._connections.get(descriptor)) is not None:
+            self._stop_waiting(connection)
+
+    def request_ended(self, descriptor: int) -> None:
+        """The connection waits for its next request, and may give way to others."""
+        if (connection := self._connections.get(descriptor)) is not None:
+            self._waiting[connection.sender][descriptor] = connection
 
     def close(self) -> None:
         """Closes the socket."""
@@ -229,10 +259,40 @@ class Listener(socket.socket):
             return ""
         return place_of(address)
 
-    def _forget(self, sender: str) -> None:
+    def _has_room(self, sender: str) -> bool:
+        """Returns whether a connection of this sender fits within the bounds; another one may give way for it."""
+        if sender and self._open[sender] >= self._limits.of_address:
+            self._note(f"{sender} has {self._limits.of_address} connections")
+            return False
+        if self._open.total() < self._limits.total:
+            return True
+        self._note(f"{self._limits.total} connections are open")
+        most = max((waiting for name, waiting in self._waiting.items() if name), key=len, default={})
+        if len(most) <= self._open[sender]:
+            return False
+        next(iter(most.values())).give_way()
+        return True
+
+    def _let_in(self, connection: _Connection, sender: str) -> _Connection:
+        self._open[sender] += 1
+        connection.sender, connection.closed = sender, self._forget
+        self._connections[connection.fileno()] = connection
+        self._waiting[sender][connection.fileno()] = connection
+        return connection
+
+    def _forget(self, connection: _Connection) -> None:
+        sender, descriptor = connection.sender, connection.fileno()
         self._open[sender] -= 1
         if not self._open[sender]:
             del self._open[sender]
+        del self._connections[descriptor]
+        self._stop_waiting(connection)
+
+    def _stop_waiting(self, connection: _Connection) -> None:
+        waiting = self._waiting.get(connection.sender, {})
+        waiting.pop(connection.fileno(), None)
+        if not waiting:
+            self._waiting.pop(connection.sender, None)
 
     def _refuse_without_descriptor(self) -> None:
         if self._spare >= 0:
@@ -257,31 +317,64 @@ class Listener(socket.socket):
 
 
 class DeadlineProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 with deadlines for a request's head and for a client that does not read."""
+    """uvicorn's HTTP/1.1 with deadlines for a request's head and for a client that does not read.
+
+    What a client sends on after the response to its request, such as a refused body, is read slowly and dropped.
+    """
 
     _head: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
     _unsent: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
+
+    def __init__(self, listener: Listener, **options: Any) -> None:
+        """listener: accepted the connection. options: uvicorn's."""
+        super().__init__(**options)
+        self._listener, self._descriptor = listener, -1
+
+    @classmethod
+    def of(cls, listener: Listener) -> Any:
+        """Returns what uvicorn calls to make the protocol of a connection."""
+        return partial(cls, listener)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins to wait for a request."""
         super().connection_made(transport)
+        self._descriptor = transport.get_extra_info("socket").fileno()
         self._head = self.loop.call_later(HEAD_SECONDS, transport.abort)
 
     def data_received(self, data: bytes) -> None:
         """Reads a part of a request. What follows a response and begins no request has the same deadline."""
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._in_progress:
             _cancel(self._head)
             self._head = None
-        elif self._head is None:
+            self._listener.request_began(self._descriptor)
+            return
+        if self._head is None:
             self._head = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+        if self.cycle is not None and self.conn.their_state is h11.SEND_BODY:
+            self._pause_reading()
+        else:
+            self._listener.unread.discard(self)
+
+    @property
+    def _in_progress(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _pause_reading(self) -> None:
+        """Reads on when all other connections in this state have had their turn."""
+        self._listener.unread.add(self)
+        self.flow.pause_reading()
+        self._unread = self.loop.call_later(UNREAD_PAUSE * len(self._listener.unread), self.flow.resume_reading)
 
     def on_response_complete(self) -> None:
         """Waits for the next request, and for the response's last bytes to be read."""
         super().on_response_complete()
         _cancel(self._unsent)
         self._unsent = self.loop.call_later(KEEP_ALIVE_SECONDS + STALLED_SECONDS, self._abort_unsent)
+        if not self._in_progress:
+            self._listener.request_ended(self._descriptor)
 
     def pause_writing(self) -> None:
         """The client does not read as fast as it is sent to."""
@@ -295,8 +388,9 @@ class DeadlineProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends all deadlines."""
-        for timer in (self._head, self._stalled, self._unsent):
+        for timer in (self._head, self._stalled, self._unsent, self._unread):
             _cancel(timer)
+        self._listener.unread.discard(self)
         super().connection_lost(exc)
 
     def _abort_unsent(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
+from enum import StrEnum
 from itertools import count
 from typing import Any, ClassVar
 
@@ -47,6 +48,15 @@ PARSED_AT_ONCE_BYTES = 16 << 10  # a larger JSON body is parsed in a thread, so 
 PARSERS = 2  # threads that parse at the same time
 STACK = "fastapi_function_astack"
 _log = structlog.get_logger()
+
+
+class BodyKind(StrEnum):
+    """What a route reads as its body."""
+
+    NONE = "none"
+    JSON = "JSON"
+    FORM = "form"
+    FILE = "file"
 
 
 class JsonRequest(Request):
@@ -124,12 +134,21 @@ class Route(APIRoute):
 
         return answer_once
 
+    @property
+    def body_kind(self) -> BodyKind:
+        """What the route reads as its body."""
+        described = (self.openapi_extra or {}).get("requestBody")
+        if self.takes_json:
+            return BodyKind.JSON
+        if described is not None and BINARY in described["content"]:
+            return BodyKind.FILE
+        return BodyKind.NONE if self.body_field is None and described is None else BodyKind.FORM
+
     def body_limit(self, settings: Settings) -> int:
         """Returns the most bytes that a request's body may have. An endpoint may accept less."""
-        described = (self.openapi_extra or {}).get("requestBody")
-        if self.body_field is None and described is None:
+        if self.body_kind is BodyKind.NONE:
             return NO_BODY_BYTES
-        if described is not None and BINARY in described["content"]:
+        if self.body_kind is BodyKind.FILE:
             return settings.upload_bytes
         if self.rule is not None and not self.rule.checks_token:
             return min(UNCHECKED_BODY_BYTES, settings.max_body_bytes)
@@ -179,11 +198,30 @@ class Routes(APIRouter):
         super().__init__(route_class=Route, generate_unique_id_function=operation_id, **options)
 
 
+class RateLimit(StrEnum):
+    """What the requests of a route are counted by; `server.web.limits` counts."""
+
+    CREDENTIAL = "token"
+    ADDRESS = "address"
+    REFUSALS = "refusals"  # requests with a wrong token, by address
+    NONE = "none"
+
+
 class Rule:
     """What a route requires of its caller. Every dependency that lets callers in is one."""
 
     needs_token: ClassVar[bool] = False  # whether the caller must send a bearer token
     checks_token: ClassVar[bool] = False  # whether `admit` finds out that the token is valid
+
+    @property
+    def callers(self) -> str:
+        """Who may call, in words."""
+        raise NotImplementedError
+
+    @property
+    def rate_limit(self) -> RateLimit:
+        """What limits how often."""
+        raise NotImplementedError
 
     async def admit(self, request: Request) -> None:
         """Checks the caller before any of the body is read. Raises what the caller is refused with."""

@@ -113,16 +113,26 @@ def check_tokenizer(tokenizer: Tokenizer) -> None:
         )
 
 
+def token_ids(tokenizer: Tokenizer, text: str, *, special: bool = True) -> list[int]:
+    """Returns the tokens of a text; other threads run meanwhile. special: with the tokenizer's own tokens such as BOS.
+
+    `Tokenizer.encode` keeps the interpreter's lock: the tokenization of a text of a million characters would stop every
+    other thread, also an event loop, for up to seconds. `encode_batch` releases it.
+    """
+    found: list[int] = tokenizer.encode_batch([text], add_special_tokens=special)[0].ids
+    return found
+
+
 def encode_choice(tokenizer: Tokenizer, choice: Choice) -> Row:
     """Tokenizes prompt and answer together and splits the tokens where the prompt ends.
 
     If the prompt's tokens are not a prefix of the joint tokens, both texts are tokenized separately.
     """
-    prompt = tokenizer.encode(choice.prompt).ids
-    joint = tokenizer.encode(choice.prompt + choice.answer).ids
+    prompt = token_ids(tokenizer, choice.prompt)
+    joint = token_ids(tokenizer, choice.prompt + choice.answer)
     if joint[: len(prompt)] == prompt and len(joint) > len(prompt):
         return Row(tuple(prompt), tuple(joint[len(prompt) :]))
-    answer = tokenizer.encode(choice.answer, add_special_tokens=False).ids
+    answer = token_ids(tokenizer, choice.answer, special=False)
     return Row(tuple(prompt), tuple(answer))
 
 

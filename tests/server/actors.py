@@ -75,7 +75,7 @@ def serving(app, limits=None, plain=None):
     listening = Listener(plain or socket.create_server(("127.0.0.1", 0)), limits or ConnectionLimits.of(Settings()))
     config = uvicorn.Config(
         ZeroCopy(app),
-        http=DeadlineProtocol,
+        http=DeadlineProtocol.of(listening),
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=1,

@@ -196,44 +196,171 @@ def accepted(listener):
     return found
 
 
+def from_address(address, count, listener):
+    """So many connections from one address."""
+    links = []
+    for _ in range(count):
+        link = socket.socket()
+        link.settimeout(PATIENCE)
+        link.bind((address, 0))
+        link.connect(listener.getsockname())
+        links.append(link)
+    return links
+
+
+def close_all(*links):
+    for link in links:
+        link.close()
+
+
+def begin_requests(listener, inside):
+    """Each of these connections has a request in progress."""
+    for link in inside:
+        listener.request_began(link.fileno())
+
+
 def test_connections_beyond_the_total_are_closed(log):
     with listening(ConnectionLimits(total=3, of_address=100)) as listener:
-        links = opened(listener.getsockname(), 40)
+        links = opened(listener.getsockname(), 3)
         inside = accepted(listener)
-        assert len(inside) == 3
+        begin_requests(listener, inside)
+        links += opened(listener.getsockname(), 37)
+        assert accepted(listener) == []
         assert [ended(link) for link in links[3:]] == [b""] * 37
         inside.pop().close()
-        links += opened(listener.getsockname(), 2)
+        links += opened(listener.getsockname(), 1)
         inside += accepted(listener)
         assert len(inside) == 3
-        for link in (*links, *inside):
-            link.close()
+        close_all(*links, *inside)
     assert len(refusals(log)) == 1
 
 
-def test_an_address_has_a_share_and_a_trusted_proxy_has_none():
-    for trusted, count in (((), 2), (("127.0.0.0/8",), 5), (("*",), 5)):
+def test_the_oldest_connection_without_a_request_gives_way(log):
+    with listening(ConnectionLimits(total=4, of_address=100)) as listener:
+        links = opened(listener.getsockname(), 4)
+        inside = accepted(listener)
+        begin_requests(listener, inside[:1])
+        others = from_address("127.0.0.2", 1, listener)
+        inside += accepted(listener)
+        assert len(inside) == 5
+        assert ended(links[1]) == b""
+        # A finished request makes its connection the newest of those that wait.
+        begin_requests(listener, inside[2:3])
+        listener.request_ended(inside[2].fileno())
+        others += from_address("127.0.0.2", 1, listener)
+        inside += accepted(listener)
+        assert len(inside) == 6
+        assert ended(links[3]) == b""
+        close_all(*links, *others, *inside)
+    assert len(refusals(log)) == 1
+
+
+def test_an_address_with_as_many_connections_as_any_other_is_refused():
+    with listening(ConnectionLimits(total=4, of_address=100)) as listener:
+        links = from_address("127.0.0.2", 2, listener) + from_address("127.0.0.3", 2, listener)
+        inside = accepted(listener)
+        refused = from_address("127.0.0.2", 1, listener)
+        assert accepted(listener) == []
+        assert ended(refused[0]) == b""
+        close_all(*links, *inside)
+
+
+def test_the_address_with_the_most_connections_makes_room():
+    with listening(ConnectionLimits(total=4, of_address=100)) as listener:
+        first = from_address("127.0.0.2", 1, listener)
+        inside = accepted(listener)
+        many = from_address("127.0.0.3", 3, listener)
+        inside += accepted(listener)
+        first += from_address("127.0.0.4", 1, listener)
+        inside += accepted(listener)
+        assert len(inside) == 5
+        assert ended(many[0]) == b""
+        close_all(*first, *many, *inside)
+
+
+def test_connections_of_a_trusted_proxy_have_no_share_and_do_not_give_way():
+    for trusted in (("127.0.0.0/8",), ("*",)):
         with listening(ConnectionLimits(total=5, of_address=2, trusted=trusted)) as listener:
             links = opened(listener.getsockname(), 10)
             inside = accepted(listener)
-            assert len(inside) == count
-            for link in (*links, *inside):
-                link.close()
+            assert len(inside) == 5
+            close_all(*links, *inside)
 
 
 def test_addresses_have_their_own_shares():
     with listening(ConnectionLimits(total=10, of_address=2)) as listener:
-        links = []
-        for last in (2, 3):
-            for _ in range(3):
-                link = socket.socket()
-                link.bind((f"127.0.0.{last}", 0))
-                link.connect(listener.getsockname())
-                links.append(link)
-        inside = accepted(listener)
+        links, inside = [], []
+        for address in ("127.0.0.2", "127.0.0.3"):
+            links += from_address(address, 2, listener)
+            inside += accepted(listener)
+            begin_requests(listener, inside)
+            links += from_address(address, 1, listener)
+            inside += accepted(listener)
         assert len(inside) == 4
-        for link in (*links, *inside):
-            link.close()
+        close_all(*links, *inside)
+
+
+def test_other_work_has_its_turn_among_many_new_connections():
+    with listening(MANY) as listener:
+        links = opened(listener.getsockname(), 2 * limits.ACCEPTED_AT_ONCE)
+        for _ in range(2):
+            inside = accepted(listener)
+            assert len(inside) == limits.ACCEPTED_AT_ONCE
+            links += inside
+        assert accepted(listener) == []
+        close_all(*links)
+
+
+@pytest.mark.parametrize("data", [b"", b"GET /hello HTTP/1.1\r\nHost: x\r\n"])
+def test_idle_and_half_sent_connections_at_the_limit_do_not_stop_others(data):
+    with serving(APP, ConnectionLimits(total=20, of_address=1000)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        links = []
+        for last in range(2, 7):
+            for _ in range(20):
+                link = socket.create_connection((host, int(port)), PATIENCE, (f"127.0.0.{last}", 0))
+                link.sendall(data)
+                links.append(link)
+        for _ in range(5):
+            assert says_hello((host, int(port)))
+        close_all(*links)
+
+
+def test_a_request_in_progress_does_not_give_way():
+    with serving(APP, ConnectionLimits(total=3, of_address=1000)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        (link,) = opened((host, int(port)), 1, b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert link.recv(100)
+        others = [socket.create_connection((host, int(port)), PATIENCE, ("127.0.0.2", 0)) for _ in range(100)]
+        assert says_hello((host, int(port)))
+        for _ in range(200):
+            assert link.recv(1 << 20)
+        close_all(link, *others)
+
+
+def test_a_body_that_goes_on_after_the_response_is_read_slowly(monkeypatch):
+    monkeypatch.setattr(limits, "UNREAD_PAUSE", 1000)
+    with serving(APP, MANY) as url:
+        host, port = url.removeprefix("http://").split(":")
+        head = f"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: {SIZE}\r\n\r\n"
+        (link,) = opened((host, int(port)), 1, head.encode())
+        read_hello(link)
+        link.settimeout(4 * SECONDS)
+        with pytest.raises(TimeoutError):
+            link.sendall(b"x" * SIZE)
+        assert says_hello((host, int(port)))
+        link.close()
+
+
+def test_a_request_after_a_body_that_went_on_is_answered():
+    with serving(APP, MANY) as url:
+        host, port = url.removeprefix("http://").split(":")
+        (link,) = opened((host, int(port)), 1, b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n")
+        for _ in range(2):
+            read_hello(link)
+            link.sendall(b"x" * 3_000_000)
+            link.sendall(b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n")
+        link.close()
 
 
 def test_without_descriptors_connections_are_refused_and_logged_once(log, monkeypatch):

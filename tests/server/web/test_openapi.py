@@ -8,10 +8,12 @@ import pytest
 from server.app import create_api
 from server.web.openapi import PROBLEM_JSON, text_of
 from server.web.problem_page import problem_page
+from server.web.route_page import route_page
 from shared.errors import MobizoError
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = "mobizo-server openapi > docs/openapi.json && mobizo-server openapi --problems > docs/problems.md"
+ROUTES = "mobizo-server openapi --routes > docs/routes.md"
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +29,19 @@ def operations(document):
 def test_the_committed_files_are_current(document):
     assert (ROOT / "docs" / "openapi.json").read_text() == text_of(document), f"the API changed: {COMMAND}"
     assert (ROOT / "docs" / "problems.md").read_text() == problem_page(document), f"the API changed: {COMMAND}"
+
+
+def test_the_committed_table_of_routes_is_current(monkeypatch):
+    monkeypatch.setenv("MOBIZO_MAX_BODY_BYTES", "5000000")  # the page has defaults
+    page = route_page(create_api().routes)
+    assert (ROOT / "docs" / "routes.md").read_text() == page, f"the routes changed: {ROUTES}"
+    assert "| `/v1/jobs POST` | `jobs:write` | token | JSON, 4 MiB |" in page
+
+
+def test_the_table_has_a_row_for_every_operation(operations):
+    page = route_page(create_api().routes).replace(":path}", "}")
+    for method, path in operations:
+        assert page.count(f"| `{path} {method.upper()}` |") == 1
 
 
 def test_the_text_is_the_same_each_time():

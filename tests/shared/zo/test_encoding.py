@@ -1,3 +1,6 @@
+import threading
+import time
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -6,7 +9,15 @@ from shared.errors import InvalidDataset, InvalidTask
 from shared.program_inputs import MIN_LENGTH
 from shared.task import Answer, Choice, Question, Task
 from shared.task_templates import named_task
-from shared.zo.encoding import answer_sizes, encode_question, load_examples, pack_score, pack_step, read_jsonl
+from shared.zo.encoding import (
+    answer_sizes,
+    encode_question,
+    load_examples,
+    pack_score,
+    pack_step,
+    read_jsonl,
+    token_ids,
+)
 
 WORDS = ["<s>", "<unk>", "a", "b", "c", "d", "e", "f", "g", "It", "was", "great", "terrible", "very", "x"]
 
@@ -214,3 +225,29 @@ def test_answer_sizes(tokenizer):
     assert answer_sizes(Task(name="t", prompt="{text}", answers=answers), tokenizer) == (2, 2)
     with pytest.raises(InvalidTask, match="answer_length"):
         answer_sizes(named_task("arc"), tokenizer)
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized():
+    """The server's event loop is one of them. The text is as long as a request to score may be."""
+    long = Tokenizer(models.BPE({letter: number for number, letter in enumerate("abcdefgh")}, []))
+    turns, began, ended = 0, threading.Event(), threading.Event()
+
+    def tokenize():
+        began.set()
+        token_ids(long, "abcdefgh" * 131_072)
+        ended.set()
+
+    thread = threading.Thread(target=tokenize)
+    thread.start()
+    began.wait()
+    while not ended.is_set():
+        time.sleep(0.001)
+        turns += 1
+    thread.join()
+    assert turns > 20
+
+
+def test_token_ids_are_those_of_the_tokenizer(tokenizer):
+    for special in (True, False):
+        for text in ("", "It was great", "x" * 100):
+            assert token_ids(tokenizer, text, special=special) == tokenizer.encode(text, add_special_tokens=special).ids

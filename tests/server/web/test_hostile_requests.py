@@ -1,0 +1,134 @@
+"""What one hostile request costs each route: CPU time of the process and of its event loop, and memory."""
+
+import re
+import sys
+import threading
+import time
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+
+from server.app import create_app
+from server.web.route_page import COSTS, Cost
+from server.web.routes import BodyKind, Route
+from tests.server.conftest import Fleet, serving
+from tests.server.web.hostile import Bodies
+
+DATABASES = ("sqlite",)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+ANSWERED = {200, 201, 202, 204, 400, 403, 404, 409, 410, 413, 415, 422}
+QUERY = urlencode({"cursor": "x" * 20_000, "limit": "9" * 20_000, "state": "x" * 10_000})
+
+
+class Meter:
+    """Measures one request at a time in this process, which is also the server's and the client's."""
+
+    def __init__(self, loop):
+        """loop: the thread of the server's event loop."""
+        self._clock = time.pthread_getcpuclockid(loop.ident)
+
+    def cost(self, request):
+        """(what the request costs, its response)"""
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak of resident memory
+        before = _memory("VmRSS")
+        cpu, loop = time.process_time(), time.clock_gettime(self._clock)
+        response = request()
+        spent = time.process_time() - cpu, time.clock_gettime(self._clock) - loop
+        return Cost(*spent, _memory("VmHWM") - before), response
+
+
+def _memory(name):
+    return 1024 * int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+
+
+@pytest.fixture
+def siege(home):
+    """A server with its limits at their defaults: (routes, their bodies, meter, a client of each kind)."""
+    app = create_app(home.settings)
+    before = set(threading.enumerate())
+    with serving(app) as url:
+        (loop,) = set(threading.enumerate()) - before
+        fleet = Fleet(home, url)
+        clients = [fleet.operator(), fleet.device()]
+        document = app.openapi()
+        routes = [route for route in app.routes if isinstance(route, Route) and route.include_in_schema]
+        yield home.settings, document, routes, Meter(loop), clients
+        fleet.close()
+
+
+def admitted(clients, method, path):
+    """The client that the route lets in."""
+    return next(each for each in clients if each.request(method, path).status_code not in (401, 403))
+
+
+def path_of(route, value="x"):
+    return re.sub(r"\{[^}]*\}", value, route.path)
+
+
+def excess(cost, limit):
+    """The parts of a cost that are over the limit."""
+    return {name: value for name, value in vars(cost).items() if value > getattr(limit, name)}
+
+
+def report(found, worst):
+    """Fails with what is over its bound; shows the worst costs of each kind."""
+    for name in ("cpu_seconds", "loop_seconds", "memory_bytes"):
+        for cost, where in sorted(worst, key=lambda pair: -getattr(pair[0], name))[:6]:
+            sys.stderr.write(f"{name} {getattr(cost, name):.4g}: {where}\n")
+    assert found == {}
+
+
+def test_hostile_bodies_cost_every_json_route_no_more_than_its_bound(siege):
+    settings, document, routes, meter, clients = siege
+    found, worst = {}, []
+    routes = [route for route in routes if route.body_kind is BodyKind.JSON]
+    assert len(routes) > 25
+    for route in routes:
+        bodies = Bodies(document, route.body_limit(settings))
+        (method,) = route.methods
+        operation = document["paths"][route.path.replace(":path}", "}")][method.lower()]
+        client = admitted(clients, method, path_of(route))
+        for name, body in bodies.of(operation["requestBody"]["content"]["application/json"]["schema"]):
+            assert len(body) <= route.body_limit(settings)
+
+            def send(body=body):
+                headers = {"Content-Type": "application/json"}
+                return client.request(method, path_of(route), content=body, headers=headers)  # noqa: B023
+
+            cost, response = meter.cost(send)
+            assert response.status_code in ANSWERED, (route.path, name, response.text[:200])
+            worst.append((cost, f"{method} {route.path} {name} {response.status_code}"))
+            if over := excess(cost, COSTS[BodyKind.JSON]):
+                found[method, route.path, name] = over
+    report(found, worst)
+
+
+def test_hostile_forms_and_addresses_cost_no_more_than_their_bound(siege):
+    settings, _, routes, meter, clients = siege
+    found, worst = {}, []
+    for route in routes:
+        if route.body_kind not in (BodyKind.FORM, BodyKind.NONE) or route.path.endswith("/events"):
+            continue
+        (method,) = route.methods
+        requests = {"a query": (f"{path_of(route)}?{QUERY}", b""), "a path": (path_of(route, "x" * 5000), b"")}
+        if route.body_kind is BodyKind.FORM:
+            limit = route.body_limit(settings) - 10
+            requests |= {
+                "fields": (path_of(route), b"a&" * (limit // 2)),
+                "one field": (path_of(route), b"paths=" + b"%41" * (limit // 3 - 6)),
+                "one name": (path_of(route), b"paths=x&" * (limit // 8)),
+            }
+        client = clients[0] if route.path.startswith("/api") else admitted(clients, method, path_of(route))
+        for name, (path, body) in requests.items():
+
+            def send(path=path, body=body):
+                headers = {"Content-Type": "application/x-www-form-urlencoded"} if body else {}
+                return client.request(method, path, content=body, headers=headers)  # noqa: B023
+
+            cost, response = meter.cost(send)
+            assert response.status_code in ANSWERED, (route.path, name, response.text[:200])
+            worst.append((cost, f"{method} {route.path} {name} {response.status_code}"))
+            if over := excess(cost, COSTS[route.body_kind]):
+                found[method, route.path, name] = over
+    report(found, worst)
