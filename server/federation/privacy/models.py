@@ -21,7 +21,11 @@ class PrivacySpending(Numbered, Table):
     __table_args__ = (
         UniqueConstraint("job_id", "device_id"),
         Index("ix_privacy_spendings_user", "tenant", "user", "number"),
-        Index("ix_privacy_spendings_dataset", "device_id", "dataset"),
+        # Answers alone, and without sorting, what was spent on a data set: read for each lease.
+        Index(
+            "ix_privacy_spendings_dataset",
+            *("device_id", "dataset", "user", "sampling_rate", "noise_multiplier", "steps"),
+        ),
         Index("ix_privacy_spendings_cohort", "tenant", "cohort", "user"),
     )
 

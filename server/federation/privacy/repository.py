@@ -97,8 +97,8 @@ class PrivacyRepository:
     def limits(self, tenant: str, users: Collection[str]) -> Sequence[PrivacyLimit]:
         """The budgets of users that have one, the smallest epsilon first."""
         chosen = PrivacyLimit.tenant == tenant, PrivacyLimit.user.in_(users), PrivacyLimit.epsilon.is_not(None)
-        statement = select(PrivacyLimit).where(*chosen).order_by(PrivacyLimit.epsilon, PrivacyLimit.delta)
-        return self._session.scalars(statement).all()
+        found = self._session.scalars(select(PrivacyLimit).where(*chosen))
+        return sorted(found, key=lambda limit: (limit.epsilon or 0.0, limit.delta))
 
     def keep_limit(self, tenant: str, user: str, epsilon: float | None, delta: float) -> None:
         """Sets a user's budget."""

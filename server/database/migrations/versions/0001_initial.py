@@ -797,7 +797,11 @@ def upgrade() -> None:
         sa.UniqueConstraint("job_id", "device_id", name="uq_privacy_spendings_job_id"),
     )
     op.create_index("ix_privacy_spendings_cohort", "privacy_spendings", ["tenant", "cohort", "user"])
-    op.create_index("ix_privacy_spendings_dataset", "privacy_spendings", ["device_id", "dataset"])
+    op.create_index(
+        "ix_privacy_spendings_dataset",
+        "privacy_spendings",
+        ["device_id", "dataset", "user", "sampling_rate", "noise_multiplier", "steps"],
+    )
     op.create_index("ix_privacy_spendings_user", "privacy_spendings", ["tenant", "user", "number"])
     op.create_table(
         "adapter_tags",
