@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any
 
 import anyio.to_thread
 import structlog
@@ -26,6 +26,7 @@ from starlette.types import Message
 from server.database.database import TRIES, Collision, pause_seconds
 from server.settings import Settings
 from server.web.bodies import BINARY, UnsupportedMediaType, check_json_type, parse_json
+from server.web.callers import Rule
 from server.web.etags import add_tag, has_tag
 from server.web.idempotency import AlreadyAnswered, keep_once
 from server.web.openapi import documented, operation_id, raised_by
@@ -177,22 +178,6 @@ class Routes(APIRouter):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(route_class=Route, generate_unique_id_function=operation_id, **options)
-
-
-class Rule:
-    """What a route requires of its caller. Every dependency that lets callers in is one."""
-
-    needs_token: ClassVar[bool] = False  # whether the caller must send a bearer token
-    checks_token: ClassVar[bool] = False  # whether `admit` finds out that the token is valid
-
-    async def admit(self, request: Request) -> None:
-        """Checks the caller before any of the body is read. Raises what the caller is refused with."""
-        raise NotImplementedError
-
-
-def address_of(request: Request) -> str:
-    """Returns the caller's address."""
-    return request.client.host if request.client else ""
 
 
 async def with_retries(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
