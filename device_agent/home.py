@@ -2,7 +2,7 @@
 
 config.json   server, device id, token, and the server's public key, pinned when this device enrolled (0600)
 device.key    the device's own Ed25519 key (0600)
-rules.toml    the owner's rules for training (device_agent.policy.rules)
+rules.toml    the owner's rules for training (device_agent.policy.rules_file)
 cache/        program files by sha256
 runs/         one directory per job
 adapters/     adapters stored for use on this device (device_agent.inference.adapter_store)

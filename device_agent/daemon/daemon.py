@@ -21,7 +21,7 @@ from device_agent.jobs.leased_job import AgentContext, JobEnd, LeasedJob, LeaseH
 from device_agent.jobs.rounds import RoundLog, round_record
 from device_agent.memory import release_code_pages
 from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator
-from device_agent.policy.rules import load_consents, load_rules
+from device_agent.policy.rules_file import load_consents, load_rules
 from device_agent.policy.sensors import LinuxSensors, Sensors
 from device_agent.program_cache import ProgramCache
 from device_agent.program_verification import RollbackProtection, follow_key_rotation

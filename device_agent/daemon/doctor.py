@@ -14,7 +14,8 @@ from device_agent.daemon.service import installed_units
 from device_agent.errors import NoRunner
 from device_agent.home import AgentHome, DeviceConfig, PauseFlag
 from device_agent.memory import spare_bytes
-from device_agent.policy.rules import decide, load_rules
+from device_agent.policy.rules import decide
+from device_agent.policy.rules_file import load_rules
 from device_agent.policy.sensors import LinuxSensors, Sensors
 from device_agent.program_cache import MARGIN_BYTES
 from device_agent.protocol.client import ServerClock

@@ -26,7 +26,7 @@ from device_agent.jobs.masked_upload import MaskedUpload
 from device_agent.jobs.policy_gated_run import Halted, PolicyGatedRun
 from device_agent.jobs.upload import Upload, UploadSummary
 from device_agent.policy.evaluator import PolicyEvaluator
-from device_agent.policy.rules import OwnerConsent
+from device_agent.policy.rules_file import OwnerConsent
 from device_agent.program_cache import ProgramCache
 from device_agent.program_verification import RollbackProtection, verify_program, verify_start
 from device_agent.protocol.client import Backoff, DeviceClient

@@ -1,44 +1,19 @@
-"""The owner's rules: reads rules and consents from `rules.toml` in the agent's home, and decides whether to train now.
+"""Decides from rules and sensor readings whether a device may train now; pure functions.
 
-`decide` and `may_transfer` are pure functions of rules and sensor readings. A device is slowed down before it is
-stopped. Every rule resumes training only some margin past its threshold (hysteresis); the caller passes in the previous
-`Decision` for this.
+A device is slowed down before it is stopped. Every rule resumes training only some margin past its threshold
+(hysteresis); the caller passes in the previous `Decision` for this.
 """
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
-from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
+from typing import Literal
 
 from device_agent.policy.sensors import Readings
-from shared.capabilities import MOST_COHORTS, Cohorts
-from shared.errors import BadRequest
-from shared.federation.secure_aggregation.settings import MOST_MEMBERS
 from shared.rules import Rules
 from shared.zo.trajectory import Limits
 
-# Valid values of each key, for error messages.
-ALLOWED = {
-    "charging": "true or false",
-    "battery_floor": "a percentage from 0 to 100",
-    "temperature_ceiling": "degrees Celsius above 0 and up to 150",
-    "memory_floor_bytes": "a number of bytes, such as 1_000_000_000",
-    "idle": "true or false",
-    "hours": 'up to 24 spans such as { start = "22:00", end = "06:00" }, local time without a zone',
-    "metered": "true or false",
-    "daily_minutes": "minutes from 0 to 1440",
-}
-# Keys for the owner only, which jobs cannot set.
-CONSENTS = {
-    "trajectory": "true or false",
-    "cohorts": f"true, false or a list of up to {MOST_COHORTS} cohorts' names",
-    "masked_among": f"a number of devices, 3 to {MOST_MEMBERS}, or 0",
-}
 BATTERY_EASE = 5.0  # percent above the floor before training begins again
 HEAT_EASE = 5.0  # degrees Celsius below the ceiling before training begins again
 MEMORY_EASE = 0.1  # share of the floor, above it, before training begins again
@@ -61,60 +36,6 @@ RuleName = Literal[
     "metered",
     "daily_minutes",
 ]
-
-
-class OwnerConsent(BaseModel):
-    """The owner's consent to uploads other than the adapters of this device's users; none by default."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    trajectory: StrictBool = Field(False, description="trajectories of jobs that ask for them")
-    cohorts: StrictBool | Cohorts = Field(
-        False, description="updates for federated rounds: true for every cohort, or a list of cohorts"
-    )
-    masked_among: StrictInt = Field(
-        0,
-        ge=0,
-        le=MOST_MEMBERS,
-        description="updates only in masked sums of at least this many devices; 0: also unmasked",
-    )
-
-
-def load_rules(path: Path) -> Rules:
-    """Returns the rules in the file, or none if it does not exist. Raises BadRequest that names the key and its
-    valid values.
-    """
-    document = _read(path)
-    try:
-        return Rules.model_validate({key: value for key, value in document.items() if key in ALLOWED})
-    except ValidationError as error:
-        key = str(error.errors()[0]["loc"][0])
-        raise BadRequest(f"{path}: {key} must be {ALLOWED[key]}") from error
-
-
-def load_consents(path: Path) -> OwnerConsent:
-    """Returns the owner's consents in the file. Raises BadRequest like `load_rules`."""
-    document = {key: value for key, value in _read(path).items() if key in CONSENTS}
-    try:
-        return OwnerConsent.model_validate(document)
-    except ValidationError as error:
-        key = str(error.errors()[0]["loc"][0])
-        raise BadRequest(f"{path}: {key} must be {CONSENTS[key]}") from error
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        document = tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(f"{path} cannot be read ({error})") from error
-    except tomllib.TOMLDecodeError as error:
-        raise BadRequest(f"{path} is not valid TOML: {error}") from error
-    for key in document:
-        if key not in ALLOWED | CONSENTS:
-            raise BadRequest(f"{path}: {key!r} is not a rule; the rules are {', '.join(ALLOWED | CONSENTS)}")
-    return document
 
 
 @dataclass(frozen=True)

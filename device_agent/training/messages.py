@@ -31,9 +31,9 @@ class TrainerMessage(BaseModel):
 def describe(error: MobizoError) -> TrainerMessage:
     """Returns the message for an error: complete for this device, without data for the server."""
     if isinstance(error, UnusableRecord):
-        public = error.public
+        told = error.public
     elif isinstance(error, InvalidDataset):
-        public = "the data set cannot be used; the device's own log says why"
+        told = "the data set cannot be used; the device's own log says why"
     else:
-        public = error.detail
-    return TrainerMessage(error=JobError(code=error.code, detail=public[:4000]), detail=error.detail)
+        told = error.detail
+    return TrainerMessage(error=JobError(code=error.code, detail=told[:4000]), detail=error.detail)

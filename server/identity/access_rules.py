@@ -29,8 +29,8 @@ from server.database.identifiers import token_digest
 from server.identity.activity import make_last_used
 from server.identity.models import Role, Scope
 from server.identity.service import Principal, TokenService
+from server.web.callers import RateLimit, Rule, address_of, refuse_anonymous
 from server.web.openapi import may_raise
-from server.web.routes import RateLimit, Rule, address_of
 from server.web.state import AppState, State
 from shared.errors import Forbidden, TenantSuspended, TooManyRequests, Unauthorized
 
@@ -43,17 +43,11 @@ def _lookup(state: AppState, bearer: str) -> Principal:
         return TokenService(session).principal(bearer)
 
 
-def _refuse_anonymous(state: AppState, request: Request) -> Unauthorized:
-    """Counts a request without a token, and returns the error to raise. Raises TooManyRequests if there were many."""
-    state.limits.anonymous(address_of(request))
-    return Unauthorized()
-
-
 async def _bearer(request: Request, state: AppState) -> str:
     """Returns the token of a request. Raises Unauthorized if there is none, TooManyRequests."""
     credentials = await _scheme(request)
     if credentials is None or not credentials.credentials:
-        raise _refuse_anonymous(state, request)
+        raise refuse_anonymous(state, request)
     return credentials.credentials
 
 

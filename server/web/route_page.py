@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from starlette.routing import BaseRoute
 
 from server.settings import MEBIBYTE, Settings
-from server.web.routes import BodyKind, RateLimit, Route
+from server.web.callers import RateLimit
+from server.web.routes import BodyKind, Route
 
 _KIBIBYTE = 1 << 10
 

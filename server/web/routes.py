@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
 from enum import StrEnum
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any
 
 import anyio.to_thread
 import structlog
@@ -27,6 +27,7 @@ from starlette.types import Message
 from server.database.database import TRIES, Collision, pause_seconds
 from server.settings import Settings
 from server.web.bodies import BINARY, UnsupportedMediaType, check_json_type, parse_json
+from server.web.callers import Rule
 from server.web.etags import add_tag, has_tag
 from server.web.idempotency import AlreadyAnswered, keep_once
 from server.web.openapi import documented, operation_id, raised_by
@@ -196,41 +197,6 @@ class Routes(APIRouter):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(route_class=Route, generate_unique_id_function=operation_id, **options)
-
-
-class RateLimit(StrEnum):
-    """What the requests of a route are counted by; `server.web.limits` counts."""
-
-    CREDENTIAL = "token"
-    ADDRESS = "address"
-    REFUSALS = "refusals"  # requests with a wrong token, by address
-    NONE = "none"
-
-
-class Rule:
-    """What a route requires of its caller. Every dependency that lets callers in is one."""
-
-    needs_token: ClassVar[bool] = False  # whether the caller must send a bearer token
-    checks_token: ClassVar[bool] = False  # whether `admit` finds out that the token is valid
-
-    @property
-    def callers(self) -> str:
-        """Who may call, in words."""
-        raise NotImplementedError
-
-    @property
-    def rate_limit(self) -> RateLimit:
-        """What limits how often."""
-        raise NotImplementedError
-
-    async def admit(self, request: Request) -> None:
-        """Checks the caller before any of the body is read. Raises what the caller is refused with."""
-        raise NotImplementedError
-
-
-def address_of(request: Request) -> str:
-    """Returns the caller's address."""
-    return request.client.host if request.client else ""
 
 
 async def with_retries(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from device_agent.policy import rules as policy
-from device_agent.policy.rules import ALLOWED, CONSENTS, SHORTEST, STAGES, OwnerConsent, load_consents, load_rules
+from device_agent.policy.rules import SHORTEST, STAGES
+from device_agent.policy.rules_file import ALLOWED, CONSENTS, OwnerConsent, load_consents, load_rules
 from shared.errors import BadRequest
 from shared.rules import QuietHours, Rules
 
