@@ -1,9 +1,13 @@
 #include "plan_check.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <numeric>
 #include <stdexcept>
+#include <string>
 
 namespace mobizo {
 namespace {
@@ -35,12 +39,39 @@ void check_range(const std::string &name, int64_t value, int64_t least, int64_t 
   }
 }
 
+void check_finite(const std::string &name, double value) {
+  if (!std::isfinite(value)) {
+    refuse("has a value of " + name + " that is not finite");
+  }
+}
+
+void check_finite(const std::string &name, const std::vector<float> &values) {
+  for (const float value : values) {
+    check_finite(name, static_cast<double>(value));
+  }
+}
+
+template <typename Integer>
+void check_indices(const std::string &name, const Integer *indices, size_t number, int64_t count) {
+  for (size_t i = 0; i < number; ++i) {
+    check_index(name, static_cast<int64_t>(indices[i]), static_cast<size_t>(count));
+  }
+}
+
 void check_example(const Example &example, const Settings &settings) {
   const size_t count = example.tokens.size();
   check_range("the length of an example", static_cast<int64_t>(count), 1, settings.length);
   check_range("the opening of an example", example.opening, 0, static_cast<int64_t>(count));
-  for (const int32_t position : example.positions) {
+  for (const std::vector<int32_t> *tokens : {&example.tokens, &example.answers, &example.choices}) {
+    check_indices("token", tokens->data(), tokens->size(), settings.vocabulary);
+  }
+  // A shortened example moves the positions of its answer, by at most the first of them.
+  for (size_t t = 0; t < example.positions.size(); ++t) {
+    const int32_t position = example.positions[t];
     check_index("answer position", position, count);
+    if (example.mask[t] == 0 ? position != 0 : position < example.positions.front()) {
+      refuse("has answer positions out of order");
+    }
   }
 }
 
@@ -69,10 +100,32 @@ void check_split(const std::vector<ScoreBatch> &batches, const Settings &setting
   }
   std::vector<bool> seen(count);
   for (const ScoreBatch &batch : batches) {
-    check_range("the length of a batch to score", batch.inputs.at(0).shape.at(1), 1, settings.length);
+    const Tensor &tokens = batch.inputs.at(0), &positions = batch.inputs.at(1), &choices = batch.inputs.at(2);
+    const int32_t length = tokens.shape.at(1);
+    check_range("the length of a batch to score", length, 1, settings.length);
+    check_indices("token", tokens.data<int64_t>(), tokens.count(), settings.vocabulary);
+    check_indices("score position", positions.data<int64_t>(), positions.count(), length);
+    check_indices("token", choices.data<int64_t>(), choices.count(), settings.vocabulary);
     for (const Scored &example : batch.examples) {
       check_scored(example, settings, seen);
     }
+  }
+}
+
+// Refuses tensors of a step that no other record has the content of, and that the machine cannot hold.
+void check_memory(const Plan &plan) {
+  const Settings &s = plan.settings;
+  size_t longest = s.dynamic != 0 ? 1 : product({s.length});
+  for (const Example &example : plan.examples) {
+    longest = std::max(longest, example.tokens.size());
+  }
+  const auto length = static_cast<int64_t>(longest);
+  const size_t bytes = product({s.batch, length}) * sizeof(int64_t) +
+                       product({s.batch, length, s.width}) * sizeof(float) +
+                       product({s.batch, s.answer, s.choices}) * (sizeof(int64_t) + sizeof(float)) +
+                       product({s.size}) * sizeof(float);
+  if (bytes > static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
+    refuse("has settings that ask for " + std::to_string(bytes) + " bytes a step, more than this machine has");
   }
 }
 
@@ -103,6 +156,8 @@ void check_settings(const Settings &s) {
   check_range("the prefix's width", s.width, 0, MOST);
   check_range("the stride of prefix lengths", s.stride, 1, MOST);
   check_range("the bytes of kept prefixes", s.prefix_bytes, 0, MOST_PREFIX_BYTES);
+  check_range("the size of the vocabulary", s.vocabulary, 1, MOST);
+  check_finite("eps", s.eps);
   // Tensors of these shapes are made.
   product({s.batch, s.length, std::max<int64_t>(s.width, 1)});
   product({s.batch, s.answer, s.choices});
@@ -116,12 +171,15 @@ void check_plan(const Plan &plan) {
     refuse("has no header of the trajectory");
   }
   expect("`lr`", plan.lr.size(), product({s.steps}));
+  check_finite("`lr`", plan.lr);
   expect("`seeds`", plan.seeds.size(), product({s.steps, s.queries, 2}));
   if (!plan.start.empty()) {
     expect("`start`", plan.start.size(), product({s.size}));
+    check_finite("`start`", plan.start);
   }
   if (!plan.pulls.empty()) {
     expect("`pulls`", plan.pulls.size(), product({s.steps}));
+    check_finite("`pulls`", plan.pulls);
   }
   expect("`order`", plan.order.size(), plan.secret ? plan.sampled() : product({s.steps, s.batch}));
   for (const int32_t index : plan.order) {
@@ -135,8 +193,15 @@ void check_plan(const Plan &plan) {
   }
   check_split(plan.validation, s);
   check_split(plan.test, s);
+  check_memory(plan);
+  check_finite("the clipping bound", static_cast<double>(plan.clip));
+  check_finite("the noise", plan.noise);
   if (plan.gradient) {
     check_range("the steps between checkpoints", plan.gradient->checkpoint_steps, 1, MOST);
+    check_finite("the weight decay", static_cast<double>(plan.gradient->weight_decay));
+    if (!(plan.gradient->max_norm > 0)) { // infinity: no clipping
+      refuse("has " + std::to_string(plan.gradient->max_norm) + " for the bound of the gradient's norm");
+    }
     if (plan.secret) {
       refuse("is private and has exact gradients");
     }
