@@ -174,7 +174,7 @@ def test_a_sample_is_every_example_with_the_same_chance_by_itself():
 
 def test_too_many_examples_for_one_step_are_refused_by_the_number_of_records():
     check_sample_size(ExamplePrivacy(noise_multiplier=1, sampling_rate=1), MOST_SAMPLE)
-    check_sample_size(ExamplePrivacy(noise_multiplier=1, sampling_rate=0.1), 9 * MOST_SAMPLE)
+    check_sample_size(ExamplePrivacy(noise_multiplier=1, sampling_rate=0.1), 8 * MOST_SAMPLE)
     for rate, records in ((1, MOST_SAMPLE + 1), (0.1, 10 * MOST_SAMPLE)):
         with pytest.raises(InvalidDataset, match="lower sampling_rate"):
             check_sample_size(ExamplePrivacy(noise_multiplier=1, sampling_rate=rate), records)
