@@ -112,7 +112,7 @@ class Daemon:
                 "pip install 'mobizo[privacy]'"
             )
         self._tasks = TaskApprovals(home.tasks)
-        self._privacy = PrivacyLedger(home.privacy, self._consents.privacy_limits)
+        self._privacy = PrivacyLedger(home.privacy, self._consents.privacy_limits, self._datasets)
         self._rounds = RoundLog(home.rounds)
         self._pauses = Backoff(pause_seconds, LONGEST_PAUSE_SECONDS)
         self._early_seconds = min(pause_seconds, EARLY_SECONDS)

@@ -7,7 +7,7 @@ whose samples and noise are drawn once; a job whose run was removed is charged a
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -93,15 +93,16 @@ def spending_of(privacy: ExamplePrivacy | None, steps: int) -> Spending | None:
 class PrivacyLedger:
     """The ledger in one file. Only the daemon, which holds the home's lock, writes it."""
 
-    def __init__(self, path: Path, limits: PrivacyLimits) -> None:
-        self._path, self._limits = path, limits
+    def __init__(self, path: Path, limits: PrivacyLimits, datasets: Mapping[str, Path] | None = None) -> None:
+        """datasets: directory of each data set by name. The strictest limit of a directory's names holds for all."""
+        self._path, self._limits, self._datasets = path, limits, dict(datasets or {})
 
     def check(self, terms: Terms, run: RunDirectory) -> None:
         """Raises PrivacyLimitReached if a run may not begin, PolicyForbids if the ledger is damaged.
 
         A run that is already paid for may always continue.
         """
-        limit = self._limits.of(terms.dataset)
+        limit = self._limit(terms)
         charges = self.charges()
         if limit is None or _paid(terms, run, charges):
             return
@@ -120,6 +121,10 @@ class PrivacyLedger:
                 f"{allowed} at delta {self._limits.delta:g}, which this run would exceed: request a smaller epsilon or "
                 "fewer steps, or ask the owner to raise `privacy_limit`"
             )
+
+    def _limit(self, terms: Terms) -> float | None:
+        names = {terms.dataset, *(name for name, path in self._datasets.items() if path == terms.directory)}
+        return min((limit for name in names if (limit := self._limits.of(name)) is not None), default=None)
 
     def charge(self, terms: Terms, run: RunDirectory) -> None:
         """Charges a run durably, once. A kill between the two writes charges it twice, never less than once."""

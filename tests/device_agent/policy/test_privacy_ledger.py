@@ -63,6 +63,15 @@ def test_limits_by_name(make, tmp_path):
         ledger.check(terms_of(tmp_path), run)
 
 
+def test_another_name_of_the_same_directory_has_its_limit(tmp_path):
+    names = {"movies": tmp_path / "films", "films": tmp_path / "films", "tickets": tmp_path / "tickets"}
+    ledger = PrivacyLedger(tmp_path / "privacy.json", PrivacyLimits(epsilon={"movies": 0}), names)
+    run = run_of(tmp_path)
+    ledger.check(terms_of(tmp_path, dataset="tickets"), run)
+    with pytest.raises(PrivacyLimitReached, match="epsilon 0"):
+        ledger.check(terms_of(tmp_path, dataset="films"), run)
+
+
 def test_the_child_counts_as_the_server_does():
     assert epsilon_in_child([SPENDING, SPENDING], 1e-5) == epsilon_of([SPENDING, SPENDING], 1e-5)
     assert epsilon_in_child([], 1e-5) == 0
