@@ -1,11 +1,9 @@
 """The agent's exceptions, in addition to those of `shared.errors`.
 
 MobizoError
-|- BadRequest
-|  `- InvalidDataset
-|     `- UnusableRecord      a data file has an unusable line; the server gets a message without the data
-|- Conflict
-|  `- ChangedData             the data set of a private run has changed
+|- OwnerRefuses              the owner of this device does not allow the job; its text depends on no record
+|  |- TaskNotApproved        the owner has not approved the task for the data set
+|  `- PrivacyLimitReached    the job would exceed the owner's privacy limit for the data set
 |- NotEnrolled               this device is not enrolled
 |- AlreadyRunning            another agent uses the same home
 |- Unavailable
@@ -21,22 +19,24 @@ MobizoError
 
 from __future__ import annotations
 
-from shared.errors import Conflict, InvalidDataset, MobizoError, Unavailable, Untrusted
+from shared.errors import MobizoError, Unavailable, Untrusted
+from shared.job import PRIVACY_LIMIT_REACHED, TASK_NOT_APPROVED
 
 
-class UnusableRecord(InvalidDataset):
-    """A data file has a line that cannot be used; correct the named line."""
-
-    def __init__(self, detail: str, public: str) -> None:
-        """detail: the full message, for this device only. public: the part without any of the data, for the server."""
-        super().__init__(detail)
-        self.public = public
+class OwnerRefuses(MobizoError):
+    """The owner of this device does not allow the job."""
 
 
-class ChangedData(Conflict):
-    """The data set changed after this private run had drawn its samples; submit the job again."""
+class TaskNotApproved(OwnerRefuses):
+    """The owner of this device has not approved the task for the data set."""
 
-    code, title = "changed-data", "Changed data"
+    code, title = TASK_NOT_APPROVED, "Task not approved"
+
+
+class PrivacyLimitReached(OwnerRefuses):
+    """The job would exceed the privacy limit that the owner of this device set for the data set."""
+
+    code, title = PRIVACY_LIMIT_REACHED, "Privacy limit reached"
 
 
 class NotEnrolled(MobizoError):
@@ -108,3 +108,8 @@ class RuntimeFailed(MobizoError):
     """The program could not be run on this device; see the run's trainer.log for the runtime's messages."""
 
     code, title = "runtime-failed", "Runtime failed"
+
+    def __init__(self, detail: str | None = None, public: str | None = None) -> None:
+        """detail: the message, which may quote a library. public: the message for the server; default: `detail`."""
+        super().__init__(detail)
+        self.public = public or self.detail

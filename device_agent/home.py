@@ -8,6 +8,8 @@ runs/         one directory per job
 adapters/     adapters stored for use on this device (device_agent.inference.adapter_store)
 seen.json     the highest verified version of each recipe's program
 budget.json   minutes trained on each day
+tasks.json    the owner's decisions about tasks (device_agent.policy.task_approvals)
+privacy.json  privacy spent on each data set (device_agent.policy.privacy_ledger)
 rounds.jsonl  federated rounds that this device took part in (device_agent.jobs.rounds)
 peers.json    other devices' keys, trusted on first use in masked rounds (device_agent.secure_aggregation.known_keys)
 status.json   state of the daemon and outcome of its last job
@@ -127,6 +129,16 @@ class AgentHome:
     def budget(self) -> Path:
         """File of the minutes trained per day."""
         return self.path / "budget.json"
+
+    @property
+    def tasks(self) -> Path:
+        """File of the owner's decisions about tasks."""
+        return self.path / "tasks.json"
+
+    @property
+    def privacy(self) -> Path:
+        """File of the privacy ledger."""
+        return self.path / "privacy.json"
 
     @property
     def rounds(self) -> Path:

@@ -17,6 +17,9 @@ from shared.task import Task, TaskName
 from shared.zo.trajectory import Evaluation
 
 MOST_PRIORITY = 10
+# Codes of errors by which a device's owner refuses a job. They are no failures of the device.
+TASK_NOT_APPROVED, PRIVACY_LIMIT_REACHED = "task-not-approved", "privacy-limit-reached"
+OWNER_REFUSALS = frozenset({TASK_NOT_APPROVED, PRIVACY_LIMIT_REACHED})
 NAME = r"^[a-z0-9][a-z0-9._-]{0,95}$"  # of adapters, users, data sets and devices: safe in URLs and paths
 Schedule = Literal["constant", "linear", "cosine"]
 TrajectoryUpload = Literal["none", "beside", "instead"]  # of B: whether the trajectory is sent beside it or instead
@@ -210,9 +213,25 @@ class Result(BaseModel):
     seconds: float = Field(ge=0, allow_inf_nan=False)
     peak_rss_bytes: int = Field(ge=0, description="peak resident memory of the training process, bytes")
     train_examples: int | None = Field(
-        None, ge=0, description="number of training examples; null: not reported by private runs"
+        None,
+        ge=0,
+        description="number of training examples, with those that do not fit the task; null: not reported by private "
+        "runs",
     )
-    truncated_examples: int | None = Field(None, ge=0)
+    truncated_examples: int | None = Field(
+        None,
+        ge=0,
+        description="training examples whose prompt was cut to the sequence length, rounded down to 0, 1, 10 or 50 % "
+        "of the training examples; fewer than 10 count as 0",
+    )
+    # Omitted unless there are any, so that documents signed before this field existed keep their bytes.
+    unusable_examples: int | None = Field(
+        None,
+        ge=0,
+        exclude_if=lambda value: not value,
+        description="training examples that were left out because they do not fit the task, rounded like "
+        "truncated_examples; left out: none, or not reported",
+    )
     evaluations: tuple[Evaluation, ...] = Field((), max_length=10_000)
     zero_shot_accuracy: float | None = Field(
         None, ge=0, le=1, description="accuracy of the base model alone; null if the run started from an adapter"

@@ -14,6 +14,7 @@ from device_agent.cli import adapters as adapters_cli
 from device_agent.cli import inference as inference_cli
 from device_agent.cli import machine as machine_cli
 from device_agent.cli import run as run_cli
+from device_agent.cli import tasks as tasks_cli
 from device_agent.cli.options import HomeOption, JsonOption
 from device_agent.errors import AlreadyRunning, NotEnrolled
 from device_agent.home import AgentHome, DeviceConfig
@@ -106,6 +107,7 @@ app.add_typer(run_cli.app)
 app.add_typer(machine_cli.app)
 app.add_typer(inference_cli.app)
 app.add_typer(adapters_cli.app, name="adapters")
+app.add_typer(tasks_cli.app, name="tasks")
 
 
 def complete_adb_option(arguments: list[str]) -> list[str]:

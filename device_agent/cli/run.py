@@ -25,7 +25,10 @@ from device_agent.engines.choice import EngineName, EngineSelector
 from device_agent.home import PAUSED, AgentHome, DaemonStatus, PauseFlag
 from device_agent.jobs.leased_job import JobEnd, Outcome
 from device_agent.jobs.rounds import RoundLog
+from device_agent.policy.privacy_ledger import PrivacyLedger
+from device_agent.policy.rules_file import load_consents
 from device_agent.policy.sensors import LinuxSensors, PhoneWithHost, Sensors
+from device_agent.policy.task_approvals import TaskApprovals, TaskState
 from device_agent.training.datasets import check_directory
 from shared.errors import BadRequest, MobizoError
 from shared.job import NAME
@@ -72,8 +75,8 @@ def train(
 
 
 @app.command()
-def status(home: HomeOption = None, json_lines: JsonOption = False) -> None:
-    """Show what the agent does and, if it is not training, why."""
+def status(rules: RulesOption = None, home: HomeOption = None, json_lines: JsonOption = False) -> None:
+    """Show what the agent does and, if it is not training, why; and the privacy that was spent on each data set."""
     agent_home = AgentHome.locate(home)
     config, running = agent_home.config(), agent_home.running()
     try:
@@ -82,14 +85,22 @@ def status(home: HomeOption = None, json_lines: JsonOption = False) -> None:
         shown = agent_home.status()  # the daemon is starting or stopping
     state = shown.state if shown is not None and running else "stopped"
     paused = bool(PauseFlag(agent_home.path))
+    limits = load_consents(rules or agent_home.rules).privacy_limits
+    spendings = PrivacyLedger(agent_home.privacy, limits).summary()
+    waiting = sum(entry.state is TaskState.WAITING for entry in TaskApprovals(agent_home.tasks).decisions())
     if json_lines:
         facts = {"server": config.server, "name": config.name, "device_id": config.device_id}
         details = shown.model_dump(mode="json") if shown is not None else {}
-        typer.echo(json.dumps(facts | details | {"running": running, "paused": paused, "state": state}))
+        own = {"privacy": [spent.model_dump() for spent in spendings], "tasks_waiting": waiting}
+        typer.echo(json.dumps(facts | details | {"running": running, "paused": paused, "state": state} | own))
         return
     typer.echo(f"{config.name} ({config.device_id}) at {config.server}: {state}")
     for line in _status_lines(shown or DaemonStatus(), running, paused):
         typer.echo(line)
+    if waiting:
+        typer.echo(f"tasks that wait for your decision: {waiting}; see `mobizo-agent tasks list`")
+    for spent in spendings:
+        typer.echo(spent.line())
 
 
 def _status_lines(shown: DaemonStatus, running: bool, paused: bool) -> list[str]:

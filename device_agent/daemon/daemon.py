@@ -21,8 +21,11 @@ from device_agent.jobs.leased_job import AgentContext, JobEnd, LeasedJob, LeaseH
 from device_agent.jobs.rounds import RoundLog, round_record
 from device_agent.memory import release_code_pages
 from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator
+from device_agent.policy.privacy_accounting import can_account
+from device_agent.policy.privacy_ledger import PrivacyLedger
 from device_agent.policy.rules_file import load_consents, load_rules
 from device_agent.policy.sensors import LinuxSensors, Sensors
+from device_agent.policy.task_approvals import TaskApprovals
 from device_agent.program_cache import ProgramCache
 from device_agent.program_verification import RollbackProtection, follow_key_rotation
 from device_agent.protocol.client import Backoff, DeviceClient, jittered
@@ -102,6 +105,13 @@ class Daemon:
             pause.why,
         )
         self._consents = load_consents(rules or home.rules)
+        if self._consents.privacy_limit is not None and not can_account():
+            raise BadRequest(
+                f"{rules or home.rules}: privacy_limit requires dp-accounting, which is not installed: "
+                "pip install 'mobizo[privacy]'"
+            )
+        self._tasks = TaskApprovals(home.tasks)
+        self._privacy = PrivacyLedger(home.privacy, self._consents.privacy_limits, self._datasets)
         self._rounds = RoundLog(home.rounds)
         self._pauses = Backoff(pause_seconds, LONGEST_PAUSE_SECONDS)
         self._early_seconds = min(pause_seconds, EARLY_SECONDS)
@@ -232,6 +242,8 @@ class Daemon:
                     self._evaluator,
                     self._engines,
                     self._consents,
+                    self._tasks,
+                    self._privacy,
                     self._home,
                 ),
                 run=run,

@@ -88,7 +88,8 @@ def prepare(run: RunDirectory) -> TrainerMessage | None:
             raise DoesNotFit(message.error.detail)
         return message
     if done.returncode != 0:
-        raise RuntimeFailed(f"the data could not be read: {done.stderr.strip()[-LOG_TAIL:]}")
+        ended = f"the process that prepares the data ended with status {done.returncode}"
+        raise RuntimeFailed(f"{ended}: {done.stderr.strip()[-LOG_TAIL:]}", public=ended)
     return None
 
 
@@ -107,7 +108,7 @@ def finish(run: RunDirectory, message: TrainerMessage) -> TrainerMessage:
     run.write_adapter(run.last, _read_b(run.path / "last.f32", plan.manifest.size), plan, trajectory.steps)
     chosen = _read_b(run.path / "best.f32", plan.manifest.size)
     run.write_adapter(run.best, chosen, plan, best.step if best else trajectory.steps)
-    result = build_result(plan, trajectory, run.figures(), prepared.train_examples, prepared.truncated_examples)
+    result = build_result(plan, trajectory, run.figures(), prepared.examples)
     run.finish(result)
     return TrainerMessage(result=result)
 

@@ -147,7 +147,8 @@ class RemoteRunMonitor:
         if last is None and look.status not in (None, KILLED):
             said = self._there.error_output()
             self._there.clear_output()
-            raise RuntimeFailed(f"the runner on the phone ended with status {look.status}: {said}")
+            ended = f"the runner on the phone ended with status {look.status}"
+            raise RuntimeFailed(f"{ended}: {said}", public=ended)
         # Killed: by the phone for want of memory, with adbd, or by a restart of the phone. It may go on, unless it
         # comes to nothing each time.
         if last is None and self._started_size is not None and look.ledger_size <= self._started_size:

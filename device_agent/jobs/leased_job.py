@@ -19,14 +19,16 @@ from pydantic import ValidationError
 
 from device_agent.durable import describe_os_error
 from device_agent.engines import Engine
-from device_agent.errors import DoesNotFit, PolicyForbids, TooLittleMemory
+from device_agent.errors import DoesNotFit, OwnerRefuses, PolicyForbids, TooLittleMemory
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.masked_upload import MaskedUpload
 from device_agent.jobs.policy_gated_run import Halted, PolicyGatedRun
 from device_agent.jobs.upload import Upload, UploadSummary
 from device_agent.policy.evaluator import PolicyEvaluator
+from device_agent.policy.privacy_ledger import PrivacyLedger, Terms, spending_of
 from device_agent.policy.rules_file import OwnerConsent
+from device_agent.policy.task_approvals import TaskApprovals
 from device_agent.program_cache import ProgramCache
 from device_agent.program_verification import RollbackProtection, verify_program, verify_start
 from device_agent.protocol.client import Backoff, DeviceClient
@@ -99,6 +101,8 @@ class AgentContext:
     evaluator: PolicyEvaluator
     engines: Callable[[ProgramManifest], Engine]
     consents: OwnerConsent
+    tasks: TaskApprovals
+    privacy: PrivacyLedger
     home: AgentHome
 
 
@@ -136,6 +140,8 @@ class LeasedJob:
             return self._release(error.detail, RULES_PAUSE_SECONDS)
         except Unavailable as error:
             return self._release(error.detail)
+        except OwnerRefuses as error:
+            return self._refuse(error)
         except MobizoError as error:
             message = describe(error)
             return self._fail(message.error or JobError(code=error.code, detail=error.detail), error.detail)
@@ -159,10 +165,12 @@ class LeasedJob:
             self.context.evaluator, self.lease.job.request.rules, self._report, self._must_stop, self.wait
         )
         self._remove_outdated(manifest)
+        terms = self._terms()
+        self.context.privacy.check(terms, self.run)
         result = self.run.result()
         if result is None:
             with self.context.cache.hold(manifest.training_files):
-                result = self._train(policy_run, manifest)
+                result = self._train(policy_run, manifest, terms)
         try:
             sent = self._upload().send(policy_run, result)
         except Gone as error:
@@ -184,11 +192,12 @@ class LeasedJob:
         return self.lease.round is not None and self.lease.round.upload == "masked"
 
     def _check_consent(self) -> None:
-        """Raises PolicyForbids unless the owner consents to the job's round, Untrusted if job and lease disagree
-        about it.
+        """Raises TaskNotApproved unless the owner lets the job's task read the data set, PolicyForbids unless the owner
+        consents to the job's round, Untrusted if job and lease disagree about it.
 
         The owner's consent may have changed since the lease was requested.
         """
+        self.context.tasks.check(self.lease.job.task, self.lease.job.request.dataset)
         task, named = self.lease.round, self.lease.job.round
         if task is None and named is None:
             return
@@ -213,21 +222,35 @@ class LeasedJob:
         return self.lease.job.request.trajectory
 
     def _remove_outdated(self, manifest: ProgramManifest) -> None:
-        """Removes an earlier run of this job if the server has since replaced its recipe."""
+        """Removes an earlier run of this job if the server has since changed what the job trains."""
         try:
             plan = self.run.plan()
         except (FileNotFoundError, ValidationError):
             return
-        training = self.lease.job.request.training
-        if (plan.manifest.recipe_id, plan.training) != (manifest.recipe_id, training):
+        job = self.lease.job
+        asked = (manifest.recipe_id, job.request.training, job.request.privacy, job.task)
+        if (plan.manifest.recipe_id, plan.training, plan.privacy, plan.task) != asked:
             _log.warning("the job differs from its run on this device; the run starts again", job=plan.job_id)
             self.run.remove()
 
-    def _train(self, policy_run: PolicyGatedRun, manifest: ProgramManifest) -> Result:
+    def _terms(self) -> Terms:
+        """Returns what this job's run spends of the data set's privacy."""
+        request = self.lease.job.request
+        return Terms(
+            job_id=self.lease.job.id,
+            dataset=request.dataset,
+            directory=self.dataset,
+            spending=spending_of(request.privacy, request.training.steps),
+        )
+
+    def _train(self, policy_run: PolicyGatedRun, manifest: ProgramManifest, terms: Terms) -> Result:
         policy_run.report(Progress(phase="downloading", steps=self.lease.job.request.training.steps))
         check_memory(manifest, self.context.evaluator.spare_bytes(policy_run.rules), policy_run.rules)
         self.run.begin(self._prepare(policy_run, manifest))
+        self.context.privacy.charge(terms, self.run)
         message = policy_run.train(self.context.engines(manifest), self.run, manifest)
+        if (unusable := self.run.unusable()) is not None:
+            _log.warning("records were left out", detail=unusable, see=str(self.run.path / "unusable.log"))
         if message.error is not None:
             raise _Failed(message.error, message.detail or message.error.detail)
         if message.result is None:
@@ -312,6 +335,11 @@ class LeasedJob:
             reason = JobError(code=reason.code, detail="the run is private; the device's log has the reason")
         self._notify(lambda: self.client.fail(self.lease.id, reason))
         return JobEnd(Outcome.FAILED, detail)
+
+    def _refuse(self, error: OwnerRefuses) -> JobEnd:
+        """Reports that the owner does not allow the job; the reason depends on no record."""
+        self._notify(lambda: self.client.fail(self.lease.id, JobError(code=error.code, detail=error.detail[:4000])))
+        return JobEnd(Outcome.FAILED, error.detail)
 
     def _decline(self, error: TooLittleMemory) -> JobEnd:
         """Declines a job that needs more memory than available; the server may have a smaller program."""

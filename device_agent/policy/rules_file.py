@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
 
+from device_agent.policy.privacy_ledger import PrivacyLimits
 from shared.capabilities import MOST_COHORTS, Cohorts
 from shared.errors import BadRequest
 from shared.federation.secure_aggregation.settings import MOST_MEMBERS
+from shared.privacy import DELTA
 from shared.rules import Rules
 
 # Valid values of each key, for error messages.
@@ -29,11 +31,18 @@ CONSENTS = {
     "trajectory": "true or false",
     "cohorts": f"true, false or a list of up to {MOST_COHORTS} cohorts' names",
     "masked_among": f"a number of devices, 3 to {MOST_MEMBERS}, or 0",
+    "privacy_limit": "an epsilon from 0 to 1000, or a table of them such as { reviews = 3, tickets = 8 }",
+    "privacy_delta": "a number between 0 and 1, such as 1e-5",
 }
 
 
+Epsilon = Annotated[float, Field(strict=True, ge=0, le=1e3, allow_inf_nan=False)]
+
+
 class OwnerConsent(BaseModel):
-    """The owner's consent to uploads other than the adapters of this device's users; none by default."""
+    """The owner's consent to uploads other than the adapters of this device's users, none by default, and the owner's
+    limits of privacy spending.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,6 +56,15 @@ class OwnerConsent(BaseModel):
         le=MOST_MEMBERS,
         description="updates only in masked sums of at least this many devices; 0: also unmasked",
     )
+    privacy_limit: Epsilon | dict[str, Epsilon] | None = Field(
+        None, description="epsilon of all runs on a data set together: of every data set, or by name; null: no limit"
+    )
+    privacy_delta: float = Field(DELTA, strict=True, gt=0, lt=1, description="delta of `privacy_limit`")
+
+    @property
+    def privacy_limits(self) -> PrivacyLimits:
+        """The limits of privacy spending."""
+        return PrivacyLimits(epsilon=self.privacy_limit, delta=self.privacy_delta)
 
 
 def load_rules(path: Path) -> Rules:

@@ -106,7 +106,8 @@ class InProcessRuntime(CallingRuntime):
         try:
             outputs = self._methods[method].call(tensors)
         except RuntimeError as error:
-            raise RuntimeFailed(f"method {method!r} of the program stopped ({error})") from error
+            stopped = f"method {method!r} of the program stopped"
+            raise RuntimeFailed(f"{stopped} ({error})", public=stopped) from error
         return [output.numpy() for output in outputs]
 
     def close(self) -> None:

@@ -65,7 +65,8 @@ class ServedProgram:
         try:
             return self._answer()
         except RuntimeFailed as error:
-            raise RuntimeFailed(f"method {method!r} of {self._name} stopped ({error.detail})") from error
+            stopped = f"method {method!r} of {self._name} stopped"
+            raise RuntimeFailed(f"{stopped} ({error.detail})", public=stopped) from error
 
     def close(self) -> None:
         """Stops the runner."""

@@ -64,7 +64,8 @@ class TorchRuntime(CallingRuntime):
                 # Copied, because an output may be a view of B, which the next step changes.
                 return [output.to("cpu", copy=True).numpy() for output in self._graphs[method](tensors)]
         except (RuntimeError, ValueError) as error:
-            raise RuntimeFailed(f"method {method!r} of the program stopped ({error})") from error
+            stopped = f"method {method!r} of the program stopped"
+            raise RuntimeFailed(f"{stopped} ({error})", public=stopped) from error
 
     def close(self) -> None:
         """Frees the program's memory."""

@@ -1,12 +1,15 @@
 """DP sampling: the secret samples and noise of a differentially private run.
 
 They are drawn once from the operating system's randomness before the first step and stored in the run's directory until
-the run ends. A step that is repeated after a kill therefore uses the same sample and noise, and reveals nothing new.
+the run ends. A step that is repeated after a kill therefore uses the same sample and noise, and reveals nothing new. If
+the number of examples has changed meanwhile, they are drawn again: recorded steps are never computed again, and a step
+that was not recorded has been seen by nobody.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_agent.durable import write_durably
-from device_agent.errors import ChangedData
 from shared.entropy import Entropy, poisson_samples
 from shared.errors import InvalidDataset
 from shared.privacy import MOST_SAMPLE, ExamplePrivacy, unit_noise
 
 F32 = NDArray[np.float32]
+TAIL = 8.0  # standard deviations; a larger sample has a probability below 1e-14
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,20 @@ class DPSamples:
         return sample
 
 
+def check_sample_size(privacy: ExamplePrivacy, records: int) -> None:
+    """Raises InvalidDataset if a step on `records` records could exceed MOST_SAMPLE examples.
+
+    records: of the file, whether or not they fit the task, so that the decision follows no record's content.
+    """
+    mean = records * privacy.sampling_rate
+    if mean + TAIL * math.sqrt(mean * (1 - privacy.sampling_rate)) > MOST_SAMPLE:
+        raise InvalidDataset(f"a step of this run could see over {MOST_SAMPLE} examples: ask for a lower sampling_rate")
+
+
 def draw(privacy: ExamplePrivacy, examples: int, steps: int, queries: int, entropy: Entropy = os.urandom) -> DPSamples:
     """Draws samples and noise for `steps` steps. Raises InvalidDataset if a sample exceeds MOST_SAMPLE examples."""
-    samples = list(poisson_samples(steps, examples, privacy.sampling_rate, entropy))
+    none = np.zeros(0, np.int64)
+    samples = list(poisson_samples(steps, examples, privacy.sampling_rate, entropy)) if examples else [none] * steps
     if max(map(len, samples)) > MOST_SAMPLE:
         raise InvalidDataset(f"a step of this run would see over {MOST_SAMPLE} examples: ask for a lower sampling_rate")
     return DPSamples(
@@ -53,18 +67,17 @@ def draw(privacy: ExamplePrivacy, examples: int, steps: int, queries: int, entro
 
 
 def load_or_draw(path: Path, privacy: ExamplePrivacy, examples: int, steps: int, queries: int) -> DPSamples:
-    """Returns the samples stored at `path`, after drawing and storing them if the file does not exist.
+    """Returns the samples stored at `path`, after drawing and storing them if none of this form are there.
 
-    Raises ChangedData if they belong to another number of examples, InvalidDataset.
+    Raises InvalidDataset.
     """
-    if not path.exists():
-        made = draw(privacy, examples, steps, queries)
-        buffer = io.BytesIO()
-        np.savez(buffer, examples=np.array(examples), counts=made.counts, order=made.order, noise=made.noise)
-        write_durably(path, buffer.getvalue())
-        return made
-    with np.load(path, allow_pickle=False) as file:
-        found = DPSamples(int(file["examples"]), file["counts"], file["order"], file["noise"])
-    if found.examples != examples or found.noise.shape != (steps, queries):
-        raise ChangedData
-    return found
+    if path.exists():
+        with np.load(path, allow_pickle=False) as file:
+            found = DPSamples(int(file["examples"]), file["counts"], file["order"], file["noise"])
+        if found.examples == examples and found.noise.shape == (steps, queries):
+            return found
+    made = draw(privacy, examples, steps, queries)
+    buffer = io.BytesIO()
+    np.savez(buffer, examples=np.array(examples), counts=made.counts, order=made.order, noise=made.noise)
+    write_durably(path, buffer.getvalue())
+    return made

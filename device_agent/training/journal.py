@@ -11,6 +11,8 @@ plan.bin            the plan and the data as the native runner takes them (`devi
 draws.npz           samples and noise of a private run; secret, and gone when it is done
 prepared.json       counts of the native plan, and its sha256
 checkpoints/        B and the optimizer's state after some steps, in a run with exact gradients
+unusable.log        which records of the data set do not fit the task, and why; it stays on the device
+charge.json         the charge in the privacy ledger that pays for a private run
 best.f32, last.f32  the same B's from the native runner, D little-endian float32 each
 result.json         what is reported; once it exists, only the upload is missing
 trainer.log         standard error of the training process
@@ -21,7 +23,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -135,13 +137,22 @@ class ResourceUsage(BaseModel):
         )
 
 
+class ExampleCounts(BaseModel):
+    """How many records a training split has, how many of them were cut, and how many do not fit the task."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    records: int = Field(ge=0)
+    truncated: int = Field(0, ge=0)
+    unusable: int = Field(0, ge=0)
+
+
 class PreparedData(BaseModel):
     """What the native runner's plan file contains, and its hash."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    train_examples: int = Field(ge=1)
-    truncated_examples: int = Field(ge=0)
+    examples: ExampleCounts = Field(description="of the training split")
     plan_sha256: Sha256
 
 
@@ -180,6 +191,27 @@ class RunDirectory:
     def dp_samples_file(self) -> Path:
         """File of a private run's samples and noise."""
         return self.path / "draws.npz"
+
+    @property
+    def charge(self) -> Path:
+        """File that names the privacy charge of a private run."""
+        return self.path / "charge.json"
+
+    def note_unusable(self, lines: Sequence[str]) -> None:
+        """Records which records were left out. No lines: none."""
+        path = self.path / "unusable.log"
+        if lines:
+            write_durably(path, "\n".join(lines).encode(errors="replace") + b"\n")
+        else:
+            path.unlink(missing_ok=True)
+
+    def unusable(self) -> str | None:
+        """Returns the summary of the records that were left out, or None if there are none."""
+        try:
+            with (self.path / "unusable.log").open(encoding="utf-8") as file:
+                return file.readline().strip()
+        except FileNotFoundError:
+            return None
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -247,9 +279,7 @@ class RunDirectory:
         return plan.begin_b()
 
     def dp_samples(self, plan: RunPlan, examples: int) -> DPSamples:
-        """Returns the samples and noise of a private run. Raises ChangedData, InvalidDataset, or ValueError for
-        other runs.
-        """
+        """Returns the samples and noise of a private run. Raises InvalidDataset, or ValueError for other runs."""
         if plan.privacy is None:
             raise ValueError("a run that is not private draws nothing in secret")
         steps, queries = plan.training.steps, plan.manifest.recipe.queries

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from device_agent.errors import UnusableRecord
+from device_agent.errors import RuntimeFailed
 from device_agent.training.journal import ResourceUsage
 from shared.errors import InvalidDataset, MobizoError
 from shared.job import JobError, Progress, Result
@@ -30,10 +30,10 @@ class TrainerMessage(BaseModel):
 
 def describe(error: MobizoError) -> TrainerMessage:
     """Returns the message for an error: complete for this device, without data for the server."""
-    if isinstance(error, UnusableRecord):
+    if isinstance(error, RuntimeFailed):
         told = error.public
     elif isinstance(error, InvalidDataset):
-        told = "the data set cannot be used; the device's own log says why"
+        told = "the data set cannot be read, or too few of its records fit the task; the device's own log says why"
     else:
         told = error.detail
     return TrainerMessage(error=JobError(code=error.code, detail=told[:4000]), detail=error.detail)

@@ -39,7 +39,7 @@ from tokenizers import Tokenizer
 from device_agent.durable import disk_full_as_does_not_fit, write_pieces
 from device_agent.training.checkpoints import CHECKPOINT_STEPS
 from device_agent.training.data import BatchSampler, Splits, read_splits
-from device_agent.training.dp_sampling import DPSamples
+from device_agent.training.dp_sampling import DPSamples, check_sample_size
 from device_agent.training.evaluation import score_batches
 from device_agent.training.journal import PreparedData, RunDirectory, RunPlan
 from device_agent.training.messages import describe
@@ -162,12 +162,14 @@ def prepare(run: RunDirectory) -> None:
         plan.training,
         with_test=not plan.uploads_last,
     )
+    run.note_unusable(splits.reasons)
+    if plan.privacy is not None:
+        check_sample_size(plan.privacy, splits.counts.records)
     dp_samples = None if plan.privacy is None else run.dp_samples(plan, len(splits.train))
     write_pieces(run.native_plan, dump_plan(plan, splits, dp_samples))
     run.note_prepared(
         PreparedData(
-            train_examples=len(splits.train),
-            truncated_examples=splits.truncated,
+            examples=splits.counts,
             plan_sha256=file_sha256(run.native_plan),
         )
     )

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from device_agent.errors import Diverged
-from device_agent.training.journal import ResourceUsage, RunPlan
+from device_agent.training.journal import ExampleCounts, ResourceUsage, RunPlan
 from shared.job import Result
 from shared.zo.trajectory import Evaluation, Trajectory
+
+# The server is told of records that were cut or left out by shares only, so that its figures follow no single record.
+LEAST_COUNT = 10
+PERCENTAGES = (1, 10, 50)
 
 
 def best_validation(trajectory: Trajectory) -> Evaluation | None:
@@ -29,11 +33,18 @@ def uploaded_validation(plan: RunPlan, trajectory: Trajectory) -> Evaluation | N
     return best_validation(trajectory)
 
 
-def build_result(plan: RunPlan, trajectory: Trajectory, spent: ResourceUsage, examples: int, truncated: int) -> Result:
+def rounded_down(count: int, records: int) -> int:
+    """Returns a count of records rounded down to 0, 1, 10 or 50 % of `records`; fewer than LEAST_COUNT count as 0."""
+    if count < LEAST_COUNT:
+        return 0
+    return max((edge for edge in (-(-records * percent // 100) for percent in PERCENTAGES) if edge <= count), default=0)
+
+
+def build_result(plan: RunPlan, trajectory: Trajectory, spent: ResourceUsage, examples: ExampleCounts) -> Result:
     """Returns the result of a run with a complete trajectory.
 
-    spent: usage of all its processes. examples, truncated: of the training split. Raises Diverged if there is no
-    validation, which only a damaged run lacks. A private run's result contains nothing that depends on its data.
+    spent: usage of all its processes. examples: of the training split. Raises Diverged if there is no validation, which
+    only a damaged run lacks. A private run's result contains nothing that depends on its data.
     """
     if plan.privacy is not None:
         return Result(
@@ -62,8 +73,9 @@ def build_result(plan: RunPlan, trajectory: Trajectory, spent: ResourceUsage, ex
         train_seconds=spent.train_seconds,
         seconds=spent.seconds,
         peak_rss_bytes=spent.peak_rss_bytes,
-        train_examples=examples,
-        truncated_examples=truncated,
+        train_examples=examples.records,
+        truncated_examples=rounded_down(examples.truncated, examples.records),
+        unusable_examples=rounded_down(examples.unusable, examples.records),
         evaluations=tuple(trajectory.evaluations),
         zero_shot_accuracy=before if plan.start is None else None,
         start_accuracy=None if plan.start is None else before,

@@ -62,7 +62,8 @@ def supervise(
     if process.returncode == -signal.SIGKILL:
         raise DoesNotFit("the training process was killed, most likely for want of memory; the run goes on later")
     said = run.log.read_text(errors="replace").strip()[-LOG_TAIL:]
-    raise RuntimeFailed(f"the training process ended with status {process.returncode}; see {run.log}: {said}")
+    ended = f"the training process ended with status {process.returncode}"
+    raise RuntimeFailed(f"{ended}; see {run.log}: {said}", public=ended)
 
 
 def _lines(process: subprocess.Popen[bytes], stop: Callable[[], bool]) -> Iterator[bytes]:

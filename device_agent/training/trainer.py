@@ -249,9 +249,7 @@ class Trainer:
         self._run.write_adapter(self._run.last, last, self._plan, last_step)
         self._run.write_adapter(self._run.best, chosen, self._plan, best_step)
         self._evaluate("test", self._splits.test, best=best_step)
-        return build_result(
-            self._plan, self._ledger.trajectory, self._note(), len(self._splits.train), self._splits.truncated
-        )
+        return build_result(self._plan, self._ledger.trajectory, self._note(), self._splits.counts)
 
     def _check(self, flat: F32) -> None:
         if not np.isfinite(flat).all():

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from device_agent.durable import disk_full_as_does_not_fit
 from device_agent.runtimes import open_runtime
 from device_agent.training.data import read_splits
+from device_agent.training.dp_sampling import check_sample_size
 from device_agent.training.gradient_trainer import GradientTrainer
 from device_agent.training.journal import RunDirectory
 from device_agent.training.messages import TrainerMessage, describe
@@ -54,6 +55,9 @@ def train(directory: Path, channel: BinaryIO) -> None:
                     plan.training,
                     with_test=not plan.uploads_last,
                 )
+                run.note_unusable(splits.reasons)
+                if plan.privacy is not None:
+                    check_sample_size(plan.privacy, splits.counts.records)
                 runtime = open_runtime(plan.manifest, plan.program, plan.weights)
                 kind = GradientTrainer if plan.manifest.recipe.estimator == "gradient" else Trainer
                 trainer = kind(

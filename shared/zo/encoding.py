@@ -166,15 +166,24 @@ def encode_question(tokenizer: Tokenizer, question: Question, recipe: Recipe, wh
     return Example(rows, question.correct, any(cut for _, cut in fitted), kept)
 
 
+def check_task(task: Task, tokenizer: Tokenizer, recipe: Recipe) -> None:
+    """Raises InvalidTask if recipe, tokenizer and task do not fit together, whatever the records are."""
+    if recipe.loss == "candidates" and not task.shares_prompt:
+        raise InvalidTask(f"task {task.name!r} has a separate prompt for each candidate; use loss 'full'")
+    if len(task.answers) > recipe.choices:
+        raise InvalidTask(
+            f"task {task.name!r} has {len(task.answers)} answers, but the recipe's choices is {recipe.choices}"
+        )
+    check_tokenizer(tokenizer)
+
+
 def load_examples(path: Path, task: Task, tokenizer: Tokenizer, recipe: Recipe) -> list[Example]:
     """Returns every record of a JSONL file as an example.
 
     Raises InvalidDataset, naming file and line, for a bad record or an empty file, and InvalidTask if recipe and task
     do not fit together.
     """
-    if recipe.loss == "candidates" and not task.shares_prompt:
-        raise InvalidTask(f"task {task.name!r} has a separate prompt for each candidate; use loss 'full'")
-    check_tokenizer(tokenizer)
+    check_task(task, tokenizer, recipe)
     examples = [
         encode_question(tokenizer, read_question(task, record, where), recipe, where)
         for where, record in read_jsonl(path)

@@ -193,6 +193,7 @@ class FakeServer:
         trajectory="none",
         task_of_round=None,
         privacy=None,
+        user="alice",
         **training,
     ):
         """Queues a job on a compiled program; `key` signs instead of the server's own, `manifest` takes its place.
@@ -206,8 +207,8 @@ class FakeServer:
             self.files[file.sha256] = program.path(file.role).read_bytes()
         request = JobRequest(
             base="tiny",
-            user="alice",
-            adapter="alice-movies",
+            user=user,
+            adapter=f"{user}-movies",
             task=task,
             dataset=dataset,
             training=TrainingSettings(**training),

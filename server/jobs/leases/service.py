@@ -36,7 +36,7 @@ from shared.errors import (
     StartDeleted,
     Unauthorized,
 )
-from shared.job import JobError, JobState, Progress
+from shared.job import OWNER_REFUSALS, JobError, JobState, Progress
 from shared.program import SignedManifest
 from shared.protocol import Lease, LeaseRequest, LeaseState
 from shared.registry import SignedAdapter
@@ -203,8 +203,11 @@ class LeaseService:
         return self.state(lease)
 
     def fail(self, device_id: str, lease_id: str, error: JobError) -> LeaseState:
-        """Ends a job and its lease with an error. Raises NotFound or Gone."""
-        if self._find(device_id, lease_id).ending is None:
+        """Ends a job and its lease with an error, which counts as a failure of the device unless its owner refused.
+
+        Raises NotFound or Gone.
+        """
+        if self._find(device_id, lease_id).ending is None and error.code not in OWNER_REFUSALS:
             count_failure(self._devices.by_id(device_id), utc_now())
         return self._end(device_id, lease_id, Ending.FAILED, JobState.FAILED, error)
 

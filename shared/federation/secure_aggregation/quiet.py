@@ -18,6 +18,7 @@ def quiet_result(result: Result) -> Result:
         peak_rss_bytes=result.peak_rss_bytes,
         train_examples=None,
         truncated_examples=None,
+        unusable_examples=None,
     )
 
 

@@ -171,8 +171,9 @@ def test_bad_data_is_told_without_a_word_of_it(rademacher, dataset, run, engine)
     run.begin(rademacher.plan(dataset, **SETTINGS))
     message, _ = train(engine, run)
     assert message.error.code == "invalid-dataset"
-    assert "train.jsonl, line 1" in message.error.detail
+    assert "too few of its records fit the task" in message.error.detail
     assert "secret" not in message.error.detail
+    assert "0 of 1 train records fit" in message.detail
 
 
 def test_a_program_that_does_not_load_is_one_clear_line(begun, engine, rademacher, dataset, tmp_path):

@@ -55,6 +55,11 @@ def test_every_rule_says_what_it_allows():
         ('cohorts = ["reviews", "notes"]', OwnerConsent(trajectory=False, cohorts=("reviews", "notes"))),
         ("cohorts = []", OwnerConsent(trajectory=False, cohorts=())),
         ("masked_among = 10", OwnerConsent(masked_among=10)),
+        ("privacy_limit = 8", OwnerConsent(privacy_limit=8)),
+        (
+            "privacy_limit = { reviews = 3 }\nprivacy_delta = 1e-6",
+            OwnerConsent(privacy_limit={"reviews": 3.0}, privacy_delta=1e-6),
+        ),
     ],
 )
 def test_nothing_more_leaves_this_device_unless_the_owner_says_so(tmp_path, text, said):
@@ -79,6 +84,9 @@ def test_every_consent_says_what_it_allows():
         ('cohorts = ["Two Words"]', "cohorts must be true, false or a list"),
         ("masked_among = true", "masked_among must be a number of devices, 3 to 1024, or 0"),
         ("masked_among = -1", "masked_among must be a number of devices"),
+        ("privacy_limit = true", "privacy_limit must be an epsilon from 0 to 1000"),
+        ("privacy_limit = { reviews = -1 }", "privacy_limit must be an epsilon from 0 to 1000, or a table"),
+        ("privacy_delta = 0", "privacy_delta must be a number between 0 and 1"),
         (f"cohorts = {[f'c{index}' for index in range(101)]}", "a list of up to 100 cohorts' names"),
     ],
 )

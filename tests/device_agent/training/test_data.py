@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from device_agent.errors import UnusableRecord
 from device_agent.training.data import check_directory, read_splits
 from device_agent.training.messages import describe
-from shared.errors import InvalidDataset
+from shared.errors import InvalidDataset, InvalidTask
 from shared.job import TrainingSettings
 from shared.task import Answer, Task
 from tests.device_agent.conftest import TASK, write_records
@@ -49,7 +48,7 @@ def test_the_held_out_part_is_the_same_for_every_job(read, dataset):
 
 def test_one_record_cannot_be_split(read, tmp_path):
     write_records(tmp_path / "train.jsonl", 1, 0)
-    with pytest.raises(UnusableRecord, match="cannot both train and validate"):
+    with pytest.raises(InvalidDataset, match="cannot both train and validate"):
         read(tmp_path)
 
 
@@ -71,7 +70,7 @@ def test_truncated_examples_are_counted(read, dataset):
     record = {"text": "word " * 50, "label": "positive"}
     with (dataset / "train.jsonl").open("a") as file:
         file.write(json.dumps(record) + "\n")
-    assert read(dataset).truncated == 1
+    assert read(dataset).counts.truncated == 1
 
 
 def with_line(dataset, split, line):
@@ -79,52 +78,63 @@ def with_line(dataset, split, line):
         file.write(line + "\n")
 
 
+BAD_LINES = {
+    "{not json SECRET": "JSONDecodeError",
+    '["SECRET"]': "must be a JSON object",
+    '{"label": "positive", "other": "SECRET"}': "field 'text' is missing",
+    '{"text": "SECRET"}': "field 'label' is missing",
+    '{"text": "SECRET", "label": "SECRET"}': "SECRET",
+}
+
+
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
-@pytest.mark.parametrize(
-    ("line", "here", "told"),
-    [
-        ("{not json SECRET", "not JSON", "the device's own log says why"),
-        ('["SECRET"]', "must be a JSON object", "the device's own log says why"),
-        ('{"label": "positive", "other": "SECRET"}', "field 'text' is missing", "field 'text' is missing"),
-        ('{"text": "SECRET"}', "field 'label' is missing", "field 'label' is missing"),
-        ('{"text": "SECRET", "label": "SECRET"}', "SECRET", "the device's own log says why"),
-    ],
-)
-def test_a_bad_line_is_named_and_never_quoted_to_the_server(read, dataset, split, line, here, told):
+@pytest.mark.parametrize("line", BAD_LINES)
+def test_a_record_that_does_not_fit_is_left_out_and_named_to_the_owner_alone(read, dataset, split, line):
+    before = read(dataset)
     count = len((dataset / f"{split}.jsonl").read_text().splitlines())
     with_line(dataset, split, line)
-    with pytest.raises(UnusableRecord) as caught:
+    splits = read(dataset)
+    assert (splits.train, splits.validation, splits.test) == (before.train, before.validation, before.test)
+    assert splits.unusable == (split == "train")
+    summary, reason = splits.reasons
+    assert summary.startswith("1 records of the data set do not fit task 'sst2'")
+    assert f"{dataset / split}.jsonl:{count + 1}" in reason
+    assert BAD_LINES[line] in reason
+
+
+def test_a_record_decides_about_itself_alone(read, dataset):
+    """With a held-out part, too: whether one record fits moves no other record from one split to the other."""
+    (dataset / "validation.jsonl").unlink()
+    lines = (dataset / "train.jsonl").read_text().splitlines()
+    before = read(dataset)
+    (dataset / "train.jsonl").write_text("\n".join(["{", *lines[1:]]))
+    after = read(dataset)
+    assert len(after.train) + len(after.validation) == 12
+    assert all(example in before.train for example in after.train)
+    assert all(example in before.validation for example in after.validation)
+
+
+@pytest.mark.parametrize("content", [b"\n\n", b"\xff\xfe\x00"])
+def test_a_file_without_usable_records(read, dataset, content):
+    (dataset / "train.jsonl").write_bytes(content)
+    with pytest.raises(InvalidDataset, match=r"0 of \d train records fit") as caught:
         read(dataset)
-    assert f"{dataset / split}.jsonl:{count + 1}" in caught.value.detail
-    assert here in caught.value.detail
-    public = describe(caught.value).error.detail
-    assert f"{split}.jsonl, line {count + 1} cannot" in public
-    assert told in public
-    assert "SECRET" not in public
-    assert str(dataset) not in public
+    assert str(dataset) not in describe(caught.value).error.detail
 
 
-def test_an_empty_file_and_bytes_that_are_no_text(read, dataset):
-    (dataset / "train.jsonl").write_text("\n\n")
-    with pytest.raises(UnusableRecord, match="contains no records"):
-        read(dataset)
-    (dataset / "train.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UnusableRecord, match="cannot be read"):
+def test_half_of_a_split_must_fit(read, dataset):
+    lines = (dataset / "test.jsonl").read_text().splitlines()
+    (dataset / "test.jsonl").write_text("\n".join([*lines[:5], "{", "{", "{", "{", "{"]))
+    assert len(read(dataset).test) == 5
+    with_line(dataset, "test", "\n{")
+    with pytest.raises(InvalidDataset, match="5 of 11 test records fit"):
         read(dataset)
 
 
-def test_a_template_whose_field_is_missing(read, dataset):
-    task = Task(
-        name="custom",
-        prompt="{title}: {text} It was",
-        answers=(
-            Answer(text=" terrible", labels=("negative",)),
-            Answer(text=" great", labels=("positive",)),
-        ),
-    )
-    with pytest.raises(UnusableRecord, match=r"train\.jsonl:1: field 'title' is missing") as caught:
+def test_a_task_that_no_recipe_of_this_form_can_take(read, dataset, rademacher):
+    task = Task(name="custom", prompt="{text}", answers=[Answer(text=f" {n}", labels=(str(n),)) for n in range(3)])
+    with pytest.raises(InvalidTask, match="3 answers, but the recipe's choices is 2"):
         read(dataset, task)
-    assert "field 'title' is missing" in caught.value.public
 
 
 def test_directories(tmp_path):

@@ -9,10 +9,9 @@ from device_agent.daemon.daemon import Daemon
 from device_agent.daemon.reporting import Display
 from device_agent.engines.native import NativeEngine
 from device_agent.engines.python import PythonEngine
-from device_agent.errors import ChangedData
 from device_agent.jobs.leased_job import Outcome
 from device_agent.runtimes import PrivateStepInput, open_runtime
-from device_agent.training.dp_sampling import draw
+from device_agent.training.dp_sampling import check_sample_size, draw
 from device_agent.training.journal import RunDirectory
 from device_agent.training.trainer import Stopped, Trainer
 from shared.canonical import file_sha256
@@ -145,12 +144,14 @@ def test_a_step_that_a_kill_undid_is_made_again_as_it_was(run, plan, clipped, tm
     assert file_sha256(run.last) == file_sha256(twin.last)
 
 
-def test_changed_data_is_noticed(run, plan, clipped, dataset):
-    begun(run, plan)
+def test_data_that_changes_ends_no_run(run, plan, clipped, dataset):
+    first = begun(run, plan)
     with (dataset / "train.jsonl").open("a") as file:
         file.write(json.dumps({"text": "warm film", "label": "positive"}) + "\n")
-    with pytest.raises(ChangedData):
-        train(run, plan, clipped)
+    again = run.dp_samples(plan, 14)
+    assert not np.array_equal(first.noise, again.noise)
+    train(run, plan, clipped)
+    assert ledger(run).steps == 12
 
 
 def test_draws_differ_from_run_to_run_whatever_the_job_says(tmp_path):
@@ -171,7 +172,12 @@ def test_a_sample_is_every_example_with_the_same_chance_by_itself():
     assert np.abs(pairs - np.eye(40)).max() < 6 / np.sqrt(4000)
 
 
-def test_too_many_examples_for_one_step_are_refused():
+def test_too_many_examples_for_one_step_are_refused_by_the_number_of_records():
+    check_sample_size(ExamplePrivacy(noise_multiplier=1, sampling_rate=1), MOST_SAMPLE)
+    check_sample_size(ExamplePrivacy(noise_multiplier=1, sampling_rate=0.1), 8 * MOST_SAMPLE)
+    for rate, records in ((1, MOST_SAMPLE + 1), (0.1, 10 * MOST_SAMPLE)):
+        with pytest.raises(InvalidDataset, match="lower sampling_rate"):
+            check_sample_size(ExamplePrivacy(noise_multiplier=1, sampling_rate=rate), records)
     with pytest.raises(InvalidDataset, match="lower sampling_rate"):
         draw(ExamplePrivacy(noise_multiplier=1, sampling_rate=1), MOST_SAMPLE + 1, 2, 1)
 
@@ -193,19 +199,18 @@ def test_of_a_whole_job_nothing_is_sent_that_the_data_decides(home, server_key, 
         assert daemon.run(once=True).outcome is Outcome.COMPLETED
         (dataset / "train.jsonl").write_text('{"text": "warm"}\n')
         server.add_job(clipped, job_id="job-bad", privacy=PRIVACY, **training)
-        assert daemon.run(once=True).outcome is Outcome.FAILED
+        assert daemon.run(once=True).outcome is Outcome.COMPLETED  # by noise alone
     told = {name for beat in server.beats for name, value in beat if value not in (None, 0)}
     assert server.beats
     assert told <= {"phase", "step", "steps", "lr", "why"}
-    (completion,) = server.completions
+    completion, _ = server.completions
     measured = completion.result.model_dump(exclude_none=True, exclude_defaults=True).keys()
     assert measured == {"steps", "best_step", "train_seconds", "seconds", "peak_rss_bytes"}
     trajectory = read_ledger(server.trajectories[0])
     assert (trajectory.steps, trajectory.evaluations) == (40, [])
     b = load_adapter(server.uploads[0], clipped.manifest.size)
     np.testing.assert_array_equal(trajectory.replay(np.zeros_like(b)), b)  # B tells what the trajectory tells
-    (failure,) = server.failures
-    assert failure.detail == "the run is private; the device's log has the reason"
+    assert server.failures == []
 
 
 @pytest.mark.parametrize(

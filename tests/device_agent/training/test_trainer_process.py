@@ -94,7 +94,8 @@ def test_it_dies_with_its_daemon(rademacher, dataset, run):
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "words"), [("{", "invalid-dataset", "line 14"), ("", "runtime-failed", "does not load")]
+    ("line", "code", "words"),
+    [("{\n" * 14, "invalid-dataset", "too few of its records"), ("", "runtime-failed", "does not load")],
 )
 def test_errors_are_its_last_words(rademacher, dataset, run, tmp_path, line, code, words):
     with (dataset / "train.jsonl").open("a") as file:

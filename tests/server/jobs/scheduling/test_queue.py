@@ -8,6 +8,7 @@ from sqlalchemy import func, select
 
 from server.jobs.models import Job
 from server.jobs.scheduling.models import StoredLane
+from shared.job import OWNER_REFUSALS
 from tests.server.conftest import job_request
 
 NATIVE = {"engines": ["native"], "backends": ["xnnpack", "portable"], "operators": ["mobizo::noise"]}
@@ -217,6 +218,14 @@ def test_a_device_that_fails_one_job_after_another_rests(home, fleet, app, opera
     assert device.lease() is None
     assert waiting(app, job)["why"].endswith("is cooling down after failures (1)")
     assert fleet.device(name="other").lease()["job"]["id"] == job["id"]
+
+
+def test_an_owner_s_refusal_is_no_failure_of_the_device(fleet, app, operator, device):
+    for number, code in enumerate(sorted(OWNER_REFUSALS) * 2):
+        fleet.ready_job(app, adapter=f"a{number}")
+        device.post(f"/v1/leases/{device.lease()['id']}/fail", json={"code": code, "detail": "y"})
+    shown = operator.get(f"/v1/devices/{device.device_id}").json()
+    assert (shown["failures"], shown["cooldown_until"]) == (0, None)
 
 
 def test_success_forgets_failures(fleet, app, operator, device):

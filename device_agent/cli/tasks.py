@@ -1,0 +1,117 @@
+"""The commands `tasks list|approve|revoke`: the owner decides which tasks may read which data set."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from device_agent.cli.options import HomeOption, JsonOption
+from device_agent.home import AgentHome
+from device_agent.policy.task_approvals import (
+    LEAST_DIGITS,
+    TaskApprovals,
+    TaskState,
+    is_shipped,
+    task_lines,
+    task_sha256,
+)
+from shared.errors import BadRequest
+from shared.task import Task
+from shared.task_templates import TASKS
+
+app = typer.Typer(
+    help="Decide which tasks may read which data set.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+
+TaskArgument = Annotated[
+    str, typer.Argument(metavar="TASK", help=f"at least {LEAST_DIGITS} digits of a task's digest, or a shipped task")
+]
+DatasetsOption = Annotated[list[str] | None, typer.Option("--data", metavar="NAME", help="data set; may be repeated")]
+
+
+@app.command("list")
+def list_tasks(home: HomeOption = None, json_lines: JsonOption = False) -> None:
+    """List the shipped tasks, and every other task with the owner's decision and its exact text."""
+    approvals = TaskApprovals(AgentHome.locate(home).tasks)
+    decisions = approvals.decisions()
+    if json_lines:
+        for task in TASKS.values():
+            typer.echo(json.dumps(_facts(task, None, TaskState.SHIPPED)))
+        for decision in decisions:
+            typer.echo(json.dumps(_facts(decision.task, decision.dataset, decision.state)))
+        return
+    typer.echo(f"shipped tasks, approved for every data set unless listed below as revoked: {', '.join(TASKS)}")
+    for decision in decisions:
+        digits = decision.sha256[:LEAST_DIGITS]
+        typer.echo(f"{decision.state}  {digits}  {decision.task.name} for data set {decision.dataset}")
+        if not is_shipped(decision.task):
+            for line in task_lines(decision.task):
+                typer.echo(f"    {line}")
+
+
+@app.command()
+def approve(
+    task: Annotated[
+        str | None,
+        typer.Argument(metavar="[TASK]", help=f"at least {LEAST_DIGITS} digits of a task's digest, or a shipped task"),
+    ] = None,
+    data: DatasetsOption = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="approve the task in this JSON file, before any job brings it")
+    ] = None,
+    home: HomeOption = None,
+    json_lines: JsonOption = False,
+) -> None:
+    """Let a task read data sets; default: the data sets for which it waits. Prints the approved text."""
+    approvals = TaskApprovals(_existing(home).tasks)
+    if (task is None) == (file is None):
+        raise BadRequest("name one task, by digits of its digest or with --file")
+    found = _read_task(file) if file is not None else approvals.find(task or "")
+    _decide(approvals, found, data or approvals.waiting_for(found), TaskState.APPROVED, json_lines)
+
+
+@app.command()
+def revoke(
+    task: TaskArgument, data: DatasetsOption = None, home: HomeOption = None, json_lines: JsonOption = False
+) -> None:
+    """Stop a task from reading data sets, from the next job on; default: every data set with a decision about it."""
+    approvals = TaskApprovals(_existing(home).tasks)
+    found = approvals.find(task)
+    known = [decision.dataset for decision in approvals.decisions() if decision.task == found]
+    _decide(approvals, found, data or known, TaskState.REVOKED, json_lines)
+
+
+def _decide(approvals: TaskApprovals, task: Task, datasets: list[str], state: TaskState, json_lines: bool) -> None:
+    if not datasets:
+        raise BadRequest(f"task {task.name!r}: name the data sets with --data NAME")
+    approvals.decide(task, datasets, state)
+    if json_lines:
+        for dataset in datasets:
+            typer.echo(json.dumps(_facts(task, dataset, state)))
+        return
+    typer.echo(f"{state} for {', '.join(datasets)}: task {task.name} ({task_sha256(task)[:LEAST_DIGITS]})")
+    for line in task_lines(task):
+        typer.echo(f"    {line}")
+
+
+def _facts(task: Task, dataset: str | None, state: TaskState) -> dict[str, object]:
+    return {"state": state, "dataset": dataset, "sha256": task_sha256(task), "task": task.model_dump(mode="json")}
+
+
+def _existing(home: Path | None) -> AgentHome:
+    agent_home = AgentHome.locate(home)
+    agent_home.create()
+    return agent_home
+
+
+def _read_task(file: Path) -> Task:
+    try:
+        return Task.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise BadRequest(f"{file} cannot be read ({error})") from error
+    except ValidationError as error:
+        raise BadRequest(f"{file} is not a task: {error.errors()[0]['msg']}") from error

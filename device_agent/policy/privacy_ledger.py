@@ -1,0 +1,187 @@
+"""The privacy ledger: what all runs on this device have spent of each data set's privacy, whatever user they name.
+
+A run is charged durably before it trains (`privacy.json` in the agent's home). A charge pays for one run directory,
+whose samples and noise are drawn once; a job whose run was removed is charged again. Nothing is ever given back.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from device_agent.durable import write_durably
+from device_agent.errors import PolicyForbids, PrivacyLimitReached
+from device_agent.policy.privacy_accounting import AccountingFailed, epsilon_in_child
+from device_agent.training.journal import RunDirectory
+from shared.federation.accounting import Spending
+from shared.privacy import DELTA, ExamplePrivacy
+
+
+class Terms(BaseModel):
+    """What a run spends, and on which data. No spending: a run without privacy, whose cost has no bound."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    job_id: str
+    dataset: str
+    directory: Path = Field(description="of the data set; other names of the same directory share its spending")
+    spending: Spending | None
+
+
+class Charge(Terms):
+    """One entry of the ledger."""
+
+    id: str = Field(default_factory=lambda: secrets.token_hex(16))
+    at: datetime = Field(default_factory=lambda: datetime.now(UTC))
+
+    def pays(self, terms: Terms) -> bool:
+        """Returns whether this charge was made for these terms."""
+        return all(getattr(self, name) == getattr(terms, name) for name in Terms.model_fields)
+
+
+class PrivacyLimits(BaseModel):
+    """The owner's limits. epsilon: of each data set by name, or of every data set; null: no limit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epsilon: float | dict[str, float] | None = None
+    delta: float = DELTA
+
+    def of(self, dataset: str) -> float | None:
+        """Returns the limit of a data set, or None if it has none."""
+        return self.epsilon.get(dataset) if isinstance(self.epsilon, dict) else self.epsilon
+
+
+class DatasetSpending(BaseModel):
+    """What was spent on one data set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dataset: str
+    epsilon: float | None = Field(description="of all private runs together; null: it cannot be computed here")
+    delta: float
+    limit: float | None = Field(description="epsilon that may be spent; null: no limit")
+    runs: int = Field(description="number of private runs")
+    unprotected: int = Field(description="number of runs without privacy, which epsilon does not cover")
+
+    def line(self) -> str:
+        """Formats the spending as one line for people."""
+        spent = "unknown (pip install 'mobizo[privacy]')" if self.epsilon is None else f"{self.epsilon:.3g}"
+        limit = "no limit" if self.limit is None else f"limit {self.limit:g}"
+        line = f"privacy of data set {self.dataset}: epsilon {spent} ({limit}) at delta {self.delta:g}"
+        line += f", {self.runs} private runs"
+        return f"{line}, {self.unprotected} runs without privacy" if self.unprotected else line
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    charges: list[Charge] = []
+
+
+def spending_of(privacy: ExamplePrivacy | None, steps: int) -> Spending | None:
+    """Returns what a run of this many steps spends; None without privacy."""
+    if privacy is None:
+        return None
+    return Spending(sampling_rate=privacy.sampling_rate, noise_multiplier=privacy.sigma, times=steps)
+
+
+class PrivacyLedger:
+    """The ledger in one file. Only the daemon, which holds the home's lock, writes it."""
+
+    def __init__(self, path: Path, limits: PrivacyLimits, datasets: Mapping[str, Path] | None = None) -> None:
+        """datasets: directory of each data set by name. The strictest limit of a directory's names holds for all."""
+        self._path, self._limits, self._datasets = path, limits, dict(datasets or {})
+
+    def check(self, terms: Terms, run: RunDirectory) -> None:
+        """Raises PrivacyLimitReached if a run may not begin, PolicyForbids if the ledger is damaged.
+
+        A run that is already paid for may always continue.
+        """
+        limit = self._limit(terms)
+        charges = self.charges()
+        if limit is None or _paid(terms, run, charges):
+            return
+        allowed = f"the owner of this device limits the privacy of data set {terms.dataset!r} to epsilon {limit:g}"
+        if terms.spending is None:
+            raise PrivacyLimitReached(f"{allowed}; a job without `privacy` has no bound: submit it with `privacy`")
+        spent = [charge.spending for charge in _on(charges, terms.dataset, terms.directory)]
+        try:
+            after = epsilon_in_child([*filter(None, spent), terms.spending], self._limits.delta)
+        except AccountingFailed as error:
+            raise PrivacyLimitReached(
+                f"{allowed}, and the cost of this run cannot be computed; use fewer steps"
+            ) from error
+        if after > limit:
+            raise PrivacyLimitReached(
+                f"{allowed} at delta {self._limits.delta:g}, which this run would exceed: request a smaller epsilon or "
+                "fewer steps, or ask the owner to raise `privacy_limit`"
+            )
+
+    def _limit(self, terms: Terms) -> float | None:
+        names = {terms.dataset, *(name for name, path in self._datasets.items() if path == terms.directory)}
+        return min((limit for name in names if (limit := self._limits.of(name)) is not None), default=None)
+
+    def charge(self, terms: Terms, run: RunDirectory) -> None:
+        """Charges a run durably, once. A kill between the two writes charges it twice, never less than once."""
+        charges = self.charges()
+        if _paid(terms, run, charges):
+            return
+        charge = Charge(**terms.model_dump())
+        self._write([*charges, charge])
+        write_durably(run.charge, charge.model_dump_json().encode())
+
+    def charges(self) -> list[Charge]:
+        """Returns all charges, oldest first. Raises PolicyForbids if the file is damaged."""
+        try:
+            return _File.model_validate_json(self._path.read_bytes()).charges
+        except FileNotFoundError:
+            return []
+        except (OSError, ValidationError) as error:
+            raise PolicyForbids(
+                f"the privacy ledger {self._path} cannot be read; restore it from a backup; without it this device "
+                "does not know what was spent, and trains nothing"
+            ) from error
+
+    def summary(self) -> list[DatasetSpending]:
+        """Returns what was spent on each data set, by name. Raises PolicyForbids if the file is damaged."""
+        charges = self.charges()
+        limited = self._limits.epsilon if isinstance(self._limits.epsilon, dict) else {}
+        names = sorted({charge.dataset for charge in charges} | set(limited))
+        return [self._summary(name, charges) for name in names]
+
+    def _summary(self, dataset: str, charges: Sequence[Charge]) -> DatasetSpending:
+        directories = {charge.directory for charge in charges if charge.dataset == dataset}
+        own = [charge for charge in charges if charge.dataset == dataset or charge.directory in directories]
+        spendings = [charge.spending for charge in own if charge.spending is not None]
+        try:
+            epsilon = epsilon_in_child(spendings, self._limits.delta)
+        except AccountingFailed:
+            epsilon = None
+        return DatasetSpending(
+            dataset=dataset,
+            epsilon=epsilon,
+            delta=self._limits.delta,
+            limit=self._limits.of(dataset),
+            runs=len(spendings),
+            unprotected=len(own) - len(spendings),
+        )
+
+    def _write(self, charges: list[Charge]) -> None:
+        write_durably(self._path, _File(charges=charges).model_dump_json().encode())
+
+
+def _on(charges: Sequence[Charge], dataset: str, directory: Path) -> list[Charge]:
+    return [charge for charge in charges if charge.dataset == dataset or charge.directory == directory]
+
+
+def _paid(terms: Terms, run: RunDirectory, charges: Sequence[Charge]) -> bool:
+    try:
+        noted = Charge.model_validate_json(run.charge.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return False
+    return noted.pays(terms) and any(charge.id == noted.id and charge.pays(terms) for charge in charges)

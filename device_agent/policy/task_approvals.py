@@ -1,0 +1,182 @@
+"""The owner's decisions about which tasks may read which data set, kept in `tasks.json` in the agent's home.
+
+The shipped tasks (`shared.task_templates`) may read every data set unless the owner revokes them. Any other task may
+read a data set only after the owner has approved its exact text. A refused task is recorded, so that the owner can read
+and approve it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from device_agent.durable import write_durably
+from device_agent.errors import PolicyForbids, TaskNotApproved
+from shared.canonical import canonical_json, sha256_hex
+from shared.errors import BadRequest
+from shared.task import Task
+from shared.task_templates import TASKS
+
+MOST_WAITING = 50  # tasks that wait for a decision; more are refused without a record
+LEAST_DIGITS = 8  # of a task's sha256 on the command line
+
+
+class TaskState(StrEnum):
+    """What the owner has decided about a task."""
+
+    SHIPPED = "shipped"  # approved by default
+    APPROVED = "approved"
+    REVOKED = "revoked"
+    WAITING = "waiting"
+
+
+class TaskDecision(BaseModel):
+    """The state of one task for one data set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: Task
+    dataset: str
+    state: TaskState
+    at: datetime = Field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def sha256(self) -> str:
+        """The sha256 of the task's canonical JSON, which identifies it."""
+        return task_sha256(self.task)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    decisions: list[TaskDecision] = []
+
+
+def task_sha256(task: Task) -> str:
+    """Returns the sha256 of a task's canonical JSON: its name, prompt, answers and fields."""
+    return sha256_hex(canonical_json(task.model_dump(mode="json")))
+
+
+def is_shipped(task: Task) -> bool:
+    """Returns whether a task is, in every field, one of the shipped tasks."""
+    return TASKS.get(task.name) == task
+
+
+def task_lines(task: Task) -> Iterator[str]:
+    """Yields a task's text, one line for each part. Control characters are escaped, because a stranger wrote it."""
+    yield f"prompt    {_visible(task.prompt)}"
+    for answer in task.answers:
+        labels = ", ".join(_visible(label) for label in answer.labels)
+        yield f"answer    {_visible(answer.text)} for {_visible(task.label_field)} {labels}"
+        if answer.prompt is not None:
+            yield f"  prompt  {_visible(answer.prompt)}"
+    for name, mapped in task.mapped.items():
+        values = ", ".join(f"{_visible(value)} as {_visible(text)}" for value, text in mapped.values.items())
+        yield f"field     {{{_visible(name)}}} from {_visible(mapped.field)}: {values}"
+
+
+def _visible(text: str) -> str:
+    """Returns the text in quotation marks; characters that do not print, such as terminal controls, are escaped."""
+    return '"' + "".join(_escaped(character) for character in text) + '"'
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return "\\" + character
+    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+
+
+class TaskApprovals:
+    """The decisions in one file. The daemon and the command line may use it at the same time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def check(self, task: Task, dataset: str) -> None:
+        """Raises TaskNotApproved unless the task may read the data set; records a new task as waiting.
+
+        Raises PolicyForbids if the file is damaged.
+        """
+        found = self._find(self.decisions(), task, dataset)
+        if found is None:
+            if is_shipped(task):
+                return
+            self._note_waiting(task, dataset)
+        elif found.state is TaskState.APPROVED:
+            return
+        digits = task_sha256(task)[:LEAST_DIGITS]
+        raise TaskNotApproved(
+            f"the owner of this device has not approved task {task.name!r} ({digits}) for data set {dataset!r}; ask "
+            f"the owner to run `mobizo-agent tasks approve {digits} --data {dataset}`, then submit the job again"
+        )
+
+    def decisions(self) -> list[TaskDecision]:
+        """Returns all decisions and waiting tasks, oldest first. Raises PolicyForbids if the file is damaged."""
+        try:
+            return _File.model_validate_json(self._path.read_bytes()).decisions
+        except FileNotFoundError:
+            return []
+        except (OSError, ValidationError) as error:
+            raise PolicyForbids(
+                f"the owner's decisions in {self._path} cannot be read; repair the file, or remove it and decide again"
+            ) from error
+
+    def find(self, name: str) -> Task:
+        """Returns the task with these first digits of a sha256, or the shipped task of this name.
+
+        Raises BadRequest if there is none, or more than one.
+        """
+        if name in TASKS:
+            return TASKS[name]
+        known = {decision.sha256: decision.task for decision in self.decisions()}
+        known |= {task_sha256(task): task for task in TASKS.values()}
+        found = [task for digest, task in known.items() if len(name) >= LEAST_DIGITS and digest.startswith(name)]
+        if len(found) != 1:
+            why = "several tasks begin with these digits" if found else "no task has this name or digest"
+            raise BadRequest(
+                f"{name!r}: {why}; `mobizo-agent tasks list` shows the digests, of which at least {LEAST_DIGITS} "
+                "digits are needed"
+            )
+        return found[0]
+
+    def waiting_for(self, task: Task) -> list[str]:
+        """Returns the names of the data sets for which a task waits."""
+        return [entry.dataset for entry in self.decisions() if entry.task == task and entry.state is TaskState.WAITING]
+
+    def decide(self, task: Task, datasets: Sequence[str], state: TaskState) -> None:
+        """Stores a decision durably. A decision that equals the default of a shipped task is removed."""
+        with self._lock():
+            kept = [entry for entry in self.decisions() if entry.task != task or entry.dataset not in datasets]
+            if not (state is TaskState.APPROVED and is_shipped(task)):
+                kept += [TaskDecision(task=task, dataset=dataset, state=state) for dataset in datasets]
+            self._write(kept)
+
+    def _note_waiting(self, task: Task, dataset: str) -> None:
+        with self._lock():
+            decisions = self.decisions()
+            waiting = [entry for entry in decisions if entry.state is TaskState.WAITING]
+            if self._find(decisions, task, dataset) is None and len(waiting) < MOST_WAITING:
+                self._write([*decisions, TaskDecision(task=task, dataset=dataset, state=TaskState.WAITING)])
+
+    @staticmethod
+    def _find(decisions: Sequence[TaskDecision], task: Task, dataset: str) -> TaskDecision | None:
+        return next((entry for entry in decisions if entry.dataset == dataset and entry.task == task), None)
+
+    def _write(self, decisions: list[TaskDecision]) -> None:
+        write_durably(self._path, _File(decisions=decisions).model_dump_json(indent=1).encode())
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        descriptor = os.open(self._path.with_name(self._path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)

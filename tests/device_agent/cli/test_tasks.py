@@ -1,0 +1,94 @@
+"""The commands by which the owner decides about tasks, and what `status` says of tasks and privacy."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from device_agent.cli.main import app
+from device_agent.errors import TaskNotApproved
+from device_agent.policy.privacy_ledger import PrivacyLedger, PrivacyLimits, Terms
+from device_agent.policy.task_approvals import TaskApprovals, task_sha256
+from device_agent.training.journal import RunDirectory
+from shared.errors import BadRequest
+from shared.federation.accounting import Spending, epsilon_of
+from shared.task import Answer, Task
+from tests.device_agent.conftest import enroll
+
+URGENCY = Task(
+    name="urgency",
+    prompt="{text} Urgent?",
+    answers=(Answer(text=" no", labels=("0",)), Answer(text=" yes", labels=("1",))),
+)
+DIGITS = task_sha256(URGENCY)[:8]
+
+
+@pytest.fixture
+def agent(home):
+    def agent(*arguments):
+        done = CliRunner().invoke(app, [*arguments, "--home", str(home.path)], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    return agent
+
+
+@pytest.fixture
+def approvals(home):
+    found = TaskApprovals(home.tasks)
+    with pytest.raises(TaskNotApproved):
+        found.check(URGENCY, "tickets")
+    return found
+
+
+def test_a_waiting_task_is_shown_whole_and_approved_by_its_digits(agent, approvals):
+    shown = agent("tasks", "list")
+    assert f"waiting  {DIGITS}  urgency for data set tickets" in shown
+    assert 'prompt    "{text} Urgent?"' in shown
+    assert 'answer    " yes" for "label" "1"' in shown
+    assert '"{text} Urgent?"' in agent("tasks", "approve", DIGITS)
+    approvals.check(URGENCY, "tickets")
+    agent("tasks", "revoke", DIGITS)
+    with pytest.raises(TaskNotApproved):
+        approvals.check(URGENCY, "tickets")
+
+
+def test_a_task_is_approved_from_a_file_before_a_job_brings_it(agent, home, tmp_path):
+    file = tmp_path / "urgency.json"
+    file.write_text(URGENCY.model_dump_json())
+    with pytest.raises(BadRequest, match="name the data sets with --data"):
+        agent("tasks", "approve", "--file", str(file))
+    agent("tasks", "approve", "--file", str(file), "--data", "tickets", "--data", "letters")
+    for dataset in ("tickets", "letters"):
+        TaskApprovals(home.tasks).check(URGENCY, dataset)
+    file.write_text("{}")
+    with pytest.raises(BadRequest, match="is not a task"):
+        agent("tasks", "approve", "--file", str(file), "--data", "tickets")
+    with pytest.raises(BadRequest, match="name one task"):
+        agent("tasks", "approve", "--data", "tickets")
+
+
+def test_the_list_as_json(agent, approvals):
+    lines = [json.loads(line) for line in agent("tasks", "list", "--json").splitlines()]
+    assert [line["state"] for line in lines] == ["shipped"] * 13 + ["waiting"]
+    assert Task.model_validate(lines[-1]["task"]) == URGENCY
+    assert (lines[-1]["dataset"], lines[-1]["sha256"][:8]) == ("tickets", DIGITS)
+
+
+def test_status_shows_what_waits_and_what_was_spent(agent, approvals, home, server_key, tmp_path):
+    enroll(home, "http://127.0.0.1:9", server_key)
+    spending = Spending(sampling_rate=0.1, noise_multiplier=2.0, times=3)
+    terms = Terms(job_id="job-1", dataset="movies", directory=tmp_path, spending=spending)
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    PrivacyLedger(home.privacy, PrivacyLimits()).charge(terms, run)
+    home.rules.write_text("privacy_limit = { movies = 8 }\n")
+    epsilon = epsilon_of([spending], 1e-5)
+    shown = agent("status")
+    assert "tasks that wait for your decision: 1" in shown
+    assert f"privacy of data set movies: epsilon {epsilon:.3g} (limit 8) at delta 1e-05, 1 private runs" in shown
+    facts = json.loads(agent("status", "--json"))
+    assert facts["tasks_waiting"] == 1
+    assert facts["privacy"] == [
+        {"dataset": "movies", "epsilon": epsilon, "delta": 1e-5, "limit": 8, "runs": 1, "unprotected": 0}
+    ]

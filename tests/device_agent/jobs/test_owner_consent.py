@@ -1,0 +1,262 @@
+"""Attacks by a submitter: reading records through failures, and spending more privacy than the owner allows.
+
+The submitter brings the task, the settings and the user's name, and sees everything that the device sends.
+"""
+
+import json
+import shutil
+
+import pytest
+
+from device_agent.daemon.daemon import Daemon
+from device_agent.daemon.reporting import Display
+from device_agent.jobs.leased_job import Outcome
+from shared.federation.accounting import epsilon_of, of_run
+from shared.job import TrainingSettings
+from shared.privacy import ExamplePrivacy
+from shared.task import Answer, Mapped, Task
+from tests.device_agent.conftest import TASK, enroll, write_records
+from tests.device_agent.fake_server import FakeServer
+
+PRIVACY = ExamplePrivacy(clip=0.05, noise_multiplier=2.0, sampling_rate=0.1)
+STEPS = 3
+ANSWERS = (Answer(text=" terrible", labels=("negative",)), Answer(text=" great", labels=("positive",)))
+
+
+@pytest.fixture(scope="session")
+def clipped(compile_tiny):
+    return compile_tiny("clipped", privacy="clipped", layers="last:1", effective_batch=2)
+
+
+@pytest.fixture
+def server(server_key):
+    with FakeServer(server_key) as double:
+        yield double
+
+
+@pytest.fixture
+def work(home, server, server_key, engines):
+    """Works on the jobs of the server with a data set, one after the other; returns their ends."""
+    enroll(home, server.url, server_key)
+
+    def work(directory):
+        with Display(home, live=False) as display:
+            daemon = Daemon(home, {"movies": directory}, display, engines=engines)
+            return [daemon.run(once=True) for _ in range(len(server.jobs))]
+
+    return work
+
+
+def records_with(tmp_path, secret, records=40):
+    """A data set whose records all have a code; only one of them is secret."""
+    directory = tmp_path / f"data-{secret}"
+    directory.mkdir()
+    write_records(directory / "train.jsonl", records, 0)
+    lines = [json.loads(line) for line in (directory / "train.jsonl").read_text().splitlines()]
+    lines = [line | {"code": "0"} for line in lines]
+    lines[7]["code"] = secret
+    (directory / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return directory
+
+
+def half_of_the_codes(bit):
+    """A task that fits a record if and only if a bit of its code is 0."""
+    codes = {str(code): "a" for code in range(8) if not code >> bit & 1}
+    return Task(
+        name="guess", prompt="{text}{asked}", answers=ANSWERS, mapped={"asked": Mapped(field="code", values=codes)}
+    )
+
+
+def is_the_code(secret):
+    """A task whose answers are the codes: it fits records of code 0 and of one guess."""
+    answers = (Answer(text=" a", labels=("0",)), Answer(text=" b", labels=(secret,)))
+    return Task(name="guess", prompt="{text}", answers=answers, label_field="code")
+
+
+def told(server):
+    """What the server was told by the jobs, without times, memory and what was measured."""
+    untold = {"train_seconds", "seconds", "peak_rss_bytes"}
+    untold |= {"evaluations", "tuned_accuracy", "zero_shot_accuracy", "best_step"}  # of a run without privacy
+    results = [completion.result.model_dump(exclude=untold) for completion in server.completions]
+    return [failure.model_dump() for failure in server.failures], results
+
+
+@pytest.mark.parametrize("privacy", [None, PRIVACY])
+def test_tasks_that_the_owner_does_not_know_read_nothing(work, server, rademacher, clipped, tmp_path, privacy):
+    program = rademacher if privacy is None else clipped
+    seen = {}
+    for secret in ("2", "5"):
+        for bit in range(3):
+            task = half_of_the_codes(bit)
+            server.add_job(program, job_id=f"job-{secret}-{bit}", task=task, privacy=privacy, steps=STEPS)
+        directory = records_with(tmp_path, secret)
+        ended = work(directory)
+        assert {end.outcome for end in ended} == {Outcome.FAILED}
+        seen[secret] = told(server)
+        server.failures.clear()
+    assert seen["2"] == seen["5"]
+    assert {failure["code"] for failure in seen["2"][0]} == {"task-not-approved"}
+    assert server.served["downloads"] == 0
+
+
+@pytest.mark.parametrize("privacy", [None, PRIVACY])
+@pytest.mark.parametrize("task", [half_of_the_codes(0), is_the_code("5")], ids=["field", "label"])
+def test_an_approved_task_tells_nothing_of_a_single_record_that_does_not_fit(
+    home, work, server, rademacher, clipped, tmp_path, privacy, task
+):
+    from device_agent.policy.task_approvals import TaskApprovals, TaskState
+
+    program = rademacher if privacy is None else clipped
+    TaskApprovals(home.tasks).decide(task, ["movies"], TaskState.APPROVED)
+    seen = {}
+    for secret in ("2", "5"):
+        server.add_job(program, job_id=f"job-{secret}", task=task, privacy=privacy, steps=STEPS)
+        (ended,) = work(records_with(tmp_path, secret))
+        assert ended.outcome is Outcome.COMPLETED
+        seen[secret] = told(server)
+        server.completions.clear()
+        server.uploads.clear()
+    assert seen["2"] == seen["5"]
+
+
+UNUSUAL = {
+    "no JSON": b"{SECRET",
+    "no object": b'["SECRET"]',
+    "no text": b"\xff\xfeSECRET",
+    "half a surrogate": b'{"text": "SECRET \\ud800", "label": "positive"}',
+    "depth": b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b', "label": "positive"}',
+    "a long number": b'{"text": ' + b"7" * 5_000 + b', "label": "positive"}',
+    "an unknown label": b'{"text": "SECRET", "label": "SECRET"}',
+    "no label": b'{"text": "SECRET"}',
+    "a long text": b'{"text": "' + b"SECRET " * 500 + b'", "label": "positive"}',
+}
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_no_single_line_ends_a_job(work, server, rademacher, dataset, home, split):
+    whole = (dataset / f"{split}.jsonl").read_bytes()
+    for number, line in enumerate(UNUSUAL.values()):
+        (dataset / f"{split}.jsonl").write_bytes(whole + line + b"\n")
+        server.add_job(rademacher, job_id=f"job-{number}", steps=1)
+        (ended,) = work(dataset)
+        assert ended.outcome is Outcome.COMPLETED, (line[:40], ended.detail)
+    assert server.failures == []
+    assert {completion.result.train_examples for completion in server.completions} == {13 + (split == "train")}
+    assert not any(completion.result.unusable_examples for completion in server.completions)
+    assert b"SECRET" not in server.sent
+    assert f"{split}.jsonl:" in (home.run("job-0").path / "unusable.log").read_text()
+
+
+def test_a_private_job_ends_alike_whatever_the_records_are(work, server, clipped, dataset):
+    training = {"steps": STEPS, "seed": 5}
+    for number, content in enumerate((b"", b"{SECRET\n", b'{"text": "warm", "label": "positive"}\n' * 3)):
+        (dataset / "train.jsonl").write_bytes(content)
+        server.add_job(clipped, job_id=f"job-{number}", privacy=PRIVACY, **training)
+        (ended,) = work(dataset)
+        assert ended.outcome is Outcome.COMPLETED, ended.detail
+    failures, results = told(server)
+    assert failures == []
+    assert results[0] == results[1] == results[2]
+
+
+def test_a_task_that_fits_too_few_records_fails_without_a_word_of_them(work, server, rademacher, dataset):
+    lines = (dataset / "train.jsonl").read_text().splitlines()
+    (dataset / "train.jsonl").write_text("\n".join([*lines[:6], *['{"SECRET": 1}'] * 7]))
+    server.add_job(rademacher, steps=1)
+    (ended,) = work(dataset)
+    assert ended.outcome is Outcome.FAILED
+    assert "6 of 13 train records" in ended.detail
+    (failure,) = server.failures
+    assert failure.code == "invalid-dataset"
+    assert not any(character.isdigit() for character in failure.detail)
+    assert b"SECRET" not in server.sent
+
+
+def spent_by(runs):
+    return epsilon_of([of_run(PRIVACY, STEPS)] * runs, 1e-5)
+
+
+def test_another_user_s_name_does_not_escape_the_limit(work, server, clipped, dataset, home):
+    home.rules.write_text(f"privacy_limit = {(spent_by(2) + spent_by(3)) / 2}\n")
+    for user in ("alice", "bob", "carol"):
+        server.add_job(clipped, job_id=f"job-{user}", user=user, privacy=PRIVACY, steps=STEPS)
+    server.add_job(clipped, job_id="job-more", user="dave", privacy=PRIVACY, steps=1)
+    ended = work(dataset)
+    assert [end.outcome for end in ended[:3]] == [Outcome.COMPLETED, Outcome.COMPLETED, Outcome.FAILED]
+    assert server.failures[0].code == "privacy-limit-reached"
+    assert "limits the privacy of data set 'movies'" in server.failures[0].detail
+
+
+def test_neither_another_name_of_the_data_nor_a_job_without_privacy_escapes_the_limit(
+    home, server, server_key, clipped, rademacher, dataset, engines
+):
+    enroll(home, server.url, server_key)
+    home.rules.write_text(f"privacy_limit = {(spent_by(1) + spent_by(2)) / 2}\n")
+    server.add_job(clipped, job_id="job-1", privacy=PRIVACY, steps=STEPS)
+    server.add_job(clipped, job_id="job-2", dataset="films", privacy=PRIVACY, steps=STEPS)
+    server.add_job(rademacher, job_id="job-3", steps=1)
+    with Display(home, live=False) as display:
+        daemon = Daemon(home, {"movies": dataset, "films": dataset}, display, engines=engines)
+        ended = [daemon.run(once=True).outcome for _ in range(3)]
+    assert ended == [Outcome.COMPLETED, Outcome.FAILED, Outcome.FAILED]
+    assert [failure.code for failure in server.failures] == ["privacy-limit-reached"] * 2
+    assert "without `privacy`" in server.failures[1].detail
+
+
+class DyingEngine:
+    """Ends the agent as training begins, and notes what the ledger had then."""
+
+    name = "dying"
+
+    def __init__(self, home):
+        self._home, self.charges = home, []
+
+    def train(self, run, report, stop):
+        self.charges.append(json.loads(self._home.privacy.read_bytes())["charges"])
+        raise SystemExit
+
+
+def test_a_run_is_charged_before_it_trains_and_once(home, server, server_key, clipped, dataset, engines):
+    enroll(home, server.url, server_key)
+    server.add_job(clipped, privacy=PRIVACY, steps=STEPS)
+    dying = DyingEngine(home)
+
+    def daemon(engine):
+        return Daemon(home, {"movies": dataset}, display, engines=engine)
+
+    with Display(home, live=False) as display:
+        for _ in range(2):
+            with pytest.raises(SystemExit):
+                daemon(lambda _manifest: dying).run(once=True)
+        assert [len(charges) for charges in dying.charges] == [1, 1]
+        # The run is gone with its secret samples: what is drawn anew is paid for anew.
+        shutil.rmtree(home.run("job-1").path)
+        assert daemon(engines).run(once=True).outcome is Outcome.COMPLETED
+    (first, second) = json.loads(home.privacy.read_bytes())["charges"]
+    assert first["spending"] == second["spending"]
+    assert first["id"] != second["id"]
+
+
+def test_a_job_that_asks_for_less_noise_later_pays_anew(home, server, server_key, clipped, dataset):
+    enroll(home, server.url, server_key)
+    dying = DyingEngine(home)
+    with Display(home, live=False) as display:
+        for noise in (2.0, 0.5):
+            privacy = PRIVACY.model_copy(update={"noise_multiplier": noise})
+            server.jobs.clear()
+            server.add_job(clipped, privacy=privacy, steps=STEPS)
+            with pytest.raises(SystemExit):
+                Daemon(home, {"movies": dataset}, display, engines=lambda _manifest: dying).run(once=True)
+    assert [charge["spending"]["noise_multiplier"] for charge in dying.charges[1]] == [2.0, 0.5]
+
+
+def test_decisions_about_the_shipped_task_are_obeyed(home, work, server, rademacher, dataset):
+    from device_agent.policy.task_approvals import TaskApprovals, TaskState
+
+    approvals = TaskApprovals(home.tasks)
+    approvals.decide(TASK, ["movies"], TaskState.REVOKED)
+    server.add_job(rademacher, job_id="job-1", **TrainingSettings(steps=1).model_dump(exclude_defaults=True))
+    assert work(dataset)[0].outcome is Outcome.FAILED
+    approvals.decide(TASK, ["movies"], TaskState.APPROVED)
+    server.add_job(rademacher, job_id="job-2", steps=1)
+    assert work(dataset)[0].outcome is Outcome.COMPLETED

@@ -1,0 +1,113 @@
+"""The device's ledger of privacy spending."""
+
+import subprocess
+import sys
+
+import pytest
+
+from device_agent.errors import PolicyForbids, PrivacyLimitReached
+from device_agent.policy.privacy_accounting import AccountingFailed, epsilon_in_child
+from device_agent.policy.privacy_ledger import PrivacyLedger, PrivacyLimits, Terms, spending_of
+from device_agent.training.journal import RunDirectory
+from shared.federation.accounting import Spending, epsilon_of
+from shared.privacy import ExamplePrivacy
+
+SPENDING = Spending(sampling_rate=0.1, noise_multiplier=2.0, times=3)
+
+
+@pytest.fixture
+def make(tmp_path):
+    return lambda epsilon=None: PrivacyLedger(tmp_path / "privacy.json", PrivacyLimits(epsilon=epsilon))
+
+
+def terms_of(tmp_path, job_id="job-1", dataset="movies", spending=SPENDING):
+    return Terms(job_id=job_id, dataset=dataset, directory=tmp_path / dataset, spending=spending)
+
+
+def run_of(tmp_path, name="run"):
+    run = RunDirectory(tmp_path / name)
+    run.path.mkdir()
+    return run
+
+
+def test_a_run_is_charged_once_and_a_new_run_of_its_job_again(make, tmp_path):
+    terms, run = terms_of(tmp_path), run_of(tmp_path)
+    for _ in range(2):
+        make().charge(terms, run)
+    assert len(make().charges()) == 1
+    make().charge(terms, run_of(tmp_path, "other"))
+    assert len(make().charges()) == 2
+
+
+def test_a_note_that_no_charge_belongs_to_pays_for_nothing(make, tmp_path):
+    terms, run = terms_of(tmp_path), run_of(tmp_path)
+    make().charge(terms, run)
+    (tmp_path / "privacy.json").unlink()
+    make().charge(terms, run)
+    assert len(make().charges()) == 1
+
+
+def test_a_run_that_was_paid_goes_on_under_a_lower_limit(make, tmp_path):
+    terms, run = terms_of(tmp_path), run_of(tmp_path)
+    make().charge(terms, run)
+    make(0).check(terms, run)
+    for other in (terms_of(tmp_path, "job-2"), terms_of(tmp_path, spending=None)):
+        with pytest.raises(PrivacyLimitReached):
+            make(0).check(other, run_of(tmp_path, other.job_id) if other.spending else run)
+
+
+def test_limits_by_name(make, tmp_path):
+    ledger, run = make({"movies": 0}), run_of(tmp_path)
+    ledger.check(terms_of(tmp_path, dataset="tickets"), run)
+    with pytest.raises(PrivacyLimitReached, match="epsilon 0"):
+        ledger.check(terms_of(tmp_path), run)
+
+
+def test_another_name_of_the_same_directory_has_its_limit(tmp_path):
+    names = {"movies": tmp_path / "films", "films": tmp_path / "films", "tickets": tmp_path / "tickets"}
+    ledger = PrivacyLedger(tmp_path / "privacy.json", PrivacyLimits(epsilon={"movies": 0}), names)
+    run = run_of(tmp_path)
+    ledger.check(terms_of(tmp_path, dataset="tickets"), run)
+    with pytest.raises(PrivacyLimitReached, match="epsilon 0"):
+        ledger.check(terms_of(tmp_path, dataset="films"), run)
+
+
+def test_the_child_counts_as_the_server_does():
+    assert epsilon_in_child([SPENDING, SPENDING], 1e-5) == epsilon_of([SPENDING, SPENDING], 1e-5)
+    assert epsilon_in_child([], 1e-5) == 0
+
+
+def test_a_computation_that_fails_is_no_permission(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(AccountingFailed):
+        epsilon_in_child([SPENDING], 1e-5)
+    with pytest.raises(PrivacyLimitReached, match="cannot be computed"):
+        make(1000).check(terms_of(tmp_path), run_of(tmp_path))
+
+
+def test_a_damaged_ledger_stops_training(make, tmp_path):
+    (tmp_path / "privacy.json").write_text('{"charges": [')
+    with pytest.raises(PolicyForbids, match="restore it from a backup"):
+        make().check(terms_of(tmp_path), run_of(tmp_path))
+
+
+def test_the_summary_has_runs_without_privacy_beside_epsilon(make, tmp_path):
+    for number, spending in enumerate((SPENDING, SPENDING, None)):
+        make().charge(terms_of(tmp_path, f"job-{number}", spending=spending), run_of(tmp_path, f"run-{number}"))
+    (spent,) = make(8).summary()
+    assert spent.epsilon == epsilon_of([SPENDING, SPENDING], 1e-5)
+    assert (spent.dataset, spent.limit, spent.runs, spent.unprotected) == ("movies", 8, 2, 1)
+    assert spent.line().startswith("privacy of data set movies: epsilon ")
+    assert "(limit 8) at delta 1e-05, 2 private runs, 1 runs without privacy" in spent.line()
+
+
+def test_the_terms_of_a_private_run():
+    privacy = ExamplePrivacy(noise_multiplier=2.0, sampling_rate=0.1)
+    assert spending_of(privacy, 3) == SPENDING
+    assert spending_of(None, 3) is None
+
+
+def test_the_daemon_s_modules_do_not_load_the_accountant():
+    code = "import sys, device_agent.daemon.daemon; print('dp_accounting' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,110 @@
+"""The owner's decisions about tasks."""
+
+import threading
+
+import pytest
+
+from device_agent.errors import PolicyForbids, TaskNotApproved
+from device_agent.policy import task_approvals
+from device_agent.policy.task_approvals import TaskApprovals, TaskState, is_shipped, task_lines, task_sha256
+from shared.errors import BadRequest
+from shared.task import Answer, Mapped, Task
+from shared.task_templates import TASKS, named_task
+
+
+def task_of(prompt="{text} Urgent?", name="urgency"):
+    answers = (Answer(text=" no", labels=("0",)), Answer(text=" yes", labels=("1",)))
+    return Task(name=name, prompt=prompt, answers=answers)
+
+
+@pytest.fixture
+def approvals(tmp_path):
+    return TaskApprovals(tmp_path / "tasks.json")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_shipped_tasks_may_read_every_data_set(approvals, name):
+    approvals.check(named_task(name), "anything")
+    assert approvals.decisions() == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prompt": "{text} It was {secret}"},
+        {"label_field": "pin"},
+        {"answers": (*named_task("sst2").answers[:1], Answer(text=" great", labels=("positive", "1", "2")))},
+        {"mapped": {"text": Mapped(field="pin", values={"1": "a"})}},
+    ],
+)
+def test_the_name_of_a_shipped_task_is_not_enough(approvals, change):
+    task = named_task("sst2").model_copy(update=change)
+    assert not is_shipped(task)
+    with pytest.raises(TaskNotApproved):
+        approvals.check(task, "movies")
+
+
+def test_a_task_waits_and_is_approved_for_one_data_set(approvals):
+    task = task_of()
+    for _ in range(2):
+        with pytest.raises(TaskNotApproved, match=f"tasks approve {task_sha256(task)[:8]} --data tickets"):
+            approvals.check(task, "tickets")
+    (entry,) = approvals.decisions()
+    assert (entry.task, entry.dataset, entry.state) == (task, "tickets", TaskState.WAITING)
+    approvals.decide(task, approvals.waiting_for(task), TaskState.APPROVED)
+    TaskApprovals(approvals._path).check(task, "tickets")
+    with pytest.raises(TaskNotApproved):
+        approvals.check(task, "letters")
+    with pytest.raises(TaskNotApproved):
+        approvals.check(task_of("{text} Urgent??"), "tickets")
+    approvals.decide(task, ["tickets"], TaskState.REVOKED)
+    with pytest.raises(TaskNotApproved):
+        approvals.check(task, "tickets")
+
+
+def test_no_flood_of_tasks_fills_the_file_or_hides_those_before(approvals, monkeypatch):
+    monkeypatch.setattr(task_approvals, "MOST_WAITING", 3)
+    for number in range(5):
+        with pytest.raises(TaskNotApproved):
+            approvals.check(task_of(f"{{text}} {number}"), "tickets")
+    assert [entry.task.prompt for entry in approvals.decisions()] == ["{text} 0", "{text} 1", "{text} 2"]
+
+
+def test_a_task_is_found_by_digits_and_not_by_a_name_that_a_stranger_chose(approvals):
+    task = task_of()
+    with pytest.raises(TaskNotApproved):
+        approvals.check(task, "tickets")
+    assert approvals.find(task_sha256(task)[:8]) == task
+    assert approvals.find("sst2") == named_task("sst2")
+    for name in ("urgency", task_sha256(task)[:7], "0" * 8, ""):
+        with pytest.raises(BadRequest, match="tasks list"):
+            approvals.find(name)
+
+
+def test_a_task_s_text_cannot_steer_the_terminal():
+    hostile = task_of('{text}\x1b[2K\r"safe"\u202e\n')
+    assert next(iter(task_lines(hostile))) == r'prompt    "{text}\x1b[2K\r\"safe\"\u202e\n"'
+    assert next(iter(task_lines(task_of("{text} Грубо?")))).endswith('"{text} Грубо?"')
+
+
+def test_a_damaged_file_approves_nothing(approvals, tmp_path):
+    (tmp_path / "tasks.json").write_text("{")
+    for task in (task_of(), named_task("sst2")):
+        with pytest.raises(PolicyForbids, match="cannot be read"):
+            approvals.check(task, "tickets")
+
+
+def test_a_command_and_the_daemon_may_write_at_once(approvals):
+    def refuse(number):
+        with pytest.raises(TaskNotApproved):
+            approvals.check(task_of(f"{{text}} {number}"), "tickets")
+
+    threads = [threading.Thread(target=refuse, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for number in range(8):
+        approvals.decide(task_of(f"{{text}} approved {number}"), ["tickets"], TaskState.APPROVED)
+    for thread in threads:
+        thread.join()
+    states = [entry.state for entry in approvals.decisions()]
+    assert states.count(TaskState.WAITING) == states.count(TaskState.APPROVED) == 8
