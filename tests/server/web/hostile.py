@@ -2,7 +2,7 @@
 
 import json
 
-from server.web.json_bodies import MAX_DEPTH, MAX_NAMES, MAX_VALUES
+from server.web.bodies import MAX_DEPTH, MAX_NAMES, MAX_VALUES
 
 SPARE = 1000  # of a limit, for what is around the hostile part
 
