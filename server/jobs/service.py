@@ -11,10 +11,11 @@ from server.catalog.calibrations.service import CalibrationService
 from server.clock import utc_now
 from server.database.identifiers import new_id
 from server.identity.devices.repository import DeviceRepository
+from server.jobs.estimators import RecipeBase, choose_recipe, spare_memory
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.lifecycle import WARM_STARTS, JobLifecycle, subscribers
 from server.jobs.models import Job
-from server.jobs.recipes import resolve_recipe, resolve_task
+from server.jobs.recipes import resolve_task
 from server.jobs.repository import JobRepository
 from server.programs.service import ProgramService
 from server.storage.store import ArtifactStore
@@ -27,12 +28,16 @@ from shared.task import Task
 
 @dataclass(frozen=True)
 class ResolvedJob:
-    """A resolved request: the base model, the complete task and recipe, and the version that the run continues."""
+    """A resolved request: the base model, the complete task and recipe, and the version that the run continues.
+
+    estimator_reason: why the recipe has its estimator; None if the request names it.
+    """
 
     base: BaseModelEntry
     task: Task
     recipe: Recipe
     start: Parent | None
+    estimator_reason: str | None = None
 
 
 class JobService:
@@ -59,18 +64,21 @@ class JobService:
             request = subscriber.settle(request)
         base = self._bases.named(request.base)
         task = resolve_task(request)
+        self._check_device(tenant, request.device)
+        spare = spare_memory(self._session, tenant, request) if request.recipe.estimator == "auto" else None
         reference = BaseRef(name=base.name, sha256=base.sha256)
-        recipe = resolve_recipe(request, task, reference, base.shape, self._bases.tokenizer(base))
+        of_base = RecipeBase(reference, base.shape, base.parameters, self._bases.tokenizer(base))
+        chosen = choose_recipe(request, task, of_base, spare)
+        recipe = chosen.recipe
         self._calibrations.check(recipe, base.shape)
         if start is not None:
             start.check(recipe, base.shape)
         # Stored explicitly, because a later release may have another default.
         training = request.training.model_copy(update={"eps": request.training.eps_for(recipe)})
         request = request.model_copy(update={"training": training})
-        self._check_device(tenant, request.device)
         self._check_user(tenant, request)
         parent = None if start is None else start.parent
-        return self._begin(tenant, request, ResolvedJob(base, task, recipe, parent))
+        return self._begin(tenant, request, ResolvedJob(base, task, recipe, parent, chosen.reason))
 
     def submit_part(self, tenant: str, request: JobRequest, resolved: ResolvedJob, part: RoundRef) -> Job:
         """Creates a resolved job for a member's part in a cohort's round. Raises NotFound if its device was revoked."""
@@ -91,6 +99,7 @@ class JobService:
             task=resolved.task,
             recipe=recipe,
             recipe_id=recipe.id,
+            estimator_reason=resolved.estimator_reason,
             adapter=request.adapter,
             user=request.user,
             dataset=request.dataset,
