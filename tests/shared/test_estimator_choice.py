@@ -1,6 +1,8 @@
 """What `auto` may become, and why, as far as the request decides."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from shared.errors import InvalidRecipe
@@ -127,3 +129,37 @@ def test_complete_settings_keep_their_estimator_in_a_body_without_defaults():
     sent = request.model_dump(mode="json", exclude_unset=True)
     assert sent["recipe"]["estimator"] == "replay"
     assert JobRequest.model_validate(sent).recipe == request.recipe
+
+
+requests = st.fixed_dictionaries(
+    {
+        "backend": st.sampled_from(["xnnpack", "portable", "torch", "qnn", "vulkan"]),
+        "precision": st.sampled_from(["fp32", "int8", "int4", "int8-weight", "int4-weight"]),
+        "noise": st.sampled_from(["rademacher", "gaussian"]),
+        "privacy": st.sampled_from(["none", "clipped"]),
+        "optimizer": st.sampled_from(["sgd", "momentum", "adam"]),
+        "queries": st.none() | st.integers(1, 512),
+        "effective_batch": st.sampled_from([1, 4, 8]),
+        "micro_batch": st.none() | st.sampled_from([1, 2, 4]),
+    }
+)
+demanded = st.builds(Demands, st.none() | st.just("a trajectory"), st.none() | st.just("weight_decay"))
+
+
+@given(requests, demanded)
+def test_every_possible_estimator_has_valid_settings(settings, demands):
+    try:
+        requested = RequestedRecipe(**settings)
+    except ValidationError:
+        return
+    try:
+        found = possible_estimators(requested, demands)
+    except InvalidRecipe:
+        return
+    for name in found.names:
+        resolved = settings_with(requested, name)
+        assert resolved.estimator == name
+        kept = {"estimator", "queries"}
+        assert resolved.model_dump(exclude=kept) == requested.model_dump(exclude=kept)
+        assert requested.queries in (None, resolved.queries)
+    assert found.reason
