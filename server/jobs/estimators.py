@@ -110,7 +110,8 @@ def choose_recipe(
     fits = need <= spare.available_bytes
     if len(needs) > 1:
         first, better = needs[0]
-        causes = [f"{_name(better)} would take about {_megabytes(first)}"]
+        kept = [] if better.estimator == AUTOMATIC[0] else causes
+        causes = [*kept, f"{_name(better)} would take about {_megabytes(first)}"]
     if not fits:
         need, recipe = min(needs, key=lambda each: each[0])
         causes.append("no estimator fits, and this one needs the least memory")

@@ -215,7 +215,9 @@ def test_memory_decides_next(choose):
 def test_a_trajectory_is_kept_when_memory_is_short(choose):
     chosen = choose(10**9, queries=64)
     assert chosen.recipe.estimator == "directional"
-    assert choose(peak(chosen) - 1, queries=64).recipe.micro_batch == 4
+    less = choose(peak(chosen) - 1, queries=64)
+    assert less.recipe.micro_batch == 4
+    assert less.reason.startswith("estimator directional with micro-batch 4: recipe.queries is 64")
 
 
 def test_unknown_memory_leaves_the_best_estimator(choose):
