@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from shared.capabilities import Requirements
 from shared.privacy import ExamplePrivacy
-from shared.recipe import DEFAULT_EPS, MAX_SEED, Recipe, RecipeSettings
+from shared.recipe import DEFAULT_EPS, MAX_SEED, Recipe, RequestedRecipe
 from shared.rules import Rules
 from shared.task import Task, TaskName
 from shared.zo.trajectory import Evaluation
@@ -111,7 +111,7 @@ class TrainingSettings(BaseModel):
             raise ValueError(f"proximal {self.proximal:g} overshoots the start at lr {self.lr:g}; lower one of them")
         return self
 
-    def eps_for(self, recipe: RecipeSettings) -> float:
+    def eps_for(self, recipe: RequestedRecipe) -> float:
         """Returns the perturbation scale: `eps` if set, otherwise the default of the recipe's precision."""
         return DEFAULT_EPS[recipe.precision] if self.eps is None else self.eps
 
@@ -168,8 +168,8 @@ class JobRequest(BaseModel):
     adapter: str = Field(pattern=NAME, description="registry name of the adapter; each success adds a version")
     task: TaskName | Task = Field(description="name of a built-in task, or a complete task")
     dataset: str = Field(pattern=NAME, description="the device's own name for the data to train on")
-    recipe: RecipeSettings = Field(
-        default_factory=RecipeSettings, description="leave out if the job has a start, whose recipe is then used"
+    recipe: RequestedRecipe = Field(
+        default_factory=RequestedRecipe, description="leave out if the job has a start, whose recipe is then used"
     )
     start: JobStart | None = Field(None, description="adapter version to continue from; null: start from B = 0")
     training: TrainingSettings = Field(default_factory=TrainingSettings)
@@ -200,6 +200,13 @@ class JobRequest(BaseModel):
         le=MOST_PRIORITY,
         description="among the tenant's own jobs; higher values are compiled and trained first",
     )
+
+    @field_validator("recipe", mode="before")
+    @classmethod
+    def _names_its_estimator(cls, recipe: Any) -> Any:
+        """Keeps the estimator of complete settings: left out of a body as a default, it would become `auto`."""
+        complete = isinstance(recipe, RequestedRecipe) and type(recipe) is not RequestedRecipe
+        return recipe.requested() if complete else recipe
 
 
 class Result(BaseModel):
@@ -346,6 +353,11 @@ class JobView(BaseModel):
     task: Task
     recipe: Recipe
     recipe_id: str
+    estimator_reason: str | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="why the server chose the recipe's estimator, where the request has estimator auto",
+    )
     round: RoundRef | None = Field(
         None,
         exclude_if=lambda value: value is None,  # agents of earlier releases refuse a field that they do not know

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -16,6 +16,7 @@ TARGETS: tuple[Target, ...] = get_args(Target)  # canonical order: the order of 
 Loss = Literal["full", "candidates"]
 Noise = Literal["rademacher", "gaussian", "randn", "operator"]
 Estimator = Literal["replay", "stored", "gradient", "directional"]
+RequestedEstimator = Literal["auto", "replay", "stored", "gradient", "directional"]
 Optimizer = Literal["sgd", "momentum", "adam"]
 RunPrivacy = Literal["none", "clipped"]
 Precision = Literal["fp32", "int8", "int4", "int8-weight", "int4-weight"]
@@ -30,6 +31,7 @@ REVERSE_PRECISIONS: tuple[Precision, ...] = ("fp32", "int8", "int8-weight")
 REVERSE_ESTIMATORS: tuple[Estimator, ...] = ("gradient", "directional")  # estimators that run a reverse pass
 # Estimators whose update is B -= c_i z_i with the recorded c_i, so that Rademacher runs replay bit for bit anywhere.
 LEDGER_ESTIMATORS: tuple[Estimator, ...] = ("replay", "directional")
+PRIVATE_ESTIMATORS: tuple[Estimator, ...] = ("replay",)  # estimators with an implementation of privacy `clipped`
 PRIVATE_BACKENDS: tuple[Backend, ...] = ("xnnpack", "portable", "torch")  # backends whose privacy sensitivity is tested
 
 DEFAULT_QUERIES: dict[Estimator, int] = {"replay": 4, "stored": 4, "gradient": 1, "directional": 256}
@@ -70,8 +72,8 @@ class BaseRef(BaseModel):
     sha256: Sha256
 
 
-class RecipeSettings(BaseModel):
-    """The recipe settings that a client may choose.
+class RequestedRecipe(BaseModel):
+    """The recipe settings that a client may choose. With estimator `auto` the server chooses (shared.estimator_choice).
 
     Rank 16, alpha 32, q = 4 and E = 4 are the paper's defaults; the default targets are not from the paper.
     """
@@ -91,12 +93,13 @@ class RecipeSettings(BaseModel):
         exclude_if=lambda calibration: calibration is None,
         description="sha256 of a calibration (shared.zo.calibration) that A is taken from; null: drawn from a_seed",
     )
-    queries: int = Field(
-        DEFAULT_QUERIES["replay"],
+    queries: int | None = Field(
+        None,
         ge=1,
         le=MOST_QUERIES,
-        description=f"q: random directions per step. 2q paths run at once (q is at most {MOST_PATH_QUERIES}), except "
-        f"with estimator directional (default: {DEFAULT_QUERIES['directional']}) and gradient (always 1)",
+        description=f"q: random directions per step. With estimators replay and stored, 2q paths run at once (default: "
+        f"{DEFAULT_QUERIES['replay']}, at most {MOST_PATH_QUERIES}); directional: default "
+        f"{DEFAULT_QUERIES['directional']}; gradient: always 1. null: the estimator's default",
     )
     effective_batch: int = Field(4, ge=1, le=256, description="E: examples per path")
     # Omitted when null, so that the ids and signatures of older recipes stay valid.
@@ -117,11 +120,12 @@ class RecipeSettings(BaseModel):
         description="randn: the runtime's own, unseedable; operator: gaussian's, by an operator that the native runner "
         "alone has; both only with stored",
     )
-    estimator: Estimator = Field(
-        "replay",
-        description="stored: the paper's Algorithm 2, two copies of B per query; gradient: the exact gradient by a "
-        "reverse pass, without directions (queries is 1); directional: the exact gradient's projections on q "
-        "directions, which replay as those of estimator replay do",
+    estimator: RequestedEstimator = Field(
+        "auto",
+        description="auto: the server chooses gradient, directional or replay by the job and its device; replay: "
+        "forward passes only (MobiZO); stored: the paper's Algorithm 2, two copies of B per query; gradient: the exact "
+        "gradient by a reverse pass, without directions (queries is 1); directional: the exact gradient's projections "
+        "on q directions, which replay as those of estimator replay do",
     )
     # Excluded if it is "adam", so that the ids and signatures of older recipes stay valid.
     optimizer: Optimizer = Field(
@@ -162,12 +166,15 @@ class RecipeSettings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _queries_of_estimator(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("estimator") in REVERSE_ESTIMATORS:
-            return {"queries": DEFAULT_QUERIES[given["estimator"]]} | given
+        if not isinstance(given, dict) or given.get("queries") is not None:
+            return given
+        estimator = given.get("estimator")
+        if isinstance(estimator, str) and estimator in DEFAULT_QUERIES:
+            return given | {"queries": DEFAULT_QUERIES[estimator]}
         return given
 
     @model_validator(mode="after")
-    def _directions_of_estimator(self) -> RecipeSettings:
+    def _directions_of_estimator(self) -> Self:
         if self.estimator == "gradient" and (self.queries != 1 or self.noise != "rademacher"):
             raise ValueError("estimator 'gradient' has no directions; omit queries and noise")
         if self.estimator == "directional" and self.noise != "rademacher":
@@ -175,7 +182,8 @@ class RecipeSettings(BaseModel):
                 f"estimator 'directional' has no noise {self.noise!r}, because its runs are replayed bit for bit; "
                 "omit noise"
             )
-        if self.estimator not in REVERSE_ESTIMATORS and self.queries > MOST_PATH_QUERIES:
+        one_pass = ("auto", *REVERSE_ESTIMATORS)
+        if self.estimator not in one_pass and self.queries is not None and self.queries > MOST_PATH_QUERIES:
             raise ValueError(
                 f"estimator {self.estimator!r} runs 2q paths at once and has at most {MOST_PATH_QUERIES} queries; "
                 f"estimator 'directional' has up to {MOST_QUERIES}"
@@ -183,10 +191,10 @@ class RecipeSettings(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _reverse_pass_of_estimator(self) -> RecipeSettings:
-        if self.optimizer != "adam" and self.estimator != "gradient":
+    def _reverse_pass_of_estimator(self) -> Self:
+        if self.optimizer != "adam" and self.estimator not in ("auto", "gradient"):
             raise ValueError(f"optimizer {self.optimizer!r} needs estimator 'gradient'")
-        if self.estimator not in REVERSE_ESTIMATORS:
+        if self.estimator not in ("auto", *REVERSE_ESTIMATORS):
             if self.micro_batch is not None:
                 raise ValueError(
                     f"estimator {self.estimator!r} has no micro_batch; estimators 'gradient' and 'directional' have one"
@@ -199,6 +207,8 @@ class RecipeSettings(BaseModel):
                 f"micro_batch {self.micro_batch} is not a proper divisor of effective_batch {self.effective_batch}; "
                 "omit it to compute all examples at once"
             )
+        if self.estimator == "auto":
+            return self
         if self.backend not in REVERSE_BACKENDS:
             raise ValueError(
                 f"backend {self.backend} has no reverse pass, which estimator {self.estimator!r} needs; backends "
@@ -212,7 +222,7 @@ class RecipeSettings(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _noise_of_estimator(self) -> RecipeSettings:
+    def _noise_of_estimator(self) -> Self:
         if self.noise == "randn" and self.estimator != "stored":
             raise ValueError("noise 'randn' cannot be reproduced; it requires estimator 'stored'")
         if self.noise == "operator":
@@ -226,13 +236,24 @@ class RecipeSettings(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _privacy_of_estimator(self) -> RecipeSettings:
+    def _privacy_of_estimator(self) -> Self:
         if self.privacy == "clipped":
-            if self.estimator != "replay":
+            if self.estimator not in ("auto", *PRIVATE_ESTIMATORS):
                 raise ValueError("privacy 'clipped' requires estimator 'replay'")
             if self.backend not in PRIVATE_BACKENDS:
                 raise ValueError(f"privacy 'clipped' requires one of the backends {', '.join(PRIVATE_BACKENDS)}")
         return self
+
+    def requested(self) -> RequestedRecipe:
+        """Returns these settings as a job's request states them, the estimator among the fields that are set."""
+        return RequestedRecipe.model_validate(self.model_dump(include=set(RequestedRecipe.model_fields)))
+
+
+class RecipeSettings(RequestedRecipe):
+    """Recipe settings with an estimator."""
+
+    queries: int = Field(DEFAULT_QUERIES["replay"], ge=1, le=MOST_QUERIES, description="q: random directions per step")
+    estimator: Estimator = Field("replay", description="how a step finds its update")
 
 
 class Recipe(RecipeSettings):

@@ -12,6 +12,8 @@ from server.compiler.checkpoints.base import locate_base
 from server.compiler.checkpoints.tokenizer import write_tokenizer
 from server.programs.local import compile_into
 from shared.errors import BadRequest
+from shared.estimator_choice import Demands, possible_estimators, settings_with, unused_setting
+from shared.federation.cohort import CohortSettings
 from shared.program import ProgramManifest
 from shared.recipe import RecipeSettings
 from shared.task import Task
@@ -65,7 +67,7 @@ def simulate(
     task = named_task(task) if isinstance(task, str) else task
     program = (means.program or directory / "program").resolve()
     tell("compiling", 0, 1)
-    manifest = compile_into(_recipe(settings.cohort.recipe, base, task, directory), base, program).manifest
+    manifest = compile_into(_recipe(settings.cohort, base, task, directory), base, program).manifest
     cores = len(os.sched_getaffinity(0))
     workers = 1 if means.engine == "inline" else means.workers or cores
     threads = max(1, cores // workers)
@@ -98,8 +100,9 @@ def _materials(settings: SimulationSettings, directory: Path) -> tuple[str, tupl
     return str(base), tiny.write_task(directory / "data", examples, settings.data.test)
 
 
-def _recipe(settings: RecipeSettings, base: str, task: Task, directory: Path) -> RecipeSettings:
-    """Returns the recipe with the task's answer sizes, if it has none and the task's answers are fixed."""
+def _recipe(cohort: CohortSettings, base: str, task: Task, directory: Path) -> RecipeSettings:
+    """Returns the cohort's recipe with an estimator, and with the task's answer sizes if it has none."""
+    settings = _with_estimator(cohort)
     if settings.answer_length is not None and settings.choices is not None:
         return settings
     path = directory / "tokenizer.json"
@@ -108,3 +111,13 @@ def _recipe(settings: RecipeSettings, base: str, task: Task, directory: Path) ->
     return settings.model_copy(
         update={"answer_length": settings.answer_length or length, "choices": settings.choices or choices}
     )
+
+
+def _with_estimator(cohort: CohortSettings) -> RecipeSettings:
+    """Returns the cohort's recipe settings, `auto` resolved as the server does. Raises InvalidRecipe."""
+    recipe = cohort.recipe
+    if recipe.estimator != "auto":
+        return settings_with(recipe, recipe.estimator, recipe.micro_batch)
+    trajectory = "the cohort's updates are trajectories" if cohort.upload == "trajectory" else None
+    unused = unused_setting(cohort.training)
+    return settings_with(recipe, possible_estimators(recipe, Demands(trajectory, unused)).names[0])

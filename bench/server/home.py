@@ -77,7 +77,7 @@ def job(number: int = 0, recipe: dict[str, Any] = RECIPE, **fields: Any) -> dict
         "base": BASE,
         "task": "sst2",
         "dataset": DATASET,
-        "recipe": recipe,
+        "recipe": {"estimator": "replay"} | recipe,
         "training": {"steps": 3},
         **who,
         **fields,

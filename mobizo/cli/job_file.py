@@ -15,18 +15,22 @@ from shared.job import JobRequest
 from shared.rules import QuietHours
 
 
-def read_request(file: Path, rules: dict[str, Any], changes: dict[str, Any]) -> JobRequest:
-    """Returns the job in `file`, in which `rules` and `changes` replace the fields of the same names.
+def read_request(
+    file: Path, rules: dict[str, Any], changes: dict[str, Any], recipe: dict[str, Any] | None = None
+) -> JobRequest:
+    """Returns the job in `file`, in which `rules`, `changes` and `recipe` replace the fields of the same names.
 
-    rules: fields of the job's `rules`. changes: other fields of the job. Raises BadRequest, which names the field.
+    rules, recipe: fields of the job's `rules` and `recipe`. changes: other fields of the job. Raises BadRequest, which
+    names the field.
     """
     try:
         job = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
         raise BadRequest(f"{file} is not a JSON file: {error}") from error
     if isinstance(job, dict):
-        if rules and isinstance(job.setdefault("rules", {}), dict):
-            job["rules"] |= rules
+        for part, fields in (("rules", rules), ("recipe", recipe or {})):
+            if fields and isinstance(job.setdefault(part, {}), dict):
+                job[part] |= fields
         job |= changes
     try:
         return JobRequest.model_validate_json(json.dumps(job))

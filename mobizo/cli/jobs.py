@@ -61,6 +61,12 @@ def submit(
         str | None,
         typer.Option(help="Upload of the run's trajectory: none, beside (with LoRA-B) or instead (of LoRA-B)."),
     ] = None,
+    estimator: Annotated[
+        str | None,
+        typer.Option(
+            help="Estimator of the recipe: auto (the server chooses), gradient, directional, replay or stored."
+        ),
+    ] = None,
     watch: Annotated[bool, typer.Option(help="Show the progress until the job ends.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -82,7 +88,9 @@ def submit(
             "start": start and parse_start(start),
             "trajectory": trajectory,
         }
-        request = read_request(file, rules, {name: value for name, value in others.items() if value is not None})
+        recipe = {} if estimator is None else {"estimator": estimator}
+        changes = {name: value for name, value in others.items() if value is not None}
+        request = read_request(file, rules, changes, recipe)
     except BadRequest as error:
         raise stop(error.detail, 2) from error
     with connected(server, token) as client:
@@ -104,6 +112,8 @@ def show(job_id: JobId, server: Server = DEFAULT_SERVER, token: Token = "", as_j
         print_json(job)
         return
     lines = [f"{job.id}  {job.state}", *_recipe_changes(job)]
+    if job.estimator_reason is not None:
+        lines.append(job.estimator_reason)
     if job.progress is not None and not job.state.final:
         lines.append(job.progress.line())
     if waiting is not None:
@@ -115,11 +125,13 @@ def show(job_id: JobId, server: Server = DEFAULT_SERVER, token: Token = "", as_j
 
 def _recipe_changes(job: JobView) -> list[str]:
     """Returns one line for each field of the recipe that differs from the request."""
-    requested = job.request.recipe
+    fields = ("estimator", "precision", "effective_batch", "micro_batch", "queries", "sequence_length")
+    pairs = [(name, getattr(job.recipe, name), getattr(job.request.recipe, name)) for name in fields]
     return [
-        f"{name} {getattr(job.recipe, name)} (requested: {getattr(requested, name)})"
-        for name in ("estimator", "precision", "effective_batch", "micro_batch", "queries", "sequence_length")
-        if getattr(job.recipe, name) != getattr(requested, name)
+        f"{name} {value} (requested: {requested})"
+        for name, value, requested in pairs
+        # Without queries, the estimator's default is requested.
+        if value != requested and not (name == "queries" and requested is None)
     ]
 
 

@@ -14,9 +14,6 @@ from server.registry.warm_start import parent_of
 from shared.federation.cohort import RoundTask
 from shared.federation.seeds import member_seed
 from shared.job import JobRequest, JobStart
-from shared.recipe import RecipeSettings
-
-_SETTINGS = tuple(RecipeSettings.model_fields)
 
 
 def part_request(cohort: Cohort, part: Part, start: StoredVersion | None) -> JobRequest:
@@ -30,7 +27,7 @@ def part_request(cohort: Cohort, part: Part, start: StoredVersion | None) -> Job
         adapter=cohort.name,
         task=cohort.task,
         dataset=settings.dataset,
-        recipe=RecipeSettings(**{name: getattr(cohort.recipe, name) for name in _SETTINGS}),
+        recipe=cohort.recipe.requested(),
         start=None if parent is None else JobStart(adapter=parent.adapter, revision=parent.revision),
         training=settings.training.model_copy(update={"seed": seed}),
         privacy=None if settings.privacy is None else settings.privacy.examples,

@@ -6,6 +6,8 @@ its values. Every method changes a cohort with its row locked (`server.database.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseService
@@ -18,14 +20,15 @@ from server.federation.repository import CohortRepository
 from server.federation.rounds import RoundService
 from server.identity.devices.bindings import BindingService
 from server.identity.devices.repository import DeviceRepository
-from server.jobs.recipes import resolve_recipe, resolve_task
+from server.jobs.estimators import RecipeBase, choose_recipe, demands_of
+from server.jobs.recipes import resolve_task
 from server.jobs.repository import JobRepository
 from server.registry.audit import Actor
 from server.registry.models import Adapter
 from server.registry.repository import AdapterRepository
 from server.storage.store import ArtifactStore
 from shared.errors import CohortNotFound, Conflict, NotFound
-from shared.federation.cohort import CohortSettings, MemberRequest
+from shared.federation.cohort import CohortRecipe, CohortSettings, MemberRequest
 from shared.job import JobRequest
 from shared.recipe import BaseRef
 from shared.registry import AdapterAction
@@ -69,7 +72,12 @@ class CohortService:
         request = resolve_privacy(request_of_member(settings))
         task = resolve_task(request)
         reference = BaseRef(name=base.name, sha256=base.sha256)
-        recipe = resolve_recipe(request, task, reference, base.shape, bases.tokenizer(base))
+        of_base = RecipeBase(reference, base.shape, base.parameters, bases.tokenizer(base))
+        demands = demands_of(request)
+        if settings.upload == "trajectory":
+            demands = replace(demands, trajectory="the cohort's updates are trajectories")
+        chosen = choose_recipe(request, task, of_base, spare=None, demands=demands)
+        recipe = chosen.recipe
         CalibrationService(self._session, self._artifacts).check(recipe, base.shape)
         # Stored explicitly, so that a different default in a later release does not change this cohort.
         training = settings.training.model_copy(update={"eps": settings.training.eps_for(recipe)})
@@ -91,7 +99,8 @@ class CohortService:
         )
         self._cohorts.add(cohort)
         self._adapters.add(Adapter(tenant=tenant, name=settings.name, user=NO_USER, versions=0, created_at=now))
-        note(self._session, cohort, actor, AdapterAction.COHORT_MADE, f"{settings.algorithm.name}, {settings.upload}")
+        parts = settings.algorithm.name, settings.upload, chosen.reason
+        note(self._session, cohort, actor, AdapterAction.COHORT_MADE, ", ".join(filter(None, parts)))
         return cohort
 
     def _check_name(self, tenant: str, name: str) -> None:
@@ -160,4 +169,4 @@ def _resolved_settings(settings: CohortSettings, request: JobRequest) -> dict[st
     if settings.privacy is None:
         return {}
     privacy = settings.privacy.model_copy(update={"examples": request.privacy})
-    return {"recipe": request.recipe, "privacy": privacy}
+    return {"recipe": CohortRecipe.model_validate(request.recipe.model_dump()), "privacy": privacy}

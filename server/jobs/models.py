@@ -42,6 +42,7 @@ class Job(Numbered, Table):
     task: Mapped[Task] = mapped_column(Document(Task))
     recipe: Mapped[Recipe] = mapped_column(Document(Recipe))
     recipe_id: Mapped[str] = mapped_column(ForeignKey("programs.recipe_id"))
+    estimator_reason: Mapped[str | None] = mapped_column(Text)  # where the server chose it
     adapter: Mapped[str] = mapped_column(String(96))
     user: Mapped[str] = mapped_column(String(96))
     dataset: Mapped[str] = mapped_column(String(96))
@@ -95,6 +96,7 @@ class Job(Numbered, Table):
             task=self.task,
             recipe=self.recipe,
             recipe_id=self.recipe_id,
+            estimator_reason=self.estimator_reason,
             round=self.round,
             attempts=self.attempts,
             device_id=self.device_id,

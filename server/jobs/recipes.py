@@ -5,6 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 
 from shared.errors import InvalidRecipe, InvalidTask
+from shared.estimator_choice import unused_setting
 from shared.job import JobRequest
 from shared.recipe import BaseRef, Recipe, check_trainable, resolve_layers
 from shared.task import Task
@@ -76,10 +77,10 @@ def _check(recipe: Recipe, task: Task, shape: BaseShape, request: JobRequest) ->
             "their updates are not combinations of recorded directions; leave trajectory out, or use estimator "
             "directional"
         )
-    unused = [name for name in ("max_norm", "weight_decay") if getattr(request.training, name)]
-    if recipe.estimator != "gradient" and unused:
+    unused = unused_setting(request.training)
+    if recipe.estimator != "gradient" and unused is not None:
         raise InvalidRecipe(
-            f"training.{unused[0]} has no effect with estimator {recipe.estimator}; leave it out, or use estimator "
+            f"training.{unused} has no effect with estimator {recipe.estimator}; leave it out, or use estimator "
             "gradient"
         )
     if recipe.sequence_length > shape.context_length:

@@ -12,10 +12,11 @@ from server.clock import utc_now
 from server.database.identifiers import new_id
 from server.identity.devices.bindings import BindingService
 from server.identity.devices.repository import DeviceRepository
+from server.jobs.estimators import RecipeBase, choose_recipe, spare_memory
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.lifecycle import WARM_STARTS, JobLifecycle, subscribers
 from server.jobs.models import Job
-from server.jobs.recipes import resolve_recipe, resolve_task
+from server.jobs.recipes import resolve_task
 from server.jobs.repository import JobRepository
 from server.programs.service import ProgramService
 from server.storage.store import ArtifactStore
@@ -31,6 +32,7 @@ class ResolvedJob:
     """A resolved request: the base model, the complete task and recipe, and the version that the run continues.
 
     start_user: whose version it is, if another user's than the job's. quiet: no figures of the data are stored.
+    estimator_reason: why the recipe has its estimator; None if the request names it.
     """
 
     base: BaseModelEntry
@@ -39,6 +41,7 @@ class ResolvedJob:
     start: Parent | None
     start_user: str | None = None
     quiet: bool = False
+    estimator_reason: str | None = None
 
 
 class JobService:
@@ -66,8 +69,13 @@ class JobService:
             request = subscriber.settle(request)
         base = self._bases.named(request.base)
         task = resolve_task(request)
+        start_user = None if start is None or start.user == request.user else start.user
+        self._check_device(tenant, request, start_user)
+        spare = spare_memory(self._session, tenant, request) if request.recipe.estimator == "auto" else None
         reference = BaseRef(name=base.name, sha256=base.sha256)
-        recipe = resolve_recipe(request, task, reference, base.shape, self._bases.tokenizer(base))
+        of_base = RecipeBase(reference, base.shape, base.parameters, self._bases.tokenizer(base))
+        chosen = choose_recipe(request, task, of_base, spare)
+        recipe = chosen.recipe
         self._calibrations.check(recipe, base.shape)
         if start is not None:
             start.check(recipe, base.shape)
@@ -75,10 +83,9 @@ class JobService:
         training = request.training.model_copy(update={"eps": request.training.eps_for(recipe)})
         request = request.model_copy(update={"training": training})
         parent = None if start is None else start.parent
-        start_user = None if start is None or start.user == request.user else start.user
-        self._check_device(tenant, request, start_user)
         self._check_user(tenant, request)
-        return self._begin(tenant, request, ResolvedJob(base, task, recipe, parent, start_user))
+        resolved = ResolvedJob(base, task, recipe, parent, start_user, estimator_reason=chosen.reason)
+        return self._begin(tenant, request, resolved)
 
     def submit_part(self, tenant: str, request: JobRequest, resolved: ResolvedJob, part: RoundRef) -> Job:
         """Creates a resolved job for a member's part in a cohort's round.
@@ -102,6 +109,7 @@ class JobService:
             task=resolved.task,
             recipe=recipe,
             recipe_id=recipe.id,
+            estimator_reason=resolved.estimator_reason,
             adapter=request.adapter,
             user=request.user,
             dataset=request.dataset,

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from server.jobs.memory import QUARTER, planned_bytes, vector_bytes
 from shared.program import ProgramManifest, transposed_bytes
-from shared.recipe import DEFAULT_QUERIES, DIRECTION_BLOCK, REVERSE_ESTIMATORS, Optimizer, Precision, Recipe
+from shared.recipe import DEFAULT_QUERIES, REVERSE_ESTIMATORS, Estimator, Precision, Recipe
 
 LEAST_LENGTH = 32  # tokens; shorter prompts contain too little to learn from
 
 # The precision with fewer bits that keeps eps and nearly keeps the gradient: correlation 0.99 with fp32's at fp32's eps
 # (ADR 7). int8 would need a different eps, and its weights file is equally large.
 _FEWER_BITS: dict[Precision, Precision] = {"fp32": "int8-weight"}
-_QUARTER = 0.26  # size of 8-bit weights and their scales relative to float32 weights
 
 _ZEROTH_ORDER = {"estimator": "replay", "queries": DEFAULT_QUERIES["replay"], "optimizer": "adam", "micro_batch": None}
-
-FLOAT_BYTES = 4
-VECTORS: dict[Optimizer, int] = {"sgd": 1, "momentum": 2, "adam": 3}  # of D elements, that estimator `gradient` keeps
-# Hidden states of a token that the methods of estimator `replay` plan; an estimate.
-STATES, STATES_OF_PREFIX = 3, 2
 
 
 def smaller(manifest: ProgramManifest, needed_bytes: int, available_bytes: int, least_rows: int = 1) -> Recipe | None:
@@ -39,7 +34,29 @@ def smaller(manifest: ProgramManifest, needed_bytes: int, available_bytes: int, 
     A step is the mean over q directions and E examples, so the same lr still fits: the expected step is unchanged, and
     only its variance grows, which more steps compensate.
     """
-    for recipe in _choices(manifest.recipe):
+    return _first(_choices(manifest.recipe), manifest, needed_bytes, available_bytes, least_rows)
+
+
+def lighter(
+    manifest: ProgramManifest,
+    needed_bytes: int,
+    available_bytes: int,
+    estimators: Sequence[Estimator],
+    least_rows: int = 1,
+) -> Recipe | None:
+    """Returns the recipe nearest to `manifest`'s that fits and learns from as many examples and as precise weights.
+
+    It has a smaller micro-batch, or estimator `replay`. estimators: those that may serve the job. See `smaller`.
+    """
+    choices = (recipe for recipe in _estimators(manifest.recipe) if recipe.estimator in estimators)
+    return _first(choices, manifest, needed_bytes, available_bytes, least_rows)
+
+
+def _first(
+    choices: Iterator[Recipe], manifest: ProgramManifest, needed_bytes: int, available_bytes: int, least_rows: int
+) -> Recipe | None:
+    """Returns the first choice that differs from `manifest`'s recipe, fits, and scores as many rows as needed."""
+    for recipe in choices:
         fits = estimated_need(manifest, recipe, needed_bytes) <= available_bytes
         if recipe != manifest.recipe and recipe.score_rows >= least_rows and fits:
             return recipe
@@ -57,7 +74,7 @@ def estimated_need(manifest: ProgramManifest, recipe: Recipe, needed_bytes: int)
     weights = manifest.file("weights").size
     beside = max(needed_bytes - manifest.training_bytes, 0)
     if recipe.precision != manifest.recipe.precision:
-        weights = round(weights * _QUARTER)
+        weights = round(weights * QUARTER)
     return beside + weights + _planned(manifest, recipe) + transposed_bytes(recipe, manifest.shape)
 
 
@@ -65,11 +82,10 @@ def _planned(manifest: ProgramManifest, recipe: Recipe) -> int:
     """What the runtime plans for `recipe`, bytes; none where it plans none for `manifest`'s program."""
     before, planned, size = manifest.recipe, manifest.planned_bytes, manifest.size
     if recipe.estimator != before.estimator and planned:
-        vectors = STATES + (STATES_OF_PREFIX if recipe.frozen_layers(manifest.shape.layers) else 0)
-        return _noise_bytes(recipe, size) + FLOAT_BYTES * vectors * manifest.shape.hidden * _tokens(recipe)
-    noise = min(_noise_bytes(before, size), planned)
+        return planned_bytes(recipe, manifest.shape)
+    noise = min(vector_bytes(before, size), planned)
     activations = (planned - noise) * _tokens(recipe) // _tokens(before)
-    return noise * _noise_bytes(recipe, size) // _noise_bytes(before, size) + activations
+    return noise * vector_bytes(recipe, size) // vector_bytes(before, size) + activations
 
 
 def describe_changes(before: Recipe, after: Recipe) -> str:
@@ -91,10 +107,8 @@ def describe_changes(before: Recipe, after: Recipe) -> str:
 
 def _choices(recipe: Recipe) -> Iterator[Recipe]:
     """Yields every recipe that may replace `recipe`, the most similar first."""
+    yield from _estimators(recipe)
     if recipe.estimator in REVERSE_ESTIMATORS:
-        for rows in range(recipe.rows - 1, 0, -1):
-            if recipe.effective_batch % rows == 0:
-                yield recipe.model_copy(update={"micro_batch": rows})
         recipe = recipe.model_copy(update=_ZEROTH_ORDER)
     # Only XNNPACK has kernels for fewer bits.
     fewer = _FEWER_BITS.get(recipe.precision) if recipe.backend == "xnnpack" else None
@@ -111,6 +125,15 @@ def _choices(recipe: Recipe) -> Iterator[Recipe]:
                                 "precision": precision,
                             }
                         )
+
+
+def _estimators(recipe: Recipe) -> Iterator[Recipe]:
+    """Yields `recipe` with each smaller micro-batch, then without a reverse pass; nothing if it has none."""
+    if recipe.estimator in REVERSE_ESTIMATORS:
+        for rows in range(recipe.rows - 1, 0, -1):
+            if recipe.effective_batch % rows == 0:
+                yield recipe.model_copy(update={"micro_batch": rows})
+        yield recipe.model_copy(update=_ZEROTH_ORDER)
 
 
 def _halves(number: int) -> Iterator[int]:
@@ -130,19 +153,3 @@ def _lengths(recipe: Recipe) -> Iterator[int]:
 def _tokens(recipe: Recipe) -> int:
     """Returns the number of tokens in a step, over all paths."""
     return recipe.score_rows * recipe.sequence_length
-
-
-def _noise_bytes(recipe: Recipe, size: int) -> int:
-    """Returns the planned bytes of B, its paths, their noise and an optimizer's state. size: D.
-
-    Counted on compiled programs with estimators `replay` and `stored`, and estimated for the others.
-    """
-    match recipe.estimator:
-        case "gradient":
-            return FLOAT_BYTES * size * (10 + 15 * VECTORS[recipe.optimizer])
-        case "directional":
-            return FLOAT_BYTES * (28 * size + 9 * min(recipe.queries * size, DIRECTION_BLOCK))
-        case "stored":
-            return FLOAT_BYTES * size * (23 + 28 * recipe.queries)  # it keeps two copies per query
-        case "replay":
-            return FLOAT_BYTES * size * (23 + 5 * recipe.queries)

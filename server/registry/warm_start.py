@@ -15,11 +15,10 @@ from server.registry.models import StoredVersion
 from server.registry.repository import resolve
 from shared.errors import NotFound, StartDeleted, StartMismatch, VersionHeld
 from shared.job import JobRequest, JobStart
-from shared.recipe import Recipe, RecipeSettings
+from shared.recipe import Recipe
 from shared.registry import Parent, SignedAdapter, VersionState
 from shared.zo.lora import BaseShape, flat_size
 
-_SETTINGS = tuple(RecipeSettings.model_fields)
 # The recipe fields that determine the layout of B: (field, its name in messages).
 _LAYOUT = (("rank", "rank"), ("targets", "targets"), ("layers", "adapted layers"))
 
@@ -64,7 +63,7 @@ class StartService:
         pinned = start.model_copy(update={"revision": version.signed.manifest.revision})
         changes: dict[str, object] = {"start": pinned}
         if "recipe" not in request.model_fields_set:
-            changes["recipe"] = RecipeSettings(**{name: getattr(version.recipe, name) for name in _SETTINGS})
+            changes["recipe"] = version.recipe.requested()
         return request.model_copy(update=changes), PinnedVersion(version, self._programs, adapter.user or None)
 
     def file(self, job: Job) -> StoredVersion:

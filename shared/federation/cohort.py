@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from shared.federation.secure_aggregation.settings import MaskingParameters, MaskingSettings
 from shared.job import NAME, RoundRef, TrainingSettings
 from shared.privacy import PrivacySettings
-from shared.recipe import LEDGER_ESTIMATORS, Recipe, RecipeSettings, Sha256
+from shared.recipe import LEDGER_ESTIMATORS, Recipe, RequestedEstimator, RequestedRecipe, Sha256
 from shared.task import Task, TaskName
 
 AlgorithmName = Literal["fedavg", "fedprox", "fedbuff"]
@@ -82,12 +82,18 @@ class OptimizerSettings(_Fact):
     eps: float = Field(1e-3, gt=0, allow_inf_nan=False, description="adam: tau of the paper, its adaptivity")
 
 
+class CohortRecipe(RequestedRecipe):
+    """The recipe settings of a cohort. `auto` is resolved when it is created, by its settings and not its devices."""
+
+    estimator: RequestedEstimator = Field("replay", description="auto: gradient, directional or replay")
+
+
 class CohortSettings(_Fact):
     """The body of `POST /v1/cohorts`. The settings cannot be changed later."""
 
     name: str = Field(pattern=NAME, description="name of the cohort and of its shared adapter in the registry")
     base: str = Field(min_length=1, max_length=200, description="name of a registered base model")
-    recipe: RecipeSettings = Field(default_factory=RecipeSettings)
+    recipe: CohortRecipe = Field(default_factory=CohortRecipe)
     task: TaskName | Task = Field(description="name of a built-in task, or a complete task")
     dataset: str = Field(pattern=NAME, description="name of the dataset in the devices' configuration")
     training: TrainingSettings = Field(
@@ -163,7 +169,7 @@ class CohortSettings(_Fact):
                 raise ValueError("upload masked requires one starting version for all members, so not fedbuff")
         if self.privacy is not None:
             self._check_privacy(self.privacy)
-        if self.upload == "trajectory" and self.recipe.estimator not in LEDGER_ESTIMATORS:
+        if self.upload == "trajectory" and self.recipe.estimator not in ("auto", *LEDGER_ESTIMATORS):
             raise ValueError("upload trajectory requires a recipe with estimator replay or directional")
         return self
 

@@ -34,24 +34,32 @@ WORDS = ("warm", "funny", "dull", "tedious", "film", "plot", "cast", "joy", "bor
 TASK = named_task("sst2")
 
 
-def write_base(directory):
+def write_base(
+    directory,
+    hidden=HIDDEN,
+    intermediate=INTERMEDIATE,
+    layers=LAYERS,
+    heads=HEADS,
+    kv_heads=KV_HEADS,
+    head_dim=HEAD_DIM,
+):
     """A random Llama in the Hugging Face form, with a byte-level tokenizer."""
     directory.mkdir()
     rng = np.random.default_rng(0)
-    key_size = KV_HEADS * HEAD_DIM
+    key_size = kv_heads * head_dim
     linear = {
-        "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
-        "self_attn.k_proj": (key_size, HIDDEN),
-        "self_attn.v_proj": (key_size, HIDDEN),
-        "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
-        "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
-        "mlp.up_proj": (INTERMEDIATE, HIDDEN),
-        "mlp.down_proj": (HIDDEN, INTERMEDIATE),
+        "self_attn.q_proj": (heads * head_dim, hidden),
+        "self_attn.k_proj": (key_size, hidden),
+        "self_attn.v_proj": (key_size, hidden),
+        "self_attn.o_proj": (hidden, heads * head_dim),
+        "mlp.gate_proj": (intermediate, hidden),
+        "mlp.up_proj": (intermediate, hidden),
+        "mlp.down_proj": (hidden, intermediate),
     }
-    shapes = {"model.embed_tokens": (VOCABULARY, HIDDEN), "model.norm": (HIDDEN,)}
-    for layer in range(LAYERS):
+    shapes = {"model.embed_tokens": (VOCABULARY, hidden), "model.norm": (hidden,)}
+    for layer in range(layers):
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in linear.items()}
-        shapes |= {f"model.layers.{layer}.{name}_layernorm": (HIDDEN,) for name in ("input", "post_attention")}
+        shapes |= {f"model.layers.{layer}.{name}_layernorm": (hidden,) for name in ("input", "post_attention")}
     tensors = {
         f"{name}.weight": (rng.normal(0, 0.3, shape) if len(shape) == 2 else np.ones(shape)).astype(np.float32)
         for name, shape in shapes.items()
@@ -59,12 +67,12 @@ def write_base(directory):
     safetensors.numpy.save_file(tensors, directory / "model.safetensors")
     config = {
         "model_type": "llama",
-        "hidden_size": HIDDEN,
-        "intermediate_size": INTERMEDIATE,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
         "vocab_size": VOCABULARY,
         "max_position_embeddings": 64,
         "rms_norm_eps": 1e-5,

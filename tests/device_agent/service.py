@@ -20,7 +20,7 @@ JOB = {
     "user": "alice",
     "task": "sst2",
     "dataset": "movies",
-    "recipe": {"rank": 2, "queries": 2, "effective_batch": 4, "sequence_length": 40},
+    "recipe": {"estimator": "replay", "rank": 2, "queries": 2, "effective_batch": 4, "sequence_length": 40},
     "training": {"steps": 12, "evaluation_interval": 5},
 }
 

@@ -29,7 +29,7 @@ JOB = {
     "adapter": "alice-movies",
     "task": "sst2",
     "dataset": "movies",
-    "recipe": {"rank": 2, "sequence_length": 16, "queries": 1, "effective_batch": 2},
+    "recipe": {"rank": 2, "sequence_length": 16, "queries": 1, "effective_batch": 2, "estimator": "replay"},
     "training": {"steps": 3},
 }
 

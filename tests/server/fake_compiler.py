@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shared.canonical import file_sha256
 from shared.program import ProgramFile, ProgramManifest
-from shared.recipe import Recipe
+from shared.recipe import REVERSE_ESTIMATORS, Recipe
 from shared.zo.calibration import Calibration, read_calibration
 from shared.zo.lora import BaseShape, a_fingerprint, flat_size
 
@@ -41,7 +41,11 @@ def build(recipe: Recipe, source: Path, out_dir: Path, calibration: Calibration 
         a_sha256=a_fingerprint(recipe, shape, calibration),
         score_rows=recipe.score_rows,
         files=tuple(files),
-        planned_bytes=32 * recipe.score_rows * recipe.sequence_length * shape.hidden,
+        # A reverse pass keeps the inputs of all layers.
+        planned_bytes=(512 if recipe.estimator in REVERSE_ESTIMATORS else 32)
+        * recipe.score_rows
+        * recipe.sequence_length
+        * shape.hidden,
         flops_per_step=1000,
         delegates=1,
         nodes=10,

@@ -6,13 +6,14 @@ from sqlalchemy.orm import Session
 
 from server.clock import utc_now
 from server.identity.devices.repository import DeviceRepository
+from server.jobs.estimators import possible_for
 from server.jobs.leases.models import Ending, JobLease, MemoryDecline
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.leases.service import LeaseService
 from server.jobs.lifecycle import JobLifecycle
 from server.jobs.models import Job
 from server.jobs.recipes import scored_rows
-from server.jobs.shrink import describe_changes, estimated_need, smaller
+from server.jobs.shrink import describe_changes, estimated_need, lighter, smaller
 from server.programs.repository import ProgramRepository
 from server.programs.service import ProgramService
 from shared.job import JobError, JobState, Progress
@@ -65,13 +66,16 @@ class DeclineService:
     def _resolve(self, job: Job, reason: str, declined: Decline) -> None:
         manifest = self._leases.manifest(job).manifest
         needed, available = declined.needed_bytes, declined.available_bytes
+        rows = scored_rows(manifest.recipe, job.task)
         recipe = None
         if job.request.shrink:
-            recipe = smaller(manifest, needed, available, scored_rows(manifest.recipe, job.task))
+            recipe = smaller(manifest, needed, available, rows)
+        elif job.request.recipe.estimator == "auto":
+            recipe = lighter(manifest, needed, available, possible_for(job.request).names, rows)
         if recipe is not None:
             estimate = estimated_need(manifest, recipe, needed)
-            self._shrink(job, recipe)
             changes = describe_changes(manifest.recipe, recipe)
+            self._shrink(job, recipe, f"{reason}: {changes}")
             self._show_waiting(job, f"{reason}; a smaller recipe takes about {estimate:,}: {changes}")
         elif job.only_device_id is not None:
             remedy = (
@@ -83,8 +87,11 @@ class DeclineService:
             self._lifecycle.move(job, JobState.READY)
             self._show_waiting(job, f"{reason}; the job waits for another device")
 
-    def _shrink(self, job: Job, recipe: Recipe) -> None:
+    def _shrink(self, job: Job, recipe: Recipe, reason: str) -> None:
         """Makes the job wait for the program of a smaller recipe. Its request keeps the original recipe."""
+        before = job.recipe
+        if (recipe.estimator, recipe.micro_batch) != (before.estimator, before.micro_batch):
+            job.estimator_reason = f"estimator {recipe.estimator}: {reason}"
         programs = ProgramRepository(self._session)
         base = programs.base(programs.named(job.recipe_id))
         state = ProgramService(self._session).request(recipe, base)

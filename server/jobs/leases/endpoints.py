@@ -108,7 +108,8 @@ def release(principal: Device, lease_id: str, state: State, session: SignedWriti
 def decline(principal: Device, lease_id: str, declined: Decline, state: State, session: SignedWriting) -> LeaseState:
     """Declines a job whose program needs more memory than the device has.
 
-    A job that allows it (`shrink`) gets a smaller recipe. Otherwise it waits for another device, or fails if no other
-    device may train it. Repeating the request changes nothing.
+    A job that allows it (`shrink`) gets a smaller recipe, and one with estimator `auto` a smaller micro-batch or
+    estimator `replay`. Otherwise it waits for another device, or fails if no other device may train it. Repeating the
+    request changes nothing.
     """
     return DeclineService(session, state.settings.lease_seconds).decline(principal.device_id or "", lease_id, declined)

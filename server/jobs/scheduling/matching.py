@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from shared.capabilities import NOISE_OPERATOR, Capabilities, Labels, may_take_part
 from shared.job import JobRequest
 from shared.program import ProgramManifest
-from shared.recipe import Backend, Recipe
+from shared.recipe import REVERSE_ESTIMATORS, Backend, RequestedRecipe
 from shared.versions import release, satisfies
 
 
@@ -57,7 +57,7 @@ def parse_needs(text: str) -> Needs:
 
 def needs_of(
     request: JobRequest,
-    recipe: Recipe,
+    recipe: RequestedRecipe,
     manifest: ProgramManifest | None,
     cohort: str | None = None,
     start_user: str | None = None,
@@ -68,7 +68,8 @@ def needs_of(
     """
     asked, rules = request.requires, request.rules
     # Otherwise a device with too little memory declines; the job shrinks, or fails if only this device may train it.
-    fits_or_waits = manifest is not None and not request.shrink and request.device is None
+    may_shrink = request.shrink or (request.recipe.estimator == "auto" and recipe.estimator in REVERSE_ESTIMATORS)
+    fits_or_waits = manifest is not None and not may_shrink and request.device is None
     made_by_executorch = manifest is not None and recipe.backend != "torch"
     return Needs(
         labels=asked.labels,

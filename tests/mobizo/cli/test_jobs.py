@@ -228,6 +228,21 @@ def test_a_smaller_recipe_is_shown_beside_the_requested_one(call, fleet, app, de
     assert "can spare 90,000 bytes" in shown
 
 
+def test_a_chosen_estimator_is_shown_with_its_reason(call, request_file):
+    options = ["--estimator", "auto", "--trajectory", "beside", "--json"]
+    submitted = json.loads(call("submit", request_file, *options).stdout)
+    assert submitted["recipe"]["estimator"] == "directional"
+    shown = call("show", submitted["id"]).stdout
+    assert "estimator directional (requested: auto)" in shown
+    assert "estimator directional: the job requests a trajectory" in shown
+    named = json.loads(call("submit", request_file, "--estimator", "gradient", "--json").stdout)
+    assert named["recipe"]["estimator"] == "gradient"
+    assert "requested" not in call("show", named["id"]).stdout
+    wrong = call("submit", request_file, "--estimator", "exact")
+    assert wrong.exit_code == 2
+    assert "estimator" in wrong.stderr
+
+
 def test_why_a_job_failed_is_shown(call, fleet, app, device):
     job = fleet.ready_job(app, device=device.device_id)
     body = {"needed_bytes": 275_000, "available_bytes": 10_000}

@@ -21,6 +21,21 @@ def test_recipe_and_a_are_pinned(band):
     assert band.app.get("/v1/cohorts").json()["items"] == [made]
 
 
+@pytest.mark.parametrize(
+    ("recipe", "changes", "chosen"),
+    [
+        ({}, {}, "replay"),
+        ({"estimator": "auto", "queries": None}, {}, "gradient"),
+        ({"estimator": "auto", "queries": None}, {"upload": "trajectory"}, "directional"),
+        ({"estimator": "auto", "queries": None, "backend": "qnn"}, {"upload": "trajectory"}, "replay"),
+    ],
+)
+def test_the_estimator_is_settled_with_the_cohort(band, recipe, changes, chosen):
+    made = band.create(recipe=recipe, **changes)
+    assert made["recipe"]["estimator"] == chosen
+    assert made["settings"]["recipe"]["estimator"] == recipe.get("estimator", "replay")
+
+
 def test_a_name_is_one_thing(band, app, problem):
     app.submit(adapter="readers", user="alice")
     assert "alice" in problem(app.post("/v1/cohorts", json=cohort_request()), 409, "conflict")["detail"]

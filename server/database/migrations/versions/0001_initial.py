@@ -480,6 +480,7 @@ def upgrade() -> None:
         sa.Column("task", sa.Text(), nullable=False),
         sa.Column("recipe", sa.Text(), nullable=False),
         sa.Column("recipe_id", sa.String(64), nullable=False),
+        sa.Column("estimator_reason", sa.Text(), nullable=True),
         sa.Column("adapter", sa.String(96), nullable=False),
         sa.Column("user", sa.String(96), nullable=False),
         sa.Column("dataset", sa.String(96), nullable=False),

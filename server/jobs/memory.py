@@ -1,0 +1,64 @@
+"""Predicts the memory that training takes, before its program is compiled.
+
+The constants were fitted to compiled programs and to the peaks of runs in the native runner
+(`tests/device_agent/engines/test_memory.py` compares both).
+"""
+
+from __future__ import annotations
+
+from shared.program import transposed_bytes
+from shared.recipe import DIRECTION_BLOCK, REVERSE_ESTIMATORS, Optimizer, Recipe
+from shared.zo.lora import BaseShape, flat_size
+
+PROCESS_BYTES = 12_500_000  # the native runner without a program
+FLOAT_BYTES = 4
+VECTORS: dict[Optimizer, int] = {"sgd": 1, "momentum": 2, "adam": 3}  # of D elements, that estimator `gradient` keeps
+QUARTER = 0.26  # size of 8-bit weights and their scales relative to float32 weights
+# Hidden states of a token that the methods plan, beside each adapted layer's input, which a reverse pass keeps.
+STATES, STATES_OF_PREFIX = 3, 2
+# What XNNPACK holds while it computes a layer, forwards and backwards: states of a token as wide as the MLP, and
+# matrices of attention scores.
+WIDE_STATES, WIDE_STATES_REVERSE = 3, 10
+SCORES, SCORES_REVERSE = 1, 3
+
+
+def predicted_peak(recipe: Recipe, shape: BaseShape, parameters: int) -> int:
+    """Predicts the peak resident bytes of the native runner that trains a recipe.
+
+    parameters: weights of the base.
+    """
+    share = 1.0 if recipe.precision == "fp32" else QUARTER
+    weights = round(FLOAT_BYTES * parameters * share) + transposed_bytes(recipe, shape)
+    return PROCESS_BYTES + weights + planned_bytes(recipe, shape) + _workspace_bytes(recipe, shape)
+
+
+def planned_bytes(recipe: Recipe, shape: BaseShape) -> int:
+    """Predicts the bytes that the runtime plans for activations, vectors and an optimizer's state."""
+    states = STATES
+    if recipe.frozen_layers(shape.layers):
+        states += STATES_OF_PREFIX
+    if recipe.estimator in REVERSE_ESTIMATORS:
+        states += shape.layers - recipe.frozen_layers(shape.layers)
+    tokens = recipe.score_rows * recipe.sequence_length
+    return vector_bytes(recipe, flat_size(recipe, shape)) + FLOAT_BYTES * states * shape.hidden * tokens
+
+
+def vector_bytes(recipe: Recipe, size: int) -> int:
+    """Predicts the planned bytes of B, its paths, their noise and an optimizer's state. size: D."""
+    match recipe.estimator:
+        case "gradient":
+            return FLOAT_BYTES * size * (10 + 15 * VECTORS[recipe.optimizer])
+        case "directional":
+            return FLOAT_BYTES * (28 * size + 9 * min(recipe.queries * size, DIRECTION_BLOCK) // 4)
+        case "stored":
+            return FLOAT_BYTES * size * (23 + 28 * recipe.queries)  # it keeps two copies per query
+        case "replay":
+            return FLOAT_BYTES * size * (23 + 5 * recipe.queries)
+
+
+def _workspace_bytes(recipe: Recipe, shape: BaseShape) -> int:
+    """Predicts the bytes that XNNPACK holds while it computes one layer."""
+    reverse = recipe.estimator in REVERSE_ESTIMATORS
+    wide, scores = (WIDE_STATES_REVERSE, SCORES_REVERSE) if reverse else (WIDE_STATES, SCORES)
+    per_token = wide * shape.intermediate + scores * shape.heads * recipe.sequence_length
+    return FLOAT_BYTES * recipe.score_rows * recipe.sequence_length * per_token

@@ -1,0 +1,55 @@
+"""The memory that the server predicts before a program exists, against the peak of a run in the native runner."""
+
+import json
+
+import pytest
+
+from device_agent.engines.native import NativeEngine
+from server.compiler.checkpoints.base import locate_base
+from server.jobs.memory import planned_bytes, predicted_peak
+from shared.recipe import BaseRef, Recipe
+from tests.device_agent.conftest import Program, write_base
+
+SIZES = {
+    "tiny": {"hidden": 32, "intermediate": 48, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8},
+    "middle": {"hidden": 256, "intermediate": 768, "layers": 8, "heads": 8, "kv_heads": 4, "head_dim": 32},
+}
+SETTINGS = {"rank": 8, "alpha": 16, "sequence_length": 40, "answer_length": 6, "choices": 2, "loss": "candidates"}
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def sized_base(request, tmp_path_factory):
+    """The directory of a random base, named by its size."""
+    directory = tmp_path_factory.mktemp("sized") / request.param
+    write_base(directory, **SIZES[request.param])
+    return directory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ["gradient", "directional", "replay"])
+def test_the_predicted_peak_is_near_the_measured_one(
+    estimator, sized_base, program_store, runner_directory, dataset, run, tmp_path
+):
+    base = BaseRef(name=sized_base.name, sha256=locate_base(str(sized_base)).sha256)
+    recipe = Recipe(base=base, estimator=estimator, **SETTINGS)
+    program = Program(tmp_path / "program", program_store.put(recipe, sized_base, tmp_path / "program"))
+    run.begin(program.plan(dataset, steps=3, evaluation_interval=3))
+    result = NativeEngine(runner_directory).train(run, lambda _progress: None, lambda: False).result
+    manifest = program.manifest
+    predicted = predicted_peak(recipe, manifest.shape, parameters_of(sized_base))
+    assert predicted == pytest.approx(result.peak_rss_bytes, rel=0.25)
+    assert planned_bytes(recipe, manifest.shape) == pytest.approx(manifest.planned_bytes, rel=0.5)
+
+
+def parameters_of(base):
+    """The number of weights in a base's safetensors file, by its header."""
+    with (base / "model.safetensors").open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return (
+        sum(
+            entry["data_offsets"][1] - entry["data_offsets"][0]
+            for name, entry in header.items()
+            if name != "__metadata__"
+        )
+        // 4
+    )
