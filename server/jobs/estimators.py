@@ -122,7 +122,7 @@ def choose_recipe(
 def spare_memory(session: Session, tenant: str, request: JobRequest) -> SpareMemory | None:
     """Returns the most memory that a suitable device reported; None if none has reported it.
 
-    Suitable devices are the request's own device, or the user's newest ones with the data set and what the job requires.
+    Suitable devices are the request's own device, or the user's newest ones with the data set and what the job needs.
     """
     if request.device is not None:
         device = DeviceRepository(session).get(tenant, request.device)
