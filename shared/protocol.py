@@ -221,7 +221,7 @@ class JobWaiting(_Wire):
     state: JobState
     why: str
     ahead: int | None = Field(None, description="ready jobs ahead of it with the same device requirements")
-    devices: int | None = Field(None, description="enrolled devices of the tenant that were considered")
+    devices: int | None = Field(None, description="devices bound to the job's user that were considered")
     able: int | None = Field(None, description="devices among these that may take the job")
 
 
