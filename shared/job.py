@@ -234,10 +234,10 @@ class Result(BaseModel):
     # Omitted unless there are any, so that documents signed before this field existed keep their bytes.
     unusable_examples: int | None = Field(
         None,
-        ge=0,
-        exclude_if=lambda value: not value,
+        ge=1,
+        exclude_if=lambda value: value is None,
         description="training examples that were left out because they do not fit the task, rounded like "
-        "truncated_examples; left out: none, or not reported",
+        "truncated_examples; null: 0, or not reported",
     )
     evaluations: tuple[Evaluation, ...] = Field((), max_length=10_000)
     zero_shot_accuracy: float | None = Field(

@@ -75,7 +75,7 @@ def build_result(plan: RunPlan, trajectory: Trajectory, spent: ResourceUsage, ex
         peak_rss_bytes=spent.peak_rss_bytes,
         train_examples=examples.records,
         truncated_examples=rounded_down(examples.truncated, examples.records),
-        unusable_examples=rounded_down(examples.unusable, examples.records),
+        unusable_examples=rounded_down(examples.unusable, examples.records) or None,
         evaluations=tuple(trajectory.evaluations),
         zero_shot_accuracy=before if plan.start is None else None,
         start_accuracy=None if plan.start is None else before,

@@ -6,6 +6,7 @@ import pytest
 
 from device_agent.training.data import check_directory, read_splits
 from device_agent.training.messages import describe
+from device_agent.training.result import rounded_down
 from shared.errors import InvalidDataset, InvalidTask
 from shared.job import TrainingSettings
 from shared.task import Answer, Task
@@ -142,3 +143,11 @@ def test_directories(tmp_path):
         check_directory(tmp_path / "nowhere")
     with pytest.raises(InvalidDataset, match=r"has no train\.jsonl"):
         check_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("count", "records", "told"),
+    [(0, 1000, 0), (9, 10, 0), (10, 1000, 10), (99, 1000, 10), (100, 1000, 100), (499, 1000, 100), (1000, 1000, 500)],
+)
+def test_counts_of_records_are_told_by_shares(count, records, told):
+    assert rounded_down(count, records) == told
