@@ -90,7 +90,7 @@ class Route(APIRoute):
         if keep_once in calls and not any(isinstance(call, Rule) and call.needs_token for call in calls):
             raise TypeError(f"{path}: what anyone may do has no token that its answers could be kept for")
         self.takes_json = self.body_field is not None and not isinstance(self.body_field.field_info, Form)
-        self._body_type = TypeAdapter[Any](self.body_field.field_info.annotation) if self.body_field else None
+        self._body_type = TypeAdapter[Any](self.body_field.field_info.annotation or Any) if self.body_field else None
         self.responses = documented(self.responses, self._errors(calls))
 
     def _errors(self, calls: list[Any]) -> list[type[MobizoError]]:
