@@ -21,6 +21,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.dependencies.models import Dependant
 from fastapi.params import Form
 from fastapi.routing import APIRoute
+from pydantic import TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
@@ -46,6 +47,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 NO_BODY_BYTES = 1024  # limit of a route without a body
 UNCHECKED_BODY_BYTES = 64 << 10  # limit of a route that reads a body from callers without a valid token
 PARSED_AT_ONCE_BYTES = 16 << 10  # a larger JSON body is parsed in a thread, so that other requests go on
+MOST_ERRORS_OF_LARGE = 10_000  # validation errors of a body that is parsed in a thread; collecting them takes long
 PARSERS = 2  # threads that parse at the same time
 STACK = "fastapi_function_astack"
 _log = structlog.get_logger()
@@ -94,6 +96,7 @@ class Route(APIRoute):
         if keep_once in calls and not any(isinstance(call, Rule) and call.needs_token for call in calls):
             raise TypeError(f"{path}: what anyone may do has no token that its answers could be kept for")
         self.takes_json = self.body_field is not None and not isinstance(self.body_field.field_info, Form)
+        self._body_type = TypeAdapter[Any](self.body_field.field_info.annotation or Any) if self.body_field else None
         self.responses = documented(self.responses, self._errors(calls))
 
     def _errors(self, calls: list[Any]) -> list[type[MobizoError]]:
@@ -188,8 +191,21 @@ class Route(APIRoute):
             if len(body) <= PARSED_AT_ONCE_BYTES:
                 read.value = parse_json(body)
             else:
-                read.value = await anyio.to_thread.run_sync(parse_json, body, limiter=state.get(_make_parsers))
+                read.value = await anyio.to_thread.run_sync(self._parse_large, body, limiter=state.get(_make_parsers))
         return read
+
+    def _parse_large(self, body: bytes) -> Any:
+        """Returns a body's value. Raises InvalidRequest for so many errors that reporting them would take long."""
+        value = parse_json(body)
+        try:
+            if self._body_type is not None:
+                self._body_type.validate_python(value)
+        except ValidationError as error:
+            if error.error_count() > MOST_ERRORS_OF_LARGE:
+                raise InvalidRequest(
+                    f"the body has {error.error_count()} errors, such as names that /docs does not describe", errors=[]
+                ) from None
+        return value
 
 
 class Routes(APIRouter):

@@ -6,6 +6,7 @@ import time
 import httpx
 import pytest
 
+import server.web.problems
 import server.web.routes
 from server.app import create_api, create_app
 from server.settings import Settings
@@ -130,6 +131,15 @@ def test_at_most_twenty_validation_errors_are_reported(app, problem):
     assert len(document["errors"]) == 20
     assert "more)" in document["detail"]
     assert len(json.dumps(document)) < 10_000
+
+
+def test_errors_beyond_counting_are_not_collected(app, problem, monkeypatch):
+    collected = []
+    monkeypatch.setattr(server.web.problems, "_from_validation", collected.append)
+    many = {f"n{number}": number for number in range(MAX_NAMES - 10)}
+    document = problem(app.post("/v1/jobs", json=many), 422, "invalid-request")
+    assert "the body has 499" in document["detail"]
+    assert document["errors"] == collected == []
 
 
 @pytest.mark.parametrize("layers", ["last:" + "9" * 5_000, "last:" + "9" * 400 + "%", "last:9999999", [10**30]])
