@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 ARGS ?=
+MINUTES ?= 10
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 help: ## Show this help
@@ -33,6 +34,9 @@ test-slow: setup ## Run the tests that `make test` leaves out
 test-all: setup ## Run every test
 	$(PYTEST) $(ARGS)
 
+fuzz: setup ## Fuzz the native runner for MINUTES (10) with new cases; `make test-all` runs a fixed number
+	MOBIZO_FUZZ_SECONDS=$$(($(MINUTES) * 60)) $(BIN)/python -m pytest -s tests/device_agent/runner/test_fuzz.py $(ARGS)
+
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -44,4 +48,4 @@ bench: setup ## Measure: make bench ARGS='step --json step.json'
 clean: ## Remove .venv and what the demo left
 	rm -rf $(VENV) .demo demo-report.json
 
-.PHONY: help setup demo test test-slow test-all lint bench clean
+.PHONY: help setup demo test test-slow test-all fuzz lint bench clean

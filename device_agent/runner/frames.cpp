@@ -79,6 +79,12 @@ void Numbers::expect(size_t count, size_t size) const {
   }
 }
 
+void Numbers::end() const {
+  if (!data_.empty()) {
+    throw std::runtime_error("a record of the plan is too long; have the agent write it again");
+  }
+}
+
 void Numbers::take(void *target, size_t size) {
   expect(size, 1);
   if (size > 0) { // the pointers of nothing may be null

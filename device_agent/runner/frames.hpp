@@ -60,6 +60,9 @@ public:
     return found;
   }
 
+  // Throws std::runtime_error if numbers are left.
+  void end() const;
+
 private:
   void expect(size_t count, size_t size) const;
   void take(void *target, size_t size);

@@ -19,7 +19,7 @@ Tensor integers(const std::vector<int64_t> &values, std::vector<int32_t> shape) 
 void generate(Program &program, const std::vector<float> &adapter, const std::vector<int64_t> &tokens, int64_t most,
               int64_t length, int64_t context) {
   const auto given = static_cast<int64_t>(tokens.size());
-  if (tokens.empty() || most < 1 || given + most - 1 > context) {
+  if (tokens.empty() || most < 1 || most - 1 > context - given) {
     throw std::runtime_error(std::to_string(given) + " tokens and " + std::to_string(most) +
                              " more do not fit the program's context, " + std::to_string(context) + "; ask for less");
   }
@@ -33,9 +33,13 @@ void generate(Program &program, const std::vector<float> &adapter, const std::ve
       const std::vector<int64_t> piece(part.begin() + static_cast<std::ptrdiff_t>(at),
                                        part.begin() + static_cast<std::ptrdiff_t>(end));
       const auto size = static_cast<int32_t>(piece.size());
-      logits = program.call("extend", {integers(piece, {1, size}), integers({place}, {1}), integers({size - 1}, {1})})
-                   .at(0); // (1, V)
+      const std::vector<Tensor> outputs =
+          program.call("extend", {integers(piece, {1, size}), integers({place}, {1}), integers({size - 1}, {1})});
+      logits = output_of(outputs, 0); // (1, V)
       place += size;
+    }
+    if (logits.type != Type::Float || logits.count() == 0) {
+      throw std::runtime_error("the program gives no logits; it is no inference program");
     }
     const float *first = logits.data<float>(), *last = first + logits.count();
     const int64_t token = std::max_element(first, last) - first;

@@ -1,6 +1,7 @@
 #include "gradient_trainer.hpp"
 
 #include <cmath>
+#include <stdexcept>
 
 namespace mobizo {
 
@@ -46,7 +47,7 @@ void GradientTrainer::restore(size_t steps) {
 
 // The optimizer's state, which follows B, does not change.
 void GradientTrainer::pull(float factor) {
-  const Tensor found = program_.call("state", {}).at(0);
+  const Tensor found = output_of(program_.call("state", {}), 0);
   std::vector<float> state = numbers_of(found, found.count());
   if (state.size() < static_cast<size_t>(plan_.settings.size)) {
     throw std::runtime_error("the program's state is smaller than its B; the program is another recipe's");
@@ -74,7 +75,7 @@ void GradientTrainer::evaluate(const std::string &split, const std::vector<Score
 void GradientTrainer::checkpoint() {
   const size_t step = ledger_.steps();
   if (checkpoints_.steps().count(step) == 0) {
-    const Tensor state = program_.call("state", {}).at(0);
+    const Tensor state = output_of(program_.call("state", {}), 0);
     checkpoints_.write(step, numbers_of(state, state.count()));
   }
   std::set<size_t> wanted{step};
@@ -91,8 +92,8 @@ std::vector<Tensor> GradientTrainer::invoke(size_t, float lr, std::vector<Tensor
   inputs.push_back(scalar(plan_.gradient->weight_decay));
   std::vector<Tensor> outputs = program_.call(step_method(), inputs);
   // A norm that is not finite stops the run.
-  const bool whole = std::isfinite(numbers_of(outputs.at(1), 1)[0]);
-  const Tensor &told = outputs.at(whole ? 0 : 1);
+  const bool whole = std::isfinite(numbers_of(output_of(outputs, 1), 1)[0]);
+  const Tensor &told = outputs[whole ? 0 : 1];
   return {told, told};
 }
 

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -35,19 +37,41 @@ std::string field(std::string_view object, std::string_view key) {
   return std::string(object.substr(at, object.find_first_of(text ? "\"" : ",}", at) - at));
 }
 
-Evaluation read_evaluation(std::string_view payload) {
-  Evaluation evaluation;
-  evaluation.step = std::atoll(field(payload, "step").c_str());
-  evaluation.split = field(payload, "split");
-  evaluation.correct = std::atoll(field(payload, "correct").c_str());
-  evaluation.total = std::atoll(field(payload, "total").c_str());
-  evaluation.loss = std::strtod(field(payload, "loss").c_str(), nullptr);
-  evaluation.adapter = field(payload, "adapter");
-  return evaluation;
+// The number after a key; nothing if there is none, or one that the type cannot hold.
+std::optional<int64_t> integer(std::string_view object, std::string_view key) {
+  const std::string text = field(object, key);
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc{} && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
 }
 
-Limits read_limits(std::string_view payload) {
-  return {std::atoll(field(payload, "step").c_str()), std::strtod(field(payload, "rest").c_str(), nullptr), std::atoll(field(payload, "max_length").c_str())};
+std::optional<double> real(std::string_view object, std::string_view key) {
+  const std::string text = field(object, key);
+  char *end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  return end != text.c_str() && std::isfinite(value) ? std::optional(value) : std::nullopt;
+}
+
+// Nothing if the evaluation cannot have happened. steps: so many are before it.
+std::optional<Evaluation> read_evaluation(std::string_view payload, size_t steps) {
+  const auto step = integer(payload, "step"), correct = integer(payload, "correct"), total = integer(payload, "total");
+  const auto loss = real(payload, "loss");
+  if (!step || *step < 0 || static_cast<size_t>(*step) > steps || !total || *total < 1 || !correct || *correct < 0 ||
+      *correct > *total || !loss) {
+    return std::nullopt;
+  }
+  return Evaluation{*step, field(payload, "split"), *correct, *total, *loss, field(payload, "adapter")};
+}
+
+// Nothing if no device sets such limits.
+std::optional<Limits> read_limits(std::string_view payload) {
+  const auto step = integer(payload, "step");
+  const auto rest = real(payload, "rest");
+  const auto length = field(payload, "max_length") == "null" ? 0 : integer(payload, "max_length");
+  if (!step || *step < 0 || !rest || *rest < 0 || *rest > MOST_REST || !length || *length < 0) {
+    return std::nullopt;
+  }
+  return Limits{*step, *rest, *length};
 }
 
 } // namespace
@@ -84,13 +108,17 @@ void Ledger::read(const std::string &path, const std::string &header, size_t num
       }
       numbers_.push_back(Numbers(frame.payload).many<float>(numbers));
     } else if (frame.kind == 'E') {
-      evaluations_.push_back(read_evaluation(frame.payload));
-      const Evaluation &found = evaluations_.back();
-      if (found.step < 0 || static_cast<size_t>(found.step) > steps() || found.total < 1) {
+      const std::optional<Evaluation> found = read_evaluation(frame.payload, steps());
+      if (!found) {
         throw std::runtime_error(path + " has an impossible evaluation; move it away to start the run anew");
       }
+      evaluations_.push_back(*found);
     } else if (frame.kind == 'L') {
-      limits_.push_back(read_limits(frame.payload));
+      const std::optional<Limits> found = read_limits(frame.payload);
+      if (!found) {
+        throw std::runtime_error(path + " has impossible limits; move it away to start the run anew");
+      }
+      limits_.push_back(*found);
     }
     end_ = frames.end();
   }

@@ -18,6 +18,8 @@ struct Evaluation {
   double accuracy() const { return static_cast<double>(correct) / static_cast<double>(total); }
 };
 
+constexpr double MOST_REST = 100; // seconds of pause for each second of a step
+
 // The limits that apply from a step on.
 struct Limits {
   int64_t step = 0;       // the first step that they apply to

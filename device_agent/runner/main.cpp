@@ -8,8 +8,6 @@
 #include "serve.hpp"
 #include "trainer.hpp"
 
-#include <executorch/runtime/platform/runtime.h>
-
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -182,10 +180,9 @@ int run(int count, char **words) {
   const std::string command = count > 1 ? words[1] : "";
   const Options options(count, words);
   if (command == "version") {
-    say("{\"version\": " + quoted(MOBIZO_VERSION) + ", \"executorch\": " + quoted(EXECUTORCH_BUILD) + ", \"plan\": 1}");
+    say("{\"version\": " + quoted(MOBIZO_VERSION) + ", \"executorch\": " + quoted(EXECUTORCH_BUILD) + ", \"plan\": 2}");
     return 0;
   }
-  executorch::runtime::runtime_init();
   if (command == "train") {
     return train(options);
   }

@@ -33,6 +33,7 @@ Example read_example(std::string_view payload, const Settings &settings) {
     example.answers = numbers.many<int32_t>(answer);
   }
   example.mask = numbers.many<float>(answer);
+  numbers.end();
   return example;
 }
 
@@ -59,6 +60,7 @@ ScoreBatch read_scores(std::string_view payload, const Settings &settings) {
       }
     }
   }
+  numbers.end();
   return batch;
 }
 
@@ -100,6 +102,7 @@ Plan Plan::read(const std::string &path) {
     switch (frame.kind) {
     case 'C':
       plan.settings = numbers.one<Settings>();
+      numbers.end();
       check_settings(plan.settings);
       break;
     case 'H':
@@ -107,30 +110,38 @@ Plan Plan::read(const std::string &path) {
       break;
     case 'B':
       plan.start = numbers.many<float>(product({s.size}));
+      numbers.end();
       break;
     case 'P':
       plan.pulls = numbers.many<float>(product({s.steps}));
+      numbers.end();
       break;
     case 'K':
       plan.uploads_last = true;
+      numbers.end();
       break;
     case 'L':
       plan.lr = numbers.many<float>(product({s.steps}));
+      numbers.end();
       break;
     case 'Q':
       plan.seeds = numbers.many<int32_t>(product({s.steps, s.queries, 2}));
+      numbers.end();
       break;
     case 'D':
       plan.secret = true;
       plan.clip = numbers.one<float>();
       plan.counts = numbers.many<int32_t>(product({s.steps}));
       plan.noise = numbers.many<float>(product({s.steps, s.queries}));
+      numbers.end();
       break;
     case 'G':
       plan.gradient = numbers.one<GradientSettings>();
+      numbers.end();
       break;
     case 'O':
       plan.order = numbers.many<int32_t>(plan.secret ? plan.sampled() : product({s.steps, s.batch}));
+      numbers.end();
       break;
     case 'X':
       plan.examples.push_back(read_example(frame.payload, s));

@@ -4,6 +4,8 @@
 #include "program.hpp"
 
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,11 +13,11 @@
 
 namespace mobizo {
 
-constexpr std::string_view PLAN_MAGIC = "MOBIZO-PLAN 1\n";
+constexpr std::string_view PLAN_MAGIC = "MOBIZO-PLAN 2\n";
 
 struct Settings {
   int64_t steps, interval, queries, batch, length, answer, choices, score_rows, size, dynamic, candidates, stored, width,
-      stride, prefix_bytes;
+      stride, prefix_bytes, vocabulary;
   double eps;
 };
 

@@ -1,9 +1,11 @@
 #include "plan_check.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <numeric>
 #include <stdexcept>
+#include <string>
 
 namespace mobizo {
 namespace {
@@ -35,12 +37,39 @@ void check_range(const std::string &name, int64_t value, int64_t least, int64_t 
   }
 }
 
+void check_finite(const std::string &name, double value) {
+  if (!std::isfinite(value)) {
+    refuse("has a value of " + name + " that is not finite");
+  }
+}
+
+void check_finite(const std::string &name, const std::vector<float> &values) {
+  for (const float value : values) {
+    check_finite(name, static_cast<double>(value));
+  }
+}
+
+template <typename Integer>
+void check_indices(const std::string &name, const Integer *indices, size_t number, int64_t count) {
+  for (size_t i = 0; i < number; ++i) {
+    check_index(name, static_cast<int64_t>(indices[i]), static_cast<size_t>(count));
+  }
+}
+
 void check_example(const Example &example, const Settings &settings) {
   const size_t count = example.tokens.size();
   check_range("the length of an example", static_cast<int64_t>(count), 1, settings.length);
   check_range("the opening of an example", example.opening, 0, static_cast<int64_t>(count));
-  for (const int32_t position : example.positions) {
+  for (const std::vector<int32_t> *tokens : {&example.tokens, &example.answers, &example.choices}) {
+    check_indices("token", tokens->data(), tokens->size(), settings.vocabulary);
+  }
+  // A shortened example moves the positions of its answer, by at most the first of them.
+  for (size_t t = 0; t < example.positions.size(); ++t) {
+    const int32_t position = example.positions[t];
     check_index("answer position", position, count);
+    if (example.mask[t] == 0 ? position != 0 : position < example.positions.front()) {
+      refuse("has answer positions out of order");
+    }
   }
 }
 
@@ -69,7 +98,12 @@ void check_split(const std::vector<ScoreBatch> &batches, const Settings &setting
   }
   std::vector<bool> seen(count);
   for (const ScoreBatch &batch : batches) {
-    check_range("the length of a batch to score", batch.inputs.at(0).shape.at(1), 1, settings.length);
+    const Tensor &tokens = batch.inputs.at(0), &positions = batch.inputs.at(1), &choices = batch.inputs.at(2);
+    const int32_t length = tokens.shape.at(1);
+    check_range("the length of a batch to score", length, 1, settings.length);
+    check_indices("token", tokens.data<int64_t>(), tokens.count(), settings.vocabulary);
+    check_indices("score position", positions.data<int64_t>(), positions.count(), length);
+    check_indices("token", choices.data<int64_t>(), choices.count(), settings.vocabulary);
     for (const Scored &example : batch.examples) {
       check_scored(example, settings, seen);
     }
@@ -103,6 +137,8 @@ void check_settings(const Settings &s) {
   check_range("the prefix's width", s.width, 0, MOST);
   check_range("the stride of prefix lengths", s.stride, 1, MOST);
   check_range("the bytes of kept prefixes", s.prefix_bytes, 0, MOST_PREFIX_BYTES);
+  check_range("the size of the vocabulary", s.vocabulary, 1, MOST);
+  check_finite("eps", s.eps);
   // Tensors of these shapes are made.
   product({s.batch, s.length, std::max<int64_t>(s.width, 1)});
   product({s.batch, s.answer, s.choices});
@@ -116,12 +152,15 @@ void check_plan(const Plan &plan) {
     refuse("has no header of the trajectory");
   }
   expect("`lr`", plan.lr.size(), product({s.steps}));
+  check_finite("`lr`", plan.lr);
   expect("`seeds`", plan.seeds.size(), product({s.steps, s.queries, 2}));
   if (!plan.start.empty()) {
     expect("`start`", plan.start.size(), product({s.size}));
+    check_finite("`start`", plan.start);
   }
   if (!plan.pulls.empty()) {
     expect("`pulls`", plan.pulls.size(), product({s.steps}));
+    check_finite("`pulls`", plan.pulls);
   }
   expect("`order`", plan.order.size(), plan.secret ? plan.sampled() : product({s.steps, s.batch}));
   for (const int32_t index : plan.order) {
@@ -135,8 +174,14 @@ void check_plan(const Plan &plan) {
   }
   check_split(plan.validation, s);
   check_split(plan.test, s);
+  check_finite("the clipping bound", static_cast<double>(plan.clip));
+  check_finite("the noise", plan.noise);
   if (plan.gradient) {
     check_range("the steps between checkpoints", plan.gradient->checkpoint_steps, 1, MOST);
+    check_finite("the weight decay", static_cast<double>(plan.gradient->weight_decay));
+    if (!(plan.gradient->max_norm > 0)) { // infinity: no clipping
+      refuse("has " + std::to_string(plan.gradient->max_norm) + " for the bound of the gradient's norm");
+    }
     if (plan.secret) {
       refuse("is private and has exact gradients");
     }

@@ -8,8 +8,8 @@ namespace mobizo {
 // Throws std::runtime_error if a setting is out of its range. The other records are read by these settings.
 void check_settings(const Settings &settings);
 
-// Throws std::runtime_error if a record is missing, has another length than the settings ask for, or has an index that
-// points to nothing.
+// Throws std::runtime_error if a record is missing, has another length than the settings ask for, has an index that
+// points to nothing, or a number that is not finite.
 void check_plan(const Plan &plan);
 
 // The product of sizes from 0. Throws std::runtime_error if it is larger than anything that a plan can hold.

@@ -1,14 +1,14 @@
 #include "program.hpp"
 
+#include <executorch/extension/module/module.h>
 #include <executorch/extension/tensor/tensor.h>
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/backend/options.h>
+#include <executorch/runtime/platform/runtime.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <numeric>
 #include <stdexcept>
 
 namespace mobizo {
@@ -58,31 +58,18 @@ void share_packed_weights() {
 
 } // namespace
 
-size_t size_of(Type type) { return type == Type::Int64 ? 8 : 4; }
+struct Program::Runtime {
+  std::unique_ptr<Module> module;
+};
 
-Tensor::Tensor(Type type, std::vector<int32_t> shape) : type(type), shape(std::move(shape)) {
-  bytes.resize(count() * size_of(type));
-}
-
-size_t Tensor::count() const {
-  return std::accumulate(shape.begin(), shape.end(), size_t{1}, std::multiplies<size_t>());
-}
-
-Tensor scalar(float value) { return floats({value}); }
-
-Tensor floats(const std::vector<float> &values) {
-  Tensor tensor(Type::Float, {static_cast<int32_t>(values.size())});
-  std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
-  return tensor;
-}
-
-Program::Program(const std::string &program, const std::string &weights) {
+Program::Program(const std::string &program, const std::string &weights) : runtime_(std::make_unique<Runtime>()) {
+  executorch::runtime::runtime_init();
   if (std::getenv("MOBIZO_RUNNER_OWN_WEIGHTS") == nullptr) {
     share_packed_weights();
   }
-  module_ = std::make_unique<Module>(program, weights, Module::LoadMode::Mmap, nullptr, nullptr, nullptr,
+  runtime_->module = std::make_unique<Module>(program, weights, Module::LoadMode::Mmap, nullptr, nullptr, nullptr,
                                      /*share_memory_arenas=*/true);
-  auto names = module_->method_names();
+  auto names = runtime_->module->method_names();
   if (!names.ok()) {
     throw std::runtime_error("the program does not load (" + describe(names.error()) + ")");
   }
@@ -90,6 +77,8 @@ Program::Program(const std::string &program, const std::string &weights) {
   // First of all methods: loading it is what sets B to zero.
   load("adapter");
 }
+
+Program::~Program() = default;
 
 bool Program::has(const std::string &method) const {
   return std::find(names_.begin(), names_.end(), method) != names_.end();
@@ -99,7 +88,7 @@ void Program::load(const std::string &method) {
   if (!has(method)) {
     throw std::runtime_error("the program has no method '" + method + "'");
   }
-  const Error error = module_->load_method(method);
+  const Error error = runtime_->module->load_method(method);
   if (error != Error::Ok) {
     throw std::runtime_error("method '" + method + "' does not load (" + describe(error) +
                              "); the program was compiled for another ExecuTorch, or memory ran out");
@@ -116,15 +105,20 @@ std::vector<Tensor> Program::call(const std::string &method, const std::vector<T
     held.push_back(executorch::extension::from_blob(data, std::move(shape), scalar_type(input.type)));
     values.emplace_back(held.back());
   }
-  auto results = module_->execute(method, values);
+  auto results = runtime_->module->execute(method, values);
   if (!results.ok()) {
     throw std::runtime_error("method '" + method + "' of the program stopped (" + describe(results.error()) + ")");
   }
   std::vector<Tensor> outputs;
   for (const EValue &result : *results) {
+    if (!result.isTensor()) {
+      throw std::runtime_error("method '" + method + "' of the program gives something that is no tensor");
+    }
     const auto &tensor = result.toTensor();
     Tensor output(type_of(tensor.scalar_type()), {tensor.sizes().begin(), tensor.sizes().end()});
-    std::memcpy(output.bytes.data(), tensor.const_data_ptr(), output.bytes.size());
+    if (!output.bytes.empty()) { // the pointers of nothing may be null
+      std::memcpy(output.bytes.data(), tensor.const_data_ptr(), output.bytes.size());
+    }
     outputs.push_back(std::move(output));
   }
   return outputs;

@@ -1,39 +1,19 @@
 // Runs a compiled program's methods, which share one B, with ExecuTorch.
 #pragma once
 
-#include <executorch/extension/module/module.h>
+#include "tensor.hpp"
 
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 namespace mobizo {
 
-enum class Type : uint8_t { Float = 0, Int64 = 1, Int32 = 2 };
-
-// A dense tensor that owns its bytes, row-major.
-struct Tensor {
-  Type type = Type::Float;
-  std::vector<int32_t> shape;
-  std::vector<uint8_t> bytes;
-
-  Tensor() = default;
-  Tensor(Type type, std::vector<int32_t> shape);
-
-  size_t count() const;
-  template <typename T> T *data() { return reinterpret_cast<T *>(bytes.data()); }
-  template <typename T> const T *data() const { return reinterpret_cast<const T *>(bytes.data()); }
-};
-
-size_t size_of(Type type);
-Tensor scalar(float value);
-Tensor floats(const std::vector<float> &values);
-
 class Program {
 public:
   // Throws std::runtime_error.
   Program(const std::string &program, const std::string &weights);
+  ~Program();
 
   bool has(const std::string &method) const;
 
@@ -43,7 +23,9 @@ public:
 private:
   void load(const std::string &method);
 
-  std::unique_ptr<executorch::extension::Module> module_;
+  struct Runtime; // ExecuTorch's part, which no other file includes
+
+  std::unique_ptr<Runtime> runtime_;
   std::vector<std::string> names_;
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 
@@ -20,6 +21,9 @@ int64_t proc_bytes(const char *path, const std::string &name) {
 } // namespace
 
 std::string number(double value) {
+  if (!std::isfinite(value)) {
+    return std::isnan(value) ? "NaN" : value > 0 ? "Infinity" : "-Infinity";
+  }
   char buffer[64];
   const auto end = std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::scientific).ptr;
   const std::string text(buffer, end);

@@ -10,7 +10,7 @@ Measured measure(Program &program, const std::vector<ScoreBatch> &split, const s
   std::vector<double> rights; // by the example's place in the split, whatever batch it was in
   for (const ScoreBatch &batch : split) {
     pulse();
-    const Tensor found = program.call("score", batch.inputs).at(0); // (R, T, C)
+    const Tensor found = output_of(program.call("score", batch.inputs), 0); // (R, T, C)
     if (found.type != Type::Float || found.shape != batch.inputs.at(2).shape) { // the cells point into that shape
       throw std::runtime_error("the program's scores have another shape than the plan's candidates; the program is "
                                "another recipe's");

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <stdexcept>
 
@@ -10,6 +11,7 @@ namespace {
 
 constexpr uint32_t MOST_NAME = 64, MOST_TENSORS = 16, MOST_RANK = 8;
 constexpr uint64_t MOST_BYTES = uint64_t{1} << 32;
+constexpr size_t PIECE = size_t{1} << 24U;
 
 // Whether `size` bytes came; false at an end between requests. Throws when it ends within one.
 bool read_all(void *target, size_t size, bool within) {
@@ -71,8 +73,14 @@ std::vector<Tensor> read_tensors() {
         throw std::runtime_error("a request has a tensor that is too large");
       }
     }
-    tensor = Tensor(static_cast<Type>(type), std::move(shape));
-    read_all(tensor.bytes.data(), tensor.bytes.size(), true);
+    tensor.type = static_cast<Type>(type);
+    tensor.shape = std::move(shape);
+    // Memory is taken as the bytes come: a few bytes must not claim gigabytes.
+    for (size_t left = tensor.count() * size_of(tensor.type), piece = 0; left > 0; left -= piece) {
+      piece = std::min(left, PIECE);
+      tensor.bytes.resize(tensor.bytes.size() + piece);
+      read_all(tensor.bytes.data() + tensor.bytes.size() - piece, piece, true);
+    }
   }
   return tensors;
 }

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
+#include <stdexcept>
 #include <thread>
 
 namespace mobizo {
@@ -105,7 +106,7 @@ void Trainer::pull_towards_start(std::vector<float> &flat, float factor) const {
 
 // The current B (D,).
 std::vector<float> Trainer::current() const {
-  return numbers_of(program_.call("adapter", {}).at(0), static_cast<size_t>(plan_.settings.size));
+  return numbers_of(output_of(program_.call("adapter", {}), 0), static_cast<size_t>(plan_.settings.size));
 }
 
 void Trainer::step() {
@@ -115,8 +116,11 @@ void Trainer::step() {
   const Clock::time_point began = Clock::now();
   const float lr = plan_.lr[step];
   const std::vector<Tensor> results = plan_.secret ? move_privately(step, lr) : move(step, lr);
-  const std::vector<float> losses = numbers_of(results.at(0), results.at(0).count());
-  std::vector<float> coefficients = numbers_of(results.at(1), static_cast<size_t>(plan_.settings.queries));
+  const std::vector<float> losses = numbers_of(output_of(results, 0), results[0].count());
+  std::vector<float> coefficients = numbers_of(output_of(results, 1), static_cast<size_t>(plan_.settings.queries));
+  if (losses.empty()) {
+    throw std::runtime_error("the program gave no loss; the program is another recipe's");
+  }
   if (!finite(losses) || !finite(coefficients)) {
     throw Diverged("training diverged at step " + std::to_string(step) + ": the loss is no number any more; lower lr");
   }
@@ -142,12 +146,13 @@ void Trainer::obey_limits() {
   const std::string text = read_file(directory_ + "/limits");
   Limits limits; // none if there is no file
   if (const size_t at = text.find("rest "); at != std::string::npos) {
-    limits.rest = std::max(0.0, std::strtod(text.c_str() + at + 5, nullptr));
+    limits.rest = std::clamp(std::strtod(text.c_str() + at + 5, nullptr), 0.0, MOST_REST);
+    limits.rest = std::isfinite(limits.rest) ? limits.rest : 0;
   }
   // A shorter example costs less only where the program takes any length and nothing of it is kept from before.
   const bool helps = plan_.settings.dynamic != 0 && plan_.settings.width == 0;
   if (const size_t at = text.find("length "); helps && at != std::string::npos) {
-    limits.max_length = std::max(0LL, std::atoll(text.c_str() + at + 7));
+    limits.max_length = std::max(0LL, std::strtoll(text.c_str() + at + 7, nullptr, 10));
   }
   if (!limits.same(ledger_.limits())) {
     ledger_.append(limits);
@@ -165,7 +170,8 @@ std::vector<Tensor> Trainer::move_privately(size_t step, float lr) {
   for (; at + most < sample.size(); at += most) {
     pulse();
     const auto first = sample.begin() + static_cast<std::ptrdiff_t>(at);
-    summed = numbers_of(call(step, 0, {first, first + static_cast<std::ptrdiff_t>(most)}, summed).at(0), queries);
+    const std::vector<Tensor> results = call(step, 0, {first, first + static_cast<std::ptrdiff_t>(most)}, summed);
+    summed = numbers_of(output_of(results, 0), queries);
   }
   for (size_t query = 0; query < queries; ++query) {
     summed[query] += plan_.noise[step * queries + query];
@@ -176,6 +182,9 @@ std::vector<Tensor> Trainer::move_privately(size_t step, float lr) {
 std::vector<Tensor> Trainer::call(size_t step, float lr, const std::vector<int32_t> &indices,
                                   const std::vector<float> &carried) {
   const int64_t most = ledger_.limits_at(step).max_length;
+  if (most > 0 && plan_.settings.width > 0) {
+    throw std::runtime_error("the ledger limits the length of a run whose prefix states are kept; remove the run");
+  }
   std::vector<Example> shortened;
   std::vector<const Example *> examples;
   shortened.reserve(indices.size());
@@ -237,7 +246,7 @@ Tensor Trainer::hidden(const std::vector<int32_t> &indices, const std::vector<co
       std::copy(source.begin(), source.end(), tokens.data<int64_t>() + place * own);
     }
     const std::vector<float> fresh =
-        numbers_of(program_.call("prefix", {tokens}).at(0), static_cast<size_t>(plan_.settings.batch) * own * width);
+        numbers_of(output_of(program_.call("prefix", {tokens}), 0), static_cast<size_t>(plan_.settings.batch) * own * width);
     for (size_t place = 0; place < rows.size(); ++place) {
       const float *state = fresh.data() + place * own * width;
       const size_t count = examples[rows[place]]->tokens.size() * width;
@@ -251,9 +260,6 @@ Tensor Trainer::hidden(const std::vector<int32_t> &indices, const std::vector<co
   for (size_t row = 0; row < indices.size(); ++row) {
     const auto kept = states_.find(indices[row]);
     const std::vector<float> &state = kept != states_.end() ? kept->second : passing.at(indices[row]);
-    if (state.size() > static_cast<size_t>(length) * width) {
-      throw std::runtime_error("the ledger limits the length of a run whose prefix states are kept; remove the run");
-    }
     std::copy(state.begin(), state.end(), result.data<float>() + row * static_cast<size_t>(length) * width);
   }
   return result;

@@ -1,9 +1,9 @@
 """A run as the native runner takes it: every batch already tokens, every seed and learning rate already a number.
 
-File: b"MOBIZO-PLAN 1\\n", then frames as the trajectory's (`shared.zo.trajectory`), little-endian, integers int32
+File: b"MOBIZO-PLAN 2\\n", then frames as the trajectory's (`shared.zo.trajectory`), little-endian, integers int32
 unless said otherwise. T steps, q queries, E examples a step, A answer positions, C choices, R score rows:
 
-    C   settings: 15 int64 in the order of `_settings`, then eps as float64
+    C   settings: 16 int64 in the order of `_settings`, then eps as float64
     H   the ledger's header, as it is written there
     B   float32 (D,) that the run goes on from; absent where it begins from 0
     P   what B's distance from that start is multiplied with after each step, float32 (T,); absent without pulls
@@ -41,7 +41,7 @@ from shared.zo.encoding import Example, pack_step
 from shared.zo.noise import run_seeds
 from shared.zo.trajectory import frame
 
-MAGIC = b"MOBIZO-PLAN 1\n"
+MAGIC = b"MOBIZO-PLAN 2\n"
 I32 = NDArray[np.int32]
 
 
@@ -107,8 +107,9 @@ def _settings(plan: RunPlan) -> bytes:
         manifest.shape.hidden if "suffix" in manifest.methods else 0,
         STRIDE,
         MOST_BYTES,
+        manifest.shape.vocabulary,
     )
-    return struct.pack("<15qd", *map(int, numbers), settings.eps_for(recipe))
+    return struct.pack("<16qd", *map(int, numbers), settings.eps_for(recipe))
 
 
 def _example(plan: RunPlan, example: Example) -> bytes:

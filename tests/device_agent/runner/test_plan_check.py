@@ -14,8 +14,9 @@ from device_agent.training.plan import MAGIC
 from shared.zo.trajectory import frame
 
 SETTINGS = {"steps": 12, "lr": 0.3, "seed": 3, "evaluation_interval": 4}
-CONFIGURATION = struct.Struct("<15qd")
-STEPS, QUERIES, BATCH, LENGTH, SCORE_ROWS, SIZE, STRIDE = 0, 2, 3, 4, 7, 8, 13  # places in it
+CONFIGURATION = struct.Struct("<16qd")
+STEPS, QUERIES, BATCH, LENGTH, ANSWER, SCORE_ROWS, SIZE = 0, 2, 3, 4, 5, 7, 8  # places in it
+STRIDE, VOCABULARY, EPS = 13, 15, 16
 
 
 def records(data):
@@ -66,6 +67,44 @@ def integer(kind, place, value):
         return numbers.tobytes()
 
     return changed(kind, change)
+
+
+def real(kind, place, value):
+    """Sets the float32 at `place` of a record's payload."""
+
+    def change(payload):
+        numbers = np.frombuffer(payload, "<f4").copy()
+        numbers[place] = value
+        return numbers.tobytes()
+
+    return changed(kind, change)
+
+
+def example(place, value):
+    """Sets the int32 at `place` after the tokens of the first training example: positions (A,), answers (A,)."""
+
+    def apply(found):
+        payload = next(payload for kind, payload in found if kind == b"X")
+        return integer(b"X", 2 + struct.unpack_from("<i", payload)[0] + place, value)(found)
+
+    return apply
+
+
+def score_input(name, value):
+    """Sets the first int32 of an input of the first batch to score: positions (R, A), or choices (R, A, C)."""
+
+    def apply(found):
+        settings = CONFIGURATION.unpack(found[0][1])
+        payload = next(payload for kind, payload in found if kind == b"V")
+        rows, length = settings[SCORE_ROWS], struct.unpack_from("<i", payload)[0]
+        place = {"positions": 0, "choices": rows * settings[ANSWER]}[name]
+        return integer(b"V", 1 + rows * length + place, value)(found)
+
+    return apply
+
+
+def longer(payload):
+    return payload + b"\0"
 
 
 def cells_of(payload, settings):
@@ -129,6 +168,28 @@ HARMS = {
     "a row that is not there": (scored(4, 4096), "score row 4096, but has only"),
     "a negative position": (scored(5, -1), "score position -1, but has only 6"),
     "a choice that is not there": (scored(6, 2), "score candidate 2, but has only 2"),
+    "a token outside the vocabulary": (integer(b"X", 2, 288), "token 288, but has only 288"),
+    "a negative token": (integer(b"X", 2, -1), "token -1, but has only 288"),
+    "an answer outside the vocabulary": (example(6, 1 << 30), "token 1073741824, but has only 288"),
+    "a token to score outside the vocabulary": (integer(b"V", 1, 288), "token 288, but has only 288"),
+    "a candidate's token outside the vocabulary": (score_input("choices", -1), "token -1, but has only 288"),
+    "a position to score outside the sequence": (score_input("positions", 4096), "score position 4096, but has only"),
+    "an empty vocabulary": (setting(VOCABULARY, 0), "0 for the size of the vocabulary"),
+    "an answer before the first one": (
+        lambda found: real(b"X", -5, 1)(example(1, 0)(found)),
+        "answer positions out of order",
+    ),
+    "a position without an answer": (example(5, 1), "answer positions out of order"),
+    "an eps that is not finite": (setting(EPS, float("nan")), "a value of eps that is not finite"),
+    "an lr that is not finite": (real(b"L", 3, np.inf), "a value of `lr` that is not finite"),
+    "settings that are too long": (changed(b"C", longer), "too long"),
+    "a long lr": (changed(b"L", longer), "too long"),
+    "a long example": (changed(b"X", longer), "too long"),
+    "a long batch to score": (changed(b"V", longer), "too long"),
+    "a bound of the norm that is no number": (
+        lambda found: [*found, (b"G", struct.pack("<iff", 1, np.nan, 0.0))],
+        "nan for the bound of the gradient's norm",
+    ),
     "no steps between checkpoints": (
         lambda found: [*found, (b"G", struct.pack("<iff", 0, 1.0, 0.0))],
         "0 for the steps between checkpoints",
@@ -188,10 +249,41 @@ EVALUATION = {"step": 0, "split": "validation", "correct": 1, "total": 9, "loss"
 
 @pytest.mark.parametrize(
     "payload",
-    [json.dumps(EVALUATION | {"step": 7}), json.dumps(EVALUATION | {"step": -1}), '{"total": 0}', '{"total":'],
+    [
+        json.dumps(EVALUATION | {"step": 7}),
+        json.dumps(EVALUATION | {"step": -1}),
+        json.dumps(EVALUATION | {"correct": 10}),
+        json.dumps(EVALUATION | {"correct": -1}),
+        json.dumps(EVALUATION | {"step": 1 << 64}),
+        json.dumps(EVALUATION | {"loss": float("inf")}),
+        '{"total": 0}',
+        '{"total":',
+    ],
 )
 def test_impossible_evaluations_of_a_ledger_are_refused(begun, refusal, payload):
     begun.open_trajectory(begun.plan()).close()
     with begun.ledger.open("ab") as ledger:
         ledger.write(frame(b"E", 0, payload.encode()))
     assert "impossible evaluation" in refusal()
+
+
+LIMITS = {"step": 0, "rest": 0.5, "max_length": None}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        json.dumps(LIMITS | {"step": -1}),
+        json.dumps(LIMITS | {"rest": -1}),
+        json.dumps(LIMITS | {"rest": float("inf")}),
+        json.dumps(LIMITS | {"max_length": -4}),
+        json.dumps(LIMITS | {"max_length": 1 << 64}),
+        "{}",
+        "[" * 100_000,
+    ],
+)
+def test_impossible_limits_of_a_ledger_are_refused(begun, refusal, payload):
+    begun.open_trajectory(begun.plan()).close()
+    with begun.ledger.open("ab") as ledger:
+        ledger.write(frame(b"L", 0, payload.encode()))
+    assert "impossible limits" in refusal()
