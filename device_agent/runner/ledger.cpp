@@ -60,7 +60,11 @@ std::optional<Evaluation> read_evaluation(std::string_view payload, size_t steps
       *correct > *total || !loss) {
     return std::nullopt;
   }
-  return Evaluation{*step, field(payload, "split"), *correct, *total, *loss, field(payload, "adapter")};
+  const std::string split = field(payload, "split"), adapter = field(payload, "adapter");
+  if ((split != "validation" && split != "test") || (adapter != "current" && adapter != "best")) {
+    return std::nullopt;
+  }
+  return Evaluation{*step, split, *correct, *total, *loss, adapter};
 }
 
 // Nothing if no device sets such limits.

@@ -1,5 +1,7 @@
 #include "plan_check.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -110,6 +112,23 @@ void check_split(const std::vector<ScoreBatch> &batches, const Settings &setting
   }
 }
 
+// Refuses tensors of a step that no other record has the content of, and that the machine cannot hold.
+void check_memory(const Plan &plan) {
+  const Settings &s = plan.settings;
+  size_t longest = s.dynamic != 0 ? 1 : product({s.length});
+  for (const Example &example : plan.examples) {
+    longest = std::max(longest, example.tokens.size());
+  }
+  const auto length = static_cast<int64_t>(longest);
+  const size_t bytes = product({s.batch, length}) * sizeof(int64_t) +
+                       product({s.batch, length, s.width}) * sizeof(float) +
+                       product({s.batch, s.answer, s.choices}) * (sizeof(int64_t) + sizeof(float)) +
+                       product({s.size}) * sizeof(float);
+  if (bytes > static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
+    refuse("has settings that ask for " + std::to_string(bytes) + " bytes a step, more than this machine has");
+  }
+}
+
 } // namespace
 
 size_t product(std::initializer_list<int64_t> sizes) {
@@ -174,6 +193,7 @@ void check_plan(const Plan &plan) {
   }
   check_split(plan.validation, s);
   check_split(plan.test, s);
+  check_memory(plan);
   check_finite("the clipping bound", static_cast<double>(plan.clip));
   check_finite("the noise", plan.noise);
   if (plan.gradient) {

@@ -245,8 +245,8 @@ Tensor Trainer::hidden(const std::vector<int32_t> &indices, const std::vector<co
       const std::vector<int32_t> &source = examples[rows[place]]->tokens;
       std::copy(source.begin(), source.end(), tokens.data<int64_t>() + place * own);
     }
-    const std::vector<float> fresh =
-        numbers_of(output_of(program_.call("prefix", {tokens}), 0), static_cast<size_t>(plan_.settings.batch) * own * width);
+    const std::vector<float> fresh = numbers_of(output_of(program_.call("prefix", {tokens}), 0),
+                                                static_cast<size_t>(plan_.settings.batch) * own * width);
     for (size_t place = 0; place < rows.size(); ++place) {
       const float *state = fresh.data() + place * own * width;
       const size_t count = examples[rows[place]]->tokens.size() * width;

@@ -16,7 +16,7 @@ from shared.zo.trajectory import frame
 SETTINGS = {"steps": 12, "lr": 0.3, "seed": 3, "evaluation_interval": 4}
 CONFIGURATION = struct.Struct("<16qd")
 STEPS, QUERIES, BATCH, LENGTH, ANSWER, SCORE_ROWS, SIZE = 0, 2, 3, 4, 5, 7, 8  # places in it
-STRIDE, VOCABULARY, EPS = 13, 15, 16
+WIDTH, STRIDE, VOCABULARY, EPS = 12, 13, 15, 16
 
 
 def records(data):
@@ -146,6 +146,7 @@ HARMS = {
         lambda found: setting(LENGTH, (1 << 31) - 1)(setting(BATCH, (1 << 31) - 1)(found)),
         "more numbers than any memory",
     ),
+    "a width beyond memory": (setting(WIDTH, (1 << 31) - 1), "bytes a step, more than this machine has"),
     "no header": (without(b"H"), "no header"),
     "no lr": (without(b"L"), "0 numbers of `lr` where 12 belong"),
     "a short lr": (changed(b"L", lambda payload: payload[:-4]), "too short"),
@@ -256,6 +257,8 @@ EVALUATION = {"step": 0, "split": "validation", "correct": 1, "total": 9, "loss"
         json.dumps(EVALUATION | {"correct": -1}),
         json.dumps(EVALUATION | {"step": 1 << 64}),
         json.dumps(EVALUATION | {"loss": float("inf")}),
+        json.dumps(EVALUATION | {"split": "train"}),
+        json.dumps(EVALUATION | {"adapter": "x"}),
         '{"total": 0}',
         '{"total":',
     ],

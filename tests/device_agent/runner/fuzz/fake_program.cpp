@@ -1,5 +1,5 @@
-// A double of `Program` without ExecuTorch. It holds the runner to what a real program relies on: tokens within the
-// vocabulary and positions within the sequence, since kernels do not check every index.
+// A double of `Program` without ExecuTorch. It aborts on tokens outside the vocabulary and positions outside the
+// sequence: ExecuTorch's kernels refuse them at best, with an error that does not name them.
 #include "cases.hpp"
 
 #include "frames.hpp"
@@ -141,7 +141,8 @@ std::vector<Tensor> Program::call(const std::string &method, const std::vector<T
   } else if (method == "score" && inputs.size() == 3 && inputs[2].count() <= 1 << 20) {
     outputs.push_back(random_floats(inputs[2].shape, r.random));
   } else if (method == "step" || method == "suffix") {
-    const auto seeds = std::find_if(inputs.begin(), inputs.end(), [](const Tensor &t) { return t.type == Type::Int32; });
+    const auto seeds = std::find_if(inputs.begin(), inputs.end(),
+                                    [](const Tensor &input) { return input.type == Type::Int32; });
     const int32_t queries = seeds == inputs.end() ? 1 : seeds->shape.at(0);
     const bool paths = inputs.end() - seeds == 3; // neither exact gradients nor a private step
     outputs.push_back(random_floats({paths ? 2 * queries : queries}, r.random));

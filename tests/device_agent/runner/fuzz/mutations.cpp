@@ -8,10 +8,11 @@
 namespace fuzz {
 namespace {
 
-constexpr int64_t EXTREMES[] = {0,          1,          -1,         2,         3,         7,         8,          16,
-                                127,        128,        255,        256,       4096,      65535,     65536,      INT32_MAX,
-                                INT32_MIN,  UINT32_MAX, 1LL << 30,  1LL << 31, 1LL << 33, 1LL << 40, 1LL << 50,  1LL << 62,
-                                INT64_MAX,  INT64_MIN,  INT32_MAX - 1, INT64_MAX - 1, -2, -3, -1000000};
+constexpr int64_t EXTREMES[] = {0,         1,         -1,         -2,        -3,        2,         3,
+                                7,         8,         16,         127,       128,       255,       256,
+                                4096,      65535,     65536,      -1000000,  1LL << 30, 1LL << 31, 1LL << 33,
+                                1LL << 40, 1LL << 50, 1LL << 62,  INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN,
+                                INT32_MAX - 1,        UINT32_MAX, INT64_MAX - 1};
 constexpr float REALS[] = {0.0F, -0.0F, 1e-45F, 1e38F, -1e38F, INFINITY, -INFINITY, NAN, 1.0F, -1.0F};
 constexpr const char *TEXTS[] = {
     "0", "-1", "1", "9223372036854775807", "9223372036854775808", "99999999999999999999999999", "-99999999999999999999",
