@@ -3,7 +3,7 @@
 `python -m device_agent.training.plan RUN_DIRECTORY` reads the device's data, writes the plan and exits, so that
 tokenizer and data use no memory during training. It prints a `TrainerMessage` on standard output only on an error.
 
-File: b"MOBIZO-PLAN 2\n", then frames as the trajectory's (`shared.zo.trajectory`), little-endian, integers int32
+File: b"MOBIZO-PLAN 2\\n", then frames as the trajectory's (`shared.zo.trajectory`), little-endian, integers int32
 unless said otherwise. T steps, q queries, E examples a step, A answer positions, C choices, R score rows:
 
     C   settings: 16 int64 in the order of `_settings`, then eps as float64
