@@ -161,6 +161,8 @@ def test_a_job_goes_on_from_a_version_and_another_device_takes_that_while_it_is_
     )
     assert trained.returncode == 0
     second = ask("GET", "/v1/adapters/lineage/versions/2").json()
+    assert second["state"] == "held"  # another device trained version 1, so a person decides
+    ask("POST", "/v1/adapters/lineage/versions/2/approve", json={})
     assert second["parent"] == {"adapter": "lineage", "version": 1, "revision": first["revision"]}
     assert second["result"]["zero_shot_accuracy"] is None
     assert second["result"]["start_accuracy"] == first["result"]["tuned_accuracy"]
