@@ -35,11 +35,12 @@ from mobizo.cli.progress import show_job_progress
 from shared.errors import MobizoError
 from shared.job import JobRequest, JobState, JobView, TrainingSettings
 from shared.protocol import EnrollmentRequest
-from shared.recipe import TARGETS, RecipeSettings
+from shared.recipe import TARGETS, RecipeSettings, Target
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 DATA = ROOT / "examples" / "data" / "movie_reviews"
+PUBLIC_DATA = ROOT / "examples" / "data" / "product_reviews" / "train.jsonl"
 BASE = "smollm2-135m-instruct"
 USER = "alice"
 START_SECONDS = 120
@@ -60,17 +61,20 @@ SENTENCES = (
 VALIDATION_LIMIT = 200
 # The last eight layers of 30 are adapted, so that the others run once for each example. 36 tokens are enough for four
 # of five sentences; longer ones are truncated at the beginning. Settings were chosen on the validation sentences.
+CALIBRATED: tuple[Target, ...] = ("v_proj", "o_proj")
+CALIBRATION_EXAMPLES = 100  # product reviews; they need to be similar to the device's data, and may not be private
 COMMON: dict[str, Any] = {"layers": "last:8", "sequence_length": 36, "loss": "candidates", "precision": "int8"}
 
 
 @dataclass(frozen=True)
 class Method:
-    """One way to train. adapter: the name of the adapter that it makes."""
+    """One way to train. adapter: the name of the adapter that it makes. calibrated: A comes from public data."""
 
     name: str
     adapter: str
     recipe: RecipeSettings
     training: TrainingSettings
+    calibrated: bool = False
 
 
 METHODS = (
@@ -78,13 +82,14 @@ METHODS = (
         "exact gradients",
         "alice-gradients",
         RecipeSettings(estimator="gradient", targets=TARGETS, rank=8, effective_batch=8, **COMMON),
-        TrainingSettings(steps=60, lr=1e-2, schedule="cosine", evaluation_interval=20),
+        TrainingSettings(steps=40, lr=1e-2, schedule="cosine", evaluation_interval=20),
     ),
     Method(
         "forward passes only",
         "alice-forward",
-        RecipeSettings(targets=("v_proj", "o_proj"), rank=1, alpha=8, queries=8, effective_batch=2, **COMMON),
-        TrainingSettings(steps=300, lr=3e-3, schedule="cosine", eps=2e-2, evaluation_interval=100),
+        RecipeSettings(estimator="replay", targets=CALIBRATED, rank=1, alpha=8, queries=8, effective_batch=2, **COMMON),
+        TrainingSettings(steps=200, lr=5e-3, schedule="cosine", eps=2e-2, evaluation_interval=100),
+        calibrated=True,
     ),
 )
 
@@ -166,6 +171,16 @@ def _url_when_ready(log: Path, processes: Processes) -> str:
             raise MobizoError(f"the server did not start within {START_SECONDS} seconds")
         time.sleep(0.2)
     return announced[1]
+
+
+def calibrate(server: str, directory: Path, examples: int, env: dict[str, str]) -> str:
+    """Registers a calibration from public data and returns its sha256. The forward-only adapter takes its A from it."""
+    path = str(directory / "calibration.safetensors")
+    command = [server, "calibrate", "--base", BASE, "--task", "sst2", "--data", str(PUBLIC_DATA), "--out", path]
+    command += ["--targets", ",".join(CALIBRATED), "--layers", "last:8", "--width", "4", "--loss", "candidates"]
+    made = json.loads(_run([*command, "--seq-len", "36", "--examples", str(examples), "--json"], env))
+    _run([server, "calibrations", "add", path, "--json"], env)
+    return str(made["sha256"])
 
 
 def classify(adapters: Sequence[Path], logs: Path) -> list[list[str]]:
@@ -277,6 +292,8 @@ def _demo(report_path: Path, directory: Path, steps: int | None, test_limit: int
     console.print("[bold]server[/bold]: keys, database, base model")
     operator = json.loads(_run([server, "init", "--json"], env))["token"]
     _run([server, "bases", "add", BASE, str(_gguf()), "--json"], env)
+    console.print("[bold]calibration[/bold]: the directions in which product reviews, which are public, move the model")
+    calibration = calibrate(server, directory, min(test_limit, CALIBRATION_EXAMPLES), env)
     with ExitStack() as stack:
         processes = stack.enter_context(Processes(directory / "logs"))
         processes.start("server", [server, "run", "--port", "0"], env)
@@ -291,7 +308,7 @@ def _demo(report_path: Path, directory: Path, steps: int | None, test_limit: int
         if steps is not None:
             limits["steps"] = steps
         # Both are submitted at once, so that the second program is compiled while the device trains the first.
-        jobs = [client.jobs.submit(_request(method, limits)) for method in METHODS]
+        jobs = [client.jobs.submit(_request(method, calibration, limits)) for method in METHODS]
         methods, adapters, used = {}, [], core_seconds(device)
         for method, submitted in zip(METHODS, jobs, strict=True):
             console.print(f"[bold]{method.name}[/bold]: job {submitted.id} (recipe {submitted.recipe_id[:12]})")
@@ -326,14 +343,15 @@ def _demo(report_path: Path, directory: Path, steps: int | None, test_limit: int
         console.print(f"  {line}", style="bold", soft_wrap=True)
 
 
-def _request(method: Method, limits: dict[str, Any]) -> JobRequest:
+def _request(method: Method, calibration: str, limits: dict[str, Any]) -> JobRequest:
+    own = {"calibration": calibration} if method.calibrated else {}
     return JobRequest(
         base=BASE,
         user=USER,
         adapter=method.adapter,
         task="sst2",
         dataset="movie_reviews",
-        recipe=method.recipe,
+        recipe=method.recipe.model_copy(update=own),
         training=method.training.model_copy(update=limits),
     )
 

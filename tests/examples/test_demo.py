@@ -60,7 +60,7 @@ def command(tmp_path, *more):
 
 def test_the_whole_loop(tmp_path, environment):
     done = subprocess.run(
-        command(tmp_path, "--steps", "4", "--test-limit", "64"),
+        command(tmp_path, "--steps", "4", "--test-limit", "32"),
         cwd=tmp_path,
         env=environment,
         capture_output=True,
