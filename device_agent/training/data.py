@@ -157,11 +157,15 @@ class _Reader:
             if not isinstance(record, dict):
                 raise InvalidDataset(f"{where}: the line is {type(record).__name__}; it must be a JSON object")
             return encode_question(self.tokenizer, read_question(self.task, record, where), self.recipe, where)
+        except UnicodeDecodeError:
+            self._leave_out(f"{where}: the line is not UTF-8")
+        except json.JSONDecodeError as error:
+            self._leave_out(f"{where}: the line is not JSON ({error.msg})")
         except Exception as error:  # whatever one record provokes must not end the job
             self._leave_out(
                 error.detail if isinstance(error, MobizoError) else f"{where}: {type(error).__name__}: {error}"
             )
-            return None
+        return None
 
     def _leave_out(self, reason: str) -> None:
         self.unusable += 1

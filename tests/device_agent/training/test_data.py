@@ -80,7 +80,7 @@ def with_line(dataset, split, line):
 
 
 BAD_LINES = {
-    "{not json SECRET": "JSONDecodeError",
+    "{not json SECRET": "the line is not JSON",
     '["SECRET"]': "must be a JSON object",
     '{"label": "positive", "other": "SECRET"}': "field 'text' is missing",
     '{"text": "SECRET"}': "field 'label' is missing",

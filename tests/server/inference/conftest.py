@@ -71,6 +71,7 @@ class Site:
 
     fleet: Fleet
     stock: dict = field(default_factory=dict)  # (tenant, adapter or None): the stock model with it
+    devices: dict = field(default_factory=dict)  # (tenant, user)
 
     def __post_init__(self):
         self.source = self.fleet.home.source
@@ -79,7 +80,10 @@ class Site:
 
     def publish(self, tenant, name, seed, **changes):
         """A version of an adapter with random B, as a device uploads it."""
-        app, device = self.fleet.app(tenant), self.fleet.device(tenant, f"phone-{name}-{seed}")
+        app = self.fleet.app(tenant)
+        if (tenant, name) not in self.devices:  # another device's version would wait for approval
+            self.devices[tenant, name] = self.fleet.device(tenant, f"phone-{name}", users=(name,))
+        device = self.devices[tenant, name]
         dataset = f"data-{name}-{seed}"
         job = self.fleet.ready_job(app, adapter=name, user=name, dataset=dataset, recipe=RECIPES.get(name, {}))
         lease = device.lease(dataset)
