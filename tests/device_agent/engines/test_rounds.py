@@ -75,7 +75,15 @@ def native(runner_directory):
     return NativeEngine(runner_directory)
 
 
-@pytest.mark.parametrize(("name", "start"), [("rademacher", True), ("last", True), ("stored", True), ("stored", False)])
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("rademacher", True),
+        pytest.param("last", True, marks=pytest.mark.slow),
+        pytest.param("stored", True, marks=pytest.mark.slow),
+        pytest.param("stored", False, marks=pytest.mark.slow),
+    ],
+)
 def test_both_implementations_pull_alike(request, name, start, dataset, tmp_path, native):
     program = request.getfixturevalue(name)
     runs = [begin(tmp_path / which, program, dataset, start=start) for which in ("native", "python")]

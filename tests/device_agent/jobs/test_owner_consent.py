@@ -132,7 +132,9 @@ UNUSUAL = {
 }
 
 
-@pytest.mark.parametrize("split", ["train", "validation", "test"])
+@pytest.mark.parametrize(
+    "split", ["train", *(pytest.param(split, marks=pytest.mark.slow) for split in ("validation", "test"))]
+)
 def test_no_single_line_ends_a_job(work, server, rademacher, dataset, home, split):
     whole = (dataset / f"{split}.jsonl").read_bytes()
     for number, line in enumerate(UNUSUAL.values()):

@@ -32,7 +32,7 @@ sys.exit(0 if message.result is not None else 1)
 """
 
 
-@pytest.fixture(params=["rademacher", "stored", "gradient", "directional"])
+@pytest.fixture(params=["rademacher", "stored", "gradient", pytest.param("directional", marks=pytest.mark.slow)])
 def plan(request, dataset):
     return request.getfixturevalue(request.param).plan(dataset, **TRAINING)
 

@@ -100,8 +100,17 @@ def check(made: Calibration, recipe: Recipe, shape: BaseShape, expected: dict[st
         assert (largest > 0).all()
 
 
-@pytest.mark.parametrize("name", list(CASES))
-@pytest.mark.parametrize(("loss", "answers"), [("full", 2), ("candidates", 1)])
+@pytest.mark.parametrize(
+    ("name", "loss", "answers"),
+    [
+        ("llama", "candidates", 1),
+        ("gemma3_text", "full", 2),
+        pytest.param("llama", "full", 2, marks=pytest.mark.slow),
+        pytest.param("gemma3_text", "candidates", 1, marks=pytest.mark.slow),
+        pytest.param("opt", "full", 2, marks=pytest.mark.slow),
+        pytest.param("opt", "candidates", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_gradients_leading_directions(architectures: Architectures, name: str, loss: str, answers: int) -> None:
     base, examples = architectures.base(name), made_up(10, answers)  # the last batch is short
     recipe = recipe_of(base, loss=loss, answer_length=answers, **CASES[name])
@@ -123,7 +132,7 @@ def test_gradients_leading_directions(architectures: Architectures, name: str, l
     assert all(0 <= fraction <= 1 for _, fraction in told)
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", [pytest.param("llama", marks=pytest.mark.slow), "opt", "gemma3_text"])
 def test_inputs_leading_directions(architectures: Architectures, name: str) -> None:
     base, examples = architectures.base(name), made_up(6, 2)
     recipe = recipe_of(base, **CASES[name])

@@ -12,7 +12,7 @@ from server.compiler.model.decoder import DecoderLayer, LayerShape, LayerTables,
 from server.compiler.model.quantization import SCALE, dequantize
 from server.compiler.model.reverse import ReverseLayer
 from shared.recipe import TARGETS, Precision, Target
-from tests.server.compiler.conftest import CONFIGS, Architectures
+from tests.server.compiler.conftest import CONFIGS, Architectures, compiled
 
 ROWS, LENGTH = 3, 11
 RANKS = [5, *(pytest.param(rank, marks=pytest.mark.slow) for rank in (1, 4))]
@@ -71,7 +71,7 @@ def applicable(name: str) -> tuple[Target, ...]:
 
 
 @pytest.mark.parametrize("rank", RANKS)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", compiled(CONFIGS))
 def test_gradients_of_all_targets_are_autograds(architectures: Architectures, name: str, rank: int) -> None:
     for index in range(3):  # sliding and full attention, where a base has both
         case = make_case(architectures, name, applicable(name), rank, index)
@@ -87,7 +87,7 @@ def test_gradients_of_all_targets_are_autograds(architectures: Architectures, na
             at += size
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", compiled(CONFIGS))
 def test_gradients_of_one_target_are_those_of_all_targets(architectures: Architectures, name: str) -> None:
     for target in applicable(name):
         case = make_case(architectures, name, (target,), 3, 1)
