@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 ARGS ?=
 MINUTES ?= 10
+FUZZ = MOBIZO_FUZZ_SECONDS=$$(($(MINUTES) * 60))
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 help: ## Show this help
@@ -31,11 +32,11 @@ test: setup ## Run unit and integration tests, and the whole loop once on the re
 test-slow: setup ## Run the tests that `make test` leaves out
 	$(PYTEST) -m slow $(ARGS)
 
-test-all: setup ## Run every test
-	$(PYTEST) $(ARGS)
+test-all: setup ## Run every test, and fuzz the native runner for MINUTES (10)
+	$(FUZZ) $(PYTEST) $(ARGS)
 
-fuzz: setup ## Fuzz the native runner for MINUTES (10) with new cases; `make test-all` runs a fixed number
-	MOBIZO_FUZZ_SECONDS=$$(($(MINUTES) * 60)) $(BIN)/python -m pytest -s tests/device_agent/runner/test_fuzz.py $(ARGS)
+fuzz: setup ## Fuzz the native runner for MINUTES (10) with new cases; `make test-slow` runs a fixed number
+	$(FUZZ) $(BIN)/python -m pytest -s tests/device_agent/runner/test_fuzz.py $(ARGS)
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .
