@@ -108,7 +108,7 @@ def _offer(session: Session, device: int, lock: bool) -> DeviceOffer:
 
 
 def _look(session: Session, device: int) -> object:
-    """Runs the queries of a device's request while there is no job for it."""
+    """Runs the database queries of one lease request that finds no job."""
     offer = _offer(session, device, lock=False)
     return LeaseRepository(session).overdue(utc_now()), QueueRepository(session).heads(offer)
 

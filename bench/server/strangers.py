@@ -128,7 +128,7 @@ class Honest:
         ]
 
     def _request(self, path: str, kind: str) -> None:
-        """Raises OSError or HTTPException if there is no response, or one of another status than 200."""
+        """Raises OSError or HTTPException unless the response has status 200."""
         link = self._kept if kind == "kept" else None
         if link is None:
             link = HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)

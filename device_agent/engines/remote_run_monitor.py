@@ -56,7 +56,7 @@ class RemoteRunMonitor:
         self._started_size: int | None = None  # of the ledger when a runner was last started from here
         self._collected = 0.0
         self._apply_state, self._part = 0, b""  # bytes of the runner's output, and the line that they end in
-        self._last: TrainerMessage | None = None  # its last word that is no progress
+        self._last: TrainerMessage | None = None  # its last message other than progress
         self._spent: ResourceUsage | None = None
 
     @property

@@ -3,7 +3,7 @@
 They are drawn once from the operating system's randomness before the first step and stored in the run's directory until
 the run ends. A step that is repeated after a kill therefore uses the same sample and noise, and reveals nothing new. If
 the number of examples has changed meanwhile, they are drawn again: recorded steps are never computed again, and a step
-that was not recorded has been seen by nobody.
+that was not recorded never left the training process.
 """
 
 from __future__ import annotations

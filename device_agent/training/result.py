@@ -7,7 +7,7 @@ from device_agent.training.journal import ExampleCounts, ResourceUsage, RunPlan
 from shared.job import Result
 from shared.zo.trajectory import Evaluation, Trajectory
 
-# The server is told of records that were cut or left out by shares only, so that its figures follow no single record.
+# Counts of truncated and unusable records are rounded before upload, so that no single record changes them visibly.
 LEAST_COUNT = 10
 PERCENTAGES = (1, 10, 50)
 

@@ -16,7 +16,7 @@ from shared.job import Progress
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 10.0  # then it is killed, which costs at most the step in progress
-EXIT_SECONDS = 1.0  # from its last word to its end
+EXIT_SECONDS = 1.0  # from its last message to its exit
 LOG_TAIL = 300  # characters
 
 
