@@ -5,6 +5,7 @@ from pathlib import Path
 from bench.programs import Compiled, compile_cold
 from device_agent.training.journal import RunPlan
 from server.compiler.checkpoints.base import locate_base
+from shared.canonical import sha256_hex
 from shared.job import TrainingSettings
 from shared.recipe import BaseRef, Recipe
 from tests.device_agent import conftest
@@ -49,4 +50,5 @@ def plan_of(program: Compiled, dataset: Path, training: TrainingSettings, job: s
         program=program.path("program"),
         weights=program.path("weights"),
         tokenizer=program.path("tokenizer"),
+        noise_key=sha256_hex(b"bench"),
     )

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -66,12 +67,19 @@ CALIBRATION_EXAMPLES = 100  # product reviews; they need to be similar to the de
 COMMON: dict[str, Any] = {"layers": "last:8", "sequence_length": 36, "loss": "candidates", "precision": "int8"}
 
 
+class Adapter(StrEnum):
+    """The adapters that the demo trains, one by each method."""
+
+    GRADIENTS = "alice-gradients"
+    FORWARD = "alice-forward"
+
+
 @dataclass(frozen=True)
 class Method:
     """One way to train. adapter: the name of the adapter that it makes. calibrated: A comes from public data."""
 
     name: str
-    adapter: str
+    adapter: Adapter
     recipe: RecipeSettings
     training: TrainingSettings
     calibrated: bool = False
@@ -80,13 +88,13 @@ class Method:
 METHODS = (
     Method(
         "exact gradients",
-        "alice-gradients",
+        Adapter.GRADIENTS,
         RecipeSettings(estimator="gradient", targets=TARGETS, rank=8, effective_batch=8, **COMMON),
         TrainingSettings(steps=40, lr=1e-2, schedule="cosine", evaluation_interval=20),
     ),
     Method(
         "forward passes only",
-        "alice-forward",
+        Adapter.FORWARD,
         RecipeSettings(estimator="replay", targets=CALIBRATED, rank=1, alpha=8, queries=8, effective_batch=2, **COMMON),
         TrainingSettings(steps=200, lr=5e-3, schedule="cosine", eps=2e-2, evaluation_interval=100),
         calibrated=True,
@@ -232,7 +240,7 @@ def _facts(client: Client, job: JobView, cores: float) -> dict[str, Any]:
 
 def _print_results(report: dict[str, Any], classified: list[list[str]]) -> None:
     methods = report["methods"]
-    names = [method.name for method in METHODS]
+    names = list(methods)
     sentences = Table("sentence", "base model", *names, title="Stock transformers and peft, downloaded adapters")
     for cells in classified:
         sentences.add_row(*cells)
@@ -250,7 +258,7 @@ def _print_results(report: dict[str, Any], classified: list[list[str]]) -> None:
     row("peak memory", lambda facts: f"{facts['device_peak_rss_bytes'] / 1e6:.0f} MB")
     row("upload", lambda facts: f"{facts['upload_bytes'] / 1e3:.0f} kB")
     console.print(table)
-    console.print(f"{report['seconds']:.0f} seconds in all, two compilations included")
+    console.print(f"{report['seconds']:.0f} seconds in all, compilation included")
 
 
 def _stopped(number: int, _frame: FrameType | None) -> None:
@@ -264,11 +272,12 @@ def demo(
     test_limit: Annotated[
         int, typer.Option(min=1, help="number of test sentences; also the maximum number of validation sentences")
     ] = 500,
+    only: Annotated[Adapter | None, typer.Option(help="train only this adapter")] = None,
 ) -> None:
     """Personalize SmolLM2-135M on movie reviews, end to end."""
     signal.signal(signal.SIGTERM, _stopped)
     try:
-        _demo(report, directory.resolve(), steps, test_limit)
+        _demo(report, directory.resolve(), [one for one in METHODS if only in (None, one.adapter)], steps, test_limit)
     except MobizoError as error:
         console.print(f"[red]{error.detail}[/red]\nlogs: {directory / 'logs'}", soft_wrap=True)
         raise typer.Exit(1) from error
@@ -277,7 +286,7 @@ def demo(
         raise typer.Exit(130) from error
 
 
-def _demo(report_path: Path, directory: Path, steps: int | None, test_limit: int) -> None:
+def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int | None, test_limit: int) -> None:
     began = time.monotonic()
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
@@ -292,8 +301,6 @@ def _demo(report_path: Path, directory: Path, steps: int | None, test_limit: int
     console.print("[bold]server[/bold]: keys, database, base model")
     operator = json.loads(_run([server, "init", "--json"], env))["token"]
     _run([server, "bases", "add", BASE, str(_gguf()), "--json"], env)
-    console.print("[bold]calibration[/bold]: the directions in which product reviews, which are public, move the model")
-    calibration = calibrate(server, directory, min(test_limit, CALIBRATION_EXAMPLES), env)
     with ExitStack() as stack:
         processes = stack.enter_context(Processes(directory / "logs"))
         processes.start("server", [server, "run", "--port", "0"], env)
@@ -307,10 +314,19 @@ def _demo(report_path: Path, directory: Path, steps: int | None, test_limit: int
         limits: dict[str, Any] = {"test_limit": test_limit, "validation_limit": min(test_limit, VALIDATION_LIMIT)}
         if steps is not None:
             limits["steps"] = steps
-        # Both are submitted at once, so that the second program is compiled while the device trains the first.
-        jobs = [client.jobs.submit(_request(method, calibration, limits)) for method in METHODS]
-        methods, adapters, used = {}, [], core_seconds(device)
-        for method, submitted in zip(METHODS, jobs, strict=True):
+        # All are submitted at once: A is calibrated while the server compiles the first program, and the second
+        # program is compiled while the device trains the first job.
+        jobs, used = [], core_seconds(device)
+        for method in chosen:
+            own = {}
+            if method.calibrated:
+                console.print(
+                    f"[bold]calibration[/bold] of {method.name}: directions from product reviews, which are public"
+                )
+                own["calibration"] = calibrate(server, directory, min(test_limit, CALIBRATION_EXAMPLES), env)
+            jobs.append(client.jobs.submit(_request(method, own, limits)))
+        methods, adapters = {}, []
+        for method, submitted in zip(chosen, jobs, strict=True):
             console.print(f"[bold]{method.name}[/bold]: job {submitted.id} (recipe {submitted.recipe_id[:12]})")
             job = show_job_progress(client, submitted.id, console)
             if job.state is not JobState.SUCCEEDED:
@@ -337,14 +353,14 @@ def _demo(report_path: Path, directory: Path, steps: int | None, test_limit: int
     console.print(f"report: {report_path}\n\nThe server's and the device's homes are in {shown}. Go on with:")
     for line in (
         f". {shown}/env.sh",
-        f'mobizo-agent predict {METHODS[0].adapter} --text "An hour too long, and I loved every minute."',
+        f'mobizo-agent predict {chosen[0].adapter} --text "An hour too long, and I loved every minute."',
         "mobizo-server run & sleep 5; mobizo adapters",
     ):
         console.print(f"  {line}", style="bold", soft_wrap=True)
 
 
-def _request(method: Method, calibration: str, limits: dict[str, Any]) -> JobRequest:
-    own = {"calibration": calibration} if method.calibrated else {}
+def _request(method: Method, own: dict[str, Any], limits: dict[str, Any]) -> JobRequest:
+    """Returns the job of one method. own: further settings of its recipe. limits: further training settings."""
     return JobRequest(
         base=BASE,
         user=USER,

@@ -1,4 +1,4 @@
-"""The wiring: settings become an application. Knows every slice and none of their rules; imports no torch."""
+"""Makes the web application from the settings and the routes of all features. Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from server.identity.activity import make_last_used
 from server.identity.devices import endpoints as devices
 from server.identity.devices import enrollment as enrollment
 from server.identity.signing_keys import endpoints as signing_keys
-from server.identity.signing_keys.files import load_key
-from server.identity.signing_keys.service import prepare_keys
+from server.identity.signing_keys.service import load_key, prepare_keys
 from server.inference import endpoints as inference
 from server.inference.scorer import make_scorer
 from server.jobs import endpoints as jobs
@@ -45,8 +44,7 @@ from server.results import endpoints as results
 from server.settings import Settings
 from server.storage.opening import open_artifacts
 from server.tasks.engine import prepare_engine
-from server.web.meters import Meter
-from server.web.middleware import Envelope
+from server.web.middleware import Envelope, Meter
 from server.web.openapi import describe
 from server.web.problems import add_problem_handlers
 from server.web.state import AppState

@@ -7,21 +7,23 @@ from server.catalog.calibrations import models as calibrations
 from server.catalog.runner_builds import models as runner_builds
 from server.database.columns import Table
 from server.federation import models as cohorts
-from server.federation.privacy import models as privacy
+from server.federation.privacy import repository as privacy
 from server.federation.secure_aggregation import models as masking
-from server.identity import models as auth
-from server.identity.devices import models as devices
-from server.identity.signing_keys import models as signing_keys
-from server.jobs import models as jobs
-from server.jobs.leases import models as leases
-from server.jobs.scheduling import models as queue
-from server.programs import models as programs
+from server.identity import tenants, tokens
+from server.identity.devices import authorization
+from server.identity.devices import repository as devices
+from server.identity.devices import service as enrollment
+from server.identity.signing_keys import service as signing_keys
+from server.jobs import repository as jobs
+from server.jobs.leases import repository as leases
+from server.jobs.scheduling import repository as queue
+from server.programs import service as programs
 from server.registry import models as adapters
 from server.registry.adapter_grants import models as adapter_grants
 from server.registry.exports import models as formats
-from server.registry.trajectories import models as trajectories
+from server.registry.trajectories import service as trajectories
 from server.storage import references as artifacts
-from server.tasks import models as tasks
+from server.tasks import repository as tasks
 from server.web import idempotency_record as idempotency
 
 __all__ = [
@@ -29,11 +31,12 @@ __all__ = [
     "adapter_grants",
     "adapters",
     "artifacts",
-    "auth",
+    "authorization",
     "bases",
     "calibrations",
     "cohorts",
     "devices",
+    "enrollment",
     "formats",
     "idempotency",
     "jobs",
@@ -45,6 +48,8 @@ __all__ = [
     "runner_builds",
     "signing_keys",
     "tasks",
+    "tenants",
+    "tokens",
     "trajectories",
 ]
 

@@ -24,14 +24,14 @@ from server.operations.metrics.exposition import make_exposition
 from server.operations.metrics.listener import metrics_listener
 from server.operations.safety import Tls
 from server.settings import Settings
-from server.web.downloads import ZeroCopy
-from server.web.limits import (
+from server.web.connections import (
     KEEP_ALIVE_SECONDS,
     ConnectionLimits,
     DeadlineProtocol,
     Listener,
     raise_descriptor_limit,
 )
+from server.web.downloads import ZeroCopy
 from server.web.state import AppState
 from shared.errors import Unavailable
 

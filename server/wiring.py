@@ -11,11 +11,12 @@ from __future__ import annotations
 from server import schema
 from server.catalog.calibrations.service import USERS
 from server.catalog.runner_builds.service import sign_builds
-from server.federation.job_subscriber import FederationSubscriber, prepare_privacy
-from server.federation.repository import adapters_of_member, cohort_with_calibration
+from server.federation.privacy.service import PrivacyService, prepare_privacy
+from server.federation.repository import CohortAdapters, adapters_of_member, cohort_with_calibration
 from server.federation.requests import round_task
 from server.identity.devices.bindings import UNBOUND
 from server.identity.signing_keys.service import RESIGNERS, REVOKED
+from server.jobs.leases.repository import file_of_device
 from server.jobs.leases.service import take_back_revoked, take_back_unbound
 from server.jobs.lifecycle import (
     PREPARATIONS,
@@ -25,8 +26,7 @@ from server.jobs.lifecycle import (
     follow_program,
     show_compile_progress,
 )
-from server.jobs.program_access import file_of_device, file_of_tenant, program_of_tenant
-from server.jobs.repository import job_with_calibration
+from server.jobs.repository import file_of_tenant, job_with_calibration, program_of_tenant
 from server.programs.service import ACCESS, MOVED, PROGRESSED, ProgramAccess, sign_programs
 from server.registry.adapter_grants.repository import SHARED, granted_file
 from server.registry.repository import version_with_calibration
@@ -60,7 +60,7 @@ def wire() -> None:
     PROGRESSED.connect((show_compile_progress,))
     WARM_STARTS.connect(StartService)
     # The first that objects decides which error a submitted job gets.
-    SUBSCRIBERS.connect((FederationSubscriber, RegistrySubscriber))
+    SUBSCRIBERS.connect((CohortAdapters, PrivacyService, RegistrySubscriber))
     PREPARATIONS.connect((prepare_privacy,))
     ROUND_TASK.connect(round_task)
     SHARED.connect(adapters_of_member)

@@ -12,7 +12,7 @@ from server.clock import utc_now
 from server.database.database import Database
 from server.federation.aggregation import AggregationHandler
 from server.federation.sweep import RoundWatch
-from server.identity.signing_keys.files import load_key
+from server.identity.signing_keys.service import load_key
 from server.jobs.leases.service import LeaseService
 from server.jobs.retention import EventPurge
 from server.logs import configure_logs

@@ -1,6 +1,6 @@
 """Chooses the estimator of a request with estimator `auto`, as far as the request itself decides.
 
-`server.jobs.estimators` chooses among the estimators that remain by the memory of the devices that may train the job.
+`server.jobs.recipes` chooses among the estimators that remain by the memory of the devices that may train the job.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from shared.job import TrainingSettings
 from shared.recipe import (
     LEDGER_ESTIMATORS,
     MOST_PATH_QUERIES,
-    PRIVATE_ESTIMATORS,
     REVERSE_BACKENDS,
     REVERSE_ESTIMATORS,
     REVERSE_PRECISIONS,
@@ -23,6 +22,7 @@ from shared.recipe import (
 )
 
 AUTOMATIC: tuple[Estimator, ...] = ("gradient", "directional", "replay")  # what `auto` may become, best first
+AUTOMATIC_PRIVATE: tuple[Estimator, ...] = ("replay",)  # with privacy: `clip` has another unit with each (ADR 17)
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,11 @@ def _obstacles(name: Estimator, requested: RequestedRecipe, demands: Demands) ->
             yield f"backend {requested.backend} has no reverse pass"
         if requested.precision not in REVERSE_PRECISIONS:
             yield f"precision {requested.precision} has no reverse pass"
-    if requested.privacy == "clipped" and name not in PRIVATE_ESTIMATORS:
-        yield f"privacy 'clipped' is implemented for estimator {' and '.join(PRIVATE_ESTIMATORS)} only"
+    if requested.privacy == "clipped" and name not in AUTOMATIC_PRIVATE:
+        yield (
+            f"with privacy 'clipped', estimator {name} must be named, because privacy.clip bounds another quantity "
+            "with each estimator"
+        )
     if name in REVERSE_ESTIMATORS and requested.noise != "rademacher":
         yield f"noise {requested.noise!r} belongs to perturbed forward passes"
     if name not in LEDGER_ESTIMATORS and demands.trajectory is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from shared.capabilities import Requirements
 from shared.privacy import ExamplePrivacy
@@ -22,6 +22,7 @@ TASK_NOT_APPROVED, PRIVACY_LIMIT_REACHED = "task-not-approved", "privacy-limit-r
 OWNER_REFUSALS = frozenset({TASK_NOT_APPROVED, PRIVACY_LIMIT_REACHED})
 NAME = r"^[a-z0-9][a-z0-9._-]{0,95}$"  # of adapters, users, data sets and devices: safe in URLs and paths
 Schedule = Literal["constant", "linear", "cosine"]
+Phase = Literal["compiling", "downloading", "loading", "evaluating", "training", "waiting", "uploading"]
 TrajectoryUpload = Literal["none", "beside", "instead"]  # of B: whether the trajectory is sent beside it or instead
 
 
@@ -229,7 +230,7 @@ class Result(BaseModel):
         None,
         ge=0,
         description="training examples whose prompt was cut to the sequence length, rounded down to 0, 1, 10 or 50 % "
-        "of the training examples; fewer than 10 count as 0",
+        "of the training examples, with noise of a scale of 10; fewer than 100 count as 0",
     )
     # Omitted unless there are any, so that documents signed before this field existed keep their bytes.
     unusable_examples: int | None = Field(
@@ -250,6 +251,13 @@ class Result(BaseModel):
         description="accuracy of the adapter that the run started from; null if it started from the base",
     )
     tuned_accuracy: float | None = Field(None, ge=0, le=1)
+    phase_seconds: dict[Phase, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = Field(
+        None,
+        max_length=len(get_args(Phase)),
+        exclude_if=lambda value: value is None,
+        description="seconds of the device's last attempt by phase, before the upload; null: not reported by private "
+        "runs",
+    )
 
     @property
     def before_accuracy(self) -> float | None:
@@ -262,7 +270,7 @@ class Progress(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    phase: Literal["compiling", "downloading", "loading", "evaluating", "training", "waiting", "uploading"]
+    phase: Phase
     step: int = Field(0, ge=0)
     steps: int = Field(0, ge=0)
     loss: float | None = Field(
@@ -303,6 +311,20 @@ class Progress(BaseModel):
         if self.why is not None:
             words.append(self.why)
         return "  ".join(words)
+
+
+class StateTimes(BaseModel):
+    """How long a job was in each of its former states, in seconds, and since when it is in its present one."""
+
+    model_config = ConfigDict(frozen=True)
+
+    seconds: dict[JobState, float] = {}
+    since: AwareDatetime
+
+    def after(self, state: JobState, now: datetime) -> StateTimes:
+        """Returns the times once a job has left `state` at `now`."""
+        spent = self.seconds.get(state, 0.0) + max((now - self.since).total_seconds(), 0.0)
+        return StateTimes(seconds={**self.seconds, state: round(spent, 3)}, since=now)
 
 
 class JobError(BaseModel):
@@ -369,5 +391,8 @@ class JobView(BaseModel):
     result: Result | None
     adapter_version: int | None
     error: JobError | None
+    state_seconds: dict[JobState, float] = Field(
+        {}, description="seconds in each state that the job has left; `result.phase_seconds` divides those of training"
+    )
     created_at: datetime
     updated_at: datetime

@@ -2,10 +2,13 @@
 
 On a device, in each step: every example's q loss differences (of the example mean, see `shared.zo.encoding`) are
 clipped together to an L2 norm of C and truncated to units of C / UNITS. The program sums them over the step's sample
-and adds secret noise, also a whole number of units, to each sum. Nothing else of the data reaches B. Two data sets are
-neighbours if one has one example more. On a server, in each round: every member's update is clipped to an L2 norm, and
-noise is added to the mean. Two histories are neighbours if they have the same members, one of whom sent zeros in every
-round.
+and adds secret noise, also a whole number of units, to each sum. With estimator `directional` the q numbers are the
+projections of the example's gradient. With estimator `gradient` they are the D elements of the gradient itself, in
+units of sigma C / NOISE_UNITS, and the program draws the noise from secret keys. Nothing else of the data reaches B.
+Two data sets are neighbours if one has one example more.
+
+On a server, in each round: every member's update is clipped to an L2 norm, and noise is added to the mean. Two
+histories are neighbours if they have the same members, one of whom sent zeros in every round.
 
 DP-SGD is from Abadi et al., CCS'16. That noise on scalars is sufficient for zeroth-order steps is from Tang et al.,
 "Private Fine-tuning of Large Language Models with Zeroth-order Optimization", 2024. `shared.federation.accounting`
@@ -21,15 +24,26 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shared.entropy import Entropy, gaussian, rounded_gaussian
+from shared.zo.noise import direction
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
+I32 = NDArray[np.int32]
 
 UNITS = 1 << 12  # units per C; float32 represents the sums of MOST_SAMPLE examples and any noise exactly
 DELTA = 1e-5  # default delta
 MOST = 1024.0  # times C; larger differences are clamped, so that no square overflows
 MOST_NOISE = 64.0  # times C; float32 represents every whole number of units in this range
 MOST_SAMPLE = 1 << 11  # examples of one step
+
+# Of clipped gradients. int32 represents the sums of MOST_SAMPLE examples and the noise exactly, because sigma >= 0.3.
+NOISE_UNITS = 1 << 18  # units per standard deviation of the noise
+# The noise is the sum of this many draws, divided by its root, so that it takes far more values than one draw of 24
+# random bits does, and exceeds 11 standard deviations (Holohan and Braghin, "Secure Random Sampling in Differential
+# Privacy", ESORICS'21).
+NOISE_KEYS = 4
+MARGIN = 2.0**-13  # of the norm C, for the float32 rounding of norms and products
+MOST_GRADIENT = 2.0**50  # times C; larger elements are clamped, so that no square overflows
 
 
 class ExamplePrivacy(BaseModel):
@@ -38,7 +52,12 @@ class ExamplePrivacy(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     clip: float = Field(
-        0.05, gt=0, le=1e3, allow_inf_nan=False, description="C: the L2 norm of an example's q loss differences, nats"
+        0.05,
+        gt=0,
+        le=1e3,
+        allow_inf_nan=False,
+        description="C: the largest L2 norm of an example's q loss differences, nats (estimator replay), of its "
+        "gradient in B (gradient), or of the gradient's q projections (directional)",
     )
     noise_multiplier: float | None = Field(
         None,
@@ -190,6 +209,32 @@ def coefficients_of(totals: F32, clip: float, lr: float, eps: float, batch: int)
     unit = np.float32(clip) / np.float32(UNITS)
     slopes = np.asarray(totals, np.float32) * unit / np.float32(batch) / (np.float32(eps) * np.float32(2))
     return (slopes * (np.float32(lr) / np.float32(len(totals)))).astype(np.float32)
+
+
+def gradient_contributions(gradients: F32, clip: float, sigma: float) -> I64:
+    """Returns each example's contribution to the sum of gradients, in whole units, int64 (n, D).
+
+    Each row's L2 norm is at most NOISE_UNITS / sigma. gradients: float32 (n, D). NaN counts as zero.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = np.asarray(gradients, np.float32) / np.float32(clip)
+    scaled = np.clip(np.where(np.isnan(scaled), np.float32(0), scaled), -MOST_GRADIENT, MOST_GRADIENT)
+    norms = np.sqrt(np.square(scaled, dtype=np.float64).sum(axis=1, keepdims=True))
+    units: I64 = np.trunc(scaled * ((1 - MARGIN) * NOISE_UNITS / sigma / np.maximum(norms, 1))).astype(np.int64)
+    return units
+
+
+def gradient_noise(keys: I32, size: int) -> I64:
+    """Returns the noise that a program draws from its keys, in whole units, int64 (D,). keys: int32 (NOISE_KEYS, 2)."""
+    drawn = [direction("gaussian", (int(key[0]), int(key[1])), size) for key in keys]
+    noise: I64 = np.rint(sum(drawn) * (NOISE_UNITS / np.sqrt(len(keys)))).astype(np.int64)
+    return noise
+
+
+def noise_keys(steps: int, entropy: Entropy = os.urandom) -> I32:
+    """Returns the keys of each step's noise, int32 (steps, NOISE_KEYS, 2). Whoever has them can subtract the noise."""
+    drawn = np.frombuffer(entropy(8 * steps * NOISE_KEYS), "<i4")
+    return drawn.astype(np.int32).reshape(steps, NOISE_KEYS, 2)
 
 
 def unit_noise(settings: ExamplePrivacy, steps: int, queries: int, entropy: Entropy = os.urandom) -> F32:

@@ -11,7 +11,8 @@ S is any length from MIN_LENGTH to the recipe's if the manifest has `dynamic_len
                 coefficients (q,). The call has updated B: B -= coefficients_i z_i, in order
              With privacy `clipped` both also take clip [1] and carried (q,), the secret noise in whole units of
              clip / UNITS (shared.privacy). They return the totals (q,) in these units instead of the losses: carried
-             plus each example's clipped loss differences. A row whose mask is all 0 contributes exactly zero.
+             plus each example's clipped loss differences, or with `directional` the clipped projections of its
+             gradient. A row whose mask is all 0 contributes exactly zero.
     replay   seeds (q,2), coefficients (q,) -> first element of B (1,); the update of `step` without its forward passes
     score    tokens (R,S), positions (R,T), choices (R,T,C) -> log-probabilities (R,T,C) over the whole vocabulary
     adapter  -> B (D,)
@@ -41,6 +42,10 @@ followed by the optimizer's moments. `load` resets the moments to zero:
                          weight_decay
              -> loss [1], the mean over answer tokens before the step, and the L2 norm [1] of its gradient before
              clipping to max_norm (infinity: no clipping); weight_decay is decoupled from the gradient
+             With privacy `clipped` both also take clip [1], sigma [1], last [1], keys int32 (NOISE_KEYS,2) and carried
+             int32 (D,). They return the totals, int32 (D,) in units of sigma clip / NOISE_UNITS, instead of the loss:
+             carried plus each example's clipped gradient. With last 1 the totals include noise drawn from the secret
+             keys, and B moves by totals / E; with last 0 the state does not change. The norm is that of totals / E
     suffix   as `step`, with hidden (E,S,hidden) in place of tokens
     state    -> the state (M,)
     restore  state (M,) -> first element of B (1,)

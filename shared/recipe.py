@@ -31,7 +31,8 @@ REVERSE_PRECISIONS: tuple[Precision, ...] = ("fp32", "int8", "int8-weight")
 REVERSE_ESTIMATORS: tuple[Estimator, ...] = ("gradient", "directional")  # estimators that run a reverse pass
 # Estimators whose update is B -= c_i z_i with the recorded c_i, so that Rademacher runs replay bit for bit anywhere.
 LEDGER_ESTIMATORS: tuple[Estimator, ...] = ("replay", "directional")
-PRIVATE_ESTIMATORS: tuple[Estimator, ...] = ("replay",)  # estimators with an implementation of privacy `clipped`
+# Estimators with an implementation of privacy `clipped`.
+PRIVATE_ESTIMATORS: tuple[Estimator, ...] = ("gradient", "directional", "replay")
 PRIVATE_BACKENDS: tuple[Backend, ...] = ("xnnpack", "portable", "torch")  # backends whose privacy sensitivity is tested
 
 DEFAULT_QUERIES: dict[Estimator, int] = {"replay": 4, "stored": 4, "gradient": 1, "directional": 256}
@@ -141,8 +142,8 @@ class RequestedRecipe(BaseModel):
     privacy: RunPrivacy = Field(
         "none",
         exclude_if=lambda privacy: privacy == "none",
-        description="clipped: each example's loss differences are clipped and secret noise is added to their sums "
-        "(shared.privacy); jobs of such a recipe say by how much",
+        description="clipped: each example's loss differences, or its gradient, are clipped and secret noise is added "
+        "to their sums (shared.privacy); jobs of such a recipe say by how much",
     )
 
     @field_validator("targets")
@@ -239,7 +240,10 @@ class RequestedRecipe(BaseModel):
     def _privacy_of_estimator(self) -> Self:
         if self.privacy == "clipped":
             if self.estimator not in ("auto", *PRIVATE_ESTIMATORS):
-                raise ValueError("privacy 'clipped' requires estimator 'replay'")
+                raise ValueError(
+                    f"privacy 'clipped' requires estimator {', '.join(map(repr, PRIVATE_ESTIMATORS[:-1]))} or "
+                    f"{PRIVATE_ESTIMATORS[-1]!r}"
+                )
             if self.backend not in PRIVATE_BACKENDS:
                 raise ValueError(f"privacy 'clipped' requires one of the backends {', '.join(PRIVATE_BACKENDS)}")
         return self
@@ -273,6 +277,11 @@ class Recipe(RecipeSettings):
     def paths(self) -> int:
         """n: the number of copies of B in one step: 2q perturbed ones, or 1 where the gradient is exact."""
         return 1 if self.estimator in REVERSE_ESTIMATORS else 2 * self.queries
+
+    @property
+    def noised_scalars(self) -> int | None:
+        """The number of scalars of a private step that the host adds noise to; None: the program adds it to D."""
+        return None if self.estimator == "gradient" else self.queries
 
     @property
     def rows(self) -> int:

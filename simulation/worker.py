@@ -22,6 +22,7 @@ from device_agent.training.gradient_trainer import GradientTrainer
 from device_agent.training.journal import RunPlan
 from device_agent.training.trainer import Trainer
 from device_agent.training.transient import InMemoryRun
+from shared.canonical import sha256_hex
 from shared.federation.cohort import RoundTask
 from shared.job import Result, TrainingSettings
 from shared.privacy import ExamplePrivacy
@@ -100,13 +101,14 @@ class Worker:
             program=self._paths["program"],
             weights=self._paths["weights"],
             tokenizer=self._paths["tokenizer"],
+            noise_key=sha256_hex(b""),  # a shard's counts leave no device
             start=None if local_task.start_sha256 is None else Path("start.safetensors"),
             start_sha256=local_task.start_sha256,
             round=local_task.round,
             privacy=local_task.privacy,
         )
         # As on a real device, a private run is not evaluated.
-        splits = Splits(examples, held_out if local_task.privacy is None else (), None)
+        splits = Splits.of(examples, held_out if local_task.privacy is None else (), None)
         run = InMemoryRun(local_task.start, draws.entropy(local_task.seed, "device", local_task.device))
         kind = GradientTrainer if self.manifest.recipe.estimator == "gradient" else Trainer
         result = kind(run, plan, splits, self._runtime, lambda progress: None, lambda: False).train()

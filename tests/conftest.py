@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from hypothesis import settings
 
 from tests.programs import cache_directory, remove_unused, shared_store
 
+# Without bytecode on disk, each of the hundreds of processes that tests start would compile our packages anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 pytest.register_assert_rewrite("tests.server.actors")
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")

@@ -53,7 +53,7 @@ class Data:
             [encode_question(tokenizer, read_question(self.task, record, where), recipe, where) for where, record in of]
             for of in (self.train, self.validation, self.test)
         )
-        return Splits(train, validation, test)
+        return Splits.of(train, validation, test)
 
 
 def read_data(name: str, directory: Path | None, sizes: Sizes) -> Data:

@@ -101,8 +101,8 @@ def _best(trials: Sequence[Run]) -> Run:
 def _tried(track: Track, entry: Entry, seeds: Sequence[int]) -> Tried:
     """Runs each seed at the grid's best learning rate; with a cap, until the cap or 75 %."""
     contender = entry.contender
-    trials = [track.run(contender.at(lr=lr), split="validation", cap=entry.trial) for lr in entry.grid]
-    looks: list[int] = []
+    looks = list(entry.looks)
+    trials = [track.run(contender.at(lr=lr), split="validation", cap=entry.trial, looks=looks) for lr in entry.grid]
     if trials:
         best = _best(trials)
         contender = contender.at(lr=best.lr)

@@ -17,10 +17,9 @@ from bench.registry.publish import JOB, Device, publish
 from bench.result import Measured
 from bench.server.downloads import against_nginx
 from bench.server.home import TINYLLAMA, add_devices, client, make_home, new_token, running
-from server.identity.models import Role
-from server.identity.service import DEFAULT_TENANT
 from server.settings import Delivery, Settings
 from server.storage.directory import DiskArtifacts
+from shared.access import DEFAULT_TENANT, Role
 
 DOWNLOADS, QUICK_DOWNLOADS = 40, 8  # at once
 ROUNDS, QUICK_ROUNDS = 5, 1  # of races and of snapshots

@@ -34,8 +34,8 @@ from bench.server.home import (
     running,
     submit,
 )
-from server.identity.models import Role
 from server.settings import Settings
+from shared.access import Role
 from shared.canonical import canonical_json, sha256_hex
 from shared.request_signature import RequestSigner
 from shared.zo.lora import dump_adapter

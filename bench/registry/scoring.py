@@ -22,9 +22,9 @@ from bench.server.home import add_devices, client, job, make_home, new_token, ru
 from bench.timing import by_turns, ratio
 from server.catalog.bases import BaseService, inspect
 from server.database.database import Database
-from server.identity.models import Role
 from server.settings import Settings
 from server.storage.opening import open_artifacts
+from shared.access import Role
 
 ADAPTERS = 64  # as many rows
 ROUNDS, QUICK_ROUNDS = 7, 3

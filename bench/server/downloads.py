@@ -20,11 +20,11 @@ from pathlib import Path
 from bench.result import Measured, Row
 from bench.server.home import client, job, make_home, new_token, peak_memory, running, submit
 from server.database.database import Database
-from server.identity.models import Role
 from server.schema import programs
 from server.settings import Delivery, Settings
 from server.storage.directory import DiskArtifacts
 from server.storage.opening import open_artifacts
+from shared.access import Role
 from tests.server.nginx import Missing, free_ports, nginx
 
 DOWNLOADS, QUICK_DOWNLOADS = 200, 50

@@ -20,19 +20,19 @@ import psutil
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from server.clock import utc_now
+from server.database.columns import new_id
 from server.database.database import Database
-from server.database.identifiers import new_id
 from server.database.schema import upgrade
 from server.identity.devices.bindings import BindingService
-from server.identity.devices.models import Device
-from server.identity.models import Role
-from server.identity.service import DEFAULT_TENANT, TokenService
-from server.identity.signing_keys import files as keys
+from server.identity.devices.repository import Device
+from server.identity.signing_keys import service as keys
+from server.identity.tokens import TokenService
 from server.schema import bases
 from server.settings import Settings
 from server.storage.opening import open_artifacts
 from server.tasks.engine import prepare_engine
 from server.wiring import wire
+from shared.access import DEFAULT_TENANT, Role
 from shared.job import Result
 from shared.recipe import TARGETS
 from shared.signing import new_private_key, private_bytes, public_text

@@ -26,9 +26,9 @@ from bench.result import Measured, Row
 from bench.server.home import PATIENCE, add_devices, both_databases, make_home, new_token, start_server
 from bench.server.orders import Orders, start_load
 from server.database.database import Database
-from server.identity.models import Role
 from server.schema import adapters, jobs, programs
 from server.settings import Settings
+from shared.access import Role
 from shared.canonical import file_sha256
 from shared.job import JobState
 

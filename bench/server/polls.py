@@ -23,8 +23,8 @@ from bench.server.home import (
     submit,
 )
 from bench.server.orders import Orders, start_load
-from server.identity.models import Role
 from server.settings import Settings
+from shared.access import Role
 
 DEVICES, SECONDS, RATE = 500, 60.0, 5.0  # jobs a second
 QUICK_DEVICES, QUICK_SECONDS = 100, 10.0

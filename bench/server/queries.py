@@ -19,13 +19,12 @@ from server.clock import utc_now
 from server.database.database import Database
 from server.database.paging import PageRequest
 from server.database.schema import upgrade
-from server.jobs.leases.models import JobLease
-from server.jobs.leases.repository import LeaseRepository
+from server.jobs.leases.repository import JobLease, LeaseRepository
 from server.jobs.leases.service import LeaseService
 from server.jobs.repository import JobFilter, JobRepository
 from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import QueueRepository
-from server.programs.models import COMPILE
+from server.programs.service import COMPILE
 from server.tasks.repository import TaskRepository
 from server.wiring import wire
 from shared.job import JobState, Progress

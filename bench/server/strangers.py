@@ -19,8 +19,8 @@ from bench.result import Measured, Row
 from bench.server.attack import Attack
 from bench.server.home import client, job, make_home, new_token, peak_memory, running, submit
 from bench.server.polls import spread
-from server.identity.models import Role
 from server.settings import Settings
+from shared.access import Role
 
 SECONDS, QUICK_SECONDS = 60.0, 12.0
 GATHER_SECONDS = 5.0  # until all strangers are there

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -42,6 +43,13 @@ app = typer.Typer(pretty_exceptions_enable=False)
 EngineOption = Annotated[
     EngineName | None, typer.Option("--engine", help="training engine; default: the native runner if available")
 ]
+
+
+def _enrolled(home: Path | None) -> AgentHome:
+    """Returns the agent's home. Raises NotEnrolled."""
+    agent_home = AgentHome.locate(home)
+    agent_home.config()
+    return agent_home
 
 
 @app.command()
@@ -143,34 +151,27 @@ def rounds(home: HomeOption = None, json_lines: JsonOption = False) -> None:
 @app.command()
 def pause(home: HomeOption = None, json_lines: JsonOption = False) -> None:
     """Pause training until `resume`, also across restarts; the current run is kept."""
-    agent_home = AgentHome.locate(home)
-    agent_home.config()
+    agent_home = _enrolled(home)
     PauseFlag(agent_home.path).begin()
     running = agent_home.running()
-    if json_lines:
-        typer.echo(json.dumps({"paused": True, "running": running}))
-    else:
-        typer.echo("paused; " + ("the agent waits after the current step" if running else "no agent is running"))
+    text = "paused; " + ("the agent waits after the current step" if running else "no agent is running")
+    typer.echo(json.dumps({"paused": True, "running": running}) if json_lines else text)
 
 
 @app.command()
 def resume(home: HomeOption = None, json_lines: JsonOption = False) -> None:
     """Resume training after `pause`."""
-    agent_home = AgentHome.locate(home)
-    agent_home.config()
+    agent_home = _enrolled(home)
     PauseFlag(agent_home.path).end()
     running = agent_home.running()
-    if json_lines:
-        typer.echo(json.dumps({"paused": False, "running": running}))
-    else:
-        typer.echo("resumed" if running else "resumed; no agent is running, start one with `mobizo-agent run`")
+    text = "resumed" if running else "resumed; no agent is running, start one with `mobizo-agent run`"
+    typer.echo(json.dumps({"paused": False, "running": running}) if json_lines else text)
 
 
 @app.command()
 def stop(home: HomeOption = None, json_lines: JsonOption = False) -> None:
     """Stop the agent after the current step; its run resumes at the next start."""
-    agent_home = AgentHome.locate(home)
-    agent_home.config()
+    agent_home = _enrolled(home)
     ask(agent_home.control, ControlRequest(ask="stop"))
     deadline = time.monotonic() + STOP_SECONDS
     while agent_home.running():
@@ -192,10 +193,8 @@ def logs(
     """Print the agent's log, whether or not the agent runs."""
     path = log_path(AgentHome.locate(home).path)
     new_lines = follow(path) if following else iter(())
-    for line in tail(path, lines):
-        typer.echo(line if json_lines else readable(line))
     try:
-        for line in new_lines:
+        for line in chain(tail(path, lines), new_lines):
             typer.echo(line if json_lines else readable(line))
     except KeyboardInterrupt:
         return

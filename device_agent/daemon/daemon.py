@@ -10,14 +10,15 @@ from pathlib import Path
 
 import structlog
 
-from device_agent.daemon.reporting import Display, Watchdog
+from device_agent.daemon.reporting import Display, Watchdog, longest_silence
 from device_agent.durable import describe_os_error
 from device_agent.engines import Engine
-from device_agent.engines.python import PythonEngine
+from device_agent.engines.child_process import PythonEngine
 from device_agent.errors import PolicyForbids, UnsafeManifest
 from device_agent.home import AgentHome, PauseFlag
 from device_agent.inference.adapter_store import AdapterStore
-from device_agent.jobs.leased_job import AgentContext, JobEnd, LeasedJob, LeaseHeartbeat, Outcome
+from device_agent.jobs.heartbeat import LeaseHeartbeat
+from device_agent.jobs.leased_job import AgentContext, JobEnd, LeasedJob, Outcome
 from device_agent.jobs.rounds import RoundLog, round_record
 from device_agent.memory import release_code_pages
 from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator
@@ -29,7 +30,6 @@ from device_agent.policy.task_approvals import TaskApprovals
 from device_agent.program_cache import ProgramCache
 from device_agent.program_verification import RollbackProtection, follow_key_rotation
 from device_agent.protocol.client import Backoff, DeviceClient, jittered
-from device_agent.training.datasets import most_lines
 from device_agent.training.journal import RunDirectory, prune_runs
 from shared.capabilities import Capabilities
 from shared.errors import BadRequest, MobizoError, Unauthorized
@@ -56,13 +56,6 @@ _log = structlog.get_logger()
 def python_engine(_manifest: ProgramManifest) -> Engine:
     """Returns the Python engine, which can train every program."""
     return PythonEngine()
-
-
-def longest_silence(manifest: ProgramManifest, dataset: Path) -> float:
-    """Returns the number of operations of the longest phase without progress reports: one step, or one evaluation."""
-    recipe = manifest.recipe
-    steps = most_lines(dataset) * recipe.choices / recipe.score_rows
-    return manifest.flops_per_step * max(1.0, steps)
 
 
 class _Interrupted(Exception):

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 
 import structlog
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from device_agent.home import AgentHome, DaemonStatus
 from shared.job import Progress, RoundRef
+from shared.program import ProgramManifest
 
 LOG_SECONDS = 10.0  # between log lines of one phase
 STATUS_SECONDS = 0.5  # between writes of status.json in one phase
@@ -210,3 +212,23 @@ class Watchdog:
             except OSError:
                 # systemd is unavailable; training continues.
                 return
+
+
+def longest_silence(manifest: ProgramManifest, dataset: Path) -> float:
+    """Returns the number of operations of the longest phase without progress reports: one step, or one evaluation."""
+    recipe = manifest.recipe
+    steps = _most_lines(dataset) * recipe.choices / recipe.score_rows
+    return manifest.flops_per_step * max(1.0, steps)
+
+
+def _most_lines(directory: Path) -> int:
+    """Returns the number of lines of a data set's longest file; 0 if none is readable."""
+    return max((_lines(path) for path in directory.glob("*.jsonl")), default=0)
+
+
+def _lines(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            return sum(piece.count(b"\n") for piece in iter(lambda: file.read(1 << 20), b"")) + 1
+    except OSError:
+        return 0

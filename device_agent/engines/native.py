@@ -16,12 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from device_agent.durable import disk_full_as_does_not_fit
-from device_agent.engines.python import PACKAGES
+from device_agent.engines.child_process import PACKAGES, supervise
 from device_agent.errors import DoesNotFit, RuntimeFailed
 from device_agent.training.journal import RunDirectory
 from device_agent.training.messages import TrainerMessage
 from device_agent.training.result import build_result, uploaded_validation
-from device_agent.training.supervisor import supervise
 from shared.canonical import file_sha256
 from shared.job import Progress
 from shared.zo.lora import F32

@@ -1,17 +1,14 @@
 """Works on one leased job from lease to outcome: verifies, downloads, trains and uploads, or reports why it cannot.
 
-Every error is handled here; reports to the server contain none of the device's data. `LeaseHeartbeat` keeps the lease
-alive from a thread of its own while the job runs.
+Every error is handled here; reports to the server contain none of the device's data.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -22,6 +19,7 @@ from device_agent.engines import Engine
 from device_agent.errors import DoesNotFit, OwnerRefuses, PolicyForbids, TooLittleMemory
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
+from device_agent.jobs.heartbeat import LeaseHeartbeat
 from device_agent.jobs.masked_upload import MaskedUpload
 from device_agent.jobs.policy_gated_run import Halted, PolicyGatedRun
 from device_agent.jobs.upload import Upload, UploadSummary
@@ -31,7 +29,8 @@ from device_agent.policy.rules_file import OwnerConsent
 from device_agent.policy.task_approvals import TaskApprovals
 from device_agent.program_cache import ProgramCache
 from device_agent.program_verification import RollbackProtection, verify_program, verify_start
-from device_agent.protocol.client import Backoff, DeviceClient
+from device_agent.protocol.client import DeviceClient
+from device_agent.training.count_noise import derive_key
 from device_agent.training.journal import RunDirectory, RunPlan
 from device_agent.training.messages import describe
 from shared.canonical import file_sha256
@@ -40,20 +39,16 @@ from shared.errors import Gone, MaskingOut, MobizoError, NotFound, Unauthorized,
 from shared.federation.secure_aggregation.quiet import quiet_progress
 from shared.job import JobError, Progress, Result, TrajectoryUpload
 from shared.program import ProgramFile, ProgramManifest
-from shared.protocol import Decline, Lease, LeaseState
+from shared.protocol import Decline, Lease
 from shared.registry import AdapterManifest
 from shared.rules import Rules
+from shared.signing import private_bytes
 from shared.transport import ByteProgress
 
 RULES_PAUSE_SECONDS = 300.0  # after a job that the rules forbade, because the server may lease it again at once
 TRANSIENT = frozenset({Unavailable.code, DoesNotFit.code})  # errors of a training process that may not recur
 
 _log = structlog.get_logger()
-# Seconds between heartbeats. The longest keeps the shown progress current and notices a cancelled job soon; the
-# shortest prevents a flood of requests if the server states an invalid expiry.
-SHORTEST_SECONDS, LONGEST_SECONDS = 0.2, 5.0
-LONGEST_RETRY_SECONDS = 60.0  # between attempts while the server does not answer
-JOIN_SECONDS = 2.0
 
 
 class Outcome(StrEnum):
@@ -171,6 +166,8 @@ class LeasedJob:
         if result is None:
             with self.context.cache.hold(manifest.training_files):
                 result = self._train(policy_run, manifest, terms)
+        if not self._private:
+            result = result.model_copy(update={"phase_seconds": policy_run.phase_seconds()})
         try:
             sent = self._upload().send(policy_run, result)
         except Gone as error:
@@ -248,6 +245,7 @@ class LeasedJob:
         check_memory(manifest, self.context.evaluator.spare_bytes(policy_run.rules), policy_run.rules)
         self.run.begin(self._prepare(policy_run, manifest))
         self.context.privacy.charge(terms, self.run)
+        policy_run.report(Progress(phase="loading", steps=self.lease.job.request.training.steps))
         message = policy_run.train(self.context.engines(manifest), self.run, manifest)
         if (unusable := self.run.unusable()) is not None:
             _log.warning("records were left out", detail=unusable, see=str(self.run.path / "unusable.log"))
@@ -275,6 +273,7 @@ class LeasedJob:
             program=paths["program"],
             weights=paths["weights"],
             tokenizer=paths["tokenizer"],
+            noise_key=derive_key(private_bytes(self.context.home.device_key())),
             start=None if start is None else self.run.start,
             start_sha256=None if start is None else start.sha256,
             round=self.lease.round,
@@ -364,85 +363,6 @@ def check_memory(manifest: ProgramManifest, spare: int, rules: Rules) -> None:
     """Raises TooLittleMemory unless training fits `spare` bytes."""
     if manifest.training_bytes > spare:
         raise TooLittleMemory(manifest.training_bytes, spare, rules.memory_floor_bytes or 0)
-
-
-class LeaseHeartbeat:
-    """Sends heartbeats at a quarter of the lease's duration or more often; an unreachable server does not interrupt
-    the run.
-
-    Events: `lost` (the lease has ended), `refused` (the server refuses this device), `cancelled` (the job was
-    cancelled).
-    """
-
-    def __init__(self, client: DeviceClient, lease: Lease) -> None:
-        self._client, self._lease = client, lease
-        # The server's clock, because this device's clock may be hours off.
-        self._interval = interval(client.clock.seconds_until(lease.expires_at))
-        self._retry = Backoff(self._interval, LONGEST_RETRY_SECONDS)
-        self._unreachable = False
-        self._progress = Progress(phase="downloading")
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
-        self.lost = threading.Event()
-        self.refused = threading.Event()
-        self.cancelled = threading.Event()
-
-    def __enter__(self) -> LeaseHeartbeat:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._done.set()
-        self._thread.join(JOIN_SECONDS)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the job must stop."""
-        return self.lost.is_set() or self.refused.is_set() or self.cancelled.is_set()
-
-    def report(self, progress: Progress) -> None:
-        """Sets the progress that the next heartbeat reports."""
-        self._progress = progress
-
-    def _run(self) -> None:
-        while True:
-            pause = self._send()
-            if self.ended or self._done.wait(pause):
-                return
-
-    def _send(self) -> float:
-        """Sends one heartbeat; returns the seconds until the next one."""
-        try:
-            self._apply_state(self._client.heartbeat(self._lease.id, self._progress))
-        except Unauthorized as error:
-            _log.warning("the server refuses this device", detail=error.detail)
-            self.refused.set()
-        except (Gone, NotFound) as error:
-            _log.warning("lease lost", job=self._lease.job.id, detail=error.detail)
-            self.lost.set()
-        except MobizoError as error:
-            # Log an unreachable server once, not at every attempt.
-            if not self._unreachable:
-                _log.warning("heartbeat failed; training continues", detail=error.detail)
-            self._unreachable = True
-            return self._retry.pause()
-        return self._interval
-
-    def _apply_state(self, state: LeaseState) -> None:
-        if self._unreachable:
-            _log.info("the server answers again")
-        self._unreachable = False
-        self._interval = interval(self._client.clock.seconds_until(state.expires_at))
-        self._retry = Backoff(self._interval, LONGEST_RETRY_SECONDS)
-        if state.stop:
-            self.cancelled.set()
-
-
-def interval(left: float) -> float:
-    """Returns the seconds between heartbeats for a lease that expires in `left` seconds: a quarter, within bounds."""
-    return min(max(left / 4, SHORTEST_SECONDS), LONGEST_SECONDS)
 
 
 def holds_start(run: RunDirectory, start: AdapterManifest) -> bool:

@@ -14,7 +14,7 @@ from device_agent.policy.evaluator import PolicyEvaluator
 from device_agent.policy.rules import Decision
 from device_agent.training.journal import RunDirectory
 from device_agent.training.messages import TrainerMessage
-from shared.job import Progress
+from shared.job import Phase, Progress
 from shared.program import ProgramManifest
 from shared.rules import Rules
 from shared.transport import ByteProgress
@@ -61,9 +61,24 @@ class PolicyGatedRun:
         self._slow_reason: str | None = None
         self._pause_reason: str | None = None
         self._checked_at = self._counted_at = 0.0
+        self._seconds: dict[Phase, float] = {}
+        self._phase: Phase = self._progress.phase
+        self._phase_began = time.monotonic()
+
+    def phase_seconds(self) -> dict[Phase, float]:
+        """Returns the seconds since this object was made, by phase; the current phase counts until now."""
+        self._enter(self._phase)
+        return {phase: round(seconds, 3) for phase, seconds in self._seconds.items()}
+
+    def _enter(self, phase: Phase) -> None:
+        """Ends the current phase and begins another."""
+        now = time.monotonic()
+        self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._phase_began
+        self._phase, self._phase_began = phase, now
 
     def report(self, progress: Progress) -> None:
         """Reports progress, with the reason if the rules slow the run down."""
+        self._enter(progress.phase)
         self._progress = progress
         why = self._slow_reason if progress.phase == "training" else None
         self._send_progress(progress if why is None else progress.model_copy(update={"why": why[:WHY_LENGTH]}))
@@ -100,6 +115,7 @@ class PolicyGatedRun:
     def _await(self, decide: Callable[[], Decision]) -> None:
         began = time.monotonic()
         while (decision := decide()).action == "wait":
+            self._enter("waiting")
             why = decision.why or "the rules do not allow it now"
             self._send_progress(self._progress.model_copy(update={"phase": "waiting", "why": why[:WHY_LENGTH]}))
             left = PATIENCE_SECONDS - (time.monotonic() - began)
@@ -108,6 +124,7 @@ class PolicyGatedRun:
             self._wait(WAIT_SECONDS)
             if self._stopped():
                 raise Halted
+        self._enter(self._progress.phase)
 
     def _begin(self, run: RunDirectory) -> None:
         self._pause_reason, self._limits = None, run.limits()

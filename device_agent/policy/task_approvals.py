@@ -25,7 +25,9 @@ from shared.task import Task
 from shared.task_templates import TASKS
 
 MOST_WAITING = 50  # tasks that wait for a decision; more are refused without a record
-LEAST_DIGITS = 8  # of a task's sha256 on the command line
+# Of a task's sha256 on the command line: a submitter can make another task with the same 8 digits in minutes, show the
+# owner a harmless one and submit the other.
+LEAST_DIGITS = 32
 
 
 class TaskState(StrEnum):

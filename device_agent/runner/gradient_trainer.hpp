@@ -19,7 +19,8 @@ private:
   void step() override;
   void evaluate(const std::string &split, const std::vector<ScoreBatch> &batches, int64_t best) override;
   std::vector<Tensor> invoke(size_t step, float lr, std::vector<Tensor> inputs,
-                             const std::vector<float> &carried) override;
+                             const std::vector<Tensor> &secret) override;
+  std::vector<Tensor> move_privately(size_t step, float lr) override;
 
   void checkpoint();
 

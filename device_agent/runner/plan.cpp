@@ -132,7 +132,12 @@ Plan Plan::read(const std::string &path) {
       plan.secret = true;
       plan.clip = numbers.one<float>();
       plan.counts = numbers.many<int32_t>(product({s.steps}));
-      plan.noise = numbers.many<float>(product({s.steps, s.queries}));
+      if (plan.gradient) { // a run with exact gradients says so before
+        plan.sigma = numbers.one<float>();
+        plan.keys = numbers.many<int32_t>(product({s.steps, NOISE_KEYS, 2}));
+      } else {
+        plan.noise = numbers.many<float>(product({s.steps, s.queries}));
+      }
       numbers.end();
       break;
     case 'G':
@@ -189,6 +194,26 @@ std::vector<int32_t> Plan::sample(size_t step) const {
   const size_t count = secret ? static_cast<size_t>(*own) : batch;
   const auto first = order.begin() + static_cast<std::ptrdiff_t>(before);
   return {first, first + static_cast<std::ptrdiff_t>(count)};
+}
+
+std::vector<std::vector<int32_t>> Plan::pieces(size_t step) const {
+  const std::vector<int32_t> all = sample(step);
+  const auto most = static_cast<size_t>(settings.batch);
+  std::vector<std::vector<int32_t>> parts(1);
+  for (const int32_t index : all) {
+    if (parts.back().size() == most) {
+      parts.emplace_back();
+    }
+    parts.back().push_back(index);
+  }
+  return parts;
+}
+
+Tensor Plan::keys_of(size_t step) const {
+  const size_t count = size_t{NOISE_KEYS} * 2;
+  Tensor tensor(Type::Int32, {NOISE_KEYS, 2});
+  std::copy_n(keys.begin() + static_cast<std::ptrdiff_t>(step * count), count, tensor.data<int32_t>());
+  return tensor;
 }
 
 std::vector<Tensor> Plan::pack(const std::vector<const Example *> &batch) const {

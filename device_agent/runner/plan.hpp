@@ -13,6 +13,7 @@
 
 namespace mobizo {
 
+constexpr int32_t NOISE_KEYS = 4; // of one step's noise on a gradient (shared/privacy.py)
 constexpr std::string_view PLAN_MAGIC = "MOBIZO-PLAN 2\n";
 
 struct Settings {
@@ -63,7 +64,9 @@ struct Plan {
   bool secret = false;               // a private run: nothing that depends on the data is reported
   float clip = 0;                    // C
   std::vector<int32_t> counts;       // (steps,)
-  std::vector<float> noise;          // (steps, q), whole units
+  std::vector<float> noise;          // (steps, q), whole units; empty in a run with exact gradients
+  float sigma = 0;                   // noise multiplier of a private run with exact gradients
+  std::vector<int32_t> keys;         // (steps, NOISE_KEYS, 2): of its noise, secret
   std::optional<GradientSettings> gradient; // absent with every other estimator
   std::vector<Example> examples;
   std::vector<ScoreBatch> validation, test;
@@ -78,6 +81,12 @@ struct Plan {
 
   // Indices of a step's examples.
   std::vector<int32_t> sample(size_t step) const;
+
+  // The same for each call of the step, E at a time; at least one call.
+  std::vector<std::vector<int32_t>> pieces(size_t step) const;
+
+  // Keys of a step's noise, (NOISE_KEYS, 2).
+  Tensor keys_of(size_t step) const;
 
   // The data inputs of `step` for these examples; of `suffix` without the first.
   std::vector<Tensor> pack(const std::vector<const Example *> &batch) const;

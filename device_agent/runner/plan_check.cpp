@@ -202,8 +202,13 @@ void check_plan(const Plan &plan) {
     if (!(plan.gradient->max_norm > 0)) { // infinity: no clipping
       refuse("has " + std::to_string(plan.gradient->max_norm) + " for the bound of the gradient's norm");
     }
-    if (plan.secret) {
-      refuse("is private and has exact gradients");
+  }
+  if (plan.secret) {
+    const bool exact = plan.gradient.has_value();
+    expect("`noise`", plan.noise.size(), exact ? 0 : product({s.steps, s.queries}));
+    expect("`keys`", plan.keys.size(), exact ? product({s.steps, NOISE_KEYS, 2}) : 0);
+    if (exact && !(std::isfinite(plan.sigma) && plan.sigma > 0)) {
+      refuse("has " + std::to_string(plan.sigma) + " for the noise multiplier");
     }
   }
 }

@@ -115,7 +115,7 @@ void Trainer::step() {
   obey_limits();
   const Clock::time_point began = Clock::now();
   const float lr = plan_.lr[step];
-  const std::vector<Tensor> results = plan_.secret ? move_privately(step, lr) : move(step, lr);
+  const std::vector<Tensor> results = move(step, lr);
   const std::vector<float> losses = numbers_of(output_of(results, 0), results[0].count());
   std::vector<float> coefficients = numbers_of(output_of(results, 1), static_cast<size_t>(plan_.settings.queries));
   if (losses.empty()) {
@@ -159,28 +159,28 @@ void Trainer::obey_limits() {
   }
 }
 
-std::vector<Tensor> Trainer::move(size_t step, float lr) { return call(step, lr, plan_.sample(step)); }
+std::vector<Tensor> Trainer::move(size_t step, float lr) {
+  return plan_.secret ? move_privately(step, lr) : call(step, lr, plan_.sample(step));
+}
 
 // A sample over E takes several calls. The last one adds the noise, and it alone moves B.
 std::vector<Tensor> Trainer::move_privately(size_t step, float lr) {
-  const std::vector<int32_t> sample = plan_.sample(step);
-  const auto most = static_cast<size_t>(plan_.settings.batch), queries = static_cast<size_t>(plan_.settings.queries);
+  const std::vector<std::vector<int32_t>> pieces = plan_.pieces(step);
+  const auto queries = static_cast<size_t>(plan_.settings.queries);
   std::vector<float> summed(queries);
-  size_t at = 0;
-  for (; at + most < sample.size(); at += most) {
+  for (size_t piece = 0; piece + 1 < pieces.size(); ++piece) {
     pulse();
-    const auto first = sample.begin() + static_cast<std::ptrdiff_t>(at);
-    const std::vector<Tensor> results = call(step, 0, {first, first + static_cast<std::ptrdiff_t>(most)}, summed);
+    const std::vector<Tensor> results = call(step, 0, pieces[piece], {scalar(plan_.clip), floats(summed)});
     summed = numbers_of(output_of(results, 0), queries);
   }
   for (size_t query = 0; query < queries; ++query) {
     summed[query] += plan_.noise[step * queries + query];
   }
-  return call(step, lr, {sample.begin() + static_cast<std::ptrdiff_t>(at), sample.end()}, summed);
+  return call(step, lr, pieces.back(), {scalar(plan_.clip), floats(summed)});
 }
 
 std::vector<Tensor> Trainer::call(size_t step, float lr, const std::vector<int32_t> &indices,
-                                  const std::vector<float> &carried) {
+                                  const std::vector<Tensor> &secret) {
   const int64_t most = ledger_.limits_at(step).max_length;
   if (most > 0 && plan_.settings.width > 0) {
     throw std::runtime_error("the ledger limits the length of a run whose prefix states are kept; remove the run");
@@ -200,20 +200,17 @@ std::vector<Tensor> Trainer::call(size_t step, float lr, const std::vector<int32
   if (plan_.settings.width > 0) {
     inputs[0] = hidden(indices, examples, inputs[0].shape.at(1));
   }
-  std::vector<Tensor> outputs = invoke(step, lr, std::move(inputs), carried);
+  std::vector<Tensor> outputs = invoke(step, lr, std::move(inputs), secret);
   program_seconds_ += seconds_since(began);
   return outputs;
 }
 
 std::vector<Tensor> Trainer::invoke(size_t step, float lr, std::vector<Tensor> inputs,
-                                    const std::vector<float> &carried) {
+                                    const std::vector<Tensor> &secret) {
   inputs.push_back(plan_.seeds_of(step));
   inputs.push_back(scalar(lr));
   inputs.push_back(scalar(static_cast<float>(plan_.settings.eps)));
-  if (plan_.secret) {
-    inputs.push_back(scalar(plan_.clip));
-    inputs.push_back(floats(carried));
-  }
+  inputs.insert(inputs.end(), secret.begin(), secret.end());
   return program_.call(step_method(), inputs);
 }
 

@@ -33,14 +33,19 @@ protected:
   virtual void step();
   // Measures B as it is, unless the ledger has it. best: the step of B, if it is the best one's; -1: B is the current one.
   virtual void evaluate(const std::string &split, const std::vector<ScoreBatch> &batches, int64_t best = -1);
-  // Calls the program's step. inputs: the data. Returns losses, or totals of a private step, and coefficients (q,).
+  // Calls the program's step. inputs: the data. secret: inputs of a private step. Returns losses, or totals of a private
+  // step, and coefficients (q,).
   virtual std::vector<Tensor> invoke(size_t step, float lr, std::vector<Tensor> inputs,
-                                     const std::vector<float> &carried);
+                                     const std::vector<Tensor> &secret);
+  // Makes one step on the sample of a private run.
+  virtual std::vector<Tensor> move_privately(size_t step, float lr);
 
   void load_start();
   void pull_towards_start(std::vector<float> &flat, float factor) const;
   bool recorded(const std::string &split, int64_t best) const;
   std::vector<Tensor> move(size_t step, float lr);
+  std::vector<Tensor> call(size_t step, float lr, const std::vector<int32_t> &indices,
+                           const std::vector<Tensor> &secret = {});
   std::string step_method() const;
   void pulse() const;
   void tell(const std::string &phase, float lr = 0) const;
@@ -53,9 +58,6 @@ private:
   void obey_limits();
   void conclude();
   std::vector<float> current() const;
-  std::vector<Tensor> move_privately(size_t step, float lr);
-  std::vector<Tensor> call(size_t step, float lr, const std::vector<int32_t> &indices,
-                           const std::vector<float> &carried = {});
   Tensor hidden(const std::vector<int32_t> &indices, const std::vector<const Example *> &examples, int32_t length);
   void rest(double seconds);
 

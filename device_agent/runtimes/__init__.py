@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from shared.program import ProgramManifest
 
 F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
 Arrays = tuple[NDArray[Any], ...]
 
 
@@ -23,6 +24,21 @@ class PrivateStepInput:
 
     clip: float
     carried: F32
+
+
+@dataclass(frozen=True)
+class PrivateGradientInput:
+    """Additional inputs of a private step with the exact gradient.
+
+    clip: C. sigma: the noise multiplier. last: whether this call adds the noise and moves B. keys: secret, int32
+    (NOISE_KEYS, 2). carried: the sums of earlier calls, int32 (D,).
+    """
+
+    clip: float
+    sigma: float
+    last: bool
+    keys: I32
+    carried: I32
 
 
 @dataclass(frozen=True)
@@ -62,10 +78,17 @@ class Runtime(Protocol):
     def replay(self, seeds: NDArray[np.int32], coefficients: F32, eps: float) -> None:
         """Applies a recorded step's update: seeds (q, 2), coefficients (q,), and eps, which `stored` needs."""
 
-    def gradient_step(self, batch: Arrays, rates: Rates) -> tuple[F32, F32]:
-        """Runs one step with the exact gradient on a batch. Returns its loss (1,) and the gradient's norm (1,)."""
+    def gradient_step(
+        self, batch: Arrays, rates: Rates, secret: PrivateGradientInput | None = None
+    ) -> tuple[NDArray[Any], F32]:
+        """Runs one step with the exact gradient on a batch. Returns its loss (1,) and the gradient's norm (1,).
 
-    def gradient_suffix(self, hidden: F32, batch: Arrays, rates: Rates) -> tuple[F32, F32]:
+        secret: for a recipe with clipping, which returns totals, int32 (D,), instead of the loss.
+        """
+
+    def gradient_suffix(
+        self, hidden: F32, batch: Arrays, rates: Rates, secret: PrivateGradientInput | None = None
+    ) -> tuple[NDArray[Any], F32]:
         """Like `gradient_step`, from the prefix's hidden states and a packed batch without its tokens."""
 
     def state(self) -> F32:
@@ -149,14 +172,18 @@ class CallingRuntime(ABC):
         scale = (_scalar(eps),) if self._manifest.recipe.estimator == "stored" else ()
         self._call("replay", (seeds, coefficients, *scale))
 
-    def gradient_step(self, batch: Arrays, rates: Rates) -> tuple[F32, F32]:
+    def gradient_step(
+        self, batch: Arrays, rates: Rates, secret: PrivateGradientInput | None = None
+    ) -> tuple[NDArray[Any], F32]:
         """Runs one step with the exact gradient; see `Runtime.gradient_step`."""
-        loss, norm = self._call("step", (*batch, *_rates(rates)))
+        loss, norm = self._call("step", (*batch, *_rates(rates), *_gradient_inputs(secret)))
         return loss, norm
 
-    def gradient_suffix(self, hidden: F32, batch: Arrays, rates: Rates) -> tuple[F32, F32]:
+    def gradient_suffix(
+        self, hidden: F32, batch: Arrays, rates: Rates, secret: PrivateGradientInput | None = None
+    ) -> tuple[NDArray[Any], F32]:
         """Runs one step with the exact gradient from hidden states; see `Runtime.gradient_suffix`."""
-        loss, norm = self._call("suffix", (hidden, *batch, *_rates(rates)))
+        loss, norm = self._call("suffix", (hidden, *batch, *_rates(rates), *_gradient_inputs(secret)))
         return loss, norm
 
     def state(self) -> F32:
@@ -189,6 +216,12 @@ def _scalar(value: float) -> F32:
 def _rates(rates: Rates) -> Arrays:
     max_norm = np.inf if rates.max_norm is None else rates.max_norm
     return _scalar(rates.lr), _scalar(max_norm), _scalar(rates.weight_decay)
+
+
+def _gradient_inputs(secret: PrivateGradientInput | None) -> Arrays:
+    if secret is None:
+        return ()
+    return _scalar(secret.clip), _scalar(secret.sigma), _scalar(float(secret.last)), secret.keys, secret.carried
 
 
 def _inputs(secret: PrivateStepInput | None) -> Arrays:

@@ -1,7 +1,8 @@
 """Reads the device's data, a directory of JSONL files, into splits for training and measurement, and samples batches.
 
-The data never leaves the device. A record that does not fit the task is left out. Whether a job fails depends on shares
-of the records and on their number, so that no single record's content decides it.
+The data never leaves the device. A record that does not fit the task is left out. Whether a job fails depends on the
+number of records, and on noised counts of those that fit the task (`count_noise`), so that no single record's content
+decides it. A split of which nothing fits has a blank example instead, and trains nothing.
 
 A step's batch depends only on job seed and step number, so resumed runs see the same batches. The epochs' orders are
 laid end to end and cut into batches of E; the epoch's short last batch is filled from the next epoch, so every step has
@@ -13,19 +14,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from tokenizers import Tokenizer
 
+from device_agent.training.count_noise import CountNoise
 from device_agent.training.datasets import check_directory
-from device_agent.training.journal import ExampleCounts
+from device_agent.training.journal import ExampleCounts, RunPlan
+from shared.canonical import file_sha256
 from shared.errors import InvalidDataset, MobizoError
 from shared.job import TrainingSettings
 from shared.recipe import Recipe
 from shared.task import Task, read_question
-from shared.zo.encoding import Example, check_task, encode_question, score_rows
+from shared.zo.encoding import Example, Row, check_task, encode_question, score_rows, token_ids
 from shared.zo.example_order import alternating
 from shared.zo.noise import permutation
 
@@ -35,7 +38,10 @@ SPLIT_SEED = 0
 HELD_OUT_EPOCH = 0xFFFFFFFF
 SAMPLE_EPOCH = 0xFFFFFFFE
 HELD_OUT_SHARE = 5
-LEAST_SHARE = 0.5  # of a split's records that must fit the task
+LEAST_SHARE = 0.5  # of a file's records that must fit the task
+# Records below that share that never end a job: 10 scales of the noise, so that a small file whose records all fit does
+# not fail for its noise (probability below 1 in 40,000 for a file of any size).
+SLACK = 100
 MOST_REASONS = 20  # that are kept for the owner
 REASON_LENGTH = 500  # characters
 
@@ -49,14 +55,19 @@ class Splits:
     train: Sequence[Example]
     validation: Sequence[Example]
     test: Sequence[Example] | None
-    unusable: int = 0  # training records that do not fit the task
+    counts: ExampleCounts  # of the training split, noised
     reasons: tuple[str, ...] = ()  # why records of any split do not fit, for the owner only; the first line sums up
+    blank: bool = False  # no training record fits; `train` has a blank example
 
-    @property
-    def counts(self) -> ExampleCounts:
-        """Counts of the training split. A cut example is one whose prompt was cut to the recipe's sequence length."""
-        truncated = sum(example.truncated for example in self.train)
-        return ExampleCounts(records=len(self.train) + self.unusable, truncated=truncated, unusable=self.unusable)
+    @classmethod
+    def of(cls, train: Sequence[Example], validation: Sequence[Example], test: Sequence[Example] | None) -> Splits:
+        """Returns splits of examples that all fit, with exact counts: for data that no owner protects."""
+        truncated = sum(example.truncated for example in train)
+        return cls(train, validation, test, ExampleCounts(records=len(train), truncated=truncated))
+
+    def plan(self, plan: RunPlan) -> RunPlan:
+        """Returns the run's plan; a blank one, whose steps leave B as it is, if no training record fits."""
+        return plan.model_copy(update={"blank": self.blank})
 
 
 def read_splits(
@@ -66,39 +77,56 @@ def read_splits(
     recipe: Recipe,
     settings: TrainingSettings,
     *,
+    noise_key: str,
     with_test: bool = True,
 ) -> Splits:
     """Returns the splits of a data set: train.jsonl, and validation.jsonl and test.jsonl if present.
 
-    Without validation.jsonl a fifth of train.jsonl is held out. with_test: also read the test split. Records are held
-    out and sampled before those that do not fit the task are left out, so that a record's content decides about that
-    record only. Raises InvalidTask for a task that no record could fit, and InvalidDataset for files that cannot be
-    read or a split of which less than LEAST_SHARE fits the task.
+    Without validation.jsonl a fifth of train.jsonl is held out. with_test: also read the test split; without an example
+    it is not read. Records are held out and sampled before those that do not fit the task are left out, so that a
+    record's content decides about that record only. noise_key: of `count_noise.derive_key`. Raises InvalidTask for a
+    task that no record could fit, and InvalidDataset for files that cannot be read or have no records, and for a file
+    of which less than LEAST_SHARE fits the task: its noised count of fitting records must miss that share by more than
+    SLACK. The recipe's lengths do not matter there: a submitter who varies them gets no further answers.
 
     A recipe with clipping trains on all of train.jsonl and measures nothing, because neither the split nor the accuracy
     may depend on private examples. It never fails for the number of records that fit.
     """
     check_directory(directory)
     check_task(task, tokenizer, recipe)
-    reader = _Reader(task, tokenizer, recipe)
+    reader = _Reader(task, tokenizer, recipe, CountNoise(noise_key, task.model_dump(mode="json")))
     train = reader.read(directory / "train.jsonl")
     if recipe.privacy == "clipped":
         return reader.splits(train)
+    reader.check(directory / "train.jsonl")
     if (directory / "validation.jsonl").is_file():
         validation = reader.read(directory / "validation.jsonl")
+        reader.check(directory / "validation.jsonl")
     else:
         train, validation = hold_out(train, directory)
     test = None
     if with_test and (directory / "test.jsonl").is_file():
         test = reader.scored(sample(reader.read(directory / "test.jsonl"), settings.test_limit))
+        reader.check(directory / "test.jsonl")
     validation = reader.scored(sample(validation, settings.validation_limit))
-    for name, examples in (("train", train), ("validation", validation), ("test", test)):
-        if examples is not None and len(_usable(examples)) < max(LEAST_SHARE * len(examples), 1):
-            raise InvalidDataset(
-                f"{directory}: {len(_usable(examples))} of {len(examples)} {name} records fit task {task.name!r}; at "
-                f"least {LEAST_SHARE:.0%} must. {' '.join(reader.reasons[:1])}"
-            )
-    return reader.splits(train, validation, test)
+    found = reader.splits(train, validation, test)
+    blank = _blank(tokenizer)
+    return replace(
+        found,
+        train=found.train or (blank,),
+        validation=found.validation or (blank,),
+        test=found.test or None,
+        blank=not found.train,
+    )
+
+
+def _blank(tokenizer: Tokenizer) -> Example:
+    """Returns an example that fits every recipe and that no model gets right: two equal candidates, and the first of
+    several best ones is the prediction.
+    """
+    tokens = tuple(token_ids(tokenizer, "x", special=False)[:1]) or (0,)
+    row = Row(tokens, tokens)
+    return Example((row, row), 1, truncated=False)
 
 
 def _usable(examples: Sequence[Example | None]) -> list[Example]:
@@ -112,15 +140,35 @@ class _Reader:
     task: Task
     tokenizer: Tokenizer
     recipe: Recipe
+    noise: CountNoise
     unusable: int = 0
     reasons: list[str] = field(default_factory=list)
+    # By file: its records, those of them that fit the task at some length, and the file's sha256.
+    files: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+    _fit: int = 0
 
     def read(self, path: Path) -> list[Example | None]:
         """Returns one entry for each line that is not blank. Raises InvalidDataset if the file cannot be read."""
+        self._fit = 0
         try:
-            return [self._example(line, f"{path}:{number}") for number, line in _lines(path)]
+            examples = [self._example(line, f"{path}:{number}") for number, line in _lines(path)]
+            self.files[path.name] = len(examples), self._fit, file_sha256(path)
         except OSError as error:
             raise InvalidDataset(f"{path}: cannot be read ({error})") from error
+        return examples
+
+    def check(self, path: Path) -> None:
+        """Raises InvalidDataset for a file without records, and if clearly less than LEAST_SHARE of them fit the task,
+        by a count with noise.
+        """
+        records, fit, sha256 = self.files[path.name]
+        if records == 0:
+            raise InvalidDataset(f"{path}: the file contains no records")
+        if self.noise.on(fit, "fit", sha256) < LEAST_SHARE * records - SLACK:
+            raise InvalidDataset(
+                f"{path}: {fit} of {records} records fit task {self.task.name!r}; at least {LEAST_SHARE:.0%} must. "
+                f"{' '.join(self.reasons[:1])}"
+            )
 
     def scored(self, examples: Sequence[Example | None]) -> list[Example | None]:
         """Leaves out examples whose candidates do not fit the rows of one `score` call."""
@@ -147,16 +195,29 @@ class _Reader:
             train=usable,
             validation=_usable(validation),
             test=None if test is None else _usable(test),
-            unusable=len(train) - len(usable),
+            counts=ExampleCounts(
+                records=len(train),
+                truncated=self._noised("truncated", sum(example.truncated for example in usable), len(train)),
+                unusable=self._noised("unusable", len(train) - len(usable), len(train)),
+            ),
             reasons=(summary, *self.reasons) if self.unusable else (),
         )
+
+    def _noised(self, what: str, count: int, records: int) -> int:
+        """Returns a count of training records with noise, between 0 and their number."""
+        recipe, (_, _, sha256) = self.recipe, self.files["train.jsonl"]
+        # What the count depends on and nothing else: the same count must not get new noise with another rank.
+        shape = [recipe.base.sha256, recipe.sequence_length, recipe.answer_length, recipe.choices]
+        return min(max(self.noise.on(count, what, sha256, records, shape), 0), records)
 
     def _example(self, line: bytes, where: str) -> Example | None:
         try:
             record = json.loads(line.decode("utf-8"))
             if not isinstance(record, dict):
                 raise InvalidDataset(f"{where}: the line is {type(record).__name__}; it must be a JSON object")
-            return encode_question(self.tokenizer, read_question(self.task, record, where), self.recipe, where)
+            question = read_question(self.task, record, where)
+            self._fit += 1
+            return encode_question(self.tokenizer, question, self.recipe, where)
         except UnicodeDecodeError:
             self._leave_out(f"{where}: the line is not UTF-8")
         except json.JSONDecodeError as error:

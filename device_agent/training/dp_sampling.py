@@ -20,26 +20,38 @@ from numpy.typing import NDArray
 from device_agent.durable import write_durably
 from shared.entropy import Entropy, poisson_samples
 from shared.errors import InvalidDataset
-from shared.privacy import MOST_SAMPLE, ExamplePrivacy, unit_noise
+from shared.privacy import MOST_SAMPLE, ExamplePrivacy, noise_keys, unit_noise
 
 F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+ARRAYS = ("counts", "order", "noise", "keys")  # of the file, with `examples`
 TAIL = 8.0  # standard deviations; a larger sample has a probability below 1e-14
 
 
 @dataclass(frozen=True)
 class DPSamples:
-    """counts: int32 (T,), examples per step. order: int32, their indices. noise: float32 (T, q), standard normal."""
+    """counts: int32 (T,), examples per step. order: int32, their indices. noise: float32 (T, q), in whole units.
+
+    With estimator `gradient`, q is 0, and the program draws each step's noise from `keys`, int32 (T, NOISE_KEYS, 2).
+    With the other estimators `keys` has no elements.
+    """
 
     examples: int
-    counts: NDArray[np.int32]
-    order: NDArray[np.int32]
+    counts: I32
+    order: I32
     noise: F32
+    keys: I32
 
     def sample(self, step: int) -> list[int]:
         """Returns the example indices of a step; may be empty."""
         end = int(self.counts[: step + 1].sum())
         sample: list[int] = self.order[end - int(self.counts[step]) : end].tolist()
         return sample
+
+    def pieces(self, step: int, most: int) -> list[list[int]]:
+        """Returns the example indices of a step for each of its calls, `most` at a time; at least one call."""
+        sample = self.sample(step)
+        return [sample[at : at + most] for at in range(0, len(sample), most)] or [[]]
 
 
 def check_sample_size(privacy: ExamplePrivacy, records: int) -> None:
@@ -52,8 +64,13 @@ def check_sample_size(privacy: ExamplePrivacy, records: int) -> None:
         raise InvalidDataset(f"a step of this run could see over {MOST_SAMPLE} examples: ask for a lower sampling_rate")
 
 
-def draw(privacy: ExamplePrivacy, examples: int, steps: int, queries: int, entropy: Entropy = os.urandom) -> DPSamples:
-    """Draws samples and noise for `steps` steps. Raises InvalidDataset if a sample exceeds MOST_SAMPLE examples."""
+def draw(
+    privacy: ExamplePrivacy, examples: int, steps: int, queries: int | None, entropy: Entropy = os.urandom
+) -> DPSamples:
+    """Draws samples and noise for `steps` steps. queries: None with estimator `gradient`, which needs keys instead.
+
+    Raises InvalidDataset if a sample exceeds MOST_SAMPLE examples.
+    """
     none = np.zeros(0, np.int64)
     samples = list(poisson_samples(steps, examples, privacy.sampling_rate, entropy)) if examples else [none] * steps
     if max(map(len, samples)) > MOST_SAMPLE:
@@ -62,22 +79,24 @@ def draw(privacy: ExamplePrivacy, examples: int, steps: int, queries: int, entro
         examples=examples,
         counts=np.array([len(sample) for sample in samples], np.int32),
         order=np.concatenate(samples).astype(np.int32),
-        noise=unit_noise(privacy, steps, queries, entropy),
+        noise=unit_noise(privacy, steps, queries or 0, entropy),
+        keys=noise_keys(steps if queries is None else 0, entropy),
     )
 
 
-def load_or_draw(path: Path, privacy: ExamplePrivacy, examples: int, steps: int, queries: int) -> DPSamples:
+def load_or_draw(path: Path, privacy: ExamplePrivacy, examples: int, steps: int, queries: int | None) -> DPSamples:
     """Returns the samples stored at `path`, after drawing and storing them if none of this form are there.
 
     Raises InvalidDataset.
     """
     if path.exists():
         with np.load(path, allow_pickle=False) as file:
-            found = DPSamples(int(file["examples"]), file["counts"], file["order"], file["noise"])
-        if found.examples == examples and found.noise.shape == (steps, queries):
+            found = DPSamples(int(file["examples"]), *(file[name] for name in ARRAYS))
+        keys = steps if queries is None else 0
+        if found.examples == examples and (found.noise.shape, len(found.keys)) == ((steps, queries or 0), keys):
             return found
     made = draw(privacy, examples, steps, queries)
     buffer = io.BytesIO()
-    np.savez(buffer, examples=np.array(examples), counts=made.counts, order=made.order, noise=made.noise)
+    np.savez(buffer, examples=np.array(examples), **{name: getattr(made, name) for name in ARRAYS})
     write_durably(path, buffer.getvalue())
     return made

@@ -8,13 +8,17 @@ steps after it, with the same bytes on the same machine.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from device_agent.runtimes import F32, Arrays, PrivateStepInput, Rates
+from device_agent.runtimes import F32, I32, Arrays, PrivateGradientInput, PrivateStepInput, Rates
 from device_agent.training.checkpoints import CHECKPOINT_STEPS
+from device_agent.training.dp_sampling import DPSamples
 from device_agent.training.result import best_validation, recorded
-from device_agent.training.trainer import Trainer
+from device_agent.training.trainer import Secret, Trainer
+from shared.privacy import ExamplePrivacy
 from shared.zo.encoding import Example
 from shared.zo.proximal import pull
 from shared.zo.trajectory import Limits
@@ -41,7 +45,7 @@ class GradientTrainer(Trainer):
             self._runtime.restore(state)
         for step in range(at, steps):
             self._pulse()
-            self._move(step, self._settings.lr_at(step))
+            self._move(step, self._plan.lr_at(step))
             self._pull(step)
             self._tell("loading")  # a step takes its time: the process must not look as if it hung
 
@@ -65,15 +69,35 @@ class GradientTrainer(Trainer):
         self._run.checkpoints.keep([self._steps, *([] if best is None else [best.step])])
 
     def _invoke(
-        self, step: int, lr: float, hidden: F32 | None, batch: Arrays, secret: PrivateStepInput | None
+        self, step: int, lr: float, hidden: F32 | None, batch: Arrays, secret: Secret | None
     ) -> tuple[F32, F32]:
-        """Returns the step's loss (1,) twice: the trajectory records it in place of a coefficient."""
+        """Returns the step's loss (1,) twice: the trajectory records it in place of a coefficient.
+
+        Of a private step: its totals, int32 (D,), and the norm of the noised mean gradient (1,).
+        """
+        assert not isinstance(secret, PrivateStepInput)  # noqa: S101  # only Trainer makes it
         rates = Rates(lr, self._settings.max_norm, self._settings.weight_decay)
         if hidden is None:
-            loss, norm = self._runtime.gradient_step(batch, rates)
+            loss, norm = self._runtime.gradient_step(batch, rates, secret)
         else:
-            loss, norm = self._runtime.gradient_suffix(hidden, batch, rates)
+            loss, norm = self._runtime.gradient_suffix(hidden, batch, rates, secret)
+        if secret is not None:
+            return loss, norm
         return (loss, loss) if np.isfinite(norm).all() else (norm, norm)  # a norm that is not finite stops the run
+
+    def _move_privately(self, step: int, lr: float, samples: DPSamples, privacy: ExamplePrivacy) -> tuple[F32, F32]:
+        """Returns the norm of the step's noised mean gradient (1,) twice, in place of a loss; B has moved."""
+
+        def secret(carried: I32, *, last: bool) -> PrivateGradientInput:
+            return PrivateGradientInput(privacy.clip, privacy.sigma, last, samples.keys[step], carried)
+
+        *pieces, final = samples.pieces(step, self._recipe.effective_batch)
+        totals: NDArray[Any] = np.zeros(self._plan.manifest.size, np.int32)
+        for piece in pieces:
+            self._pulse()
+            totals, _ = self._call(step, lr, piece, secret(totals, last=False))
+        _, norm = self._call(step, lr, final, secret(totals, last=True))
+        return norm, norm
 
     def _limits_at(self, step: int) -> Limits:
         """Returns the limits that applied when the step was first computed."""

@@ -64,11 +64,17 @@ class RunPlan(BaseModel):
     program: Path
     weights: Path
     tokenizer: Path
+    noise_key: Sha256 = Field(description="of the noise on counts of records (`count_noise`); stays on the device")
     start: Path | None = None
     start_sha256: Sha256 | None = None
     round: RoundTask | None = Field(None, description="of a cohort; null: the run is its user's own")
 
     privacy: ExamplePrivacy | None = None
+    blank: bool = Field(False, description="no training record fits the task; steps leave B as it is")
+
+    def lr_at(self, step: int) -> float:
+        """Returns the learning rate of a 0-based step. A blank run's pulls follow the job's rate; they move nothing."""
+        return 0.0 if self.blank else self.training.lr_at(step)
 
     @property
     def dynamic_length(self) -> bool:
@@ -138,7 +144,9 @@ class ResourceUsage(BaseModel):
 
 
 class ExampleCounts(BaseModel):
-    """How many records a training split has, how many of them were cut, and how many do not fit the task."""
+    """How many records a training split has, how many of them were cut to the recipe's sequence length, and how many
+    do not fit the task. The latter two have noise (`count_noise`).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -282,8 +290,9 @@ class RunDirectory:
         """Returns the samples and noise of a private run. Raises InvalidDataset, or ValueError for other runs."""
         if plan.privacy is None:
             raise ValueError("a run that is not private draws nothing in secret")
-        steps, queries = plan.training.steps, plan.manifest.recipe.queries
-        return load_or_draw(self.dp_samples_file, plan.privacy, examples, steps, queries)
+        return load_or_draw(
+            self.dp_samples_file, plan.privacy, examples, plan.training.steps, plan.manifest.recipe.noised_scalars
+        )
 
     def open_trajectory(self, plan: RunPlan) -> TrajectoryFile:
         """Opens or creates the trajectory. Raises Conflict if it belongs to another run."""

@@ -13,9 +13,10 @@ unless said otherwise. T steps, q queries, E examples a step, A answer positions
     K   empty: B after the last step is uploaded, not the one with the best validation; absent otherwise
     L   learning rate of each step, float32 (T,)
     Q   seeds (T, q, 2)          O   examples of each step (T, E), of a private run as many as D says
-    D   draws of a private run: clip float32, count of examples of each step (T,), noise float32 (T, q); comes before O
     G   a run with exact gradients: steps between checkpoints, then float32 bound of the gradient's norm (infinity: no
-        clipping) and weight decay; absent with every other estimator
+        clipping) and weight decay; absent with every other estimator; comes before D
+    D   draws of a private run: clip float32, count of examples of each step (T,), noise float32 (T, q); comes before O.
+        Of a run with exact gradients, the noise multiplier float32 and keys (T, 4, 2) in place of the noise
     X   a training example: count n, tokens at the front that are never cut; tokens (n,), positions (A,); then answers
         (A,), or choices (A, C) and choice mask float32 (A, C) where the loss is over candidates; mask float32 (A,)
     V   a batch of `score` from the validation split: length S; tokens (R, S), positions (R, A), choices (R, A, C);
@@ -46,6 +47,8 @@ from device_agent.training.messages import describe
 from device_agent.training.prefix import MOST_BYTES, STRIDE
 from shared.canonical import file_sha256
 from shared.errors import MobizoError
+from shared.privacy import ExamplePrivacy
+from shared.recipe import Recipe
 from shared.zo.encoding import Example, pack_step
 from shared.zo.noise import run_seeds
 from shared.zo.trajectory import frame
@@ -75,21 +78,17 @@ def _records(plan: RunPlan, splits: Splits, dp_samples: DPSamples | None) -> Ite
         yield b"P", np.array([plan.half.pull_factor([settings.lr_at(step)]) for step in steps], "<f4").tobytes()
     if plan.uploads_last:
         yield b"K", b""
-    yield b"L", np.array([settings.lr_at(step) for step in steps], "<f4").tobytes()
+    yield b"L", np.array([plan.lr_at(step) for step in steps], "<f4").tobytes()
     yield b"Q", run_seeds(settings.seed, settings.steps, recipe.queries).astype("<i4").tobytes()
+    if recipe.estimator == "gradient":
+        rates = settings.max_norm if settings.max_norm is not None else np.inf, settings.weight_decay
+        yield b"G", struct.pack("<iff", CHECKPOINT_STEPS, *rates)
     if dp_samples is not None and plan.privacy is not None:
-        clip = np.array([plan.privacy.clip], "<f4")
-        yield (
-            b"D",
-            clip.tobytes() + dp_samples.counts.astype("<i4").tobytes() + dp_samples.noise.astype("<f4").tobytes(),
-        )
+        yield b"D", _draws(recipe, plan.privacy, dp_samples)
         yield b"O", dp_samples.order.astype("<i4").tobytes()
     else:
         order = BatchSampler(settings.seed, tuple(example.correct for example in splits.train), recipe.effective_batch)
         yield b"O", b"".join(_integers(order.indices(step)) for step in steps)
-    if recipe.estimator == "gradient":
-        rates = settings.max_norm if settings.max_norm is not None else np.inf, settings.weight_decay
-        yield b"G", struct.pack("<iff", CHECKPOINT_STEPS, *rates)
     for example in splits.train:
         yield b"X", _example(plan, example)
     if plan.privacy is not None:
@@ -119,6 +118,13 @@ def _settings(plan: RunPlan) -> bytes:
         manifest.shape.vocabulary,
     )
     return struct.pack("<16qd", *map(int, numbers), settings.eps_for(recipe))
+
+
+def _draws(recipe: Recipe, privacy: ExamplePrivacy, samples: DPSamples) -> bytes:
+    head = np.array([privacy.clip], "<f4").tobytes() + samples.counts.astype("<i4").tobytes()
+    if recipe.noised_scalars is not None:
+        return head + samples.noise.astype("<f4").tobytes()
+    return head + np.array([privacy.sigma], "<f4").tobytes() + samples.keys.astype("<i4").tobytes()
 
 
 def _example(plan: RunPlan, example: Example) -> bytes:
@@ -160,13 +166,14 @@ def prepare(run: RunDirectory) -> None:
         tokenizer,
         plan.manifest.recipe,
         plan.training,
+        noise_key=plan.noise_key,
         with_test=not plan.uploads_last,
     )
     run.note_unusable(splits.reasons)
     if plan.privacy is not None:
         check_sample_size(plan.privacy, splits.counts.records)
     dp_samples = None if plan.privacy is None else run.dp_samples(plan, len(splits.train))
-    write_pieces(run.native_plan, dump_plan(plan, splits, dp_samples))
+    write_pieces(run.native_plan, dump_plan(splits.plan(plan), splits, dp_samples))
     run.note_prepared(
         PreparedData(
             examples=splits.counts,

@@ -7,8 +7,9 @@ from device_agent.training.journal import ExampleCounts, ResourceUsage, RunPlan
 from shared.job import Result
 from shared.zo.trajectory import Evaluation, Trajectory
 
-# Counts of truncated and unusable records are rounded before upload, so that no single record changes them visibly.
-LEAST_COUNT = 10
+# Counts of truncated and unusable records have noise, and are rounded before upload. Noise alone reaches LEAST_COUNT,
+# 10 of its scales, with a probability of 1 in 40,000.
+LEAST_COUNT = 100
 PERCENTAGES = (1, 10, 50)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from device_agent.errors import Diverged
 from device_agent.memory import peak_rss_bytes, rss_bytes
-from device_agent.runtimes import F32, Arrays, PrivateStepInput, Runtime
+from device_agent.runtimes import F32, Arrays, PrivateGradientInput, PrivateStepInput, Runtime
 from device_agent.training.checkpoints import Checkpoints
 from device_agent.training.data import BatchSampler, Splits
 from device_agent.training.dp_sampling import DPSamples
@@ -25,6 +25,7 @@ from device_agent.training.journal import ResourceUsage, RunPlan
 from device_agent.training.prefix import PrefixCache
 from device_agent.training.result import best_validation, build_result, recorded, uploaded_validation
 from shared.job import Progress, Result
+from shared.privacy import ExamplePrivacy
 from shared.zo.encoding import Example, pack_step
 from shared.zo.noise import query_seeds
 from shared.zo.proximal import pull
@@ -33,6 +34,8 @@ from shared.zo.trajectory import Evaluation, Ledger, Limits
 RATE_STEPS = 20  # over which examples per second are averaged
 TELL_SECONDS = 1.0  # between two reports while a split is measured
 SLICE_SECONDS = 0.1  # of a pause, between two checks whether to stop
+
+Secret = PrivateStepInput | PrivateGradientInput
 
 
 class Stopped(Exception):
@@ -121,11 +124,12 @@ class Trainer:
         self._pulse()
         self._obey_limits()
         began = time.monotonic()
-        lr = self._settings.lr_at(step)
-        losses, coefficients = self._move(step, lr) if self._dp_samples is None else self._move_privately(step, lr)
+        lr = self._plan.lr_at(step)
+        losses, coefficients = self._move(step, lr)
         if not (np.isfinite(losses).all() and np.isfinite(coefficients).all()):
             raise Diverged(f"training diverged at step {step}: the loss is no number any more; lower lr")
-        self._ledger.append_step(coefficients, self._half.pull_factor([lr]) if self._half.pulls else None)
+        factor = self._half.pull_factor([self._settings.lr_at(step)]) if self._half.pulls else None
+        self._ledger.append_step(coefficients, factor)
         self._pull(step)
         self._loss = float(losses.mean()) if self._dp_samples is None else None
         self._step_seconds.append(time.monotonic() - began)
@@ -159,28 +163,24 @@ class Trainer:
             time.sleep(min(left, SLICE_SECONDS))
 
     def _move(self, step: int, lr: float) -> tuple[F32, F32]:
-        """Losses (2q,) and coefficients (q,) of one step; B has moved."""
-        return self._call(step, lr, self._order.indices(step))
+        """Losses (2q,), or noised totals (q,) of a private step, and coefficients (q,) of one step; B has moved."""
+        if self._dp_samples is None or self._plan.privacy is None:
+            return self._call(step, lr, self._order.indices(step))
+        return self._move_privately(step, lr, self._dp_samples, self._plan.privacy)
 
-    def _move_privately(self, step: int, lr: float) -> tuple[F32, F32]:
+    def _move_privately(self, step: int, lr: float, samples: DPSamples, privacy: ExamplePrivacy) -> tuple[F32, F32]:
         """Noised totals (q,) and coefficients (q,) of one step on its sample; B has moved.
 
         A sample over E takes several calls. The last one adds the noise, and it alone moves B.
         """
-        assert self._dp_samples is not None and self._plan.privacy is not None  # noqa: S101, PT018  # they come together
-        sample, most = self._dp_samples.sample(step), self._recipe.effective_batch
-        pieces = [sample[at : at + most] for at in range(0, len(sample), most)] or [[]]
+        *pieces, last = samples.pieces(step, self._recipe.effective_batch)
         summed = np.zeros(self._recipe.queries, np.float32)
-        for piece in pieces[:-1]:
+        for piece in pieces:
             self._pulse()
-            summed, _ = self._call(step, 0.0, piece, PrivateStepInput(self._plan.privacy.clip, summed))
-        return self._call(
-            step, lr, pieces[-1], PrivateStepInput(self._plan.privacy.clip, summed + self._dp_samples.noise[step])
-        )
+            summed, _ = self._call(step, 0.0, piece, PrivateStepInput(privacy.clip, summed))
+        return self._call(step, lr, last, PrivateStepInput(privacy.clip, summed + samples.noise[step]))
 
-    def _call(
-        self, step: int, lr: float, indices: list[int], secret: PrivateStepInput | None = None
-    ) -> tuple[F32, F32]:
+    def _call(self, step: int, lr: float, indices: list[int], secret: Secret | None = None) -> tuple[F32, F32]:
         """One call of the program on these examples."""
         examples = [self._splits.train[index] for index in indices]
         if (longest := self._limits_at(step).max_length) is not None:
@@ -196,9 +196,10 @@ class Trainer:
         return found
 
     def _invoke(
-        self, step: int, lr: float, hidden: F32 | None, batch: Arrays, secret: PrivateStepInput | None
+        self, step: int, lr: float, hidden: F32 | None, batch: Arrays, secret: Secret | None
     ) -> tuple[F32, F32]:
         """Calls the program's step. hidden: the output of `prefix`, then `batch` has no tokens."""
+        assert not isinstance(secret, PrivateGradientInput)  # noqa: S101  # only GradientTrainer makes it
         seeds = self._seeds(step)
         if hidden is None:
             return self._runtime.step(batch, seeds, lr, self._eps, secret)

@@ -53,11 +53,13 @@ def train(directory: Path, channel: BinaryIO) -> None:
                     Tokenizer.from_file(str(plan.tokenizer)),
                     plan.manifest.recipe,
                     plan.training,
+                    noise_key=plan.noise_key,
                     with_test=not plan.uploads_last,
                 )
                 run.note_unusable(splits.reasons)
                 if plan.privacy is not None:
                     check_sample_size(plan.privacy, splits.counts.records)
+                plan = splits.plan(plan)
                 runtime = open_runtime(plan.manifest, plan.program, plan.weights)
                 kind = GradientTrainer if plan.manifest.recipe.estimator == "gradient" else Trainer
                 trainer = kind(

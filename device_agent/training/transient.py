@@ -44,7 +44,7 @@ class InMemoryRun:
         """Draws a private run's samples; called once. Raises InvalidDataset, or ValueError for other runs."""
         if plan.privacy is None:
             raise ValueError("a run that is not private draws nothing in secret")
-        return draw(plan.privacy, examples, plan.training.steps, plan.manifest.recipe.queries, self._entropy)
+        return draw(plan.privacy, examples, plan.training.steps, plan.manifest.recipe.noised_scalars, self._entropy)
 
     def open_trajectory(self, plan: RunPlan) -> Ledger:
         """Creates a trajectory."""

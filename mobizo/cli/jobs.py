@@ -120,7 +120,18 @@ def show(job_id: JobId, server: Server = DEFAULT_SERVER, token: Token = "", as_j
         lines.append(waiting.why)
     if job.error is not None:
         lines.append(f"{job.error.code}: {job.error.detail}")
+    if job.state_seconds:
+        lines.append(f"seconds: {_seconds(job)}")
     out.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _seconds(job: JobView) -> str:
+    """Returns where the job's time went: its former states, and the device's phases in those of training."""
+    words = [f"{state} {seconds:.1f}" for state, seconds in job.state_seconds.items()]
+    if job.result is not None and job.result.phase_seconds:
+        phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in job.result.phase_seconds.items())
+        words.append(f"on the device: {phases}")
+    return ", ".join(words)
 
 
 def _recipe_changes(job: JobView) -> list[str]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from mobizo.cli.adapters import Name, RevisionArgument, RevisionOption, version_line
 from mobizo.cli.console import DEFAULT_SERVER, Json, Server, Token, connected, out, print_json, stop
+from mobizo.client import Client
 from shared.protocol import AdapterVersion, AdapterView
 
 commands = typer.Typer()
 Reason = Annotated[str, typer.Option("--reason", help="Text for the audit trail.")]
 
 
-def _show(found: AdapterView | AdapterVersion, as_json: bool) -> None:
+def _change(server: str, token: str, as_json: bool, change: Callable[[Client], AdapterView | AdapterVersion]) -> None:
+    """Changes an adapter or a version on the server, and prints it as it is now."""
+    with connected(server, token) as client:
+        found = change(client)
     if as_json:
         print_json(found)
         return
@@ -38,8 +43,7 @@ def promote(
     as_json: Json = False,
 ) -> None:
     """Make an approved version `main`."""
-    with connected(server, token) as client:
-        _show(client.adapters.promote(name, revision, reason), as_json)
+    _change(server, token, as_json, lambda client: client.adapters.promote(name, revision, reason))
 
 
 @commands.command()
@@ -52,8 +56,7 @@ def rollback(
     as_json: Json = False,
 ) -> None:
     """Make an earlier version `main` again. The next approved version replaces it."""
-    with connected(server, token) as client:
-        _show(client.adapters.rollback(name, revision, reason), as_json)
+    _change(server, token, as_json, lambda client: client.adapters.rollback(name, revision, reason))
 
 
 @commands.command()
@@ -67,8 +70,7 @@ def tag(
     as_json: Json = False,
 ) -> None:
     """Set a tag on a version, or move the tag to it."""
-    with connected(server, token) as client:
-        _show(client.adapters.tag(name, tag, revision, reason), as_json)
+    _change(server, token, as_json, lambda client: client.adapters.tag(name, tag, revision, reason))
 
 
 @commands.command()
@@ -81,8 +83,7 @@ def untag(
     as_json: Json = False,
 ) -> None:
     """Remove a tag."""
-    with connected(server, token) as client:
-        _show(client.adapters.untag(name, tag, reason), as_json)
+    _change(server, token, as_json, lambda client: client.adapters.untag(name, tag, reason))
 
 
 @commands.command()
@@ -95,8 +96,7 @@ def approve(
     as_json: Json = False,
 ) -> None:
     """Approve a held or deprecated version."""
-    with connected(server, token) as client:
-        _show(client.adapters.approve(name, revision, reason), as_json)
+    _change(server, token, as_json, lambda client: client.adapters.approve(name, revision, reason))
 
 
 @commands.command()
@@ -109,8 +109,7 @@ def reject(
     as_json: Json = False,
 ) -> None:
     """Delete a held version."""
-    with connected(server, token) as client:
-        _show(client.adapters.reject(name, revision, reason), as_json)
+    _change(server, token, as_json, lambda client: client.adapters.reject(name, revision, reason))
 
 
 @commands.command()
@@ -124,8 +123,7 @@ def deprecate(
     as_json: Json = False,
 ) -> None:
     """Mark a version as deprecated. It can still be downloaded."""
-    with connected(server, token) as client:
-        _show(client.adapters.deprecate(name, revision, message, reason), as_json)
+    _change(server, token, as_json, lambda client: client.adapters.deprecate(name, revision, message, reason))
 
 
 @commands.command()
@@ -141,8 +139,7 @@ def delete(
     """Delete a version or a whole adapter. Both can be restored for some time."""
     if (revision is None) != everything:
         raise stop("give either --revision or --all", 2)
-    with connected(server, token) as client:
-        _show(client.adapters.delete(name, revision, reason), as_json)
+    _change(server, token, as_json, lambda client: client.adapters.delete(name, revision, reason))
 
 
 @commands.command()
@@ -155,5 +152,4 @@ def undelete(
     as_json: Json = False,
 ) -> None:
     """Restore a deleted version or a deleted adapter."""
-    with connected(server, token) as client:
-        _show(client.adapters.undelete(name, version, reason), as_json)
+    _change(server, token, as_json, lambda client: client.adapters.undelete(name, version, reason))

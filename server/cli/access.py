@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 
 from server.cli.console import Json, Tenant, moment, open_home, output, tell, tell_rows
-from server.identity.models import Role, Scope
-from server.identity.repository import TenantRepository, TokenRepository, UserRepository
-from server.identity.service import TenantService, TokenService, UserService
-from shared.access import DEFAULT_TENANT, MOST_DAYS
+from server.identity.tenants import TenantRepository, TenantService, UserRepository, UserService
+from server.identity.tokens import TokenRepository, TokenService
+from shared.access import DEFAULT_TENANT, MOST_DAYS, Role, Scope
 from shared.errors import BadRequest
 
 app = typer.Typer()

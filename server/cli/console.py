@@ -13,7 +13,7 @@ from rich.table import Table
 
 from server.database.database import Database
 from server.database.schema import prepare
-from server.identity.signing_keys import files as keys
+from server.identity.signing_keys import service as keys
 from server.identity.signing_keys.service import prepare_keys
 from server.settings import Settings
 from server.tasks.engine import prepare_engine

@@ -14,14 +14,13 @@ from server.cli.console import Json, Tenant, checked_users, complaints, moment, 
 from server.database.database import Database
 from server.database.schema import upgrade
 from server.identity.devices.service import DeviceService
-from server.identity.models import Role
-from server.identity.service import TokenService
-from server.identity.signing_keys import files as keys
+from server.identity.signing_keys import service as keys
+from server.identity.tokens import TokenService
 from server.logs import configure_logs
 from server.settings import Settings
 from server.storage.opening import open_artifacts
 from server.tasks.engine import prepare_engine
-from shared.access import DEFAULT_TENANT
+from shared.access import DEFAULT_TENANT, Role
 from shared.errors import BadRequest, Conflict
 
 app = typer.Typer()

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from server.cli.console import Json, moment, open_home, tell, tell_rows
-from server.identity.signing_keys.files import KeyFiles
-from server.identity.signing_keys.service import KeyRepository, retire_keys, rotate_key
+from server.identity.signing_keys.service import KeyFiles, KeyRepository, retire_keys, rotate_key
 from server.registry.unsigned_versions import sign_backlog
 from shared.errors import BadRequest
 

@@ -8,9 +8,7 @@ import typer
 
 from server.cli.console import Json, moment, open_home, output, tell_rows
 from server.database.paging import PageRequest
-from server.programs.models import COMPILE
-from server.programs.repository import ProgramRepository
-from server.programs.service import ProgramService
+from server.programs.service import COMPILE, ProgramRepository, ProgramService
 from server.tasks.repository import TaskRepository
 
 app = typer.Typer()

@@ -1,7 +1,8 @@
-"""Column types: aware UTC times, and pydantic models as JSON text."""
+"""Column types: identifiers, aware UTC times, and pydantic models as JSON text."""
 
 from __future__ import annotations
 
+import secrets
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
@@ -71,3 +72,8 @@ class Document(TypeDecorator[Model], Generic[Model]):
 def word(kind: type[StrEnum]) -> Enum:
     """Returns the type of a column that stores a string enumeration as plain text."""
     return Enum(kind, native_enum=False, length=16, values_callable=lambda members: [str(member) for member in members])
+
+
+def new_id(kind: str) -> str:
+    """Returns `kind` and 96 random bits, such as `job_1f3a...`, safe in URLs and paths."""
+    return f"{kind}_{secrets.token_hex(12)}"

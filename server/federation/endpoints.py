@@ -14,8 +14,7 @@ from server.federation.rounds import RoundService
 from server.federation.service import CohortService, request_of_member
 from server.federation.views import CohortViews
 from server.identity.access_rules import needs
-from server.identity.models import Role, Scope
-from server.identity.service import Principal
+from server.identity.tokens import Principal
 from server.jobs.preparation import run_preparation
 from server.registry.audit import Actor
 from server.web.idempotency import Once
@@ -23,6 +22,7 @@ from server.web.openapi import Responses, raises
 from server.web.pages import Paging
 from server.web.routes import Routes
 from server.web.state import Reading, State, Writing
+from shared.access import Role, Scope
 from shared.errors import (
     AdapterNotFound,
     BudgetExceeded,

@@ -11,10 +11,13 @@ from server.catalog.calibrations.service import names_calibration
 from server.database.locking import locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.federation.models import Cohort, CohortMember, CohortRound, MemberUpdate
-from server.identity.devices.models import DeviceUser
-from server.jobs.leases.models import JobLease
+from server.identity.devices.repository import DeviceUser
+from server.jobs.leases.repository import JobLease
+from server.jobs.lifecycle import JobSubscriber
 from server.registry.models import Adapter
+from shared.errors import Conflict
 from shared.federation.cohort import AlgorithmSettings, UpdateState
+from shared.job import JobRequest
 
 
 class CohortRepository:
@@ -145,3 +148,18 @@ def adapters_of_member(device_id: str) -> Select[int]:
         .join(DeviceUser, (DeviceUser.user == CohortMember.user) & (DeviceUser.device_id == CohortMember.device_id))
         .where(CohortMember.device_id == device_id, CohortMember.left_at.is_(None))
     )
+
+
+class CohortAdapters(JobSubscriber):
+    """Keeps users' jobs away from the adapters of cohorts, in one transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self._cohorts = CohortRepository(session)
+
+    def check_adapter(self, tenant: str, request: JobRequest) -> None:
+        """Raises Conflict if the adapter belongs to a cohort: only rounds of the cohort train it."""
+        if self._cohorts.get(tenant, request.adapter) is not None:
+            raise Conflict(
+                f"adapter {request.adapter!r} belongs to a cohort; choose another name, and set the job's start to "
+                "this adapter to continue training from it"
+            )

@@ -8,7 +8,7 @@ from server.federation.models import Cohort
 from server.federation.repository import CohortRepository
 from server.federation.round_repository import Part, RoundRepository
 from server.federation.secure_aggregation.parameters import masking_parameters
-from server.jobs.models import Job
+from server.jobs.repository import Job
 from server.registry.models import StoredVersion
 from server.registry.warm_start import parent_of
 from shared.federation.cohort import RoundTask

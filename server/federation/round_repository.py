@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from server.database.paging import PageRequest, PageRows, page_of
 from server.federation.models import Cohort, CohortMember, CohortRound, MemberUpdate
 from server.federation.secure_aggregation.repository import due as masked_due
-from server.jobs.models import Job
+from server.jobs.repository import Job
 from shared.federation.cohort import RoundState, UpdateState
 from shared.job import JobState
 

@@ -14,8 +14,9 @@ from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseModelEntry, BaseService
 from server.clock import utc_now
-from server.database.identifiers import new_id
+from server.database.columns import new_id
 from server.federation.audit import note
+from server.federation.member_recipes import MemberRecipes
 from server.federation.models import AGGREGATE, Cohort, CohortMember, CohortRound, MemberUpdate
 from server.federation.privacy.cohorts import check_next_round
 from server.federation.repository import CohortRepository
@@ -24,7 +25,7 @@ from server.federation.round_repository import Part, RoundRepository
 from server.federation.secure_aggregation.progress import MaskingProgress
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.lifecycle import JobLifecycle
-from server.jobs.service import JobService, ResolvedJob
+from server.jobs.service import JobService
 from server.registry.audit import SERVER, Actor
 from server.registry.models import Adapter, StoredVersion
 from server.registry.repository import AdapterRepository, find_adapter, find_version
@@ -185,19 +186,20 @@ class RoundService:
             _check_base(cohort, base)
             start = self._start_of(cohort, found)
             parent = None if start is None else parent_of(start)
-            resolved = ResolvedJob(base, cohort.task, cohort.recipe, parent, quiet=cohort.settings.hides_figures)
+            recipes = MemberRecipes(self._session, artifacts, cohort, base, parent)
             for part in parts:
-                self._submit(JobService(self._session, artifacts), cohort, part, resolved, start)
+                self._submit(JobService(self._session, artifacts), cohort, part, recipes, start)
         except (NotFound, UnknownBase, BaseMismatch) as error:
             self.abandon(cohort, found, error.detail)
         self._session.flush()
 
     def _submit(
-        self, jobs: JobService, cohort: Cohort, part: Part, resolved: ResolvedJob, start: StoredVersion | None
+        self, jobs: JobService, cohort: Cohort, part: Part, recipes: MemberRecipes, start: StoredVersion | None
     ) -> None:
         """Submits the job of a part. The part fails if the device may not train it or a privacy budget is spent."""
         update = part.update
-        request, reference = part_request(cohort, part, start), RoundRef(cohort=cohort.name, number=part.round.position)
+        reference = RoundRef(cohort=cohort.name, number=part.round.position)
+        request, resolved = recipes.resolve(part_request(cohort, part, start))
         try:
             job = jobs.submit_part(cohort.tenant, request, resolved, reference)
         except (NotFound, DeviceNotBound, BudgetExceeded) as error:

@@ -6,22 +6,20 @@ its values. Every method changes a cohort with its row locked (`server.database.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseService
 from server.catalog.calibrations.service import CalibrationService, calibration_of
 from server.clock import utc_now
 from server.federation.audit import note
+from server.federation.member_recipes import member_demands
 from server.federation.models import Cohort, CohortMember
 from server.federation.privacy.service import resolve_privacy
 from server.federation.repository import CohortRepository
 from server.federation.rounds import RoundService
 from server.identity.devices.bindings import BindingService
 from server.identity.devices.repository import DeviceRepository
-from server.jobs.estimators import RecipeBase, choose_recipe, demands_of
-from server.jobs.recipes import resolve_task
+from server.jobs.recipes import RecipeBase, choose_recipe, resolve_task
 from server.jobs.repository import JobRepository
 from server.registry.audit import Actor
 from server.registry.models import Adapter
@@ -73,10 +71,7 @@ class CohortService:
         task = resolve_task(request)
         reference = BaseRef(name=base.name, sha256=base.sha256)
         of_base = RecipeBase(reference, base.shape, base.parameters, bases.tokenizer(base))
-        demands = demands_of(request)
-        if settings.upload == "trajectory":
-            demands = replace(demands, trajectory="the cohort's updates are trajectories")
-        chosen = choose_recipe(request, task, of_base, spare=None, demands=demands)
+        chosen = choose_recipe(request, task, of_base, spare=None, demands=member_demands(settings, request))
         recipe = chosen.recipe
         CalibrationService(self._session, self._artifacts).check(recipe, base.shape)
         # Stored explicitly, so that a different default in a later release does not change this cohort.

@@ -15,8 +15,8 @@ from server.federation.models import Cohort
 from server.federation.repository import CohortRepository
 from server.federation.round_repository import Part, RoundRepository
 from server.federation.secure_aggregation.progress import MaskingProgress
-from server.jobs.leases.models import JobLease
-from server.jobs.models import Job
+from server.jobs.leases.repository import JobLease
+from server.jobs.repository import Job
 from server.storage.store import ArtifactStore
 from shared.errors import CohortMismatch, Conflict, InvalidUpdate, NotAMember, RoundClosed
 from shared.federation.cohort import RoundReceipt, RoundState, UpdateState

@@ -25,13 +25,13 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from server.clock import utc_now
-from server.database.identifiers import token_digest
 from server.identity.activity import make_last_used
-from server.identity.models import Role, Scope
-from server.identity.service import Principal, TokenService
-from server.web.callers import RateLimit, Rule, address_of, refuse_anonymous
+from server.identity.tokens import Principal, TokenService, token_digest
+from server.web.limits import RateLimit, address_of
 from server.web.openapi import may_raise
+from server.web.routes import Rule
 from server.web.state import AppState, State
+from shared.access import Role, Scope
 from shared.errors import Forbidden, TenantSuspended, TooManyRequests, Unauthorized
 
 _scheme = HTTPBearer(auto_error=False, description="a token issued by `mobizo-server`, or by enrollment")
@@ -47,7 +47,8 @@ async def _bearer(request: Request, state: AppState) -> str:
     """Returns the token of a request. Raises Unauthorized if there is none, TooManyRequests."""
     credentials = await _scheme(request)
     if credentials is None or not credentials.credentials:
-        raise refuse_anonymous(state, request)
+        state.limits.anonymous(address_of(request))
+        raise Unauthorized
     return credentials.credentials
 
 

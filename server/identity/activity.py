@@ -21,9 +21,8 @@ from sqlalchemy.orm import Session
 from server.clock import utc_now
 from server.database.database import Database
 from server.database.write_queue import GroupCommit
-from server.identity.devices.models import DeviceReport
-from server.identity.devices.repository import DeviceRepository
-from server.identity.repository import TokenRepository
+from server.identity.devices.repository import DeviceReport, DeviceRepository
+from server.identity.tokens import TokenRepository
 from server.web.state import AppState
 from shared.errors import Unavailable
 

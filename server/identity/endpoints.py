@@ -7,15 +7,14 @@ from typing import Annotated
 from fastapi import Response
 
 from server.identity.access_rules import needs
-from server.identity.models import Scope
-from server.identity.service import Principal
 from server.identity.token_issuing import TokenIssuingService
+from server.identity.tokens import Principal
 from server.web.idempotency import Once
 from server.web.openapi import raises
 from server.web.pages import Paging
 from server.web.routes import Routes
 from server.web.state import Reading, State, Writing
-from shared.access import TokenGrant, TokenRequest, TokenView, WhoAmI
+from shared.access import Scope, TokenGrant, TokenRequest, TokenView, WhoAmI
 from shared.errors import Conflict, NotFound
 from shared.protocol import Page
 

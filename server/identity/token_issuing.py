@@ -9,10 +9,9 @@ from sqlalchemy.orm import Session
 
 from server.clock import utc_now
 from server.database.paging import PageRequest, PageRows
-from server.identity.models import Scope, Token
-from server.identity.repository import TokenRepository, UserRepository
-from server.identity.service import Principal, TokenService
-from shared.access import TokenGrant, TokenRequest, TokenView, default_scopes
+from server.identity.tenants import UserRepository
+from server.identity.tokens import Principal, Token, TokenRepository, TokenService
+from shared.access import Scope, TokenGrant, TokenRequest, TokenView, default_scopes
 from shared.errors import Conflict, Forbidden, NotFound
 
 

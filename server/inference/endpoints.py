@@ -12,8 +12,7 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 
 from server.identity.access_rules import needs
-from server.identity.models import Scope
-from server.identity.service import Principal
+from server.identity.tokens import Principal
 from server.inference import responses as answers
 from server.inference.errors import (
     BaseNotServed,
@@ -28,6 +27,7 @@ from server.storage.store import Damaged
 from server.web.openapi import Responses, raises
 from server.web.routes import Routes
 from server.web.state import State
+from shared.access import Scope
 from shared.errors import (
     AdapterNotFound,
     BadRequest,

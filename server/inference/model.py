@@ -1,8 +1,8 @@
 """A base model in memory, in float32, that scores texts of many adapters in one batch.
 
-The decoder is training's; only a linear layer's adapted part differs: which rows meet which B is the batch's affair
-(`server.inference.lora_rows`). Rows are padded on the right, so that the causal mask hides the padding. Knows tokens;
-knows no text, no adapters' names and no tenants.
+The decoder is the one that programs are compiled from. Only the adapted part of a linear layer differs: the batch
+decides which rows use which B (`server.inference.lora_rows`). Rows are padded on the right, so that the causal mask
+hides the padding.
 """
 
 # mypy: disallow-subclassing-any=False

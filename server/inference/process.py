@@ -1,7 +1,4 @@
-"""The scorer's process, from the server's side: started, spoken to over a private socket, found dead, stopped.
-
-Knows frames, not what they ask for.
-"""
+"""Starts and stops the scorer's process, exchanges frames with it over a private socket, and notices its death."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""What the server asks of its scorer, and the scorer's life: started when it is needed, and again when it died.
-
-Knows tokens and content addresses, no texts and no database.
+"""The scorer as the server sees it: requests in tokens and content addresses, and a process that is started when it is
+needed and restarted after it died.
 """
 
 from __future__ import annotations

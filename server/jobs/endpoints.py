@@ -8,22 +8,22 @@ from typing import Annotated
 import structlog
 from fastapi import Depends, Query, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
+from prometheus_client import CollectorRegistry, Counter
 
 from server.identity.access_rules import needs
-from server.identity.models import Scope
-from server.identity.service import Principal
+from server.identity.tokens import Principal
 from server.jobs.events import LastEventId, job_events, make_event_feed
-from server.jobs.preparation import Prepared
+from server.jobs.preparation import prepare
 from server.jobs.repository import JobFilter, JobRepository
 from server.jobs.scheduling.explanation import ExplanationService
 from server.jobs.service import JobService
-from server.jobs.services import JobMeters
 from server.web.etags import IfMatch
 from server.web.idempotency import Once
 from server.web.openapi import Responses, raises
 from server.web.pages import Paging
 from server.web.routes import Routes
 from server.web.state import Reading, State, Writing
+from shared.access import Scope
 from shared.errors import (
     AdapterNotFound,
     BadRequest,
@@ -51,6 +51,24 @@ LOCATION: Responses = {
 }
 
 
+def make_program_counter(registry: CollectorRegistry) -> Counter:
+    """Makes the counter of submitted jobs, by whether their program was compiled before."""
+    counter = Counter(
+        "mobizo_program_requests",
+        "Jobs submitted here, by whether their program was compiled already",
+        ("cache",),
+        registry=registry,
+    )
+    for cache in ("hit", "miss"):
+        counter.labels(cache)
+    return counter
+
+
+async def _prepare(principal: Writer, request: JobRequest, state: State) -> None:
+    if request.privacy is not None:
+        await prepare(state, principal.tenant, request)
+
+
 @router.post(
     "",
     status_code=202,
@@ -65,7 +83,7 @@ def submit(
     request: JobRequest,
     response: Response,
     state: State,
-    prepared: Prepared,
+    prepared: Annotated[None, Depends(_prepare)],
     session: Writing,
     once: Once,
 ) -> JobView:
@@ -76,7 +94,7 @@ def submit(
     if request.start is not None and Scope.ADAPTERS_READ not in principal.scopes:
         raise Forbidden("start: the token lacks: adapters:read", missing=[Scope.ADAPTERS_READ])
     job = JobService(session, state.artifacts).submit(principal.tenant, request)
-    state.meters.part(JobMeters).program_requested(ready=job.state is JobState.READY)
+    state.meters.part(make_program_counter).labels("hit" if job.state is JobState.READY else "miss").inc()
     _log.info("job-submitted", job=job.id, recipe=job.recipe_id, state=job.state)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return job.view()

@@ -15,9 +15,8 @@ from fastapi.sse import ServerSentEvent
 from server.clock import utc_now
 from server.database.columns import MOST
 from server.database.database import DatabaseUnavailable
-from server.identity.repository import TokenRepository
-from server.jobs.models import JobEvent
-from server.jobs.repository import JobRepository
+from server.identity.tokens import TokenRepository
+from server.jobs.repository import JobEvent, JobRepository
 from server.web.state import AppState
 from shared.errors import BadRequest, TooManyRequests
 

@@ -13,14 +13,11 @@ from sqlalchemy.orm import Session
 
 from server.clock import utc_now
 from server.database.database import Database
-from server.jobs.models import JOB_EVENT, PROGRESS_EVENT, Job
-from server.jobs.repository import AWAITING_PROGRAM, JobRepository
+from server.jobs.repository import AWAITING_PROGRAM, JOB_EVENT, PROGRESS_EVENT, Job, JobRepository
 from server.jobs.scheduling.matching import needs_of
 from server.jobs.scheduling.repository import QueueRepository, note_ready
 from server.ports import Port
-from server.programs.models import COMPILE, Program, ProgramState
-from server.programs.repository import ProgramRepository
-from server.programs.service import JOB_STATES
+from server.programs.service import COMPILE, JOB_STATES, Program, ProgramRepository, ProgramState
 from server.tasks.service import TaskService
 from shared.errors import Conflict
 from shared.federation.cohort import RoundTask
@@ -123,7 +120,8 @@ class JobLifecycle:
         """Moves a job to `state` and sets other columns with it. Raises Conflict if the move is not allowed."""
         if state not in MOVES[job.state]:
             raise Conflict(f"job {job.id} is {job.state}; it cannot become {state}")
-        waited = job.state in AWAITING_PROGRAM
+        waited, now = job.state in AWAITING_PROGRAM, utc_now()
+        job.times = job.times.after(job.state, now)
         job.state = state
         if job.quiet and (result := changes.get("result")) is not None:
             changes["result"] = quiet_result(result)
@@ -134,7 +132,7 @@ class JobLifecycle:
                 subscriber.ended(job)
         self._enqueue(job)
         self._request_program(job, waited)
-        job.updated_at = utc_now()
+        job.updated_at = now
         self._jobs.add_event(job, JOB_EVENT, job.view().model_dump_json())
 
     def _request_program(self, job: Job, waited: bool) -> None:

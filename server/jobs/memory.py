@@ -16,6 +16,8 @@ VECTORS: dict[Optimizer, int] = {"sgd": 1, "momentum": 2, "adam": 3}  # of D ele
 QUARTER = 0.26  # size of 8-bit weights and their scales relative to float32 weights
 # Hidden states of a token that the methods plan, beside each adapted layer's input, which a reverse pass keeps.
 STATES, STATES_OF_PREFIX = 3, 2
+# Of a private step: gradients of each example computed at once, temporaries of one layer's, and vectors for the noise.
+KEPT_GRADIENTS, KEPT_GRADIENTS_DIRECTIONAL, LAYER_GRADIENTS, NOISE_VECTORS = 1, 2, 3, 4
 # What XNNPACK holds while it computes a layer, forwards and backwards: states of a token as wide as the MLP, and
 # matrices of attention scores.
 WIDE_STATES, WIDE_STATES_REVERSE = 3, 10
@@ -40,7 +42,15 @@ def planned_bytes(recipe: Recipe, shape: BaseShape) -> int:
     if recipe.estimator in REVERSE_ESTIMATORS:
         states += shape.layers - recipe.frozen_layers(shape.layers)
     tokens = recipe.score_rows * recipe.sequence_length
-    return vector_bytes(recipe, flat_size(recipe, shape)) + FLOAT_BYTES * states * shape.hidden * tokens
+    size, layers = flat_size(recipe, shape), len(recipe.adapted_layers(shape.layers))
+    examples = _example_bytes(recipe, size, layers)
+    return vector_bytes(recipe, size) + examples + FLOAT_BYTES * states * shape.hidden * tokens
+
+
+def rough(size: int) -> int:
+    """Rounds a device's free memory, bytes, down to two digits, for reasons that submitters of jobs read."""
+    unit: int = 10 ** max(len(str(size)) - 2, 0)
+    return size // unit * unit
 
 
 def vector_bytes(recipe: Recipe, size: int) -> int:
@@ -54,6 +64,19 @@ def vector_bytes(recipe: Recipe, size: int) -> int:
             return FLOAT_BYTES * size * (23 + 28 * recipe.queries)  # it keeps two copies per query
         case "replay":
             return FLOAT_BYTES * size * (23 + 5 * recipe.queries)
+
+
+def _example_bytes(recipe: Recipe, size: int, layers: int) -> int:
+    """Predicts the planned bytes of a private step: gradients of single examples, and the noise on D.
+
+    size: D. layers: the number of adapted ones.
+    """
+    if recipe.privacy != "clipped" or recipe.estimator not in REVERSE_ESTIMATORS:
+        return 0
+    if recipe.estimator == "directional":
+        return FLOAT_BYTES * KEPT_GRADIENTS_DIRECTIONAL * recipe.rows * size
+    kept = KEPT_GRADIENTS * size + LAYER_GRADIENTS * size // layers
+    return FLOAT_BYTES * (recipe.rows * kept + NOISE_VECTORS * size)
 
 
 def _workspace_bytes(recipe: Recipe, shape: BaseShape) -> int:

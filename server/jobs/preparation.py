@@ -1,4 +1,4 @@
-"""Computes what a job's submission needs before its transaction begins: a FastAPI dependency.
+"""Computes what the submission of a private job needs before its transaction begins.
 
 Finding the noise of a private run takes seconds. Inside the transaction they would block all other writes.
 """
@@ -6,25 +6,18 @@ Finding the noise of a private run takes seconds. Inside the transaction they wo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
 
 import anyio
 import anyio.to_thread
 from anyio import CapacityLimiter
-from fastapi import Depends
 
-from server.database.database import Database
-from server.identity.access_rules import needs
-from server.identity.models import Scope
-from server.identity.service import Principal
 from server.jobs.lifecycle import PREPARATIONS
-from server.web.state import AppState, State
+from server.web.state import AppState
 from shared.errors import Unavailable
 from shared.job import JobRequest
 
 AT_ONCE = 2  # preparations that run at the same time
 MOST_SECONDS = 60
-Writer = Annotated[Principal, needs(Scope.JOBS_WRITE)]
 
 
 def _make_limiter(state: AppState) -> CapacityLimiter:
@@ -40,14 +33,11 @@ async def run_preparation(state: AppState, work: Callable[[], None]) -> None:
         raise Unavailable("privacy accounting takes too long at the moment; try again later") from error
 
 
-async def _prepare(principal: Writer, request: JobRequest, state: State) -> None:
-    if request.privacy is not None:
-        await run_preparation(state, lambda: _run_all(state.database, principal.tenant, request))
+async def prepare(state: AppState, tenant: str, request: JobRequest) -> None:
+    """Runs every preparation of a submission. Raises as `run_preparation`."""
 
+    def run_all() -> None:
+        for prepare_one in PREPARATIONS.get():
+            prepare_one(state.database, tenant, request)
 
-def _run_all(database: Database, tenant: str, request: JobRequest) -> None:
-    for prepare in PREPARATIONS.get():
-        prepare(database, tenant, request)
-
-
-Prepared = Annotated[None, Depends(_prepare)]
+    await run_preparation(state, run_all)

@@ -1,4 +1,4 @@
-"""All SQL about jobs and their events."""
+"""The tables of jobs and their events, and all their SQL."""
 
 from __future__ import annotations
 
@@ -6,15 +6,139 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import delete, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ForeignKey, Index, String, Text, delete, false, or_, select, text
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.catalog.calibrations.service import names_calibration
-from server.database.columns import MOST
+from server.clock import utc_now
+from server.database.columns import MOST, Document, Moment, Numbered, Table, word
 from server.database.locking import locked
 from server.database.paging import PageRequest, PageRows, page_of
-from server.jobs.models import NOT_PURGED, PROGRESS_EVENT, Job, JobEvent
-from shared.job import JobState
+from server.programs.service import Program, ProgramBlob
+from shared.job import JobError, JobRequest, JobState, JobSummary, JobView, Progress, Result, RoundRef, StateTimes
+from shared.recipe import Recipe
+from shared.registry import Parent
+from shared.task import Task
+
+JOB_EVENT, PROGRESS_EVENT = "job", "progress"  # kinds of events
+_QUEUED = text("state = 'queued'")
+# Ended jobs whose progress events are still stored. Queries must use this exact text for the partial index to match.
+NOT_PURGED = text("NOT purged AND state IN ('succeeded', 'failed', 'cancelled')")
+
+
+class Job(Numbered, Table):
+    """One request to personalize for one user."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (
+        # Each list of the API is answered by one of these indexes alone. Their columns are, in this order: the main
+        # filter, the sort order, and the filters that may be combined with it.
+        Index("ix_jobs_tenant", "tenant", "number"),
+        Index("ix_jobs_state", "tenant", "state", "number", "user", "adapter", "recipe_id"),
+        Index("ix_jobs_user", "tenant", "user", "number", "state", "adapter"),
+        Index("ix_jobs_adapter", "tenant", "adapter", "number", "state", "user"),
+        Index("ix_jobs_recipe", "recipe_id", "state", "tenant", "number"),
+        Index("ix_jobs_lane", "lane_number", "start_tag", "number"),
+        Index("ix_jobs_ended", "updated_at", "number", sqlite_where=NOT_PURGED, postgresql_where=NOT_PURGED),
+    )
+
+    id: Mapped[str] = mapped_column(String(64), unique=True)
+    tenant: Mapped[str] = mapped_column(String(96))
+    state: Mapped[JobState] = mapped_column(word(JobState))
+    request: Mapped[JobRequest] = mapped_column(Document(JobRequest))
+    task: Mapped[Task] = mapped_column(Document(Task))
+    recipe: Mapped[Recipe] = mapped_column(Document(Recipe))
+    recipe_id: Mapped[str] = mapped_column(ForeignKey("programs.recipe_id"))
+    estimator_reason: Mapped[str | None] = mapped_column(Text)  # where the server chose it
+    adapter: Mapped[str] = mapped_column(String(96))
+    user: Mapped[str] = mapped_column(String(96))
+    dataset: Mapped[str] = mapped_column(String(96))
+    priority: Mapped[int] = mapped_column(default=0, server_default="0")
+    start: Mapped[Parent | None] = mapped_column(Document(Parent))  # the adapter version that it continues
+    start_user: Mapped[str | None] = mapped_column(String(96))  # whose version it continues, if another user's
+    round: Mapped[RoundRef | None] = mapped_column(Document(RoundRef))  # the cohort's round that it belongs to
+    quiet: Mapped[bool] = mapped_column(default=False, server_default=false())  # no figures of the data are stored
+    only_device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
+    device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
+    start_tag: Mapped[int] = mapped_column(default=0, server_default="0")
+    lane_number: Mapped[int | None] = mapped_column()  # while it waits for a device
+    attempts: Mapped[int] = mapped_column(default=0)
+    events: Mapped[int] = mapped_column(default=0)
+    purged: Mapped[bool] = mapped_column(default=False, server_default=false())  # its progress events were removed
+    progress: Mapped[Progress | None] = mapped_column(Document(Progress))
+    result: Mapped[Result | None] = mapped_column(Document(Result))
+    adapter_version: Mapped[int | None] = mapped_column()
+    error: Mapped[JobError | None] = mapped_column(Document(JobError))
+    times: Mapped[StateTimes] = mapped_column(Document(StateTimes), default=lambda: StateTimes(since=utc_now()))
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    updated_at: Mapped[datetime] = mapped_column(Moment)
+
+    def summary(self) -> JobSummary:
+        """Returns the job as a list shows it."""
+        return JobSummary(
+            id=self.id,
+            state=self.state,
+            base=self.request.base,
+            user=self.user,
+            adapter=self.adapter,
+            dataset=self.dataset,
+            task=self.task.name,
+            recipe_id=self.recipe_id,
+            priority=self.priority,
+            round=self.round,
+            attempts=self.attempts,
+            device_id=self.device_id,
+            progress=self.progress,
+            adapter_version=self.adapter_version,
+            error=self.error,
+            created_at=self.created_at,
+            updated_at=self.updated_at,
+        )
+
+    def view(self) -> JobView:
+        """Returns the job as the API shows it."""
+        return JobView(
+            id=self.id,
+            state=self.state,
+            request=self.request,
+            task=self.task,
+            recipe=self.recipe,
+            recipe_id=self.recipe_id,
+            estimator_reason=self.estimator_reason,
+            round=self.round,
+            attempts=self.attempts,
+            device_id=self.device_id,
+            progress=self.progress,
+            result=self.result,
+            adapter_version=self.adapter_version,
+            error=self.error,
+            state_seconds=self.times.seconds,
+            created_at=self.created_at,
+            updated_at=self.updated_at,
+        )
+
+
+Index(
+    "ix_jobs_queued",
+    Job.tenant,
+    Job.priority.desc(),
+    Job.number,
+    Job.recipe_id,
+    sqlite_where=_QUEUED,
+    postgresql_where=_QUEUED,
+)
+
+
+class JobEvent(Table):
+    """An event of a job. `position` counts from 1 within the job."""
+
+    __tablename__ = "job_events"
+
+    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    data: Mapped[str] = mapped_column(Text)
+
 
 AWAITING_PROGRAM = (JobState.QUEUED, JobState.COMPILING)  # states in which a job waits for its program
 OPEN = tuple(state for state in JobState if not state.final)
@@ -123,3 +247,19 @@ def job_with_calibration(session: Session, sha256: str) -> str | None:
     """Returns the name of an unfinished job whose A comes from the calibration of that sha256."""
     job = session.scalar(select(Job.id).where(Job.state.in_(OPEN), names_calibration(Job.recipe, sha256)).limit(1))
     return None if job is None else f"job {job}"
+
+
+def program_of_tenant(session: Session, tenant: str, recipe_id: str) -> Program | None:
+    """Returns the program of a recipe that one of the tenant's jobs uses."""
+    used = select(Job.number).where(Job.tenant == tenant, Job.recipe_id == recipe_id).exists()
+    return session.scalar(select(Program).where(Program.recipe_id == recipe_id, used))
+
+
+def file_of_tenant(session: Session, tenant: str, sha256: str) -> ProgramBlob | None:
+    """Returns a file of a program that one of the tenant's jobs uses."""
+    statement = (
+        select(ProgramBlob)
+        .join(Job, Job.recipe_id == ProgramBlob.recipe_id)
+        .where(ProgramBlob.sha256 == sha256, Job.tenant == tenant)
+    )
+    return session.scalar(statement.limit(1))

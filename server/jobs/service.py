@@ -9,19 +9,17 @@ from sqlalchemy.orm import Session
 from server.catalog.bases import BaseModelEntry, BaseService
 from server.catalog.calibrations.service import CalibrationService
 from server.clock import utc_now
-from server.database.identifiers import new_id
+from server.database.columns import new_id
 from server.identity.devices.bindings import BindingService
 from server.identity.devices.repository import DeviceRepository
-from server.jobs.estimators import RecipeBase, choose_recipe, spare_memory
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.lifecycle import WARM_STARTS, JobLifecycle, subscribers
-from server.jobs.models import Job
-from server.jobs.recipes import resolve_task
-from server.jobs.repository import JobRepository
+from server.jobs.recipes import RecipeBase, choose_recipe, resolve_task, spare_memory
+from server.jobs.repository import Job, JobRepository
 from server.programs.service import ProgramService
 from server.storage.store import ArtifactStore
 from shared.errors import Conflict, NotFound
-from shared.job import JobRequest, JobState, RoundRef
+from shared.job import JobRequest, JobState, RoundRef, StateTimes
 from shared.recipe import BaseRef, Recipe
 from shared.registry import Parent
 from shared.task import Task
@@ -48,12 +46,11 @@ class JobService:
     """Jobs in one transaction."""
 
     def __init__(self, session: Session, artifacts: ArtifactStore) -> None:
-        self._session = session
+        self._session, self._artifacts = session, artifacts
         self._jobs = JobRepository(session)
         self._lifecycle = JobLifecycle(session)
         self._subscribers = subscribers(session)
         self._bases = BaseService(session, artifacts)
-        self._calibrations = CalibrationService(session, artifacts)
 
     def submit(self, tenant: str, request: JobRequest) -> Job:
         """Creates a job, which is READY at once if its recipe was compiled before.
@@ -76,7 +73,8 @@ class JobService:
         of_base = RecipeBase(reference, base.shape, base.parameters, self._bases.tokenizer(base))
         chosen = choose_recipe(request, task, of_base, spare)
         recipe = chosen.recipe
-        self._calibrations.check(recipe, base.shape)
+        if recipe.calibration is not None:
+            CalibrationService(self._session, self._artifacts).check(recipe, base.shape)
         if start is not None:
             start.check(recipe, base.shape)
         # Stored explicitly, because a later release may have another default.
@@ -121,6 +119,7 @@ class JobService:
             only_device_id=request.device,
             attempts=0,
             events=0,
+            times=StateTimes(since=now),
             created_at=now,
             updated_at=now,
         )

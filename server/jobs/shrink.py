@@ -22,7 +22,8 @@ def smaller(manifest: ProgramManifest, needed_bytes: int, available_bytes: int, 
 
     needed_bytes: the device's own count for `manifest`. least_rows: sequences that are scored at once, at most 2qE.
     A recipe with exact gradients first computes fewer examples at once, which does not change its gradient. If the
-    smallest micro-batch does not suffice, its estimator becomes `replay`, without a reverse pass.
+    smallest micro-batch does not suffice, its estimator becomes `replay`, without a reverse pass. A private one keeps
+    its estimator, because `privacy.clip` would bound another quantity.
     Reductions, the least harmful first; each is applied only if those before it do not suffice:
 
     1. 8-bit weights instead of fp32: the projected gradient stays nearly the same, and a step takes the same time.
@@ -109,6 +110,8 @@ def _choices(recipe: Recipe) -> Iterator[Recipe]:
     """Yields every recipe that may replace `recipe`, the most similar first."""
     yield from _estimators(recipe)
     if recipe.estimator in REVERSE_ESTIMATORS:
+        if recipe.privacy == "clipped":
+            return
         recipe = recipe.model_copy(update=_ZEROTH_ORDER)
     # Only XNNPACK has kernels for fewer bits.
     fewer = _FEWER_BITS.get(recipe.precision) if recipe.backend == "xnnpack" else None
@@ -128,12 +131,16 @@ def _choices(recipe: Recipe) -> Iterator[Recipe]:
 
 
 def _estimators(recipe: Recipe) -> Iterator[Recipe]:
-    """Yields `recipe` with each smaller micro-batch, then without a reverse pass; nothing if it has none."""
+    """Yields `recipe` with each smaller micro-batch, then without a reverse pass unless it is private.
+
+    Yields nothing if it has no reverse pass.
+    """
     if recipe.estimator in REVERSE_ESTIMATORS:
         for rows in range(recipe.rows - 1, 0, -1):
             if recipe.effective_batch % rows == 0:
                 yield recipe.model_copy(update={"micro_batch": rows})
-        yield recipe.model_copy(update=_ZEROTH_ORDER)
+        if recipe.privacy == "none":
+            yield recipe.model_copy(update=_ZEROTH_ORDER)
 
 
 def _halves(number: int) -> Iterator[int]:

@@ -22,12 +22,12 @@ from sqlalchemy import Connection, func, select, text
 from server.clock import utc_now
 from server.database.database import Database
 from server.database.schema import lacking, reached
-from server.identity.devices.models import Device
-from server.identity.signing_keys.files import load_key
+from server.identity.devices.repository import Device
+from server.identity.signing_keys.service import load_key
 from server.operations.safety import Tls, dangers
 from server.settings import Settings
 from server.storage.opening import open_artifacts
-from server.tasks.models import WorkerProcess
+from server.tasks.repository import WorkerProcess
 from shared.checkup import Check
 from shared.errors import MobizoError
 from shared.signing import key_id

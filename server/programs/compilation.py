@@ -13,9 +13,7 @@ from server.catalog.calibrations.service import calibration_file
 from server.clock import utc_now
 from server.identity.signing_keys.service import KeyService
 from server.programs.compiler_process import CompilerCrashed, CompilerProcess
-from server.programs.models import COMPILE, ProgramBlob, ProgramState
-from server.programs.repository import ProgramRepository
-from server.programs.service import PROGRESSED, ProgramLifecycle
+from server.programs.service import COMPILE, PROGRESSED, ProgramBlob, ProgramLifecycle, ProgramRepository, ProgramState
 from server.settings import Settings
 from server.storage.references import hold
 from server.storage.store import ArtifactStore

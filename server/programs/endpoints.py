@@ -7,12 +7,12 @@ from typing import Annotated
 from fastapi import Path, Request, Response
 
 from server.identity.access_rules import needs
-from server.identity.models import Role, Scope
-from server.identity.service import Principal
+from server.identity.tokens import Principal
 from server.programs.service import ACCESS, ProgramService
 from server.web.downloads import FILE_ROUTE, file_response
 from server.web.routes import Routes
 from server.web.state import Reading, State
+from shared.access import Role, Scope
 from shared.errors import NotFound
 from shared.program import SignedManifest
 

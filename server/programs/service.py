@@ -1,4 +1,4 @@
-"""Programs: their state machine, requesting and reading them, and signing them again after a key rotation.
+"""Programs: their tables and SQL, their state machine, requesting them, and signing them again after a key rotation.
 
 Jobs that wait for a program follow its state. The ports by which programs reach jobs and the registry, which lie above
 them, are declared here; `server.wiring` connects them.
@@ -6,26 +6,133 @@ them, are declared here; `server.wiring` connects them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy.orm import Session
+from sqlalchemy import ForeignKey, String, delete, false, select
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.catalog.bases import BaseModelEntry
 from server.clock import utc_now
-from server.database.locking import add_if_absent
+from server.database.columns import Document, Moment, Numbered, Table, word
+from server.database.locking import add_if_absent, locked
+from server.database.paging import PageRequest, PageRows, page_of
 from server.ports import Port
-from server.programs.models import COMPILE, Program, ProgramBlob, ProgramState
-from server.programs.repository import ProgramRepository
+from server.storage.references import FileColumn, FileReferences
 from server.tasks.service import TaskService
 from shared.errors import Conflict, NotFound
-from shared.job import JobState, Progress
+from shared.job import JobError, JobState, Progress
 from shared.program import SignedManifest
 from shared.recipe import Precision, Recipe
 from shared.signing import sign_manifest
 from shared.zo.lora import BaseShape, flat_size
+
+COMPILE = "compile"  # the kind of task, whose subject is the recipe's id
+
+
+class ProgramState(StrEnum):
+    """The state of a program."""
+
+    PENDING = "pending"  # waits for a worker while a job requests it
+    COMPILING = "compiling"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class Program(Numbered, Table):
+    """The program of one recipe. A compile task (`server.tasks`) compiles it."""
+
+    __tablename__ = "programs"
+
+    recipe_id: Mapped[str] = mapped_column(String(64), unique=True)
+    recipe: Mapped[Recipe] = mapped_column(Document(Recipe))
+    base_number: Mapped[int] = mapped_column(ForeignKey("bases.number"))
+    state: Mapped[ProgramState] = mapped_column(word(ProgramState), index=True)
+    signed: Mapped[SignedManifest | None] = mapped_column(Document(SignedManifest))
+    error: Mapped[JobError | None] = mapped_column(Document(JobError))
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    started_at: Mapped[datetime | None] = mapped_column(Moment)  # the latest attempt
+    ready_at: Mapped[datetime | None] = mapped_column(Moment)
+    progress: Mapped[Progress | None] = mapped_column(Document(Progress))  # of the running compilation
+    recompiling: Mapped[bool] = mapped_column(default=False, server_default=false())  # requested by an operator
+
+
+class ProgramBlob(Table):
+    """A file of a compiled program. Programs share weights and tokenizer.
+
+    After a recompilation the previous version keeps its files, because devices still train with it.
+    """
+
+    __tablename__ = "program_files"
+
+    recipe_id: Mapped[str] = mapped_column(ForeignKey("programs.recipe_id"), primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True)
+    role: Mapped[str] = mapped_column(String(16), primary_key=True)
+    name: Mapped[str] = mapped_column(String(100))
+    sha256: Mapped[str] = mapped_column(String(64), index=True)
+
+
+FILES = FileReferences(columns=(FileColumn(ProgramBlob.sha256),))
+
+
+class ProgramRepository:
+    """Programs in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, program: Program) -> None:
+        """Stores a new program."""
+        self._session.add(program)
+        self._session.flush()
+
+    def get(self, recipe_id: str) -> Program | None:
+        """Returns the program of a recipe."""
+        return self._session.scalar(select(Program).where(Program.recipe_id == recipe_id))
+
+    def get_locked(self, recipe_id: str) -> Program | None:
+        """Returns the program of a recipe, locked until the transaction ends."""
+        return self._session.scalar(locked(select(Program).where(Program.recipe_id == recipe_id)))
+
+    def named(self, recipe_id: str) -> Program:
+        """Returns the program of a recipe, which is known to exist."""
+        return self._session.scalars(select(Program).where(Program.recipe_id == recipe_id)).one()
+
+    def named_locked(self, recipe_id: str) -> Program:
+        """Returns the program of a recipe, which is known to exist, locked until the transaction ends."""
+        return self._session.scalars(locked(select(Program).where(Program.recipe_id == recipe_id))).one()
+
+    def page(self, request: PageRequest) -> PageRows[Program]:
+        """Some of all programs, newest first."""
+        return page_of(self._session, select(Program), Program, request)
+
+    def base(self, program: Program) -> BaseModelEntry:
+        """The program's base model."""
+        return self._session.get_one(BaseModelEntry, program.base_number)
+
+    def signed(self, recipe_id: str) -> SignedManifest | None:
+        """The signed manifest of a recipe's program, once it is compiled."""
+        return self._session.scalar(select(Program.signed).where(Program.recipe_id == recipe_id))
+
+    def compiled(self) -> Sequence[Program]:
+        """Every program that has a signed manifest."""
+        return self._session.scalars(select(Program).where(Program.signed.is_not(None)).order_by(Program.number)).all()
+
+    def source(self, program: Program) -> str:
+        """Where the program's base model lies."""
+        return self.base(program).source
+
+    def set_files(self, recipe_id: str, version: int, files: Sequence[ProgramBlob]) -> None:
+        """Stores that a version of a program has these files, and forgets those of all but the version before."""
+        self._session.execute(
+            delete(ProgramBlob).where(ProgramBlob.recipe_id == recipe_id, ProgramBlob.version != version - 1)
+        )
+        self._session.add_all(files)
+
 
 FindFile = Callable[[Session, str, str], ProgramBlob | None]
 LIBRARIES_BYTES = 450 << 20  # torch and ExecuTorch, before a model is read

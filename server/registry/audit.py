@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from server.clock import utc_now
 from server.database.paging import PageRequest, PageRows, page_of
-from server.identity.service import Principal
+from server.identity.tokens import Principal
 from server.registry.models import Adapter, StoredEvent
 from shared.registry import AdapterAction, AdapterEvent
 

@@ -9,8 +9,7 @@ from pydantic import AfterValidator
 from sqlalchemy.orm import Session
 
 from server.identity.access_rules import needs
-from server.identity.models import Scope
-from server.identity.service import Principal
+from server.identity.tokens import Principal
 from server.registry.audit import Actor
 from server.registry.decisions import DecisionService
 from server.registry.endpoints import ABSENT, Version
@@ -21,6 +20,7 @@ from server.web.idempotency import Once
 from server.web.openapi import raises
 from server.web.routes import Routes
 from server.web.state import AppState, State, Writing
+from shared.access import Scope
 from shared.errors import AdapterNotFound, Conflict
 from shared.protocol import AdapterVersion, AdapterView
 from shared.registry import Decision, Deprecation, Promotion, Rollback, Tagging, check_tag

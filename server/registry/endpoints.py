@@ -7,8 +7,7 @@ from typing import Annotated
 from fastapi import Path, Query, Request, Response
 
 from server.identity.access_rules import needs
-from server.identity.models import Scope
-from server.identity.service import Principal
+from server.identity.tokens import Principal
 from server.registry import files
 from server.registry.audit import AuditTrail, shown
 from server.registry.comparison import comparable, compare_weights
@@ -25,6 +24,7 @@ from server.web.pages import Paging
 from server.web.problems import RangeNotSatisfiable
 from server.web.routes import Routes
 from server.web.state import AppState, Reading, State
+from shared.access import Scope
 from shared.errors import AdapterNotFound, AMismatch, FileNotInAdapter, RevisionNotFound, UnsupportedFormat
 from shared.protocol import AdapterVersion, AdapterView, Page, PeftFile, PeftListing
 from shared.registry import AdapterEvent, Comparison, VersionState

@@ -17,7 +17,7 @@ from server.catalog.calibrations.service import names_calibration
 from server.database.columns import MOST
 from server.database.locking import locked
 from server.database.paging import PageRequest, PageRows, page_of
-from server.jobs.models import Job
+from server.jobs.repository import Job
 from server.registry.models import Adapter, AdapterTag, StoredPeftFile, StoredVersion, TenantRule
 from shared.errors import AdapterNotFound, RevisionNotFound
 from shared.job import NAME

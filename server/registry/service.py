@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from server.clock import utc_now
 from server.jobs.lifecycle import JobSubscriber
-from server.jobs.models import Job
+from server.jobs.repository import Job
 from server.registry.audit import SERVER, Actor, AuditEntry, AuditTrail
 from server.registry.models import Adapter, StoredVersion, TenantRule
 from server.registry.repository import AdapterRepository

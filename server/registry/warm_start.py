@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from server.jobs.models import Job
-from server.programs.repository import ProgramRepository
+from server.jobs.repository import Job
+from server.programs.service import ProgramRepository
 from server.registry.models import StoredVersion
 from server.registry.repository import resolve
 from shared.errors import NotFound, StartDeleted, StartMismatch, VersionHeld

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
+import anyio.to_thread
+from anyio import CapacityLimiter
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 
@@ -14,9 +16,8 @@ from server.registry import files
 from server.registry.trajectories.service import Proof
 from server.registry.warm_start import StartService
 from server.results import uploads
-from server.results.trajectories import TrajectoryUploads
+from server.results.trajectories import ProofService, TrajectoryUploads
 from server.results.uploads import UploadService
-from server.results.verification import ProofService
 from server.storage.references import Collected
 from server.storage.store import StorageFull
 from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type, read_limited
@@ -45,6 +46,13 @@ from shared.protocol import AdapterVersion, Completion, UploadReceipt
 
 router = Routes(prefix="/v1/leases", tags=["leases"])
 START_FILE = FILE_ROUTE | {"responses": FILE_ROUTE["responses"] | raises(Gone, StartDeleted)}
+
+
+READERS = 2  # threads that read trajectories at the same time
+
+
+def _make_readers(state: AppState) -> CapacityLimiter:
+    return CapacityLimiter(READERS)
 
 
 _UPLOADED = Gone, Collected, Replayed, StorageFull, TooLarge, TooSlow, UnsupportedMediaType  # errors of every upload
@@ -97,7 +105,7 @@ async def upload_trajectory(
     digest = hashlib.sha256()
     data = await read_limited(request, expected.limit, digest.update)
     check_digest(signature, digest.digest())
-    await run_in_threadpool(trajectories.check, expected, data)
+    await anyio.to_thread.run_sync(trajectories.check, expected, data, limiter=state.get(_make_readers))
     return await state.write_queue.run(trajectories.store, device_id, lease_id, data)
 
 

@@ -14,12 +14,10 @@ from server.database.database import Database
 from server.federation.rounds import RoundService
 from server.federation.updates import Expected, UpdateService, measure
 from server.identity.signing_keys.service import KeyService
-from server.jobs.leases.models import Ending, JobLease
-from server.jobs.leases.repository import LeaseRepository
+from server.jobs.leases.repository import Ending, JobLease, LeaseRepository
 from server.jobs.leases.service import LeaseService
 from server.jobs.lifecycle import JobLifecycle
-from server.jobs.models import Job
-from server.jobs.repository import JobRepository
+from server.jobs.repository import Job, JobRepository
 from server.registry.service import AdapterService, Publication
 from server.registry.trajectories.service import Proof, check_sent, record
 from server.settings import Settings

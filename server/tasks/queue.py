@@ -17,8 +17,7 @@ from sqlalchemy.orm import Session
 from server.clock import utc_now
 from server.settings import Settings
 from server.tasks.handlers import Handler, Postponed
-from server.tasks.models import Task, TaskState, WorkerHost
-from server.tasks.repository import Candidate, TaskRepository, WorkerRepository
+from server.tasks.repository import Candidate, Task, TaskRepository, TaskState, WorkerHost, WorkerRepository
 from server.tasks.service import UNFINISHED, end
 from shared.errors import MobizoError
 from shared.job import JobError

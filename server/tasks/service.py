@@ -5,8 +5,7 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from server.clock import utc_now
-from server.tasks.models import Task, TaskState
-from server.tasks.repository import TaskRepository
+from server.tasks.repository import Task, TaskRepository, TaskState
 
 _SCHEDULED = "mobizo-scheduled"  # the key in `Session.info`
 

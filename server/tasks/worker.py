@@ -22,15 +22,14 @@ import structlog
 from sqlalchemy.orm import Session
 
 from server.clock import utc_now
+from server.database.columns import new_id
 from server.database.database import Database
-from server.database.identifiers import new_id
 from server.settings import Settings
 from server.tasks.child_process import Stopped
 from server.tasks.engine import OUTAGES, engine_of, insist, prepare_engine
 from server.tasks.handlers import Handler, TaskRun
-from server.tasks.models import WorkerProcess
 from server.tasks.queue import Claim, TaskQueue
-from server.tasks.repository import TaskRepository, WorkerRepository
+from server.tasks.repository import TaskRepository, WorkerProcess, WorkerRepository
 from shared.errors import MobizoError
 from shared.stop_signal import StopSignal
 

@@ -32,7 +32,7 @@ from server.settings import Delivery
 from server.storage.bucket import BucketArtifacts
 from server.storage.directory import DiskArtifacts
 from server.storage.store import ArtifactStore, Damaged
-from server.web import limits
+from server.web import connections
 from server.web.openapi import FILE, FILE_PARAMETERS, raises
 from server.web.problems import RangeNotSatisfiable
 from server.web.state import AppState
@@ -259,7 +259,7 @@ async def _send_file(cycle: RequestResponseCycle, message: Message) -> None:
             sending = loop.sendfile(cycle.transport, message["file"], message["offset"], message["count"])
             try:
                 # On a file system without sendfile, asyncio reads and writes instead.
-                sent = await asyncio.wait_for(sending, limits.STALLED_SECONDS + message["count"] / SLOWEST)
+                sent = await asyncio.wait_for(sending, connections.STALLED_SECONDS + message["count"] / SLOWEST)
             except TimeoutError as error:
                 cycle.transport.abort()
                 raise ConnectionResetError("the client does not read") from error

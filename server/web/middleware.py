@@ -1,18 +1,26 @@
-"""The outermost middleware: request ids, log lines, the deadline of bodies, and a response to unexpected errors.
+"""ASGI middleware around every request, without buffering, so that streams pass through.
 
-It is plain ASGI, so that streams pass through unbuffered. The size of a body is limited by its route.
+`Meter`, the outermost, records latency and bytes in the process's `Meters`. `Envelope` adds request ids, log lines, the
+deadline of bodies, and a response to unexpected errors. The size of a body is limited by its route.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import sys
+import threading
 import time
 import uuid
+from collections.abc import Callable
 from http import HTTPStatus
+from importlib.metadata import version
+from typing import Any, TypeVar
 
 import structlog
 from fastapi import Request
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.process_collector import ProcessCollector
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,11 +28,120 @@ from server.settings import Settings
 from server.web.problems import TooSlow, problem_response
 from shared.errors import BadRequest, MobizoError
 
+Instruments = TypeVar("Instruments")
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+NO_ROUTE = "none"
+UNANSWERED = 499  # the client disconnected, or the server was stopped
 REQUEST_ID = "X-Request-Id"
 SLOWEST = 4096  # bytes a second that a body must bring, once its first seconds are over
 _GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _log = structlog.get_logger()
+
+
+class Meters:
+    """One process's instruments."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        build = Gauge("mobizo_build_info", "What runs here; always 1", ("version", "python"), registry=self.registry)
+        build.labels(version("mobizo"), ".".join(str(part) for part in sys.version_info[:3])).set(1)
+        self._requests = Histogram(
+            "mobizo_http_request_seconds",
+            "From a request's head to its answer's, by route template and status class",
+            ("method", "route", "status"),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._received = Counter(
+            "mobizo_http_received_bytes", "Bytes of requests' bodies", ("route",), registry=self.registry
+        )
+        self._sent = Counter("mobizo_http_sent_bytes", "Bytes of answers' bodies", ("route",), registry=self.registry)
+        self._handed_over = Counter(
+            "mobizo_files_handed_over_bytes",
+            "Bytes of the files that nginx (accel) or the bucket (redirect) was left to send; a part counts as whole",
+            ("by",),
+            registry=self.registry,
+        )
+        for by in ("accel", "redirect"):
+            self._handed_over.labels(by)
+        self.running = Gauge("mobizo_http_requests_running", "Requests being answered", registry=self.registry)
+        self.streams = Gauge("mobizo_event_streams_open", "Event streams being followed", registry=self.registry)
+        self._parts: dict[object, Any] = {}
+        self._lock = threading.Lock()
+
+    def part(self, make: Callable[[CollectorRegistry], Instruments]) -> Instruments:
+        """Returns the instruments of a feature; `make` makes them once, in this registry."""
+        with self._lock:
+            if make not in self._parts:
+                self._parts[make] = make(self.registry)
+            part: Instruments = self._parts[make]
+            return part
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Counts a response. route: its template, "none" if no route matched."""
+        self._requests.labels(method if method in _METHODS else "other", route, f"{status // 100}xx").observe(seconds)
+
+    def received(self, route: str, size: int) -> None:
+        """Counts bytes of a request's body."""
+        if size:
+            self._received.labels(route).inc(size)
+
+    def sent(self, route: str, size: int) -> None:
+        """Counts bytes of a response's body."""
+        if size:
+            self._sent.labels(route).inc(size)
+
+    def handed_over(self, by: str, size: int) -> None:
+        """Counts the bytes of a file that nginx or the bucket sends."""
+        self._handed_over.labels(by).inc(size)
+
+
+class Meter:
+    """ASGI middleware, the outermost one, that records latency and bytes. Streams pass through unbuffered."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        meters: Meters = scope["app"].state.mobizo.meters
+        began = time.perf_counter()
+        answered, received = False, 0
+
+        def route() -> str:
+            # The router stores the matched route in the scope.
+            return getattr(scope.get("route"), "path", NO_ROUTE)
+
+        async def receive_counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            return message
+
+        async def send_counted(message: Message) -> None:
+            nonlocal answered
+            # Recorded before sending, so that a client that has received the response finds it counted.
+            if message["type"] == "http.response.start":
+                answered = True
+                meters.answered(scope["method"], route(), message["status"], time.perf_counter() - began)
+                meters.received(route(), received)
+            # A file sent by the operating system has a count instead of a body.
+            meters.sent(route(), len(message.get("body", b"")) + message.get("count", 0))
+            await send(message)
+
+        with meters.running.track_inprogress():
+            try:
+                await self._app(scope, receive_counted, send_counted)
+            finally:
+                if not answered:
+                    meters.answered(scope["method"], route(), UNANSWERED, time.perf_counter() - began)
+                    meters.received(route(), received)
 
 
 def _finish(message: Message, method: str, request_id: str) -> None:
@@ -66,7 +183,7 @@ class _Body:
 
 
 class Envelope:
-    """The outermost middleware."""
+    """ASGI middleware within `Meter`: headers and errors of every response, and its log line."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from starlette.routing import BaseRoute
 
 from server.settings import MEBIBYTE, Settings
-from server.web.callers import RateLimit
+from server.web.limits import RateLimit
 from server.web.routes import BodyKind, Route
 
 _KIBIBYTE = 1 << 10
@@ -34,6 +34,28 @@ COSTS = {
     BodyKind.FORM: Cost(1.5, 0.3, 96 * MEBIBYTE),
 }
 
+
+@dataclass(frozen=True)
+class UploadCost:
+    """The most that an upload spends on each MiB of its body, and how many MiB it may have; `UPLOADS` has them.
+
+    size: in words, what bounds the size of the body.
+    """
+
+    per_mebibyte: Cost
+    size: str
+
+
+_WEIGHTS = Cost(0.1, 0.02, 8 * MEBIBYTE)
+# Bounds that tests/server/web/test_hostile_uploads.py holds, by route.
+UPLOADS = {
+    "/v1/leases/{lease_id}/adapter": UploadCost(_WEIGHTS, "4 D bytes and a header, D of the job's program"),
+    "/v1/leases/{lease_id}/masking/vector": UploadCost(_WEIGHTS, "the words of D + 1 numbers, D of the job's program"),
+    "/v1/leases/{lease_id}/trajectory": UploadCost(
+        Cost(3, 0.02, 40 * MEBIBYTE), "`MOBIZO_TRAJECTORY_BYTES` (64 MiB), and the steps of the job"
+    ),
+}
+
 HEAD = """# Routes
 
 <!-- mobizo-server openapi --routes > docs/routes.md -->
@@ -50,8 +72,12 @@ whatever it contains. [openapi.json](openapi.json) describes requests and respon
   wait, and the growth of the process. `tests/server/web/test_hostile_requests.py` sends the largest, deepest, widest
   and most invalid bodies to each route and measures them. The bounds are several times what was measured, since CPUs
   differ. What a request starts beside the server process (compiling, exporting, scoring) is not counted; it has limits
-  of its own. Responses are bounded by pages, and by what is stored. Files are checked against the size that the job
-  implies, so that their cost has no bound here.
+  of its own. Responses are bounded by pages, and by what is stored.
+- **Uploads of files** have bounds for each MiB of the body, in addition to the bound of a request without a body;
+  `tests/server/web/test_hostile_uploads.py` measures them. The job of the lease bounds the size further:
+{uploads}
+  A trajectory has at most the steps of its job, 20,000 evaluations and changes of limits, and a fixed cost for each
+  of them. At most two trajectories are read at the same time, in threads.
 
 | route | callers | rate | body | CPU (event loop) | memory |
 |---|---|---|---|---|---|
@@ -63,16 +89,19 @@ def route_page(routes: Iterable[BaseRoute]) -> str:
     settings = Settings.model_construct()
     own = [route for route in routes if isinstance(route, Route)]
     rows = [_row(method, route, settings) for route in own for method in route.methods or ()]
-    return HEAD.format(rates=_rates(settings)) + "".join(sorted(rows))
+    return HEAD.format(rates=_rates(settings), uploads=_uploads()) + "".join(sorted(rows))
 
 
 def _row(method: str, route: Route, settings: Settings) -> str:
     if route.rule is None:
         raise TypeError(f"{route.path} has no rule")
-    kind, cost = route.body_kind, COSTS.get(route.body_kind)
+    kind = route.body_kind
+    upload = kind is BodyKind.FILE
+    cost = UPLOADS[route.path].per_mebibyte if upload else COSTS[kind]
+    each = " for each MiB" if upload else ""
     size = f"{'no body' if kind is BodyKind.NONE else kind}, {_size(route.body_limit(settings))}"
-    cpu = f"{cost.cpu_seconds:g} s ({cost.loop_seconds:g} s)" if cost else "by the file"
-    memory = _size(cost.memory_bytes) if cost else "by the file"
+    cpu = f"{cost.cpu_seconds:g} s ({cost.loop_seconds:g} s){each}"
+    memory = _size(cost.memory_bytes) + each
     cells = (f"`{route.path} {method}`", route.rule.callers, route.rule.rate_limit, size, cpu, memory)
     return f"| {' | '.join(cells)} |\n"
 
@@ -85,6 +114,10 @@ def _rates(settings: Settings) -> str:
     }
     lines = [f"  `{name}`: {rate:g} a second, {burst:,} at once." for name, (rate, burst) in rates.items()]
     return "\n".join((*lines, "  `refusals` counts wrong tokens by address, also where the limit is `token`."))
+
+
+def _uploads() -> str:
+    return "\n".join(f"  `{path}`: {cost.size}." for path, cost in UPLOADS.items())
 
 
 def _size(number: int) -> str:

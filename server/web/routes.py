@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
 from enum import StrEnum
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio.to_thread
 import structlog
@@ -28,9 +28,9 @@ from starlette.types import Message
 from server.database.database import TRIES, Collision, pause_seconds
 from server.settings import Settings
 from server.web.bodies import BINARY, UnsupportedMediaType, check_json_type, parse_json
-from server.web.callers import Rule
 from server.web.etags import add_tag, has_tag
 from server.web.idempotency import AlreadyAnswered, keep_once
+from server.web.limits import RateLimit
 from server.web.openapi import documented, operation_id, raised_by
 from server.web.problems import TooSlow
 from server.web.state import AppState
@@ -70,6 +70,27 @@ class JsonRequest(Request):
     async def json(self) -> Any:
         """Returns the body's value."""
         return self.value
+
+
+class Rule:
+    """What a route requires of its caller. Every dependency that lets callers in is one."""
+
+    needs_token: ClassVar[bool] = False  # whether the caller must send a bearer token
+    checks_token: ClassVar[bool] = False  # whether `admit` finds out that the token is valid
+
+    @property
+    def callers(self) -> str:
+        """Who may call, in words."""
+        raise NotImplementedError
+
+    @property
+    def rate_limit(self) -> RateLimit:
+        """What limits how often."""
+        raise NotImplementedError
+
+    async def admit(self, request: Request) -> None:
+        """Checks the caller before any of the body is read. Raises what the caller is refused with."""
+        raise NotImplementedError
 
 
 def _make_parsers(state: AppState) -> CapacityLimiter:

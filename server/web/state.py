@@ -19,7 +19,7 @@ from server.database.write_queue import WriteQueue
 from server.settings import Settings
 from server.storage.store import ArtifactStore
 from server.web.limits import Limits
-from server.web.meters import Meters
+from server.web.middleware import Meters
 
 Service = TypeVar("Service")
 

@@ -83,9 +83,15 @@ class OptimizerSettings(_Fact):
 
 
 class CohortRecipe(RequestedRecipe):
-    """The recipe settings of a cohort. `auto` is resolved when it is created, by its settings and not its devices."""
+    """The recipe settings of a cohort, which all members share but for the estimator.
 
-    estimator: RequestedEstimator = Field("replay", description="auto: gradient, directional or replay")
+    With `auto` each member's device gets the estimator that suits it; the cohort's own recipe is chosen when it is
+    created, by its settings and not its devices. Masked cohorts, and cohorts with private examples, have one for all.
+    """
+
+    estimator: RequestedEstimator = Field(
+        "replay", description="auto: gradient, directional or replay, for each member's device in each round"
+    )
 
 
 class CohortSettings(_Fact):

@@ -7,8 +7,8 @@ import pytest
 from bench.registry.downloads import hub_paths, plain_paths, publish_directory
 from bench.server.downloads import Source, race
 from bench.server.home import make_home, new_token, running
-from server.identity.models import Role
 from server.storage.opening import open_artifacts
+from shared.access import Role
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,14 @@ import safetensors.numpy
 import structlog
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from device_agent.engines.child_process import PythonEngine
 from device_agent.engines.choice import RUNNER_VARIABLE
 from device_agent.engines.native import NativeEngine
-from device_agent.engines.python import PythonEngine
 from device_agent.home import AgentHome, DeviceConfig
 from device_agent.training.data import read_splits
 from device_agent.training.journal import RunDirectory, RunPlan
 from server.compiler.checkpoints.base import locate_base
+from shared.canonical import sha256_hex
 from shared.job import TrainingSettings
 from shared.program import ProgramManifest
 from shared.recipe import BaseRef, Recipe
@@ -32,6 +33,7 @@ from tests.device_agent.service import call, environment, server, service_home  
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 32, 48, 2, 4, 2, 8, 288
 WORDS = ("warm", "funny", "dull", "tedious", "film", "plot", "cast", "joy", "bore", "bright", "flat", "weak")
 TASK = named_task("sst2")
+NOISE_KEY = sha256_hex(b"a device")
 
 
 def write_base(
@@ -113,10 +115,11 @@ class Program:
             program=self.path("program"),
             weights=self.path("weights"),
             tokenizer=self.path("tokenizer"),
+            noise_key=NOISE_KEY,
         )
 
     def splits(self, dataset, settings):
-        return read_splits(dataset, TASK, self.tokenizer, self.manifest.recipe, settings)
+        return read_splits(dataset, TASK, self.tokenizer, self.manifest.recipe, settings, noise_key=NOISE_KEY)
 
 
 class TinyCompiler:
@@ -184,7 +187,8 @@ def last(compile_tiny):
 
 @pytest.fixture(scope="session")
 def stored(compile_tiny):
-    return compile_tiny("stored", estimator="stored", loss="candidates")
+    """It has prefix and suffix."""
+    return compile_tiny("stored", estimator="stored", loss="candidates", layers="last:1")
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,15 @@ JOB = {
     "user": "alice",
     "task": "sst2",
     "dataset": "movies",
-    "recipe": {"estimator": "replay", "rank": 2, "queries": 2, "effective_batch": 4, "sequence_length": 40},
+    "recipe": {  # the program `rademacher` of tests/device_agent/conftest.py, so that both are compiled once
+        "estimator": "replay",
+        "rank": 2,
+        "alpha": 4,
+        "queries": 2,
+        "effective_batch": 4,
+        "sequence_length": 40,
+        "answer_length": 6,
+    },
     "training": {"steps": 12, "evaluation_interval": 5},
 }
 

@@ -41,7 +41,7 @@ def test_a_whole_job_and_a_failed_one_send_no_text_and_no_tokens(home, server_ke
         server.add_job(rademacher, job_id="job-good", steps=20, evaluation_interval=5)
         assert daemon.run(once=True).outcome is Outcome.COMPLETED
         with (directory / "test.jsonl").open("a") as file:
-            file.write((json.dumps({"text": MARKER, "label": MARKER}) + "\n") * 13)
+            file.write((json.dumps({"text": MARKER, "label": MARKER}) + "\n") * 1000)
         server.add_job(rademacher, job_id="job-bad", steps=2)
         assert daemon.run(once=True).outcome is Outcome.FAILED
         sent = server.sent

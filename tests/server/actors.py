@@ -13,10 +13,10 @@ import numpy as np
 import structlog
 import uvicorn
 
-from server.identity.models import Role
 from server.settings import Settings
+from server.web.connections import KEEP_ALIVE_SECONDS, ConnectionLimits, DeadlineProtocol, Listener
 from server.web.downloads import ZeroCopy
-from server.web.limits import KEEP_ALIVE_SECONDS, ConnectionLimits, DeadlineProtocol, Listener
+from shared.access import Role
 from shared.canonical import sha256_hex
 from shared.request_signature import RequestSigner
 from shared.signing import new_private_key, public_text

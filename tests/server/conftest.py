@@ -11,7 +11,7 @@ import pytest
 
 from server.app import create_app
 from server.clock import utc_now
-from server.identity.signing_keys import files as keys
+from server.identity.signing_keys import service as keys
 from server.jobs.events import make_event_feed
 from server.settings import Settings
 from server.web.state import AppState

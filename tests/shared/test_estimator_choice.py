@@ -31,7 +31,7 @@ def test_nothing_against_it_the_gradient_is_best():
         ({"backend": "vulkan"}, "backend vulkan has no reverse pass"),
         ({"precision": "int4"}, "precision int4 has no reverse pass"),
         ({"precision": "int4-weight"}, "precision int4-weight has no reverse pass"),
-        ({"privacy": "clipped"}, "privacy 'clipped' is implemented for estimator replay only"),
+        ({"privacy": "clipped"}, "privacy 'clipped', estimator gradient must be named"),
         ({"noise": "gaussian"}, "noise 'gaussian' belongs to perturbed forward passes"),
     ],
 )

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from server.jobs.models import Job
+from server.jobs.repository import Job
 from server.registry.models import Adapter, StoredVersion
 from server.registry.service import RoundVersion, make_manifest, make_round_manifest, sign
 from shared.canonical import canonical_json, sha256_hex

@@ -1,9 +1,13 @@
 """One compiled program of the built-in base, which every simulation of the suite shares."""
 
+import json
+
 import pytest
 
+from server.programs import local
 from simulation.session import Means, simulate
 from simulation.settings import read_settings
+from tests import cached_compiler
 from tests.programs import held, run_directory
 
 SMALL = {
@@ -16,12 +20,17 @@ SMALL = {
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory):
-    """The directory of the program: the first simulation of a test run compiles it, for all workers."""
+    """The directory of the program: the first simulation of a test run fetches it from the tests' cache."""
     directory = run_directory(tmp_path_factory) / "simulated"
     with held(directory.with_suffix(".lock")):
         if not directory.exists():
             settings = read_settings(None, merge(SMALL, {"rounds": 1}))
-            simulate(settings, tmp_path_factory.mktemp("first"), Means(engine="inline", program=directory))
+            compiler = cached_compiler.environment(inference=False)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(local, "COMPILER", json.loads(compiler["MOBIZO_COMPILER_COMMAND"]))
+                for name, value in compiler.items():
+                    patch.setenv(name, value)
+                simulate(settings, tmp_path_factory.mktemp("first"), Means(engine="inline", program=directory))
     return directory
 
 

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from server.catalog.calibrations.service import CalibrationRepository
 from server.identity.access_rules import needs
-from server.identity.models import Scope
-from server.identity.service import Principal
+from server.identity.tokens import Principal
 from server.web.pages import Paging
 from server.web.routes import Routes
 from server.web.state import Reading
+from shared.access import Scope
 from shared.protocol import CalibrationView, Page
 
 router = Routes(prefix="/v1/calibrations", tags=["calibrations"])

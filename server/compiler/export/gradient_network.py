@@ -20,6 +20,7 @@ from server.compiler.methods.training import Adapter, Load, Prefix, Replay, Scor
 from server.compiler.model.decoder import LayerShape
 from server.compiler.model.quantization import SCALE
 from server.compiler.model.reverse import ReverseLayer, ReversePass
+from shared.privacy import NOISE_KEYS
 from shared.program_inputs import MIN_LENGTH, SEED_DTYPE
 
 
@@ -95,8 +96,14 @@ class GradientNetwork(BaseNetwork):
 
     def _settings(self) -> Example:
         """The inputs that a step takes after its batch."""
-        first = torch.ones(1) if self.recipe.estimator == "gradient" else self._seeds()
-        return (first, torch.ones(1), torch.ones(1))
+        exact, private = self.recipe.estimator == "gradient", self.recipe.privacy == "clipped"
+        settings = (torch.ones(1) if exact else self._seeds(), torch.ones(1), torch.ones(1))
+        if not private:
+            return settings
+        if not exact:
+            return (*settings, torch.ones(1), torch.zeros(self.recipe.queries))
+        keys = torch.from_numpy(np.zeros((NOISE_KEYS, 2), SEED_DTYPE))
+        return (*settings, torch.ones(1), torch.ones(1), torch.ones(1), keys, torch.zeros(self.size, dtype=torch.int32))
 
     def _seeds(self) -> Tensor:
         return torch.from_numpy(np.zeros((self.recipe.queries, 2), SEED_DTYPE))

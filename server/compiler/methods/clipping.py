@@ -29,10 +29,24 @@ def noised_totals(losses: Tensor, clip: Tensor, carried: Tensor) -> Tensor:
     contribution is at most UNITS.
     """
     queries = losses.shape[0] // 2
-    scaled = (losses[:queries] - losses[queries:]) / clip  # (q, E)
+    return noised_sums(losses[:queries] - losses[queries:], clip, carried)
+
+
+def noised_sums(scalars: Tensor, clip: Tensor, carried: Tensor) -> Tensor:
+    """As `noised_totals`, of each example's q numbers: loss differences or projected gradients. scalars: (q, E)."""
+    scaled = scalars / clip
     scaled = torch.where(scaled == scaled, scaled, torch.zeros_like(scaled))  # NaN (inf - inf) counts as zero
     scaled = torch.clamp(scaled, min=-MOST, max=MOST)
     norms = torch.sqrt((scaled * scaled).sum(dim=0, keepdim=True))  # (1, E)
     # One unit below the bound, to allow for float32 rounding of norms and products.
     units = torch.trunc(scaled * ((UNITS - 1) / torch.clamp(norms, min=1.0)))
     return units.sum(dim=1) + carried
+
+
+def single_rows(values: Tensor) -> list[Tensor]:
+    """Each row by itself, (1, ...): a product over several rows may round a row by its place among them.
+
+    Slices, because back ends do not take `split`.
+    """
+    rows = values.shape[0]
+    return [values] if rows == 1 else [values[row : row + 1] for row in range(rows)]

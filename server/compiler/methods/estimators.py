@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from server.compiler.methods.clipping import single_rows
 from server.compiler.methods.noise import directions
 from server.compiler.methods.noise_operator import noise_call
 from server.compiler.methods.optimizers import OptimizedB
@@ -78,6 +79,15 @@ class DirectionalB(FlatB):
             b = descended(b, z, coefficients[-1])
         self.flat_b.copy_(b)
         return torch.cat(coefficients) if len(coefficients) > 1 else coefficients[0]
+
+    def projections(self, gradients: Tensor, seeds: Tensor) -> Tensor:
+        """The projections <g_e, z_i> of each example's gradient, (q, rows). gradients: (rows, D). seeds: int32 (q, 2).
+
+        Each example has a product of its own, so that no other example can change its rounding.
+        """
+        rows = single_rows(gradients)
+        blocks = [torch.cat([torch.mm(z, row.reshape(-1, 1)) for row in rows], dim=1) for z, _ in self._blocks(seeds)]
+        return torch.cat(blocks) if len(blocks) > 1 else blocks[0]
 
     def replay(self, seeds: Tensor, coefficients: Tensor, eps: Tensor) -> Tensor:
         """See `FlatB.replay`."""

@@ -2,24 +2,26 @@
 in reverse.
 
 The forward pass keeps each adapted layer's input; every reverse pass computes its layer again from it. A recipe's
-micro-batches are computed one after the other, and their gradients are added up. Knows shapes and arithmetic; knows
-nothing of files, delegates or checkpoints' forms.
+micro-batches are computed one after the other, and their gradients are added up.
 """
 
 # mypy: disallow-subclassing-any=False
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from server.compiler.methods.clipping import noised_sums, single_rows
 from server.compiler.methods.optimizers import Rates
+from server.compiler.methods.private_gradient import ExampleGradients, GradientSecret, mean_gradient, noise_units
 from server.compiler.methods.training import EXCLUDED, Method, Network, Stack, micro_batches
 from server.compiler.model.backbone import Trunk
 from server.compiler.model.quantization import SCALE
 from server.compiler.model.reverse import norm_output, norm_reverse, normed
+from shared.privacy import UNITS
 from shared.recipe import Recipe
 
 PIECE = 4096  # rows of a quantized table that are in float32 at once
@@ -48,14 +50,56 @@ class GradientSuffix(Network):
     def forward(self, inputs: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs as in `shared.program`. Returns the loss [1] at the B of before, and what the update gives.
 
-        That is the gradient's norm [1] with estimator `gradient`, and the coefficients (q,) with `directional`.
+        That is the gradient's norm [1] with estimator `gradient`, and the coefficients (q,) with `directional`. Where
+        the recipe clips, totals stand in place of the loss.
         """
+        if self.recipe.privacy == "clipped":
+            private = self.descend_privately if self.recipe.estimator == "gradient" else self.project_privately
+            return private(inputs, positions, *rest)
         *labels, mask = rest[:-3]
         loss, gradient = self.differentiate(inputs, positions, labels, mask)
         if self.recipe.estimator == "directional":
             seeds, lr, _ = rest[-3:]
             return loss, self.state.project(gradient, seeds, lr)
         return loss, self.state.update(gradient, Rates(*rest[-3:]))
+
+    def descend_privately(self, inputs: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        """One DP-SGD step (Abadi et al., CCS'16): totals, int32 (D,), and the norm [1] of the noised mean gradient.
+
+        rest: labels, mask, the `Rates`, then a `GradientSecret`.
+        """
+        *labels, mask = rest[:-8]
+        rates, secret = Rates(*rest[-8:-5]), GradientSecret(*rest[-5:])
+        totals = secret.carried
+        for gradients in self.example_gradients(inputs, positions, labels, mask):
+            totals = totals + gradients.clipped_sum(secret)
+        totals = totals + noise_units(secret, totals.shape[0])
+        gradient = mean_gradient(totals, secret, self.recipe.effective_batch)
+        return totals, self.state.update(gradient, rates, secret.last)
+
+    def project_privately(self, inputs: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        """Noised totals (q,) of the examples' projected gradients, and coefficients (q,).
+
+        rest: labels, mask, seeds, lr, eps, clip, carried.
+        """
+        *labels, mask = rest[:-5]
+        seeds, lr, _, clip, totals = rest[-5:]
+        for gradients in self.example_gradients(inputs, positions, labels, mask):
+            projections = self.state.projections(gradients.rows(), seeds)  # (q, rows)
+            totals = noised_sums(projections, clip, totals)
+        mean = totals * (clip / UNITS) / self.recipe.effective_batch
+        coefficients = mean * (lr / self.recipe.queries)
+        self.state.replay(seeds, coefficients, lr)
+        return totals, coefficients
+
+    def example_gradients(
+        self, inputs: Tensor, positions: Tensor, labels: Sequence[Tensor], mask: Tensor
+    ) -> Iterator[ExampleGradients]:
+        """Yields the gradients of each micro-batch's examples; an example's loss is the mean over its answer tokens."""
+        weights = mask / torch.clamp(mask.sum(dim=1, keepdim=True), min=1.0)
+        for part in micro_batches(self.recipe, inputs, positions, *labels, weights):
+            _, parts = self.gradients(*part)
+            yield ExampleGradients(parts)
 
     def enter(self, inputs: Tensor) -> Tensor:
         """The hidden states (rows, S, hidden) before the last stack, from a method's first input."""
@@ -81,6 +125,16 @@ class GradientSuffix(Network):
 
         rest: labels, then the mask.
         """
+        nll, parts = self.gradients(inputs, positions, *rest)
+        sums = [part.sum(dim=0) for part in parts]
+        total = torch.cat(sums) if len(sums) > 1 else sums[0]
+        return (nll * rest[-1]).reshape(-1).sum(dim=0, keepdim=True), total
+
+    def gradients(self, inputs: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Negative log-likelihoods (rows, T), and the gradient of each row's sum over `mask` in B, by adapted layer.
+
+        rest: labels, then the mask (rows, T). The gradients are (rows, slab) each; side by side they are (rows, D).
+        """
         *labels, mask = rest
         hidden = self.enter(inputs)
         stack = self.stacks[-1]
@@ -90,16 +144,27 @@ class GradientSuffix(Network):
         for layer, other in zip(stack.layers, others, strict=True):
             kept.append(hidden)
             hidden = layer(hidden, *other)
-        nll, gradient = self.answers_gradient(hidden, positions, labels, mask)
+        if self.recipe.privacy == "clipped":
+            nll, gradient = self.answers_gradient_by_row(hidden, positions, labels, mask)
+        else:
+            nll, gradient = self.answers_gradient(hidden, positions, labels, mask)
         parts: list[Tensor] = []
         for place in reversed(range(len(kept))):
             scales = () if self.scales is None else (self.scales[place],)
             gradient = self.reverses[place](kept[place], gradient, *others[place], *scales)
             if stack.shapes[place].targets:
                 gradient, by_example = gradient
-                parts.append(by_example.sum(dim=0))  # (slab,)
-        total = torch.cat(parts[::-1]) if len(parts) > 1 else parts[0]
-        return (nll * mask).reshape(-1).sum(dim=0, keepdim=True), total
+                parts.append(by_example)  # (rows, slab)
+        return nll, parts[::-1]
+
+    def answers_gradient_by_row(
+        self, hidden: Tensor, positions: Tensor, labels: Sequence[Tensor], mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As `answers_gradient`, each example by itself: products over few rows round a row by its place among them."""
+        columns = [single_rows(column) for column in (hidden, positions, mask, *labels)]
+        found = [self.answers_gradient(h, p, own, m) for h, p, m, *own in zip(*columns, strict=True)]
+        nll, gradient = (torch.cat(rows) if len(rows) > 1 else rows[0] for rows in zip(*found, strict=True))
+        return nll, gradient
 
     def answers_gradient(
         self, hidden: Tensor, positions: Tensor, labels: Sequence[Tensor], mask: Tensor

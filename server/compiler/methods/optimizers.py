@@ -1,7 +1,7 @@
 """B and an optimizer's state as one flat vector, and its update from a gradient (estimator `gradient`).
 
 One buffer holds everything that a step changes, so that all methods share it, a checkpoint is one vector, and zeros are
-its beginning. Knows flat vectors only: no model, no loss, no files.
+its beginning.
 """
 
 # mypy: disallow-subclassing-any=False
@@ -70,25 +70,29 @@ class OptimizedB(nn.Module):
         more = len(self.optimized) - self.size
         self.optimized.copy_(torch.cat((b, torch.zeros(more))) if more else b)
 
-    def update(self, gradient: Tensor, rates: Rates) -> Tensor:
+    def update(self, gradient: Tensor, rates: Rates, last: Tensor | None = None) -> Tensor:
         """One step of the optimizer with the mean gradient (D,). Returns the gradient's norm [1] before it was clipped.
 
-        Adam is Kingma and Ba's (2015) Algorithm 1.
+        last: [1]; with 0 nothing changes, because more examples of the step follow. Adam is Kingma and Ba's (2015)
+        Algorithm 1.
         """
         gradient, norm = clipped(gradient, rates.max_norm)
+        moved = self.moved(gradient, rates)
+        self.optimized.copy_(moved if last is None else torch.where(last > 0, moved, self.optimized))
+        return norm
+
+    def moved(self, gradient: Tensor, rates: Rates) -> Tensor:
+        """B and the optimizer's state after one step with a gradient (D,)."""
         b = self.current()
         b = b - b * (rates.lr * rates.weight_decay)
         if self.optimizer == "sgd":
-            self.optimized.copy_(b - gradient * rates.lr)
-            return norm
+            return b - gradient * rates.lr
         if self.optimizer == "momentum":
             velocity = self.part(1) * MOMENTUM + gradient
-            self.optimized.copy_(torch.cat((b - velocity * rates.lr, velocity)))
-            return norm
+            return torch.cat((b - velocity * rates.lr, velocity))
         first = self.part(1) * BETAS[0] + gradient * (1 - BETAS[0])
         second = self.part(2) * BETAS[1] + gradient * gradient * (1 - BETAS[1])
         at = VECTORS["adam"] * self.size
         weights = [self.optimized[at + index : at + index + 1] * beta + (1 - beta) for index, beta in enumerate(BETAS)]
         moved = (first / weights[0]) / (torch.sqrt(second / weights[1]) + STABILITY) * rates.lr
-        self.optimized.copy_(torch.cat((b - moved, first, second, *weights)))
-        return norm
+        return torch.cat((b - moved, first, second, *weights))

@@ -1,6 +1,5 @@
-"""Everything that is frozen around the decoder layers: embeddings, norms, tables, lm_head; and a walk through them.
-
-Knows shapes and arithmetic; knows nothing of losses, noise, files or delegates.
+"""Everything that is frozen around the decoder layers (embeddings, norms, tables, lm_head), and the pass through all
+layers.
 """
 
 # mypy: disallow-subclassing-any=False

@@ -1,9 +1,8 @@
-"""One export-friendly decoder layer, shaped by a base's facts, with MP-LoRA (paper, Section 3.2).
+"""One decoder layer that can be exported, with MP-LoRA (paper, Section 3.2). `LayerShape` has its sizes.
 
-Every operation is one that XNNPACK takes whole: the causal mask is an input made of constants (right padding),
-grouped-query attention reshapes queries instead of copying keys, a norm's mean is a linear layer of 1/size. No shape
-names the sequence length, so that one lowered layer runs every length up to the one it was planned for.
-Knows its own shapes; knows nothing of losses, noise, flat B or files.
+XNNPACK takes every operation: the causal mask is an input made of constants (right padding), grouped-query attention
+reshapes queries instead of copying keys, and a norm's mean is a linear layer of 1/size. No shape names the sequence
+length, so that one lowered layer runs every length up to the planned one.
 """
 
 # mypy: disallow-subclassing-any=False

@@ -9,10 +9,10 @@ from fastapi import Path
 from server.federation.privacy.service import PrivacyService
 from server.identity.access_rules import needs
 from server.identity.devices.service import DeviceService
-from server.identity.models import Scope
-from server.identity.service import Principal
+from server.identity.tokens import Principal
 from server.web.routes import Routes
 from server.web.state import Reading, State
+from shared.access import Scope
 from shared.job import NAME
 from shared.privacy import DatasetPrivacy, PrivacyBudget, UserPrivacy
 

@@ -15,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy.orm import Session
 
 from server.clock import utc_now
-from server.federation.privacy.models import PrivacySpending
-from server.federation.privacy.repository import PrivacyRepository
+from server.database.database import Database
+from server.federation.privacy.repository import PrivacyRepository, PrivacySpending
 from server.identity.devices.repository import BindingRepository
-from server.jobs.models import Job
+from server.jobs.lifecycle import JobSubscriber
+from server.jobs.repository import Job
 from shared.errors import BudgetExceeded, InvalidRecipe
 from shared.federation.accounting import Spending, epsilon_of, fast_epsilon_of, noise_for, of_run
 from shared.job import JobRequest
@@ -57,12 +58,28 @@ def resolve_privacy(request: JobRequest) -> JobRequest:
     return request.model_copy(update={"recipe": recipe, "privacy": privacy})
 
 
-class PrivacyService:
-    """Spendings and budgets in one transaction."""
+def prepare_privacy(database: Database, tenant: str, request: JobRequest) -> None:
+    """Accounts for a private job before its transaction begins, which then finds the results in the cache.
+
+    Raises as `resolve_privacy`.
+    """
+    resolved = resolve_privacy(request)
+    with database.reading() as session:
+        checks = PrivacyService(session).budget_checks(tenant, resolved)
+    for spendings, delta in checks:
+        epsilon_of(spendings, delta)
+
+
+class PrivacyService(JobSubscriber):
+    """Spendings and budgets in one transaction. As a subscriber it charges jobs to them."""
 
     def __init__(self, session: Session) -> None:
         self._privacy = PrivacyRepository(session)
         self._bindings = BindingRepository(session)
+
+    def settle(self, request: JobRequest) -> JobRequest:
+        """Returns the request with its noise multiplier computed. Raises the errors of `resolve_privacy`."""
+        return resolve_privacy(request)
 
     def admit(self, tenant: str, request: JobRequest) -> None:
         """Raises BudgetExceeded if a job (settled) would spend more than its user's budget has left.
@@ -82,8 +99,8 @@ class PrivacyService:
         spent = self._privacy.of_user(tenant, request.user)
         return [(spent, limit.delta), ([*spent, of_run(request.privacy, request.training.steps)], limit.delta)]
 
-    def reserve(self, job: Job) -> None:
-        """Notes what a new job will spend."""
+    def created(self, job: Job) -> None:
+        """Reserves what a new job will spend."""
         self._spend(job, None)
 
     def begin(self, job: Job, device_id: str) -> None:
@@ -104,7 +121,7 @@ class PrivacyService:
         else:
             reserved.device_id, reserved.spent_at = device_id, utc_now()
 
-    def forget_reserved(self, job: Job) -> None:
+    def ended(self, job: Job) -> None:
         """Gives back what a job that has ended did not begin to spend."""
         if job.request.privacy is not None:
             self._privacy.forget_reserved(job.id)

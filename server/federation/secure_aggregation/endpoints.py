@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from server.federation.secure_aggregation.service import MaskingService
 from server.identity.access_rules import Device
 from server.identity.devices.signatures import ResultSignature, SignedWriting, check_digest, spending
-from server.identity.service import Principal
+from server.identity.tokens import Principal
 from server.storage.references import Collected
 from server.storage.store import StorageFull
 from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type, read_limited

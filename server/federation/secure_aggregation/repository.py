@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from server.database.locking import add_if_absent, locked
 from server.federation.models import Cohort, CohortRound, MemberUpdate
 from server.federation.secure_aggregation.models import MaskedMember, MaskedRound
-from server.jobs.models import Job
+from server.jobs.repository import Job
 from server.storage.references import hold
 from server.storage.store import ArtifactStore
 from shared.federation.cohort import UpdateState

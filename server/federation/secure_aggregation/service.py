@@ -19,7 +19,7 @@ from server.federation.secure_aggregation.progress import MaskingProgress
 from server.federation.secure_aggregation.repository import DatabaseStore, MaskingRepository
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.leases.service import LeaseService
-from server.jobs.models import Job
+from server.jobs.repository import Job
 from server.storage.store import ArtifactStore
 from shared.errors import Conflict, MaskingOut, NotFound
 from shared.federation.cohort import RoundState

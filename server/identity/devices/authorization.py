@@ -14,16 +14,17 @@ import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from enum import StrEnum
 
-from sqlalchemy.orm import Session
+from sqlalchemy import ForeignKey, String, delete, func, select
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.clock import utc_now
-from server.database.identifiers import new_token, token_digest
-from server.identity.devices.models import Device, DeviceRequest, RequestState, UserNames
-from server.identity.devices.repository import DeviceRequestRepository
-from server.identity.devices.service import DeviceService, check_key
-from server.identity.service import Principal
+from server.database.columns import Document, Moment, Numbered, Table, word
+from server.identity.devices.repository import Device
+from server.identity.devices.service import DeviceService, UserNames, check_key
+from server.identity.tokens import Principal, new_token, token_digest
 from server.settings import Settings
 from shared.errors import Conflict, MobizoError, NotFound
 from shared.protocol import DeviceEnrollment, DeviceRequestView
@@ -35,6 +36,76 @@ _LOOKS_LIKE = str.maketrans("ILO", "110")
 _CODE = re.compile(rf"[{ALPHABET}]{{{LENGTH}}}")
 SLOWER_SECONDS = 5  # that each question asked too early adds to the interval (RFC 8628, 3.5)
 KEPT = timedelta(hours=1)  # after its end, so that a device that asks late is told that it was late
+
+
+class RequestState(StrEnum):
+    """What became of a device's request to join."""
+
+    PENDING = "pending"
+    APPROVED = "approved"
+    DENIED = "denied"
+    USED = "used"  # approved, and the device has its token
+
+
+class DeviceRequest(Numbered, Table):
+    """A device that asks to join (RFC 8628): it holds the device code, a person reads the user code to an operator."""
+
+    __tablename__ = "device_requests"
+
+    device_code_digest: Mapped[str] = mapped_column(String(64), unique=True)
+    user_code: Mapped[str] = mapped_column(String(16), unique=True)  # without its dash
+    client_id: Mapped[str] = mapped_column(String(100))
+    name: Mapped[str] = mapped_column(String(96))
+    public_key: Mapped[str] = mapped_column(String(100))
+    platform: Mapped[str] = mapped_column(String(200))
+    address: Mapped[str] = mapped_column(String(64), index=True)  # that it asked from
+    state: Mapped[RequestState] = mapped_column(word(RequestState))
+    interval_seconds: Mapped[int] = mapped_column()
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    expires_at: Mapped[datetime] = mapped_column(Moment, index=True)
+    polled_at: Mapped[datetime | None] = mapped_column(Moment)
+    tenant: Mapped[str | None] = mapped_column(String(96))  # the operator's, once one decided
+    decided_by: Mapped[str | None] = mapped_column(String(64))  # the operator's token
+    decided_at: Mapped[datetime | None] = mapped_column(Moment)
+    device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
+    users: Mapped[UserNames] = mapped_column(
+        Document(UserNames), default=lambda: UserNames(()), server_default="[]"
+    )  # bound to the device when it is enrolled
+
+
+class DeviceRequestRepository:
+    """Requests to join, in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, request: DeviceRequest) -> None:
+        """Stores a new request."""
+        self._session.add(request)
+        self._session.flush()
+
+    def waiting(self, address: str, now: datetime) -> int:
+        """How many requests from an address are undecided and not over."""
+        statement = select(func.count()).where(
+            DeviceRequest.address == address,
+            DeviceRequest.state == RequestState.PENDING,
+            DeviceRequest.expires_at > now,
+        )
+        return self._session.scalar(statement) or 0
+
+    def by_device_code(self, digest: str) -> DeviceRequest | None:
+        """The request of a device code; locked, so that of two who ask at once one gets the token."""
+        statement = select(DeviceRequest).where(DeviceRequest.device_code_digest == digest)
+        return self._session.scalar(statement.with_for_update())
+
+    def by_user_code(self, code: str, lock: bool) -> DeviceRequest | None:
+        """The request of a user code, as it is stored. lock: for who decides; who only looks cannot lock."""
+        statement = select(DeviceRequest).where(DeviceRequest.user_code == code)
+        return self._session.scalar(statement.with_for_update() if lock else statement)
+
+    def forget(self, before: datetime) -> None:
+        """Removes requests that were over by then."""
+        self._session.execute(delete(DeviceRequest).where(DeviceRequest.expires_at < before))
 
 
 def new_user_code() -> str:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from sqlalchemy.orm import Session
 
 from server.clock import utc_now
-from server.identity.devices.models import Device
-from server.identity.devices.repository import BindingRepository
+from server.identity.devices.repository import BindingRepository, Device
 from server.ports import Port
 from server.settings import Settings
 from shared.errors import Conflict, DeviceNotBound

@@ -13,15 +13,15 @@ from pydantic import ValidationError
 
 from server.identity.access_rules import PUBLIC, needs
 from server.identity.devices.authorization import Asked, AuthorizationService, OAuthError, read_user_code, shown
-from server.identity.models import Scope
-from server.identity.service import Principal
 from server.identity.signing_keys.service import KeyService, server_info
+from server.identity.tokens import Principal
 from server.web.bodies import read_limited
 from server.web.limits import place_of
 from server.web.openapi import Responses, raises
 from server.web.problems import TooSlow
 from server.web.routes import Routes
 from server.web.state import AppState, Reading, State, Writing
+from shared.access import Scope
 from shared.errors import BadRequest, Conflict, TooLarge
 from shared.protocol import DeviceApproval, DeviceAuthorization, DeviceEnrollment, DeviceRequestView, DeviceToken
 

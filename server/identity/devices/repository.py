@@ -1,28 +1,132 @@
-"""All SQL about devices, what they sign, and the ways in."""
+"""The tables and SQL of devices, of their users and spent nonces, and the cooldown of devices that fail."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import bindparam, delete, func, select, update
+from pydantic import BaseModel, ConfigDict, RootModel
+from sqlalchemy import ForeignKey, Index, String, bindparam, delete, select, update
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
+from server.clock import utc_now
+from server.database.columns import Document, Moment, Numbered, Table
 from server.database.locking import add_if_absent, locked
 from server.database.paging import PageRequest, PageRows, page_of
-from server.identity.devices.models import (
-    Device,
-    DeviceNonce,
-    DeviceReport,
-    DeviceRequest,
-    DeviceUser,
-    EnrollmentToken,
-    RequestState,
-)
+from shared.capabilities import Capabilities, Labels
+from shared.protocol import DeviceView
+
+FAILURES_BEFORE_COOLDOWN = 3  # in a row
+FIRST_COOLDOWN, LONGEST_COOLDOWN = timedelta(minutes=1), timedelta(hours=1)
+
+
+class LabelSet(RootModel[Labels]):
+    """Labels that an operator gave to a device."""
+
+
+class DeviceReport(BaseModel):
+    """What a device reported about itself with its last request for a job."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    datasets: tuple[str, ...]
+    memory_bytes: int | None = None
+    capabilities: Capabilities | None = None
+
+    def lasting(self) -> DeviceReport:
+        """Returns the report without the values that change from minute to minute."""
+        passing = {"charging": None, "battery_percent": None}
+        can = self.capabilities and self.capabilities.model_copy(update=passing)
+        return DeviceReport(datasets=self.datasets, capabilities=can)
+
+
+class Device(Numbered, Table):
+    """An enrolled device."""
+
+    __tablename__ = "devices"
+    __table_args__ = (Index("ix_devices_tenant", "tenant", "number"),)
+
+    id: Mapped[str] = mapped_column(String(64), unique=True)
+    tenant: Mapped[str] = mapped_column(String(96))
+    name: Mapped[str] = mapped_column(String(96))
+    public_key: Mapped[str] = mapped_column(String(100))
+    platform: Mapped[str] = mapped_column(String(200))
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    last_seen_at: Mapped[datetime | None] = mapped_column(Moment)
+    revoked_at: Mapped[datetime | None] = mapped_column(Moment)
+    labels: Mapped[LabelSet] = mapped_column(Document(LabelSet), default=lambda: LabelSet({}), server_default="{}")
+    report: Mapped[DeviceReport | None] = mapped_column(Document(DeviceReport))
+    failures: Mapped[int] = mapped_column(default=0, server_default="0")  # unfinished jobs in a row
+    cooldown_until: Mapped[datetime | None] = mapped_column(Moment)  # gets no new job before
+
+    def view(self, users: Sequence[str]) -> DeviceView:
+        """As the API shows it. users: those bound to it."""
+        report = self.report or DeviceReport(datasets=())
+        return DeviceView(
+            id=self.id,
+            name=self.name,
+            platform=self.platform,
+            created_at=self.created_at,
+            last_seen_at=self.last_seen_at,
+            revoked_at=self.revoked_at,
+            labels=self.labels.root,
+            users=list(users),
+            datasets=list(report.datasets),
+            memory_bytes=report.memory_bytes,
+            capabilities=report.capabilities,
+            failures=self.failures,
+            cooldown_until=self.cooldown_until,
+        )
+
+
+class DeviceUser(Table):
+    """A user whose data is on a device. A device trains jobs of its users only; its row guards these rows."""
+
+    __tablename__ = "device_users"
+    __table_args__ = (Index("ix_device_users_user", "user", "device_id"),)
+
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.id"), primary_key=True)
+    user: Mapped[str] = mapped_column(String(96), primary_key=True)
+    bound_at: Mapped[datetime] = mapped_column(Moment)
+
+
+class DeviceNonce(Table):
+    """A nonce that a device's signed request has spent, kept as long as its signature would be good."""
+
+    __tablename__ = "device_nonces"
+
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.id"), primary_key=True)
+    nonce: Mapped[str] = mapped_column(String(64), primary_key=True)
+    expires_at: Mapped[datetime] = mapped_column(Moment)
+
+
+def count_failure(device: Device, now: datetime) -> None:
+    """Counts a failed job or an expired lease. From the third in a row on, the cooldown doubles."""
+    device.failures += 1
+    if device.failures >= FAILURES_BEFORE_COOLDOWN:
+        doublings = min(device.failures - FAILURES_BEFORE_COOLDOWN, 10)
+        device.cooldown_until = now + min(FIRST_COOLDOWN * 2**doublings, LONGEST_COOLDOWN)
+
+
+def forget_failure(device: Device) -> None:
+    """Takes back the last failure: the device resumed the job whose lease had expired."""
+    device.failures = max(device.failures - 1, 0)
+    device.cooldown_until = None
+
+
+def forget_failures(device: Device) -> None:
+    """Ends the cooldown after a finished job."""
+    device.failures, device.cooldown_until = 0, None
+
+
+def is_cooling_down(until: datetime | None) -> bool:
+    """Whether a device gets no new job now."""
+    return until is not None and until > utc_now()
+
 
 # Built once, because every request for a job executes it.
 _USERS = select(DeviceUser.user).where(DeviceUser.device_id == bindparam("device_id"))
@@ -127,30 +231,6 @@ class BindingRepository:
         return self._session.scalars(statement.order_by(Device.number.desc()).limit(limit)).all()
 
 
-class EnrollmentRepository:
-    """One-time tokens in one session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def add(self, enrollment: EnrollmentToken) -> None:
-        """Stores a new one-time token."""
-        self._session.add(enrollment)
-        self._session.flush()
-
-    def take(self, digest: str, now: datetime) -> EnrollmentToken | None:
-        """Uses a token up; None if there is none, it is used or it is over. Of two at once, one gets it."""
-        statement = (
-            update(EnrollmentToken)
-            .where(
-                EnrollmentToken.digest == digest, EnrollmentToken.used_at.is_(None), EnrollmentToken.expires_at > now
-            )
-            .values(used_at=now)
-            .returning(EnrollmentToken)
-        )
-        return self._session.scalar(statement)
-
-
 @dataclass(frozen=True)
 class Spent:
     """A nonce that a device's request spends, and until when its signature is good."""
@@ -182,38 +262,3 @@ class NonceRepository:
         stored = insert(DeviceNonce.__table__).on_conflict_do_nothing()
         found = self._session.execute(stored.returning(DeviceNonce.device_id, DeviceNonce.nonce), rows)
         return {(row.device_id, row.nonce) for row in found}
-
-
-class DeviceRequestRepository:
-    """Requests to join, in one session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def add(self, request: DeviceRequest) -> None:
-        """Stores a new request."""
-        self._session.add(request)
-        self._session.flush()
-
-    def waiting(self, address: str, now: datetime) -> int:
-        """How many requests from an address are undecided and not over."""
-        statement = select(func.count()).where(
-            DeviceRequest.address == address,
-            DeviceRequest.state == RequestState.PENDING,
-            DeviceRequest.expires_at > now,
-        )
-        return self._session.scalar(statement) or 0
-
-    def by_device_code(self, digest: str) -> DeviceRequest | None:
-        """The request of a device code; locked, so that of two who ask at once one gets the token."""
-        statement = select(DeviceRequest).where(DeviceRequest.device_code_digest == digest)
-        return self._session.scalar(statement.with_for_update())
-
-    def by_user_code(self, code: str, lock: bool) -> DeviceRequest | None:
-        """The request of a user code, as it is stored. lock: for who decides; who only looks cannot lock."""
-        statement = select(DeviceRequest).where(DeviceRequest.user_code == code)
-        return self._session.scalar(statement.with_for_update() if lock else statement)
-
-    def forget(self, before: datetime) -> None:
-        """Removes requests that were over by then."""
-        self._session.execute(delete(DeviceRequest).where(DeviceRequest.expires_at < before))

@@ -1,26 +1,71 @@
-"""Enrolling devices."""
+"""Devices: inviting, enrolling, labelling and revoking them, and the one-time tokens by which they enroll."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from pydantic import ValidationError
-from sqlalchemy.orm import Session
+from pydantic import RootModel, ValidationError
+from sqlalchemy import ForeignKey, String, update
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.clock import utc_now
-from server.database.identifiers import new_id, new_token, token_digest
+from server.database.columns import Document, Moment, Numbered, Table, new_id
 from server.identity.devices.bindings import BindingService
-from server.identity.devices.models import Device, EnrollmentToken, LabelSet, UserNames
-from server.identity.devices.repository import DeviceRepository, EnrollmentRepository
-from server.identity.models import Role
-from server.identity.service import TenantService, TokenService
+from server.identity.devices.repository import Device, DeviceRepository, LabelSet
+from server.identity.tenants import TenantService
+from server.identity.tokens import TokenService, new_token, token_digest
+from shared.access import Role
 from shared.errors import BadRequest, Conflict, NotFound, Unauthorized
 from shared.protocol import DeviceEnrollment, Enrollment
 
 KEY_BYTES = 32
+
+
+class UserNames(RootModel[tuple[str, ...]]):
+    """Users whose data is on a device that is about to enroll."""
+
+
+class EnrollmentToken(Numbered, Table):
+    """A one-time token, by its digest."""
+
+    __tablename__ = "enrollments"
+
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    tenant: Mapped[str] = mapped_column(String(96))
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    expires_at: Mapped[datetime] = mapped_column(Moment)
+    used_at: Mapped[datetime | None] = mapped_column(Moment)
+    device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
+    users: Mapped[UserNames] = mapped_column(
+        Document(UserNames), default=lambda: UserNames(()), server_default="[]"
+    )  # bound to the device when it is enrolled
+
+
+class EnrollmentRepository:
+    """One-time tokens in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, enrollment: EnrollmentToken) -> None:
+        """Stores a new one-time token."""
+        self._session.add(enrollment)
+        self._session.flush()
+
+    def take(self, digest: str, now: datetime) -> EnrollmentToken | None:
+        """Uses a token up; None if there is none, it is used or it is over. Of two at once, one gets it."""
+        statement = (
+            update(EnrollmentToken)
+            .where(
+                EnrollmentToken.digest == digest, EnrollmentToken.used_at.is_(None), EnrollmentToken.expires_at > now
+            )
+            .values(used_at=now)
+            .returning(EnrollmentToken)
+        )
+        return self._session.scalar(statement)
 
 
 def check_key(text: str) -> None:

@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 from server.clock import utc_now
 from server.identity.access_rules import Device
 from server.identity.devices.repository import NonceRepository, Spent
-from server.identity.service import Principal
+from server.identity.tokens import Principal
 from server.settings import Settings
 from server.web.openapi import may_raise
 from server.web.state import AppState, State

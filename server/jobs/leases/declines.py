@@ -6,16 +6,14 @@ from sqlalchemy.orm import Session
 
 from server.clock import utc_now
 from server.identity.devices.repository import DeviceRepository
-from server.jobs.estimators import possible_for
-from server.jobs.leases.models import Ending, JobLease, MemoryDecline
-from server.jobs.leases.repository import LeaseRepository
+from server.jobs.leases.repository import Ending, JobLease, LeaseRepository, MemoryDecline
 from server.jobs.leases.service import LeaseService
 from server.jobs.lifecycle import JobLifecycle
-from server.jobs.models import Job
-from server.jobs.recipes import scored_rows
+from server.jobs.memory import rough
+from server.jobs.recipes import possible_for, scored_rows
+from server.jobs.repository import Job
 from server.jobs.shrink import describe_changes, estimated_need, lighter, smaller
-from server.programs.repository import ProgramRepository
-from server.programs.service import ProgramService
+from server.programs.service import ProgramRepository, ProgramService
 from shared.job import JobError, JobState, Progress
 from shared.protocol import Decline, LeaseState
 from shared.recipe import Recipe
@@ -59,7 +57,7 @@ class DeclineService:
         device = DeviceRepository(self._session).get(job.tenant, device_id)
         name = device.name if device is not None else device_id
         return (
-            f"device {name} can spare {declined.available_bytes:,} bytes, and the program needs "
+            f"device {name} can spare {rough(declined.available_bytes):,} bytes, and the program needs "
             f"{declined.needed_bytes:,}"
         )
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
+from prometheus_client import CollectorRegistry, Gauge
+from sqlalchemy.orm import Session
 
+from server.clock import utc_now
+from server.database.write_queue import GroupCommit
 from server.identity.access_rules import Device
 from server.identity.activity import Presence, make_presences
-from server.identity.devices.models import DeviceReport
+from server.identity.devices.repository import DeviceReport
 from server.identity.devices.signatures import Signature, SignedWriting, spent_by
-from server.identity.service import Principal
+from server.identity.tokens import Principal
 from server.jobs.leases.declines import DeclineService
+from server.jobs.leases.repository import LeaseRepository
 from server.jobs.leases.service import Heartbeat, LeaseService
+from server.jobs.scheduling.long_poll import LongPoll
 from server.jobs.scheduling.matching import DeviceOffer
-from server.jobs.services import JobMeters, make_heartbeats, make_long_poll
 from server.web.openapi import raises
 from server.web.routes import Routes
 from server.web.state import AppState, State
@@ -24,6 +30,33 @@ from shared.job import JobError, Progress
 from shared.protocol import Decline, Lease, LeaseRequest, LeaseState
 
 router = Routes(prefix="/v1/leases", tags=["leases"])
+
+
+def make_long_poll(state: AppState) -> LongPoll:
+    """Makes the long poll of devices that wait for a job. Overdue leases are taken back before each poll."""
+
+    def take_back_overdue() -> None:
+        with state.database.reading() as session:
+            if not LeaseRepository(session).overdue(utc_now()):
+                return
+        with state.database.writing() as session:
+            LeaseService(session, state.settings.lease_seconds, state.settings.lease_attempts).take_back_overdue()
+
+    return LongPoll(state.database, state.shutdown, state.settings.look_seconds, take_back_overdue)
+
+
+def make_heartbeats(state: AppState) -> GroupCommit[Heartbeat, LeaseState]:
+    """Makes the group commit of heartbeats."""
+
+    def write(session: Session, heartbeats: Sequence[Heartbeat]) -> list[LeaseState | Exception]:
+        return LeaseService(session, state.settings.lease_seconds).heartbeats(heartbeats)
+
+    return GroupCommit(state.database, state.write_queue, write)
+
+
+def make_polls_gauge(registry: CollectorRegistry) -> Gauge:
+    """Makes the gauge of open polls."""
+    return Gauge("mobizo_polls_open", "Devices that wait here for a job", registry=registry)
 
 
 def _offer(state: AppState, principal: Principal, lease_request: LeaseRequest) -> DeviceOffer:
@@ -64,7 +97,7 @@ async def acquire(
     if offer.may_hold:
         lease, offer = await state.write_queue.run(_acquire, state, principal, lease_request)
     long_poll = state.get(make_long_poll)
-    with state.meters.part(JobMeters).polls.track_inprogress():
+    with state.meters.part(make_polls_gauge).track_inprogress():
         while lease is None:
             async with long_poll.waiting(offer) as waiter:
                 woken = await long_poll.woken(waiter, deadline - time.monotonic())

@@ -1,22 +1,120 @@
-"""All SQL about leases and declined recipes."""
+"""The tables of leases and of declined recipes, and all their SQL."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import StrEnum
 
-from sqlalchemy import ColumnElement, Select, bindparam, exists, func, or_, select, update
-from sqlalchemy.orm import Session, load_only
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Float,
+    ForeignKey,
+    Index,
+    Select,
+    String,
+    bindparam,
+    exists,
+    func,
+    or_,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.orm import Mapped, Session, load_only, mapped_column
 
+from server.database.columns import Moment, Numbered, Table, word
 from server.database.locking import locked
-from server.identity.devices.models import Device
-from server.jobs.leases.models import Ending, JobLease, MemoryDecline
-from server.jobs.models import Job
+from server.identity.devices.repository import Device
+from server.jobs.repository import Job
+from server.programs.service import ProgramBlob
+from server.storage.references import FileColumn, FileReferences
 from shared.capabilities import Labels
 from shared.job import JobState, RoundRef
 
 DECLINE_LASTS = timedelta(hours=1)  # for a device that does not report its memory
+
+
+class Ending(StrEnum):
+    """Why a lease ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    RELEASED = "released"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    DECLINED = "declined"  # the device has too little memory
+    REVOKED = "revoked"  # the device was revoked
+    UNBOUND = "unbound"  # the job's user was unbound from the device
+
+
+_LIVE = text("ending IS NULL")
+
+
+class JobLease(Numbered, Table):
+    """A job that one device has for a limited time. A unique index allows at most one live lease of a job."""
+
+    __tablename__ = "leases"
+    __table_args__ = (
+        Index("ix_leases_live", "job_number", unique=True, sqlite_where=_LIVE, postgresql_where=_LIVE),
+        Index("ix_leases_device", "device_id", "ending", "number", "job_number"),
+        Index("ix_leases_job", "job_number", "number"),
+        # `ending` is NULL in all its rows; without the column SQLite would read the table to check this.
+        Index(
+            "ix_leases_expiry",
+            "expires_at",
+            "number",
+            "job_number",
+            "ending",
+            sqlite_where=_LIVE,
+            postgresql_where=_LIVE,
+        ),
+    )
+
+    id: Mapped[str] = mapped_column(String(64), unique=True)
+    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"))
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.id"))
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    expires_at: Mapped[datetime] = mapped_column(Moment)
+    ended_at: Mapped[datetime | None] = mapped_column(Moment)
+    ending: Mapped[Ending | None] = mapped_column(word(Ending))
+    upload_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
+    upload_size: Mapped[int | None] = mapped_column(BigInteger)
+    upload_norm: Mapped[float | None] = mapped_column(Float)  # Euclidean norm of an update in a round
+    trajectory_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
+    trajectory_size: Mapped[int | None] = mapped_column(BigInteger)
+    memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # memory that the device reported as available
+    seconds: Mapped[float | None] = mapped_column(Float)  # duration without a heartbeat; None: the server's setting
+
+
+class MemoryDecline(Table):
+    """The latest report of a device that its memory is too small for a recipe's program; sizes in bytes.
+
+    enough_bytes: the available memory that the device must report before it is offered that recipe again.
+    """
+
+    __tablename__ = "declines"
+
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.id"), primary_key=True)
+    recipe_id: Mapped[str] = mapped_column(ForeignKey("programs.recipe_id"), primary_key=True)
+    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"))
+    needed_bytes: Mapped[int] = mapped_column(BigInteger)
+    available_bytes: Mapped[int] = mapped_column(BigInteger)
+    enough_bytes: Mapped[int] = mapped_column(BigInteger)
+    declined_at: Mapped[datetime] = mapped_column(Moment)
+
+
+# An expired lease may be revived while its job waits; its upload is then valid again.
+_MAY_COMPLETE = or_(JobLease.ending.is_(None), (JobLease.ending == Ending.EXPIRED) & (Job.state == JobState.READY))
+_JOB = Job, Job.number == JobLease.job_number
+FILES = FileReferences(
+    columns=tuple(
+        FileColumn(column, _MAY_COMPLETE, join=_JOB, temporary=True)
+        for column in (JobLease.upload_sha256, JobLease.trajectory_sha256)
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -229,3 +327,14 @@ def _of_lapsed(device_id: str, datasets: Collection[str]) -> Select[int]:
     number = select(JobLease.job_number).join(Job, Job.number == JobLease.job_number)
     chosen = *_lapsed(device_id), Job.state == JobState.READY, Job.dataset.in_(datasets)
     return number.where(*chosen).order_by(JobLease.number.desc()).limit(1)
+
+
+def file_of_device(session: Session, device_id: str, sha256: str) -> ProgramBlob | None:
+    """Returns a file of a program whose job is or was leased to the device."""
+    statement = (
+        select(ProgramBlob)
+        .join(Job, Job.recipe_id == ProgramBlob.recipe_id)
+        .join(JobLease, JobLease.job_number == Job.number)
+        .where(ProgramBlob.sha256 == sha256, JobLease.device_id == device_id)
+    )
+    return session.scalar(statement.limit(1))

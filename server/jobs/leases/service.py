@@ -13,18 +13,24 @@ from datetime import timedelta
 from sqlalchemy.orm import Session
 
 from server.clock import utc_now
-from server.database.identifiers import new_id
-from server.identity.devices.models import count_failure, forget_failure, forget_failures, is_cooling_down
-from server.identity.devices.repository import BindingRepository, DeviceRepository, NonceRepository, Spent
-from server.identity.service import REVOKED
-from server.jobs.leases.models import Ending, JobLease
-from server.jobs.leases.repository import LeaseRepository
+from server.database.columns import new_id
+from server.identity.devices.repository import (
+    BindingRepository,
+    DeviceRepository,
+    NonceRepository,
+    Spent,
+    count_failure,
+    forget_failure,
+    forget_failures,
+    is_cooling_down,
+)
+from server.identity.tokens import REVOKED
+from server.jobs.leases.repository import Ending, JobLease, LeaseRepository
 from server.jobs.lifecycle import ROUND_TASK, WARM_STARTS, JobLifecycle, subscribers
-from server.jobs.models import Job
-from server.jobs.repository import JobRepository
+from server.jobs.repository import Job, JobRepository
 from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import QueueRepository
-from server.programs.repository import ProgramRepository
+from server.programs.service import ProgramRepository
 from server.settings import Settings
 from shared.errors import (
     BudgetExceeded,

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from sqlalchemy.orm import Session
 
 from server.clock import utc_now
-from server.identity.devices.models import Device, is_cooling_down
-from server.identity.devices.repository import BindingRepository, DeviceRepository
+from server.identity.devices.repository import BindingRepository, Device, DeviceRepository, is_cooling_down
 from server.jobs.leases.repository import LeaseRepository
-from server.jobs.models import Job
+from server.jobs.repository import Job
 from server.jobs.scheduling.matching import DeviceOffer, lacks
 from server.jobs.scheduling.repository import Lane, QueueRepository
 from shared.job import JobState

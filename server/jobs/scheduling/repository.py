@@ -1,4 +1,4 @@
-"""All SQL of the job queue: lanes, their first jobs, and start tags.
+"""The tables and all SQL of the job queue: lanes, their first jobs, and start tags.
 
 Jobs are ordered by start-time fair queueing (Goyal, Vin and Cheng, 1996) in which every job costs 1: if two users have
 jobs waiting, their jobs alternate, however many each user has. A job's start tag is one more than the tag of the user's
@@ -12,18 +12,48 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Select, bindparam, case, exists, func, or_, select
+from sqlalchemy import ForeignKey, Index, Select, String, Text, bindparam, case, exists, func, or_, select
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
+from server.database.columns import Numbered, Table
 from server.database.locking import locked
-from server.jobs.models import Job
+from server.jobs.repository import Job
 from server.jobs.scheduling.matching import DeviceOffer, Needs, able, parse_needs
-from server.jobs.scheduling.models import StartTag, StoredLane
 from shared.canonical import canonical_json, sha256_hex
 
 VIRTUAL_TIME = ""  # the user, whose name no request can have, of the row with a tenant's virtual time
+
+
+class StoredLane(Numbered, Table):
+    """A queue of ready jobs of one user that the same devices may take. Rows never change after they are inserted.
+
+    A device is thus matched once with each lane and not once with each job, and the first job of a lane is found by one
+    index lookup. key: a digest of all other columns. needs: a `Needs` as JSON.
+    """
+
+    __tablename__ = "lanes"
+    __table_args__ = (Index("ix_lanes_user", "tenant", "user", "dataset", "only_device_id"),)
+
+    key: Mapped[str] = mapped_column(String(64), unique=True)
+    tenant: Mapped[str] = mapped_column(String(96))
+    user: Mapped[str] = mapped_column(String(96))
+    dataset: Mapped[str] = mapped_column(String(96))
+    only_device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
+    recipe_id: Mapped[str] = mapped_column(ForeignKey("programs.recipe_id"))
+    priority: Mapped[int] = mapped_column()
+    needs: Mapped[str] = mapped_column(Text)
+
+
+class StartTag(Table):
+    """The start tag of a user's latest job. The row of user `""` holds the tenant's virtual time."""
+
+    __tablename__ = "start_tags"
+
+    tenant: Mapped[str] = mapped_column(String(96), primary_key=True)
+    user: Mapped[str] = mapped_column(String(96), primary_key=True)
+    start_tag: Mapped[int] = mapped_column()
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Annotated
 
 from server.identity.access_rules import PROBE, PUBLIC, needs
-from server.identity.models import Scope
-from server.identity.service import Principal
 from server.identity.signing_keys.service import KeyService, server_info
+from server.identity.tokens import Principal
 from server.operations.health.readiness import NotReady, check_ready
 from server.operations.health.service import server_usage
 from server.web.openapi import raises
 from server.web.routes import Routes
 from server.web.state import Reading, State
+from shared.access import Scope
 from shared.protocol import ServerInfo, ServerUsage
 
 router = Routes(tags=["server"])

@@ -9,7 +9,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from server.database.schema import check_current
-from server.identity.signing_keys.files import load_key
+from server.identity.signing_keys.service import load_key
 from server.web.state import AppState
 from shared.errors import MobizoError, Unavailable
 

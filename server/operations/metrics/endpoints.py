@@ -8,11 +8,11 @@ from fastapi import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from server.identity.access_rules import needs
-from server.identity.models import Scope
-from server.identity.service import Principal
+from server.identity.tokens import Principal
 from server.operations.metrics.exposition import make_exposition
 from server.web.routes import Routes
 from server.web.state import State
+from shared.access import Scope
 
 router = Routes(tags=["server"])
 

@@ -16,9 +16,10 @@ from sqlalchemy.pool import QueuePool
 from server.clock import utc_now
 from server.database.database import Database
 from server.inference.metrics import ScorerMeters
-from server.jobs.services import JobMeters
+from server.jobs.endpoints import make_program_counter
+from server.jobs.leases.endpoints import make_polls_gauge
 from server.operations.metrics.repository import LIVE, Census, CensusRepository
-from server.web.meters import Meters
+from server.web.middleware import Meters
 from server.web.state import AppState
 from shared.errors import Unavailable
 
@@ -32,7 +33,7 @@ class Exposition:
 
     def __init__(self, meters: Meters, database: Database) -> None:
         self._meters, self._database = meters, database
-        for make in (JobMeters, ScorerMeters):
+        for make in (make_program_counter, make_polls_gauge, ScorerMeters):
             meters.part(make)  # so that they are exposed before their first use
         self._lock = threading.Lock()
         self._census: Census | None = None

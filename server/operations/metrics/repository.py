@@ -9,12 +9,12 @@ from datetime import datetime, timedelta
 from sqlalchemy import Row, func, select
 from sqlalchemy.orm import Session
 
-from server.identity.devices.models import Device
-from server.identity.models import Tenant
-from server.jobs.leases.models import Ending, JobLease
-from server.jobs.models import Job
-from server.programs.models import Program, ProgramState
-from server.tasks.models import WorkerProcess
+from server.identity.devices.repository import Device
+from server.identity.tenants import Tenant
+from server.jobs.leases.repository import Ending, JobLease
+from server.jobs.repository import Job
+from server.programs.service import Program, ProgramState
+from server.tasks.repository import WorkerProcess
 from shared.job import JobState
 
 WAITING = (JobState.QUEUED, JobState.COMPILING, JobState.READY)

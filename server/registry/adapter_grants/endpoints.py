@@ -7,8 +7,7 @@ from typing import Annotated
 from fastapi import Request, Response
 
 from server.identity.access_rules import Device, needs
-from server.identity.models import Scope
-from server.identity.service import Principal
+from server.identity.tokens import Principal
 from server.registry import files
 from server.registry.adapter_grants.repository import AdapterGrantRepository
 from server.registry.adapter_grants.service import AdapterGrantService, shown
@@ -19,6 +18,7 @@ from server.web.openapi import raises
 from server.web.pages import Paging
 from server.web.routes import Routes
 from server.web.state import Reading, State, Writing
+from shared.access import Scope
 from shared.errors import AdapterNotFound, VersionHeld
 from shared.protocol import AdapterGrantView, DeviceAdapter, Page
 

@@ -8,9 +8,9 @@ from sqlalchemy import CompoundSelect, Select, delete, select, union
 from sqlalchemy.orm import Session
 
 from server.database.paging import PageRequest, PageRows, page_of
-from server.identity.devices.models import DeviceUser
+from server.identity.devices.repository import DeviceUser
 from server.ports import Port
-from server.programs.models import ProgramBlob
+from server.programs.service import ProgramBlob
 from server.registry.adapter_grants.models import AdapterGrant
 from server.registry.models import Adapter, StoredVersion
 

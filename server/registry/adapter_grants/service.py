@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from server.clock import utc_now
 from server.identity.devices.repository import DeviceRepository
-from server.programs.repository import ProgramRepository
+from server.programs.service import ProgramRepository
 from server.registry.adapter_grants.models import AdapterGrant
 from server.registry.adapter_grants.repository import AdapterGrantRepository
 from server.registry.models import Adapter, StoredVersion

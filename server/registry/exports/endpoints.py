@@ -8,8 +8,7 @@ import structlog
 from fastapi import Path, Request, Response
 
 from server.identity.access_rules import needs
-from server.identity.models import Scope
-from server.identity.service import Principal
+from server.identity.tokens import Principal
 from server.registry.exports.service import MergedService
 from server.storage.store import Damaged
 from server.web.downloads import FILE_ROUTE, file_response
@@ -18,6 +17,7 @@ from server.web.openapi import FILE, Responses, raises
 from server.web.problems import RangeNotSatisfiable
 from server.web.routes import Routes
 from server.web.state import Reading, State, Writing
+from shared.access import Scope
 from shared.errors import AdapterNotFound, BaseMismatch, FileNotInAdapter, NotFound, RevisionNotFound, UnknownBase
 from shared.protocol import MergedModel
 

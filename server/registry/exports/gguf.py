@@ -1,9 +1,9 @@
-"""An adapter as a GGUF file that llama.cpp loads onto its own form of the base (`--lora`).
+"""Writes an adapter as a GGUF file that llama.cpp loads onto its own form of the base (`--lora`). Needs no torch.
 
-llama.cpp names each architecture's tensors in its own way, and keeps Llama's query and key rows in another order:
-neighbours where Hugging Face has halves, since it rotates neighbours. B's rows follow; A's columns are the layer's
-input, which has one order everywhere. What llama.cpp does not compute as the program does is refused by name.
-Needs numpy and gguf; knows no torch.
+llama.cpp has its own tensor names for each architecture, and another order of Llama's query and key rows: it rotates
+neighbouring rows where Hugging Face rotates halves. The rows of B are reordered accordingly; the columns of A belong to
+the layer's input, whose order is the same everywhere. An adapter that llama.cpp would compute differently is refused
+with the reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""An adapter as a PEFT directory, which stock `peft` loads onto the stock model.
+"""Writes an adapter as a PEFT directory, which stock `peft` loads onto the stock model. Needs no torch.
 
 PEFT computes y = W x + (alpha / r) B A x with A (r, in) and B (out, r); a program's matrices are their transposes.
-Needs numpy and safetensors; knows no torch and no runtime.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseModelEntry, BaseRepository
 from server.clock import utc_now
-from server.database.identifiers import new_id
+from server.database.columns import new_id
 from server.database.locking import add_if_absent
 from server.registry.exports.models import CONVERT, Conversion, ConversionFile, ConversionState
 from server.registry.exports.repository import ConversionRepository

@@ -12,8 +12,7 @@ from fastapi import Query, Request, Response
 from pydantic import Field
 
 from server.identity.access_rules import needs
-from server.identity.models import Scope
-from server.identity.service import Principal
+from server.identity.tokens import Principal
 from server.registry.files import AdapterFile
 from server.registry.hub import views
 from server.registry.hub.downloads import download, is_devious, warning
@@ -30,6 +29,7 @@ from server.web.openapi import FILE, raises
 from server.web.pages import InvalidCursor
 from server.web.problems import RangeNotSatisfiable
 from server.web.state import AppState, State
+from shared.access import Scope
 from shared.errors import AdapterNotFound, FileNotInAdapter, RevisionNotFound
 from shared.registry import MAIN
 

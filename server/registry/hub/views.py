@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
-from server.identity.service import Principal
+from server.identity.tokens import Principal
 from server.registry.files import AdapterFile
 from server.registry.hub.schemas import (
     AccessToken,

@@ -18,8 +18,7 @@ import numpy as np
 from server.clock import utc_now
 from server.database.database import Database
 from server.registry.models import Adapter, StoredVersion
-from server.registry.trajectories.models import MaterialisedStep, StoredTrajectory
-from server.registry.trajectories.repository import TrajectoryRepository
+from server.registry.trajectories.service import MaterialisedStep, StoredTrajectory, TrajectoryRepository
 from server.storage.store import ArtifactStore, Damaged
 from shared.canonical import sha256_hex
 from shared.errors import NotFound, NotReplayable, Unavailable

@@ -1,17 +1,90 @@
-"""Trajectories of versions: recorded when a job is completed, and shown."""
+"""Trajectories of versions: their tables and SQL, recording them when a job is completed, and showing them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy.orm import Session
+from sqlalchemy import BigInteger, ForeignKey, LargeBinary, String, select
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.jobs.leases.models import JobLease
+from server.database.columns import Table
+from server.jobs.leases.repository import JobLease
+from server.registry.models import Adapter, StoredVersion
 from server.registry.repository import resolve
-from server.registry.trajectories.models import StoredTrajectory
-from server.registry.trajectories.repository import TrajectoryRepository
+from server.storage.references import FileColumn, FileReferences
 from shared.errors import Conflict, NotFound
 from shared.protocol import Completion, TrajectoryView
+
+
+class StoredTrajectory(Table):
+    """The trajectory that came with a version.
+
+    head: the bytes of the LoRA-B file before its numbers, so that the file can be rebuilt exactly even if a later
+    library writes other headers. The version records whether the trajectory is verified and replaces B.
+    """
+
+    __tablename__ = "trajectories"
+
+    version_number: Mapped[int] = mapped_column(
+        ForeignKey("adapter_versions.number", ondelete="CASCADE"), primary_key=True
+    )
+    sha256: Mapped[str] = mapped_column(String(64), index=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+    steps: Mapped[int] = mapped_column()
+    start_sha256: Mapped[str | None] = mapped_column(String(64))
+    head: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class MaterialisedStep(Table):
+    """A file of B after a step. Garbage collection removes the file if it is not requested for a while.
+
+    head: the bytes of the file before its numbers.
+    """
+
+    __tablename__ = "trajectory_steps"
+
+    version_number: Mapped[int] = mapped_column(
+        ForeignKey("trajectories.version_number", ondelete="CASCADE"), primary_key=True
+    )
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    sha256: Mapped[str] = mapped_column(String(64))
+    head: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+FILES = FileReferences(columns=(FileColumn(StoredTrajectory.sha256),))
+
+
+class TrajectoryRepository:
+    """Trajectories in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, row: StoredTrajectory | MaterialisedStep) -> None:
+        """Stores a new row."""
+        self._session.add(row)
+        self._session.flush()
+
+    def of_version(self, version: StoredVersion) -> StoredTrajectory | None:
+        """Returns the trajectory of a version."""
+        return self._session.get(StoredTrajectory, version.number)
+
+    def step(self, version: StoredVersion, step: int) -> MaterialisedStep | None:
+        """Returns the file of B after a step, if it was ever rebuilt."""
+        return self._session.get(MaterialisedStep, (version.number, step))
+
+    def of_job(self, job_id: str) -> StoredVersion:
+        """Returns the version that a job made."""
+        return self._session.scalars(select(StoredVersion).where(StoredVersion.job_id == job_id)).one()
+
+    def with_b(self, tenant: str, sha256: str) -> StoredVersion | None:
+        """Returns a version of the tenant whose LoRA-B file has that hash."""
+        statement = (
+            select(StoredVersion)
+            .join(Adapter, Adapter.number == StoredVersion.adapter_number)
+            .where(Adapter.tenant == tenant, StoredVersion.sha256 == sha256)
+        )
+        return self._session.scalars(statement.order_by(StoredVersion.number).limit(1)).first()
 
 
 @dataclass(frozen=True)

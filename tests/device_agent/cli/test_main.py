@@ -118,7 +118,7 @@ def test_train_without_once_is_refused(agent, enrolled, dataset):
 
 
 def test_a_failed_job_is_status_1(agent, enrolled, server, rademacher, dataset):
-    (dataset / "train.jsonl").write_text("{\n")
+    (dataset / "train.jsonl").write_text("{\n" * 1000)
     server.add_job(rademacher)
     done = agent("train", "--once", "--data", f"movies={dataset}")
     assert done.returncode == 1

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from device_agent.cli.main import app
 from device_agent.errors import TaskNotApproved
 from device_agent.policy.privacy_ledger import PrivacyLedger, PrivacyLimits, Terms
-from device_agent.policy.task_approvals import TaskApprovals, task_sha256
+from device_agent.policy.task_approvals import LEAST_DIGITS, TaskApprovals, task_sha256
 from device_agent.training.journal import RunDirectory
 from shared.errors import BadRequest
 from shared.federation.accounting import Spending, epsilon_of
@@ -20,7 +20,7 @@ URGENCY = Task(
     prompt="{text} Urgent?",
     answers=(Answer(text=" no", labels=("0",)), Answer(text=" yes", labels=("1",))),
 )
-DIGITS = task_sha256(URGENCY)[:8]
+DIGITS = task_sha256(URGENCY)[:LEAST_DIGITS]
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_the_list_as_json(agent, approvals):
     lines = [json.loads(line) for line in agent("tasks", "list", "--json").splitlines()]
     assert [line["state"] for line in lines] == ["shipped"] * 13 + ["waiting"]
     assert Task.model_validate(lines[-1]["task"]) == URGENCY
-    assert (lines[-1]["dataset"], lines[-1]["sha256"][:8]) == ("tickets", DIGITS)
+    assert (lines[-1]["dataset"], lines[-1]["sha256"][:LEAST_DIGITS]) == ("tickets", DIGITS)
 
 
 def test_status_shows_what_waits_and_what_was_spent(agent, approvals, home, server_key, tmp_path):

@@ -7,7 +7,16 @@ from tests.device_agent.android.conftest import adb, machine, phone
 __all__ = ["adb", "machine", "phone"]
 
 # Tests that `make test` runs with the native runner alone: each start of the Python engine loads torch for seconds.
+# Its process is tested by itself in tests/device_agent/training/test_trainer_process.py.
 NATIVE_FIRST = {
+    "test_it_stops_after_the_call_in_progress",
+    "test_another_runs_ledger_is_refused",
+    "test_a_program_that_does_not_load_is_one_clear_line",
+    "test_killed_at_once_it_says_memory",
+    "test_a_disk_that_is_full_when_usage_is_noted_loses_nothing",
+    "test_killed_after_the_last_step_it_ends_with_the_same_bytes",
+    "test_the_last_b_is_handed_in_and_its_validation_reported",
+    "test_a_start_that_is_another_file_is_refused",
     "test_limits_are_obeyed_and_noted",
     "test_limits_that_change_hold_from_the_next_step",
     "test_a_diverging_run_ends_with_its_reason",

@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 import pytest
 
+from device_agent.engines.child_process import PythonEngine
 from device_agent.engines.native import NativeEngine, finish, prepare
-from device_agent.engines.python import PythonEngine
 from device_agent.errors import DoesNotFit, RuntimeFailed
 from device_agent.training.journal import RunDirectory
 from device_agent.training.messages import TrainerMessage
@@ -167,13 +167,14 @@ def test_a_diverging_run_ends_with_its_reason(begun, engine, rademacher):
 
 
 def test_bad_data_is_told_without_a_word_of_it(rademacher, dataset, run, engine):
-    (dataset / "train.jsonl").write_text('{"text": "a secret", "label": "neither"}\n')
+    # As many records as the noise on their count needs.
+    (dataset / "train.jsonl").write_text('{"text": "a secret", "label": "neither"}\n' * 1000)
     run.begin(rademacher.plan(dataset, **SETTINGS))
     message, _ = train(engine, run)
     assert message.error.code == "invalid-dataset"
     assert "too few of its records fit the task" in message.error.detail
     assert "secret" not in message.error.detail
-    assert "0 of 1 train records fit" in message.detail
+    assert "0 of 1000 records fit" in message.detail
 
 
 def test_a_program_that_does_not_load_is_one_clear_line(begun, engine, rademacher, dataset, tmp_path):

@@ -7,8 +7,8 @@ import numpy as np
 import psutil
 import pytest
 
+from device_agent.engines.child_process import PythonEngine
 from device_agent.engines.native import NativeEngine
-from device_agent.engines.python import PythonEngine
 from device_agent.errors import DoesNotFit
 from device_agent.training.checkpoints import CheckpointDirectory
 from device_agent.training.journal import RunDirectory

@@ -7,6 +7,7 @@ import pytest
 from device_agent.engines.native import NativeEngine
 from server.compiler.checkpoints.base import locate_base
 from server.jobs.memory import planned_bytes, predicted_peak
+from shared.privacy import ExamplePrivacy
 from shared.recipe import BaseRef, Recipe
 from tests.device_agent.conftest import Program, write_base
 
@@ -14,6 +15,7 @@ SIZES = {
     "tiny": {"hidden": 32, "intermediate": 48, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8},
     "middle": {"hidden": 256, "intermediate": 768, "layers": 8, "heads": 8, "kv_heads": 4, "head_dim": 32},
 }
+PRIVACY = ExamplePrivacy(noise_multiplier=1.0, sampling_rate=0.5)
 SETTINGS = {"rank": 8, "alpha": 16, "sequence_length": 40, "answer_length": 6, "choices": 2, "loss": "candidates"}
 
 
@@ -26,18 +28,20 @@ def sized_base(request, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("privacy", ["none", "clipped"])
 @pytest.mark.parametrize("estimator", ["gradient", "directional", "replay"])
 def test_the_predicted_peak_is_near_the_measured_one(
-    estimator, sized_base, program_store, runner_directory, dataset, run, tmp_path
+    estimator, privacy, sized_base, program_store, runner_directory, dataset, run, tmp_path
 ):
     base = BaseRef(name=sized_base.name, sha256=locate_base(str(sized_base)).sha256)
-    recipe = Recipe(base=base, estimator=estimator, **SETTINGS)
+    recipe = Recipe(base=base, estimator=estimator, privacy=privacy, **SETTINGS)
     program = Program(tmp_path / "program", program_store.put(recipe, sized_base, tmp_path / "program"))
-    run.begin(program.plan(dataset, steps=3, evaluation_interval=3))
-    result = NativeEngine(runner_directory).train(run, lambda _progress: None, lambda: False).result
+    plan = program.plan(dataset, steps=3, evaluation_interval=3)
+    run.begin(plan if privacy == "none" else plan.model_copy(update={"privacy": PRIVACY}))
+    assert NativeEngine(runner_directory).train(run, lambda _progress: None, lambda: False).result is not None
     manifest = program.manifest
     predicted = predicted_peak(recipe, manifest.shape, parameters_of(sized_base))
-    assert predicted == pytest.approx(result.peak_rss_bytes, rel=0.25)
+    assert predicted == pytest.approx(run.figures().peak_rss_bytes, rel=0.25)
     assert planned_bytes(recipe, manifest.shape) == pytest.approx(manifest.planned_bytes, rel=0.5)
 
 

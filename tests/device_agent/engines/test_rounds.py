@@ -54,6 +54,7 @@ def in_process(run, program, stop=lambda: False):
         program.tokenizer,
         plan.manifest.recipe,
         plan.training,
+        noise_key=plan.noise_key,
         with_test=not plan.uploads_last,
     )
     try:

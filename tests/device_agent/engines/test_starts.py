@@ -7,8 +7,8 @@ import numpy as np
 import psutil
 import pytest
 
+from device_agent.engines.child_process import PythonEngine
 from device_agent.engines.native import NativeEngine
-from device_agent.engines.python import PythonEngine
 from device_agent.errors import DoesNotFit, RuntimeFailed
 from device_agent.runtimes import open_runtime
 from device_agent.training.evaluation import measure
@@ -48,7 +48,7 @@ def ledger(run):
     return parse_trajectory(run.ledger.read_bytes())[0]
 
 
-@pytest.mark.parametrize("name", ["rademacher", "stored"])
+@pytest.mark.parametrize("name", [pytest.param("rademacher", marks=pytest.mark.slow), "stored"])
 def test_both_engines_go_on_alike(request, name, dataset, tmp_path, runner_directory):
     program = request.getfixturevalue(name)
     runs = []

@@ -145,24 +145,22 @@ def federate(call, url, directory, runner, rounds, rules, **settings):
 
 @pytest.fixture(scope="module")
 def federations(call, server, runner_directory, tmp_path_factory):
-    """The same cohort in two tenants, two rounds each: weights in the one, trajectories in the other."""
+    """The same cohort in two tenants: two rounds by weights in the one, one by trajectories in the other."""
     with Transport(server.url) as transport:
         wait_until(lambda: transport.request("GET", "/v1/server"))
     directory = tmp_path_factory.mktemp("federations")
-    place = call, server.url, directory, runner_directory, 2
+    place = call, server.url, directory, runner_directory
     return {
-        "weights": federate(*place, "cohorts = true", upload="weights"),
-        "trajectory": federate(*place, 'cohorts = ["reviews"]\ntrajectory = true', upload="trajectory"),
+        "weights": federate(*place, 2, "cohorts = true", upload="weights"),
+        "trajectory": federate(*place, 1, 'cohorts = ["reviews"]\ntrajectory = true', upload="trajectory"),
     }
 
 
 @pytest.mark.slow
 def test_both_forms_make_the_same_version_to_the_bit(federations):
     (_, _, weights), (_, _, trajectories) = federations["weights"], federations["trajectory"]
-    for one, other in zip(weights, trajectories, strict=True):
-        assert one.any()
-        assert one.tobytes() == other.tobytes()
-    assert weights[0].tobytes() != weights[1].tobytes()
+    assert weights[0].any()
+    assert weights[0].tobytes() == trajectories[0].tobytes() != weights[1].tobytes()
 
 
 @pytest.mark.parametrize("form", ["weights", "trajectory"])

@@ -5,6 +5,9 @@ The submitter brings the task, the settings and the user's name, and sees everyt
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -15,7 +18,8 @@ from shared.federation.accounting import epsilon_of, of_run
 from shared.job import TrainingSettings
 from shared.privacy import ExamplePrivacy
 from shared.task import Answer, Mapped, Task
-from tests.device_agent.conftest import TASK, enroll, write_records
+from shared.zo.lora import load_adapter
+from tests.device_agent.conftest import ROOT, TASK, enroll, write_records
 from tests.device_agent.fake_server import FakeServer
 
 PRIVACY = ExamplePrivacy(clip=0.05, noise_multiplier=2.0, sampling_rate=0.1)
@@ -75,7 +79,7 @@ def is_the_code(secret):
 
 def told(server):
     """What the server was told by the jobs, without times, memory and what was measured."""
-    untold = {"train_seconds", "seconds", "peak_rss_bytes"}
+    untold = {"train_seconds", "seconds", "phase_seconds", "peak_rss_bytes"}
     untold |= {"evaluations", "tuned_accuracy", "zero_shot_accuracy", "best_step"}  # of a run without privacy
     results = [completion.result.model_dump(exclude=untold) for completion in server.completions]
     return [failure.model_dump() for failure in server.failures], results
@@ -149,6 +153,32 @@ def test_no_single_line_ends_a_job(work, server, rademacher, dataset, home, spli
     assert f"{split}.jsonl:" in (home.run("job-0").path / "unusable.log").read_text()
 
 
+@pytest.mark.parametrize("usable", [0, 1, 6, 7, 8])
+def test_no_single_record_decides_whether_a_job_without_privacy_fails(work, server, rademacher, dataset, home, usable):
+    """Around the least share of this data set's 13 records, and around none at all."""
+    lines = (dataset / "train.jsonl").read_text().splitlines()
+    (dataset / "train.jsonl").write_text("\n".join([*lines[:usable], *['{"SECRET": 1}'] * (13 - usable)]))
+    server.add_job(rademacher, steps=2, evaluation_interval=1)
+    (ended,) = work(dataset)
+    assert ended.outcome is Outcome.COMPLETED, ended.detail
+    (completion,) = server.completions
+    assert (completion.result.train_examples, completion.result.unusable_examples) == (13, None)
+    last = load_adapter(home.run("job-1").last.read_bytes(), rademacher.manifest.size)
+    assert bool(last.any()) == (usable > 0)  # without a usable record nothing is trained
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_a_split_without_a_usable_record_does_not_fail_a_job(work, server, rademacher, dataset, split):
+    (dataset / f"{split}.jsonl").write_text("{\n" * 9)
+    server.add_job(rademacher, steps=2)
+    (ended,) = work(dataset)
+    assert ended.outcome is Outcome.COMPLETED, ended.detail
+    result = server.completions[0].result
+    assert {found.split for found in result.evaluations} == {"validation", "test"} - ({split} & {"test"})
+    if split == "validation":
+        assert {found.accuracy for found in result.evaluations if found.split == "validation"} == {0}
+
+
 def test_a_private_job_ends_alike_whatever_the_records_are(work, server, clipped, dataset):
     training = {"steps": STEPS, "seed": 5}
     for number, content in enumerate((b"", b"{SECRET\n", b'{"text": "warm", "label": "positive"}\n' * 3)):
@@ -163,11 +193,11 @@ def test_a_private_job_ends_alike_whatever_the_records_are(work, server, clipped
 
 def test_a_task_that_fits_too_few_records_fails_without_a_word_of_them(work, server, rademacher, dataset):
     lines = (dataset / "train.jsonl").read_text().splitlines()
-    (dataset / "train.jsonl").write_text("\n".join([*lines[:6], *['{"SECRET": 1}'] * 7]))
+    (dataset / "train.jsonl").write_text("\n".join([*lines[:6], *['{"SECRET": 1}'] * 594]))
     server.add_job(rademacher, steps=1)
     (ended,) = work(dataset)
     assert ended.outcome is Outcome.FAILED
-    assert "6 of 13 train records" in ended.detail
+    assert "6 of 600 records fit" in ended.detail
     (failure,) = server.failures
     assert failure.code == "invalid-dataset"
     assert not any(character.isdigit() for character in failure.detail)
@@ -205,35 +235,41 @@ def test_neither_another_name_of_the_data_nor_a_job_without_privacy_escapes_the_
     assert "without `privacy`" in server.failures[1].detail
 
 
-class DyingEngine:
-    """Ends the agent as training begins, and notes what the ledger had then."""
+KILLED_AGENT = """
+import os, signal, sys
+from pathlib import Path
+from device_agent.daemon.daemon import Daemon
+from device_agent.daemon.reporting import Display
+from device_agent.home import AgentHome
 
-    name = "dying"
-
-    def __init__(self, home):
-        self._home, self.charges = home, []
+class KilledEngine:
+    name = "killed"
 
     def train(self, run, report, stop):
-        self.charges.append(json.loads(self._home.privacy.read_bytes())["charges"])
-        raise SystemExit
+        os.kill(os.getpid(), signal.SIGKILL)
+
+home = AgentHome(Path(sys.argv[1]))
+with Display(home, live=False) as display:
+    Daemon(home, {"movies": Path(sys.argv[2])}, display, engines=lambda _manifest: KilledEngine()).run(once=True)
+"""
+
+
+def charges_of_a_killed_agent(home, dataset):
+    """Runs the agent in a process of its own that is killed with -9 as training begins; returns what the ledger has."""
+    command = [sys.executable, "-c", KILLED_AGENT, str(home.path), str(dataset)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return json.loads(home.privacy.read_bytes())["charges"]
 
 
 def test_a_run_is_charged_before_it_trains_and_once(home, server, server_key, clipped, dataset, engines):
     enroll(home, server.url, server_key)
     server.add_job(clipped, privacy=PRIVACY, steps=STEPS)
-    dying = DyingEngine(home)
-
-    def daemon(engine):
-        return Daemon(home, {"movies": dataset}, display, engines=engine)
-
+    assert [len(charges_of_a_killed_agent(home, dataset)) for _ in range(2)] == [1, 1]
+    # The run is gone with its secret samples: what is drawn anew is paid for anew.
+    shutil.rmtree(home.run("job-1").path)
     with Display(home, live=False) as display:
-        for _ in range(2):
-            with pytest.raises(SystemExit):
-                daemon(lambda _manifest: dying).run(once=True)
-        assert [len(charges) for charges in dying.charges] == [1, 1]
-        # The run is gone with its secret samples: what is drawn anew is paid for anew.
-        shutil.rmtree(home.run("job-1").path)
-        assert daemon(engines).run(once=True).outcome is Outcome.COMPLETED
+        assert Daemon(home, {"movies": dataset}, display, engines=engines).run(once=True).outcome is Outcome.COMPLETED
     (first, second) = json.loads(home.privacy.read_bytes())["charges"]
     assert first["spending"] == second["spending"]
     assert first["id"] != second["id"]
@@ -241,15 +277,12 @@ def test_a_run_is_charged_before_it_trains_and_once(home, server, server_key, cl
 
 def test_a_job_that_asks_for_less_noise_later_pays_anew(home, server, server_key, clipped, dataset):
     enroll(home, server.url, server_key)
-    dying = DyingEngine(home)
-    with Display(home, live=False) as display:
-        for noise in (2.0, 0.5):
-            privacy = PRIVACY.model_copy(update={"noise_multiplier": noise})
-            server.jobs.clear()
-            server.add_job(clipped, privacy=privacy, steps=STEPS)
-            with pytest.raises(SystemExit):
-                Daemon(home, {"movies": dataset}, display, engines=lambda _manifest: dying).run(once=True)
-    assert [charge["spending"]["noise_multiplier"] for charge in dying.charges[1]] == [2.0, 0.5]
+    for noise in (2.0, 0.5):
+        privacy = PRIVACY.model_copy(update={"noise_multiplier": noise})
+        server.jobs.clear()
+        server.add_job(clipped, privacy=privacy, steps=STEPS)
+        charges = charges_of_a_killed_agent(home, dataset)
+    assert [charge["spending"]["noise_multiplier"] for charge in charges] == [2.0, 0.5]
 
 
 def test_decisions_about_the_shipped_task_are_obeyed(home, work, server, rademacher, dataset):

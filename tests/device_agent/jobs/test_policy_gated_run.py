@@ -14,6 +14,7 @@ from device_agent.jobs.leased_job import Outcome
 from device_agent.jobs.policy_gated_run import Halted, PolicyGatedRun
 from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator
 from device_agent.policy.rules import HEAT_EASE
+from shared.job import Progress
 from shared.rules import QuietHours, Rules
 from shared.zo.lora import load_adapter
 from shared.zo.trajectory import parse_trajectory
@@ -266,3 +267,13 @@ def test_a_wait_ends_when_the_daemon_is_stopped(home, sensors):
     evaluator = PolicyEvaluator(Rules(metered=False), sensors, DailyMinutes(home.budget))
     with pytest.raises(Halted):
         PolicyGatedRun(evaluator, Rules(), lambda _: None, lambda: True, lambda _: True).transfer(lambda _: None)
+
+
+def test_seconds_add_up_by_phase(home, sensors, monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr("device_agent.jobs.policy_gated_run.time.monotonic", lambda: next(clock))
+    evaluator = PolicyEvaluator(Rules(), sensors, DailyMinutes(home.budget))
+    run = PolicyGatedRun(evaluator, Rules(), lambda _: None, lambda: False, lambda _: False)
+    for phase in ("loading", "evaluating", "training", "training", "evaluating"):
+        run.report(Progress(phase=phase))
+    assert run.phase_seconds() == {"downloading": 1, "loading": 1, "evaluating": 2, "training": 2}

@@ -6,7 +6,14 @@ import pytest
 
 from device_agent.errors import PolicyForbids, TaskNotApproved
 from device_agent.policy import task_approvals
-from device_agent.policy.task_approvals import TaskApprovals, TaskState, is_shipped, task_lines, task_sha256
+from device_agent.policy.task_approvals import (
+    LEAST_DIGITS,
+    TaskApprovals,
+    TaskState,
+    is_shipped,
+    task_lines,
+    task_sha256,
+)
 from shared.errors import BadRequest
 from shared.task import Answer, Mapped, Task
 from shared.task_templates import TASKS, named_task
@@ -47,7 +54,7 @@ def test_the_name_of_a_shipped_task_is_not_enough(approvals, change):
 def test_a_task_waits_and_is_approved_for_one_data_set(approvals):
     task = task_of()
     for _ in range(2):
-        with pytest.raises(TaskNotApproved, match=f"tasks approve {task_sha256(task)[:8]} --data tickets"):
+        with pytest.raises(TaskNotApproved, match=f"tasks approve {task_sha256(task)[:LEAST_DIGITS]} --data tickets"):
             approvals.check(task, "tickets")
     (entry,) = approvals.decisions()
     assert (entry.task, entry.dataset, entry.state) == (task, "tickets", TaskState.WAITING)
@@ -74,11 +81,20 @@ def test_a_task_is_found_by_digits_and_not_by_a_name_that_a_stranger_chose(appro
     task = task_of()
     with pytest.raises(TaskNotApproved):
         approvals.check(task, "tickets")
-    assert approvals.find(task_sha256(task)[:8]) == task
+    assert approvals.find(task_sha256(task)[:LEAST_DIGITS]) == task
     assert approvals.find("sst2") == named_task("sst2")
-    for name in ("urgency", task_sha256(task)[:7], "0" * 8, ""):
+    for name in ("urgency", task_sha256(task)[: LEAST_DIGITS - 1], "0" * LEAST_DIGITS, ""):
         with pytest.raises(BadRequest, match="tasks list"):
             approvals.find(name)
+
+
+def test_a_digest_that_a_stranger_can_hit_with_another_task_approves_nothing(approvals):
+    """Two texts with equal first digits take the square root of their number in attempts: 2 ** 16 for 8 digits."""
+    assert 16 ** (LEAST_DIGITS // 2) >= 2**64
+    with pytest.raises(TaskNotApproved):
+        approvals.check(task_of(), "tickets")
+    with pytest.raises(BadRequest, match="no task has this name or digest"):
+        approvals.find(task_sha256(task_of())[:8])
 
 
 def test_a_task_s_text_cannot_steer_the_terminal():

@@ -1,11 +1,16 @@
 """Exact gradients by each runtime: the native runner, whose methods share packed weights, gives what Python's gives."""
 
+import warnings
+
 import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM
 
 from device_agent.runtimes import Rates, open_runtime
 from shared.zo.encoding import pack_score, pack_step
+from tests.device_agent.conftest import VOCABULARY
 from tests.device_agent.native import RunnerRuntime
+from tests.server.compiler import reference
 
 RATES = Rates(lr=0.05, max_norm=1.0, weight_decay=0.01)
 KINDS = {
@@ -74,3 +79,23 @@ def test_a_state_is_restored_to_the_bit(program, dataset):
     runtime.load(state[: program.manifest.size])
     assert not runtime.state()[program.manifest.size :].any()
     runtime.close()
+
+
+def test_the_compiled_gradient_is_autograds(gradient, rademacher, base):
+    """From zero moments, Adam's first moment is a tenth of the gradient. Its weights file is that of every recipe."""
+    manifest, rng = gradient.manifest, np.random.default_rng(7)
+    flat = (0.1 * rng.standard_normal(manifest.size)).astype(np.float32)
+    batch = reference.random_batch(rng, manifest.recipe, VOCABULARY)
+    with warnings.catch_warnings():  # transformers warns of its own deprecations
+        warnings.simplefilter("ignore")
+        model = AutoModelForCausalLM.from_pretrained(base)
+    expected_loss, expected = reference.gradient(model, manifest.recipe, manifest.shape, flat, batch)
+    runtime = open_runtime(manifest, gradient.path("program"), gradient.path("weights"))
+    runtime.load(flat)
+    inputs = batch.tokens, batch.positions, batch.choices, batch.choice_mask, batch.mask
+    loss, norm = runtime.gradient_step(inputs, Rates(lr=0.01))
+    found = 10 * runtime.state()[manifest.size : 2 * manifest.size]
+    runtime.close()
+    assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < 1e-5
+    np.testing.assert_allclose(np.concatenate((loss, norm)), [expected_loss, np.linalg.norm(expected)], rtol=1e-5)
+    assert manifest.file("weights").sha256 == rademacher.manifest.file("weights").sha256

@@ -27,7 +27,7 @@ SETTINGS = {
     "rademacher": {},
     "gaussian": {"noise": "gaussian", "loss": "candidates"},
     "last": {"layers": "last:1"},
-    "stored": {"estimator": "stored", "loss": "candidates"},
+    "stored": {"estimator": "stored", "loss": "candidates", "layers": "last:1"},
     "randn": {"estimator": "stored", "noise": "randn"},
 }
 
@@ -45,7 +45,10 @@ def compiled(compile_tiny):
     return program
 
 
-@pytest.fixture(params=["rademacher", "gaussian", "last", "stored"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gaussian", "last")]
+
+
+@pytest.fixture(params=["rademacher", "stored", *SLOW])
 def twins(request, compiled):
     """One recipe's programs for XNNPACK and for torch."""
     return request.getfixturevalue(request.param), compiled(request.param)
@@ -132,7 +135,7 @@ def test_a_result_is_a_copy(plain, dataset):
 
 
 def test_prefix_and_suffix_are_a_step(compiled, dataset):
-    program = compiled("last")
+    program = compiled("stored")
     whole, halves = opened(program), opened(program)
     recipe = program.manifest.recipe
     for step in range(2):

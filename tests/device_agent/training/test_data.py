@@ -4,20 +4,22 @@ import json
 
 import pytest
 
+from device_agent.training.count_noise import derive_key
 from device_agent.training.data import check_directory, read_splits
 from device_agent.training.messages import describe
 from device_agent.training.result import rounded_down
 from shared.errors import InvalidDataset, InvalidTask
 from shared.job import TrainingSettings
 from shared.task import Answer, Task
-from tests.device_agent.conftest import TASK, write_records
+from tests.device_agent.conftest import NOISE_KEY, TASK, write_records
 
 
 @pytest.fixture
 def read(rademacher):
     def read(directory, task=TASK, **settings):
         recipe = rademacher.manifest.recipe
-        return read_splits(directory, task, rademacher.tokenizer, recipe, TrainingSettings(**settings))
+        training = TrainingSettings(**settings)
+        return read_splits(directory, task, rademacher.tokenizer, recipe, training, noise_key=NOISE_KEY)
 
     return read
 
@@ -71,7 +73,7 @@ def test_truncated_examples_are_counted(read, dataset):
     record = {"text": "word " * 50, "label": "positive"}
     with (dataset / "train.jsonl").open("a") as file:
         file.write(json.dumps(record) + "\n")
-    assert read(dataset).counts.truncated == 1
+    assert sum(example.truncated for example in read(dataset).train) == 1
 
 
 def with_line(dataset, split, line):
@@ -96,7 +98,7 @@ def test_a_record_that_does_not_fit_is_left_out_and_named_to_the_owner_alone(rea
     with_line(dataset, split, line)
     splits = read(dataset)
     assert (splits.train, splits.validation, splits.test) == (before.train, before.validation, before.test)
-    assert splits.unusable == (split == "train")
+    assert splits.counts.records == 13 + (split == "train")
     summary, reason = splits.reasons
     assert summary.startswith("1 records of the data set do not fit task 'sst2'")
     assert f"{dataset / split}.jsonl:{count + 1}" in reason
@@ -115,21 +117,55 @@ def test_a_record_decides_about_itself_alone(read, dataset):
     assert all(example in before.validation for example in after.validation)
 
 
-@pytest.mark.parametrize("content", [b"\n\n", b"\xff\xfe\x00"])
-def test_a_file_without_usable_records(read, dataset, content):
-    (dataset / "train.jsonl").write_bytes(content)
-    with pytest.raises(InvalidDataset, match=r"0 of \d train records fit") as caught:
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_a_file_without_records(read, dataset, split):
+    (dataset / f"{split}.jsonl").write_bytes(b"\n\n")
+    with pytest.raises(InvalidDataset, match="the file contains no records") as caught:
         read(dataset)
     assert str(dataset) not in describe(caught.value).error.detail
 
 
-def test_half_of_a_split_must_fit(read, dataset):
-    lines = (dataset / "test.jsonl").read_text().splitlines()
-    (dataset / "test.jsonl").write_text("\n".join([*lines[:5], "{", "{", "{", "{", "{"]))
-    assert len(read(dataset).test) == 5
-    with_line(dataset, "test", "\n{")
-    with pytest.raises(InvalidDataset, match="5 of 11 test records fit"):
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_half_of_a_large_file_must_fit(read, dataset, split):
+    (dataset / f"{split}.jsonl").write_text("{\n" * 600)
+    with pytest.raises(InvalidDataset, match=f"{split}.jsonl: 0 of 600 records fit task 'sst2'; at least 50% must"):
         read(dataset)
+
+
+def test_without_a_usable_record_nothing_is_trained_and_nothing_is_right(read, dataset, rademacher):
+    for split in ("train", "validation", "test"):
+        (dataset / f"{split}.jsonl").write_bytes(b"\xff\xfe\x00\n{")
+    splits = read(dataset)
+    assert (len(splits.train), len(splits.validation), splits.test) == (1, 1, None)
+    (blank,) = splits.validation
+    assert blank.rows[0] == blank.rows[blank.correct]
+    assert blank.correct != 0  # the first of equal candidates is predicted
+    plan = splits.plan(rademacher.plan(dataset, steps=5))
+    assert {plan.lr_at(step) for step in range(5)} == {0}
+
+
+def test_whether_a_job_fails_is_noised_and_does_not_follow_the_recipe_s_lengths(read, dataset, rademacher):
+    """At the edge, where one record would decide, the device's secret decides; answers do not change with repetition
+    or with another answer_length, for which no record fits.
+    """
+    lines = (dataset / "train.jsonl").read_text().splitlines()[:1] * 50
+    recipe, settings = rademacher.manifest.recipe, TrainingSettings()
+
+    def fails(key, fit, answer_length=6):
+        (dataset / "train.jsonl").write_text("\n".join([*lines[:fit], *["{"] * (300 - fit)]))
+        small = recipe.model_copy(update={"answer_length": answer_length})
+        try:
+            read_splits(dataset, TASK, rademacher.tokenizer, small, settings, noise_key=key)
+        except InvalidDataset:
+            return True
+        return False
+
+    keys = [derive_key(bytes([device])) for device in range(24)]
+    for fit in (49, 50):
+        failed = [fails(key, fit) for key in keys]
+        assert 4 < sum(failed) < 20
+        assert failed == [fails(key, fit, answer_length=1) for key in keys]
+    assert failed[:4] == [fails(key, 50) for key in keys[:4]]
 
 
 def test_a_task_that_no_recipe_of_this_form_can_take(read, dataset, rademacher):
@@ -147,7 +183,7 @@ def test_directories(tmp_path):
 
 @pytest.mark.parametrize(
     ("count", "records", "told"),
-    [(0, 1000, 0), (9, 10, 0), (10, 1000, 10), (99, 1000, 10), (100, 1000, 100), (499, 1000, 100), (1000, 1000, 500)],
+    [(0, 9000, 0), (9, 10, 0), (99, 99, 0), (100, 9000, 90), (900, 9000, 900), (4499, 9000, 900), (9000, 9000, 4500)],
 )
 def test_counts_of_records_are_told_by_shares(count, records, told):
     assert rounded_down(count, records) == told

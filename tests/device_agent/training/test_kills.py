@@ -88,11 +88,14 @@ def killed_at(process, step):
     return told + told_steps(process.stdout.read())
 
 
-@pytest.mark.parametrize("moments", [(0, 1, 2), (39, 40, 41), (120, TRAINING["steps"])])
-def test_a_runner_killed_at_a_step_leaves_the_same_b(tmp_path, plan, alone, runner_directory, moments):
+def test_a_runner_killed_at_a_step_leaves_the_same_b(tmp_path, plan, alone, runner_directory):
     """Before the first step, about an evaluation, and at the last step, each time by the next runner."""
-    expected, _ = alone
-    run = begin(tmp_path / "run", plan)
+    for number, moments in enumerate([(0, 1, 2), (39, 40, 41), (120, TRAINING["steps"])]):
+        killed_at_each(moments, begin(tmp_path / f"run-{number}", plan), plan, alone[0], runner_directory)
+
+
+def killed_at_each(moments, run, plan, expected, runner_directory):
+    """Kills the run's runner at each of the moments, then lets the run end."""
     assert prepare(run) is None
     command = [runner_directory / "mobizo-runner", "train", "--attached", "--run", run.path]
     command += ["--program", plan.program, "--weights", plan.weights]

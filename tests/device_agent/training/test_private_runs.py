@@ -7,8 +7,8 @@ import pytest
 
 from device_agent.daemon.daemon import Daemon
 from device_agent.daemon.reporting import Display
+from device_agent.engines.child_process import PythonEngine
 from device_agent.engines.native import NativeEngine
-from device_agent.engines.python import PythonEngine
 from device_agent.jobs.leased_job import Outcome
 from device_agent.runtimes import PrivateStepInput, open_runtime
 from device_agent.training.dp_sampling import check_sample_size, draw
@@ -106,7 +106,7 @@ def test_what_a_heartbeat_may_tell():
     assert whole.private().model_dump(exclude_none=True) == {"phase": "training", "step": 3, "steps": 9, "lr": 0.1}
 
 
-@pytest.mark.parametrize("name", ["native", "python"])
+@pytest.mark.parametrize("name", ["native", pytest.param("python", marks=pytest.mark.slow)])
 def test_both_engines_make_one_ledger_of_one_drawing(plan, clipped, tmp_path, runner_directory, name):
     first = RunDirectory(tmp_path / "first")
     # So many steps that whoever stops it in the middle comes in time.

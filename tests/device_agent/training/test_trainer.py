@@ -62,6 +62,10 @@ def test_a_run_is_algorithm_1(run, program, dataset):
     recipe, answers = plan.manifest.recipe, tuple(example.correct for example in train_split)
     order, eps = BatchSampler(11, answers, recipe.effective_batch), DEFAULT_EPS["fp32"]
     runtime = open_runtime(plan.manifest, plan.program, plan.weights)
+    # A run computes the frozen layers at each example's own length, and kernels may sum longer rows in another order.
+    # A loss of about 6 then differs by a few units in the last place, and a coefficient, which is the difference of two
+    # losses times lr / (2 eps q), by 1e-4 at most. B moves by +-1 times each of the q coefficients of a step.
+    bound = 1e-4 if "suffix" in plan.manifest.methods else 0
     for step in range(9):
         batch = pack_step([train_split[index] for index in order.indices(step)], recipe, dynamic=True)
         losses, coefficients = runtime.step(
@@ -70,9 +74,9 @@ def test_a_run_is_algorithm_1(run, program, dataset):
         if recipe.estimator != "directional":  # its slopes are exact, and no losses of perturbed copies give them
             slopes = (losses[: recipe.queries] - losses[recipe.queries :]) / (2 * eps)
             expected = slopes * plan.training.lr_at(step) / recipe.queries
-            np.testing.assert_allclose(ledger(run).coefficients[step], expected, rtol=1e-4, atol=1e-9)
-        np.testing.assert_array_equal(ledger(run).coefficients[step], coefficients)
-    np.testing.assert_array_equal(read(run.last, program), runtime.adapter())
+            np.testing.assert_allclose(coefficients, expected, rtol=1e-4, atol=1e-9)
+        np.testing.assert_allclose(ledger(run).coefficients[step], coefficients, rtol=0, atol=bound)
+    np.testing.assert_allclose(read(run.last, program), runtime.adapter(), rtol=0, atol=9 * recipe.queries * bound)
     runtime.close()
     assert result.steps == 9
     assert result.train_examples == 13
@@ -169,22 +173,22 @@ class Counting:
         return counted
 
 
-def test_each_example_passes_the_frozen_layers_once(run, last, dataset):
-    plan = last.plan(dataset, **SETTINGS)
+def test_each_example_passes_the_frozen_layers_once(run, stored, dataset):
+    plan = stored.plan(dataset, **SETTINGS)
     runtime = Counting(open_runtime(plan.manifest, plan.program, plan.weights))
-    train(run, plan, last, runtime=runtime)
+    train(run, plan, stored, runtime=runtime)
     # 13 examples, 4 a step: the fourth step is the last that meets a new one.
     assert (runtime.calls["prefix"], runtime.calls["suffix"], runtime.calls["step"]) == (4, 9, 0)
 
 
 @pytest.mark.parametrize("room", [0, 5000])
-def test_without_room_for_every_prefix_the_run_is_the_same(run, last, dataset, tmp_path, monkeypatch, room):
-    plan = last.plan(dataset, **SETTINGS)
-    train(run, plan, last)
+def test_without_room_for_every_prefix_the_run_is_the_same(run, stored, dataset, tmp_path, monkeypatch, room):
+    plan = stored.plan(dataset, **SETTINGS)
+    train(run, plan, stored)
     monkeypatch.setattr(prefix, "MOST_BYTES", room)
     small = RunDirectory(tmp_path / "small")
     runtime = Counting(open_runtime(plan.manifest, plan.program, plan.weights))
-    train(small, plan, last, runtime=runtime)
+    train(small, plan, stored, runtime=runtime)
     assert runtime.calls["prefix"] > 4
     assert (small.path / "trajectory.bin").read_bytes() == (run.path / "trajectory.bin").read_bytes()
     assert small.best.read_bytes() == run.best.read_bytes()

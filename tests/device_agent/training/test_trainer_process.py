@@ -95,7 +95,7 @@ def test_it_dies_with_its_daemon(rademacher, dataset, run):
 
 @pytest.mark.parametrize(
     ("line", "code", "words"),
-    [("{\n" * 14, "invalid-dataset", "too few of its records"), ("", "runtime-failed", "does not load")],
+    [("{\n" * 1000, "invalid-dataset", "too few of its records"), ("", "runtime-failed", "does not load")],
 )
 def test_errors_are_its_last_words(rademacher, dataset, run, tmp_path, line, code, words):
     with (dataset / "train.jsonl").open("a") as file:

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from datetime import datetime
 
 import pytest
 from typer.testing import CliRunner
@@ -60,11 +61,16 @@ def test_a_finished_job_is_watched_listed_and_downloaded(call, fleet, app, devic
     job = fleet.ready_job(app)
     lease = device.lease()
     device.post(f"/v1/leases/{lease['id']}/heartbeat", json={"phase": "training", "step": 2, "steps": 3, "loss": 0.5})
-    version = device.finish(lease)
+    version = device.finish(lease, phase_seconds={"loading": 0.5, "training": 1.5})
     events = [json.loads(line) for line in call("watch", job["id"], "--json").stdout.splitlines()]
     assert events[0]["state"] == "queued"
     assert any(event.get("step") == 2 and event.get("loss") == 0.5 for event in events)
     assert events[-1]["state"] == "succeeded"
+    assert set(events[-1]["state_seconds"]) == {"queued", "compiling", "ready", "training"}
+    lived = datetime.fromisoformat(events[-1]["updated_at"]) - datetime.fromisoformat(events[-1]["created_at"])
+    assert sum(events[-1]["state_seconds"].values()) == pytest.approx(lived.total_seconds(), abs=0.01)
+    assert "seconds: queued " in call("show", job["id"]).stdout
+    assert "on the device: loading 0.5, training 1.5" in call("show", job["id"]).stdout
     shown = call("watch", job["id"])
     assert "succeeded" in shown.stdout
     assert "step 2/3" in shown.stderr

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from server.catalog.runner_builds.service import RunnerBuildService
 from server.cli import main as cli
-from server.identity.signing_keys.files import load_key
+from server.identity.signing_keys.service import load_key
 from server.storage.opening import open_artifacts
 from shared.canonical import file_sha256
 from shared.errors import BadRequest, Conflict, MobizoError, NotFound

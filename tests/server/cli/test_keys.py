@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from server.cli import main as cli
-from server.identity.signing_keys.files import KeyFiles, load_key
+from server.identity.signing_keys.service import KeyFiles, load_key
 from shared.errors import BadRequest
 from shared.signing import key_id
 

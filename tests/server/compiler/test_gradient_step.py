@@ -20,6 +20,10 @@ from tests.server.compiler.conftest import ADAPTED, CONFIGS, VOCABULARY, Archite
 
 LR = 0.01
 
+# Each of these compiles a program; `make test` holds one compiled gradient to autograd's in
+# tests/device_agent/runtimes/test_gradient.py, whose program other tests need too.
+pytestmark = pytest.mark.slow
+
 
 def one(value: float) -> np.ndarray:
     return np.array([value], np.float32)
@@ -71,7 +75,6 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
     return make_tiny(tmp_path_factory.mktemp("deep"), seed=2, num_hidden_layers=3, tie_word_embeddings=True)
 
 
-@pytest.mark.slow  # the fast tests compile one architecture, `suffixed`
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_compiled_gradient_is_autograds(
     architectures: Architectures, gradients: GradientPrograms, name: str
@@ -97,7 +100,6 @@ def suffixed(deep: TinyBase, gradients: GradientPrograms) -> Program:
     return gradients(deep, layers="last:2", targets=TARGETS, loss="candidates")
 
 
-@pytest.mark.slow
 def test_prefix_and_suffix_are_step_to_the_bit(suffixed: Program) -> None:
     recipe, rng = suffixed.manifest.recipe, np.random.default_rng(8)
     batches = [reference.random_batch(rng, recipe, VOCABULARY) for _ in range(3)]
@@ -119,7 +121,6 @@ def test_prefix_and_suffix_are_step_to_the_bit(suffixed: Program) -> None:
         np.testing.assert_array_equal(split, whole)
 
 
-@pytest.mark.slow
 def test_shorter_sequences_have_the_same_gradient(suffixed: Program, deep: TinyBase) -> None:
     manifest, rng = suffixed.manifest, np.random.default_rng(4)
     for length in (3, 7):
@@ -158,7 +159,6 @@ def test_the_loss_falls(suffixed: Program) -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
-@pytest.mark.slow  # it compiles one program more; the fast tests of gradients in eager PyTorch add up micro-batches too
 def test_micro_batches_share_packed_weights_and_bound_the_memory(
     suffixed: Program, deep: TinyBase, gradients: GradientPrograms
 ) -> None:
@@ -183,7 +183,6 @@ def test_the_weights_file_is_the_same_to_the_byte(suffixed: Program, deep: TinyB
     assert suffixed.manifest.file("weights").sha256 == weights_sha256(deep, "fp32", tmp_path / "weights.ptd")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "loss"), [("int8", "full"), ("int8-weight", "candidates")])
 def test_quantized_gradients_have_the_direction_of_float32s(
     tmp_path_factory: pytest.TempPathFactory,

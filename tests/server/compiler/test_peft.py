@@ -20,8 +20,8 @@ from shared.errors import InvalidRecipe, InvalidUpload
 from shared.program_inputs import TOKEN_DTYPE
 from shared.recipe import TARGETS, BaseRef, Recipe
 from shared.zo.calibration import Calibration, CalibrationAbout, dump_calibration, load_calibration
-from shared.zo.lora import lora_modules
-from tests.server.compiler.conftest import Architectures, Program, Programs, TinyBase, compile_to, token_batch
+from shared.zo.lora import BaseShape, a_fingerprint, flat_size, init_a, lora_modules
+from tests.server.compiler.conftest import ADAPTED, Architectures, Program, Programs, TinyBase, compile_to, token_batch
 
 
 def largest_difference(
@@ -60,14 +60,24 @@ def test_stock_peft_gives_the_programs_answers(programs: Programs, tmp_path: Pat
     assert largest_difference(program, stock, tmp_path) < 1e-4
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "opt",  # other names of modules
-        pytest.param("qwen2", marks=pytest.mark.slow),  # the last layer
-        pytest.param("qwen3", marks=pytest.mark.slow),  # layers 0 and 2
-    ],
-)
+@pytest.mark.parametrize("name", ["opt", "qwen2", "qwen3"])
+def test_stock_peft_puts_every_matrix_where_it_belongs(architectures: Architectures, tmp_path: Path, name: str) -> None:
+    base = architectures.base(name)
+    recipe, facts = base.recipe(queries=1, **ADAPTED[name]), inspect_base(str(base.directory))
+    shape = BaseShape(**{field: getattr(facts, field) for field in BaseShape.model_fields})
+    flat = np.random.default_rng(11).standard_normal(flat_size(recipe, shape)).astype(np.float32)
+    write_peft(recipe, shape, flat, a_fingerprint(recipe, shape), tmp_path)
+    model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base.directory), tmp_path)
+    found = {name: weight for name, weight in model.state_dict().items() if ".lora_" in name}
+    assert len(found) == 2 * len(lora_modules(recipe, shape))
+    for module in lora_modules(recipe, shape):
+        prefix = f"base_model.model.{module.name}"
+        np.testing.assert_array_equal(found[f"{prefix}.lora_A.default.weight"], init_a(recipe, module).T)
+        np.testing.assert_array_equal(found[f"{prefix}.lora_B.default.weight"], module.b(flat).T)
+
+
+@pytest.mark.slow  # each compiles a program
+@pytest.mark.parametrize("name", ["opt", "qwen2", "qwen3"])  # other names of modules; the last layer; layers 0 and 2
 def test_stock_peft_gives_the_answers_of_other_architectures(
     architectures: Architectures, tmp_path: Path, name: str
 ) -> None:

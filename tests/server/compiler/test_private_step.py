@@ -229,7 +229,7 @@ def test_a_shorter_answer_counts_by_its_own_tokens() -> None:
 
 
 def test_an_estimator_without_a_bound_is_refused(tiny: TinyBase) -> None:
-    with pytest.raises(ValueError, match="requires estimator 'replay'"):
+    with pytest.raises(ValueError, match="requires estimator 'gradient', 'directional' or 'replay'"):
         tiny.recipe(privacy="clipped", estimator="stored")
     with pytest.raises(ValueError, match="one of the backends xnnpack, portable, torch"):
         tiny.recipe(privacy="clipped", backend="vulkan")

@@ -16,17 +16,16 @@ from sqlalchemy.orm import Session
 
 from server.clock import utc_now
 from server.database.database import Database
-from server.identity.service import TenantService
-from server.jobs.leases.models import Ending
+from server.identity.tenants import TenantService
+from server.jobs.leases.repository import Ending
 from server.jobs.repository import AWAITING_PROGRAM
 from server.jobs.scheduling.matching import needs_of
 from server.jobs.scheduling.repository import QueueRepository
-from server.programs.models import COMPILE, ProgramState
+from server.programs.service import COMPILE, ProgramState
 from server.registry.exports.models import CONVERT
 from server.schema import bases, jobs, programs
-from server.tasks.models import Task, TaskTurn
-from server.tasks.repository import TaskRepository
-from shared.job import JobRequest, JobState, Progress, TrainingSettings
+from server.tasks.repository import Task, TaskRepository, TaskTurn
+from shared.job import JobRequest, JobState, Progress, StateTimes, TrainingSettings
 from shared.program import ProgramFile, ProgramManifest, SignedManifest
 from shared.recipe import BaseRef, Recipe, RecipeSettings
 from shared.signing import new_private_key, sign_manifest
@@ -259,6 +258,7 @@ def _job(index: int, state: JobState, recipe: StoredRecipe, now: datetime) -> di
         "attempts": 0,
         "events": len(EVENTS),
         "progress": PROGRESS,
+        "times": StateTimes(since=now).model_dump_json(),
         "created_at": moment,
         "updated_at": moment,
     }

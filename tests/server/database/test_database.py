@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from server.database.database import Database, DatabaseUnavailable, Tuning
 from server.database.schema import upgrade
-from server.identity.models import Token
+from server.identity.tokens import Token
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 from sqlalchemy import func, select, text
 
 from server.database.database import Collision
-from server.jobs.leases.models import Ending, JobLease
+from server.jobs.leases.repository import Ending, JobLease
 from server.jobs.leases.service import LeaseService
-from server.jobs.models import Job, JobEvent
-from server.programs.models import Program
+from server.jobs.repository import Job, JobEvent
+from server.programs.service import Program
 from server.registry.models import StoredVersion
 from shared.canonical import sha256_hex
 from tests.server.conftest import BOTH, adapter_bytes, job_request, result

@@ -5,7 +5,7 @@ from sqlalchemy import inspect, select, text
 
 from server.database.database import Database
 from server.database.schema import SchemaBehind, check_current, lacking, prepare, release, upgrade
-from server.identity.models import Tenant
+from server.identity.tenants import Tenant
 from server.schema import METADATA
 from server.storage.references import THE_ONE, GarbageCollection
 from tests.server.conftest import BOTH

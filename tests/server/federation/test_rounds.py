@@ -6,6 +6,9 @@ import numpy as np
 
 from server.storage.garbage_collection import Collector
 from shared.canonical import sha256_hex
+from shared.recipe import Recipe
+from shared.zo.lora import a_fingerprint
+from tests.server.conftest import JOB, SHAPE
 from tests.server.federation.conftest import URL
 
 
@@ -286,3 +289,51 @@ def test_a_member_s_device_may_have_the_cohort_s_versions(band, fleet, problem):
     problem(stranger.get(path), 404, "adapter-not-found")
     assert band.app.delete(f"{URL}/members/alice").status_code == 204
     problem(band.devices["alice"].get(path), 404, "adapter-not-found")
+
+
+def recipe_of(band, user):
+    return band.app.get(f"/v1/jobs/{band.parts()[user]['job_id']}").json()["recipe"]
+
+
+def test_members_have_the_estimator_of_their_device_and_one_a(band):
+    """One device has the memory for exact gradients; the other declines until its job needs no reverse pass."""
+    view = band.create(recipe={**JOB["recipe"], "estimator": "auto", "queries": None})
+    band.join("alice", "bob")
+    band.devices["alice"].lease("movies", memory_bytes=10**9, capabilities={"cohorts": True})
+    band.open()
+    job = band.app.get(f"/v1/jobs/{band.parts()['alice']['job_id']}").json()
+    assert "device alice-phone can spare 1,000 MB" in job["estimator_reason"]
+    while (lease := band.lease("bob"))["job"]["recipe"]["estimator"] != "replay":
+        needed = lease["manifest"]["manifest"]["planned_bytes"] + 10**9
+        body = {"needed_bytes": needed, "available_bytes": needed - 1}
+        assert band.devices["bob"].post(f"/v1/leases/{lease['id']}/decline", json=body).status_code == 200
+        band.home.compile()
+    exact, perturbed = recipe_of(band, "alice"), recipe_of(band, "bob")
+    assert (exact["estimator"], perturbed["estimator"]) == ("gradient", "replay")
+    assert exact == view["recipe"]
+    for recipe in (exact, perturbed):
+        assert a_fingerprint(Recipe.model_validate(recipe), SHAPE) == view["a_sha256"]
+    assert band.upload("bob", lease, 4.0).status_code == 200
+    assert band.complete("bob", lease).status_code == 200
+    band.train("alice", 1.0)
+    band.work()
+    assert band.round()["state"] == "published"
+    np.testing.assert_array_equal(band.b(), np.float32(2.5))
+    assert band.open()["start_version"] == 1
+
+
+def test_another_a_is_refused_whatever_the_estimator(band, problem):
+    band.create(recipe={**JOB["recipe"], "estimator": "auto", "queries": None})
+    band.join("alice", "bob")
+    band.open()
+    problem(band.upload("alice", band.lease("alice"), 1.0, a_sha256="0" * 64), 422, "cohort-mismatch")
+
+
+def test_private_members_have_one_estimator(band):
+    privacy = {"examples": {"noise_multiplier": 1.0, "sampling_rate": 0.1}}
+    recipe = {**JOB["recipe"], "estimator": "auto", "queries": None, "privacy": "clipped"}
+    view = band.create(recipe=recipe, privacy=privacy)
+    band.join("alice", "bob")
+    band.devices["alice"].lease("movies", memory_bytes=1, capabilities={"cohorts": True})
+    band.open()
+    assert recipe_of(band, "alice") == view["recipe"]

@@ -4,9 +4,7 @@ import pytest
 from sqlalchemy import select, text
 
 from server.clock import utc_now
-from server.identity.models import Token
-from server.identity.repository import ALIVE, HOLDER
-from server.identity.service import TokenService
+from server.identity.tokens import ALIVE, HOLDER, Token, TokenService
 
 
 def test_no_token(fleet, problem):

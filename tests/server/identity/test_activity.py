@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from server.database.database import Database
 from server.identity.activity import LastUsed, make_last_used
-from server.identity.models import Token
+from server.identity.tokens import Token
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -15,11 +15,11 @@ from server.clock import utc_now
 from server.identity.access_rules import Device as DeviceCaller
 from server.identity.access_rules import Holder, OneTime, Open
 from server.identity.devices.service import DeviceService
-from server.identity.models import Role
-from server.identity.service import TenantService, TokenService, UserService
+from server.identity.tenants import TenantService, UserService
+from server.identity.tokens import TokenService
 from server.registry.exports.models import Conversion, ConversionFile, ConversionState
 from server.web.state import Reading
-from shared.access import Scope
+from shared.access import Role, Scope
 from shared.signing import new_private_key, public_text
 from tests.server.conftest import job_request, result
 from tests.server.federation.conftest import cohort_request

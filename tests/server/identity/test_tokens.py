@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import update
 
-from server.identity.models import Role, Token
-from server.identity.service import TokenService, UserService
-from shared.access import Scope
+from server.identity.tenants import UserService
+from server.identity.tokens import Token, TokenService
+from shared.access import Role, Scope
 
 
 @pytest.fixture

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from server.clock import utc_now
-from server.identity.models import Role
-from server.identity.service import TokenService
+from server.identity.tokens import TokenService
 from server.inference.scorer import make_scorer
 from server.registry.repository import resolve
-from shared.access import Scope
+from shared.access import Role, Scope
 from tests.server.inference.conftest import FIVE
 
 TOLERANCE = 1e-3  # nats

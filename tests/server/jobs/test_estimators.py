@@ -2,9 +2,8 @@
 
 import pytest
 
-from server.jobs.estimators import RecipeBase, SpareMemory, choose_recipe
 from server.jobs.memory import predicted_peak
-from server.jobs.recipes import resolve_task
+from server.jobs.recipes import RecipeBase, SpareMemory, choose_recipe, resolve_task
 from shared.job import JobRequest
 from shared.recipe import BaseRef
 from tests.server.conftest import job_request

@@ -7,7 +7,7 @@ import socket
 import fastapi.routing
 import pytest
 
-from server.identity.service import TokenService
+from server.identity.tokens import TokenService
 from shared.job import JobView, Progress
 from shared.transport import Transport
 

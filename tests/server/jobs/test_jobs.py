@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import select
 
-from server.jobs.models import Job
+from server.jobs.repository import Job
 from tests.server.conftest import job_request
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 from sqlalchemy import update
 
-from server.jobs.models import Job
+from server.jobs.repository import Job
 from shared.job import JobState
 
 STATES = ("queued", "ready", "training", "succeeded", "failed", "cancelled")

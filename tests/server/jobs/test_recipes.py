@@ -3,10 +3,10 @@
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from server.jobs.recipes import resolve_recipe, resolve_task
+from server.jobs.recipes import MOST_EXAMPLE_GRADIENTS, check_example_gradients, resolve_recipe, resolve_task
 from shared.errors import InvalidRecipe, InvalidTask
 from shared.job import JobRequest
-from shared.recipe import BaseRef
+from shared.recipe import BaseRef, Recipe
 from shared.task import Answer, Task
 from tests.server.conftest import SHAPE, WORDS, job_request
 
@@ -139,3 +139,23 @@ def test_more_answers_than_choices(resolve):
 def test_unknown_task(resolve):
     with pytest.raises(InvalidTask, match="sst2"):
         resolve(task="nonsense")
+
+
+def test_gradients_of_examples_that_no_memory_holds_are_refused():
+    base = BaseRef(name="tiny", sha256="b" * 64)
+    recipe = Recipe(base=base, answer_length=1, choices=2, estimator="gradient", privacy="clipped", effective_batch=64)
+    check_example_gradients(recipe, MOST_EXAMPLE_GRADIENTS // 64)
+    with pytest.raises(InvalidRecipe, match=r"1\.4 GB, above the limit of 1\.1 GB; set micro_batch to 32, or use"):
+        check_example_gradients(recipe, 5_400_000)
+    with pytest.raises(InvalidRecipe, match="set micro_batch to 1, or use estimator replay"):
+        check_example_gradients(recipe, MOST_EXAMPLE_GRADIENTS)
+    with pytest.raises(InvalidRecipe, match="fewer layers, fewer targets or a lower rank, or use estimator replay"):
+        check_example_gradients(recipe, MOST_EXAMPLE_GRADIENTS + 1)
+    check_example_gradients(recipe.model_copy(update={"privacy": "none"}), MOST_EXAMPLE_GRADIENTS + 1)
+    check_example_gradients(recipe.model_copy(update={"estimator": "replay"}), MOST_EXAMPLE_GRADIENTS + 1)
+
+
+@pytest.mark.parametrize("estimator", ["gradient", "directional", "replay"])
+def test_a_private_job_may_name_its_estimator(resolve, estimator):
+    recipe = resolve(recipe={"estimator": estimator, "queries": None, "privacy": "clipped"})
+    assert (recipe.estimator, recipe.privacy) == (estimator, "clipped")

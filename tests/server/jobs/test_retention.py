@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select, update
 
 from server.clock import utc_now
-from server.jobs.models import Job, JobEvent
+from server.jobs.repository import Job, JobEvent
 from server.jobs.retention import BATCH, EventPurge
 from shared.job import JobState
 

@@ -5,10 +5,9 @@ from sqlalchemy import update
 
 from server.catalog.bases import BaseModelEntry, BaseRepository
 from server.clock import utc_now
-from server.identity.models import Role
-from server.identity.service import TokenService
+from server.identity.tokens import TokenService
 from server.registry.models import StoredVersion
-from shared.access import Scope
+from shared.access import Role, Scope
 from shared.canonical import sha256_hex
 from shared.registry import SignedAdapter
 from shared.signing import parse_public, verify_adapter

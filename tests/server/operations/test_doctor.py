@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from server.cli import main as cli
 from server.clock import utc_now
 from server.database.database import Database
-from server.identity.devices.models import Device
+from server.identity.devices.repository import Device
 from server.operations import doctor
 from server.operations.doctor import (
     check_dangers,

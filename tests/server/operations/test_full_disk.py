@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import select
 
 from server.catalog.bases import BaseRepository
-from server.jobs.leases.models import JobLease
+from server.jobs.leases.repository import JobLease
 from shared.canonical import sha256_hex
 from tests.server.conftest import SHAPE, Fleet, adapter_bytes
 from tests.server.operations.test_serving import running

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from server.serving import listen
-from server.web.limits import ConnectionLimits
+from server.web.connections import ConnectionLimits
 from shared.errors import Unavailable
 from tests.server.conftest import alive, job_request
 

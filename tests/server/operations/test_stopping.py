@@ -13,8 +13,8 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from server.jobs.models import Job
-from server.programs.models import Program, ProgramState
+from server.jobs.repository import Job
+from server.programs.service import Program, ProgramState
 from shared.job import JobState
 from tests.server.conftest import Fleet, job_request
 from tests.server.operations.test_serving import PATIENCE, family, gone, running

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select, update
 
 from server.programs.compilation import CompileHandler
-from server.programs.models import Program, ProgramBlob, ProgramState
+from server.programs.service import Program, ProgramBlob, ProgramState
 from server.tasks.queue import Claim
 from shared.errors import CompileFailed, InvalidRecipe
 from shared.program import ProgramFile, ProgramManifest

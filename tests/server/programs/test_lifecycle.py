@@ -5,8 +5,7 @@ import itertools
 import pytest
 from sqlalchemy import select
 
-from server.programs.models import Program, ProgramState
-from server.programs.service import MOVES, ProgramLifecycle
+from server.programs.service import MOVES, Program, ProgramLifecycle, ProgramState
 from shared.errors import Conflict
 
 ILLEGAL = [pair for pair in itertools.product(ProgramState, repeat=2) if pair[1] not in MOVES[pair[0]]]

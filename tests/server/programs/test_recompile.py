@@ -3,8 +3,7 @@
 import pytest
 from sqlalchemy import select
 
-from server.programs.models import Program, ProgramBlob, ProgramState
-from server.programs.service import ProgramService
+from server.programs.service import Program, ProgramBlob, ProgramService, ProgramState
 from shared.canonical import sha256_hex
 from shared.errors import CompileFailed, Conflict, NotFound
 from tests.server.programs.test_waiting import Machines

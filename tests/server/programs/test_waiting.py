@@ -6,10 +6,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import update
 
-from server.programs.models import ProgramState
-from server.tasks.models import TaskRequest
+from server.programs.service import ProgramState
 from server.tasks.queue import OVERDUE
-from server.tasks.repository import WorkerRepository
+from server.tasks.repository import TaskRequest, WorkerRepository
 from shared.errors import CompileFailed
 from shared.recipe import Recipe
 from tests.server.conftest import Workers, job_request

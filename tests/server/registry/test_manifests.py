@@ -6,9 +6,8 @@ import json
 import pytest
 import rfc8785
 
-from server.identity.signing_keys.files import load_key
-from server.identity.signing_keys.service import prepare_keys, rotate_key
-from server.jobs.leases.models import Ending
+from server.identity.signing_keys.service import load_key, prepare_keys, rotate_key
+from server.jobs.leases.repository import Ending
 from server.jobs.leases.service import LeaseService
 from server.registry.card import model_card
 from server.registry.models import StoredVersion

@@ -11,8 +11,8 @@ from sqlalchemy import delete, select, update
 from server.catalog.bases import BaseModelEntry
 from server.catalog.runner_builds.service import RunnerBuildService
 from server.clock import utc_now
-from server.identity.signing_keys.files import load_key
-from server.jobs.leases.models import Ending, JobLease
+from server.identity.signing_keys.service import load_key
+from server.jobs.leases.repository import Ending, JobLease
 from server.operations.backups.service import named_files
 from server.ports import Port
 from server.schema import METADATA

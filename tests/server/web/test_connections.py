@@ -2,22 +2,19 @@
 
 import asyncio
 import contextlib
-import resource
 import socket
 import time
 
 import httpx
 import pytest
-import structlog
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
-from server.settings import Settings
 from server.storage.directory import DiskArtifacts
-from server.web import downloads, limits
+from server.web import connections, downloads
+from server.web.connections import ConnectionLimits
 from server.web.downloads import FileSpan
-from server.web.limits import ConnectionLimits, Listener, raise_descriptor_limit
 from tests.server.conftest import serving
 
 SECONDS = 0.5  # deadlines in these tests
@@ -63,7 +60,7 @@ APP = Starlette(
 def short(monkeypatch):
     """Deadlines of half a second."""
     for name in ("HEAD_SECONDS", "STALLED_SECONDS", "KEEP_ALIVE_SECONDS"):
-        monkeypatch.setattr(limits, name, SECONDS)
+        monkeypatch.setattr(connections, name, SECONDS)
     monkeypatch.setattr(downloads, "SLOWEST", 1e9)
 
 
@@ -93,6 +90,11 @@ def ended(link):
             received += piece
     link.close()
     return received
+
+
+def close_all(*links):
+    for link in links:
+        link.close()
 
 
 def read_hello(link):
@@ -169,148 +171,6 @@ def test_a_request_in_progress_has_no_deadline_of_its_head(short):
         assert httpx.post(url, content=pieces(), timeout=PATIENCE).text == "8"
 
 
-@pytest.fixture
-def log(monkeypatch):
-    """Events that are logged, however earlier tests of this process configured logging."""
-    capture, everything = structlog.testing.LogCapture(), structlog.make_filtering_bound_logger(0)
-    monkeypatch.setattr(limits, "_log", structlog.wrap_logger(None, [capture], wrapper_class=everything))
-    return capture.entries
-
-
-def refusals(log):
-    return [entry for entry in log if entry["event"] == "connections-refused"]
-
-
-def listening(limits):
-    listener = Listener(socket.create_server(("127.0.0.1", 0), backlog=200), limits)
-    listener.setblocking(False)
-    return listener
-
-
-def accepted(listener):
-    """All connections that the listener lets in now."""
-    found = []
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            found.append(listener.accept()[0])
-    return found
-
-
-def from_address(address, count, listener):
-    """So many connections from one address."""
-    links = []
-    for _ in range(count):
-        link = socket.socket()
-        link.settimeout(PATIENCE)
-        link.bind((address, 0))
-        link.connect(listener.getsockname())
-        links.append(link)
-    return links
-
-
-def close_all(*links):
-    for link in links:
-        link.close()
-
-
-def begin_requests(listener, inside):
-    """Each of these connections has a request in progress."""
-    for link in inside:
-        listener.request_began(link.fileno())
-
-
-def test_connections_beyond_the_total_are_closed(log):
-    with listening(ConnectionLimits(total=3, of_address=100)) as listener:
-        links = opened(listener.getsockname(), 3)
-        inside = accepted(listener)
-        begin_requests(listener, inside)
-        links += opened(listener.getsockname(), 37)
-        assert accepted(listener) == []
-        assert [ended(link) for link in links[3:]] == [b""] * 37
-        inside.pop().close()
-        links += opened(listener.getsockname(), 1)
-        inside += accepted(listener)
-        assert len(inside) == 3
-        close_all(*links, *inside)
-    assert len(refusals(log)) == 1
-
-
-def test_the_oldest_connection_without_a_request_gives_way(log):
-    with listening(ConnectionLimits(total=4, of_address=100)) as listener:
-        links = opened(listener.getsockname(), 4)
-        inside = accepted(listener)
-        begin_requests(listener, inside[:1])
-        others = from_address("127.0.0.2", 1, listener)
-        inside += accepted(listener)
-        assert len(inside) == 5
-        assert ended(links[1]) == b""
-        # A finished request makes its connection the newest of those that wait.
-        begin_requests(listener, inside[2:3])
-        listener.request_ended(inside[2].fileno())
-        others += from_address("127.0.0.2", 1, listener)
-        inside += accepted(listener)
-        assert len(inside) == 6
-        assert ended(links[3]) == b""
-        close_all(*links, *others, *inside)
-    assert len(refusals(log)) == 1
-
-
-def test_an_address_with_as_many_connections_as_any_other_is_refused():
-    with listening(ConnectionLimits(total=4, of_address=100)) as listener:
-        links = from_address("127.0.0.2", 2, listener) + from_address("127.0.0.3", 2, listener)
-        inside = accepted(listener)
-        refused = from_address("127.0.0.2", 1, listener)
-        assert accepted(listener) == []
-        assert ended(refused[0]) == b""
-        close_all(*links, *inside)
-
-
-def test_the_address_with_the_most_connections_makes_room():
-    with listening(ConnectionLimits(total=4, of_address=100)) as listener:
-        first = from_address("127.0.0.2", 1, listener)
-        inside = accepted(listener)
-        many = from_address("127.0.0.3", 3, listener)
-        inside += accepted(listener)
-        first += from_address("127.0.0.4", 1, listener)
-        inside += accepted(listener)
-        assert len(inside) == 5
-        assert ended(many[0]) == b""
-        close_all(*first, *many, *inside)
-
-
-def test_connections_of_a_trusted_proxy_have_no_share_and_do_not_give_way():
-    for trusted in (("127.0.0.0/8",), ("*",)):
-        with listening(ConnectionLimits(total=5, of_address=2, trusted=trusted)) as listener:
-            links = opened(listener.getsockname(), 10)
-            inside = accepted(listener)
-            assert len(inside) == 5
-            close_all(*links, *inside)
-
-
-def test_addresses_have_their_own_shares():
-    with listening(ConnectionLimits(total=10, of_address=2)) as listener:
-        links, inside = [], []
-        for address in ("127.0.0.2", "127.0.0.3"):
-            links += from_address(address, 2, listener)
-            inside += accepted(listener)
-            begin_requests(listener, inside)
-            links += from_address(address, 1, listener)
-            inside += accepted(listener)
-        assert len(inside) == 4
-        close_all(*links, *inside)
-
-
-def test_other_work_has_its_turn_among_many_new_connections():
-    with listening(MANY) as listener:
-        links = opened(listener.getsockname(), 2 * limits.ACCEPTED_AT_ONCE)
-        for _ in range(2):
-            inside = accepted(listener)
-            assert len(inside) == limits.ACCEPTED_AT_ONCE
-            links += inside
-        assert accepted(listener) == []
-        close_all(*links)
-
-
 @pytest.mark.parametrize("data", [b"", b"GET /hello HTTP/1.1\r\nHost: x\r\n"])
 def test_idle_and_half_sent_connections_at_the_limit_do_not_stop_others(data):
     with serving(APP, ConnectionLimits(total=20, of_address=1000)) as url:
@@ -339,7 +199,7 @@ def test_a_request_in_progress_does_not_give_way():
 
 
 def test_a_body_that_goes_on_after_the_response_is_read_slowly(monkeypatch):
-    monkeypatch.setattr(limits, "UNREAD_PAUSE", 1000)
+    monkeypatch.setattr(connections, "UNREAD_PAUSE", 1000)
     with serving(APP, MANY) as url:
         host, port = url.removeprefix("http://").split(":")
         head = f"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: {SIZE}\r\n\r\n"
@@ -361,44 +221,3 @@ def test_a_request_after_a_body_that_went_on_is_answered():
             link.sendall(b"x" * 3_000_000)
             link.sendall(b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n")
         link.close()
-
-
-def test_without_descriptors_connections_are_refused_and_logged_once(log, monkeypatch):
-    with listening(MANY) as listener:
-        links = opened(listener.getsockname(), 30)
-        before = resource.getrlimit(resource.RLIMIT_NOFILE)
-        lowest = max(link.fileno() for link in links) + 1
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
-        try:
-            inside = accepted(listener)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        outside = [link for link in links[len(inside) :] if ended(link) == b""]
-        assert len(outside) + len(inside) == 30
-        assert outside
-        for link in (*links, *inside):
-            link.close()
-        links = opened(listener.getsockname(), 1)
-        (again,) = accepted(listener)
-        again.close()
-        links[0].close()
-    (entry,) = refusals(log)
-    assert entry["reason"] == "Too many open files"
-
-
-def test_the_limits_fit_the_descriptors(monkeypatch):
-    settings = Settings()
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
-    assert ConnectionLimits.of(settings).total == 1024 - limits.OTHER_DESCRIPTORS
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
-    assert ConnectionLimits.of(settings).total == settings.connections
-
-
-def test_the_descriptor_limit_is_raised():
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
-        raise_descriptor_limit()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(before[1], limits.MOST_DESCRIPTORS)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)

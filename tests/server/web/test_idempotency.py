@@ -8,7 +8,7 @@ from sqlalchemy import func, select, update
 
 from server.app import SLICES
 from server.clock import utc_now
-from server.identity.service import TokenService
+from server.identity.tokens import TokenService
 from server.schema import devices
 from server.web.idempotency import IdempotencyService, keep_once
 from server.web.idempotency_record import IdempotencyRecord

@@ -5,7 +5,7 @@ from pydantic import BaseModel
 
 from server.clock import utc_now
 from server.database.database import TRIES, Collision
-from server.identity.signing_keys.files import load_key
+from server.identity.signing_keys.service import load_key
 from server.web.problems import add_problem_handlers
 from server.web.routes import Routes
 from server.web.state import AppState

@@ -12,7 +12,7 @@ from shared.errors import InvalidTrajectory
 from shared.job import Result, TrainingSettings
 from shared.trajectory_checks import check_result, check_run, ledger_limit
 from shared.zo.trajectory import MAGIC, Evaluation, Limits, TrajectoryFile, TrajectoryHeader, frame
-from shared.zo.trajectory_reader import read_ledger
+from shared.zo.trajectory_reader import MOST_NOTES, read_ledger
 
 HEADER = TrajectoryHeader(job_id="j", job_seed=9, recipe_id="0" * 64, noise="rademacher", queries=2, size=100)
 HEAD = MAGIC + frame(b"H", 0, HEADER.model_dump_json().encode())
@@ -94,6 +94,15 @@ def test_a_pull_of_another_strength_than_the_jobs_is_refused():
         check_run(read_ledger(data), HEADER, training)
     with pytest.raises(InvalidTrajectory, match="12 bytes are not the 2 numbers"):
         read_ledger(HEAD + step(0, (0.5, -0.25, 0.995)))
+
+
+def test_a_ledger_longer_than_its_run_is_not_read_to_its_end():
+    torn = b"?"
+    with pytest.raises(InvalidTrajectory, match="it is step 3; the job has 2"):
+        read_ledger(HEAD + step(0) + step(1) + step(2) + torn, 2)
+    with pytest.raises(InvalidTrajectory, match="more than 20000 evaluations and changes of limits"):
+        read_ledger(HEAD + frame(b"L", 0, b'{"step":0}') * (MOST_NOTES + 1) + torn, 2)
+    assert read_ledger(HEAD + step(0) + step(1), 2).steps == 2
 
 
 @pytest.mark.parametrize(("data", "why"), BAD.values(), ids=BAD)

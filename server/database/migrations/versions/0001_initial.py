@@ -500,6 +500,7 @@ def upgrade() -> None:
         sa.Column("result", sa.Text(), nullable=True),
         sa.Column("adapter_version", sa.Integer(), nullable=True),
         sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("times", sa.Text(), nullable=False),
         sa.Column("created_at", sa.DateTime(), nullable=False),
         sa.Column("updated_at", sa.DateTime(), nullable=False),
         sa.Column("number", sa.Integer(), nullable=False),

@@ -14,11 +14,10 @@ using mobizo::Settings;
 constexpr const char *LEDGER_MAGIC = "MOBIZO-TRAJECTORY 1\n", *CHECKPOINT_MAGIC = "MOBIZO-CHECKPOINT 1\n";
 constexpr const char *HEADER = R"({"job_id":"job-1","job_seed":3,"recipe_id":"00","noise":"rademacher"})";
 
-enum class Kind { Directions, Gradient, Private };
 
 struct Shape {
   Settings settings{};
-  Kind kind = Kind::Directions;
+  bool gradient = false, secret = false; // exact gradients; a private run
   bool pulls = false, start = false, uploads_last = false;
   int64_t examples = 1;
 };
@@ -40,11 +39,11 @@ void put_integers(std::string &bytes, int64_t count, int64_t most, Random &rando
 Shape random_shape(Random &random) {
   Shape shape;
   Settings &s = shape.settings;
-  shape.kind = static_cast<Kind>(random.below(3));
-  const bool gradient = shape.kind == Kind::Gradient;
+  shape.gradient = random.chance(2);
+  shape.secret = random.chance(3);
   s.steps = random.between(1, 8);
   s.interval = random.between(1, 4);
-  s.queries = gradient ? 1 : random.between(1, 3);
+  s.queries = shape.gradient ? 1 : random.between(1, 3);
   s.batch = random.between(1, 4);
   s.length = random.between(4, 40);
   s.answer = random.between(1, 3);
@@ -53,7 +52,7 @@ Shape random_shape(Random &random) {
   s.size = random.between(1, 12);
   s.dynamic = random.between(0, 1);
   s.candidates = random.between(0, 1);
-  s.stored = gradient ? 0 : random.between(0, 1);
+  s.stored = shape.gradient ? 0 : random.between(0, 1);
   s.width = random.chance(2) ? random.between(1, 3) : 0;
   s.stride = random.between(1, 16);
   s.prefix_bytes = random.chance(2) ? 1 << 20 : random.between(0, 300);
@@ -61,7 +60,7 @@ Shape random_shape(Random &random) {
   s.eps = 0.05;
   shape.pulls = random.chance(3);
   shape.start = random.chance(2);
-  shape.uploads_last = shape.kind == Kind::Private || random.chance(3);
+  shape.uploads_last = shape.secret || random.chance(3);
   shape.examples = random.between(1, 6);
   return shape;
 }
@@ -148,8 +147,14 @@ std::string plan(const Shape &shape, Random &random) {
   }
   put_reals(add('L'), s.steps, random);
   put_integers(add('Q'), s.steps * s.queries * 2, INT32_MAX, random);
+  if (shape.gradient) {
+    std::string &settings = add('G');
+    put(settings, static_cast<int32_t>(random.between(1, 4)));
+    put(settings, random.chance(2) ? INFINITY : 1.0F);
+    put(settings, 0.01F);
+  }
   int64_t drawn = s.steps * s.batch;
-  if (shape.kind == Kind::Private) {
+  if (shape.secret) {
     std::string &draws = add('D');
     put(draws, 0.5F);
     drawn = 0;
@@ -158,19 +163,18 @@ std::string plan(const Shape &shape, Random &random) {
       put(draws, static_cast<int32_t>(count));
       drawn += count;
     }
-    put_reals(draws, s.steps * s.queries, random);
+    if (shape.gradient) {
+      put(draws, 0.7F);
+      put_integers(draws, s.steps * mobizo::NOISE_KEYS * 2, INT32_MAX, random);
+    } else {
+      put_reals(draws, s.steps * s.queries, random);
+    }
   }
   put_integers(add('O'), drawn, shape.examples - 1, random);
-  if (shape.kind == Kind::Gradient) {
-    std::string &settings = add('G');
-    put(settings, static_cast<int32_t>(random.between(1, 4)));
-    put(settings, random.chance(2) ? INFINITY : 1.0F);
-    put(settings, 0.01F);
-  }
   for (int64_t i = 0; i < shape.examples; ++i) {
     add('X') = example_record(s, random);
   }
-  if (shape.kind != Kind::Private) {
+  if (!shape.secret) {
     add_split(records, 'V', s, random);
     if (random.chance(2)) {
       add_split(records, 'T', s, random);
@@ -194,7 +198,7 @@ std::string ledger(const Shape &shape, int64_t steps, Random &random) {
   std::vector<Record> records{{'H', 0, HEADER}};
   for (int64_t step = 0; step <= steps; ++step) {
     const auto number = static_cast<uint32_t>(step);
-    if (shape.kind != Kind::Private && step % s.interval == 0) {
+    if (!shape.secret && step % s.interval == 0) {
       records.push_back({'E', number, evaluation(step, "validation")});
     }
     if (random.chance(3)) {
@@ -213,7 +217,7 @@ void add_run(Case &files, const Shape &shape, Random &random) {
   if (random.chance(2)) {
     const int64_t steps = random.between(0, shape.settings.steps);
     files["trajectory.bin"] = ledger(shape, steps, random);
-    if (shape.kind == Kind::Gradient) {
+    if (shape.gradient) {
       const int64_t at = random.between(0, steps);
       std::string state;
       put_reals(state, 3 * shape.settings.size, random);
@@ -312,7 +316,7 @@ Case valid_case(Random &random) {
   if (command < 10) {
     add_run(files, shape, random);
     files[WORDS] = "train\n" + program + "--run\n@\n";
-  } else if (command < 12 && shape.kind != Kind::Private) {
+  } else if (command < 12 && !shape.secret) {
     add_run(files, shape, random);
     files[WORDS] = "score\n" + program + "--run\n@\n--adapter\n@/b.f32\n--split\nvalidation\n";
   } else if (command < 14) {

@@ -144,9 +144,15 @@ std::vector<Tensor> Program::call(const std::string &method, const std::vector<T
     const auto seeds = std::find_if(inputs.begin(), inputs.end(),
                                     [](const Tensor &input) { return input.type == Type::Int32; });
     const int32_t queries = seeds == inputs.end() ? 1 : seeds->shape.at(0);
-    const bool paths = inputs.end() - seeds == 3; // neither exact gradients nor a private step
-    outputs.push_back(random_floats({paths ? 2 * queries : queries}, r.random));
-    outputs.push_back(random_floats({queries}, r.random));
+    const auto more = inputs.end() - seeds;
+    if (more == 2) { // a private step with exact gradients: keys, then the totals so far
+      outputs.push_back(inputs.back());
+      outputs.push_back(random_floats({1}, r.random));
+    } else {
+      const bool paths = more == 3; // neither exact gradients nor a private step
+      outputs.push_back(random_floats({paths ? 2 * queries : queries}, r.random));
+      outputs.push_back(random_floats({queries}, r.random));
+    }
   } else if (method == "extend") {
     outputs.push_back(random_floats({1, b.vocabulary}, r.random));
   } else {

@@ -3,7 +3,7 @@
 import pytest
 
 from server.catalog.runner_builds.service import RunnerBuildService
-from server.identity.signing_keys.files import load_key
+from server.identity.signing_keys.service import load_key
 from shared.canonical import sha256_hex
 from shared.protocol import RunnerBuild, SignedRunnerBuild
 from shared.signing import parse_public, verify_runner_build

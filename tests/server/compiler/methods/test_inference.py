@@ -130,7 +130,7 @@ def test_the_adapter_is_the_one_that_was_loaded_last(
 
 
 def test_a_text_over_the_context_is_refused(served: Callable[[str], Served]) -> None:
-    ours = served("opt")
+    ours = served("gemma3_text")
     context = ours.manifest.inference_context
     assert context == 64  # all that the tiny base knows
     assert ours.extend([1], context - 1, [0]).shape == (1, VOCABULARY)

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import func, select, update
 
-from server.identity.devices.authorization import new_user_code, read_user_code, shown
-from server.identity.devices.models import DeviceRequest
+from server.identity.devices.authorization import DeviceRequest, new_user_code, read_user_code, shown
 from shared.signing import fingerprint, new_private_key, public_text
 
 GRANT = "urn:ietf:params:oauth:grant-type:device_code"

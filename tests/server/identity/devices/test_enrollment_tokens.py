@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import update
 
-from server.identity.devices.models import EnrollmentToken
+from server.identity.devices.service import EnrollmentToken
 from shared.signing import new_private_key, public_text
 
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import func, select, update
 
-from server.identity.devices.models import Device, DeviceNonce
+from server.identity.devices.repository import Device, DeviceNonce
 from shared.canonical import sha256_hex
 from shared.request_signature import RequestSigner
 from shared.signing import new_private_key

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.identity.signing_keys.files import create_key, load_key
+from server.identity.signing_keys.service import create_key, load_key
 from shared.errors import Unavailable
 from shared.signing import private_bytes
 

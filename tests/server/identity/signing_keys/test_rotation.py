@@ -10,9 +10,8 @@ from device_agent.home import AgentHome, DeviceConfig
 from device_agent.program_verification import RollbackProtection, follow_key_rotation
 from device_agent.protocol.client import DeviceClient
 from server.catalog.runner_builds.service import RunnerBuildService
-from server.identity.signing_keys.files import KeyFiles, load_key
-from server.identity.signing_keys.service import KeyService, prepare_keys, retire_keys, rotate_key
-from server.programs.models import Program
+from server.identity.signing_keys.service import KeyFiles, KeyService, load_key, prepare_keys, retire_keys, rotate_key
+from server.programs.service import Program
 from shared.errors import Unavailable, Untrusted
 from shared.key_rotation import ServerKeys, follow
 from shared.program import SignedManifest

@@ -6,8 +6,8 @@ import time
 import pytest
 from sqlalchemy import func, select
 
-from server.jobs.models import Job
-from server.jobs.scheduling.models import StoredLane
+from server.jobs.repository import Job
+from server.jobs.scheduling.repository import StoredLane
 from shared.job import OWNER_REFUSALS
 from tests.server.conftest import job_request
 

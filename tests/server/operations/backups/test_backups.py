@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from server.app import create_app
 from server.cli import main as cli
 from server.database.database import Database
-from server.jobs.models import Job
+from server.jobs.repository import Job
 from server.operations.backups.service import back_up, named_files, restore
 from server.schema import METADATA
 from server.storage.opening import open_artifacts

@@ -15,18 +15,18 @@ from sqlalchemy import update
 
 from server.app import create_app
 from server.clock import utc_now
+from server.database.columns import new_id
 from server.database.database import Database
-from server.database.identifiers import new_id
-from server.jobs.models import Job
-from server.jobs.services import JobMeters
+from server.jobs.endpoints import make_program_counter
+from server.jobs.repository import Job
 from server.operations.metrics import exposition as exposition_module
 from server.operations.metrics.exposition import Exposition, make_exposition
 from server.operations.metrics.listener import metrics_listener
-from server.programs.models import Program, ProgramState
+from server.programs.service import Program, ProgramState
 from server.schema import devices
 from server.settings import Delivery
-from server.tasks.models import WorkerProcess
-from server.web.meters import Meters
+from server.tasks.repository import WorkerProcess
+from server.web.middleware import Meters
 from server.web.state import Shutdown
 from shared.errors import Unavailable
 from tests.server.conftest import BOTH, adapter_bytes
@@ -261,7 +261,7 @@ def test_a_port_of_its_own(home):
 
 def test_two_applications_in_one_process(home):
     first, second = create_app(home.settings), create_app(home.settings)
-    first.state.mobizo.meters.part(JobMeters).program_requested(ready=True)
+    first.state.mobizo.meters.part(make_program_counter).labels("hit").inc()
     told = samples(second.state.mobizo.get(make_exposition).text().decode())
     assert told["mobizo_program_requests_total", "hit"] == 0
     for app in (first, second):

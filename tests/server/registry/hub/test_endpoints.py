@@ -9,10 +9,11 @@ import pytest
 from sqlalchemy import delete, select
 
 from server.clock import utc_now
-from server.identity.models import Scope
-from server.identity.service import TenantService, TokenService
+from server.identity.tenants import TenantService
+from server.identity.tokens import TokenService
 from server.registry.hub.views import blob_id, pointer
 from server.registry.models import AdapterTag, StoredPeftFile, StoredVersion
+from shared.access import Scope
 from shared.registry import VersionState
 from tests.server.identity.rules import found_routes
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sqlalchemy import update
 
-from server.registry.trajectories.models import StoredTrajectory
+from server.registry.trajectories.service import StoredTrajectory
 from server.storage.garbage_collection import Collector
 from shared.canonical import sha256_hex
 from shared.zo.lora import load_adapter

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from device_agent.jobs.leased_job import LONGEST_SECONDS, SHORTEST_SECONDS, LeaseHeartbeat, interval
+from device_agent.jobs.heartbeat import LONGEST_SECONDS, SHORTEST_SECONDS, LeaseHeartbeat, interval
 from device_agent.protocol.client import DeviceClient
 from shared.errors import Gone, NotFound, Unauthorized, Unavailable
 from shared.job import Progress

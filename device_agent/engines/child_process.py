@@ -1,4 +1,7 @@
-"""Starts and stops a training process and reads its messages."""
+"""Training in a child process: starting, stopping and hearing it, and the Python engine.
+
+The Python engine trains with ExecuTorch's or PyTorch's runtime, depending on the program's backend.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
 from device_agent.errors import DoesNotFit, RuntimeFailed
@@ -98,3 +103,18 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()
+
+
+PACKAGES = Path(__file__).resolve().parents[2]
+
+
+class PythonEngine:
+    """Trains each run in a process of its own, which returns torch's memory when it exits."""
+
+    name = "python"
+
+    def train(self, run: RunDirectory, report: Callable[[Progress], None], stop: Callable[[], bool]) -> TrainerMessage:
+        """Trains a run; see `Engine.train`."""
+        path = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
+        command = (sys.executable, "-m", "device_agent.training.trainer_process", str(run.path))
+        return supervise(command, run, report, stop, {"PYTHONPATH": path})

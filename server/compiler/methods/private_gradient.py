@@ -1,0 +1,92 @@
+"""DP-SGD in the graph: each example's gradient is clipped, and secret noise is added to their sum.
+
+The arithmetic is that of `shared.privacy.gradient_contributions` and `gradient_noise`, in whole numbers, so that sums
+are exact in any order. An example's contribution depends on its own row only and is bounded for any row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from server.compiler.methods.noise import gaussian
+from shared.privacy import MARGIN, MOST_GRADIENT, NOISE_UNITS
+
+BRANCHES = 256  # terms of one float32 sum; its relative error is at most BRANCHES / 2^24
+
+
+@dataclass(frozen=True)
+class GradientSecret:
+    """What a private step takes besides its batch and its rates. All but `keys` and `carried` are [1].
+
+    last: 1 in the last call of a step, which adds the noise and moves B; 0 in the others. keys: int32 (NOISE_KEYS, 2),
+    secret and of this step alone. carried: int32 (D,), the sum over the calls before, or zeros.
+    """
+
+    clip: Tensor
+    sigma: Tensor
+    last: Tensor
+    keys: Tensor
+    carried: Tensor
+
+
+@dataclass(frozen=True)
+class ExampleGradients:
+    """The gradients of some examples in B, one (rows, slab) for each adapted layer."""
+
+    parts: Sequence[Tensor]
+
+    def rows(self) -> Tensor:
+        """The gradients, (rows, D)."""
+        return torch.cat(list(self.parts), dim=1) if len(self.parts) > 1 else self.parts[0]
+
+    def clipped_sum(self, secret: GradientSecret) -> Tensor:
+        """The sum of the clipped gradients in whole units of sigma clip / NOISE_UNITS, int32 (D,)."""
+        squares = [sum_of_squares(bounded(part, secret.clip)) for part in self.parts]
+        total = squares[0]
+        for more in squares[1:]:
+            total = total + more
+        most = (1.0 - MARGIN) * NOISE_UNITS / secret.sigma  # [1]
+        factors = most / torch.clamp(torch.sqrt(total), min=1.0)  # (rows, 1)
+        sums = [
+            torch.trunc(bounded(part, secret.clip) * factors).to(torch.int32).sum(dim=0, dtype=torch.int32)
+            for part in self.parts
+        ]
+        return torch.cat(sums) if len(sums) > 1 else sums[0]
+
+
+def bounded(gradients: Tensor, clip: Tensor) -> Tensor:
+    """The gradients divided by clip; NaN counts as zero, and no square overflows."""
+    scaled = gradients / clip
+    scaled = torch.where(scaled == scaled, scaled, torch.zeros_like(scaled))
+    return torch.clamp(scaled, min=-MOST_GRADIENT, max=MOST_GRADIENT)
+
+
+def sum_of_squares(values: Tensor) -> Tensor:
+    """The sums of squares of each row, (rows, 1), added as a tree, whose rounding has a bound. values: (rows, n)."""
+    sums, rows = values * values, values.shape[0]
+    while (count := sums.shape[1]) > 1:
+        if count > BRANCHES:
+            if padding := -count % BRANCHES:
+                sums = torch.cat((sums, torch.zeros(rows, padding)), dim=1)
+            sums = sums.reshape(rows, -1, BRANCHES).sum(dim=2)
+        else:
+            sums = sums.sum(dim=1, keepdim=True)
+    return sums
+
+
+def noise_units(secret: GradientSecret, size: int) -> Tensor:
+    """The noise of a step's last call in whole units, int32 (D,); zeros in the calls before. size: D."""
+    total = gaussian(secret.keys[:1], size).reshape(-1)
+    for index in range(1, secret.keys.shape[0]):
+        total = total + gaussian(secret.keys[index : index + 1], size).reshape(-1)
+    scale = NOISE_UNITS / secret.keys.shape[0] ** 0.5
+    return torch.round(total * scale * secret.last).to(torch.int32)
+
+
+def mean_gradient(totals: Tensor, secret: GradientSecret, batch: int) -> Tensor:
+    """The noised mean gradient (D,) of totals, int32 (D,). batch: E, the divisor whatever the sample's size."""
+    return totals.to(torch.float32) * (secret.sigma * secret.clip / (NOISE_UNITS * batch))

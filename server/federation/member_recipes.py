@@ -1,0 +1,71 @@
+"""The recipe of each member in a round: the cohort's, or one with the estimator that suits the member's device.
+
+Updates are averaged as B, so members need one A and one layout of B, and not one estimator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sqlalchemy.orm import Session
+
+from server.catalog.bases import BaseModelEntry, BaseService
+from server.federation.models import Cohort
+from server.jobs.recipes import RecipeBase, choose_recipe, demands_of, spare_memory
+from server.jobs.service import ResolvedJob
+from server.storage.store import ArtifactStore
+from shared.estimator_choice import Demands
+from shared.federation.cohort import CohortSettings
+from shared.job import JobRequest
+from shared.recipe import BaseRef, RequestedRecipe
+from shared.registry import Parent
+
+
+def members_choose(settings: CohortSettings) -> bool:
+    """Returns whether members may have different estimators.
+
+    Masked members agree on one recipe beforehand. The clip of private examples has another unit with each estimator.
+    """
+    private = settings.privacy is not None and settings.privacy.examples is not None
+    return settings.recipe.estimator == "auto" and settings.masking is None and not private
+
+
+def member_demands(settings: CohortSettings, request: JobRequest) -> Demands:
+    """Returns what a cohort demands of its members' estimators."""
+    demands = demands_of(request)
+    if settings.upload == "trajectory":
+        demands = replace(demands, trajectory="the cohort's updates are trajectories")
+    return demands
+
+
+class MemberRecipes:
+    """Resolves the jobs of a round's members in one transaction."""
+
+    def __init__(
+        self, session: Session, artifacts: ArtifactStore, cohort: Cohort, base: BaseModelEntry, start: Parent | None
+    ) -> None:
+        """start: the version from which the members start; None: B = 0."""
+        self._session, self._cohort = session, cohort
+        quiet = cohort.settings.hides_figures
+        self._common = ResolvedJob(base, cohort.task, cohort.recipe, start, quiet=quiet)
+        self._base: RecipeBase | None = None
+        if members_choose(cohort.settings):
+            reference = BaseRef(name=base.name, sha256=base.sha256)
+            tokenizer = BaseService(session, artifacts).tokenizer(base)
+            self._base = RecipeBase(reference, base.shape, base.parameters, tokenizer)
+
+    def resolve(self, request: JobRequest) -> tuple[JobRequest, ResolvedJob]:
+        """Returns a member's request, with the recipe as the cohort requests it, and the resolved job."""
+        if self._base is None:
+            return request, self._common
+        cohort = self._cohort
+        request = request.model_copy(update={"recipe": requested_recipe(cohort.settings)})
+        spare = spare_memory(self._session, cohort.tenant, request)
+        demands = member_demands(cohort.settings, request)
+        chosen = choose_recipe(request, cohort.task, self._base, spare, demands)
+        return request, replace(self._common, recipe=chosen.recipe, estimator_reason=chosen.reason)
+
+
+def requested_recipe(settings: CohortSettings) -> RequestedRecipe:
+    """Returns a cohort's recipe settings in the form of a job's request."""
+    return RequestedRecipe.model_validate(settings.recipe.model_dump(include=set(RequestedRecipe.model_fields)))

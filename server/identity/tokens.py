@@ -1,0 +1,297 @@
+"""Bearer tokens: their table and SQL, and issuing, checking and revoking them."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Dialect, ForeignKey, Index, Row, String, Text, bindparam, or_, select, update
+from sqlalchemy.orm import Mapped, Session, mapped_column
+from sqlalchemy.types import TypeDecorator
+
+from server.clock import utc_now
+from server.database.columns import Moment, Numbered, Table, new_id, word
+from server.database.paging import PageRequest, PageRows, page_of
+from server.identity.devices.repository import Device
+from server.identity.tenants import Tenant, TenantService, User, UserService
+from shared.access import Role, Scope, allowed_scopes, default_scopes
+from shared.canonical import sha256_hex
+from shared.errors import BadRequest, Conflict, NotFound, TenantSuspended, Unauthorized
+
+REVOKED = "this device was revoked; ask the operator for a one-time token and enroll it again"
+_OURS = re.compile(r"mobizo-(operator|app|device)-[A-Za-z0-9_-]{43}")
+_KNOWN = {str(scope): scope for scope in Scope}
+
+
+def new_token(kind: str) -> str:
+    """Returns a bearer token of 256 random bits. Its prefix identifies it for people and secret scanners."""
+    return f"mobizo-{kind}-{secrets.token_urlsafe(32)}"
+
+
+def token_digest(token: str) -> str:
+    """Returns the stored digest of a token. One hash round suffices, because 256 random bits cannot be guessed."""
+    return sha256_hex(token.encode())
+
+
+class ScopeWords(TypeDecorator[frozenset[Scope]]):
+    """A set of scopes as text. A word that this version does not know allows nothing."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: frozenset[Scope] | None, dialect: Dialect) -> str | None:
+        """Returns the scopes as words, sorted."""
+        return None if value is None else " ".join(sorted(value))
+
+    def process_result_value(self, value: Any | None, dialect: Dialect) -> frozenset[Scope] | None:
+        """Returns the scopes."""
+        return None if value is None else frozenset(_KNOWN[name] for name in value.split() if name in _KNOWN)
+
+
+class Token(Numbered, Table):
+    """A bearer token, stored as its digest."""
+
+    __tablename__ = "tokens"
+    __table_args__ = (Index("ix_tokens_tenant", "tenant", "number", "role"),)
+
+    id: Mapped[str] = mapped_column(String(64), unique=True)
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    role: Mapped[Role] = mapped_column(word(Role))
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenants.name"))
+    name: Mapped[str] = mapped_column(String(96))
+    scopes: Mapped[frozenset[Scope]] = mapped_column(ScopeWords, default=frozenset[Scope])
+    device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
+    user_id: Mapped[str | None] = mapped_column(ForeignKey("users.id"))
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    expires_at: Mapped[datetime | None] = mapped_column(Moment)
+    last_used_at: Mapped[datetime | None] = mapped_column(Moment)
+    revoked_at: Mapped[datetime | None] = mapped_column(Moment)
+
+
+ALIVE = (
+    select(Token.number)
+    .join(Tenant, Tenant.name == Token.tenant)
+    .join(User, User.id == Token.user_id, isouter=True)
+    .where(
+        Token.id == bindparam("token"),
+        Token.revoked_at.is_(None),
+        or_(Token.expires_at.is_(None), Token.expires_at > bindparam("now", type_=Moment)),
+        User.disabled_at.is_(None),
+        Tenant.suspended_at.is_(None),
+    )
+)
+# What a request's check needs of its token, in one read by an index; columns alone, since it happens at every request.
+HOLDER = (
+    select(
+        Token.number,
+        Token.id,
+        Token.name,
+        Token.role,
+        Token.tenant,
+        Token.scopes,
+        Token.device_id,
+        Token.user_id,
+        Token.expires_at,
+        Token.revoked_at,
+        User.name.label("user"),
+        User.disabled_at,
+        Tenant.suspended_at,
+        Device.public_key,
+    )
+    .join(Tenant, Tenant.name == Token.tenant)
+    .join(User, User.id == Token.user_id, isouter=True)
+    .join(Device, Device.id == Token.device_id, isouter=True)
+    .where(Token.digest == bindparam("digest"))
+)
+
+
+class TokenRepository:
+    """Tokens in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, token: Token) -> None:
+        """Stores a new token."""
+        self._session.add(token)
+        self._session.flush()
+
+    def holder(self, digest: str) -> Row[*tuple[Any, ...]] | None:
+        """Returns the token of that digest, live or not, with the state of its user and tenant."""
+        return self._session.execute(HOLDER, {"digest": digest}).one_or_none()
+
+    def alive(self, token_id: str, now: datetime) -> bool:
+        """Returns whether a token is still valid."""
+        return self._session.scalar(ALIVE, {"token": token_id, "now": now}) is not None
+
+    def all_alive(self, token_ids: set[str], now: datetime) -> set[str]:
+        """Returns which of these tokens are still valid."""
+        return {token_id for token_id in token_ids if self.alive(token_id, now)}
+
+    def all(self) -> Sequence[Token]:
+        """Returns every token, oldest first."""
+        return self._session.scalars(select(Token).order_by(Token.number)).all()
+
+    def page(self, tenant: str, request: PageRequest) -> PageRows[Token]:
+        """Returns a page of the tokens of a tenant's users and services, newest first."""
+        statement = select(Token).where(Token.tenant == tenant, Token.role != Role.DEVICE)
+        return page_of(self._session, statement, Token, request)
+
+    def of_tenant(self, tenant: str, token_id: str) -> Token | None:
+        """Returns a token of a tenant's users and services, live or not."""
+        return self._session.scalar(
+            select(Token).where(Token.id == token_id, Token.tenant == tenant, Token.role != Role.DEVICE)
+        )
+
+    def used(self, moments: Mapping[int, datetime]) -> None:
+        """Stores when tokens (by number) were last used, unless a later time is stored."""
+        statement = (
+            update(Token)
+            .where(
+                Token.number == bindparam("token"),
+                or_(Token.last_used_at.is_(None), Token.last_used_at < bindparam("moment")),
+            )
+            .values(last_used_at=bindparam("moment"))
+        )
+        connection = self._session.connection()
+        connection.execute(statement, [{"token": number, "moment": moment} for number, moment in moments.items()])
+
+    def revoke_device(self, device_id: str, now: datetime) -> None:
+        """Revokes every token of a device."""
+        live = update(Token).where(Token.device_id == device_id, Token.revoked_at.is_(None))
+        self._session.execute(live.values(revoked_at=now))
+
+    def revoke(self, token_id: str, now: datetime) -> bool:
+        """Revokes a token. Returns False if no live token has that id."""
+        live = update(Token).where(Token.id == token_id, Token.revoked_at.is_(None))
+        return self._session.scalar(live.values(revoked_at=now).returning(Token.id)) is not None
+
+
+@dataclass(frozen=True)
+class Principal:
+    """The caller of a request, and what its token allows."""
+
+    tenant: str
+    role: Role
+    token_id: str
+    device_id: str | None
+    scopes: frozenset[Scope] = frozenset()
+    token_number: int = 0
+    name: str = ""
+    user: str | None = None
+    expires_at: datetime | None = None
+    public_key: str | None = None  # a device's
+
+
+class TokenService:
+    """Tokens in one transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._tokens = TokenRepository(session)
+
+    def issue(
+        self,
+        role: Role,
+        tenant: str,
+        name: str,
+        device_id: str | None = None,
+        *,
+        scopes: Iterable[Scope] | None = None,
+        lifetime: timedelta | None = None,
+        user: User | None = None,
+    ) -> tuple[Token, str]:
+        """Creates a token; returns its record and the text, which is shown once.
+
+        scopes: what it may do; None: the default of its role and tenant. lifetime: None: it never expires.
+        Raises NotFound for an unknown tenant, BadRequest for scopes that the role cannot have, Conflict for a
+        disabled user.
+        """
+        role = Role(role)
+        TenantService(self._session).get(tenant)
+        given = default_scopes(role, tenant) if scopes is None else frozenset(scopes)
+        if excess := given - allowed_scopes(role):
+            raise BadRequest(f"a token of role {role} cannot have: {', '.join(sorted(excess))}")
+        if user is not None and user.disabled_at is not None:
+            raise Conflict(f"user {user.name!r} is disabled and can have no tokens")
+        now = utc_now()
+        text = new_token(role)
+        token = Token(
+            id=new_id("token"),
+            digest=token_digest(text),
+            role=role,
+            tenant=tenant,
+            name=name,
+            scopes=given,
+            device_id=device_id,
+            user_id=None if user is None else user.id,
+            created_at=now,
+            expires_at=None if lifetime is None else now + lifetime,
+        )
+        self._tokens.add(token)
+        return token, text
+
+    def make(
+        self,
+        tenant: str,
+        role: Role | None,
+        name: str,
+        *,
+        scopes: Iterable[Scope] | None,
+        lifetime: timedelta | None,
+        user: str | None,
+    ) -> tuple[Token, str]:
+        """Creates a token for a service, or for a user (by name), whose role it has unless a lesser one is given.
+
+        Raises BadRequest for no role, a device's, or one beyond the user's; else as `issue`, and NotFound for an
+        unknown user.
+        """
+        owner = None if user is None else UserService(self._session).get(tenant, user)
+        role = role or (owner.role if owner else None)
+        if role is None:
+            raise BadRequest("give a role (operator or app), or a user")
+        if role is Role.DEVICE:
+            raise BadRequest("devices get their tokens by enrolling; `mobizo-server enroll-token` lets one in")
+        if owner is not None and not allowed_scopes(role) <= allowed_scopes(owner.role):
+            raise BadRequest(f"user {user!r} is an {owner.role} and can have no token of role {role}")
+        return self.issue(role, tenant, name, scopes=scopes, lifetime=lifetime, user=owner)
+
+    def principal(self, text: str) -> Principal:
+        """Returns the holder of a token. Raises Unauthorized if it is unknown, expired or revoked, TenantSuspended."""
+        # A text that does not have the form of our tokens is not looked up in the database.
+        holder = self._tokens.holder(token_digest(text)) if _OURS.fullmatch(text) else None
+        if holder is not None and holder.revoked_at is not None and holder.role is Role.DEVICE:
+            raise Unauthorized(REVOKED)
+        if holder is None or holder.revoked_at is not None:
+            raise Unauthorized("the token is not known here or was revoked; ask the operator for a new one")
+        if holder.disabled_at is not None:
+            raise Unauthorized("the token's user was disabled; ask the operator")
+        if holder.expires_at is not None and holder.expires_at <= utc_now():
+            raise Unauthorized("the token has expired; ask the operator for a new one")
+        if holder.suspended_at is not None:
+            raise TenantSuspended
+        return Principal(
+            tenant=holder.tenant,
+            role=holder.role,
+            token_id=holder.id,
+            device_id=holder.device_id,
+            scopes=holder.scopes,
+            token_number=holder.number,
+            name=holder.name,
+            user=holder.user,
+            expires_at=holder.expires_at,
+            public_key=holder.public_key,
+        )
+
+    def revoke_device(self, device_id: str) -> None:
+        """Revokes every token of a device at once."""
+        self._tokens.revoke_device(device_id, utc_now())
+
+    def revoke(self, token_id: str) -> None:
+        """Revokes a token at once. Raises NotFound."""
+        if not self._tokens.revoke(token_id, utc_now()):
+            raise NotFound(f"no live token has id {token_id!r}; `mobizo-server tokens list` shows them")

@@ -1,0 +1,115 @@
+"""Programs that are not what they should be: old, unsigned, with paths for names, or of another recipe."""
+
+import socket
+
+import pytest
+
+from device_agent.daemon.daemon import Daemon
+from device_agent.daemon.reporting import Display, Watchdog
+from device_agent.jobs.leased_job import Outcome
+from shared.canonical import sha256_hex
+from shared.errors import Gone
+from shared.program import ProgramFile
+from shared.signing import new_private_key
+from tests.device_agent.conftest import enroll
+
+
+def resigned(program, **changes):
+    return program.manifest.model_copy(update=changes)
+
+
+def with_file(program, role, **changes):
+    files = [
+        ProgramFile.model_construct(**(file.model_dump() | changes)) if file.role == role else file
+        for file in program.manifest.files
+    ]
+    return resigned(program, files=tuple(files))
+
+
+def test_an_older_program_than_one_seen_is_refused(daemon, server, rademacher):
+    server.add_job(rademacher, job_id="job-new", manifest=resigned(rademacher, version=2), steps=1)
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    calls = len(server.calls)
+    server.add_job(rademacher, job_id="job-old", steps=1)
+    ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.FAILED
+    (failure,) = server.failures
+    assert failure.code == "untrusted"
+    assert "version 1" in failure.detail
+    assert "has seen version 2" in failure.detail
+    assert "enroll this device again" in failure.detail
+    assert "files" not in [action for _, action in server.calls[calls:]]
+
+
+def test_an_unverified_manifest_does_not_lengthen_the_watchdogs_patience(
+    home, server, server_key, dataset, engines, rademacher, tmp_path
+):
+    enroll(home, server.url, server_key)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, Display(home, live=False) as display:
+        systemd.bind(str(tmp_path / "notify"))
+        watchdog = Watchdog({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "600000000"})
+        daemon = Daemon(home, {"movies": dataset}, display, engines=engines, watchdog=watchdog)
+        huge = resigned(rademacher, flops_per_step=10**15)
+        server.add_job(rademacher, manifest=huge, key=new_private_key(), steps=1)
+        ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.FAILED
+    assert server.failures[0].code == "untrusted"
+    assert watchdog.patience == 600
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/etc/evil", "a/b", "..", ""])
+def test_a_manifest_that_names_a_path_is_refused(daemon, server, rademacher, name, tmp_path):
+    server.add_job(rademacher, manifest=with_file(rademacher, "program", name=name), steps=1)
+    ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.FAILED
+    (failure,) = server.failures
+    assert failure.code == "unsafe-manifest"
+    assert repr(name) in failure.detail
+    assert "nothing was downloaded" in failure.detail
+    assert server.served["downloads"] == 0
+    assert not list(tmp_path.rglob("evil"))
+
+
+@pytest.mark.parametrize("role", ["weights", "program"])
+def test_a_file_with_the_right_hash_that_is_no_such_file_fails_the_job(daemon, server, rademacher, role):
+    content = bytes(range(256)) * 64
+    server.add_job(
+        rademacher,
+        manifest=with_file(rademacher, role, sha256=sha256_hex(content), size=len(content)),
+        steps=1,
+    )
+    server.files[sha256_hex(content)] = content
+    ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.FAILED
+    (failure,) = server.failures
+    assert failure.code == "runtime-failed"
+    assert "\n" not in failure.detail
+    assert not server.uploads
+
+
+@pytest.mark.slow
+def test_a_program_of_another_shape_fails_the_job(daemon, server, rademacher, gaussian):
+    """Signed, whole, and of the job's recipe by its manifest; but the file is another recipe's."""
+    other = gaussian.manifest.file("program")
+    manifest = with_file(rademacher, "program", sha256=other.sha256, size=other.size)
+    server.add_job(rademacher, manifest=manifest, steps=2)
+    server.files[other.sha256] = gaussian.path("program").read_bytes()
+    ended = daemon.run(once=True)
+    assert ended.outcome is Outcome.FAILED
+    assert len(server.failures) == 1
+    assert not server.uploads
+
+
+@pytest.mark.slow
+def test_a_run_of_another_recipe_is_not_handed_in(daemon, server, rademacher, gaussian, home):
+    """A job that returns with a smaller recipe does not accept what was trained with the former one."""
+    server.add_job(rademacher, steps=3)
+    server.broken["adapter"] = [Gone()]
+    assert daemon.run(once=True).outcome is Outcome.LOST
+    former = home.run("job-1").best.read_bytes()
+    server.jobs.clear()
+    server.add_job(gaussian, steps=3)
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    assert server.uploads == [home.run("job-1").best.read_bytes()]
+    assert server.uploads != [former]
+    assert home.run("job-1").plan().manifest.recipe_id == gaussian.manifest.recipe_id
