@@ -75,6 +75,14 @@ class TrainingSettings(BaseModel):
     evaluation_interval: int = Field(
         25, ge=1, description="steps between validations; the B of the best validation is kept"
     )
+    # Omitted when null, so that documents signed before this field existed keep their bytes.
+    patience: int | None = Field(
+        None,
+        ge=1,
+        exclude_if=lambda value: value is None,
+        description="training ends after this many validations in a row without a better one; null: it takes all "
+        "steps. Not in private jobs and cohorts, which upload the last B",
+    )
     validation_limit: int | None = Field(200, ge=1, description="maximum validation examples; null: all")
     test_limit: int | None = Field(None, ge=1, description="maximum test examples; null: all")
     # Omitted when 0, so that documents signed before this field existed keep their bytes.
@@ -201,6 +209,12 @@ class JobRequest(BaseModel):
         le=MOST_PRIORITY,
         description="among the tenant's own jobs; higher values are compiled and trained first",
     )
+
+    @model_validator(mode="after")
+    def _measures_what_it_waits_for(self) -> JobRequest:
+        if self.privacy is not None and self.training.patience is not None:
+            raise ValueError("a private job measures nothing on its data, so it cannot end early; leave out `patience`")
+        return self
 
     @field_validator("recipe", mode="before")
     @classmethod

@@ -20,7 +20,7 @@ from device_agent.engines.child_process import PACKAGES, supervise
 from device_agent.errors import DoesNotFit, RuntimeFailed
 from device_agent.training.journal import RunDirectory
 from device_agent.training.messages import TrainerMessage
-from device_agent.training.result import build_result, uploaded_validation
+from device_agent.training.result import build_result, finished, uploaded_validation
 from shared.canonical import file_sha256
 from shared.job import Progress
 from shared.zo.lora import F32
@@ -101,7 +101,7 @@ def finish(run: RunDirectory, message: TrainerMessage) -> TrainerMessage:
         return message
     plan, prepared = run.plan(), run.prepared()
     trajectory, _ = parse_trajectory(run.ledger.read_bytes())
-    if trajectory is None or prepared is None or trajectory.steps != plan.training.steps:
+    if trajectory is None or prepared is None or not finished(plan, trajectory):
         raise RuntimeFailed(f"the runner said that it was done, but {run.ledger} is not whole; remove the run")
     best = uploaded_validation(plan, trajectory)
     run.write_adapter(run.last, _read_b(run.path / "last.f32", plan.manifest.size), plan, trajectory.steps)

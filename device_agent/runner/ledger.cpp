@@ -155,6 +155,14 @@ const Evaluation *Ledger::best() const {
   return best;
 }
 
+bool Ledger::out_of_patience(int64_t patience) const {
+  const Evaluation *top = best();
+  return patience > 0 && top != nullptr &&
+         std::count_if(evaluations_.begin(), evaluations_.end(), [top](const Evaluation &found) {
+           return found.split == "validation" && found.step > top->step;
+         }) >= patience;
+}
+
 void Ledger::append(const std::vector<float> &numbers) {
   const std::string_view payload(reinterpret_cast<const char *>(numbers.data()), numbers.size() * 4);
   write(make_frame('S', static_cast<uint32_t>(steps()), payload));

@@ -50,6 +50,9 @@ public:
   // Highest validation accuracy, then lowest loss, then fewest steps; nothing before the first validation.
   const Evaluation *best() const;
 
+  // Whether the last `patience` validations were none better than the one before them; 0: never.
+  bool out_of_patience(int64_t patience) const;
+
   void append(const std::vector<float> &numbers);
   void append(const Evaluation &evaluation);
   void append(const Limits &limits);

@@ -14,11 +14,11 @@
 namespace mobizo {
 
 constexpr int32_t NOISE_KEYS = 4; // of one step's noise on a gradient (shared/privacy.py)
-constexpr std::string_view PLAN_MAGIC = "MOBIZO-PLAN 2\n";
+constexpr std::string_view PLAN_MAGIC = "MOBIZO-PLAN 3\n";
 
 struct Settings {
   int64_t steps, interval, queries, batch, length, answer, choices, score_rows, size, dynamic, candidates, stored, width,
-      stride, prefix_bytes, vocabulary;
+      stride, prefix_bytes, vocabulary, patience;
   double eps;
 };
 

@@ -157,6 +157,7 @@ void check_settings(const Settings &s) {
   check_range("the stride of prefix lengths", s.stride, 1, MOST);
   check_range("the bytes of kept prefixes", s.prefix_bytes, 0, MOST_PREFIX_BYTES);
   check_range("the size of the vocabulary", s.vocabulary, 1, MOST);
+  check_range("the patience", s.patience, 0, MOST);
   check_finite("eps", s.eps);
   // Tensors of these shapes are made.
   product({s.batch, s.length, std::max<int64_t>(s.width, 1)});

@@ -57,6 +57,9 @@ void Trainer::train() {
   while (ledger_.steps() < steps) {
     if (ledger_.steps() % interval == 0) {
       evaluate("validation", plan_.validation);
+      if (ledger_.out_of_patience(plan_.settings.patience)) {
+        break;
+      }
     }
     step();
   }
@@ -286,9 +289,10 @@ bool Trainer::recorded(const std::string &split, int64_t best) const {
 }
 
 void Trainer::conclude() {
-  const int64_t best = plan_.uploads_last ? plan_.settings.steps : ledger_.best()->step;
+  const auto end = static_cast<int64_t>(ledger_.steps());
+  const int64_t best = plan_.uploads_last ? end : ledger_.best()->step;
   const std::vector<float> last = current();
-  if (best != plan_.settings.steps) {
+  if (best != end) {
     restore(static_cast<size_t>(best));
   }
   const std::vector<float> chosen = current();

@@ -3,10 +3,10 @@
 `python -m device_agent.training.plan RUN_DIRECTORY` reads the device's data, writes the plan and exits, so that
 tokenizer and data use no memory during training. It prints a `TrainerMessage` on standard output only on an error.
 
-File: b"MOBIZO-PLAN 2\\n", then frames as the trajectory's (`shared.zo.trajectory`), little-endian, integers int32
+File: b"MOBIZO-PLAN 3\\n", then frames as the trajectory's (`shared.zo.trajectory`), little-endian, integers int32
 unless said otherwise. T steps, q queries, E examples a step, A answer positions, C choices, R score rows:
 
-    C   settings: 16 int64 in the order of `_settings`, then eps as float64
+    C   settings: 17 int64 in the order of `_settings`, then eps as float64
     H   the ledger's header, as it is written there
     B   float32 (D,) from which the run starts; absent if it starts from 0
     P   factor of B's distance from that start after each step, float32 (T,); absent without pulls
@@ -53,7 +53,7 @@ from shared.zo.encoding import Example, pack_step
 from shared.zo.noise import run_seeds
 from shared.zo.trajectory import frame
 
-MAGIC = b"MOBIZO-PLAN 2\n"
+MAGIC = b"MOBIZO-PLAN 3\n"
 I32 = NDArray[np.int32]
 
 
@@ -116,8 +116,9 @@ def _settings(plan: RunPlan) -> bytes:
         STRIDE,
         MOST_BYTES,
         manifest.shape.vocabulary,
+        settings.patience or 0,
     )
-    return struct.pack("<16qd", *map(int, numbers), settings.eps_for(recipe))
+    return struct.pack("<17qd", *map(int, numbers), settings.eps_for(recipe))
 
 
 def _draws(recipe: Recipe, privacy: ExamplePrivacy, samples: DPSamples) -> bytes:

@@ -27,6 +27,19 @@ def recorded(trajectory: Trajectory, split: str, step: int, adapter: str = "curr
     return next((found for found in trajectory.evaluations if (found.split, found.step, found.adapter) == key), None)
 
 
+def out_of_patience(trajectory: Trajectory, patience: int | None) -> bool:
+    """Returns whether the last `patience` validations were none better than the one before them; None: never."""
+    best = best_validation(trajectory)
+    if patience is None or best is None:
+        return False
+    return sum(found.split == "validation" and found.step > best.step for found in trajectory.evaluations) >= patience
+
+
+def finished(plan: RunPlan, trajectory: Trajectory) -> bool:
+    """Returns whether the trajectory has all steps of the run."""
+    return trajectory.steps == plan.training.steps or out_of_patience(trajectory, plan.training.patience)
+
+
 def uploaded_validation(plan: RunPlan, trajectory: Trajectory) -> Evaluation | None:
     """Returns the validation of the B that is uploaded; None if it was not measured."""
     if plan.uploads_last:

@@ -23,7 +23,13 @@ from device_agent.training.dp_sampling import DPSamples
 from device_agent.training.evaluation import measure
 from device_agent.training.journal import ResourceUsage, RunPlan
 from device_agent.training.prefix import PrefixCache
-from device_agent.training.result import best_validation, build_result, recorded, uploaded_validation
+from device_agent.training.result import (
+    best_validation,
+    build_result,
+    out_of_patience,
+    recorded,
+    uploaded_validation,
+)
 from shared.job import Progress, Result
 from shared.privacy import ExamplePrivacy
 from shared.zo.encoding import Example, pack_step
@@ -88,6 +94,8 @@ class Trainer:
             while self._steps < self._settings.steps:
                 if self._steps % self._settings.evaluation_interval == 0:
                     self._evaluate("validation", self._splits.validation)
+                    if out_of_patience(self._ledger.trajectory, self._settings.patience):
+                        break
                 self._step()
             self._evaluate("validation", self._splits.validation)
             result = self._build_result()

@@ -147,6 +147,8 @@ class CohortSettings(_Fact):
             raise ValueError("algorithm fedprox requires mu > 0; set mu, or use fedavg")
         if self.training.proximal:
             raise ValueError("training.proximal is not available in a cohort; use algorithm.mu")
+        if self.training.patience is not None:
+            raise ValueError("training.patience is not available in a cohort, whose members train all steps")
         if self.algorithm.mu * self.training.lr > 1:
             raise ValueError(
                 f"mu {self.algorithm.mu:g} times lr {self.training.lr:g} exceeds 1, which overshoots the start; "

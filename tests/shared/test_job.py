@@ -4,7 +4,7 @@ from typing import get_args
 import pytest
 from pydantic import ValidationError
 
-from shared.job import MOVES, JobState, Progress, TrainingSettings
+from shared.job import MOVES, JobRequest, JobState, Progress, TrainingSettings
 from shared.recipe import DEFAULT_EPS, Precision, RecipeSettings
 
 
@@ -76,3 +76,11 @@ def test_a_pull_past_the_start_is_refused_and_none_leaves_no_trace():
     assert TrainingSettings(lr=0.5, proximal=2).model_dump()["proximal"] == 2
     with pytest.raises(ValidationError, match=r"overshoots the start at lr 0\.5"):
         TrainingSettings(lr=0.5, proximal=2.1)
+
+
+def test_a_private_job_cannot_end_by_what_it_measures():
+    body = {"base": "b", "user": "u", "adapter": "a", "task": "sst2", "dataset": "d", "training": {"patience": 2}}
+    assert JobRequest.model_validate(body).training.patience == 2
+    body["privacy"] = {"clip": 1, "noise_multiplier": 1, "sampling_rate": 0.1}
+    with pytest.raises(ValidationError, match="cannot end early"):
+        JobRequest.model_validate(body)

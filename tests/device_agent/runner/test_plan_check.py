@@ -14,9 +14,9 @@ from device_agent.training.plan import MAGIC
 from shared.zo.trajectory import frame
 
 SETTINGS = {"steps": 12, "lr": 0.3, "seed": 3, "evaluation_interval": 4}
-CONFIGURATION = struct.Struct("<16qd")
+CONFIGURATION = struct.Struct("<17qd")
 STEPS, QUERIES, BATCH, LENGTH, ANSWER, SCORE_ROWS, SIZE = 0, 2, 3, 4, 5, 7, 8  # places in it
-WIDTH, STRIDE, VOCABULARY, EPS = 12, 13, 15, 16
+WIDTH, STRIDE, VOCABULARY, EPS = 12, 13, 15, 17
 
 
 def records(data):

@@ -17,6 +17,7 @@ LEAST = {"name": "readers", "base": "tiny", "task": "sst2", "dataset": "movies"}
     [
         ({"algorithm": {"name": "fedprox"}}, "mu > 0"),
         ({"algorithm": {"mu": 200}, "training": {"lr": 0.01}}, "overshoots the start"),
+        ({"training": {"patience": 2}}, "members train all steps"),
         ({"algorithm": {"name": "fedbuff", "buffer_size": 1}}, "buffer_size"),
         ({"aggregator": {"name": "krum", "krum_f": 2}, "quorum": 6}, "raise quorum"),
         ({"aggregator": {"name": "median"}, "weights": "examples"}, "weights equal"),
