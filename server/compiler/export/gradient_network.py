@@ -7,21 +7,20 @@ Each kind of reverse layer is lowered once, as forward layers are.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
 from server.compiler.export.emission import Signature
-from server.compiler.export.network import BaseNetwork, Example, layer_example, lower_by_shape, zero_tokens
+from server.compiler.export.network import BaseNetwork, Example, layer_example, lower_by_shape
 from server.compiler.methods.gradient import GradientStep, GradientSuffix, Restore, State
 from server.compiler.methods.optimizers import state_size
+from server.compiler.methods.step_inputs import StepInputs, zero_seeds, zero_tokens
 from server.compiler.methods.training import Adapter, Load, Prefix, Replay, Score, Stack
 from server.compiler.model.decoder import LayerShape
 from server.compiler.model.quantization import SCALE
 from server.compiler.model.reverse import ReverseLayer, ReversePass
-from shared.privacy import NOISE_KEYS
-from shared.program_inputs import MIN_LENGTH, SEED_DTYPE
+from shared.program_inputs import MIN_LENGTH
 
 
 class GradientNetwork(BaseNetwork):
@@ -67,12 +66,11 @@ class GradientNetwork(BaseNetwork):
         below = [self.stack(rows, 1, slice(0, frozen), adapted=False)] if frozen else []
         adapted, reverses = self.reverses(self.stack(rows, 1, slice(frozen, None)))
         backward = (reverses, self.scales(adapted))
-        labels: Example = (zero_tokens(e, t),) if recipe.loss == "full" else (zero_tokens(e, t, c), torch.ones(e, t, c))
-        rest = (zero_tokens(e, t), *labels, torch.ones(e, t), *self._settings())
+        inputs = StepInputs.example(recipe, size).flat
         length = {0: {1: Dim("S", min=MIN_LENGTH, max=s)}} if self.dynamic_length else {}
         step = GradientStep(recipe, size, trunk, head, *backward, *below, adapted)
         methods = {
-            "step": Signature(step, (zero_tokens(e, s), *rest), length),
+            "step": Signature(step, (zero_tokens(e, s), *inputs), length),
             "score": Signature(
                 Score(recipe, size, trunk, head, *below, adapted),
                 (zero_tokens(rows, s), zero_tokens(rows, t), zero_tokens(rows, t, c)),
@@ -86,27 +84,15 @@ class GradientNetwork(BaseNetwork):
             methods["state"] = Signature(State(recipe, size), ())
             methods["restore"] = Signature(Restore(recipe, size), (state,))
         else:
-            methods["replay"] = Signature(Replay(recipe, size), (self._seeds(), torch.zeros(recipe.queries)))
+            methods["replay"] = Signature(
+                Replay(recipe, size), (zero_seeds(recipe.queries), torch.zeros(recipe.queries))
+            )
         if frozen:
             hidden = torch.zeros(e, s, self.facts.hidden)
             suffix = GradientSuffix(recipe, size, trunk, head, *backward, adapted)
             methods["prefix"] = Signature(Prefix(recipe, size, trunk, head, *below), (zero_tokens(e, s),), length)
-            methods["suffix"] = Signature(suffix, (hidden, *rest), length)
+            methods["suffix"] = Signature(suffix, (hidden, *inputs), length)
         return methods
-
-    def _settings(self) -> Example:
-        """The inputs that a step takes after its batch."""
-        exact, private = self.recipe.estimator == "gradient", self.recipe.privacy == "clipped"
-        settings = (torch.ones(1) if exact else self._seeds(), torch.ones(1), torch.ones(1))
-        if not private:
-            return settings
-        if not exact:
-            return (*settings, torch.ones(1), torch.zeros(self.recipe.queries))
-        keys = torch.from_numpy(np.zeros((NOISE_KEYS, 2), SEED_DTYPE))
-        return (*settings, torch.ones(1), torch.ones(1), torch.ones(1), keys, torch.zeros(self.size, dtype=torch.int32))
-
-    def _seeds(self) -> Tensor:
-        return torch.from_numpy(np.zeros((self.recipe.queries, 2), SEED_DTYPE))
 
     def _example(self, shape: LayerShape) -> Example:
         """Inputs that a reverse pass is exported with."""

@@ -19,11 +19,12 @@ from server.compiler.checkpoints.base import BaseFacts
 from server.compiler.checkpoints.checkpoint import Checkpoint
 from server.compiler.export.emission import Signature
 from server.compiler.export.weights import Stored
+from server.compiler.methods.step_inputs import StepInputs, zero_seeds, zero_tokens
 from server.compiler.methods.training import Adapter, Flush, Load, Prefix, Replay, Score, Stack, Step, Suffix
 from server.compiler.model.backbone import HeadLayer, Trunk, TrunkTensors
 from server.compiler.model.decoder import DecoderLayer, LayerShape, LayerTables, layer_shapes, quantized_layer
 from server.compiler.model.quantization import ROWS, SCALE, SCHEMES, Scheme, quantize, stored_bytes, stored_key
-from shared.program_inputs import MIN_LENGTH, SEED_DTYPE, TOKEN_DTYPE
+from shared.program_inputs import MIN_LENGTH
 from shared.recipe import Precision, Recipe, Target
 from shared.zo.calibration import Calibration
 from shared.zo.lora import flat_size, frozen_a, lora_modules
@@ -124,14 +125,11 @@ class BaseNetwork:
         adapted = self.stack(r, recipe.paths, above)
         once = [self.stack(e, 1, below, adapted=False)] if frozen else []  # on E sequences
         every = [self.stack(r, 1, below, adapted=False)] if frozen else []  # on R sequences
-        labels: Example = (zero_tokens(e, t),) if recipe.loss == "full" else (zero_tokens(e, t, c), torch.ones(e, t, c))
-        seeds = torch.from_numpy(np.zeros((q, 2), SEED_DTYPE))
-        secret: Example = (torch.ones(1), torch.zeros(q)) if recipe.privacy == "clipped" else ()
-        rest = (zero_tokens(e, t), *labels, torch.ones(e, t), seeds, torch.ones(1), torch.ones(1), *secret)
-        replayed: Example = (seeds, torch.zeros(q), *([torch.ones(1)] if recipe.estimator == "stored" else []))
+        inputs = StepInputs.example(recipe, size).flat
+        replayed: Example = (zero_seeds(q), torch.zeros(q), *([torch.ones(1)] if recipe.estimator == "stored" else []))
         length = {0: {1: Dim("S", min=MIN_LENGTH, max=s)}} if self.dynamic_length else {}
         methods = {
-            "step": Signature(Step(recipe, size, trunk, head, *once, adapted), (zero_tokens(e, s), *rest), length),
+            "step": Signature(Step(recipe, size, trunk, head, *once, adapted), (zero_tokens(e, s), *inputs), length),
             "replay": Signature(Replay(recipe, size), replayed),
             "score": Signature(
                 Score(recipe, size, trunk, head, *every, adapted),
@@ -144,7 +142,7 @@ class BaseNetwork:
         if frozen:
             hidden = torch.zeros(e, s, self.facts.hidden)
             methods["prefix"] = Signature(Prefix(recipe, size, trunk, head, *once), (zero_tokens(e, s),), length)
-            methods["suffix"] = Signature(Suffix(recipe, size, trunk, head, adapted), (hidden, *rest), length)
+            methods["suffix"] = Signature(Suffix(recipe, size, trunk, head, adapted), (hidden, *inputs), length)
         if recipe.noise == "randn":
             del methods["replay"]  # its directions would differ from those of the step
         if recipe.estimator == "stored":
@@ -172,8 +170,3 @@ def layer_example(shape: LayerShape, length: int) -> Example:
     heads = [torch.ones(facts.head_dim) for _ in facts.head_norms]
     tables = LayerTables(facts, length, sliding=False)(length)
     return (torch.zeros(shape.rows, length, facts.hidden), *slab, *vectors, *heads, *tables)
-
-
-def zero_tokens(*shape: int) -> Tensor:
-    """Returns inputs with the data type of tokens."""
-    return torch.from_numpy(np.zeros(shape, TOKEN_DTYPE))

@@ -10,14 +10,15 @@ micro-batches are computed one after the other, and their gradients are added up
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from server.compiler.methods.clipping import noised_sums, single_rows
-from server.compiler.methods.optimizers import Rates
-from server.compiler.methods.private_gradient import ExampleGradients, GradientSecret, mean_gradient, noise_units
-from server.compiler.methods.training import EXCLUDED, Method, Network, Stack, micro_batches
+from server.compiler.methods.private_gradient import ExampleGradients, mean_gradient, noise_units
+from server.compiler.methods.step_inputs import StepInputs
+from server.compiler.methods.training import EXCLUDED, Method, Network, Stack
 from server.compiler.model.backbone import Trunk
 from server.compiler.model.quantization import SCALE
 from server.compiler.model.reverse import norm_output, norm_reverse, normed
@@ -47,96 +48,75 @@ class GradientSuffix(Network):
         # One longer than the bound: an exporter takes a slice of the whole for no slice.
         self.register_buffer("at", torch.arange(recipe.sequence_length + 1), persistent=False)
 
-    def forward(self, inputs: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs as in `shared.program`. Returns the loss [1] at the B of before, and what the update gives.
+    def forward(self, first: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """One step. first: hidden states or tokens. inputs: those of `StepInputs`.
 
-        That is the gradient's norm [1] with estimator `gradient`, and the coefficients (q,) with `directional`. Where
-        the recipe clips, totals stand in place of the loss.
+        Returns the loss [1] at the B of before, and what the update gives: the gradient's norm [1] with estimator
+        `gradient`, the coefficients (q,) with `directional`. Where the recipe clips, totals stand in place of the loss.
         """
+        given, exact = StepInputs.of(self.recipe, inputs), self.recipe.estimator == "gradient"
         if self.recipe.privacy == "clipped":
-            private = self.descend_privately if self.recipe.estimator == "gradient" else self.project_privately
-            return private(inputs, positions, *rest)
-        *labels, mask = rest[:-3]
-        loss, gradient = self.differentiate(inputs, positions, labels, mask)
-        if self.recipe.estimator == "directional":
-            seeds, lr, _ = rest[-3:]
-            return loss, self.state.project(gradient, seeds, lr)
-        return loss, self.state.update(gradient, Rates(*rest[-3:]))
+            return self.descend_privately(first, given) if exact else self.project_privately(first, given)
+        loss, gradient = self.differentiate(first, given)
+        if exact:
+            return loss, self.state.update(gradient, given.rates)
+        return loss, self.state.project(gradient, given.seeds, given.lr)
 
-    def descend_privately(self, inputs: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
-        """One DP-SGD step (Abadi et al., CCS'16): totals, int32 (D,), and the norm [1] of the noised mean gradient.
-
-        rest: labels, mask, the `Rates`, then a `GradientSecret`.
-        """
-        *labels, mask = rest[:-8]
-        rates, secret = Rates(*rest[-8:-5]), GradientSecret(*rest[-5:])
+    def descend_privately(self, first: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
+        """One DP-SGD step (Abadi et al., CCS'16): totals, int32 (D,), and the norm [1] of the noised mean gradient."""
+        secret = inputs.secret
         totals = secret.carried
-        for gradients in self.example_gradients(inputs, positions, labels, mask):
+        for gradients in self.example_gradients(first, inputs):
             totals = totals + gradients.clipped_sum(secret)
         totals = totals + noise_units(secret, totals.shape[0])
         gradient = mean_gradient(totals, secret, self.recipe.effective_batch)
-        return totals, self.state.update(gradient, rates, secret.last)
+        return totals, self.state.update(gradient, inputs.rates, secret.last)
 
-    def project_privately(self, inputs: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
-        """Noised totals (q,) of the examples' projected gradients, and coefficients (q,).
-
-        rest: labels, mask, seeds, lr, eps, clip, carried.
-        """
-        *labels, mask = rest[:-5]
-        seeds, lr, _, clip, totals = rest[-5:]
-        for gradients in self.example_gradients(inputs, positions, labels, mask):
-            projections = self.state.projections(gradients.rows(), seeds)  # (q, rows)
-            totals = noised_sums(projections, clip, totals)
-        mean = totals * (clip / UNITS) / self.recipe.effective_batch
-        coefficients = mean * (lr / self.recipe.queries)
-        self.state.replay(seeds, coefficients, lr)
+    def project_privately(self, first: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
+        """Noised totals (q,) of the examples' projected gradients, and coefficients (q,)."""
+        totals = inputs.carried
+        for gradients in self.example_gradients(first, inputs):
+            projections = self.state.projections(gradients.rows(), inputs.seeds)  # (q, rows)
+            totals = noised_sums(projections, inputs.clip, totals)
+        mean = totals * (inputs.clip / UNITS) / self.recipe.effective_batch
+        coefficients = mean * (inputs.lr / self.recipe.queries)
+        self.state.replay(inputs.seeds, coefficients, inputs.lr)
         return totals, coefficients
 
-    def example_gradients(
-        self, inputs: Tensor, positions: Tensor, labels: Sequence[Tensor], mask: Tensor
-    ) -> Iterator[ExampleGradients]:
+    def example_gradients(self, first: Tensor, inputs: StepInputs) -> Iterator[ExampleGradients]:
         """Yields the gradients of each micro-batch's examples; an example's loss is the mean over its answer tokens."""
-        weights = mask / torch.clamp(mask.sum(dim=1, keepdim=True), min=1.0)
-        for part in micro_batches(self.recipe, inputs, positions, *labels, weights):
+        weights = inputs.mask / torch.clamp(inputs.mask.sum(dim=1, keepdim=True), min=1.0)
+        for part in replace(inputs, mask=weights).micro_batches(self.recipe, first):
             _, parts = self.gradients(*part)
             yield ExampleGradients(parts)
 
-    def enter(self, inputs: Tensor) -> Tensor:
+    def enter(self, first: Tensor) -> Tensor:
         """The hidden states (rows, S, hidden) before the last stack, from a method's first input."""
-        return inputs
+        return first
 
-    def differentiate(
-        self, inputs: Tensor, positions: Tensor, labels: Sequence[Tensor], mask: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The mean loss [1] over the answer tokens, and its gradient (D,) in B.
-
-        inputs: the method's first one, (E, ...). labels: (answers,) or (choices, choice_mask).
-        """
-        first, *others = micro_batches(self.recipe, inputs, positions, *labels, mask)
-        nll, gradient = self.sums(*first)
+    def differentiate(self, first: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
+        """The mean loss [1] over the answer tokens, and its gradient (D,) in B. first: (E, ...)."""
+        part, *others = inputs.micro_batches(self.recipe, first)
+        nll, gradient = self.sums(*part)
         for other in others:  # each is added before the next one is computed, so that one gradient is kept
             more = self.sums(*other)
             nll, gradient = nll + more[0], gradient + more[1]
-        count = torch.clamp(mask.reshape(-1).sum(dim=0, keepdim=True), min=1.0)
+        count = torch.clamp(inputs.mask.reshape(-1).sum(dim=0, keepdim=True), min=1.0)
         return nll / count, gradient / count
 
-    def sums(self, inputs: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss [1] summed over the answer tokens of one micro-batch, and its gradient (D,) in B.
-
-        rest: labels, then the mask.
-        """
-        nll, parts = self.gradients(inputs, positions, *rest)
+    def sums(self, first: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
+        """The loss [1] summed over the answer tokens of one micro-batch, and its gradient (D,) in B."""
+        nll, parts = self.gradients(first, inputs)
         sums = [part.sum(dim=0) for part in parts]
         total = torch.cat(sums) if len(sums) > 1 else sums[0]
-        return (nll * rest[-1]).reshape(-1).sum(dim=0, keepdim=True), total
+        return (nll * inputs.mask).reshape(-1).sum(dim=0, keepdim=True), total
 
-    def gradients(self, inputs: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def gradients(self, first: Tensor, inputs: StepInputs) -> tuple[Tensor, list[Tensor]]:
         """Negative log-likelihoods (rows, T), and the gradient of each row's sum over `mask` in B, by adapted layer.
 
-        rest: labels, then the mask (rows, T). The gradients are (rows, slab) each; side by side they are (rows, D).
+        The gradients are (rows, slab) each; side by side they are (rows, D).
         """
-        *labels, mask = rest
-        hidden = self.enter(inputs)
+        hidden = self.enter(first)
         stack = self.stacks[-1]
         b = self.state.current().unsqueeze(0)  # (1, D)
         kept: list[Tensor] = []
@@ -145,9 +125,9 @@ class GradientSuffix(Network):
             kept.append(hidden)
             hidden = layer(hidden, *other)
         if self.recipe.privacy == "clipped":
-            nll, gradient = self.answers_gradient_by_row(hidden, positions, labels, mask)
+            nll, gradient = self.answers_gradient_by_row(hidden, inputs)
         else:
-            nll, gradient = self.answers_gradient(hidden, positions, labels, mask)
+            nll, gradient = self.answers_gradient(hidden, inputs)
         parts: list[Tensor] = []
         for place in reversed(range(len(kept))):
             scales = () if self.scales is None else (self.scales[place],)
@@ -157,34 +137,34 @@ class GradientSuffix(Network):
                 parts.append(by_example)  # (rows, slab)
         return nll, parts[::-1]
 
-    def answers_gradient_by_row(
-        self, hidden: Tensor, positions: Tensor, labels: Sequence[Tensor], mask: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def answers_gradient_by_row(self, hidden: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
         """As `answers_gradient`, each example by itself: products over few rows round a row by its place among them."""
-        columns = [single_rows(column) for column in (hidden, positions, mask, *labels)]
-        found = [self.answers_gradient(h, p, own, m) for h, p, m, *own in zip(*columns, strict=True)]
+        columns = inputs.columns
+        rows = zip(*(single_rows(column) for column in (hidden, *columns.values())), strict=True)
+        found = [
+            self.answers_gradient(own, replace(inputs, **dict(zip(columns, others, strict=True))))
+            for own, *others in rows
+        ]
         nll, gradient = (torch.cat(rows) if len(rows) > 1 else rows[0] for rows in zip(*found, strict=True))
         return nll, gradient
 
-    def answers_gradient(
-        self, hidden: Tensor, positions: Tensor, labels: Sequence[Tensor], mask: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def answers_gradient(self, hidden: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
         """Negative log-likelihoods (E, T), and the gradient (E, S, hidden) of their sum over `mask` (E, T).
 
         Not of their mean: the last bits of a small gradient would be lost where activations are quantized.
         """
         facts, trunk = self.trunk.facts, self.trunk
-        places = positions.unsqueeze(2).expand(-1, -1, hidden.shape[2])
+        places = inputs.positions.unsqueeze(2).expand(-1, -1, hidden.shape[2])
         picked = normed(trunk.final_norm, torch.gather(hidden, 1, places))  # (E, T, hidden)
         vectors = trunk.final_vectors()
         answers = norm_output(picked, *vectors)
         if self.recipe.loss == "full":
-            nll, gradient = self.vocabulary_gradient(answers, labels[0])
+            nll, gradient = self.vocabulary_gradient(answers, inputs.answers)
         else:
-            nll, gradient = self.candidates_gradient(answers, *labels)
-        gradient = norm_reverse(trunk.final_norm, gradient * mask.unsqueeze(2), vectors[0], picked)
+            nll, gradient = self.candidates_gradient(answers, inputs.choices, inputs.choice_mask)
+        gradient = norm_reverse(trunk.final_norm, gradient * inputs.mask.unsqueeze(2), vectors[0], picked)
         # By a product with ones and zeros: positions of padding may coincide with others.
-        at = self.at[: hidden.shape[1]].reshape(1, -1, 1) == positions.unsqueeze(1)  # (E, S, T)
+        at = self.at[: hidden.shape[1]].reshape(1, -1, 1) == inputs.positions.unsqueeze(1)  # (E, S, T)
         return nll, torch.bmm(at.to(torch.float32), gradient).view(-1, hidden.shape[1], facts.hidden)
 
     def vocabulary_gradient(self, answers: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
@@ -246,9 +226,9 @@ class GradientSuffix(Network):
 class GradientStep(GradientSuffix):
     """One step of the exact gradient from tokens."""
 
-    def enter(self, inputs: Tensor) -> Tensor:
+    def enter(self, first: Tensor) -> Tensor:
         """As `GradientSuffix.enter`, from tokens (rows, S)."""
-        hidden = self.trunk.embed(inputs)
+        hidden = self.trunk.embed(first)
         return self.run(self.stacks[0], hidden, None) if len(self.stacks) > 1 else hidden
 
 

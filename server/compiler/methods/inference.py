@@ -18,7 +18,8 @@ from torch.export import Dim
 
 from server.compiler.checkpoints.base import BaseFacts
 from server.compiler.export.emission import Signature
-from server.compiler.export.network import BaseNetwork, Example, Lower, QuantizedBase, lower_by_shape, zero_tokens
+from server.compiler.export.network import BaseNetwork, Example, Lower, QuantizedBase, lower_by_shape
+from server.compiler.methods.step_inputs import zero_tokens
 from server.compiler.methods.training import Adapter, Load, Method
 from server.compiler.model.backbone import Trunk
 from server.compiler.model.decoder import MASKED, DecoderLayer, LayerShape, LayerTables, layer_shapes, norm_size

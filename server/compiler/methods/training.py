@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from server.compiler.methods.clipping import example_means, noised_totals
 from server.compiler.methods.estimators import state_of
+from server.compiler.methods.step_inputs import StepInputs, micro_batches
 from server.compiler.model.backbone import Trunk
 from server.compiler.model.decoder import LayerShape
 from shared.privacy import UNITS
@@ -75,14 +76,6 @@ class Network(Method):
         return self.trunk.cap(logits.permute(2, 0, 1).reshape(self.recipe.score_rows, tokens, count))
 
 
-def micro_batches(recipe: Recipe, *inputs: Tensor) -> list[tuple[Tensor, ...]]:
-    """The inputs (E, ...) of each micro-batch; one that holds everything is not sliced."""
-    if recipe.rows == recipe.effective_batch:
-        return [inputs]
-    starts = range(0, recipe.effective_batch, recipe.rows)
-    return [tuple(each[start : start + recipe.rows] for each in inputs) for start in starts]
-
-
 class Prefix(Network):
     """The frozen layers below the first adapted one: what they make of an example is the same in every step."""
 
@@ -96,51 +89,54 @@ class Prefix(Network):
 class Suffix(Network):
     """One MobiZO step from the prefix's hidden states: perturb, forward all 2q paths, estimate, update."""
 
-    def nll(self, hidden: Tensor, positions: Tensor, labels: Sequence[Tensor], b: Tensor) -> Tensor:
-        """Negative log-likelihoods (R, T) of the answer tokens. labels: (answers,) or (choices, choice_mask)."""
+    def nll(self, hidden: Tensor, inputs: StepInputs, b: Tensor) -> Tensor:
+        """Negative log-likelihoods (R, T) of the answer tokens, at every path's B (2q, D)."""
         paths = self.recipe.paths
         hidden = self.run(self.stacks[-1], hidden.repeat(paths, 1, 1), b)  # (R, S, hidden)
-        answers = self.trunk.pick(hidden, positions.repeat(paths, 1))
+        answers = self.trunk.pick(hidden, inputs.positions.repeat(paths, 1))
         if self.recipe.loss == "full":
-            (truth,) = labels
-            return -self.log_probabilities(answers, truth.repeat(paths, 1).unsqueeze(2)).squeeze(2)
-        choices, choice_mask = labels
-        logits = self.choice_logits(answers, choices)
-        logits = logits + ((1.0 - choice_mask) * EXCLUDED).repeat(paths, 1, 1)
+            truth = inputs.answers.repeat(paths, 1)
+            return -self.log_probabilities(answers, truth.unsqueeze(2)).squeeze(2)
+        logits = self.choice_logits(answers, inputs.choices)
+        logits = logits + ((1.0 - inputs.choice_mask) * EXCLUDED).repeat(paths, 1, 1)
         return -torch.log_softmax(logits, dim=-1)[:, :, 0]
 
-    def forward(self, hidden: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs as in `shared.program`. Returns losses (2q,) at B +- eps z, and coefficients (q,).
+    def forward(self, hidden: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """One step. inputs: those of `StepInputs`.
 
-        Where the recipe clips, the noised totals (q,) stand in place of the losses, which nobody sees.
+        Returns the losses (2q,), at B + eps z and then at B - eps z, and coefficients (q,). Where the recipe clips, the
+        noised totals (q,) stand in place of the losses, which nobody sees.
         """
-        *given, clip, carried = (*rest, None, None) if self.recipe.privacy == "none" else rest
-        *labels, mask, seeds, lr, eps = given
+        return self.descend(hidden, StepInputs.of(self.recipe, inputs))
+
+    def descend(self, hidden: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
+        """As `forward`."""
         queries = self.recipe.queries
-        paths, z = self.state.perturb(seeds, eps)
-        per_path = self.nll(hidden, positions, labels, paths).reshape(self.recipe.paths, -1)  # (2q, E*T)
-        if clip is None:
-            weight = mask.reshape(1, -1)
-            said = (per_path * weight).sum(dim=1) / torch.clamp(weight.sum(dim=1), min=1.0)  # losses
-            differences = said[:queries] - said[queries:]
+        paths, z = self.state.perturb(inputs.seeds, inputs.eps)
+        per_path = self.nll(hidden, inputs, paths).reshape(self.recipe.paths, -1)  # (2q, E*T)
+        if self.recipe.privacy == "none":
+            weight = inputs.mask.reshape(1, -1)
+            reported = (per_path * weight).sum(dim=1) / torch.clamp(weight.sum(dim=1), min=1.0)
+            loss_plus, loss_minus = reported[:queries], reported[queries:]
+            difference = loss_plus - loss_minus
         else:
-            said = noised_totals(example_means(per_path, mask), clip, carried)
-            differences = said * (clip / UNITS) / self.recipe.effective_batch
-        slopes = differences / (eps * 2.0)  # projected gradients g_i
-        coefficients = slopes * (lr / queries)
-        self.state.update(z, coefficients, eps)
-        return said, coefficients
+            reported = noised_totals(example_means(per_path, inputs.mask), inputs.clip, inputs.carried)
+            difference = reported * (inputs.clip / UNITS) / self.recipe.effective_batch
+        projected_gradient = difference / (inputs.eps * 2.0)  # g_i
+        coefficients = projected_gradient * (inputs.lr / queries)
+        self.state.update(z, coefficients, inputs.eps)
+        return reported, coefficients
 
 
 class Step(Suffix):
     """One MobiZO step from tokens."""
 
-    def forward(self, tokens: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """As `Suffix`, with tokens (E, S) in place of hidden states."""
         hidden = self.trunk.embed(tokens)
         if len(self.stacks) > 1:
             hidden = self.run(self.stacks[0], hidden, None)
-        return super().forward(hidden, positions, *rest)
+        return super().forward(hidden, *inputs)
 
 
 class Replay(Method):
