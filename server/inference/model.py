@@ -20,6 +20,7 @@ from server.compiler.checkpoints.base import BaseFacts, locate_base
 from server.compiler.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from server.compiler.model.backbone import Trunk, TrunkTensors
 from server.compiler.model.decoder import DecoderLayer, LayerShape, LayerTables
+from server.compiler.model.layer_inputs import AttentionTables
 from server.inference.lora_rows import AdaptedRows, ServedAdapter
 from shared.errors import Untrusted
 from shared.recipe import Target
@@ -79,21 +80,19 @@ class ServingLayer(DecoderLayer):
         return y
 
     def _attention(
-        self, x: Tensor, b: Mapping[str, Tensor], head_norms: tuple[Tensor, ...], tables: tuple[Tensor, ...]
+        self, x: Tensor, b: Mapping[str, Tensor], head_norms: tuple[Tensor, ...], tables: AttentionTables
     ) -> Tensor:
-        mask, *others = tables
-        q, k, v = self.heads(x, b, head_norms, others)
+        q, k, v = self.heads(x, b, head_norms, tables)
         if self.cache is None or self.places is None:
             self.made = (k, v) if self.keep else None
-            return self._linear("o_proj", self.mix(q, k, v, mask, others), b)
+            return self._linear("o_proj", self.mix(q, k, v, tables), b)
         self.cache.write(self.places, k.squeeze(1), v.squeeze(1))
-        kv, dim, seen = k.shape[2], k.shape[3], mask.shape[-1]
+        kv, dim, seen = k.shape[2], k.shape[3], tables.mask.shape[-1]
         mixed = self.attend(
             q.reshape(len(q) * kv, -1, dim),
             self.cache.keys[..., :seen].flatten(0, 1),
             self.cache.values[:, :, :seen].flatten(0, 1),
-            mask,
-            others,
+            tables,
         )
         return self._linear("o_proj", mixed.reshape(len(q), 1, -1), b)
 

@@ -23,6 +23,7 @@ from server.compiler.methods.step_inputs import zero_tokens
 from server.compiler.methods.training import Adapter, Load, Method
 from server.compiler.model.backbone import Trunk
 from server.compiler.model.decoder import MASKED, DecoderLayer, LayerShape, LayerTables, layer_shapes, norm_size
+from server.compiler.model.layer_inputs import AttentionTables
 from shared.recipe import Recipe, Target
 from shared.zo.calibration import Calibration
 
@@ -103,7 +104,7 @@ class HeadsLayer(DecoderLayer):
         b, others = self.split_b(others)
         count = norm_size(facts)
         vectors, head_norms = others[:count], others[count : count + len(facts.head_norms)]
-        tables = others[count + len(facts.head_norms) :]
+        tables = AttentionTables.of(facts, others[count + len(facts.head_norms) :], masked=False)
         parts = self.heads(self.norm(hidden, *vectors), b, head_norms, tables)
         return torch.cat([part.view(1, -1, part.shape[2] * part.shape[3]) for part in parts], dim=-1)
 
@@ -129,7 +130,8 @@ class MixLayer(HeadsLayer):
         norms = [others[at : at + count] for at in range(0, held, count)]
         q = heads[..., : facts.heads * facts.head_dim].view(1, -1, facts.heads, facts.head_dim)
         k, v = (cached.view(1, -1, facts.kv_heads, facts.head_dim) for cached in (keys, values))
-        return self.finish(hidden, self._linear("o_proj", self.mix(q, k, v, mask, others[held:]), b), b, norms)
+        tables = AttentionTables.of(facts, others[held:], masked=False).with_mask(mask)
+        return self.finish(hidden, self._linear("o_proj", self.mix(q, k, v, tables), b), b, norms)
 
 
 class Extend(Method):

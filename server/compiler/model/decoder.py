@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from server.compiler.checkpoints.base import BaseFacts, Rope
+from server.compiler.model.layer_inputs import AttentionTables, LayerInputs
 from server.compiler.model.quantization import SCALE, SCHEMES, Scheme, linear, quantize, target_scheme
 from shared.recipe import Precision, Recipe, Target
 
@@ -214,20 +215,11 @@ class DecoderLayer(nn.Module):
             self.head_norm = RmsNorm(shape.facts.head_dim, shape.facts.norm_eps)
 
     def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
-        """hidden (R, S, hidden) -> (R, S, hidden).
-
-        others: this layer's B of every path (n, slab) if it is adapted, its norm vectors in `facts.layer_norms`' order,
-        its head norms, and its tables.
-        """
-        facts = self.shape.facts
-        slab, rest = (others[:1], others[1:]) if self.shape.targets else ((), others)
-        vectors, rest = rest[: len(facts.layer_norms)], rest[len(facts.layer_norms) :]
-        head_norms, tables = rest[: len(facts.head_norms)], rest[len(facts.head_norms) :]
-        b = self._factors(*slab) if slab else {}
-        count = norm_size(facts)
-        norms = [vectors[at : at + count] for at in range(0, len(vectors), count)]
-        mixed = self._attention(self.norm(hidden, *norms[0]), b, head_norms, tables)
-        return self.finish(hidden, mixed, b, norms[1:])
+        """hidden (R, S, hidden) -> (R, S, hidden). others: those of `LayerInputs`."""
+        inputs = LayerInputs.of(self.shape.facts, others, adapted=bool(self.shape.targets))
+        b = self._factors(inputs.slab) if self.shape.targets else {}
+        mixed = self._attention(self.norm(hidden, *inputs.norms[0]), b, inputs.head_norms, inputs.tables)
+        return self.finish(hidden, mixed, b, inputs.norms[1:])
 
     def finish(
         self, hidden: Tensor, mixed: Tensor, b: Mapping[str, Tensor], norms: Sequence[tuple[Tensor, ...]]
@@ -275,19 +267,15 @@ class DecoderLayer(nn.Module):
         return x * torch.sigmoid((x * x * x * 0.044715 + x) * (2 * math.sqrt(2 / math.pi)))
 
     def _attention(
-        self, x: Tensor, b: Mapping[str, Tensor], head_norms: tuple[Tensor, ...], tables: tuple[Tensor, ...]
+        self, x: Tensor, b: Mapping[str, Tensor], head_norms: tuple[Tensor, ...], tables: AttentionTables
     ) -> Tensor:
-        mask, *others = tables
-        q, k, v = self.heads(x, b, head_norms, others)
-        return self._linear("o_proj", self.mix(q, k, v, mask, others), b)
+        q, k, v = self.heads(x, b, head_norms, tables)
+        return self._linear("o_proj", self.mix(q, k, v, tables), b)
 
     def heads(
-        self, x: Tensor, b: Mapping[str, Tensor], head_norms: Sequence[Tensor], tables: Sequence[Tensor]
+        self, x: Tensor, b: Mapping[str, Tensor], head_norms: Sequence[Tensor], tables: AttentionTables
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Scaled queries (R, S, heads, head_dim), keys and values (R, S, kv_heads, head_dim), rotated; x (R, S, in).
-
-        tables: without the mask.
-        """
+        """Scaled queries (R, S, heads, head_dim), keys and values (R, S, kv_heads, head_dim), rotated; x (R, S, in)."""
         facts, rows = self.shape.facts, self.shape.rows
         q = self._linear("q_proj", x, b).view(rows, -1, facts.heads, facts.head_dim)
         k = self._linear("k_proj", x, b).view(rows, -1, facts.kv_heads, facts.head_dim)
@@ -295,14 +283,11 @@ class DecoderLayer(nn.Module):
         if head_norms:
             q, k = self.head_norm(q, head_norms[0]), self.head_norm(k, head_norms[1])
         if facts.rope is not None:
-            q, k = rotate(q, tables[1], tables[2]), rotate(k, tables[1], tables[2])
-        return q * tables[0], k, v
+            q, k = rotate(q, tables.cos, tables.sin), rotate(k, tables.cos, tables.sin)
+        return q * tables.scale, k, v
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, tables: Sequence[Tensor]) -> Tensor:
-        """Attention of q (R, S, heads, head_dim) over k, v (R, K, kv_heads, head_dim): (R, S, heads * head_dim).
-
-        mask: (1, G*S, K), added to the scores. tables: without the mask.
-        """
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, tables: AttentionTables) -> Tensor:
+        """Attention of q (R, S, heads, head_dim) over k, v (R, K, kv_heads, head_dim): (R, S, heads * head_dim)."""
         facts, rows = self.shape.facts, self.shape.rows
         kv, dim = facts.kv_heads, facts.head_dim
         groups = facts.heads // kv
@@ -310,13 +295,12 @@ class DecoderLayer(nn.Module):
         q = q.view(rows, -1, kv, groups, dim).permute(0, 2, 3, 1, 4).contiguous().view(rows * kv, -1, dim)
         k = k.permute(0, 2, 3, 1).contiguous().view(rows * kv, dim, -1)
         v = v.permute(0, 2, 1, 3).contiguous().view(rows * kv, -1, dim)
-        mixed = self.attend(q, k, v, mask, tables).view(rows, kv, groups, -1, dim)
+        mixed = self.attend(q, k, v, tables).view(rows, kv, groups, -1, dim)
         return mixed.permute(0, 3, 1, 2, 4).contiguous().view(rows, -1, facts.heads * dim)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, tables: Sequence[Tensor]) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, tables: AttentionTables) -> Tensor:
         """Attention by key-value head: q (R*KV, G*S, head_dim), k (R*KV, head_dim, K), v (R*KV, K, head_dim), as q."""
         scores = torch.bmm(q, k)  # (R*KV, G*S, K)
         if self.shape.facts.attention_softcap is not None:
-            cap, uncap = tables[-2:]
-            scores = torch.tanh(scores * uncap) * cap
-        return torch.bmm(torch.softmax(scores + mask, dim=-1), v)
+            scores = torch.tanh(scores * tables.uncap) * tables.cap
+        return torch.bmm(torch.softmax(scores + tables.mask, dim=-1), v)

@@ -11,7 +11,7 @@ packs the same bytes transposed, so the weights file does not change.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from server.compiler.model.decoder import DecoderLayer, LayerNorm, LayerShape, RmsNorm, norm_size, rotate
+from server.compiler.model.decoder import DecoderLayer, LayerNorm, LayerShape, RmsNorm, rotate
+from server.compiler.model.layer_inputs import LayerInputs
 from server.compiler.model.quantization import SCALE, quantized_tokens, transposed_weight
 from shared.recipe import Target
 
@@ -102,15 +103,10 @@ class ReverseLayer(DecoderLayer):
         hidden: the layer's input, (E, S, hidden). gradient: of the layer's output, (E, S, hidden). others: as the
         layer's own, then the scales of its linear weights, side by side, if they are quantized.
         """
-        facts = self.shape.facts
-        slab, rest = (others[:1], others[1:]) if self.shape.targets else ((), others)
-        vectors, rest = rest[: len(facts.layer_norms)], rest[len(facts.layer_norms) :]
-        head_norms, rest = rest[: len(facts.head_norms)], rest[len(facts.head_norms) :]
-        (mask, *tables), scales = (rest, {}) if self.shape.scheme is None else (rest[:-1], self._scales(rest[-1]))
-        kept = Reversal(self._factors(*slab) if slab else {}, scales)
-        count = norm_size(facts)
-        norms = [vectors[at : at + count] for at in range(0, len(vectors), count)]
-        returned = self._reverse(hidden, gradient, kept, norms, head_norms, mask, tables)
+        others, scales = (others, {}) if self.shape.scheme is None else (others[:-1], self._scales(others[-1]))
+        inputs = LayerInputs.of(self.shape.facts, others, adapted=bool(self.shape.targets))
+        kept = Reversal(self._factors(inputs.slab) if self.shape.targets else {}, scales)
+        returned = self._reverse(hidden, gradient, kept, inputs)
         if not self.shape.targets:
             return returned
         by_target = [kept.gradients[target].view(self.shape.rows, -1) for target in self.shape.targets]
@@ -131,19 +127,10 @@ class ReverseLayer(DecoderLayer):
         parts = [together[start:end] for start, end in pairwise([0, *ends])]
         return {str(target): part for target, part in zip(self.shape.facts.linears, parts, strict=True)}
 
-    def _reverse(
-        self,
-        hidden: Tensor,
-        gradient: Tensor,
-        kept: Reversal,
-        norms: Sequence[tuple[Tensor, ...]],
-        head_norms: Sequence[Tensor],
-        mask: Tensor,
-        tables: Sequence[Tensor],
-    ) -> Tensor:
+    def _reverse(self, hidden: Tensor, gradient: Tensor, kept: Reversal, inputs: LayerInputs) -> Tensor:
         """The gradient of `hidden`; B's gradients are left in `kept`."""
-        before = normed(self.norm, hidden)
-        attention = Attention(self, norm_output(before, *norms[0]), kept, head_norms, mask, tables)
+        norms, before = inputs.norms, normed(self.norm, hidden)
+        attention = Attention(self, norm_output(before, *norms[0]), kept, inputs)
         sandwich = self.shape.facts.sandwich
         mixed = attention.output
         if sandwich:
@@ -206,16 +193,9 @@ class ReversePass(nn.Module):
 class Attention:
     """Attention of one layer with what its reverse needs."""
 
-    def __init__(
-        self,
-        layer: ReverseLayer,
-        x: Tensor,
-        kept: Reversal,
-        head_norms: Sequence[Tensor],
-        mask: Tensor,
-        tables: Sequence[Tensor],
-    ) -> None:
-        """x: the normed input, (E, S, hidden). tables: without the mask."""
+    def __init__(self, layer: ReverseLayer, x: Tensor, kept: Reversal, inputs: LayerInputs) -> None:
+        """x: the normed input, (E, S, hidden)."""
+        tables, head_norms = inputs.tables, inputs.head_norms
         self.layer, self.kept, self.head_norms, self.tables = layer, kept, head_norms, tables
         facts, rows = layer.shape.facts, layer.shape.rows
         q = layer.linear("q_proj", x, kept).view(rows, -1, facts.heads, facts.head_dim)
@@ -225,14 +205,13 @@ class Attention:
             self.q_normed, self.k_normed = normed(layer.head_norm, q), normed(layer.head_norm, k)
             q, k = norm_output(self.q_normed, head_norms[0]), norm_output(self.k_normed, head_norms[1])
         if facts.rope is not None:
-            q, k = rotate(q, tables[1], tables[2]), rotate(k, tables[1], tables[2])
-        self.q, self.k, self.v = self._by_group(q * tables[0]), self._by_head(k), self._by_head(v)
+            q, k = rotate(q, tables.cos, tables.sin), rotate(k, tables.cos, tables.sin)
+        self.q, self.k, self.v = self._by_group(q * tables.scale), self._by_head(k), self._by_head(v)
         scores = torch.bmm(self.q, self.k.permute(0, 2, 1))  # (E*KV, G*S, S)
         if facts.attention_softcap is not None:
-            cap, uncap = tables[-2:]
-            self.bent = torch.tanh(scores * uncap)
-            scores = self.bent * cap
-        self.weights = torch.softmax(scores + mask, dim=-1)
+            self.bent = torch.tanh(scores * tables.uncap)
+            scores = self.bent * tables.cap
+        self.weights = torch.softmax(scores + tables.mask, dim=-1)
         self.mixed = torch.bmm(self.weights, self.v)  # (E*KV, G*S, head_dim)
         mixed = self._from_group(self.mixed).view(rows, -1, facts.heads * facts.head_dim)
         self.output = layer.linear("o_proj", mixed, kept)
@@ -251,10 +230,11 @@ class Attention:
         scores = self.weights * (weights - functional.linear(mixed * self.mixed, layer.sum))
         if facts.attention_softcap is not None:
             scores = scores - scores * self.bent * self.bent
-        q = self._from_group(torch.bmm(scores, self.k)) * self.tables[0]
+        q = self._from_group(torch.bmm(scores, self.k)) * self.tables.scale
         k = self._from_head(torch.bmm(scores.permute(0, 2, 1), self.q))
         if facts.rope is not None:
-            q, k = rotate_back(q, self.tables[1], self.tables[2]), rotate_back(k, self.tables[1], self.tables[2])
+            cos, sin = self.tables.cos, self.tables.sin
+            q, k = rotate_back(q, cos, sin), rotate_back(k, cos, sin)
         if self.head_norms:
             q = norm_reverse(layer.head_norm, q, self.head_norms[0], self.q_normed)
             k = norm_reverse(layer.head_norm, k, self.head_norms[1], self.k_normed)

@@ -1,0 +1,57 @@
+"""The named inputs of a decoder layer besides hidden states. A lowered layer takes them as a list of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from server.compiler.checkpoints.base import BaseFacts
+
+ABSENT = torch.empty(0)  # stands for an input that a layer of this base or shape does not take
+
+
+@dataclass(frozen=True)
+class AttentionTables:
+    """What attention reads besides queries, keys and values. G: query heads of one key-value head; K: keys."""
+
+    mask: Tensor = ABSENT  # (1, G*S, K), added to the scores
+    scale: Tensor = ABSENT  # [1], of the queries
+    cos: Tensor = ABSENT  # (S, 1, head_dim / 2), where positions are rotary
+    sin: Tensor = ABSENT
+    cap: Tensor = ABSENT  # [1], where scores are capped
+    uncap: Tensor = ABSENT  # [1]: its inverse
+
+    @classmethod
+    def of(cls, facts: BaseFacts, tensors: Sequence[Tensor], *, masked: bool = True) -> AttentionTables:
+        """Returns the tables of a base from the list that its layers take. masked: whether it begins with the mask."""
+        names = ["mask"] if masked else []
+        names += ["scale", *(["cos", "sin"] if facts.rope is not None else [])]
+        names += ["cap", "uncap"] if facts.attention_softcap is not None else []
+        return cls(**dict(zip(names, tensors, strict=True)))
+
+    def with_mask(self, mask: Tensor) -> AttentionTables:
+        """Returns the tables with another mask."""
+        return replace(self, mask=mask)
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """What a decoder layer takes besides hidden states."""
+
+    slab: Tensor  # (n, slab): the layer's B of every path; ABSENT in a layer without adapters
+    norms: tuple[tuple[Tensor, ...], ...]  # weight, and bias where the base has one, of each norm in order
+    head_norms: tuple[Tensor, ...]  # of queries and keys
+    tables: AttentionTables
+
+    @classmethod
+    def of(cls, facts: BaseFacts, tensors: Sequence[Tensor], *, adapted: bool) -> LayerInputs:
+        """Returns the inputs of a layer from the list that it takes: B, norms, head norms, tables."""
+        slab, rest = (tensors[0], tensors[1:]) if adapted else (ABSENT, tensors)
+        own, heads = len(facts.layer_norms), len(facts.head_norms)
+        count = 1 if facts.norm == "rms" else 2
+        norms = tuple(tuple(rest[at : at + count]) for at in range(0, own, count))
+        tables = AttentionTables.of(facts, rest[own + heads :])
+        return cls(slab, norms, tuple(rest[own : own + heads]), tables)
