@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.server.conftest import BOTH
 from tests.server.federation.conftest import URL
 
-DATABASES = BOTH
 FEDBUFF = {"name": "fedbuff", "buffer_size": 2, "staleness_exponent": 1.0}
 
 
@@ -26,6 +24,7 @@ def finish(band, user, lease, value):
     return answer.json()
 
 
+@pytest.mark.both_databases
 def test_a_slow_device_counts_in_a_later_round_and_weighs_less(buffered):
     slow = buffered.lease("carol")
     buffered.train("alice", 1.0)
@@ -81,9 +80,7 @@ def test_who_joins_takes_part_at_once(buffered):
 
 def test_a_version_that_waits_for_a_person_holds_the_next_jobs_back(buffered, operator):
     assert operator.put("/v1/adapters/readers/rule", json={"rule": {"automatic": False}}).status_code == 200
-    buffered.train("alice", 1.0)
-    buffered.train("bob", 3.0)
-    buffered.work()
+    buffered.train_all(alice=1.0, bob=3.0)
     assert buffered.lease("alice") is None
     assert operator.post("/v1/adapters/readers/versions/1/approve").status_code == 200
     buffered.work()

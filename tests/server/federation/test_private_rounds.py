@@ -100,9 +100,7 @@ def test_a_cohort_without_privacy_says_that_it_has_none(band):
 
 def test_private_members_have_no_exact_figures_anywhere(band):
     """Neither in manifest and card, nor in rounds, updates, jobs and their events."""
-    band.create(privacy={"members": MEMBERS})
-    band.join("alice", "bob")
-    band.open()
+    band.begin("alice", "bob", privacy={"members": MEMBERS})
     lease = band.lease("alice")
     progress = {"phase": "training", "step": 1, "steps": 3, "loss": 0.625, "accuracy": 0.375, "best_accuracy": 0.375}
     assert band.devices["alice"].post(f"/v1/leases/{lease['id']}/heartbeat", json=progress).status_code == 200

@@ -14,7 +14,7 @@ DATABASES = ("sqlite",)  # no statement here that others do not make
 
 @pytest.fixture
 def trained(fleet, app, device):
-    """Trains a version with this flat B; its size."""
+    """Trains a version of a random flat B, which it returns."""
 
     def train(seed, job=None, **changes):
         fleet.ready_job(app, **(job or {}))

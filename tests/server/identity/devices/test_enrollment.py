@@ -227,10 +227,6 @@ def test_what_is_no_form(joining, content, kind):
         joining.refused(joining.actor.post(path, content=content, headers={"Content-Type": kind}), "invalid_request")
 
 
-def test_a_form_that_is_too_large(joining, problem):
-    problem(joining.form("/v1/oauth/token", {"x": "y" * 20_000}), 413, "too-large")
-
-
 def test_the_page_tells_what_to_run_and_runs_nothing(fleet):
     answer = fleet.actor().get("/device", params={"user_code": "wdjb-mjht"})
     assert answer.status_code == 200

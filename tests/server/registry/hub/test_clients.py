@@ -190,13 +190,9 @@ def test_what_exists(client, at):
     assert client("api.file_exists", MOVIES, "README.md", **at)
     assert client("api.file_exists", MOVIES, HIDDEN, **at)
     assert not client("api.file_exists", MOVIES, "adapter_model.bin", **at)
+    assert client("api.whoami", **at)["name"] == "default"
     client("api.auth_check", MOVIES, **at)
     raised("RepositoryNotFoundError", client, "api.auth_check", "other/secret", **at)
-
-
-def test_who_asks(client, at):
-    told = client("api.whoami", **at)
-    assert (told["type"], told["name"], told["orgs"]) == ("user", "default", [])
 
 
 def test_a_part_as_libraries_of_data_read_it(client, at, tmp_path):
@@ -237,15 +233,6 @@ def test_revisions_and_files_that_are_not_there(client, at, second, tmp_path):
         raised_entry(client, "hf_hub_download", MOVIES, name, cache_dir=str(tmp_path), **at)
     absent = next(tmp_path.rglob(".no_exist")) / second["revision"]
     assert files_of(absent) == ["config.json", "folder/README.md"]
-    raised(
-        "LocalEntryNotFoundError",
-        client,
-        "hf_hub_download",
-        MOVIES,
-        "README.md",
-        cache_dir=str(tmp_path),
-        local_files_only=True,
-    )
 
 
 def test_what_awaits_approval_is_there_by_its_number_only(client, at, tmp_path):
