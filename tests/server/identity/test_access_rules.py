@@ -24,6 +24,7 @@ def test_only_digests_are_stored(home):
     assert text.removeprefix("mobizo-app-") not in row
 
 
+@pytest.mark.both_databases
 def test_a_token_is_looked_up_by_indexes_alone(home):
     home.token("app")
     with home.database.reading() as session:

@@ -26,8 +26,6 @@ from tests.server.federation.conftest import cohort_request
 from tests.server.identity.rules import found_routes
 from tests.server.registry.trajectories.runs import Run, finish
 
-# Who may ask is decided by one reading of the token, whose tests meet both; each statement behind a route has its own.
-DATABASES = ("sqlite",)
 ANYONE, ONE_TIME, DEVICE = "anyone", "the bearer of a one-time token", "a device"
 EITHER = "either "  # and a scope: or a device
 PERSON = "a person or a service, with any scopes"

@@ -44,6 +44,7 @@ def days(view):
     return (ends - made) / timedelta(days=1)
 
 
+@pytest.mark.both_databases
 def test_a_token_is_made_listed_and_revoked(fleet, operator, problem):
     made = make(operator, name="shop")
     assert made["token"].startswith("mobizo-app-")

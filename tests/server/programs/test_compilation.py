@@ -121,6 +121,7 @@ def test_a_claim_is_one_worker_s_and_its_program_all_tenants(fleet, app, workers
         ProgramLifecycle(session).move(session.scalars(select(Program)).one(), ProgramState.COMPILING)
 
 
+@pytest.mark.both_databases
 def test_a_dead_worker_s_program_is_another_s_and_counts_once(app, workers, state):
     job = app.submit()
     workers.claim("one")

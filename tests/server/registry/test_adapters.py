@@ -20,6 +20,7 @@ def version(device, lease):
 URL = "/v1/adapters/alice-movies"
 
 
+@pytest.mark.both_databases
 def test_versions_count_up_and_stay(fleet, app, device, version):
     first = app.get(f"{URL}/versions/1").json()
     assert first == version

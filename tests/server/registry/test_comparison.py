@@ -9,8 +9,6 @@ from shared.canonical import sha256_hex
 from tests.server.conftest import result
 from tests.server.registry.conftest import URL
 
-DATABASES = ("sqlite",)  # no statement here that others do not make
-
 
 @pytest.fixture
 def trained(fleet, app, device):

@@ -51,6 +51,7 @@ def test_main_is_promoted_and_rolled_back(app, publish, decide, three, problem):
     ]
 
 
+@pytest.mark.both_databases
 def test_who_did_it_and_why(fleet, app, device, decide, three):
     decide("POST", "/promote", {"revision": "v1", "reason": "the others were slow"})
     first, *_, last = decide("GET", "/events")["items"][::-1]
@@ -161,6 +162,7 @@ def test_a_deleted_adapter_and_its_way_back(app, publish, decide, three, problem
     assert decide("GET", "/events")["items"][3]["reason"] == "account closed"
 
 
+@pytest.mark.both_databases
 def test_decisions_of_two_at_once_follow_each_other(home, decide, three):
     """Each line goes on from the one before, whoever was first."""
     failures = []

@@ -50,6 +50,7 @@ def files_of(app, version, url=URL):
     return {file["sha256"] for file in app.get(f"{url}/versions/{version}/peft").json()["files"]}
 
 
+@pytest.mark.both_databases
 def test_a_version_goes_after_its_grace_and_its_bytes_with_it(app, device, publish, decide, purge, collected, problem):
     first, second = publish(0.25), publish(0.5)
     shared = publish(0.5, job={"adapter": "alice-books"})  # the same bytes, in another adapter

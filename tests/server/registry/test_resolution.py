@@ -35,6 +35,7 @@ def test_every_way_to_name_a_version(decide, two, found):
 NOTHING = ("", "v0", "0", "v3", "v01", "V1", "9" * 40, "f" * 40, "Main", "../1", "a\0b", "\xe9", "x" * 5000)
 
 
+@pytest.mark.both_databases
 def test_what_stands_for_nothing(two, found):
     for revision in NOTHING:
         with pytest.raises(RevisionNotFound):
@@ -44,6 +45,7 @@ def test_what_stands_for_nothing(two, found):
             found("main", name=name)
 
 
+@pytest.mark.both_databases
 def test_prefixes_that_are_too_short_or_of_two(home, two, found):
     first, second = (version["revision"] for version in two)
     with pytest.raises(RevisionNotFound):

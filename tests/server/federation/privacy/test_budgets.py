@@ -186,6 +186,7 @@ def test_another_name_for_the_user_does_not_reach_the_data(fleet, app, operator,
     assert device.lease() is None
 
 
+@pytest.mark.both_databases
 def test_the_strictest_budget_of_a_device_s_users_bounds_each_of_its_data_sets(fleet, app, operator):
     shared = fleet.device(name="shared", users=["alice", "bob"])
     limit(operator, 1.5 * epsilon(2))

@@ -6,14 +6,12 @@ import pytest
 
 from shared.federation.secure_aggregation import device
 from shared.federation.secure_aggregation.fixed_point import encode, mean_error
-from tests.server.conftest import BOTH
 from tests.server.federation.conftest import band
 from tests.server.federation.secure_aggregation.test_masked_rounds import USERS, masked, phase, turn
 from tests.server.federation.test_workers import eventually
 from tests.server.operations.test_serving import running
 
 __all__ = ["band", "masked"]  # fixtures
-DATABASES = BOTH[:1]  # what is committed is there after a kill: the database's promise, and tested as such elsewhere
 
 
 def ask_at(masked, url):

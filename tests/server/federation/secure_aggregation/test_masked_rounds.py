@@ -121,6 +121,7 @@ def restart(band, standing):
     standing[0].state.mobizo = AppState(state.settings, state.database, state.artifacts, state.public_key, utc_now())
 
 
+@pytest.mark.both_databases
 def test_a_version_is_made_of_updates_that_nobody_saw(masked, standing):
     for user in USERS:
         turn(masked, user)

@@ -145,6 +145,7 @@ def test_a_code_that_is_over(joining, operator, problem):
     joining.refused(joining.poll(asked["device_code"]), "invalid_grant")
 
 
+@pytest.mark.both_databases
 def test_of_many_who_ask_at_once_one_gets_the_token(fleet, joining, operator):
     asked = joining.ask()
     operator.post(f"/v1/device-requests/{asked['user_code']}/approve")

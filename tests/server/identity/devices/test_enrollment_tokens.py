@@ -29,6 +29,7 @@ def test_a_device_enrolls_once(fleet, operator, problem):
     assert fleet.actor(grant["token"]).post("/v1/leases", json={"datasets": []}).status_code == 204
 
 
+@pytest.mark.both_databases
 def test_of_many_at_once_one_gets_in(fleet, operator):
     token = operator.post("/v1/enrollments", json={}).json()["token"]
     barrier, codes = threading.Barrier(6), []

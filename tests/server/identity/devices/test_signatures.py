@@ -59,6 +59,7 @@ def test_a_request_that_was_refused_is_spent_as_well(device, lease, problem):
     assert device.post(path, content=body, headers=JSON).status_code == 200
 
 
+@pytest.mark.both_databases
 def test_of_many_at_once_with_one_nonce_one_counts(fleet, device, lease):
     path = beat_path(lease)
     headers = sign(device, "POST", path, BEAT)

@@ -48,6 +48,7 @@ def agent(fleet, device, tmp_path):
         yield home, client
 
 
+@pytest.mark.both_databases
 def test_programs_and_runners_are_signed_anew_and_stay_what_they_are(fleet, home, app, device, lease):
     build = RunnerBuild(platform="linux-aarch64", version="1", executorch="1", size=3, sha256="3" * 64)
     with home.database.writing() as session:

@@ -43,6 +43,7 @@ def test_a_device_has_what_it_trained(device, version):
     assert device.head(url).headers["content-length"] == str(manifest.size)
 
 
+@pytest.mark.both_databases
 def test_another_device_has_it_once_it_is_assigned(app, tablet, version, problem):
     absent = problem(own(tablet), 404, "adapter-not-found")
     unknown = problem(own(tablet, name="nobody"), 404, "adapter-not-found")

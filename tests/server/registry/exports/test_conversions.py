@@ -35,6 +35,7 @@ def work(home):
     return work
 
 
+@pytest.mark.both_databases
 def test_asked_for_made_and_downloaded(home, app, version, work, problem):
     problem(app.get(URL), 404, "not-found")
     response = app.post(URL)

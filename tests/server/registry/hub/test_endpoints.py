@@ -190,6 +190,7 @@ def test_names_that_git_itself_gives():
     )
 
 
+@pytest.mark.both_databases
 def test_a_listing_in_pages(app, made, problem):
     whole = app.get(f"{MOVIES}/tree/main").json()
     url, seen = f"{MOVIES}/tree/main?limit=3&recursive=True", []
