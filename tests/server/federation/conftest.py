@@ -97,10 +97,10 @@ class Band:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def train_all(self, **values):
-        """The whole part of each of these users, then a worker's part."""
+    def train_all(self, told=None, **values):
+        """The whole part of each of these users, then a worker's part. told: changes of their results."""
         for user, value in values.items():
-            self.train(user, value)
+            self.train(user, value, **(told or {}))
         self.work()
 
     def set_round(self, number=1, **values):

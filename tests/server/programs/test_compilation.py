@@ -9,9 +9,9 @@ from server.programs.compilation import CompileHandler
 from server.programs.service import Program, ProgramBlob, ProgramLifecycle, ProgramState
 from server.tasks.queue import Claim
 from shared.errors import CompileFailed, Conflict, InvalidRecipe
-from shared.program import ProgramFile, ProgramManifest
 from shared.recipe import Recipe
-from tests.server.conftest import SHAPE, Workers
+from tests.server import fake_compiler
+from tests.server.conftest import Workers
 
 
 class Compilers(Workers):
@@ -73,26 +73,12 @@ def workers(home):
 
 
 def manifest(home, job, version=1):
-    recipe = Recipe.model_validate(job["recipe"])
-    files = tuple(
-        ProgramFile(role=role, name=role, size=len(role), sha256=home.artifacts.put(role.encode()))
-        for role in ("program", "weights", "tokenizer")
-    )
-    return ProgramManifest(
-        version=version,
-        recipe=recipe,
-        recipe_id=recipe.id,
-        shape=SHAPE,
-        size=48,
-        a_sha256="d" * 64,
-        score_rows=4,
-        files=files,
-        planned_bytes=0,
-        flops_per_step=0,
-        delegates=0,
-        nodes=0,
-        executorch="1",
-    )
+    """Of a compiled program, whose files are stored."""
+    with home.artifacts.workspace("in-test") as workspace:
+        found = fake_compiler.build(Recipe.model_validate(job["recipe"]), home.source, workspace / "program")
+        for file in found.files:
+            home.artifacts.adopt(workspace / "program" / file.name, file.sha256)
+    return found.model_copy(update={"version": version})
 
 
 @pytest.fixture

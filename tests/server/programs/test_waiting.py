@@ -1,6 +1,5 @@
 """Which program is compiled next: priorities, tenants' turns, and what a machine has memory for."""
 
-import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -9,8 +8,8 @@ from sqlalchemy import update
 from server.tasks.queue import OVERDUE
 from server.tasks.repository import TaskRequest, WorkerRepository
 from shared.errors import CompileFailed
-from shared.recipe import Recipe
-from tests.server.conftest import BOTH, Workers, job_request
+from tests.server.actors import at_once
+from tests.server.conftest import BOTH, Workers
 from tests.server.programs.test_compilation import Compilers
 
 DATABASES = BOTH  # the queue is read and locked by statements that differ
@@ -122,18 +121,7 @@ def test_claims_at_once_do_not_overfill_a_machine(machines, many):
     for job in jobs:
         machines.takes(job, 10 * GIB)
     workers = [machines.worker(f"worker-{number}") for number in range(6)]
-    barrier, given = threading.Barrier(6), []
-
-    def claim(worker):
-        barrier.wait()
-        given.append(machines.claim(worker))
-
-    threads = [threading.Thread(target=claim, args=(worker,)) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(given) == 6
+    given = at_once(6, lambda number: machines.claim(workers[number]))
     started = [recipe_id for recipe_id in given if recipe_id is not None]
     assert len(started) == len(set(started)) == 3
 
@@ -201,25 +189,3 @@ def test_a_crash_puts_the_next_try_off_twice_as_long_each_time(app, machines):
     assert app.get(f"/v1/jobs/{job['id']}").json()["error"]["detail"] == "died for good"
     assert app.submit()["state"] == "queued"
     assert machines.claim(worker) == job["recipe_id"]
-
-
-def test_asking_and_finishing_at_once_leave_no_job_behind(fleet, app, machines):
-    """A job that asks while its program becomes ready is either among those that are told, or finds it ready."""
-    worker = machines.worker("one")
-    for number in range(5):
-        job = app.submit(adapter=f"first-{number}", recipe={"rank": 2 + number})
-        assert machines.claim(worker) == job["recipe_id"]
-        recipe = Recipe.model_validate(job["recipe"])
-        body = job_request(adapter=f"second-{number}", recipe={"rank": recipe.rank})
-        barrier, late = threading.Barrier(2), []
-
-        def ask(body=body, barrier=barrier, late=late):
-            barrier.wait()
-            late.append(app.post("/v1/jobs", json=body).json())
-
-        thread = threading.Thread(target=ask)
-        thread.start()
-        barrier.wait()
-        machines.finish(worker, job)
-        thread.join()
-        assert app.get(f"/v1/jobs/{late[0]['id']}").json()["state"] == "ready"

@@ -9,7 +9,7 @@ import safetensors.numpy
 from shared.canonical import sha256_hex
 from shared.recipe import Recipe
 from shared.zo.lora import init_a, lora_modules
-from tests.server.conftest import SHAPE, result
+from tests.server.conftest import SHAPE
 
 
 @pytest.fixture
@@ -47,10 +47,7 @@ def test_download_of_lora_b(app, version):
 def test_a_peft_directory(home, app, device, lease):
     size = lease["manifest"]["manifest"]["size"]
     flat = np.arange(size, dtype=np.float32)
-    data = safetensors.numpy.save({"lora_B": flat})
-    device.upload(lease, data)
-    body = {"adapter_sha256": sha256_hex(data), "result": result()}
-    assert device.post(f"/v1/leases/{lease['id']}/complete", json=body).status_code == 200
+    device.finish(lease, flat)
     listing = app.get(f"{URL}/versions/1/peft").json()
     stored = home.stored_files()
     assert app.get(f"{URL}/versions/1/peft").json() == listing

@@ -1,13 +1,13 @@
 """Promoting, rolling back, tagging, deprecating, deleting and taking back; and the trail that they leave."""
 
 import itertools
-import threading
 
 import pytest
 
 from server.registry.audit import Actor
 from server.registry.decisions import DecisionService
 from server.registry.models import StoredEvent
+from tests.server.actors import at_once
 from tests.server.registry.conftest import URL
 
 
@@ -165,23 +165,14 @@ def test_a_deleted_adapter_and_its_way_back(app, publish, decide, three, problem
 @pytest.mark.both_databases
 def test_decisions_of_two_at_once_follow_each_other(home, decide, three):
     """Each line goes on from the one before, whoever was first."""
-    failures = []
 
     def promote(who):
         for turn in range(6):
-            try:
-                with home.database.writing() as session:
-                    decisions = DecisionService(session, Actor(f"token-{who}"), "default", "alice-movies")
-                    decisions.promote(f"v{1 + (turn + who) % 3}", "")
-            except Exception as error:
-                failures.append(error)
+            with home.database.writing() as session:
+                decisions = DecisionService(session, Actor(f"token-{who}"), "default", "alice-movies")
+                decisions.promote(f"v{1 + (turn + who) % 3}", "")
 
-    threads = [threading.Thread(target=promote, args=(who,)) for who in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    at_once(2, promote)
     with home.database.reading() as session:
         rows = session.query(StoredEvent).order_by(StoredEvent.number).all()
         moves = [(row.main_before, row.main_after) for row in rows]

@@ -1,8 +1,6 @@
 """kill -9 of a real server in the middle of a masked round: the next one goes on, and nobody is in the sum twice."""
 
-import httpx
 import numpy as np
-import pytest
 
 from shared.federation.secure_aggregation import device
 from shared.federation.secure_aggregation.fixed_point import encode, mean_error
@@ -17,7 +15,9 @@ __all__ = ["band", "masked"]  # fixtures
 def ask_at(masked, url):
     """The devices speak to this server from now on."""
     for member in masked.members.values():
-        member.actor.base_url, member.actor.timeout = url, 300  # seconds; only where something hangs
+        member.actor.base_url = url
+        member.link.client.__exit__(None, None, None)
+        member.link.client = member.client(url)
 
 
 def vector(member):
@@ -35,8 +35,6 @@ def test_killed_between_phases_and_in_one_the_round_ends_right(masked, home):
         turn(masked, "alice")
         process.kill()
         process.wait()
-        with pytest.raises(httpx.TransportError):
-            turn(masked, "bob")
     assert phase(masked) == "vectors"
     with running(home) as (_, url):
         ask_at(masked, url)

@@ -1,6 +1,5 @@
 """One-time tokens and devices."""
 
-import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -8,6 +7,7 @@ from sqlalchemy import update
 
 from server.identity.devices.service import EnrollmentToken
 from shared.signing import new_private_key, public_text
+from tests.server.actors import at_once
 
 
 def enrollment(**changes):
@@ -32,19 +32,9 @@ def test_a_device_enrolls_once(fleet, operator, problem):
 @pytest.mark.both_databases
 def test_of_many_at_once_one_gets_in(fleet, operator):
     token = operator.post("/v1/enrollments", json={}).json()["token"]
-    barrier, codes = threading.Barrier(6), []
-
-    def enroll():
-        actor = fleet.actor(token)
-        barrier.wait()
-        codes.append(actor.post("/v1/devices", json=enrollment()).status_code)
-
-    threads = [threading.Thread(target=enroll) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(codes) == [201] + [401] * 5
+    actors = [fleet.actor(token) for _ in range(6)]
+    answers = at_once(6, lambda number: actors[number].post("/v1/devices", json=enrollment()))
+    assert sorted(answer.status_code for answer in answers) == [201] + [401] * 5
     assert len(operator.get("/v1/devices").json()["items"]) == 1
 
 

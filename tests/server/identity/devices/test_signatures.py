@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,7 +13,7 @@ from server.identity.devices.repository import Device, DeviceNonce
 from shared.canonical import sha256_hex
 from shared.request_signature import RequestSigner
 from shared.signing import new_private_key
-from tests.server.conftest import adapter_bytes, result
+from tests.server.actors import adapter_bytes, at_once, result
 
 BEAT = b'{"phase":"training"}'
 JSON = {"Content-Type": "application/json"}
@@ -64,18 +63,8 @@ def test_of_many_at_once_with_one_nonce_one_counts(fleet, device, lease):
     path = beat_path(lease)
     headers = sign(device, "POST", path, BEAT)
     actors = [fleet.actor(device.token) for _ in range(6)]
-    barrier, codes = threading.Barrier(6), []
-
-    def send(actor):
-        barrier.wait()
-        codes.append(actor.post(path, content=BEAT, headers=headers).status_code)
-
-    threads = [threading.Thread(target=send, args=(actor,)) for actor in actors]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(codes) == [200] + [409] * 5
+    answers = at_once(6, lambda number: actors[number].post(path, content=BEAT, headers=headers))
+    assert sorted(answer.status_code for answer in answers) == [200] + [409] * 5
 
 
 @pytest.mark.parametrize("off", [-360, 360])

@@ -79,15 +79,12 @@ def test_what_is_cached_is_not_fetched_again(client, at, relay, second, tmp_path
     assert relay.bodies() == []
 
 
-@pytest.mark.parametrize("revision", ["v1", "1", "the revision", "its first digits"])
-def test_every_name_of_a_version_leads_to_it(client, at, hub, revision, tmp_path):
+def test_every_name_of_a_version_leads_to_it(client, at, hub, tmp_path):
     first = hub.versions["alice-movies"][0]
-    words = {"the revision": first["revision"], "its first digits": first["revision"][:7]}
-    path = client(
-        "hf_hub_download", MOVIES, HIDDEN, revision=words.get(revision, revision), cache_dir=str(tmp_path), **at
-    )
-    assert sha256_hex(Path(path).read_bytes()) == first["sha256"]
-    assert Path(path).parent.name == first["revision"]
+    for revision in ("v1", "1", first["revision"], first["revision"][:7]):
+        path = Path(client("hf_hub_download", MOVIES, HIDDEN, revision=revision, cache_dir=str(tmp_path), **at))
+        assert sha256_hex(path.read_bytes()) == first["sha256"]
+        assert path.parent.name == first["revision"]
 
 
 def test_a_directory_of_ones_own(client, at, relay, tmp_path):

@@ -13,8 +13,7 @@ from server.storage.garbage_collection import Collector
 from shared.canonical import sha256_hex
 from shared.zo.lora import load_adapter
 from shared.zo.trajectory import MAGIC, frame, parse_trajectory
-from tests.server.conftest import adapter_bytes
-from tests.server.jobs.leases.test_uploads import at_once
+from tests.server.actors import adapter_bytes, at_once
 from tests.server.registry.trajectories.runs import BEST, STEPS, TRAINING, Run, complete, finish, send
 
 
@@ -251,17 +250,13 @@ def test_a_ledger_smaller_than_b_is_kept_in_its_place(home, app, kept):
     assert sha256_hex(run.adapter()) in home.stored_files()
 
 
-def test_many_who_ask_at_once_get_the_same(home, fleet, app, kept):
+def test_many_who_ask_at_once_get_the_same_which_is_young_again(home, fleet, app, kept):
     lease, run = kept
     collect(home)
     actors = [fleet.actor(app.token) for _ in range(4)]
     answers = at_once(4, lambda n: actors[n].get(f"{version_url(lease)}/lora_B.safetensors"))
     assert [answer.content for answer in answers] == [run.adapter()] * 4
-
-
-def test_what_is_asked_for_becomes_young_again(home, app, kept):
-    """So that no collector removes it between the answer's first byte and its last."""
-    lease, run = kept
+    # No collector removes it between an answer's first byte and its last.
     os.utime(home.artifacts._path(sha256_hex(run.adapter())), (0, 0))
     app.get(f"{version_url(lease)}/lora_B.safetensors").raise_for_status()
     Collector(home.database, home.artifacts).collect(timedelta(hours=1))
