@@ -56,11 +56,6 @@ def test_the_collector_leaves_a_rounds_files_until_it_has_ended(band):
     kept = collected() - before
     assert len(kept) == 2  # the version's, and the optimizer's momentum
     assert not kept & update
-    band.open()
-    for user in ("alice", "bob"):
-        band.train(user, 3.0)
-    band.work()
-    assert (band.round(2)["state"], len(collected() - before)) == ("published", 3)
 
 
 def test_a_device_is_told_of_its_round(band):

@@ -25,13 +25,6 @@ def two(publish):
     return [publish(value) for value in (0.25, 0.5)]
 
 
-def test_every_way_to_name_a_version(decide, two, found):
-    decide("PUT", "/tags/old", {"revision": "v1"})
-    revision = two[0]["revision"]
-    assert found("main") == 2
-    assert {found(text) for text in ("v1", "1", "old", revision, revision[:7], revision[:20])} == {1}
-
-
 NOTHING = ("", "v0", "0", "v3", "v01", "V1", "9" * 40, "f" * 40, "Main", "../1", "a\0b", "\xe9", "x" * 5000)
 
 

@@ -3,12 +3,9 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import select
 
 from server.catalog.bases import BaseRepository
 from server.registry.exports.conversion import ConversionHandler
-from server.registry.exports.models import Conversion
-from server.storage.garbage_collection import Collector
 from server.tasks.repository import WorkerRepository
 from server.worker import create_worker
 from shared.canonical import sha256_hex
@@ -91,17 +88,6 @@ def test_errors_crashes_and_lies(home, app, version, work):
     app.post(URL)
     work()
     assert app.get(URL).json()["state"] == "ready"
-
-
-def test_files_are_kept_as_long_as_their_version(home, app, version, work):
-    app.post(URL)
-    work()
-    ready = app.get(URL).json()
-    assert Collector(home.database, home.artifacts).collect(timedelta(0)).deleted == 0
-    assert app.get(f"{URL}/model.safetensors").status_code == 200
-    with home.database.writing() as session:
-        session.delete(session.scalars(select(Conversion)).one())
-    assert Collector(home.database, home.artifacts).collect(timedelta(0)).deleted == len(ready["files"])
 
 
 def test_a_worker_dies_of_it_again_and_again_or_no_machine_has_room(home, app, version):

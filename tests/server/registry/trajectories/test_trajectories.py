@@ -57,13 +57,15 @@ def test_beside_b_it_is_replayed_and_the_version_is_verified(device, app, lease,
     assert send(device, lease, run.ledger).status_code == 200
 
 
-def test_instead_of_b_the_server_makes_it(home, device, app, lease, run):
-    send(device, lease, run.ledger).raise_for_status()
-    made = complete(device, lease, run.adapter(), run.ledger, run.result())
-    assert made.status_code == 200, made.text
-    assert made.json()["verified"] is True
-    assert made.json()["sha256"] == sha256_hex(run.adapter())
-    assert made.json()["size"] == len(run.adapter())
+@pytest.mark.parametrize("recipe", [{}, {"estimator": "directional", "queries": 256}], ids=["replay", "directional"])
+def test_instead_of_b_the_server_makes_it(fleet, app, device, tmp_path, recipe):
+    fleet.ready_job(app, training=TRAINING, recipe=recipe, trajectory="instead")
+    lease = device.lease()
+    run = Run(lease, tmp_path)
+    assert len(run.ledger) < STEPS * (4 * recipe.get("queries", 1) + 13) + 2000  # scalars alone
+    made = finish(device, lease, run)
+    assert (made["verified"], made["sha256"]) == (True, sha256_hex(run.adapter()))
+    assert made["size"] == len(run.adapter())
     assert app.get(f"{version_url(lease)}/lora_B.safetensors").content == run.adapter()
 
 
@@ -161,17 +163,6 @@ def test_what_is_exact_on_its_device_alone_comes_beside_b_and_unverified(fleet, 
     url = version_url(lease)
     assert app.get(f"{url}/trajectory").json()["verified"] is False
     problem(app.get(f"{url}/steps/1/lora_B.safetensors"), 409, "not-replayable")
-
-
-def test_directional_runs_are_replayed_from_their_scalars_alone(fleet, app, device, tmp_path):
-    fleet.ready_job(app, training=TRAINING, recipe={"estimator": "directional", "queries": 256}, trajectory="instead")
-    lease = device.lease()
-    run = Run(lease, tmp_path)
-    assert len(run.ledger) < STEPS * (4 * 256 + 13) + 2000
-    made = finish(device, lease, run)
-    assert made["verified"] is True
-    url = version_url(lease)
-    assert app.get(f"{url}/lora_B.safetensors").content == run.adapter()
 
 
 def test_a_run_over_the_servers_limit_stays_unverified(standing, fleet, device, lease, run, problem):
