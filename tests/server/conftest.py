@@ -1,7 +1,8 @@
 """A real server for tests: the application under uvicorn on a free port, over a database and files in a directory.
 
-What a test says of the API holds on every database: tests of the slices run on SQLite and on PostgreSQL, all others on
-SQLite, which is faster. A module says otherwise by `DATABASES`. Tests import what homes and actors offer from here.
+What a test says of the API holds on every database. Tests in the folders SLICES and tests that are marked
+`both_databases` run on SQLite and on PostgreSQL, all others on SQLite, which is faster. A module says otherwise by
+`DATABASES`. Tests import what homes and actors offer from here.
 """
 
 import time

@@ -22,18 +22,12 @@ def test_recipe_and_a_are_pinned(band):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "changes", "chosen"),
-    [
-        ({}, {}, "replay"),
-        ({"estimator": "auto", "queries": None}, {}, "gradient"),
-        ({"estimator": "auto", "queries": None}, {"upload": "trajectory"}, "directional"),
-        ({"estimator": "auto", "queries": None, "backend": "qnn"}, {"upload": "trajectory"}, "replay"),
-    ],
+    ("backend", "upload", "chosen"),
+    [("xnnpack", "weights", "gradient"), ("xnnpack", "trajectory", "directional"), ("qnn", "trajectory", "replay")],
 )
-def test_the_estimator_is_settled_with_the_cohort(band, recipe, changes, chosen):
-    made = band.create(recipe=recipe, **changes)
-    assert made["recipe"]["estimator"] == chosen
-    assert made["settings"]["recipe"]["estimator"] == recipe.get("estimator", "replay")
+def test_the_estimator_is_settled_with_the_cohort(band, backend, upload, chosen):
+    made = band.create(recipe={"estimator": "auto", "queries": None, "backend": backend}, upload=upload)
+    assert (made["recipe"]["estimator"], made["settings"]["recipe"]["estimator"]) == (chosen, "auto")
 
 
 def test_a_name_is_one_thing(band, app, problem):

@@ -87,6 +87,13 @@ def pass_phase(band):
         session.execute(update(MaskedRound).values(closes_at=utc_now()))
 
 
+def assert_mean(band, *users):
+    """What is published is the mean of these users' clipped updates, within the bound of fixed point."""
+    true = np.mean([band.members[user].clipped() for user in users], axis=0)
+    bound = mean_error(len(users), len(users), band.members["alice"].parameters)
+    assert np.abs(band.b() - true).max() <= bound + 2**-24 * np.abs(true).max()
+
+
 def restart(band, standing):
     """A server that has nothing but what is on disk."""
     state = standing[0].state.mobizo
@@ -108,12 +115,10 @@ def test_a_version_is_made_of_updates_that_nobody_saw(masked, standing):
         assert member.complete().json() == answer.json() == {"cohort": "readers", "round": 1, "updates": 4}
     published = masked.round()
     assert (published["state"], published["version"], published["updates"]) == ("published", 1, 4)
-    true = np.mean([member.clipped() for member in masked.members.values()], axis=0)
-    bound = mean_error(4, 4, masked.members["alice"].parameters)
-    assert np.abs(masked.b() - true).max() <= bound + 2**-24 * np.abs(true).max()
+    assert_mean(masked, *USERS)
     for part in masked.parts().values():
         assert part["state"] == "counted"
-        assert part["bytes"] == 4 * (true.size + 1)
+        assert part["bytes"] == 4 * (masked.b().size + 1)
         assert [part[name] for name in ("claimed_examples", "norm", "start_accuracy", "tuned_accuracy")] == [None] * 4
     with masked.home.database.reading() as session:
         for row in session.scalars(select(MaskedMember)):
@@ -133,9 +138,7 @@ def test_who_drops_out_after_sharing_is_left_out_and_the_sum_is_that_of_the_rest
         turn(masked, *rest)
     masked.work()
     assert masked.round()["updates"] == 3
-    true = np.mean([masked.members[user].clipped() for user in rest], axis=0)
-    bound = mean_error(3, 3, masked.members["alice"].parameters)
-    assert np.abs(masked.b() - true).max() <= bound + 2**-24 * np.abs(true).max()
+    assert_mean(masked, *rest)
     parts = masked.parts()
     assert [parts[user]["state"] for user in USERS] == ["counted", "counted", "counted", "missed"]
     answer = masked.members["dave"].complete()

@@ -64,11 +64,3 @@ def test_a_request_that_waits_gets_no_lease(fleet, app, operator, device, revoke
     waiting.join()
     assert answers[0].status_code == 401
     assert app.get(f"/v1/jobs/{job['id']}").json()["state"] == "ready"
-
-
-def test_it_shows_and_may_enroll_anew(fleet, operator, device, revoke):
-    revoke(device)
-    assert operator.get("/v1/devices").json()["items"][0]["revoked_at"] is not None
-    again = fleet.device()
-    assert again.device_id != device.device_id
-    assert again.lease() is None

@@ -94,11 +94,6 @@ def test_a_device_follows_over_several_rotations_at_once(fleet, home, agent, dev
     ]
     assert place.program_versions.read_bytes() == seen
     assert stat.S_IMODE((place.path / "config.json").stat().st_mode) == 0o600
-    # A program older than what was seen is refused as before, whoever signed it.
-    newer = signed.manifest.model_copy(update={"version": 2})
-    RollbackProtection(place.program_versions).check(newer)
-    with pytest.raises(Untrusted, match="has seen version 2"):
-        RollbackProtection(place.program_versions).check(signed.manifest)
 
 
 def test_a_device_that_nothing_changed_for_asks_nobody(agent):
