@@ -1,4 +1,4 @@
-"""The real 135M model: PEFT, llama.cpp and the merged model give the same answers over 30 prompts."""
+"""The real 135M model: PEFT, llama.cpp and the merged model give the same answers over 100 prompts."""
 
 import importlib.util
 from pathlib import Path
@@ -15,7 +15,7 @@ from server.registry.exports.peft import write_peft
 from shared.recipe import TARGETS
 from tests.server.registry.exports.stock import LlamaCpp, adapted, next_token, prompts, with_peft
 
-PROMPTS = 30
+PROMPTS = 100
 
 
 @pytest.fixture
