@@ -30,9 +30,7 @@ def test_two_rounds_of_federated_averaging(band):
     assert "round 1 of cohort readers: 3 devices' updates" in card
     second = band.open()
     assert (second["number"], second["start_version"]) == (2, 1)
-    for user, value in (("alice", 3.5), ("bob", 2.5), ("carol", 1.5)):
-        band.train(user, value)
-    band.work()
+    band.train_all(alice=3.5, bob=2.5, carol=1.5)
     assert band.round(2)["version"] == 2
     np.testing.assert_array_equal(band.b(), np.float32(2.5))
     version = band.app.get("/v1/adapters/readers/revisions/v2").json()
@@ -139,9 +137,7 @@ def test_a_server_optimizer_remembers_from_round_to_round(band):
     b, momentum = 0.0, 0.0
     for number, moved in ((1, 2.0), (2, -1.0), (3, 0.5)):
         band.open()
-        for user in ("alice", "bob"):
-            band.train(user, b + moved)
-        band.work()
+        band.train_all(alice=b + moved, bob=b + moved)
         momentum = 0.9 * momentum + moved
         b = float(np.float32(b + 0.5 * momentum))
         assert band.round(number)["state"] == "published"

@@ -74,9 +74,7 @@ def test_with_a_huge_norm(band, opened, problem):
 
 def test_the_norm_is_of_what_changed_since_the_start(band, opened, problem):
     step = 90 / np.sqrt(size_of(opened))
-    for user in ("alice", "bob", "carol"):
-        band.train(user, step)
-    band.work()
+    band.train_all(alice=step, bob=step, carol=step)
     band.open()
     lease = band.lease("alice")
     problem(band.upload("alice", lease, -step), 422, "invalid-update")

@@ -192,13 +192,6 @@ def test_names_that_git_itself_gives():
 
 @pytest.mark.both_databases
 def test_a_listing_in_pages(app, made, problem):
-    whole = app.get(f"{MOVIES}/tree/main").json()
-    url, seen = f"{MOVIES}/tree/main?limit=3&recursive=True", []
-    while url:
-        page = app.get(url)
-        seen += page.json()
-        url = page.links.get("next", {}).get("url")
-    assert seen == whole
     first = app.get(f"{MOVIES}/tree/main", params={"limit": 3}).links["next"]["url"]
     assert first.startswith(str(app.base_url))
     cursor = re.search("cursor=([^&]+)", first)[1]
