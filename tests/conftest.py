@@ -44,7 +44,6 @@ LONGEST = (
     "simulation/test_private_examples.py",
     "server/cli/test_compile.py",
     "server/operations/test_topology.py",
-    "server/programs/test_real_compiler.py",
 )
 PLACES = {TESTS / name: place for place, name in enumerate(LONGEST)}
 

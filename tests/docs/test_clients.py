@@ -23,7 +23,7 @@ from shared.signing import new_private_key, public_text
 from shared.zo.lora import BaseShape, dump_adapter
 from tests.server import fake_compiler
 from tests.server.conftest import job_request, result
-from tests.server.programs.test_real_compiler import CONFIG, write_llama
+from tests.server.llama import CONFIG, write_llama
 from tests.server.registry.exports.stock import Base, write_gguf
 
 PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()

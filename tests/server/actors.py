@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
@@ -61,6 +62,18 @@ def result(**changes):
 def adapter_bytes(size, value=0.5):
     """A valid adapter file of `size` elements."""
     return dump_adapter(np.full(size, value, np.float32), {"job": "test"})
+
+
+def at_once(count, act):
+    """What `act(number)` returns to `count` callers that begin together."""
+    gate = threading.Barrier(count)
+
+    def call(number):
+        gate.wait()
+        return act(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(call, range(count)))
 
 
 @contextlib.contextmanager

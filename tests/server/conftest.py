@@ -1,7 +1,8 @@
 """A real server for tests: the application under uvicorn on a free port, over a database and files in a directory.
 
-What a test says of the API holds on every database: tests of the slices run on SQLite and on PostgreSQL, all others on
-SQLite, which is faster. A module says otherwise by `DATABASES`. Tests import what homes and actors offer from here.
+What a test says of the API holds on every database. Tests in the folders SLICES and tests that are marked
+`both_databases` run on SQLite and on PostgreSQL, all others on SQLite, which is faster. A module says otherwise by
+`DATABASES`. Tests import what homes and actors offer from here.
 """
 
 import time
@@ -45,23 +46,12 @@ __all__ = [
 
 TESTS = Path(__file__).parent
 BOTH = ("sqlite", "postgresql")
-# Folders of tests that hold on both.
+# Folders of tests that hold on both; elsewhere those that are marked `both_databases`.
 SLICES = {
-    "catalog/calibrations",
-    "catalog/runner_builds",
-    "federation/privacy",
-    "federation/secure_aggregation",
-    "identity",
-    "identity/devices",
-    "identity/signing_keys",
     "jobs",
     "jobs/leases",
     "jobs/scheduling",
     "operations/health",
-    "programs",
-    "registry",
-    "registry/adapter_grants",
-    "registry/hub",
     "web",
 }
 ALWAYS_BOTH = {"database", "jobs/scheduling"}  # locking, and the queue of jobs
@@ -74,9 +64,10 @@ def pytest_generate_tests(metafunc):
     """
     if "database_kind" in metafunc.fixturenames:
         module, folder = metafunc.module, Path(metafunc.definition.path).parent.relative_to(TESTS).as_posix()
-        kinds = getattr(module, "DATABASES", BOTH if folder in SLICES else BOTH[:1])
+        marked = metafunc.definition.get_closest_marker("both_databases")
+        kinds = getattr(module, "DATABASES", BOTH if marked or folder in SLICES else BOTH[:1])
         first = vars(module).setdefault("_first_with_a_database", metafunc.function) is metafunc.function
-        if not (first or folder in ALWAYS_BOTH or metafunc.definition.get_closest_marker("both_databases")):
+        if not (first or folder in ALWAYS_BOTH or marked):
             kinds = [*kinds[:1], *(pytest.param(kind, marks=pytest.mark.slow) for kind in kinds[1:])]
         metafunc.parametrize("database_kind", kinds, indirect=True, scope="session")
 

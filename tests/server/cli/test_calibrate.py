@@ -22,7 +22,7 @@ from shared.errors import (
 from shared.zo.calibration import load_calibration, read_calibration
 from tests.server.cli.test_compile import FAKE, SMALL
 from tests.server.conftest import write_source
-from tests.server.programs.test_real_compiler import write_llama
+from tests.server.llama import write_llama
 
 TEXTS = ("a very good film", "a bad film", "very bad", "good x", "a film", "x very film", "bad x a", "good good film")
 RECORDS = [{"text": text, "label": "negative" if "bad" in text else "positive"} for text in TEXTS]

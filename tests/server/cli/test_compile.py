@@ -19,7 +19,7 @@ from shared.recipe import Recipe
 from shared.zo.lora import flat_size
 from tests.server import fake_compiler
 from tests.server.conftest import write_source
-from tests.server.programs.test_real_compiler import write_llama
+from tests.server.llama import write_llama
 
 SMALL = ("--rank", "2", "--q", "1", "--effective-batch", "2", "--seq-len", "16")
 FAKE = [sys.executable, fake_compiler.__file__]

@@ -54,6 +54,12 @@ class Band:
             answer = self.app.put(f"{URL}/members/{user}", json={"device": device.device_id})
             assert answer.status_code == 200, answer.text
 
+    def begin(self, *users, **changes):
+        """A cohort of these users, its first round open; the round."""
+        self.create(**changes)
+        self.join(*users)
+        return self.open()
+
     def open(self):
         answer = self.app.post(f"{URL}/rounds")
         assert answer.status_code == 201, answer.text
@@ -90,6 +96,12 @@ class Band:
         answer = self.complete(user, lease, **changes)
         assert answer.status_code == 200, answer.text
         return answer.json()
+
+    def train_all(self, told=None, **values):
+        """The whole part of each of these users, then a worker's part. told: changes of their results."""
+        for user, value in values.items():
+            self.train(user, value, **(told or {}))
+        self.work()
 
     def set_round(self, number=1, **values):
         with self.home.database.writing() as session:

@@ -37,18 +37,12 @@ def spent(band):
     return band.app.get(f"{URL}/privacy").json()
 
 
-def whole_round(band, alice, bob, **changes):
-    band.open()
-    band.train("alice", alice, **changes)
-    band.train("bob", bob, **changes)
-    band.work()
-
-
 def test_a_private_mean_is_clipped_noised_and_paid_for(band):
     band.create(privacy={"members": MEMBERS})
     band.join("alice", "bob")
     assert (spent(band)["members_epsilon"], spent(band)["rounds"]) == (0.0, 0)
-    whole_round(band, 100.0, -100.0)
+    band.open()
+    band.train_all(alice=100.0, bob=-100.0)
     b = band.b()
     # The mean of two clipped opposites is zero; what is left is noise of 2 x 4 / 2 in each element.
     assert 2.0 < b.std() < 6.0
@@ -64,7 +58,8 @@ def test_no_round_opens_that_would_exceed_the_cohorts_budget(band):
     one.compose(GaussianDpEvent(2.0))
     band.create(privacy={"members": MEMBERS | {"epsilon": one.get_epsilon(1e-5) * 1.1}})
     band.join("alice", "bob")
-    whole_round(band, 1.0, 1.0)
+    band.open()
+    band.train_all(alice=1.0, bob=1.0)
     problem = assert_problem(band.app.post(f"{URL}/rounds"), 409, "privacy-budget-exceeded")
     assert (problem["spent"], problem["epsilon"]) == (of_rounds(1), of_rounds(2))
     assert spent(band)["rounds"] == 1
@@ -73,7 +68,8 @@ def test_no_round_opens_that_would_exceed_the_cohorts_budget(band):
 def test_examples_are_paid_for_by_each_run(band):
     band.create(recipe=CLIPPED, privacy={"examples": EXAMPLES})
     band.join("alice", "bob")
-    whole_round(band, 1.0, 2.0, **QUIET)
+    band.open()
+    band.train_all(alice=1.0, bob=2.0, told=QUIET)
     np.testing.assert_array_equal(band.b(), np.float32(1.5))
     found = spent(band)
     assert (found["examples_epsilon"], found["members_epsilon"]) == (of_runs(1), None)
@@ -92,17 +88,9 @@ def test_who_has_nothing_left_to_spend_is_not_asked(band, operator):
     assert band.app.get("/v1/users/bob/privacy").json()["runs"] == 0
 
 
-def test_a_cohort_without_privacy_says_that_it_has_none(band):
-    band.create()
-    found = spent(band)
-    assert (found["members_epsilon"], found["examples_epsilon"]) == (None, None)
-
-
 def test_private_members_have_no_exact_figures_anywhere(band):
     """Neither in manifest and card, nor in rounds, updates, jobs and their events."""
-    band.create(privacy={"members": MEMBERS})
-    band.join("alice", "bob")
-    band.open()
+    band.begin("alice", "bob", privacy={"members": MEMBERS})
     lease = band.lease("alice")
     progress = {"phase": "training", "step": 1, "steps": 3, "loss": 0.625, "accuracy": 0.375, "best_accuracy": 0.375}
     assert band.devices["alice"].post(f"/v1/leases/{lease['id']}/heartbeat", json=progress).status_code == 200

@@ -18,8 +18,7 @@ def test_two_rounds_of_federated_averaging(band):
     opened = band.open()
     assert (opened["number"], opened["state"], opened["members"], opened["start_version"]) == (1, "open", 3, None)
     assert band.train("alice", 1.0) == {"cohort": "readers", "round": 1, "updates": 1}
-    band.train("bob", 2.0)
-    band.work()
+    band.train_all(bob=2.0)
     assert band.round()["state"] == "open"
     band.train("carol", 4.5)
     assert band.round()["state"] == "aggregating"
@@ -27,11 +26,11 @@ def test_two_rounds_of_federated_averaging(band):
     published = band.round()
     assert (published["state"], published["version"], published["updates"]) == ("published", 1, 3)
     np.testing.assert_array_equal(band.b(), np.float32(2.5))
+    card = band.app.get("/v1/adapters/readers/versions/1/peft/README.md").text
+    assert "round 1 of cohort readers: 3 devices' updates" in card
     second = band.open()
     assert (second["number"], second["start_version"]) == (2, 1)
-    for user, value in (("alice", 3.5), ("bob", 2.5), ("carol", 1.5)):
-        band.train(user, value)
-    band.work()
+    band.train_all(alice=3.5, bob=2.5, carol=1.5)
     assert band.round(2)["version"] == 2
     np.testing.assert_array_equal(band.b(), np.float32(2.5))
     version = band.app.get("/v1/adapters/readers/revisions/v2").json()
@@ -44,9 +43,7 @@ def test_the_collector_leaves_a_rounds_files_until_it_has_ended(band):
         Collector(band.home.database, band.home.artifacts).collect(timedelta(0))
         return {file.sha256 for file in band.home.artifacts.listing()}
 
-    band.create(optimizer={"name": "momentum"})
-    band.join("alice", "bob")
-    band.open()
+    band.begin("alice", "bob", optimizer={"name": "momentum"})
     before = collected()
     band.train("alice", 2.0)
     update = collected() - before
@@ -57,17 +54,10 @@ def test_the_collector_leaves_a_rounds_files_until_it_has_ended(band):
     kept = collected() - before
     assert len(kept) == 2  # the version's, and the optimizer's momentum
     assert not kept & update
-    band.open()
-    for user in ("alice", "bob"):
-        band.train(user, 3.0)
-    band.work()
-    assert (band.round(2)["state"], len(collected() - before)) == ("published", 3)
 
 
 def test_a_device_is_told_of_its_round(band):
-    band.create(training={"steps": 3, "seed": 7}, algorithm={"name": "fedprox", "mu": 0.5})
-    band.join("alice", "bob")
-    band.open()
+    band.begin("alice", "bob", training={"steps": 3, "seed": 7}, algorithm={"name": "fedprox", "mu": 0.5})
     alice, bob = band.lease("alice"), band.lease("bob")
     task = alice["round"]
     assert (task["cohort"], task["number"], task["upload"]) == ("readers", 1, "weights")
@@ -77,9 +67,7 @@ def test_a_device_is_told_of_its_round(band):
     assert (asked["user"], asked["device"], asked["start"]) == ("alice", band.devices["alice"].device_id, None)
     assert alice["start"] is None
     assert asked["training"]["seed"] != bob["job"]["request"]["training"]["seed"]
-    band.train("alice", 1.0)
-    band.train("bob", 1.0)
-    band.work()
+    band.train_all(alice=1.0, bob=1.0)
     band.open()
     again = band.lease("alice")
     assert again["start"]["manifest"]["cohort"]["round"] == 1
@@ -94,9 +82,7 @@ def test_a_job_of_ones_own_is_told_of_no_round(lease):
 
 
 def test_below_quorum_at_the_deadline_a_round_is_abandoned(band, problem):
-    band.create(quorum=2)
-    band.join("alice", "bob", "carol")
-    band.open()
+    band.begin("alice", "bob", "carol", quorum=2)
     band.train("alice", 1.0)
     late = band.lease("bob")
     band.past_deadline()
@@ -116,9 +102,7 @@ def test_below_quorum_at_the_deadline_a_round_is_abandoned(band, problem):
 
 
 def test_at_the_deadline_with_its_quorum_a_round_makes_a_version(band):
-    band.create()
-    band.join("alice", "bob", "carol")
-    band.open()
+    band.begin("alice", "bob", "carol")
     band.train("alice", 1.0)
     band.train("bob", 2.0)
     band.past_deadline()
@@ -128,9 +112,7 @@ def test_at_the_deadline_with_its_quorum_a_round_makes_a_version(band):
 
 
 def test_a_round_in_which_nobody_can_answer_any_more_ends_at_once(band):
-    band.create(quorum=2)
-    band.join("alice", "bob")
-    band.open()
+    band.begin("alice", "bob", quorum=2)
     band.train("alice", 1.0)
     lease = band.lease("bob")
     band.devices["bob"].post(f"/v1/leases/{lease['id']}/fail", json={"code": "broken", "detail": "no more"})
@@ -140,9 +122,7 @@ def test_a_round_in_which_nobody_can_answer_any_more_ends_at_once(band):
 
 
 def test_weights_by_examples_are_capped(band):
-    band.create(weights="examples", most_examples=30)
-    band.join("alice", "bob")
-    band.open()
+    band.begin("alice", "bob", weights="examples", most_examples=30)
     band.train("alice", 1.0, train_examples=10)
     band.train("bob", 5.0, train_examples=10**9)
     band.work()
@@ -157,9 +137,7 @@ def test_a_server_optimizer_remembers_from_round_to_round(band):
     b, momentum = 0.0, 0.0
     for number, moved in ((1, 2.0), (2, -1.0), (3, 0.5)):
         band.open()
-        for user in ("alice", "bob"):
-            band.train(user, b + moved)
-        band.work()
+        band.train_all(alice=b + moved, bob=b + moved)
         momentum = 0.9 * momentum + moved
         b = float(np.float32(b + 0.5 * momentum))
         assert band.round(number)["state"] == "published"
@@ -167,9 +145,7 @@ def test_a_server_optimizer_remembers_from_round_to_round(band):
 
 
 def test_accuracy_of_the_start_is_the_mean_over_devices(band):
-    band.create()
-    band.join("alice", "bob", "carol")
-    band.open()
+    band.begin("alice", "bob", "carol")
     band.train("alice", 1.0, zero_shot_accuracy=0.5, tuned_accuracy=0.7)
     band.train("bob", 1.0, zero_shot_accuracy=0.6, tuned_accuracy=0.8)
     band.train("carol", 1.0, zero_shot_accuracy=None, tuned_accuracy=None)
@@ -192,9 +168,7 @@ def test_rounds_that_open_by_themselves(band):
         band.work()
         assert band.round(number)["state"] == "open"
         band.home.compile()
-        band.train("alice", 1.0)
-        band.train("bob", 1.0)
-        band.work()
+        band.train_all(alice=1.0, bob=1.0)
     band.work()
     assert band.app.get(URL).json()["rounds"] == 2
     assert [each["state"] for each in band.app.get(f"{URL}/rounds").json()["items"]] == ["published", "published"]
@@ -226,9 +200,7 @@ def test_a_person_approves_each_version(band, operator, problem):
     band.join("alice", "bob")
     band.work()
     band.home.compile()
-    band.train("alice", 1.0)
-    band.train("bob", 1.0)
-    band.work()
+    band.train_all(alice=1.0, bob=1.0)
     band.work()
     assert band.round()["version"] == 1
     assert band.app.get("/v1/adapters/readers").json()["main"] is None
@@ -243,52 +215,12 @@ def test_after_a_rollback_the_next_round_starts_from_it(band):
     band.join("alice", "bob")
     for value in (1.0, 2.0):
         band.open()
-        band.train("alice", value)
-        band.train("bob", value)
-        band.work()
+        band.train_all(alice=value, bob=value)
     assert band.app.post("/v1/adapters/readers/rollback", json={}).status_code == 200
     assert band.open()["start_version"] == 1
-    band.train("alice", 4.0)
-    band.train("bob", 4.0)
-    band.work()
+    band.train_all(alice=4.0, bob=4.0)
     np.testing.assert_array_equal(band.b("v3"), np.float32(4.0))
     assert band.app.get("/v1/adapters/readers/revisions/v3").json()["parent"]["version"] == 1
-
-
-def test_a_personal_job_goes_on_from_the_cohort(band):
-    band.create()
-    band.join("alice", "bob")
-    band.open()
-    band.train("alice", 1.0)
-    band.train("bob", 3.0)
-    band.work()
-    job = band.app.submit(start={"adapter": "readers"})
-    assert job["request"]["recipe"]["rank"] == 2
-    lease = band.lease("alice")
-    assert (lease["job"]["id"], "round" in lease) == (job["id"], False)
-    assert lease["start"]["manifest"]["cohort"]["cohort"] == "readers"
-    version = band.devices["alice"].finish(lease, 2.5)
-    assert (version["adapter"], version["parent"]["adapter"]) == ("alice-movies", "readers")
-    card = band.app.get("/v1/adapters/readers/versions/1/peft/README.md").text
-    assert "round 1 of cohort readers: 2 devices' updates" in card
-    compared = band.app.get("/v1/adapters/alice-movies/compare?left=v1&right=v1&other=readers").json()
-    assert compared["same_a"]
-    np.testing.assert_allclose(compared["weights"]["cosine"], 1.0, rtol=1e-6)
-
-
-def test_a_member_s_device_may_have_the_cohort_s_versions(band, fleet, problem):
-    band.create()
-    band.join("alice", "bob")
-    band.open()
-    band.train("alice", 1.0)
-    band.train("bob", 1.0)
-    band.work()
-    path = "/v1/devices/self/adapters/readers/main"
-    assert band.devices["alice"].get(path).status_code == 200
-    stranger = fleet.device(name="stranger")
-    problem(stranger.get(path), 404, "adapter-not-found")
-    assert band.app.delete(f"{URL}/members/alice").status_code == 204
-    problem(band.devices["alice"].get(path), 404, "adapter-not-found")
 
 
 def recipe_of(band, user):
@@ -315,18 +247,10 @@ def test_members_have_the_estimator_of_their_device_and_one_a(band):
         assert a_fingerprint(Recipe.model_validate(recipe), SHAPE) == view["a_sha256"]
     assert band.upload("bob", lease, 4.0).status_code == 200
     assert band.complete("bob", lease).status_code == 200
-    band.train("alice", 1.0)
-    band.work()
+    band.train_all(alice=1.0)
     assert band.round()["state"] == "published"
     np.testing.assert_array_equal(band.b(), np.float32(2.5))
     assert band.open()["start_version"] == 1
-
-
-def test_another_a_is_refused_whatever_the_estimator(band, problem):
-    band.create(recipe={**JOB["recipe"], "estimator": "auto", "queries": None})
-    band.join("alice", "bob")
-    band.open()
-    problem(band.upload("alice", band.lease("alice"), 1.0, a_sha256="0" * 64), 422, "cohort-mismatch")
 
 
 def test_private_members_have_one_estimator(band):

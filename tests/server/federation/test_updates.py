@@ -11,9 +11,7 @@ from tests.server.federation.conftest import URL
 @pytest.fixture
 def opened(band):
     """Alice's lease in an open round of three."""
-    band.create(norm_limit=100.0)
-    band.join("alice", "bob", "carol")
-    band.open()
+    band.begin("alice", "bob", "carol", norm_limit=100.0)
     return band.lease("alice")
 
 
@@ -39,9 +37,7 @@ def test_of_who_has_left(band, opened, problem):
     assert band.app.delete(f"{URL}/members/alice").status_code == 204
     problem(band.complete("alice", opened), 403, "not-a-member")
     problem(band.upload("alice", opened, 1.0), 403, "not-a-member")
-    band.train("bob", 2.0)
-    band.train("carol", 4.0)
-    band.work()
+    band.train_all(bob=2.0, carol=4.0)
     np.testing.assert_array_equal(band.b(), np.float32(3.0))
     assert band.parts()["alice"]["state"] == "left"
 
@@ -51,8 +47,7 @@ def test_of_who_leaves_after_his_update_counted(band, opened):
     band.train("bob", 2.0)
     assert band.app.delete(f"{URL}/members/alice").status_code == 204
     assert band.round()["updates"] == 1
-    band.train("carol", 4.0)
-    band.work()
+    band.train_all(carol=4.0)
     np.testing.assert_array_equal(band.b(), np.float32(3.0))
 
 
@@ -79,20 +74,11 @@ def test_with_a_huge_norm(band, opened, problem):
 
 def test_the_norm_is_of_what_changed_since_the_start(band, opened, problem):
     step = 90 / np.sqrt(size_of(opened))
-    for user in ("alice", "bob", "carol"):
-        band.train(user, step)
-    band.work()
+    band.train_all(alice=step, bob=step, carol=step)
     band.open()
     lease = band.lease("alice")
     problem(band.upload("alice", lease, -step), 422, "invalid-update")
     assert band.upload("alice", lease, 2 * step).status_code == 200
-
-
-def test_not_finite(band, opened, problem):
-    flat = np.zeros(size_of(opened), np.float32)
-    for value in (np.nan, np.inf, -np.inf):
-        flat[-1] = value
-        assert "finite" in problem(band.upload("alice", opened, flat), 422, "invalid-upload")["detail"]
 
 
 def test_with_another_a(band, opened, problem):
@@ -100,15 +86,7 @@ def test_with_another_a(band, opened, problem):
     assert told["update"] == "0" * 64
     assert told["cohort"] == band.view["a_sha256"] == opened["manifest"]["manifest"]["a_sha256"]
     assert told["update"] in told["detail"]
-
-
-def test_with_no_word_of_its_a(band, opened, problem):
-    problem(band.devices["alice"].upload(opened), 422, "cohort-mismatch")
-
-
-def test_of_another_d(band, opened, problem):
-    flat = np.zeros(size_of(opened) + 1, np.float32)
-    assert str(size_of(opened)) in problem(band.upload("alice", opened, flat), 422, "invalid-upload")["detail"]
+    problem(band.devices["alice"].upload(opened), 422, "cohort-mismatch")  # which says nothing of its A
 
 
 def test_for_a_round_that_has_ended(band, opened, problem):
@@ -119,22 +97,8 @@ def test_for_a_round_that_has_ended(band, opened, problem):
 
 
 def test_of_no_examples_where_they_are_the_weight(band, problem):
-    band.create(weights="examples")
-    band.join("alice", "bob")
-    band.open()
+    band.begin("alice", "bob", weights="examples")
     lease = band.lease("alice")
     band.upload("alice", lease, 1.0)
     problem(band.complete("alice", lease, train_examples=0), 422, "invalid-update")
     assert band.complete("alice", lease, train_examples=1).status_code == 200
-
-
-def test_files_are_forgotten_when_the_round_has_ended(band, opened):
-    from server.federation.models import MemberUpdate
-
-    for user in ("alice", "bob", "carol"):
-        band.train(user, 1.0)
-    with band.home.database.reading() as session:
-        assert all(part.sha256 for part in session.query(MemberUpdate))
-    band.work()
-    with band.home.database.reading() as session:
-        assert not any(part.sha256 for part in session.query(MemberUpdate))

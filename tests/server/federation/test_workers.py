@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -14,10 +13,8 @@ from server.federation.aggregation import AggregationHandler
 from server.federation.arithmetic import make_version
 from server.federation.models import CohortRound, MemberUpdate
 from server.federation.publication import StoredFiles
-from tests.server.conftest import BOTH, Workers
+from tests.server.conftest import Workers
 from tests.server.federation.conftest import URL
-
-DATABASES = BOTH
 
 
 def eventually(condition, seconds=30):
@@ -30,9 +27,7 @@ def eventually(condition, seconds=30):
 @pytest.fixture
 def full(band):
     """A round of three whose version is to be made."""
-    band.create()
-    band.join("alice", "bob", "carol")
-    band.open()
+    band.begin("alice", "bob", "carol")
     for user, value in (("alice", 1.0), ("bob", 2.0), ("carol", 6.0)):
         band.train(user, value)
     return band
@@ -67,6 +62,7 @@ def path_of(home, sha256):
     return next(path for path in home.settings.artifacts_path.rglob(sha256))
 
 
+@pytest.mark.both_databases
 def test_killed_in_the_middle_it_is_made_again_and_counts_nobody_twice(home, full, start):
     with home.database.reading() as session:
         sha256 = session.query(MemberUpdate.sha256).order_by(MemberUpdate.number.desc()).first()[0]
@@ -110,22 +106,6 @@ def workers(home):
     return Aggregators(home, "one", "two")
 
 
-def test_one_claims_it_and_who_lost_it_publishes_nothing(home, full, workers):
-    first = workers.claim("one")
-    assert [update.contribution.member for update in first.order.updates] == ["alice", "bob", "carol"]
-    assert workers.claim("two") is None
-    assert workers.queue("one", "heartbeat", first)
-    home.set_task(first.subject, lease_expires_at=datetime(2020, 1, 1, tzinfo=UTC))
-    second = workers.claim("two")
-    assert second.subject == first.subject
-    assert not workers.queue("one", "heartbeat", first)
-    assert not workers.publish("one", first)
-    assert workers.publish("two", second)
-    assert not workers.publish("two", second)
-    assert full.app.get("/v1/adapters/readers").json()["versions"] == 1
-    np.testing.assert_array_equal(full.b(), np.float32(3.0))
-
-
 def test_who_leaves_while_it_is_made_does_not_count(full, workers):
     first = workers.claim("one")
     assert full.app.delete(f"{URL}/members/carol").status_code == 204
@@ -167,12 +147,8 @@ def test_a_damaged_update_ends_the_round_and_says_whose_it_was(home, full):
 
 
 def test_aggregators_that_choose(band):
-    band.create(aggregator={"name": "median"}, quorum=3)
-    band.join("alice", "bob", "carol")
-    band.open()
-    for user, value in (("alice", 1.0), ("bob", 2.0), ("carol", 60.0)):
-        band.train(user, value)
-    band.work()
+    band.begin("alice", "bob", "carol", aggregator={"name": "median"}, quorum=3)
+    band.train_all(alice=1.0, bob=2.0, carol=60.0)
     np.testing.assert_array_equal(band.b(), np.float32(2.0))
     origin = band.app.get("/v1/adapters/readers/revisions/main").json()["cohort"]
     assert (origin["aggregator"]["name"], origin["updates"]) == ("median", 3)

@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from server.database.database import Database
 from server.identity.activity import LastUsed, make_last_used
 from server.identity.tokens import Token
@@ -27,6 +29,7 @@ def test_a_request_is_noted_and_written_later(home, fleet, standing, app, operat
     assert datetime.fromisoformat(shown[app.get("/v1/whoami").json()["token_id"]]) == moments[0]
 
 
+@pytest.mark.both_databases
 def test_it_never_goes_back(home):
     home.token("app"), home.token("app")
     first, second = last_used(home)

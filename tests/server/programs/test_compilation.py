@@ -6,12 +6,12 @@ import pytest
 from sqlalchemy import select, update
 
 from server.programs.compilation import CompileHandler
-from server.programs.service import Program, ProgramBlob, ProgramState
+from server.programs.service import Program, ProgramBlob, ProgramLifecycle, ProgramState
 from server.tasks.queue import Claim
-from shared.errors import CompileFailed, InvalidRecipe
-from shared.program import ProgramFile, ProgramManifest
+from shared.errors import CompileFailed, Conflict, InvalidRecipe
 from shared.recipe import Recipe
-from tests.server.conftest import SHAPE, Workers
+from tests.server import fake_compiler
+from tests.server.conftest import Workers
 
 
 class Compilers(Workers):
@@ -73,26 +73,12 @@ def workers(home):
 
 
 def manifest(home, job, version=1):
-    recipe = Recipe.model_validate(job["recipe"])
-    files = tuple(
-        ProgramFile(role=role, name=role, size=len(role), sha256=home.artifacts.put(role.encode()))
-        for role in ("program", "weights", "tokenizer")
-    )
-    return ProgramManifest(
-        version=version,
-        recipe=recipe,
-        recipe_id=recipe.id,
-        shape=SHAPE,
-        size=48,
-        a_sha256="d" * 64,
-        score_rows=4,
-        files=files,
-        planned_bytes=0,
-        flops_per_step=0,
-        delegates=0,
-        nodes=0,
-        executorch="1",
-    )
+    """Of a compiled program, whose files are stored."""
+    with home.artifacts.workspace("in-test") as workspace:
+        found = fake_compiler.build(Recipe.model_validate(job["recipe"]), home.source, workspace / "program")
+        for file in found.files:
+            home.artifacts.adopt(workspace / "program" / file.name, file.sha256)
+    return found.model_copy(update={"version": version})
 
 
 @pytest.fixture
@@ -100,28 +86,28 @@ def state(app):
     return lambda job: app.get(f"/v1/jobs/{job['id']}").json()["state"]
 
 
-def test_nothing_to_do(workers):
+def test_a_claim_is_one_worker_s_and_its_program_all_tenants(fleet, app, workers, state):
     assert workers.claim("one") is None
-
-
-def test_a_claim_is_one_worker_s(app, workers, state):
     job = app.submit()
+    stranger = fleet.app("other")
+    theirs = stranger.submit()
     assignment = workers.claim("one")
     assert assignment.recipe.id == job["recipe_id"]
     assert assignment.source == str(workers.home.source)
     assert workers.claim("two") is None
     assert state(job) == "compiling"
     assert app.submit(adapter="later")["state"] == "compiling"
-
-
-def test_done(app, workers, state):
-    jobs = [app.submit(adapter=f"a{number}") for number in range(3)]
-    workers.claim("one")
-    assert workers.complete("one", jobs[0]) is True
-    assert [state(job) for job in jobs] == ["ready"] * 3
+    workers.expire()
+    assert workers.heartbeat("one", job["recipe_id"]) is True
     assert workers.claim("two") is None
+    assert workers.complete("one", job) is True
+    assert state(job) == stranger.get(f"/v1/jobs/{theirs['id']}").json()["state"] == "ready"
+    assert workers.claim("two") is None
+    with workers.home.database.writing() as session, pytest.raises(Conflict, match="cannot become"):
+        ProgramLifecycle(session).move(session.scalars(select(Program)).one(), ProgramState.COMPILING)
 
 
+@pytest.mark.both_databases
 def test_a_dead_worker_s_program_is_another_s_and_counts_once(app, workers, state):
     job = app.submit()
     workers.claim("one")
@@ -140,15 +126,7 @@ def test_a_dead_worker_s_program_is_another_s_and_counts_once(app, workers, stat
         assert len(session.scalars(select(ProgramBlob)).all()) == 3
 
 
-def test_heartbeats_keep_it(app, workers):
-    job = app.submit()
-    workers.claim("one")
-    workers.expire()
-    assert workers.heartbeat("one", job["recipe_id"]) is True
-    assert workers.claim("two") is None
-
-
-def test_failure_ends_the_jobs_and_another_try_may_be_asked_for(app, workers, state):
+def test_failure_and_workers_that_die_of_it_end_the_jobs(app, workers, state):
     job = app.submit()
     workers.claim("one")
     workers.fail("one", job["recipe_id"], InvalidRecipe("rank: too large"))
@@ -160,27 +138,12 @@ def test_failure_ends_the_jobs_and_another_try_may_be_asked_for(app, workers, st
     assert again["state"] == "queued"
     assert workers.claim("one") is not None
     assert workers.home.task(workers.program().recipe_id).attempts == 1
-
-
-def test_crashes_are_tried_again_and_then_fail(app, workers, state):
-    job = app.submit()
     for _ in range(2):
-        workers.claim("one")
-        workers.retry("one", job["recipe_id"], CompileFailed("died"))
-        assert state(job) == "queued"
-    workers.claim("one")
-    workers.retry("one", job["recipe_id"], CompileFailed("died"))
-    view = app.get(f"/v1/jobs/{job['id']}").json()
-    assert (view["state"], view["error"]["code"]) == ("failed", "compile-failed")
-
-
-def test_a_program_that_kills_its_workers_fails(app, workers, state):
-    job = app.submit()
-    for _ in range(3):
-        assert workers.claim("one") is not None
         workers.expire()
+        assert workers.claim("one") is not None
+    workers.expire()
     assert workers.claim("two") is None
-    view = app.get(f"/v1/jobs/{job['id']}").json()
+    view = app.get(f"/v1/jobs/{again['id']}").json()
     assert (view["state"], view["error"]["code"]) == ("failed", "compile-failed")
 
 
@@ -206,23 +169,6 @@ def test_what_nobody_waits_for_is_not_compiled(app, workers):
     assert workers.claim("one") is not None
 
 
-def test_oldest_first(app, workers):
-    first = app.submit()
-    second = app.submit(adapter="b", recipe={"rank": 3})
-    assert workers.claim("one").recipe.id == first["recipe_id"]
-    assert workers.claim("two").recipe.id == second["recipe_id"]
-
-
-def test_jobs_of_all_tenants_share_a_program(fleet, app, workers, state):
-    job = app.submit()
-    stranger = fleet.app("other")
-    theirs = stranger.submit()
-    workers.claim("one")
-    workers.complete("one", job)
-    assert state(job) == "ready"
-    assert stranger.get(f"/v1/jobs/{theirs['id']}").json()["state"] == "ready"
-
-
 def test_versions_rise_with_the_programs_that_were_published(app, workers):
     """A device refuses an older program than it has seen, so no published one may have a number twice."""
     job = app.submit()
@@ -234,16 +180,12 @@ def test_versions_rise_with_the_programs_that_were_published(app, workers):
     again = app.submit()
     assert workers.claim("two").version == 1
     assert workers.complete("two", again, 1) is True
-    for version in (2, 3):
-        workers.recompile()
-        waiting = app.submit()
-        assert waiting["state"] == "queued"
-        assert workers.claim("one").version == version
-        workers.fail("one", recipe_id, InvalidRecipe("a bad day"))
-        app.submit()
-        assert workers.claim("two").version == version
-        assert workers.complete("two", waiting, version) is True
-    assert app.get(f"/v1/programs/{recipe_id}").json()["manifest"]["version"] == 3
-    with workers.home.database.reading() as session:
-        # The version before keeps its files: devices may be training with it.
-        assert sorted(session.scalars(select(ProgramBlob.version))) == [2, 2, 2, 3, 3, 3]
+    workers.recompile()
+    waiting = app.submit()
+    assert waiting["state"] == "queued"
+    assert workers.claim("one").version == 2
+    workers.fail("one", recipe_id, InvalidRecipe("a bad day"))
+    app.submit()
+    assert workers.claim("two").version == 2
+    assert workers.complete("two", waiting, 2) is True
+    assert app.get(f"/v1/programs/{recipe_id}").json()["manifest"]["version"] == 2

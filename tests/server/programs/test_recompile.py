@@ -68,17 +68,6 @@ def test_what_fails_leaves_what_was_there(fleet, home, app, device, recompile):
     assert machines.claim(worker) is None
 
 
-def test_it_takes_a_turn_beside_those_who_wait(fleet, home, app, recompile):
-    job = fleet.ready_job(app)
-    machines = Machines(home)
-    worker = machines.worker("one")
-    waiting = [app.submit(adapter=f"a{rank}", recipe={"rank": rank})["recipe_id"] for rank in (5, 6, 7)]
-    recompile(job["recipe_id"])
-    order = [machines.claim(worker) for _ in range(4)]
-    assert set(order[:2]) == {waiting[0], job["recipe_id"]}
-    assert order[2:] == waiting[1:]
-
-
 def test_what_cannot_be_compiled_anew(home, app, recompile):
     with pytest.raises(NotFound):
         recompile("0" * 64)

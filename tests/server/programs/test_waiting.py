@@ -1,19 +1,18 @@
 """Which program is compiled next: priorities, tenants' turns, and what a machine has memory for."""
 
-import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import update
 
-from server.programs.service import ProgramState
 from server.tasks.queue import OVERDUE
 from server.tasks.repository import TaskRequest, WorkerRepository
 from shared.errors import CompileFailed
-from shared.recipe import Recipe
-from tests.server.conftest import Workers, job_request
+from tests.server.actors import at_once
+from tests.server.conftest import BOTH, Workers
 from tests.server.programs.test_compilation import Compilers
 
+DATABASES = BOTH  # the queue is read and locked by statements that differ
 GIB = 1 << 30
 SEVEN_BILLION = 28 * GIB  # as large as a program of seven billion weights takes, when 32 GiB are to suffice
 
@@ -89,24 +88,12 @@ def test_a_program_has_the_priority_of_its_most_urgent_job(app, machines, many):
 
 
 def test_a_tenant_with_many_recipes_does_not_starve_another(machines, many):
-    flood = many(20, "flood", priority=10)
-    theirs = many(2, "quiet", first_rank=100, priority=-10)
-    worker = machines.worker("one")
-    order = [machines.claim(worker) for _ in range(22)]
-    # A turn each while both have something, whatever they call urgent.
-    assert order[:4] in (
-        [flood[0]["recipe_id"], theirs[0]["recipe_id"], flood[1]["recipe_id"], theirs[1]["recipe_id"]],
-        [theirs[0]["recipe_id"], flood[0]["recipe_id"], theirs[1]["recipe_id"], flood[1]["recipe_id"]],
-    )
-    assert order[4:] == ids(*flood[2:])
-
-
-def test_who_comes_late_waits_for_one_compile_at_most_and_saves_up_no_turns(machines, many):
-    flood = many(6, "flood")
+    flood = many(6, "flood", priority=10)
     worker = machines.worker("one")
     assert [machines.claim(worker) for _ in range(3)] == ids(*flood[:3])
-    late = many(3, "late", first_rank=100)
-    assert [machines.claim(worker) for _ in range(4)] == ids(late[0], flood[3], late[1], flood[4])
+    # A turn each while both have something, whatever they call urgent; who comes late has saved up no turns.
+    late = many(2, "late", first_rank=100, priority=-10)
+    assert [machines.claim(worker) for _ in range(5)] == ids(late[0], flood[3], late[1], *flood[4:])
 
 
 def test_two_large_programs_never_run_at_once(machines, many):
@@ -121,35 +108,12 @@ def test_two_large_programs_never_run_at_once(machines, many):
     assert machines.claim(two) == small["recipe_id"]
     assert machines.claim(three) == smaller["recipe_id"]
     assert machines.claim(four) is None
+    assert machines.claim(machines.worker("other", "there")) == larger["recipe_id"]
+    machines.release("other", larger["recipe_id"])
     machines.finish(two, small)
     assert machines.claim(four) is None
-    machines.finish(one, large)
-    assert machines.claim(four) == larger["recipe_id"]
-
-
-def test_another_machine_has_memory_of_its_own(machines, many):
-    large, larger = many(2)
-    for job in (large, larger):
-        machines.takes(job, SEVEN_BILLION)
-    assert machines.claim(machines.worker("one", "here")) == large["recipe_id"]
-    assert machines.claim(machines.worker("two", "here")) is None
-    assert machines.claim(machines.worker("three", "there")) == larger["recipe_id"]
-
-
-@pytest.mark.parametrize("end", ["release", "retry", "fail", "take_back"])
-def test_a_compile_that_ended_gives_its_memory_back(machines, many, end):
-    large, larger = many(2)
-    for job in (large, larger):
-        machines.takes(job, SEVEN_BILLION)
-    one, two = machines.worker("one"), machines.worker("two")
-    machines.claim(one)
-    assert machines.claim(two) is None
-    if end == "take_back":
-        machines.queue(two, end, machines.home.task(large["recipe_id"]), one)
-    else:
-        extra = [CompileFailed("died")] if end in ("retry", "fail") else []
-        getattr(machines, end)(one, large["recipe_id"], *extra)
-    assert machines.claim(two) in ids(large, larger)
+    machines.queue(four, "take_back", machines.home.task(large["recipe_id"]), one)
+    assert machines.claim(four) in ids(large, larger)
 
 
 def test_claims_at_once_do_not_overfill_a_machine(machines, many):
@@ -157,18 +121,7 @@ def test_claims_at_once_do_not_overfill_a_machine(machines, many):
     for job in jobs:
         machines.takes(job, 10 * GIB)
     workers = [machines.worker(f"worker-{number}") for number in range(6)]
-    barrier, given = threading.Barrier(6), []
-
-    def claim(worker):
-        barrier.wait()
-        given.append(machines.claim(worker))
-
-    threads = [threading.Thread(target=claim, args=(worker,)) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(given) == 6
+    given = at_once(6, lambda number: machines.claim(workers[number]))
     started = [recipe_id for recipe_id in given if recipe_id is not None]
     assert len(started) == len(set(started)) == 3
 
@@ -214,14 +167,11 @@ def test_an_estimate_that_nobody_limited_runs_alone(machines, many):
     assert machines.claim(two) == small["recipe_id"]
 
 
-def test_what_is_estimated_is_stored(app, machines):
-    assert machines.home.task(app.submit()["recipe_id"]).memory_bytes > 400 << 20
-
-
 def test_a_crash_puts_the_next_try_off_twice_as_long_each_time(app, machines):
     machines.settings = machines.settings.model_copy(update={"compile_backoff_seconds": 100, "compile_attempts": 4})
     job = app.submit()
     worker = machines.worker("one")
+    assert machines.home.task(job["recipe_id"]).memory_bytes > 400 << 20
     for wait in (100, 200, 400):
         assert machines.claim(worker) == job["recipe_id"]
         before = datetime.now(UTC)
@@ -237,36 +187,5 @@ def test_a_crash_puts_the_next_try_off_twice_as_long_each_time(app, machines):
     assert machines.claim(worker) == job["recipe_id"]
     machines.retry(worker, job["recipe_id"], CompileFailed("died for good"))
     assert app.get(f"/v1/jobs/{job['id']}").json()["error"]["detail"] == "died for good"
-
-
-def test_asked_for_again_it_is_tried_at_once(app, machines):
-    machines.settings = machines.settings.model_copy(update={"compile_backoff_seconds": 100, "compile_attempts": 1})
-    job = app.submit()
-    worker = machines.worker("one")
-    machines.claim(worker)
-    machines.retry(worker, job["recipe_id"], CompileFailed("died"))
-    assert machines.program(job["recipe_id"]).state is ProgramState.FAILED
     assert app.submit()["state"] == "queued"
     assert machines.claim(worker) == job["recipe_id"]
-
-
-def test_asking_and_finishing_at_once_leave_no_job_behind(fleet, app, machines):
-    """A job that asks while its program becomes ready is either among those that are told, or finds it ready."""
-    worker = machines.worker("one")
-    for number in range(10):
-        job = app.submit(adapter=f"first-{number}", recipe={"rank": 2 + number})
-        assert machines.claim(worker) == job["recipe_id"]
-        recipe = Recipe.model_validate(job["recipe"])
-        body = job_request(adapter=f"second-{number}", recipe={"rank": recipe.rank})
-        barrier, late = threading.Barrier(2), []
-
-        def ask(body=body, barrier=barrier, late=late):
-            barrier.wait()
-            late.append(app.post("/v1/jobs", json=body).json())
-
-        thread = threading.Thread(target=ask)
-        thread.start()
-        barrier.wait()
-        machines.finish(worker, job)
-        thread.join()
-        assert app.get(f"/v1/jobs/{late[0]['id']}").json()["state"] == "ready"

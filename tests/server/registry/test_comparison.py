@@ -2,29 +2,20 @@
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from server.registry.comparison import compare_weights
-from shared.canonical import sha256_hex
-from tests.server.conftest import result
 from tests.server.registry.conftest import URL
 
-DATABASES = ("sqlite",)  # no statement here that others do not make
+SIZE = 2 * 2 * (8 + 4)  # D: two layers, rank 2, q_proj 8 out and v_proj 4 out
 
 
 @pytest.fixture
-def trained(fleet, app, device):
-    """Trains a version with this flat B; its size."""
+def trained(publish):
+    """Trains a version of a random flat B, which it returns."""
 
     def train(seed, job=None, **changes):
-        fleet.ready_job(app, **(job or {}))
-        lease = device.lease()
-        size = lease["manifest"]["manifest"]["size"]
-        flat = np.random.default_rng(seed).standard_normal(size).astype(np.float32)
-        data = safetensors.numpy.save({"lora_B": flat})
-        assert device.upload(lease, data).status_code == 200
-        body = {"adapter_sha256": sha256_hex(data), "result": result(**changes)}
-        assert device.post(f"/v1/leases/{lease['id']}/complete", json=body).status_code == 200
+        flat = np.random.default_rng(seed).standard_normal(SIZE).astype(np.float32)
+        publish(flat, job=job, **changes)
         return flat.astype(np.float64)
 
     return train

@@ -6,10 +6,9 @@ import pytest
 from sqlalchemy import ForeignKey, update
 
 from server.clock import utc_now
-from server.registry.models import Adapter, StoredEvent, StoredVersion
+from server.registry.models import Adapter, StoredVersion
 from server.registry.purge import AdapterPurge
 from server.schema import METADATA
-from server.settings import Settings
 from server.storage.garbage_collection import Collector
 from tests.server.registry.conftest import URL
 from tests.server.storage.conftest import grow_old
@@ -51,11 +50,7 @@ def files_of(app, version, url=URL):
     return {file["sha256"] for file in app.get(f"{url}/versions/{version}/peft").json()["files"]}
 
 
-def test_the_grace_is_a_setting():
-    assert Settings().adapter_grace == GRACE
-    assert Settings(adapter_grace_days=0.5).adapter_grace == timedelta(hours=12)
-
-
+@pytest.mark.both_databases
 def test_a_version_goes_after_its_grace_and_its_bytes_with_it(app, device, publish, decide, purge, collected, problem):
     first, second = publish(0.25), publish(0.5)
     shared = publish(0.5, job={"adapter": "alice-books"})  # the same bytes, in another adapter
@@ -117,7 +112,3 @@ def test_what_refers_to_a_version_goes_with_it():
     assert referring
     holding = {f"{key.parent.table.name}.{key.parent.name}" for key in referring if key.ondelete != "CASCADE"}
     assert holding <= ours
-
-
-def test_the_trail_is_of_no_row():
-    assert not StoredEvent.__table__.foreign_keys

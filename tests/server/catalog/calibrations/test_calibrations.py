@@ -13,6 +13,7 @@ from server.inference.frames import ServedAdapterRef
 from server.inference.model_cache import ModelCache
 from server.operations.backups.service import named_files
 from server.storage.references import referenced
+from server.worker import create_worker
 from shared.canonical import sha256_hex
 from shared.errors import BadRequest, Conflict, InvalidUpload, NotFound, UnknownBase
 from shared.recipe import TARGETS, BaseRef, Recipe
@@ -89,7 +90,12 @@ def test_it_is_listed_for_every_tenant(app, fleet, calibration, register):
 
 
 def test_from_a_job_to_its_exports(home, fleet, app, device, calibration, tmp_path):
-    fleet.ready_job(app, recipe=named_by(calibration))
+    app.submit(recipe=named_by(calibration))
+    worker = create_worker(home.settings, home.database)
+    worker.register()
+    while worker.look_around() and worker.work():
+        pass
+    assert fleet.app("other").submit(recipe=named_by(calibration))["state"] == "ready"
     lease = device.lease()
     manifest = lease["manifest"]["manifest"]
     recipe = Recipe.model_validate(manifest["recipe"])
@@ -117,11 +123,6 @@ def test_from_a_job_to_its_exports(home, fleet, app, device, calibration, tmp_pa
 def gguf_tensors(path, data):
     path.write_bytes(data)
     return {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(path).tensors}
-
-
-def test_another_tenants_job_takes_it_too(fleet, calibration):
-    theirs = fleet.ready_job(fleet.app("other"), recipe=named_by(calibration))
-    assert theirs["state"] == "ready"
 
 
 def test_what_no_job_may_name(home, app, problem, calibration, register):
@@ -153,12 +154,6 @@ def test_what_no_job_may_name(home, app, problem, calibration, register):
     problem(app.post("/v1/jobs", json=JOB | {"recipe": {"calibration": "mine"}}), 422, "invalid-request")
 
 
-def test_a_cohort_pins_it(app, calibration):
-    made = app.post("/v1/cohorts", json=cohort_request(recipe=named_by(calibration))).json()
-    recipe = Recipe.model_validate(made["recipe"])
-    assert made["a_sha256"] == a_fingerprint(recipe, SHAPE, calibration)
-
-
 def test_a_run_goes_on_with_its_own_a_only(fleet, app, device, problem, calibration):
     fleet.ready_job(app, recipe=named_by(calibration))
     device.finish(device.lease())
@@ -184,12 +179,14 @@ def test_it_stays_while_it_is_needed(home, fleet, app, device, problem, calibrat
         remove(calibration.sha256)
 
 
-def test_a_cohort_keeps_it(app, calibration, remove):
-    app.post("/v1/cohorts", json=cohort_request(recipe=named_by(calibration)))
+def test_a_cohort_pins_and_keeps_it(app, calibration, remove):
+    made = app.post("/v1/cohorts", json=cohort_request(recipe=named_by(calibration))).json()
+    assert made["a_sha256"] == a_fingerprint(Recipe.model_validate(made["recipe"]), SHAPE, calibration)
     with pytest.raises(Conflict, match="cohort 'readers'"):
         remove(calibration.sha256)
 
 
+@pytest.mark.both_databases
 def test_removed(home, app, problem, calibration, register, remove):
     other = register(file_for(seed=1))
     app.submit()  # whose A is random

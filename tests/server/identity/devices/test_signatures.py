@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,7 +13,7 @@ from server.identity.devices.repository import Device, DeviceNonce
 from shared.canonical import sha256_hex
 from shared.request_signature import RequestSigner
 from shared.signing import new_private_key
-from tests.server.conftest import adapter_bytes, result
+from tests.server.actors import adapter_bytes, at_once, result
 
 BEAT = b'{"phase":"training"}'
 JSON = {"Content-Type": "application/json"}
@@ -33,13 +32,6 @@ def beat_path(lease):
 def nonces(home):
     with home.database.reading() as session:
         return session.scalar(select(func.count()).select_from(DeviceNonce))
-
-
-def test_each_try_is_signed_anew_and_counts(device, lease, home):
-    before = nonces(home)
-    for _ in range(2):
-        assert device.post(beat_path(lease), content=BEAT, headers=JSON).status_code == 200
-    assert nonces(home) == before + 2
 
 
 def test_a_replay_is_refused_whatever_it_asks(device, lease, problem):
@@ -66,28 +58,22 @@ def test_a_request_that_was_refused_is_spent_as_well(device, lease, problem):
     assert device.post(path, content=body, headers=JSON).status_code == 200
 
 
+@pytest.mark.both_databases
 def test_of_many_at_once_with_one_nonce_one_counts(fleet, device, lease):
     path = beat_path(lease)
     headers = sign(device, "POST", path, BEAT)
     actors = [fleet.actor(device.token) for _ in range(6)]
-    barrier, codes = threading.Barrier(6), []
-
-    def send(actor):
-        barrier.wait()
-        codes.append(actor.post(path, content=BEAT, headers=headers).status_code)
-
-    threads = [threading.Thread(target=send, args=(actor,)) for actor in actors]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(codes) == [200] + [409] * 5
+    answers = at_once(6, lambda number: actors[number].post(path, content=BEAT, headers=headers))
+    assert sorted(answer.status_code for answer in answers) == [200] + [409] * 5
 
 
-@pytest.mark.parametrize("off", [-3600, -360, 360, 3600])
+@pytest.mark.parametrize("off", [-360, 360])
 def test_a_clock_that_is_off_is_told_the_time(device, lease, home, problem, off):
+    path = beat_path(lease)
+    a_little = sign(device, "POST", path, BEAT, off=off * 7 / 9)
+    assert device.post(path, content=BEAT, headers=a_little).status_code == 200
     before = nonces(home)
-    answer = device.post(beat_path(lease), content=BEAT, headers=sign(device, "POST", beat_path(lease), BEAT, off=off))
+    answer = device.post(path, content=BEAT, headers=sign(device, "POST", path, BEAT, off=off))
     document = problem(answer, 401, "clock-skew")
     told = datetime.fromisoformat(document["server_time"])
     assert abs(told - datetime.now(UTC)) < timedelta(seconds=60)
@@ -96,28 +82,21 @@ def test_a_clock_that_is_off_is_told_the_time(device, lease, home, problem, off)
     assert nonces(home) == before
 
 
-@pytest.mark.parametrize("off", [-280, 280])
-def test_a_clock_that_is_off_a_little_is_fine(device, lease, off):
-    headers = sign(device, "POST", beat_path(lease), BEAT, off=off)
-    assert device.post(beat_path(lease), content=BEAT, headers=headers).status_code == 200
-
-
 def test_what_is_not_as_it_was_signed_is_refused(app, device, lease, problem):
     path = beat_path(lease)
     other = path.replace("/heartbeat", "/release")
     changed = BEAT.replace(b"training", b"evaluating")
-    refused = [
-        (device.post(other, headers=sign(device, "POST", path, b"")), "bad-signature"),
-        (device.post(path, content=BEAT, headers=sign(device, "PUT", path, BEAT)), "bad-signature"),
-        (device.post(path + "?a=1", content=BEAT, headers=sign(device, "POST", path, BEAT)), "bad-signature"),
-        (device.post(path, content=BEAT, headers=sign(device, "POST", path, BEAT, query="a=1")), "bad-signature"),
-        (
-            device.post(path, content=BEAT, headers=sign(device, "POST", path, BEAT, key=new_private_key())),
-            "bad-signature",
-        ),
-    ]
-    for answer, code in refused:
-        problem(answer, 401, code)
+    for asked, headers in (
+        (other, sign(device, "POST", path, BEAT)),
+        (path, sign(device, "PUT", path, BEAT)),
+        (path + "?a=1", sign(device, "POST", path, BEAT)),
+        (path, sign(device, "POST", path, BEAT, query="a=1")),
+        (path, sign(device, "POST", path, BEAT, key=new_private_key())),
+    ):
+        problem(device.post(asked, content=BEAT, headers=headers), 401, "bad-signature")
+    half = sign(device, "POST", path, BEAT)
+    del half["Content-Digest"]
+    assert "content-digest" in problem(device.post(path, content=BEAT, headers=half), 401, "bad-signature")["detail"]
     problem(device.post(path, content=changed, headers=sign(device, "POST", path, BEAT)), 400, "digest-mismatch")
     job = app.get(f"/v1/jobs/{lease['job']['id']}").json()
     assert (job["state"], job["progress"]) == ("training", None)
@@ -152,14 +131,6 @@ def test_uploads_and_completions_must_be_signed_and_the_rest_may_be(fleet, home,
     problem(bare.post(f"/v1/leases/{lease['id']}/complete", json=body), 401, "bad-signature")
     assert bare.post(beat_path(lease), content=BEAT, headers=JSON).status_code == 200
     assert len(home.stored_files()) == len(before) + 1
-
-
-@pytest.mark.parametrize("name", ["Signature", "Signature-Input", "Content-Digest"])
-def test_a_half_signed_request_is_refused(fleet, device, lease, problem, name):
-    headers = sign(device, "POST", beat_path(lease), BEAT)
-    del headers[name]
-    answer = fleet.actor(device.token).post(beat_path(lease), content=BEAT, headers=headers)
-    assert name.lower() in problem(answer, 401, "bad-signature")["detail"]
 
 
 def with_setting(fleet, standing, **changes):

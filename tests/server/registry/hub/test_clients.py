@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from shared.canonical import sha256_hex
 from shared.recipe import Recipe
 from shared.zo.lora import init_a, lora_modules
-from tests.server.conftest import SHAPE, adapter_bytes
+from tests.server.conftest import SHAPE
 from tests.server.registry.hub.stock import Refused
 
 MOVIES = "default/alice-movies"
@@ -79,15 +78,12 @@ def test_what_is_cached_is_not_fetched_again(client, at, relay, second, tmp_path
     assert relay.bodies() == []
 
 
-@pytest.mark.parametrize("revision", ["v1", "1", "the revision", "its first digits"])
-def test_every_name_of_a_version_leads_to_it(client, at, hub, revision, tmp_path):
+def test_every_name_of_a_version_leads_to_it(client, at, hub, tmp_path):
     first = hub.versions["alice-movies"][0]
-    words = {"the revision": first["revision"], "its first digits": first["revision"][:7]}
-    path = client(
-        "hf_hub_download", MOVIES, HIDDEN, revision=words.get(revision, revision), cache_dir=str(tmp_path), **at
-    )
-    assert sha256_hex(Path(path).read_bytes()) == first["sha256"]
-    assert Path(path).parent.name == first["revision"]
+    for revision in ("v1", "1", first["revision"], first["revision"][:7]):
+        path = Path(client("hf_hub_download", MOVIES, HIDDEN, revision=revision, cache_dir=str(tmp_path), **at))
+        assert sha256_hex(path.read_bytes()) == first["sha256"]
+        assert path.parent.name == first["revision"]
 
 
 def test_a_directory_of_ones_own(client, at, relay, tmp_path):
@@ -97,17 +93,6 @@ def test_a_directory_of_ones_own(client, at, relay, tmp_path):
     relay.take()
     client("snapshot_download", MOVIES, local_dir=str(place), **at)
     assert relay.bodies() == []
-
-
-def test_what_the_weights_are(client, at, hub, second, tmp_path):
-    path = Path(client("snapshot_download", MOVIES, cache_dir=str(tmp_path), **at))
-    b = [value for name, value in safetensors.numpy.load_file(path / LISTED[2]).items() if "lora_B" in name]
-    assert b
-    assert all((value == np.float32(0.25)).all() for value in b)
-    raw = client("hf_hub_download", MOVIES, HIDDEN, cache_dir=str(tmp_path), **at)
-    assert Path(raw).read_bytes() == adapter_bytes(second["size_d"], 0.25)
-    facts = json.loads((path / "mobizo.json").read_text())
-    assert facts["manifest"]["version"] == 2
 
 
 def test_the_model_is_described(client, at, hub, second):
@@ -190,13 +175,9 @@ def test_what_exists(client, at):
     assert client("api.file_exists", MOVIES, "README.md", **at)
     assert client("api.file_exists", MOVIES, HIDDEN, **at)
     assert not client("api.file_exists", MOVIES, "adapter_model.bin", **at)
+    assert client("api.whoami", **at)["name"] == "default"
     client("api.auth_check", MOVIES, **at)
     raised("RepositoryNotFoundError", client, "api.auth_check", "other/secret", **at)
-
-
-def test_who_asks(client, at):
-    told = client("api.whoami", **at)
-    assert (told["type"], told["name"], told["orgs"]) == ("user", "default", [])
 
 
 def test_a_part_as_libraries_of_data_read_it(client, at, tmp_path):
@@ -237,15 +218,6 @@ def test_revisions_and_files_that_are_not_there(client, at, second, tmp_path):
         raised_entry(client, "hf_hub_download", MOVIES, name, cache_dir=str(tmp_path), **at)
     absent = next(tmp_path.rglob(".no_exist")) / second["revision"]
     assert files_of(absent) == ["config.json", "folder/README.md"]
-    raised(
-        "LocalEntryNotFoundError",
-        client,
-        "hf_hub_download",
-        MOVIES,
-        "README.md",
-        cache_dir=str(tmp_path),
-        local_files_only=True,
-    )
 
 
 def test_what_awaits_approval_is_there_by_its_number_only(client, at, tmp_path):

@@ -30,6 +30,7 @@ class Run:
             "start_sha256": None if start is None else sha256_hex(start),
         } | header
         path = directory / f"{self.job_id}.bin"
+        path.unlink(missing_ok=True)
         file = TrajectoryFile(path, TrajectoryHeader(**said))
         rng = np.random.default_rng(5)
         for step in range(steps):

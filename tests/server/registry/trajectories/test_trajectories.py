@@ -13,8 +13,7 @@ from server.storage.garbage_collection import Collector
 from shared.canonical import sha256_hex
 from shared.zo.lora import load_adapter
 from shared.zo.trajectory import MAGIC, frame, parse_trajectory
-from tests.server.conftest import adapter_bytes
-from tests.server.jobs.leases.test_uploads import at_once
+from tests.server.actors import adapter_bytes, at_once
 from tests.server.registry.trajectories.runs import BEST, STEPS, TRAINING, Run, complete, finish, send
 
 
@@ -58,13 +57,15 @@ def test_beside_b_it_is_replayed_and_the_version_is_verified(device, app, lease,
     assert send(device, lease, run.ledger).status_code == 200
 
 
-def test_instead_of_b_the_server_makes_it(home, device, app, lease, run):
-    send(device, lease, run.ledger).raise_for_status()
-    made = complete(device, lease, run.adapter(), run.ledger, run.result())
-    assert made.status_code == 200, made.text
-    assert made.json()["verified"] is True
-    assert made.json()["sha256"] == sha256_hex(run.adapter())
-    assert made.json()["size"] == len(run.adapter())
+@pytest.mark.parametrize("recipe", [{}, {"estimator": "directional", "queries": 256}], ids=["replay", "directional"])
+def test_instead_of_b_the_server_makes_it(fleet, app, device, tmp_path, recipe):
+    fleet.ready_job(app, training=TRAINING, recipe=recipe, trajectory="instead")
+    lease = device.lease()
+    run = Run(lease, tmp_path)
+    assert len(run.ledger) < STEPS * (4 * recipe.get("queries", 1) + 13) + 2000  # scalars alone
+    made = finish(device, lease, run)
+    assert (made["verified"], made["sha256"]) == (True, sha256_hex(run.adapter()))
+    assert made["size"] == len(run.adapter())
     assert app.get(f"{version_url(lease)}/lora_B.safetensors").content == run.adapter()
 
 
@@ -113,20 +114,11 @@ def test_a_flip_after_the_best_step_changes_nothing_that_is_published(device, le
     assert complete(device, lease, run.adapter(), ledger, run.result()).json()["verified"] is True
 
 
-def test_b_of_another_step_is_refused(device, lease, run, problem):
-    send(device, lease, run.ledger).raise_for_status()
-    told = run.result() | {"best_step": BEST + 1}
-    device.upload(lease, run.adapter()).raise_for_status()
-    document = problem(complete(device, lease, run.adapter(), run.ledger, told), 422, "trajectory-mismatch")
-    assert f"of its {run.size}" in document["detail"]
-
-
 def test_a_run_that_was_pulled_is_verified_and_no_other_is_taken_for_it(fleet, app, device, tmp_path, problem):
     fleet.ready_job(app, training=TRAINING | {"lr": 0.25, "proximal": 0.5})
     lease = device.lease()
-    for number, (mu, factor) in enumerate([(None, None), (0.25, np.float32(0.9375)), (0.5, np.float32(0.9375))]):
-        (tmp_path / str(number)).mkdir()
-        other = Run(lease, tmp_path / str(number), proximal=mu, factor=factor)
+    for mu, factor in ((None, None), (0.25, np.float32(0.9375)), (0.5, np.float32(0.9375))):
+        other = Run(lease, tmp_path, proximal=mu, factor=factor)
         problem(send(device, lease, other.ledger), 422, "invalid-trajectory")
     run = Run(lease, tmp_path, proximal=0.5, factor=np.float32(0.875))
     assert finish(device, lease, run)["verified"] is True
@@ -134,57 +126,27 @@ def test_a_run_that_was_pulled_is_verified_and_no_other_is_taken_for_it(fleet, a
     assert app.get(f"{version_url(lease)}/steps/7/lora_B.safetensors").content == run.adapter(7)
 
 
-def test_steps_are_as_reported(device, lease, run, problem):
+def test_a_completion_names_what_was_uploaded(device, lease, run, problem):
+    device.upload(lease, run.adapter()).raise_for_status()
+    problem(complete(device, lease, run.adapter(), run.ledger, run.result()), 409, "conflict")
     send(device, lease, run.ledger).raise_for_status()
     for change in ({"steps": STEPS - 1}, {"best_step": STEPS + 1}):
         told = run.result() | change
         problem(complete(device, lease, run.adapter(), run.ledger, told), 422, "invalid-trajectory")
 
 
-def test_it_must_be_uploaded_before_it_is_named(device, lease, run, problem):
-    device.upload(lease, run.adapter()).raise_for_status()
-    problem(complete(device, lease, run.adapter(), run.ledger, run.result()), 409, "conflict")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"job_seed": 78},
-        {"recipe_id": "0" * 64},
-        {"noise": "gaussian"},
-        {"queries": 2},
-        {"size": 23},
-        {"job_id": "job_other"},
-        {"start_sha256": "1" * 64},
-    ],
-)
-def test_another_runs_is_refused(home, device, lease, tmp_path, problem, change):
+def test_what_is_no_ledger_of_this_run_is_refused_and_not_kept(fleet, home, device, lease, run, tmp_path, problem):
     before = home.stored_files()
-    document = problem(send(device, lease, Run(lease, tmp_path, **change).ledger), 422, "invalid-trajectory")
-    assert next(iter(change)) in document["detail"]
-    assert home.stored_files() == before
-
-
-def test_more_steps_than_the_job_asks_for(home, device, lease, tmp_path, problem):
+    for change in ({"job_seed": 78}, {"start_sha256": "1" * 64}):
+        document = problem(send(device, lease, Run(lease, tmp_path, **change).ledger), 422, "invalid-trajectory")
+        assert next(iter(change)) in document["detail"]
     problem(send(device, lease, Run(lease, tmp_path, steps=STEPS + 1).ledger), 422, "invalid-trajectory")
-
-
-def test_too_large_foreign_and_late(fleet, device, lease, run, problem):
+    problem(send(device, lease, run.ledger[:-1]), 422, "invalid-trajectory")
     problem(send(device, lease, run.ledger + bytes(100_000)), 413, "too-large")
     problem(send(fleet.device(name="other"), lease, run.ledger), 404, "not-found")
+    problem(send(fleet.actor(device.token), lease, run.ledger), 401, "bad-signature")
     device.post(f"/v1/leases/{lease['id']}/release").raise_for_status()
     problem(send(device, lease, run.ledger), 410, "lease-ended")
-
-
-def test_it_is_signed_as_an_adapter_is(device, lease, run, problem):
-    device.signer = None
-    problem(send(device, lease, run.ledger), 401, "bad-signature")
-
-
-def test_damaged_ones_are_refused(home, device, lease, run, problem):
-    before = home.stored_files()
-    for data in (b"", b"text", run.ledger[:-1], run.ledger[:100], run.ledger + b"\0", run.adapter()):
-        problem(send(device, lease, data), 422, "invalid-trajectory")
     assert home.stored_files() == before
 
 
@@ -201,17 +163,6 @@ def test_what_is_exact_on_its_device_alone_comes_beside_b_and_unverified(fleet, 
     url = version_url(lease)
     assert app.get(f"{url}/trajectory").json()["verified"] is False
     problem(app.get(f"{url}/steps/1/lora_B.safetensors"), 409, "not-replayable")
-
-
-def test_directional_runs_are_replayed_from_their_scalars_alone(fleet, app, device, tmp_path):
-    fleet.ready_job(app, training=TRAINING, recipe={"estimator": "directional", "queries": 256}, trajectory="instead")
-    lease = device.lease()
-    run = Run(lease, tmp_path)
-    assert len(run.ledger) < STEPS * (4 * 256 + 13) + 2000
-    made = finish(device, lease, run)
-    assert made["verified"] is True
-    url = version_url(lease)
-    assert app.get(f"{url}/lora_B.safetensors").content == run.adapter()
 
 
 def test_a_run_over_the_servers_limit_stays_unverified(standing, fleet, device, lease, run, problem):
@@ -248,7 +199,6 @@ def test_a_run_that_goes_on_from_an_adapter(fleet, app, device, lease, run, tmp_
     second = device.lease()
     for wrong in (None, run.adapter(1)):
         problem(send(device, second, Run(second, tmp_path, start=wrong).ledger), 422, "invalid-trajectory")
-        (tmp_path / f"{second['job']['id']}.bin").unlink()
     onward = Run(second, tmp_path, start=run.adapter())
     assert finish(device, second, onward)["verified"] is True
     url = version_url(second, 2)
@@ -286,30 +236,18 @@ def test_a_ledger_smaller_than_b_is_kept_in_its_place(home, app, kept):
     assert sha256_hex(run.ledger) in home.stored_files()
     assert app.get(f"{url}/lora_B.safetensors").content == run.adapter()
     collect(home)
+    assert app.get(f"{url}/steps/7/lora_B.safetensors").content == run.adapter(7)
     assert app.get(f"{url}/peft").status_code == 200
     assert sha256_hex(run.adapter()) in home.stored_files()
 
 
-def test_a_step_that_was_removed_is_made_again(home, app, kept):
-    lease, run = kept
-    url = f"{version_url(lease)}/steps/7/lora_B.safetensors"
-    first = app.get(url).content
-    collect(home)
-    assert sha256_hex(first) not in home.stored_files()
-    assert app.get(url).content == first == run.adapter(7)
-
-
-def test_many_who_ask_at_once_get_the_same(home, fleet, app, kept):
+def test_many_who_ask_at_once_get_the_same_which_is_young_again(home, fleet, app, kept):
     lease, run = kept
     collect(home)
     actors = [fleet.actor(app.token) for _ in range(4)]
     answers = at_once(4, lambda n: actors[n].get(f"{version_url(lease)}/lora_B.safetensors"))
     assert [answer.content for answer in answers] == [run.adapter()] * 4
-
-
-def test_what_is_asked_for_becomes_young_again(home, app, kept):
-    """So that no collector removes it between the answer's first byte and its last."""
-    lease, run = kept
+    # No collector removes it between an answer's first byte and its last.
     os.utime(home.artifacts._path(sha256_hex(run.adapter())), (0, 0))
     app.get(f"{version_url(lease)}/lora_B.safetensors").raise_for_status()
     Collector(home.database, home.artifacts).collect(timedelta(hours=1))
