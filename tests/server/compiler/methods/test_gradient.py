@@ -15,6 +15,7 @@ from server.compiler.export.network import QuantizedBase
 from server.compiler.methods import estimators
 from server.compiler.methods.gradient import GradientStep
 from server.compiler.methods.optimizers import OptimizedB, Rates, state_size
+from server.compiler.methods.step_inputs import StepInputs
 from server.compiler.methods.training import Replay
 from shared.recipe import Optimizer, Recipe
 from shared.zo.lora import flat_size
@@ -66,9 +67,8 @@ def check_gradient(base: TinyBase, **settings: Any) -> None:
 
 def gradient_of(step: GradientStep, recipe: Recipe, batch: reference.Batch) -> torch.Tensor:
     """The step's gradient (D,) at its current B."""
-    tokens, positions, *rest = step_inputs(recipe, batch, 0.0)
-    *labels, mask = rest[:-3]
-    return step.differentiate(tokens, positions, labels, mask)[1]
+    tokens, *inputs = step_inputs(recipe, batch, 0.0)
+    return step.differentiate(tokens, StepInputs.of(recipe, inputs))[1]
 
 
 @pytest.mark.parametrize("loss", ["full", "candidates"])
