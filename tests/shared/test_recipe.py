@@ -29,6 +29,10 @@ def test_id_does_not_depend_on_the_order_of_targets_but_on_every_field(recipe):
     assert len(others | {recipe.id}) == 9
 
 
+def test_derived_numbers(recipe):
+    assert (recipe.paths, recipe.scale, recipe.score_rows) == (4, 2.0, 12)
+
+
 @pytest.mark.parametrize(
     "change",
     [
