@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from bench.baselines.adapted import AdaptedModel
+from bench.timing import Batch
 from shared.recipe import Recipe
 from shared.zo.lora import BaseShape
 from shared.zo.noise import direction
 
-Batch = tuple[np.ndarray, ...]
 Seed = tuple[int, int]
 
 

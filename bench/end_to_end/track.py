@@ -100,18 +100,9 @@ class Track:
         if not path.exists():
             notes.print(f"calibrating on the product reviews, {kind}")
             path.parent.mkdir(parents=True, exist_ok=True)
-            command = [
-                sys.executable,
-                "-W",
-                "ignore",
-                "-m",
-                "server.cli.main",
-                "calibrate",
-                "--base",
-                str(model_file()),
-            ]
-            command += ["--task", "sst2", "--data", str(PRODUCTS / "train.jsonl"), *CALIBRATION, "--json"]
-            command += ["--examples", str(self.examples), "--kind", kind, "--out", str(path)]
+            command = [sys.executable, "-W", "ignore", "-m", "server.cli.main", "calibrate", *CALIBRATION]
+            command += ["--base", str(model_file()), "--examples", str(self.examples)]
+            command += ["--kind", kind, "--out", str(path)]
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -7,8 +7,6 @@ keeps and over a new one for each request; a request that gets no response count
 """
 
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -18,6 +16,7 @@ from pathlib import Path
 from bench.result import Measured, Row
 from bench.server.attack import Attack
 from bench.server.home import client, job, make_home, new_token, peak_memory, running, submit
+from bench.server.orders import start_process
 from bench.server.polls import spread
 from server.settings import Settings
 from shared.access import Role
@@ -63,7 +62,7 @@ def besieged(
         idle, half, bodies = strangers
         orders = Attack(port=port, addresses=senders, idle=idle, half=half, bodies=bodies, **limits)
         before = server.cpu_times()
-        attack = start_attack(orders)
+        attack = start_process("bench.server.attack", orders)
         try:
             time.sleep(GATHER_SECONDS)
             rows += honest.ask({"addresses": addresses, "strangers": sum(strangers)}, seconds)
@@ -81,19 +80,6 @@ def besieged(
         }
     )
     return rows
-
-
-def start_attack(orders: Attack) -> "subprocess.Popen[str]":
-    """Starts the strangers in a process of their own; it ends with the next line, and prints what they did."""
-    command = [sys.executable, "-m", "bench.server.attack"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    process.stdin.write(orders.model_dump_json() + "\n")
-    process.stdin.flush()
-    assert process.stdout is not None
-    if process.stdout.readline() != "ready\n":
-        raise SystemExit("the strangers did not start")
-    return process
 
 
 class Honest:

@@ -12,13 +12,8 @@ from shared.recipe import Recipe
 from shared.zo.lora import LoraModule, init_a
 
 
-def kaiming(recipe: Recipe, module: LoraModule) -> np.ndarray:
-    """Returns the paper's choice: random uniform entries, as in every program. float32 (in, r)."""
-    return init_a(recipe, module)
-
-
 def orthogonal(recipe: Recipe, module: LoraModule) -> np.ndarray:
-    """Returns the same with orthonormal columns. float32 (in, r)."""
+    """Returns the paper's random A with orthonormal columns. float32 (in, r)."""
     found: np.ndarray = np.linalg.qr(init_a(recipe, module))[0]
     return found
 

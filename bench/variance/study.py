@@ -67,7 +67,7 @@ def choices_for(bench: Bench, own: LayerSums, proxy: LayerSums) -> dict[str, Col
     modules, rank, recipe = lora_modules(bench.recipe, bench.shape), bench.recipe.rank, bench.recipe
     activations, gradients = choices_of_a.top_activations, choices_of_a.top_gradient
     found: dict[str, Columns] = {
-        RANDOM: {m.name: choices_of_a.kaiming(recipe, m) for m in modules},
+        RANDOM: {m.name: init_a(recipe, m) for m in modules},
         ORTHOGONAL: {m.name: choices_of_a.orthogonal(recipe, m) for m in modules},
     }
     for whose, sums in (("proxy", proxy), ("own", own)):
@@ -80,7 +80,7 @@ def target_choices(bench: Bench, proxy: LayerSums) -> dict[str, Columns]:
     """Returns random A and A from proxy gradients, of every linear layer."""
     modules, rank = every_linear(bench), bench.recipe.rank
     return {
-        RANDOM: {m.name: choices_of_a.kaiming(bench.recipe, m) for m in modules},
+        RANDOM: {m.name: init_a(bench.recipe, m) for m in modules},
         PROXY_GRADIENTS: {m.name: choices_of_a.top_gradient(proxy.gradients[m.name], rank) for m in modules},
     }
 

@@ -4,7 +4,6 @@ import pytest
 
 SLOW = (
     "test_accuracy",
-    "test_baselines",
     "test_glue",
     "test_kills",
     "test_options",

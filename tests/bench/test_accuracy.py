@@ -27,7 +27,6 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from bench.accuracy.data import Data, Sizes, read_data
     from bench.accuracy.runs import BATCH, Point, Runner, Setting
     from bench.baselines.adapted import AdaptedModel
-    from bench.baselines.first_order import FirstOrder
     from bench.baselines.mezo_in_place import VectorMezo
     from bench.baselines.mobizo_eager import EagerMobizo
     from bench.baselines.peft_adapters import VARIANTS, PeftModel, Variant
@@ -86,46 +85,6 @@ def runner_of(base: Path, sentences: Path, keep: Path) -> Runner:
 
 def contender(name: str, engine: str, **fields: object) -> Contender:
     return Setting("", "cpu", "float32", LENGTH).contender(name, engine, **fields)
-
-
-@pytest.mark.parametrize("queries", [1, 3])
-def test_mezo_takes_mobizos_steps(model: object, shape: BaseShape, batch: tuple[np.ndarray, ...], queries: int) -> None:
-    recipe = recipe_of(queries)
-    mobizo = EagerMobizo(model, recipe, shape)
-    parallel = [mobizo.step(batch, query_seeds(7, number, queries), 0.1, 1e-2)[0] for number in range(3)]
-    mobizo.adapted.remove()
-    adapted = AdaptedModel(model, recipe, shape)
-    mezo = VectorMezo(adapted, adapted.zeros())
-    for number, losses in enumerate(parallel):
-        found, _ = mezo.step(batch, query_seeds(7, number, queries), 0.1, 1e-2)
-        torch.testing.assert_close(found, losses, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(mezo.b, mobizo.b, rtol=1e-3, atol=1e-4)
-    assert mezo.b.abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("loss", ["full", "candidates"])
-def test_first_orders_gradient_is_the_slope_of_its_loss(
-    base: Path, sentences: Path, model: object, shape: BaseShape, loss: str
-) -> None:
-    recipe = recipe_of(loss=loss)
-    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
-    batch = pack_step(load_examples(sentences / "train.jsonl", TASK, tokenizer, recipe)[:4], recipe)
-    learner = FirstOrder(model, recipe, shape)
-    rng = np.random.default_rng(0)
-    start = torch.from_numpy(rng.normal(0, 0.1, learner.adapted.size).astype(np.float32))
-    with torch.no_grad():
-        learner.b.copy_(start)
-    before, gradient = learner.step(batch, 0.5)
-    torch.testing.assert_close(learner.b.detach(), start - 0.5 * torch.from_numpy(gradient))
-    at = learner.adapted.losses(batch, start.unsqueeze(0)).item()
-    assert before == pytest.approx(at)
-    ways = [gradient / np.linalg.norm(gradient), *rng.normal(0, 1 / np.sqrt(len(gradient)), (4, len(gradient)))]
-    step = 1e-2
-    for way in ways:
-        moved = torch.from_numpy(way.astype(np.float32)) * step
-        plus, minus = learner.adapted.losses(batch, torch.stack((start + moved, start - moved))).tolist()
-        scale = 1e-2 * float(np.linalg.norm(gradient))
-        assert (plus - minus) / (2 * step) == pytest.approx(float(gradient @ way), rel=2e-2, abs=scale)
 
 
 def trained_count(variant: Variant, shape: BaseShape, recipe: Recipe, vera_rank: int) -> int:
@@ -244,9 +203,8 @@ def test_a_run_at_rate_zero_or_nearly_so_ends_where_it_began(base: Path, sentenc
         assert look.loss == pytest.approx(zero.seen[0].loss, rel=1e-5)
 
 
-@pytest.mark.parametrize("method", ["first-order", "mezo", "mobizo"])
-def test_a_kept_run_is_not_run_again(base: Path, sentences: Path, tmp_path: Path, method: str) -> None:
-    one = contender("one", method, steps=2)
+def test_a_kept_run_is_not_run_again(base: Path, sentences: Path, tmp_path: Path) -> None:
+    one = contender("one", "mobizo", steps=2)
     first = runner_of(base, sentences, tmp_path).run(one, Point(1e-3), 0)
     again = runner_of(base, sentences, tmp_path)
 
@@ -258,7 +216,10 @@ def test_a_kept_run_is_not_run_again(base: Path, sentences: Path, tmp_path: Path
         assert again.run(one.model_copy(update={"name": "two"}), Point(1e-3), 0) == first.model_copy(
             update={"contender": "two"}
         )
-        for other in (contender("one", method, steps=3), contender("one", method, steps=2, precision="int8-weight")):
+        for other in (
+            contender("one", "mobizo", steps=3),
+            contender("one", "mobizo", steps=2, precision="int8-weight"),
+        ):
             with pytest.raises(AssertionError, match="run again"):
                 again.run(other, Point(1e-3), 0)
         with pytest.raises(AssertionError, match="run again"):

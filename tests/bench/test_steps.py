@@ -93,9 +93,21 @@ def setting(place: Place) -> Setting:
 
 @pytest.fixture(scope="module")
 def reference(base: TinyBase, setting: Setting) -> list[np.ndarray]:
-    """Losses of three steps, all paths in one pass: what tests/bench/test_baselines.py holds to a program's."""
+    """Losses of three steps, all paths in one pass."""
     mobizo = EagerMobizo(copy.deepcopy(base.model), *setting.parts)
     return [mobizo.step(*setting.inputs(number))[0].numpy() for number in range(3)]
+
+
+def test_a_program_gives_the_same_losses(
+    base: TinyBase, setting: Setting, reference: list[np.ndarray], tmp_path: Path
+) -> None:
+    recipe, _ = setting.parts
+    recipe = recipe.model_copy(update={"base": base.recipe().base})
+    program = Compiled(compile_program(recipe, str(base.directory), tmp_path, inference=False), tmp_path, 0.0)
+    runtime = program.open()
+    for number, losses in enumerate(reference):
+        np.testing.assert_allclose(runtime.step(*setting.inputs(number))[0], losses, rtol=1e-5)
+    runtime.close()
 
 
 @pytest.mark.parametrize("grouping", ["sequential", "inner", "outer", "both"])
@@ -116,7 +128,7 @@ def test_fewer_paths_a_pass_in_pytorch_give_the_same_losses(
         np.testing.assert_allclose(mobizo.step(*setting.inputs(number))[0].numpy(), losses, rtol=1e-5)
 
 
-@pytest.mark.parametrize("grouping", ["inner", "outer"])
+@pytest.mark.parametrize("grouping", ["sequential", "inner", "outer"])
 def test_fewer_paths_a_pass_in_executorch_give_the_same_losses(
     base: TinyBase, setting: Setting, reference: list[np.ndarray], grouping: Grouping, tmp_path: Path
 ) -> None:

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from mobizo import Client, PinnedKeys
-from mobizo.pinned_keys import default_path
 from server.identity.signing_keys.service import rotate_key
 from shared.errors import BadRequest, Untrusted
 from shared.signing import key_id, new_private_key, public_text
@@ -88,11 +87,3 @@ def test_invalid_files_are_rejected(path, text):
     path.write_text(text)
     with pytest.raises(BadRequest, match=r"servers\.json"):
         PinnedKeys(path)
-
-
-def test_the_default_path(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert default_path() == tmp_path / "mobizo" / "servers.json"
-    monkeypatch.delenv("XDG_CONFIG_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_path() == tmp_path / ".config" / "mobizo" / "servers.json"

@@ -2,6 +2,7 @@
 
 import pytest
 
+from shared.program import ProgramFile, ProgramManifest
 from shared.recipe import BaseRef, Recipe
 from shared.zo.lora import BaseShape
 
@@ -34,3 +35,31 @@ def recipe():
         answer_length=2,
         choices=3,
     )
+
+
+ROLES = {"program": "program.pte", "weights": "weights.ptd", "tokenizer": "tokenizer.json"}
+
+
+@pytest.fixture
+def build(recipe, shape):
+    """Returns a program's manifest with files of these roles, and more files."""
+
+    def build(*extra, roles=ROLES):
+        return ProgramManifest(
+            recipe=recipe,
+            recipe_id=recipe.id,
+            shape=shape,
+            size=384,
+            a_sha256="1" * 64,
+            score_rows=recipe.score_rows,
+            files=[
+                ProgramFile(role=role, name=name, size=3, sha256="0" * 64) for role, name in (*roles.items(), *extra)
+            ],
+            planned_bytes=1,
+            flops_per_step=1,
+            delegates=1,
+            nodes=1,
+            executorch="1.5.1",
+        )
+
+    return build

@@ -80,12 +80,6 @@ def test_where_none_can_serve_every_reason_is_told(settings, demands, causes):
         assert cause in refused.value.detail
 
 
-@pytest.mark.parametrize("noise", ["randn", "operator"])
-def test_noise_of_algorithm_2_needs_its_estimator_named(noise):
-    with pytest.raises(ValidationError, match="estimator 'stored'"):
-        RequestedRecipe(noise=noise)
-
-
 def test_each_estimator_has_its_own_default_of_queries():
     requested = RequestedRecipe(effective_batch=8)
     assert [settings_with(requested, name).queries for name in ("gradient", "directional", "replay")] == [1, 256, 4]

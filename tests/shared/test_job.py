@@ -8,15 +8,6 @@ from shared.job import MOVES, JobRequest, JobState, Progress, TrainingSettings
 from shared.recipe import DEFAULT_EPS, Precision, RecipeSettings
 
 
-def test_final_states_are_those_without_moves():
-    assert {state for state in JobState if state.final} == {
-        JobState.SUCCEEDED,
-        JobState.FAILED,
-        JobState.CANCELLED,
-    }
-    assert set(MOVES) == set(JobState)
-
-
 def test_every_state_but_the_first_can_be_reached_and_every_open_one_cancelled():
     reached = set().union(*MOVES.values())
     assert reached | {JobState.QUEUED} == set(JobState)
@@ -47,10 +38,6 @@ def test_eps_is_the_given_one_or_the_precisions_own(precision):
     settings = RecipeSettings(precision=precision)
     assert TrainingSettings().eps_for(settings) == DEFAULT_EPS[precision]
     assert TrainingSettings(eps=0.3).eps_for(settings) == 0.3
-
-
-def test_documents_from_before_eps_could_be_open_are_read():
-    assert TrainingSettings.model_validate_json('{"steps": 3, "eps": 0.01}').eps == 0.01
 
 
 def test_progress_on_one_line():

@@ -12,7 +12,7 @@ from shared.federation.aggregation import Weighing, combine_privately
 from shared.federation.cohort import CohortSettings
 from shared.federation.sources import MemorySource
 from shared.federation.update import Update
-from shared.privacy import UNITS, ExamplePrivacy, MemberPrivacy, PrivacySettings, contributions, noised_mean, unit_noise
+from shared.privacy import UNITS, ExamplePrivacy, MemberPrivacy, contributions, noised_mean, unit_noise
 
 
 def seeded(seed):
@@ -115,9 +115,3 @@ COHORT = {"name": "c", "base": "b", "task": "sst2", "dataset": "d"}
 def test_what_a_cohort_cannot_promise_is_refused(changes, why):
     with pytest.raises(ValidationError, match=why):
         CohortSettings.model_validate(COHORT | changes)
-
-
-def test_what_a_cohort_can_promise():
-    both = PrivacySettings.model_validate({"examples": EXAMPLES, "members": MEMBERS})
-    found = CohortSettings.model_validate(COHORT | {"privacy": both, "recipe": {"privacy": "clipped"}})
-    assert found.privacy == both

@@ -44,9 +44,7 @@ def test_it_learns(run):
     ("algorithm", "optimizer"),
     [
         ({"name": "fedavg"}, "adam"),
-        pytest.param({"name": "fedavg"}, "sgd", marks=pytest.mark.slow),
         pytest.param({"name": "fedbuff", "buffer_size": 3}, "sgd", marks=pytest.mark.slow),
-        pytest.param({"name": "fedbuff", "buffer_size": 3}, "adam", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_interrupted_goes_on_and_comes_out_the_same(run, tmp_path, algorithm, optimizer):
@@ -73,11 +71,6 @@ def test_trajectories_make_the_version_that_weights_make(run, tmp_path):
     )
     assert b.any()
     np.testing.assert_array_equal(b, scalars)
-
-
-def test_trajectories_are_a_fraction_of_the_bytes(run):
-    sent = run().rounds[-1].bytes
-    assert 0 < sent.trajectory < sent.weights / 4
 
 
 @pytest.mark.slow

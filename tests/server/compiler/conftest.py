@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of every architecture, the real SmolLM2 file, and a handle that runs compiled programs."""
+"""Tiny random checkpoints of every architecture, the real SmolLM2 file, and compiled programs by their settings."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from transformers import (
 from transformers.masking_utils import eager_mask
 from transformers.models.gemma3.modeling_gemma3 import eager_attention_forward
 
+from device_agent.runtimes.torch_export import TorchRuntime
 from shared.program import ProgramManifest
 from shared.program_inputs import TOKEN_DTYPE
 from shared.recipe import TARGETS, BaseRef, Recipe
@@ -82,17 +83,40 @@ class Program:
         tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in inputs]
         return [output.numpy() for output in self._methods[method].call(tensors)]
 
-    def step(self, batch: reference.Batch, seeds: np.ndarray, lr: float, eps: float) -> list[np.ndarray]:
-        """The method `step`: losses and coefficients."""
-        full = self.manifest.recipe.loss == "full"
-        labels = (batch.choices[..., 0],) if full else (batch.choices, batch.choice_mask)
-        scalars = np.array([lr], np.float32), np.array([eps], np.float32)
-        return self("step", batch.tokens, batch.positions, *labels, batch.mask, seeds, *scalars)
+    def step(self, batch: reference.Batch, *rest: np.ndarray | float) -> list[np.ndarray]:
+        """The method `step`; rest: its inputs after the batch's."""
+        return self("step", batch.tokens, *self._inputs(batch, rest))
+
+    def suffix(self, hidden: np.ndarray, batch: reference.Batch, *rest: np.ndarray | float) -> list[np.ndarray]:
+        """The method `suffix`, from the states hidden (E, S, H) of the frozen layers."""
+        return self("suffix", hidden, *self._inputs(batch, rest))
+
+    def _inputs(self, batch: reference.Batch, rest: Iterable[np.ndarray | float]) -> list[np.ndarray]:
+        others = (value if isinstance(value, np.ndarray) else np.array([value], np.float32) for value in rest)
+        return [batch.positions, *reference.labels(self.manifest.recipe, batch), batch.mask, *others]
+
+    def load_some_b(self, size: float = 0.1, seed: int = 9) -> np.ndarray:
+        """Loads a random B (D,) and returns it."""
+        flat = (size * np.random.default_rng(seed).standard_normal(self.manifest.size)).astype(np.float32)
+        self("load", flat)
+        return flat
 
     def reload(self, method: str) -> None:
         """Loads one method anew from the same program."""
         del self._methods[method]
         self._methods[method] = self._program.load_method(method)
+
+
+class TorchProgram(Program):
+    """A program for PyTorch, called by the runtime that devices run it with, on the CPU."""
+
+    def __init__(self, directory: Path, manifest: ProgramManifest) -> None:
+        self.directory, self.manifest = directory, manifest
+        files = (directory / manifest.file(role).name for role in ("program", "weights"))
+        self._runtime = TorchRuntime(manifest, *files, device=torch.device("cpu"))
+
+    def __call__(self, method: str, *inputs: np.ndarray) -> list[np.ndarray]:
+        return self._runtime._call(method, inputs)
 
 
 def compile_to(
@@ -180,7 +204,9 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         },
     ),
 }
-FIRST = ("gemma3_text",)
+# Architectures whose programs with all files are compiled. They have between them both norms, both kinds of position,
+# biases, sliding windows, soft caps and head norms. The other two are compiled with exact gradients.
+COMPILED = ("gemma3_text", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "opt")))
 # What each one's compiled program adapts: all linear layers, odd subsets, ranks that are no multiple of 8.
 ADAPTED: dict[str, dict[str, Any]] = {
     "llama": {"targets": TARGETS},
@@ -189,14 +215,6 @@ ADAPTED: dict[str, dict[str, Any]] = {
     "opt": {"targets": tuple(target for target in TARGETS if target != "gate_proj"), "rank": 3},
     "gemma3_text": {"targets": ("v_proj", "gate_proj"), "rank": 8},
 }
-
-
-def compiled(names: Iterable[str]) -> list[Any]:
-    """Test parameters of architectures whose programs are compiled: all but FIRST are slow.
-
-    FIRST have between them both norms, both kinds of position, biases, sliding windows, soft caps and head norms.
-    """
-    return [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def softcapped(module: torch.nn.Module, *inputs: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -246,42 +264,41 @@ def tiny_tied(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
 
 
 class Programs:
-    """Compiled programs of the tiny bases, each loaded once a session. q = 1 adapts all seven linear layers."""
+    """Compiled programs by base and settings, each loaded once a session; every call gives B zero."""
 
-    def __init__(self, tied: TinyBase, untied: TinyBase, directory: Path, store: ProgramStore) -> None:
-        self._bases = {"candidates": tied, "full": untied}
+    def __init__(self, directory: Path, store: ProgramStore) -> None:
         self._directory, self._store = directory, store
-        self._compiled: dict[tuple[int, str, str, str], Program] = {}
+        self._loaded: dict[str, Program] = {}
 
-    def __call__(self, queries: int, noise: str, loss: str, backend: str) -> tuple[Program, TinyBase]:
-        """The program, its B zero, and its base (tied for the candidates loss)."""
-        key = (queries, noise, loss, backend)
-        base = self._bases[loss]
-        if key not in self._compiled:
-            targets = TARGETS if queries == 1 else ("q_proj", "v_proj")
-            recipe = base.recipe(queries=queries, noise=noise, loss=loss, backend=backend, targets=targets)
-            directory = self._directory / "-".join(map(str, key))
-            manifest = self._store.put(recipe, base.directory, directory)
-            self._compiled[key] = Program(directory, manifest)
-        program = self._compiled[key]
+    def __call__(self, base: TinyBase, *, inference: bool = False, **settings: Any) -> Program:
+        recipe = base.recipe(**settings)
+        key = f"{recipe.id}-{inference}"
+        if key not in self._loaded:
+            manifest = self._store.put(recipe, base.directory, self._directory / key, inference)
+            kind = TorchProgram if recipe.backend == "torch" else Program
+            self._loaded[key] = kind(self._directory / key, manifest)
+        program = self._loaded[key]
         program("load", np.zeros(program.manifest.size, np.float32))
-        return program, base
+        return program
 
 
 @pytest.fixture(scope="session")
-def programs(
-    tiny: TinyBase, tiny_tied: TinyBase, tmp_path_factory: pytest.TempPathFactory, program_store: ProgramStore
-) -> Programs:
-    return Programs(tiny_tied, tiny, tmp_path_factory.mktemp("programs"), program_store)
+def programs(tmp_path_factory: pytest.TempPathFactory, program_store: ProgramStore) -> Programs:
+    return Programs(tmp_path_factory.mktemp("programs"), program_store)
+
+
+@pytest.fixture
+def plain(programs: Programs, tiny: TinyBase) -> Program:
+    """The tiny base's program with q = 4 and no other settings."""
+    return programs(tiny, queries=4)
 
 
 class Architectures:
     """Tiny bases of CONFIGS and their programs (q = 1, E = 2, full loss, with the file for inference)."""
 
-    def __init__(self, directory: Path, store: ProgramStore) -> None:
-        self._directory, self._store = directory, store
+    def __init__(self, directory: Path, programs: Programs) -> None:
+        self._directory, self._programs = directory, programs
         self._bases: dict[str, TinyBase] = {}
-        self._programs: dict[str, Program] = {}
 
     def base(self, name: str) -> TinyBase:
         """A random model of CONFIGS."""
@@ -291,20 +308,12 @@ class Architectures:
 
     def program(self, name: str) -> Program:
         """Its program as ADAPTED says, B zero."""
-        base = self.base(name)
-        if name not in self._programs:
-            recipe, directory = base.recipe(queries=1, **ADAPTED[name]), self._directory / f"{name}-program"
-            self._programs[name] = Program(
-                directory, self._store.put(recipe, base.directory, directory, inference=True)
-            )
-        program = self._programs[name]
-        program("load", np.zeros(program.manifest.size, np.float32))
-        return program
+        return self._programs(self.base(name), inference=True, queries=1, **ADAPTED[name])
 
 
 @pytest.fixture(scope="session")
-def architectures(tmp_path_factory: pytest.TempPathFactory, program_store: ProgramStore) -> Architectures:
-    return Architectures(tmp_path_factory.mktemp("architectures"), program_store)
+def architectures(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Architectures:
+    return Architectures(tmp_path_factory.mktemp("architectures"), programs)
 
 
 @pytest.fixture(scope="session")

@@ -42,12 +42,30 @@ def random_batch(rng: np.random.Generator, recipe: Recipe, vocabulary: int) -> B
     return Batch(*integers, choice_mask, mask)
 
 
+def chosen(batch: Batch, rows: list[int | None]) -> Batch:
+    """A batch of other rows of the batch; None: an absent example, as `pack_step` leaves one."""
+    taken = [0 if row is None else row for row in rows]
+    made = Batch(*(getattr(batch, name)[taken].copy() for name in Batch.__dataclass_fields__))
+    for at, row in enumerate(rows):
+        if row is None:
+            made.tokens[at], made.positions[at], made.choices[at], made.mask[at] = 0, 0, 0, 0
+            made.choice_mask[at] = np.eye(made.choice_mask.shape[2], dtype=np.float32)[0]
+    return made
+
+
+def labels(recipe: Recipe, batch: Batch) -> tuple[np.ndarray, ...]:
+    """What a program's step takes of the answers."""
+    return (batch.choices[..., 0],) if recipe.loss == "full" else (batch.choices, batch.choice_mask)
+
+
 @contextmanager
-def lora(model: nn.Module, recipe: Recipe, shape: BaseShape, flat: np.ndarray) -> Iterator[None]:
-    """`model` with y = W x + (alpha / r) x A B on the recipe's targets."""
+def lora(model: nn.Module, recipe: Recipe, shape: BaseShape, flat: np.ndarray | torch.Tensor) -> Iterator[None]:
+    """`model` with y = W x + (alpha / r) x A B on the recipe's targets; B is the flat vector (D,)."""
+    whole = torch.as_tensor(flat)
     handles = []
     for module in lora_modules(recipe, shape):
-        a, b = torch.from_numpy(init_a(recipe, module)), torch.from_numpy(module.b(flat).copy())
+        a = torch.from_numpy(init_a(recipe, module))
+        b = whole[module.offset : module.offset + module.size].view(module.rank, module.out_features)
 
         def add(_: nn.Module, inputs: tuple, output: torch.Tensor, a=a, b=b) -> torch.Tensor:
             return output + (recipe.alpha / recipe.rank) * (inputs[0] @ a @ b)
@@ -65,34 +83,37 @@ def gradient(
 ) -> tuple[np.float32, np.ndarray]:
     """The recipe's loss at B and its gradient (D,) by autograd."""
     b = torch.from_numpy(flat.copy()).requires_grad_()
-    handles = []
-    for module in lora_modules(recipe, shape):
-        a = torch.from_numpy(init_a(recipe, module))
-        own = b[module.offset : module.offset + module.size].view(module.rank, module.out_features)
-
-        def add(_: nn.Module, inputs: tuple, output: torch.Tensor, a=a, own=own) -> torch.Tensor:
-            return output + (recipe.alpha / recipe.rank) * (inputs[0] @ a @ own)
-
-        handles.append(model.get_submodule(module.name).register_forward_hook(add))
-    try:
-        logits = model(torch.from_numpy(batch.tokens.astype(np.int64))).logits
-    finally:
-        for handle in handles:
-            handle.remove()
-    logits = logits[torch.arange(len(batch.tokens))[:, None], torch.from_numpy(batch.positions.astype(np.int64))]
-    mean = mean_loss(logits, recipe, batch)
+    mean = mean_loss(answer_logits(model, recipe, shape, b, batch), recipe, batch)
     (found,) = torch.autograd.grad(mean, b)
     return np.float32(mean.detach()), found.numpy()
 
 
-@torch.no_grad()
-def answer_logits(model: nn.Module, recipe: Recipe, shape: BaseShape, flat: np.ndarray, batch: Batch) -> torch.Tensor:
+def answer_logits(
+    model: nn.Module, recipe: Recipe, shape: BaseShape, flat: np.ndarray | torch.Tensor, batch: Batch
+) -> torch.Tensor:
     """Logits (E, T, V) that predict the answer tokens."""
     with lora(model, recipe, shape, flat):
         logits = model(torch.from_numpy(batch.tokens.astype(np.int64))).logits
     return logits[torch.arange(len(batch.tokens))[:, None], torch.from_numpy(batch.positions.astype(np.int64))]
 
 
+@torch.no_grad()
+def scores(
+    model: nn.Module,
+    recipe: Recipe,
+    shape: BaseShape,
+    flat: np.ndarray,
+    tokens: np.ndarray,
+    positions: np.ndarray,
+    choices: np.ndarray,
+) -> np.ndarray:
+    """Log-probabilities (rows, T, C) of the choices."""
+    ones = np.ones(choices.shape, np.float32)
+    logits = answer_logits(model, recipe, shape, flat, Batch(tokens, positions, choices, ones, ones[..., 0]))
+    return torch.log_softmax(logits, -1).gather(2, torch.from_numpy(choices.astype(np.int64))).numpy()
+
+
+@torch.no_grad()
 def loss(model: nn.Module, recipe: Recipe, shape: BaseShape, flat: np.ndarray, batch: Batch) -> np.float32:
     """The recipe's loss of one path, a mean over answer tokens."""
     return np.float32(mean_loss(answer_logits(model, recipe, shape, flat, batch), recipe, batch))

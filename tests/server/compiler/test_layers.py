@@ -15,7 +15,8 @@ from server.compiler.export.network import BaseNetwork, QuantizedBase
 from shared.program import METHODS, PREFIX_METHODS
 from shared.zo.noise import query_seeds
 from tests.server.compiler import reference
-from tests.server.compiler.conftest import VOCABULARY, Program, TinyBase, compile_to, make_tiny, token_batch
+from tests.server.compiler.checks import check_split, check_steps
+from tests.server.compiler.conftest import VOCABULARY, Program, Programs, TinyBase, make_tiny, token_batch
 
 LR, EPS, STEPS = 0.05, 0.02, 4
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -30,69 +31,33 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
     return make_tiny(tmp_path_factory.mktemp("deep"), seed=2, num_hidden_layers=4)
 
 
-@pytest.fixture(scope="session", params=[pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS])
-def subset(request: pytest.FixtureRequest, deep: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Program:
-    recipe = deep.recipe(**SETTINGS[request.param])
-    return compile_to(tmp_path_factory.mktemp(request.param), recipe, str(deep.directory))
+@pytest.fixture(params=SETTINGS)
+def subset(request: pytest.FixtureRequest, programs: Programs, deep: TinyBase) -> Program:
+    return programs(deep, **SETTINGS[request.param])
 
 
-def some_b(program: Program) -> np.ndarray:
-    return (0.1 * np.random.default_rng(9).standard_normal(program.manifest.size)).astype(np.float32)
+def batches(program: Program) -> list[reference.Batch]:
+    rng = np.random.default_rng(7)
+    return [reference.random_batch(rng, program.manifest.recipe, VOCABULARY) for _ in range(STEPS)]
 
 
-def call_suffix(program: Program, hidden: np.ndarray, batch: reference.Batch, seeds: np.ndarray) -> list[np.ndarray]:
-    full = program.manifest.recipe.loss == "full"
-    labels = (batch.choices[..., 0],) if full else (batch.choices, batch.choice_mask)
-    scalars = np.array([LR], np.float32), np.array([EPS], np.float32)
-    return program("suffix", hidden, batch.positions, *labels, batch.mask, seeds, *scalars)
-
-
+@pytest.mark.slow
 def test_steps_follow_the_algorithm(subset: Program, deep: TinyBase) -> None:
-    manifest, rng = subset.manifest, np.random.default_rng(7)
-    flat = some_b(subset)
-    subset("load", flat)
-    for number in range(STEPS):
-        batch = reference.random_batch(rng, manifest.recipe, VOCABULARY)
-        seeds = query_seeds(123, number, manifest.recipe.queries)
-        losses, _ = subset.step(batch, seeds, LR, EPS)
-        before = flat
-        expected, _, flat = reference.step(deep.model, manifest.recipe, manifest.shape, flat, batch, seeds, LR, EPS)
-        np.testing.assert_allclose(losses, expected, rtol=1e-5)
-        moved = np.abs(flat - before).max()
-        flat, ours = subset("adapter")[0], flat
-        np.testing.assert_allclose(flat, ours, rtol=0, atol=2e-3 * moved)
+    subset.load_some_b()
+    check_steps(subset, deep.model, batches(subset), LR, EPS)
 
 
+@pytest.mark.slow
 def test_prefix_and_suffix_are_step_to_the_bit_with_states_cached_from_other_batches(subset: Program) -> None:
-    recipe, rng = subset.manifest.recipe, np.random.default_rng(8)
-    e, s = recipe.effective_batch, recipe.sequence_length
-    batches = [reference.random_batch(rng, recipe, VOCABULARY) for _ in range(STEPS)]
-    # Every example once, in an order and in company that no step has.
-    tokens = np.concatenate([batch.tokens for batch in batches])
-    order = rng.permutation(len(tokens))
-    cached = np.empty((len(tokens), s, subset.manifest.shape.hidden), np.float32)
-    for at in range(0, len(tokens), e):
-        cached[order[at : at + e]] = subset("prefix", tokens[order[at : at + e]])[0]
-
-    def run(split: bool) -> list[np.ndarray]:
-        subset("load", some_b(subset))
-        found = []
-        for number, batch in enumerate(batches):
-            seeds = query_seeds(5, number, recipe.queries)
-            hidden = cached[number * e : (number + 1) * e]
-            found += call_suffix(subset, hidden, batch, seeds) if split else subset.step(batch, seeds, LR, EPS)
-            found += subset("adapter")
-        return found
-
-    for whole, split in zip(run(split=False), run(split=True), strict=True):
-        np.testing.assert_array_equal(split, whole)
+    queries = subset.manifest.recipe.queries
+    check_split(subset, batches(subset), [(query_seeds(5, number, queries), LR, EPS) for number in range(STEPS)])
 
 
+@pytest.mark.slow
 def test_an_examples_state_depends_on_nothing_but_its_tokens(subset: Program) -> None:
     recipe, rng = subset.manifest.recipe, np.random.default_rng(3)
     e, s = recipe.effective_batch, recipe.sequence_length
     example = token_batch(rng, s)
-    subset("load", np.zeros(subset.manifest.size, np.float32))
     states = []
     for row in range(e):
         tokens = token_batch(rng, e, s)
@@ -107,6 +72,7 @@ def test_an_examples_state_depends_on_nothing_but_its_tokens(subset: Program) ->
         np.testing.assert_allclose(shorter, np.tile(states[0][:length], (e, 1, 1)), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_prefix_is_the_stock_models_state(subset: Program, deep: TinyBase, request: pytest.FixtureRequest) -> None:
     recipe = subset.manifest.recipe
     tokens = token_batch(np.random.default_rng(4), recipe.effective_batch, recipe.sequence_length)
@@ -116,6 +82,7 @@ def test_the_prefix_is_the_stock_models_state(subset: Program, deep: TinyBase, r
     np.testing.assert_allclose(subset("prefix", tokens)[0], states[frozen].numpy(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_manifest_counts_what_each_method_runs(subset: Program, request: pytest.FixtureRequest) -> None:
     frozen = FROZEN[request.node.callspec.params["subset"]]
     assert subset.manifest.methods == (*METHODS, *PREFIX_METHODS)
@@ -127,9 +94,7 @@ def test_the_manifest_counts_what_each_method_runs(subset: Program, request: pyt
     "settings",
     [
         {"layers": "all"},
-        {"layers": "last:1"},
         {"layers": (1, 3), "targets": ("q_proj", "gate_proj", "down_proj")},
-        {"layers": (0, 2), "loss": "candidates"},
         {"layers": "last:75%", "loss": "candidates", "queries": 1},
     ],
 )

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from device_agent.runtimes.torch_export import TorchRuntime
 from server.compiler.methods.clipping import example_means, noised_totals
 from shared.privacy import UNITS, coefficients_of, contributions
-from shared.program import ProgramManifest
 from shared.zo.noise import direction, query_seeds
-from tests.programs import shared_store
 from tests.server.compiler import reference
-from tests.server.compiler.conftest import Program, TinyBase
+from tests.server.compiler.conftest import Program, Programs, TinyBase
 
 CLIP, LR, EPS = 0.2, 0.05, 0.02
 QUERIES, EXAMPLES = 3, 3
@@ -32,98 +25,37 @@ CASES = {
 }
 
 
-def cases(names: Iterable[str] = CASES) -> list[Any]:
-    """Test parameters of CASES, which compile a program each."""
-    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
 FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-class TorchProgram(TorchRuntime):
-    """A program for PyTorch, called as the others are: by the runtime that devices run it with, on the CPU."""
-
-    def __init__(self, directory: Path, manifest: ProgramManifest) -> None:
-        files = (directory / manifest.file(role).name for role in ("program", "weights"))
-        super().__init__(manifest, *files, device=torch.device("cpu"))
-        self.manifest = manifest
-
-    def __call__(self, method: str, *inputs: np.ndarray) -> list[np.ndarray]:
-        return self._call(method, inputs)
+@pytest.fixture(params=CASES)
+def program(request: pytest.FixtureRequest, programs: Programs, tiny: TinyBase) -> Program:
+    settings = {"queries": QUERIES, "effective_batch": EXAMPLES, "privacy": "clipped"} | CASES[request.param]
+    return programs(tiny, **settings)
 
 
-AnyProgram = Program | TorchProgram
-
-
-class Private:
-    """Private programs of the tiny base, each compiled once a session."""
-
-    def __init__(self, base: TinyBase, directory: Path) -> None:
-        self.base, self._directory, self._compiled = base, directory, {}
-
-    def __call__(self, case: str) -> AnyProgram:
-        if case not in self._compiled:
-            recipe = self.base.recipe(queries=QUERIES, effective_batch=EXAMPLES, privacy="clipped", **CASES[case])
-            directory = self._directory / case
-            manifest = shared_store().put(recipe, self.base.directory, directory)
-            kind = TorchProgram if recipe.backend == "torch" else Program
-            self._compiled[case] = kind(directory, manifest)
-        return self._compiled[case]
-
-
-@pytest.fixture(scope="session")
-def private(tiny: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Private:
-    return Private(tiny, tmp_path_factory.mktemp("private"))
-
-
-def inputs(program: AnyProgram, batch: reference.Batch) -> list[np.ndarray]:
-    full = program.manifest.recipe.loss == "full"
-    labels = (batch.choices[..., 0],) if full else (batch.choices, batch.choice_mask)
-    return [batch.positions, *labels, batch.mask]
-
-
-def totals(program: AnyProgram, batch: reference.Batch, *, clip: float = CLIP, seed: int = 1) -> np.ndarray:
+def totals(program: Program, batch: reference.Batch, *, clip: float = CLIP, seed: int = 1) -> np.ndarray:
     """The totals before noise, of B as it is; lr 0 leaves it there."""
-    seeds = query_seeds(seed, 0, QUERIES)
-    scalars = [np.array([value], np.float32) for value in (0.0, EPS, clip)]
-    secret = (*scalars, np.zeros(QUERIES, np.float32))
-    found, _ = program("step", batch.tokens, *inputs(program, batch), seeds, *secret)
+    rest = query_seeds(seed, 0, QUERIES), 0.0, EPS, clip, np.zeros(QUERIES, np.float32)
+    found, _ = program.step(batch, *rest)
     if "suffix" in program.manifest.methods:
-        (hidden,) = program("prefix", batch.tokens)
-        again, _ = program("suffix", hidden, *inputs(program, batch), seeds, *secret)
+        again, _ = program.suffix(program("prefix", batch.tokens)[0], batch, *rest)
         assert np.array_equal(found, again)
     assert np.array_equal(found, np.rint(found))
     return found.astype(np.int64)
 
 
-def chosen(batch: reference.Batch, rows: list[int | None]) -> reference.Batch:
-    """A batch of other rows of the batch; None: an absent example, as `pack_step` leaves one."""
-    taken = [0 if row is None else row for row in rows]
-    made = reference.Batch(*(getattr(batch, name)[taken].copy() for name in reference.Batch.__dataclass_fields__))
-    for at, row in enumerate(rows):
-        if row is None:
-            made.tokens[at], made.positions[at], made.choices[at], made.mask[at] = 0, 0, 0, 0
-            made.choice_mask[at] = np.eye(made.choice_mask.shape[2], dtype=np.float32)[0]
-    return made
-
-
-def load(program: AnyProgram, seed: int, size: float) -> None:
-    rng = np.random.default_rng(seed)
-    program("load", (size * rng.standard_normal(program.manifest.size)).astype(np.float32))
-
-
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.slow
 @FEW
 @given(
     seed=st.integers(0, 2**32), size=st.sampled_from([0.0, 0.1, 10.0]), clip=st.sampled_from([1e-6, 0.01, 0.2, 50.0])
 )
 def test_the_totals_are_sums_of_what_each_example_adds_by_itself(
-    private: Private, case: str, seed: int, size: float, clip: float
+    program: Program, seed: int, size: float, clip: float
 ) -> None:
-    program = private(case)
-    load(program, seed, size)
+    program.load_some_b(size, seed)
     batch = reference.random_batch(np.random.default_rng(seed), program.manifest.recipe, 96)
-    alone = [totals(program, chosen(batch, [row, None, None]), clip=clip) for row in range(EXAMPLES)]
+    alone = [totals(program, reference.chosen(batch, [row, None, None]), clip=clip) for row in range(EXAMPLES)]
     for units in alone:
         assert int(units @ units) <= UNITS**2
     # Exactly: whoever else is in the step, and in which row, changes nothing of what an example adds. So whether it
@@ -131,37 +63,36 @@ def test_the_totals_are_sums_of_what_each_example_adds_by_itself(
     assert np.array_equal(totals(program, batch, clip=clip), sum(alone))
     for rows in ([2, 0, 1], [None, 1, 2], [1, None, 0], [2, 2, None]):
         expected = sum(alone[row] for row in rows if row is not None)
-        assert np.array_equal(totals(program, chosen(batch, rows), clip=clip), expected)
-    assert np.array_equal(totals(program, chosen(batch, [None] * EXAMPLES), clip=clip), np.zeros(QUERIES, np.int64))
+        assert np.array_equal(totals(program, reference.chosen(batch, rows), clip=clip), expected)
+    assert np.array_equal(
+        totals(program, reference.chosen(batch, [None] * EXAMPLES), clip=clip), np.zeros(QUERIES, np.int64)
+    )
 
 
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30, -1e30])
-def test_what_is_no_number_adds_no_more_than_any_other_example(private: Private, case: str, bad: float) -> None:
-    program = private(case)
+def test_what_is_no_number_adds_no_more_than_any_other_example(program: Program, bad: float) -> None:
     rng = np.random.default_rng(2)
     flat = rng.standard_normal(program.manifest.size).astype(np.float32)
     flat[::3] = bad
     program("load", flat)
     batch = reference.random_batch(rng, program.manifest.recipe, 96)
-    alone = [totals(program, chosen(batch, [None, row, None])) for row in range(EXAMPLES)]
+    alone = [totals(program, reference.chosen(batch, [None, row, None])) for row in range(EXAMPLES)]
     assert all(int(units @ units) <= UNITS**2 for units in alone)
-    assert np.array_equal(totals(program, chosen(batch, [None] * EXAMPLES)), np.zeros(QUERIES, np.int64))
+    assert np.array_equal(totals(program, reference.chosen(batch, [None] * EXAMPLES)), np.zeros(QUERIES, np.int64))
 
 
-@pytest.mark.parametrize("case", cases(["full", "candidates", "portable", "torch"]))
-def test_the_totals_are_those_of_the_reference(private: Private, case: str) -> None:
-    program = private(case)
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["full", "candidates", "portable", "torch"], indirect=True)
+def test_the_totals_are_those_of_the_reference(program: Program, tiny: TinyBase) -> None:
     recipe, manifest = program.manifest.recipe, program.manifest
-    rng = np.random.default_rng(9)
-    flat = (0.3 * rng.standard_normal(manifest.size)).astype(np.float32)
-    program("load", flat)
+    rng, flat = np.random.default_rng(9), program.load_some_b(0.3)
     batch = reference.random_batch(rng, recipe, 96)
     seeds = query_seeds(1, 0, QUERIES)
     differences = np.zeros((EXAMPLES, QUERIES), np.float32)
     for row in range(EXAMPLES):
-        one = reference.Batch(*(getattr(batch, name)[[row]] for name in reference.Batch.__dataclass_fields__))
-        losses, _, _ = reference.step(private.base.model, recipe, manifest.shape, flat, one, seeds, LR, EPS)
+        one = reference.chosen(batch, [row])
+        losses, _, _ = reference.step(tiny.model, recipe, manifest.shape, flat, one, seeds, LR, EPS)
         differences[row] = losses[:QUERIES] - losses[QUERIES:]
     norms = np.linalg.norm(differences, axis=1)
     clip = float(np.median(norms))  # one example is clipped, one is not
@@ -170,18 +101,16 @@ def test_the_totals_are_those_of_the_reference(private: Private, case: str) -> N
     np.testing.assert_allclose(totals(program, batch, clip=clip), expected, atol=UNITS * 5e-3)
 
 
-@pytest.mark.parametrize("case", cases(["full", "candidates", "torch"]))
-def test_noise_is_added_before_b_moves_and_b_is_a_function_of_the_noised_totals(private: Private, case: str) -> None:
-    program = private(case)
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["full", "candidates", "torch"], indirect=True)
+def test_noise_is_added_before_b_moves_and_b_is_a_function_of_the_noised_totals(program: Program) -> None:
     recipe = program.manifest.recipe
-    load(program, 3, 0.1)
-    (before,) = program("adapter")
+    before = program.load_some_b()
     batch = reference.random_batch(np.random.default_rng(4), recipe, 96)
     plain = totals(program, batch)
     noise = np.array([12345, -40000, 7], np.float32)
     seeds = query_seeds(1, 0, QUERIES)
-    scalars = [np.array([value], np.float32) for value in (LR, EPS, CLIP)]
-    noised, coefficients = program("step", batch.tokens, *inputs(program, batch), seeds, *scalars, noise)
+    noised, coefficients = program.step(batch, seeds, LR, EPS, CLIP, noise)
     assert np.array_equal(noised, plain + noise)
     np.testing.assert_allclose(coefficients, coefficients_of(noised, CLIP, LR, EPS, EXAMPLES), rtol=1e-6)
     (after,) = program("adapter")
@@ -226,10 +155,3 @@ def test_a_shorter_answer_counts_by_its_own_tokens() -> None:
     means = example_means(per_path, torch.tensor([[1.0, 1.0], [1.0, 0.0]]))
     assert means[0, 0] == 2.0
     assert torch.isnan(means[0, 1])  # which counts as zero, as any row that is no number
-
-
-def test_an_estimator_without_a_bound_is_refused(tiny: TinyBase) -> None:
-    with pytest.raises(ValueError, match="requires estimator 'gradient', 'directional' or 'replay'"):
-        tiny.recipe(privacy="clipped", estimator="stored")
-    with pytest.raises(ValueError, match="one of the backends xnnpack, portable, torch"):
-        tiny.recipe(privacy="clipped", backend="vulkan")

@@ -1,6 +1,8 @@
-"""A compiled program's steps against Algorithm 1 on the stock model, and its exact replay."""
+"""A compiled program's steps against Algorithm 1 on the stock model, at every length up to S, and its exact replay."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,113 +10,130 @@ import torch
 
 from server.compiler.methods.noise import directions
 from shared.program_inputs import TOKEN_DTYPE
-from shared.recipe import Recipe
+from shared.recipe import TARGETS
 from shared.zo.noise import direction, query_seeds
 from tests.server.compiler import reference
-from tests.server.compiler.conftest import Program, Programs, token_batch
+from tests.server.compiler.checks import check_scores, check_steps
+from tests.server.compiler.conftest import VOCABULARY, Program, Programs, TinyBase, token_batch
 
 LR, EPS, STEPS = 0.05, 0.02, 5
-
-
-def make_batch(rng: np.random.Generator, recipe: Recipe) -> reference.Batch:
-    e, s, t, c = recipe.effective_batch, recipe.sequence_length, recipe.answer_length, recipe.choices
-    choice_mask = np.ones((e, t, c), np.float32)
-    choice_mask[0, :, -1] = 0  # a padded candidate
-    mask = np.ones((e, t), np.float32)
-    mask[1, 1:] = 0  # a shorter answer
-    positions = np.sort(np.stack([rng.choice(s - 1, t, replace=False) for _ in range(e)]), axis=1)
-    return reference.Batch(
-        token_batch(rng, e, s), positions.astype(TOKEN_DTYPE), token_batch(rng, e, t, c), choice_mask, mask
-    )
-
-
-def call_step(program: Program, batch: reference.Batch, seeds: np.ndarray, lr: float = LR) -> list[np.ndarray]:
-    full = program.manifest.recipe.loss == "full"
-    labels = (batch.choices[..., 0],) if full else (batch.choices, batch.choice_mask)
-    scalars = np.array([lr], np.float32), np.array([EPS], np.float32)
-    return program("step", batch.tokens, batch.positions, *labels, batch.mask, seeds, *scalars)
-
-
-CASES = [  # the first two have each q, noise, loss and backend somewhere
+LENGTHS = (12, 5, 9, 2, 12, 2, 7)  # up and down, between the shortest and S = 12
+CASES = [  # every pair of values of q, noise, loss and backend but portable's with q = 4
     (4, "rademacher", "full", "xnnpack"),
-    (1, "gaussian", "candidates", "portable"),  # all seven targets
-    pytest.param(1, "rademacher", "candidates", "portable", marks=pytest.mark.slow),
-    pytest.param(4, "gaussian", "candidates", "xnnpack", marks=pytest.mark.slow),
-    pytest.param(1, "rademacher", "full", "xnnpack", marks=pytest.mark.slow),
-    pytest.param(1, "gaussian", "full", "xnnpack", marks=pytest.mark.slow),
-    pytest.param(4, "gaussian", "full", "xnnpack", marks=pytest.mark.slow),
+    (1, "gaussian", "candidates", "portable"),
+    pytest.param((1, "rademacher", "full", "portable"), marks=pytest.mark.slow),
+    pytest.param((1, "rademacher", "candidates", "xnnpack"), marks=pytest.mark.slow),
+    pytest.param((4, "gaussian", "candidates", "xnnpack"), marks=pytest.mark.slow),
+    pytest.param((1, "gaussian", "full", "xnnpack"), marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize(("queries", "noise", "loss", "backend"), CASES)
-def test_losses_and_b_follow_the_algorithm(
-    programs: Programs, queries: int, noise: str, loss: str, backend: str
-) -> None:
-    program, base = programs(queries, noise, loss, backend)
-    manifest, rng = program.manifest, np.random.default_rng(7)
-    flat = np.zeros(manifest.size, np.float32)
-    replayed = np.zeros(manifest.size, np.float32)
-    trained = np.zeros(manifest.size, np.float32)
-    for number in range(STEPS):
-        batch = make_batch(rng, manifest.recipe)
-        seeds = query_seeds(123, number, queries)
-        losses, coefficients = call_step(program, batch, seeds)
-        expected, _, flat = reference.step(base.model, manifest.recipe, manifest.shape, flat, batch, seeds, LR, EPS)
-        np.testing.assert_allclose(losses, expected, rtol=1e-4)
-        (trained,) = program("adapter")
-        for coefficient, seed in zip(coefficients, seeds, strict=True):
-            replayed = replayed - coefficient * direction(noise, (int(seed[0]), int(seed[1])), manifest.size)
-    np.testing.assert_allclose(trained, flat, atol=2e-3 * np.abs(flat).max())
-    if noise == "rademacher":
-        assert np.array_equal(trained, replayed)
-    else:
-        np.testing.assert_allclose(trained, replayed, atol=1e-5 * np.abs(replayed).max())
+@pytest.fixture(params=CASES, ids=lambda values: "-".join(map(str, values)))
+def case(
+    request: pytest.FixtureRequest, programs: Programs, tiny: TinyBase, tiny_tied: TinyBase
+) -> tuple[Program, TinyBase]:
+    """A program, and its base: tied for the candidates loss. q = 1 adapts all seven linear layers."""
+    queries, noise, loss, backend = request.param
+    base = tiny_tied if loss == "candidates" else tiny
+    targets = TARGETS if queries == 1 else ("q_proj", "v_proj")
+    return programs(base, queries=queries, noise=noise, loss=loss, backend=backend, targets=targets), base
 
 
-@pytest.mark.parametrize(("queries", "noise", "loss", "backend"), CASES[:2])
-def test_replay_restores_b_bit_for_bit(programs: Programs, queries: int, noise: str, loss: str, backend: str) -> None:
-    program, _ = programs(queries, noise, loss, backend)
-    rng = np.random.default_rng(3)
+def test_losses_and_b_follow_the_algorithm(case: tuple[Program, TinyBase]) -> None:
+    program, base = case
+    rng = np.random.default_rng(7)
+    check_steps(
+        program,
+        base.model,
+        [reference.random_batch(rng, program.manifest.recipe, VOCABULARY) for _ in range(STEPS)],
+        LR,
+        EPS,
+    )
+
+
+def test_replay_restores_b_bit_for_bit(case: tuple[Program, TinyBase]) -> None:
+    program, _ = case
+    recipe, size, rng = program.manifest.recipe, program.manifest.size, np.random.default_rng(3)
     ledger = []
-    for number in range(3):
-        seeds = query_seeds(5, number, queries)
-        ledger.append((seeds, call_step(program, make_batch(rng, program.manifest.recipe), seeds)[1]))
+    for number in range(STEPS):
+        seeds = query_seeds(5, number, recipe.queries)
+        ledger.append((seeds, program.step(reference.random_batch(rng, recipe, VOCABULARY), seeds, LR, EPS)[1]))
     (trained,) = program("adapter")
     assert np.abs(trained).max() > 0
-    program("load", np.zeros_like(trained))
+    program("load", np.zeros(size, np.float32))
+    by_numpy = np.zeros(size, np.float32)
     for seeds, coefficients in ledger:
         program("replay", seeds, coefficients)
+        for coefficient, (first, second) in zip(coefficients, seeds.tolist(), strict=True):
+            by_numpy = by_numpy - coefficient * direction(recipe.noise, (first, second), size)
     assert np.array_equal(program("adapter")[0], trained)
+    if recipe.noise == "rademacher":
+        assert np.array_equal(trained, by_numpy)
+    else:
+        np.testing.assert_allclose(trained, by_numpy, atol=1e-5 * np.abs(by_numpy).max())
 
 
-def test_a_learning_rate_of_zero_leaves_b_as_it_is(programs: Programs) -> None:
-    program, _ = programs(4, "rademacher", "full", "xnnpack")
-    rng = np.random.default_rng(4)
-    b = rng.standard_normal(program.manifest.size).astype(np.float32)
-    program("load", b)
-    call_step(program, make_batch(rng, program.manifest.recipe), query_seeds(1, 0, 4), lr=0.0)
-    assert np.array_equal(program("adapter")[0], b)
+def test_score_is_the_stock_models_log_softmax(case: tuple[Program, TinyBase]) -> None:
+    program, base = case
+    check_scores(program, base.model, LENGTHS)
 
 
-@pytest.mark.parametrize(
-    ("queries", "noise", "loss", "backend"),
-    [*CASES[:2], pytest.param(1, "rademacher", "full", "xnnpack", marks=pytest.mark.slow)],
-)
-def test_score_is_the_stock_models_log_softmax(
-    programs: Programs, queries: int, noise: str, loss: str, backend: str
-) -> None:
-    program, base = programs(queries, noise, loss, backend)
-    recipe, shape, rng = program.manifest.recipe, program.manifest.shape, np.random.default_rng(5)
-    rows, t, c = recipe.score_rows, recipe.answer_length, recipe.choices
-    b = 0.1 * rng.standard_normal(program.manifest.size).astype(np.float32)
-    tokens, choices = token_batch(rng, rows, recipe.sequence_length), token_batch(rng, rows, t, c)
-    positions = rng.integers(0, recipe.sequence_length, (rows, t)).astype(TOKEN_DTYPE)
-    program("load", b)
-    (scores,) = program("score", tokens, positions, choices)
-    batch = reference.Batch(tokens, positions, choices, np.ones((rows, t, c), np.float32), np.ones((rows, t)))
-    logits = reference.answer_logits(base.model, recipe, shape, b, batch)
-    expected = torch.log_softmax(logits, -1).gather(2, torch.from_numpy(choices.astype(np.int64)))
-    np.testing.assert_allclose(scores, expected.numpy(), atol=1e-4)
+def test_a_learning_rate_of_zero_leaves_b_as_it_is(plain: Program) -> None:
+    b, batch = plain.load_some_b(1.0), reference.random_batch(np.random.default_rng(4), plain.manifest.recipe, 96)
+    plain.step(batch, query_seeds(1, 0, 4), 0.0, EPS)
+    assert np.array_equal(plain("adapter")[0], b)
+
+
+def batch_of(rng: np.random.Generator, program: Program, length: int) -> reference.Batch:
+    """Random examples of `length` tokens, T answers each, one of them anywhere."""
+    recipe = program.manifest.recipe
+    shape = (recipe.effective_batch, recipe.answer_length, recipe.choices)
+    return reference.Batch(
+        token_batch(rng, shape[0], length),
+        rng.integers(0, length, shape[:2]).astype(TOKEN_DTYPE),
+        token_batch(rng, *shape),
+        np.ones(shape, np.float32),
+        np.ones(shape[:2], np.float32),
+    )
+
+
+def padded(rng: np.random.Generator, batch: reference.Batch, length: int) -> reference.Batch:
+    """The batch with any tokens after its own."""
+    rows, own = batch.tokens.shape
+    return replace(batch, tokens=np.concatenate((batch.tokens, token_batch(rng, rows, length - own)), axis=1))
+
+
+def test_steps_of_changing_length_follow_the_algorithm(plain: Program, tiny: TinyBase) -> None:
+    assert plain.manifest.dynamic_length
+    rng = np.random.default_rng(7)
+    check_steps(plain, tiny.model, [batch_of(rng, plain, length) for length in LENGTHS], LR, EPS)
+
+
+def test_padding_changes_nothing(plain: Program) -> None:
+    rng = np.random.default_rng(8)
+    for length in (2, 5, 11):
+        short, seeds = batch_of(rng, plain, length), query_seeds(5, length, 4)
+        results = []
+        for batch in (short, padded(rng, short, 12), padded(rng, short, length + 1)):
+            plain.load_some_b()
+            results.append([*plain.step(batch, seeds, LR, EPS), *plain("adapter")])
+        for losses, coefficients, trained in results[1:]:
+            np.testing.assert_allclose(losses, results[0][0], rtol=1e-6)
+            np.testing.assert_allclose(coefficients, results[0][1], rtol=0, atol=LR / 4 * 1e-5 / EPS)
+            np.testing.assert_allclose(trained, results[0][2], rtol=0, atol=LR * 1e-5 / EPS)
+
+
+def test_more_than_s_tokens_are_an_error_and_change_nothing(plain: Program) -> None:
+    rng, rows = np.random.default_rng(6), plain.manifest.score_rows
+    b = plain.load_some_b(1.0)
+    good, seeds = batch_of(rng, plain, 12), query_seeds(1, 0, 4)
+    before = plain.step(good, seeds, 0.0, EPS)[0]
+    with pytest.raises(RuntimeError, match="set_inputs"):
+        plain.step(batch_of(rng, plain, 13), seeds, LR, EPS)
+    with pytest.raises(RuntimeError, match="set_inputs"):
+        plain("score", token_batch(rng, rows, 13), *(np.zeros((rows, 2, *more), TOKEN_DTYPE) for more in ((), (3,))))
+    np.testing.assert_array_equal(plain("adapter")[0], b)
+    np.testing.assert_array_equal(plain.step(good, seeds, 0.0, EPS)[0], before)
 
 
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 1000])

@@ -136,13 +136,6 @@ def test_files_give_what_memory_gives_to_the_bit(round_of_files, threads, name):
     assert 0 < found.clipped == expected.clipped < found.count == 13
 
 
-def test_reading_may_end_early(round_of_files):
-    entries, opener, _ = round_of_files
-    few = FileSource(entries, Rules(SIZE, A), opener).updates()
-    assert next(few).member == "m00"
-    few.close()
-
-
 def test_a_damaged_file_names_its_member_and_nothing_comes_of_the_round(round_of_files, tmp_path):
     entries, opener, _ = round_of_files
     bad = next(entry for entry in entries if entry.contribution.member == "m07")

@@ -84,16 +84,3 @@ def test_a_state_that_was_stored_goes_on_to_the_bit(name):
 def test_another_state_is_refused(data, settings, size, why):
     with pytest.raises(ValueError, match=why):
         load_state(data, settings, size)
-
-
-def test_a_state_without_its_vectors_is_refused():
-    whole = begin(OptimizerSettings(name="adam"), 4)
-    short = type(whole)("adam", 4, 0, {"m": np.zeros(4, np.float32)})
-    with pytest.raises(ValueError, match="does not contain"):
-        load_state(short.dump(), OptimizerSettings(name="adam"), 4)
-
-
-def test_sizes_must_agree():
-    settings = OptimizerSettings()
-    with pytest.raises(ValueError, match="on 3 and 4 elements"):
-        advance(settings, begin(settings, 4), np.zeros(3, np.float32), np.zeros(4, np.float32))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shared.federation.sources import MemorySource
-from shared.federation.update import Update, difference, euclidean_norm
+from shared.federation.update import Update, euclidean_norm
 
 
 def update(member, values, **claims):
@@ -48,11 +48,3 @@ def test_norms_of_any_scale(scale):
     expected = float(np.sqrt((flat.astype(np.longdouble) ** 2).sum()))
     assert euclidean_norm(flat) == pytest.approx(expected, rel=1e-12)
     assert update("a", flat).norm == euclidean_norm(flat)
-
-
-def test_a_difference_is_rounded_once():
-    after, before = np.random.default_rng(0).normal(size=(2, 100)).astype(np.float32)
-    exactly = after.astype(np.float64) - before.astype(np.float64)
-    assert np.array_equal(difference(after, before), exactly.astype(np.float32))
-    with pytest.raises(ValueError, match="100 elements after the run and 99 before"):
-        difference(after, before[:-1])

@@ -1,15 +1,10 @@
-import json
-import struct
-
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from shared.errors import InvalidRecipe, InvalidUpload
-from shared.recipe import TARGETS, Recipe
+from shared.recipe import TARGETS
 from shared.zo.lora import (
     HEADER_BYTES,
     a_fingerprint,
@@ -59,26 +54,6 @@ def test_opt_has_other_names_and_no_gate(recipe, shape):
         lora_modules(recipe.model_copy(update={"targets": TARGETS}), opt)
 
 
-def test_flat_size_of_the_reference_setting():
-    """SmolLM2-135M, rank 16 on q_proj and v_proj: 30 layers of 16 x (576 + 192)."""
-    from shared.recipe import BaseRef
-    from shared.zo.lora import BaseShape
-
-    shape = BaseShape(
-        architecture="llama",
-        layers=30,
-        hidden=576,
-        intermediate=1536,
-        heads=9,
-        kv_heads=3,
-        head_dim=64,
-        vocabulary=49152,
-        context_length=8192,
-    )
-    recipe = Recipe(base=BaseRef(name="x", sha256="0" * 64), answer_length=1, choices=2)
-    assert flat_size(recipe, shape) == 368_640
-
-
 def test_a_is_kaiming_uniform_with_a_sqrt_5(recipe, shape):
     """torch's own initializer has the same bounds and variance (the paper's reference code uses it)."""
     module = lora_modules(recipe, shape)[0]
@@ -125,17 +100,6 @@ def flat_with(value):
 )
 def test_bad_adapters_are_named(data, says):
     with pytest.raises(InvalidUpload, match=says):
-        load_adapter(data, 8)
-
-
-@given(st.binary(max_size=300), st.booleans())
-def test_random_bytes_never_do_more_than_be_refused(data, with_header):
-    if with_header:
-        header = json.dumps({"lora_B": {"dtype": "F32", "shape": [8], "data_offsets": [0, 32]}}).encode()
-        data = struct.pack("<Q", len(header)) + header + data
-        if len(data) - 8 - len(header) == 32:
-            return
-    with pytest.raises(InvalidUpload):
         load_adapter(data, 8)
 
 

@@ -87,14 +87,6 @@ def test_a_direction_is_named_by_its_noise_and_randn_has_none_to_name():
         noise.direction("randn", (1, 2), 70)
 
 
-def test_moments():
-    signs, normals = noise.rademacher((1, 2), 1 << 18), noise.gaussian((1, 2), 1 << 18)
-    assert abs(signs.mean()) < 0.01  # five standard errors
-    assert abs(normals.mean()) < 0.01
-    assert normals.std() == pytest.approx(1, abs=0.01)
-    assert (normals**4).mean() == pytest.approx(3, abs=0.1)
-
-
 def test_query_seeds_differ_by_job_step_and_query_and_never_move():
     seeds = {
         tuple(seed) for job in (0, 1, 2**40) for step in range(20) for seed in noise.query_seeds(job, step, 4).tolist()
@@ -117,11 +109,6 @@ def test_the_seeds_of_a_run_are_those_of_its_steps_to_the_bit(seed, steps, queri
 @given(st.integers(0, 2**53 - 1), st.integers(0, 1000), st.integers(1, 300))
 def test_permutation_is_one(seed, epoch, size):
     assert sorted(noise.permutation(seed, epoch, size).tolist()) == list(range(size))
-
-
-def test_permutation_changes_with_epoch_and_seed():
-    orders = {tuple(noise.permutation(seed, epoch, 100).tolist()) for seed in (0, 1) for epoch in (0, 1)}
-    assert len(orders) == 4
 
 
 def test_uniform_spans_its_interval_on_the_grid():

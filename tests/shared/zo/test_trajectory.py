@@ -31,16 +31,6 @@ def test_what_was_written_is_read_back(tmp_path):
     assert length == (tmp_path / "t").stat().st_size
 
 
-def test_a_run_without_pulls_has_the_ledger_that_it_always_had(tmp_path):
-    """Its header is compared byte by byte by runners that know no pulls."""
-    record(tmp_path / "t", steps=0)
-    said = (
-        b'{"job_id":"j","job_seed":9,"recipe_id":"' + b"0" * 64 + b'","noise":"rademacher","queries":3,"size":200,'
-        b'"start_sha256":null}'
-    )
-    assert said in (tmp_path / "t").read_bytes()
-
-
 def test_a_run_with_pulls_has_a_factor_with_each_step(tmp_path):
     header = HEADER.model_copy(update={"proximal": 0.25})
     file = TrajectoryFile(tmp_path / "t", header)
@@ -131,10 +121,3 @@ def test_steps_out_of_order_are_no_crash_but_a_conflict(tmp_path):
     step = frames[-(9 + 12 + 4) :]
     with pytest.raises(Conflict, match="step 0 instead of step 1"):
         parse_trajectory(data + step)
-
-
-def test_wrong_number_of_coefficients_is_a_bug_of_the_caller(tmp_path):
-    file = TrajectoryFile(tmp_path / "t", HEADER)
-    with pytest.raises(ValueError, match="for 3 queries"):
-        file.append_step(np.ones(2, np.float32))
-    file.close()

@@ -11,7 +11,8 @@ from shared.program import METHODS
 from shared.zo.noise import direction, query_seeds
 from shared.zo.trajectory import Trajectory, TrajectoryHeader
 from tests.server.compiler import reference
-from tests.server.compiler.conftest import VOCABULARY, Program, TinyBase, compile_to, token_batch
+from tests.server.compiler.checks import check_split
+from tests.server.compiler.conftest import VOCABULARY, Program, Programs, TinyBase, token_batch
 
 SCHEDULE = [(0.05, 0.02), (0.02, 0.02), (0.05, 0.05), (0.08, 0.01)]  # (lr, eps) of each step
 SETTINGS = {
@@ -58,23 +59,10 @@ class Algorithm2:
 StoredPrograms = Callable[[str], tuple[Program, TinyBase]]
 
 
-@pytest.fixture(scope="session")
-def stored_programs(tiny: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> StoredPrograms:
-    """Programs of estimator `stored` by noise, B zero and nothing pending; each compiled once a session."""
-    compiled: dict[str, Program] = {}
-
-    def program(noise: str) -> tuple[Program, TinyBase]:
-        if noise not in compiled:
-            recipe = tiny.recipe(estimator="stored", noise=noise, **SETTINGS[noise])
-            compiled[noise] = compile_to(tmp_path_factory.mktemp(noise), recipe, str(tiny.directory))
-        compiled[noise]("load", np.zeros(compiled[noise].manifest.size, np.float32))
-        return compiled[noise], tiny
-
-    return program
-
-
-def some_b(program: Program) -> np.ndarray:
-    return (0.1 * np.random.default_rng(9).standard_normal(program.manifest.size)).astype(np.float32)
+@pytest.fixture
+def stored_programs(tiny: TinyBase, programs: Programs) -> StoredPrograms:
+    """Programs of estimator `stored` by noise, B zero and nothing pending."""
+    return lambda noise: (programs(tiny, estimator="stored", noise=noise, **SETTINGS[noise]), tiny)
 
 
 def train(program: Program, seed: int = 7) -> list[tuple[np.ndarray, np.ndarray, float]]:
@@ -88,13 +76,11 @@ def train(program: Program, seed: int = 7) -> list[tuple[np.ndarray, np.ndarray,
     return ledger
 
 
-@pytest.mark.parametrize("flushing", [False, True])
 @pytest.mark.parametrize("noise", NOISES)
-def test_steps_are_the_papers_algorithm_2(stored_programs: StoredPrograms, noise: str, flushing: bool) -> None:
+def test_steps_are_the_papers_algorithm_2(stored_programs: StoredPrograms, noise: str) -> None:
     program, base = stored_programs(noise)
     recipe, shape, size = program.manifest.recipe, program.manifest.shape, program.manifest.size
-    start = some_b(program)
-    program("load", start)
+    start = program.load_some_b()
     paper, rng, queries = Algorithm2(start, recipe.queries), np.random.default_rng(7), recipe.queries
     for number, (lr, eps) in enumerate(SCHEDULE):
         batch = reference.random_batch(rng, recipe, VOCABULARY)
@@ -107,7 +93,7 @@ def test_steps_are_the_papers_algorithm_2(stored_programs: StoredPrograms, noise
         paper.learn(losses.astype(np.float64), lr, eps)
         np.testing.assert_allclose(coefficients, lr / queries * paper.g, rtol=1e-5)
         assert np.abs(paper.b - start).max() > 1e-3  # there is an update to see
-        if flushing:
+        if number % 2:
             program("flush")
         np.testing.assert_allclose(program("adapter")[0], paper.b, rtol=0, atol=2e-6)
 
@@ -130,8 +116,7 @@ def test_replay_repeats_the_stored_copies_bit_for_bit(stored_programs: StoredPro
 @pytest.mark.parametrize("noise", NOISES)
 def test_a_trajectorys_replay_is_close(stored_programs: StoredPrograms, noise: str) -> None:
     program, _ = stored_programs(noise)
-    manifest, start = program.manifest, some_b(program)
-    program("load", start)
+    manifest, start = program.manifest, program.load_some_b()
     coefficients = [coefficients for _, coefficients, _ in train(program)]
     header = TrajectoryHeader(
         job_id="j",
@@ -158,8 +143,7 @@ def test_flush_changes_nothing_that_is_seen_and_is_idempotent(stored_programs: S
 
 def test_load_forgets_the_pending_update(stored_programs: StoredPrograms) -> None:
     program, _ = stored_programs("gaussian")
-    start = some_b(program)
-    program("load", start)
+    start = program.load_some_b()
     first = train(program)
     program("load", start)
     np.testing.assert_array_equal(program("adapter")[0], start)
@@ -186,33 +170,16 @@ def test_score_sees_the_pending_update(stored_programs: StoredPrograms, noise: s
 
 def test_a_step_is_prefix_and_suffix_here_too(stored_programs: StoredPrograms) -> None:
     program, _ = stored_programs("gaussian")
-    recipe = program.manifest.recipe
-
-    def run(split: bool) -> list[np.ndarray]:
-        rng = np.random.default_rng(2)
-        program("load", some_b(program))
-        found = []
-        for number, (lr, eps) in enumerate(SCHEDULE):
-            batch = reference.random_batch(rng, recipe, VOCABULARY)
-            seeds = query_seeds(4, number, recipe.queries)
-            if split:
-                labels = batch.positions, batch.choices, batch.choice_mask, batch.mask
-                scalars = np.array([lr], np.float32), np.array([eps], np.float32)
-                found += program("suffix", *program("prefix", batch.tokens), *labels, seeds, *scalars)
-            else:
-                found += program.step(batch, seeds, lr, eps)
-            found += program("adapter")
-        return found
-
-    for whole, split in zip(run(False), run(True), strict=True):
-        np.testing.assert_array_equal(split, whole)
+    recipe, rng = program.manifest.recipe, np.random.default_rng(2)
+    batches = [reference.random_batch(rng, recipe, VOCABULARY) for _ in SCHEDULE]
+    rests = [(query_seeds(4, number, recipe.queries), lr, eps) for number, (lr, eps) in enumerate(SCHEDULE)]
+    check_split(program, batches, rests)
 
 
 def test_the_runtimes_own_noise_is_new_at_every_step_and_leaves_b_where_it_was(stored_programs: StoredPrograms) -> None:
     program, _ = stored_programs("randn")
-    recipe, start = program.manifest.recipe, some_b(program)
-    batch = reference.random_batch(np.random.default_rng(1), recipe, VOCABULARY)
-    program("load", start)
+    start = program.load_some_b()
+    batch = reference.random_batch(np.random.default_rng(1), program.manifest.recipe, VOCABULARY)
     losses = [program.step(batch, query_seeds(1, 0, 1), 0.0, 0.02)[0] for _ in range(3)]
     assert len({tuple(found.tolist()) for found in losses}) == 3
     np.testing.assert_allclose(program("adapter")[0], start, rtol=0, atol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,30 +40,35 @@ def one(value: float) -> torch.Tensor:
 
 
 def step_inputs(recipe: Recipe, batch: reference.Batch, lr: float) -> list[torch.Tensor]:
-    full = recipe.loss == "full"
-    labels = (batch.choices[..., 0],) if full else (batch.choices, batch.choice_mask)
-    arrays = (batch.tokens, batch.positions, *labels, batch.mask)
+    arrays = (batch.tokens, batch.positions, *reference.labels(recipe, batch), batch.mask)
     return [*(torch.from_numpy(array) for array in arrays), one(lr), one(np.inf), one(0.0)]
+
+
+def eager_step(base: TinyBase, recipe: Recipe, flat: np.ndarray) -> GradientStep:
+    """The recipe's step at B, its layers as they are."""
+    network = GradientNetwork(
+        recipe, QuantizedBase.of(load_checkpoint(str(base.directory)), "fp32"), lambda layers, *_: list(layers)
+    )
+    step = network.methods()["step"].module
+    assert isinstance(step, GradientStep)
+    step.state.assign(torch.from_numpy(flat))
+    return step
 
 
 def check_gradient(base: TinyBase, **settings: Any) -> None:
     """One step of plain gradient descent at rate 1 from a random B, against autograd."""
     recipe = base.recipe(estimator="gradient", optimizer="sgd", **settings)
-    checkpoint = load_checkpoint(str(base.directory))
-    network = GradientNetwork(recipe, QuantizedBase.of(checkpoint, "fp32"), lambda layers, *_: list(layers))
-    step, rng = network.methods()["step"].module, np.random.default_rng(7)
-    assert isinstance(step, GradientStep)
-    flat = 0.1 * rng.standard_normal(network.size).astype(np.float32)
+    facts, rng = load_checkpoint(str(base.directory)).facts, np.random.default_rng(7)
+    flat = 0.1 * rng.standard_normal(flat_size(recipe, facts)).astype(np.float32)
     batch = reference.random_batch(rng, recipe, VOCABULARY)
-    expected_loss, expected = reference.gradient(base.model, recipe, checkpoint.facts, flat, batch)
+    expected_loss, expected = reference.gradient(base.model, recipe, facts, flat, batch)
     with torch.no_grad():
-        step.state.assign(torch.from_numpy(flat))
+        step = eager_step(base, recipe, flat)
         loss, norm = step(*step_inputs(recipe, batch, 0.0))
         gradient = gradient_of(step, recipe, batch)
     np.testing.assert_allclose(loss, [expected_loss], rtol=1e-5)
     np.testing.assert_allclose(norm, [np.linalg.norm(expected)], rtol=1e-5)
-    error = np.linalg.norm(gradient.numpy() - expected) / np.linalg.norm(expected)
-    assert error < 1e-5
+    assert np.linalg.norm(gradient.numpy() - expected) / np.linalg.norm(expected) < 1e-5
 
 
 def gradient_of(step: GradientStep, recipe: Recipe, batch: reference.Batch) -> torch.Tensor:
@@ -78,22 +84,22 @@ def test_the_gradient_is_autograds_for_every_architecture(architectures: Archite
     check_gradient(architectures.base(name), targets=targets, loss=loss, effective_batch=3, rank=3)
 
 
-@pytest.mark.parametrize("loss", ["full", "candidates"])
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("layers", ["last:1", (0, 2), (1,)])  # a frozen prefix, a gap, frozen layers above
+@pytest.mark.parametrize(
+    ("layers", "tied", "loss"),  # a frozen prefix, a gap, frozen layers above
+    [("last:1", True, "full"), ("last:1", False, "candidates"), ((0, 2), True, "candidates"), ((1,), False, "full")],
+)
 def test_the_gradient_is_autograds_for_every_part_of_the_layers(
-    tmp_path_factory: pytest.TempPathFactory, loss: str, tied: bool, layers: Any
+    tmp_path: Path, loss: str, tied: bool, layers: Any
 ) -> None:
-    base = make_tiny(tmp_path_factory.mktemp("deep"), seed=2, num_hidden_layers=3, tie_word_embeddings=tied)
+    base = make_tiny(tmp_path, seed=2, num_hidden_layers=3, tie_word_embeddings=tied)
     check_gradient(base, layers=layers, loss=loss, answer_length=3)
 
 
 def test_one_candidate_has_no_gradient(tiny: TinyBase) -> None:
     recipe = tiny.recipe(estimator="gradient", optimizer="sgd", loss="candidates", choices=1)
-    base = QuantizedBase.of(load_checkpoint(str(tiny.directory)), "fp32")
-    step = GradientNetwork(recipe, base, lambda layers, *_: list(layers)).methods()["step"].module
-    rng = np.random.default_rng(1)
-    batch = reference.random_batch(rng, recipe, VOCABULARY)
+    size = flat_size(recipe, load_checkpoint(str(tiny.directory)).facts)
+    step = eager_step(tiny, recipe, np.zeros(size, np.float32))
+    batch = reference.random_batch(np.random.default_rng(1), recipe, VOCABULARY)
     batch.choice_mask[:] = 1
     with torch.no_grad():
         loss, norm = step(*step_inputs(recipe, batch, 1.0))
@@ -101,19 +107,7 @@ def test_one_candidate_has_no_gradient(tiny: TinyBase) -> None:
     assert float(norm) == 0
 
 
-def eager_step(base: TinyBase, recipe: Recipe, flat: np.ndarray) -> GradientStep:
-    """The recipe's step at B, its layers as they are."""
-    network = GradientNetwork(
-        recipe, QuantizedBase.of(load_checkpoint(str(base.directory)), "fp32"), lambda layers, *_: list(layers)
-    )
-    step = network.methods()["step"].module
-    assert isinstance(step, GradientStep)
-    step.state.assign(torch.from_numpy(flat))
-    return step
-
-
-@pytest.mark.parametrize("loss", ["full", "candidates"])
-@pytest.mark.parametrize("layers", ["all", "last:1"])
+@pytest.mark.parametrize(("loss", "layers"), [("full", "last:1"), ("candidates", "all")])
 def test_micro_batches_add_up_to_the_whole_batch(tiny: TinyBase, loss: str, layers: str) -> None:
     whole = tiny.recipe(estimator="gradient", optimizer="sgd", loss=loss, layers=layers, effective_batch=6)
     rng, facts = np.random.default_rng(5), load_checkpoint(str(tiny.directory)).facts
@@ -127,7 +121,7 @@ def test_micro_batches_add_up_to_the_whole_batch(tiny: TinyBase, loss: str, laye
             assert torch.linalg.vector_norm(found - expected) < 1e-5 * torch.linalg.vector_norm(expected)
 
 
-@pytest.mark.parametrize("block", [1, 1 << 10, 1 << 21])  # elements of directions at once: 1, some, and all queries
+@pytest.mark.parametrize("block", [1, 1 << 10, 1 << 21])  # elements of directions at once: 1, some, all queries
 def test_directional_coefficients_are_the_gradients_projections(
     tiny: TinyBase, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:

@@ -18,13 +18,13 @@ from shared.program_inputs import TOKEN_DTYPE
 from shared.recipe import BaseRef, Recipe
 from tests.server.compiler import reference
 from tests.server.compiler.conftest import (
-    CONFIGS,
+    COMPILED,
     VOCABULARY,
     Architectures,
     Program,
+    Programs,
     TinyBase,
     compile_to,
-    compiled,
     token_batch,
 )
 
@@ -89,7 +89,7 @@ def served(architectures: Architectures) -> Callable[[str], Served]:
     return get
 
 
-@pytest.mark.parametrize("name", compiled(CONFIGS))
+@pytest.mark.parametrize("name", COMPILED)
 def test_logits_are_those_of_transformers_however_the_text_is_cut(
     served: Callable[[str], Served], architectures: Architectures, name: str
 ) -> None:
@@ -101,22 +101,20 @@ def test_logits_are_those_of_transformers_however_the_text_is_cut(
         np.testing.assert_allclose(logits, expected[places], atol=1e-4)
 
 
-@pytest.mark.parametrize("name", compiled(["llama", "gemma3_text"]))
-def test_a_new_text_sees_nothing_of_the_last_one(
-    served: Callable[[str], Served], architectures: Architectures, name: str
-) -> None:
-    ours, rng = served(name), np.random.default_rng(2)
+def test_a_new_text_sees_nothing_of_the_last_one(served: Callable[[str], Served], architectures: Architectures) -> None:
+    ours, rng = served("gemma3_text"), np.random.default_rng(2)
     other, tokens = token_batch(rng, TEXT), token_batch(rng, 10)
     ours.chunks(other, UNEVEN)
     logits, places = ours.chunks(tokens, (7, 3))
-    np.testing.assert_allclose(logits, ours.expected(architectures.base(name).model, tokens)[places], atol=1e-4)
+    np.testing.assert_allclose(
+        logits, ours.expected(architectures.base("gemma3_text").model, tokens)[places], atol=1e-4
+    )
 
 
-@pytest.mark.slow
 def test_the_adapter_is_the_one_that_was_loaded_last(
     served: Callable[[str], Served], architectures: Architectures
 ) -> None:
-    ours, rng = served("opt"), np.random.default_rng(3)
+    ours, rng = served("gemma3_text"), np.random.default_rng(3)
     tokens, first = token_batch(rng, 6), ours.b
     before = ours.extend(tokens, 0, [5])
     ours.b = rng.normal(0, 0.1, first.size).astype(np.float32)
@@ -124,7 +122,7 @@ def test_the_adapter_is_the_one_that_was_loaded_last(
     assert np.array_equal(ours("adapter"), ours.b)
     after = ours.extend(tokens, 0, [5])
     assert np.abs(after - before).max() > 1e-2
-    np.testing.assert_allclose(after, ours.expected(architectures.base("opt").model, tokens)[[5]], atol=1e-4)
+    np.testing.assert_allclose(after, ours.expected(architectures.base("gemma3_text").model, tokens)[[5]], atol=1e-4)
     ours.b = first
     ours("load", first)
 
@@ -168,10 +166,10 @@ def stock_text(ours: Served, model: PreTrainedModel, prompt: np.ndarray, count: 
 
 
 @pytest.fixture(scope="module")
-def int8(tiny: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> tuple[Served, Program]:
+def int8(tiny: TinyBase, programs: Programs) -> tuple[Served, Program]:
     """An int8 program of estimator `stored`, whose B the inference file holds plainly; and its training program."""
-    recipe = tiny.recipe(precision="int8", estimator="stored", queries=1, targets=("q_proj", "up_proj"))
-    program = compile_to(tmp_path_factory.mktemp("int8") / "program", recipe, str(tiny.directory), inference=True)
+    settings = {"precision": "int8", "estimator": "stored", "queries": 1, "targets": ("q_proj", "up_proj")}
+    program = programs(tiny, inference=True, **settings)
     return Served(program.directory, program.manifest), program
 
 

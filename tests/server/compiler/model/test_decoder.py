@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
-from tests.server.compiler.conftest import LINEAR_ROPE, LLAMA3_ROPE, eager_logits, make_tiny
+from tests.server.compiler.conftest import eager_logits, make_tiny
 
 
 def largest_difference(source: str, stock: nn.Module, sequence: int) -> float:
@@ -32,10 +32,6 @@ def largest_difference(source: str, stock: nn.Module, sequence: int) -> float:
         {"num_key_value_heads": 1},
         {"num_key_value_heads": 4, "head_dim": 16},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e5}, "rms_norm_eps": 1e-5},
-        {"rope_parameters": LINEAR_ROPE},
-        {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True},  # as Llama 3.2
-        {"attention_bias": True},
-        {"mlp_bias": True},
     ],
 )
 def test_logits_of_tiny_random_llamas(tmp_path: Path, overrides: dict) -> None:

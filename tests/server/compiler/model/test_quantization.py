@@ -20,12 +20,12 @@ from server.compiler.export.network import QuantizedBase
 from server.compiler.export.weights import write_weights
 from server.compiler.model.quantization import SCHEMES, check_precision, dequantize, quantize, stored_bytes
 from shared.errors import InvalidRecipe
-from shared.program_inputs import TOKEN_DTYPE
 from shared.recipe import Precision
 from shared.zo.lora import BaseShape
 from shared.zo.noise import query_seeds
 from tests.server.compiler import reference
-from tests.server.compiler.conftest import VOCABULARY, Program, TinyBase, compile_to, make_tiny, token_batch
+from tests.server.compiler.checks import check_scores, check_split
+from tests.server.compiler.conftest import VOCABULARY, Program, Programs, TinyBase, make_tiny
 
 LR, EPS, STEPS = 0.05, 0.05, 3
 PRECISIONS: tuple[Precision, ...] = ("int8", "int4", "int8-weight", "int4-weight")
@@ -102,19 +102,14 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
 Compiled = Callable[[str], Program]
 
 
-@pytest.fixture(scope="session")
-def compiled(wide: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    """Programs by precision, each compiled once a session; half of them leave the first layer frozen."""
-    made: dict[str, Program] = {}
+@pytest.fixture
+def compiled(wide: TinyBase, programs: Programs) -> Compiled:
+    """Programs by precision; half of them leave the first layer frozen."""
 
     def program(precision: str) -> Program:
-        if precision not in made:
-            loss, layers = ("candidates", "all") if precision == "int8-weight" else ("full", "last:1")
-            targets = ("q_proj", "down_proj") if precision == "int4" else ("q_proj", "v_proj")
-            recipe = wide.recipe(queries=2, precision=precision, loss=loss, layers=layers, targets=targets)
-            made[precision] = compile_to(tmp_path_factory.mktemp(precision), recipe, str(wide.directory))
-        made[precision]("load", np.zeros(made[precision].manifest.size, np.float32))
-        return made[precision]
+        loss, layers = ("candidates", "all") if precision == "int8-weight" else ("full", "last:1")
+        targets = ("q_proj", "down_proj") if precision == "int4" else ("q_proj", "v_proj")
+        return programs(wide, queries=2, precision=precision, loss=loss, layers=layers, targets=targets)
 
     return program
 
@@ -123,8 +118,7 @@ def compiled(wide: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Compil
 def test_steps_are_the_stock_models_on_rounded_weights(compiled: Compiled, wide: TinyBase, precision: str) -> None:
     program, model, rng = compiled(precision), rounded_model(wide, precision), np.random.default_rng(7)
     manifest, tolerance = program.manifest, LOSS_TOLERANCE[precision]
-    flat = (0.1 * rng.standard_normal(manifest.size)).astype(np.float32)
-    program("load", flat)
+    flat = program.load_some_b()
     for number in range(STEPS):
         batch = reference.random_batch(rng, manifest.recipe, VOCABULARY)
         seeds = query_seeds(123, number, 2)
@@ -141,35 +135,14 @@ def test_steps_are_the_stock_models_on_rounded_weights(compiled: Compiled, wide:
 
 @pytest.mark.parametrize("precision", COMPILED)
 def test_scores_are_the_stock_models_on_rounded_weights(compiled: Compiled, wide: TinyBase, precision: str) -> None:
-    program, model, rng = compiled(precision), rounded_model(wide, precision), np.random.default_rng(5)
-    recipe = program.manifest.recipe
-    rows, t, c = recipe.score_rows, recipe.answer_length, recipe.choices
-    b = (0.1 * rng.standard_normal(program.manifest.size)).astype(np.float32)
-    program("load", b)
-    for length in (recipe.sequence_length, 5):
-        tokens, choices = token_batch(rng, rows, length), token_batch(rng, rows, t, c)
-        positions = rng.integers(0, length, (rows, t)).astype(TOKEN_DTYPE)
-        batch = reference.Batch(tokens, positions, choices, np.ones((rows, t, c)), np.ones((rows, t)))
-        logits = reference.answer_logits(model, recipe, program.manifest.shape, b, batch)
-        expected = torch.log_softmax(logits, -1).gather(2, torch.from_numpy(choices)).numpy()
-        (scores,) = program("score", tokens, positions, choices)
-        np.testing.assert_allclose(scores, expected, rtol=0, atol=10 * LOSS_TOLERANCE[precision])
+    check_scores(compiled(precision), rounded_model(wide, precision), (12, 5), atol=10 * LOSS_TOLERANCE[precision])
 
 
 @pytest.mark.parametrize("precision", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
 def test_a_cached_prefix_gives_the_same_bits_with_rounded_activations(compiled: Compiled, precision: str) -> None:
     program, rng = compiled(precision), np.random.default_rng(3)
-    recipe = program.manifest.recipe
-    batch, seeds = reference.random_batch(rng, recipe, VOCABULARY), query_seeds(1, 0, 2)
-    whole = [*program.step(batch, seeds, LR, EPS), *program("adapter")]
-    company = token_batch(rng, *batch.tokens.shape)
-    company[1] = batch.tokens[0]
-    hidden = np.stack((program("prefix", company)[0][1], program("prefix", batch.tokens)[0][1]))
-    program("load", np.zeros(program.manifest.size, np.float32))
-    scalars = np.array([LR], np.float32), np.array([EPS], np.float32)
-    inputs = hidden, batch.positions, batch.choices[..., 0], batch.mask, seeds, *scalars
-    for expected, found in zip(whole, [*program("suffix", *inputs), *program("adapter")], strict=True):
-        np.testing.assert_array_equal(found, expected)
+    batches = [reference.random_batch(rng, program.manifest.recipe, VOCABULARY) for _ in range(2)]
+    check_split(program, batches, [(query_seeds(1, number, 2), LR, EPS) for number in range(2)])
 
 
 @pytest.mark.slow
@@ -268,10 +241,6 @@ def shape_of(**dimensions: int) -> BaseShape:
 def test_a_width_that_a_precision_cannot_hold_is_refused(precision: Precision, dimensions: dict, refusal: str) -> None:
     with pytest.raises(InvalidRecipe, match=refusal):
         check_precision(precision, shape_of(**dimensions))
-    for other in {"fp32", "int8", "int8-weight"}:
+    for other in ("fp32", "int8", "int8-weight"):
         check_precision(other, shape_of(**dimensions))
-
-
-@pytest.mark.parametrize("precision", ["fp32", *PRECISIONS])
-def test_widths_of_whole_groups_are_taken(precision: Precision) -> None:
-    check_precision(precision, shape_of())
+    check_precision(precision, shape_of())  # whole groups

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import InvalidUpload
-from shared.federation.secure_aggregation.fixed_point import clipped, decode, encode, mean_error, vector_bytes
+from shared.federation.secure_aggregation.fixed_point import clipped, decode, encode, mean_error
 from tests.shared.federation.secure_aggregation.test_settings import parameters
 
 BITS = st.sampled_from([32, 64])
@@ -63,11 +63,6 @@ def test_a_clipped_update_is_never_over_the_bound(values, bound):
     assert all(abs(Fraction(float(value))) <= Fraction(bound) for value in found)
 
 
-def test_a_small_update_is_not_changed_by_the_clip():
-    update = np.array([0.3, -0.4], np.float32)
-    assert np.array_equal(clipped(update, 0.6), update)
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_an_update_that_is_not_finite_is_refused(value):
     with pytest.raises(InvalidUpload, match="finite"):
@@ -91,8 +86,3 @@ def test_a_sum_whose_weights_cannot_be_is_refused(weight):
     total[-1] = weight
     with pytest.raises(InvalidUpload, match="weights"):
         decode(total, 3, parameters(most_weight=2))
-
-
-def test_bytes_of_a_vector():
-    assert vector_bytes(parameters(size=368_640)) == 4 * 368_641
-    assert encode(np.zeros(10, np.float32), 1, parameters(bits=64)).nbytes == vector_bytes(parameters(bits=64))

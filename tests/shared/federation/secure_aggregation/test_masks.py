@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shared.federation.secure_aggregation.masks import BLOCK_BYTES, add_mask
-from shared.federation.secure_aggregation.primitives import agree, new_secret, public_of
+from shared.federation.secure_aggregation.primitives import agree, public_of
 
 # RFC 8439, A.1, test vectors 1 and 2: key and nonce zero, blocks 0 and 1.
 STREAM = bytes.fromhex(
@@ -47,8 +47,3 @@ def test_agreement_is_the_published_one_and_bound_to_purpose_and_context():
     one = agree(bob, alice, b"masking", b"round")
     assert one == hmac.digest(extracted, b"mobizo masking masking\x01", "sha256")
     assert one not in (agree(bob, alice, b"sealing", b"round"), agree(bob, alice, b"masking", b"other"))
-
-
-def test_two_devices_agree():
-    one, other = new_secret(), new_secret()
-    assert agree(one, public_of(other), b"masking", b"round") == agree(other, public_of(one), b"masking", b"round")

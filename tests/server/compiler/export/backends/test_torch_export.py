@@ -13,7 +13,6 @@ from safetensors.numpy import load_file
 
 from server.compiler import compile_program
 from shared.canonical import file_sha256
-from shared.errors import InvalidRecipe
 from shared.program import ProgramManifest
 from shared.zo.lora import init_a, lora_modules
 from tests.programs import shared_store
@@ -95,8 +94,3 @@ def test_nothing_is_pickled_and_nothing_tells_of_this_machine(program: tuple[Pat
             assert b".py" not in data
             assert all(not node["metadata"] for node in json.loads(data)["graph_module"]["graph"]["nodes"])
     assert entries > 20
-
-
-def test_only_full_precision(tiny: TinyBase, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRecipe, match=r"int8 is not one that backend torch has \(fp32\)"):
-        compile_program(tiny.recipe(backend="torch", precision="int8"), str(tiny.directory), tmp_path)

@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from device_agent.errors import RuntimeFailed
 from device_agent.runtimes import open_runtime
-from server.compiler import compile_program
 from server.compiler.export.backends.vulkan import Vulkan, takes_whole
 from server.compiler.export.backends.xnnpack import edge_program
 from shared.canonical import file_sha256
-from shared.errors import InvalidRecipe
 from shared.program import ProgramManifest
 from shared.recipe import TARGETS
 from shared.zo.noise import query_seeds
@@ -28,7 +26,7 @@ from tests.server.compiler.conftest import Programs, TinyBase
 def program(tiny: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ProgramManifest]:
     directory = tmp_path_factory.mktemp("vulkan")
     recipe = tiny.recipe(backend="vulkan", queries=1, targets=TARGETS)
-    return directory, shared_store().put(recipe, tiny.directory, directory, inference=True)
+    return directory, shared_store().put(recipe, tiny.directory, directory)
 
 
 @pytest.mark.slow
@@ -52,7 +50,7 @@ def test_delegates_ask_the_shared_file_for_their_own_weights(
 ) -> None:
     """By content, as XNNPACK does, so both backends have one weights file; the program holds none of it."""
     directory, _ = program
-    other, _ = programs(1, "rademacher", "full", "xnnpack")
+    other = programs(tiny, queries=1, targets=TARGETS)
     assert file_sha256(directory / "weights.ptd") == file_sha256(other.directory / "weights.ptd")
     data = (directory / "program.pte").read_bytes()
     weights = [
@@ -98,8 +96,3 @@ def test_the_wheels_runtime_says_that_it_cannot(program: tuple[Path, ProgramMani
     batch = (tokens, places, places, np.ones(places.shape, np.float32))
     with pytest.raises(RuntimeFailed, match="does not load"):
         runtime.step(batch, query_seeds(0, 0, recipe.queries), 0.1, 0.01)
-
-
-def test_only_full_precision(tiny: TinyBase, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRecipe, match="int4 is not one that backend vulkan has"):
-        compile_program(tiny.recipe(backend="vulkan", precision="int4"), str(tiny.directory), tmp_path)

@@ -1,0 +1,74 @@
+"""Checks of compiled programs against the reference, shared by several test files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from shared.program_inputs import TOKEN_DTYPE
+from shared.zo.noise import query_seeds
+from tests.server.compiler import reference
+from tests.server.compiler.conftest import Program, token_batch
+
+
+def check_steps(
+    program: Program,
+    model: nn.Module,
+    batches: Sequence[reference.Batch],
+    lr: float,
+    eps: float,
+    tolerance: float = 2e-3,
+) -> None:
+    """Each step's losses and change of B are those of Algorithm 1 from the B that the program has.
+
+    tolerance: of B, relative to the step's largest change.
+    """
+    manifest = program.manifest
+    (flat,) = program("adapter")
+    for number, batch in enumerate(batches):
+        seeds = query_seeds(123, number, manifest.recipe.queries)
+        losses, _ = program.step(batch, seeds, lr, eps)
+        expected, _, after = reference.step(model, manifest.recipe, manifest.shape, flat, batch, seeds, lr, eps)
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+        moved = np.abs(after - flat).max()
+        (flat,) = program("adapter")
+        np.testing.assert_allclose(flat, after, rtol=0, atol=tolerance * moved)
+
+
+def check_scores(program: Program, model: nn.Module, lengths: Sequence[int], atol: float = 1e-4) -> None:
+    """`score` at some B gives the model's log-probabilities for random rows of each length."""
+    recipe, shape, rng = program.manifest.recipe, program.manifest.shape, np.random.default_rng(5)
+    rows, t, c = recipe.score_rows, recipe.answer_length, recipe.choices
+    b = program.load_some_b()
+    for length in lengths:
+        tokens = token_batch(rng, rows, length, vocabulary=shape.vocabulary)
+        choices = token_batch(rng, rows, t, c, vocabulary=shape.vocabulary)
+        positions = rng.integers(0, length, (rows, t)).astype(TOKEN_DTYPE)
+        (found,) = program("score", tokens, positions, choices)
+        expected = reference.scores(model, recipe, shape, b, tokens, positions, choices)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
+
+
+def check_split(program: Program, batches: Sequence[reference.Batch], rests: Sequence[tuple[Any, ...]]) -> None:
+    """`prefix` and `suffix` are `step` to the bit, with states that were cached from other batches."""
+    e = program.manifest.recipe.effective_batch
+    tokens = np.concatenate([batch.tokens for batch in batches])
+    cached = np.empty((*tokens.shape, program.manifest.shape.hidden), np.float32)
+    order = np.random.default_rng(8).permutation(len(tokens))  # every example once, in company that no step has
+    for at in range(0, len(tokens), e):
+        cached[order[at : at + e]] = program("prefix", tokens[order[at : at + e]])[0]
+
+    def run(split: bool) -> list[np.ndarray]:
+        program.load_some_b()
+        found = []
+        for number, (batch, rest) in enumerate(zip(batches, rests, strict=True)):
+            hidden = cached[number * e : (number + 1) * e]
+            found += program.suffix(hidden, batch, *rest) if split else program.step(batch, *rest)
+            found += program("state" if "state" in program.manifest.methods else "adapter")
+        return found
+
+    for whole, split in zip(run(split=False), run(split=True), strict=True):
+        np.testing.assert_array_equal(split, whole)
