@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
@@ -94,6 +95,18 @@ def serving(app, limits=None, plain=None):
         thread.join()
         listening.close()
         structlog.configure(**before)
+
+
+def at_once(*calls):
+    """What each call returns; all begin together."""
+    gate = threading.Barrier(len(calls))
+
+    def call(what):
+        gate.wait()
+        return what()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(call, calls))
 
 
 class Actor(httpx.Client):
