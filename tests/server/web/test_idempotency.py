@@ -87,6 +87,7 @@ def test_keys_that_are_none(app, problem, key):
     assert jobs(app) == []
 
 
+@pytest.mark.both_databases
 def test_many_at_once_make_one(fleet, app):
     actors = [fleet.actor(app.token) for _ in range(8)]
     answers = at_once(

@@ -135,6 +135,7 @@ def test_after_completion_only_the_same_again(home, device, lease, problem):
     assert home.stored_files() == before
 
 
+@pytest.mark.both_databases
 def test_sent_many_times_at_once_it_is_stored_once(home, fleet, device, lease):
     """A device that lost the answer sends again, while the first request may still be under way."""
     data = adapter_bytes(SIZE)
