@@ -109,6 +109,18 @@ def serving(app, limits=None, plain=None):
         structlog.configure(**before)
 
 
+def at_once(*calls):
+    """What each call returns; all begin together."""
+    gate = threading.Barrier(len(calls))
+
+    def call(what):
+        gate.wait()
+        return what()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(call, calls))
+
+
 class Actor(httpx.Client):
     """A client with one token."""
 

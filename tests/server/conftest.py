@@ -55,6 +55,7 @@ SLICES = {
     "web",
 }
 ALWAYS_BOTH = {"database", "jobs/scheduling"}  # locking, and the queue of jobs
+FIRST_ON_BOTH = {"jobs", "jobs/leases", "operations/health", "web"}  # a first test of each module, and the marked ones
 
 
 def pytest_generate_tests(metafunc):
@@ -69,6 +70,9 @@ def pytest_generate_tests(metafunc):
         first = vars(module).setdefault("_first_with_a_database", metafunc.function) is metafunc.function
         if not (first or folder in ALWAYS_BOTH or marked):
             kinds = [*kinds[:1], *(pytest.param(kind, marks=pytest.mark.slow) for kind in kinds[1:])]
+        marked = metafunc.definition.get_closest_marker("both_databases")
+        if folder in FIRST_ON_BOTH and not (first or marked or hasattr(module, "DATABASES")):
+            kinds = BOTH[:1]
         metafunc.parametrize("database_kind", kinds, indirect=True, scope="session")
 
 

@@ -157,15 +157,6 @@ def test_what_is_in_a_program(real):
 
 
 @pytest.mark.slow
-def test_what_is_in_a_program_for_people(real):
-    text = call("inspect", real[1] / "program.pte")
-    assert "step: " in text
-    assert "int64 (2, 16) at most" in text
-    assert "1 XnnpackBackend" in text
-    assert "state.flat_b float32" in text
-
-
-@pytest.mark.slow
 def test_files_that_are_no_program(real, tmp_path):
     weights = real[1] / "weights.ptd"
     for path in (tmp_path / "nothing", tmp_path, weights):
@@ -177,12 +168,6 @@ def test_files_that_are_no_program(real, tmp_path):
         torn.write_bytes(data[:length])
         with pytest.raises(BadRequest, match=r"torn\.pte is no"):
             call("inspect", torn)
-
-
-def test_for_people(source, tmp_path):
-    text = call("compile", "--base", source, *SMALL, "--out", tmp_path / "out")
-    assert "recipe_id" in text
-    assert "flops_per_step" in text
 
 
 def test_what_is_whole_is_not_compiled_again(compile_, source, tmp_path):

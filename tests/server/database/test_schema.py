@@ -42,12 +42,6 @@ def test_models_and_migrations_agree(database):
     assert indexes(database) >= {index.name for table in METADATA.tables.values() for index in table.indexes}
 
 
-def test_upgrading_twice_changes_nothing(database):
-    upgrade(database.engine)
-    upgrade(database.engine)
-    assert differences(database) == []
-
-
 def test_there_is_a_way_back_from_each_migration_and_forth_again(database):
     shapes = {}
     for revision in release():

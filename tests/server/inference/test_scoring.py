@@ -175,14 +175,6 @@ def test_it_takes_the_scope(site, problem):
     problem(actor.post("/v1/generate", json={"prompt": "a"}), 403, "forbidden")
 
 
-@pytest.mark.parametrize("adapter", [*FIVE[:4], None])
-def test_greedy_text_is_that_of_peft(site, adapter):
-    found = generate(site.fleet.app(), "a very good film", adapter=adapter, base="tiny", max_tokens=9)
-    expected = site.continued("default", adapter, "a very good film", 9)
-    assert found["text"].split() == site.tokenizer.decode(expected).split()
-    assert (found["tokens"], found["finish"], found["adapter"]) == (9, "length", adapter)
-
-
 def test_texts_that_grow_together_stay_apart(site):
     asked = [(name, prompt) for name in (*FIVE[:4], None) for prompt in TEXTS]
 

@@ -37,14 +37,6 @@ def test_a_named_estimator_has_no_reason(app):
     assert "estimator_reason" not in job
 
 
-def test_the_reason_is_in_the_events(app):
-    job = submit(app)
-    app.post(f"/v1/jobs/{job['id']}/cancel")
-    told = [line for line in app.get(f"/v1/jobs/{job['id']}/events").text.splitlines() if line.startswith("data: ")]
-    assert all('"estimator_reason":"estimator gradient: ' in line for line in told)
-    assert len(told) == 2
-
-
 @pytest.mark.parametrize(
     ("changes", "chosen", "cause"),
     [
@@ -95,17 +87,6 @@ def test_too_few_rows_to_score_the_candidates_is_a_reason_too(app):
     assert "recipe.choices is 4" in job["estimator_reason"]
 
 
-def test_the_device_that_may_train_it_is_named(fleet, app, device):
-    device.lease(memory_bytes=10**9)
-    reason = submit(app)["estimator_reason"]
-    assert "device phone can spare 1,000 MB" in reason
-
-
-def test_where_nothing_fits_the_least_is_taken(fleet, app, device):
-    device.lease(memory_bytes=1)
-    assert "this one needs the least memory" in submit(app)["estimator_reason"]
-
-
 def test_only_devices_that_may_train_it_count(fleet, app):
     small, large = fleet.device(name="small"), fleet.device(name="large")
     small.lease(memory_bytes=1)
@@ -142,18 +123,6 @@ def test_a_device_without_the_memory_gets_a_lighter_estimator_but_the_same_batch
     assert job["state"] == "ready"
     assert job["estimator_reason"].startswith("estimator replay: device phone can spare ")
     assert job["request"]["recipe"]["estimator"] == "auto"
-
-
-def test_shrink_leaves_the_gradient_before_bits_go(fleet, app, device):
-    fleet.ready_job(app, shrink=True, recipe=AUTO)
-    seen = []
-    while (lease := device.lease()) is not None and len(seen) < 10:
-        seen.append((lease["job"]["recipe"]["estimator"], lease["job"]["recipe"]["precision"]))
-        decline(device, lease, 1)
-        fleet.home.compile()
-    assert seen[:3] == [("gradient", "fp32"), ("gradient", "fp32"), ("replay", "fp32")]
-    assert ("replay", "int8-weight") in seen
-    assert ("gradient", "int8-weight") not in seen
 
 
 def test_a_job_that_only_exact_gradients_serve_keeps_them(fleet, app, device):
@@ -217,7 +186,3 @@ def test_a_trajectory_is_kept_when_memory_is_short(choose):
     less = choose(peak(chosen) - 1, queries=64)
     assert less.recipe.micro_batch == 4
     assert less.reason.startswith("estimator directional with micro-batch 4: recipe.queries is 64")
-
-
-def test_unknown_memory_leaves_the_best_estimator(choose):
-    assert choose(None).recipe.micro_batch is None

@@ -3,11 +3,7 @@
 import time
 from contextlib import ExitStack
 
-import pytest
-
 from server.jobs import events
-from server.jobs.events import MOST_STREAMS, EventFeed, make_event_feed
-from shared.errors import TooManyRequests
 from tests.server.jobs.test_events import read
 
 STREAMS = 12
@@ -55,12 +51,3 @@ def test_a_token_has_a_largest_number_of_streams(fleet, app, problem, monkeypatc
         refused = problem(app.get(f"/v1/jobs/{job}/events"), 429, "too-many-requests")
         assert refused["limit"] == "streams"
         streams.append(watched(stack, fleet.app(), job))
-
-
-def test_the_limit_counts_open_streams_of_one_token():
-    feed = EventFeed(state=None)
-    feed._watchers = {events._Watcher("a", number, 0) for number in range(MOST_STREAMS)}
-    with pytest.raises(TooManyRequests):
-        feed.check("a")
-    feed.check("b")
-    assert make_event_feed(None) is not feed

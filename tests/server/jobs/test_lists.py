@@ -39,6 +39,7 @@ def listed(app, **params):
             return found
 
 
+@pytest.mark.both_databases
 def test_every_choice_lists_exactly_what_was_chosen_newest_first(app, jobs):
     adapters = [adapter for owned in USERS.values() for adapter in owned]
     for state, user, adapter in itertools.product((None, "queued", "failed"), (None, *USERS), (None, *adapters)):

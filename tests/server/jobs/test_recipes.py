@@ -47,11 +47,6 @@ def test_sizes_come_from_the_task(resolve):
     assert (recipe.answer_length, recipe.choices) == (3, 2)
 
 
-def test_sizes_may_be_larger_than_the_task_needs(resolve):
-    recipe = resolve(recipe={"answer_length": 4, "choices": 3})
-    assert (recipe.answer_length, recipe.choices) == (4, 3)
-
-
 def test_equal_requests_are_one_recipe(resolve):
     assert resolve().id == resolve(recipe={"answer_length": 1, "choices": 2}).id
     assert resolve().id != resolve(recipe={"rank": 3}).id
@@ -99,29 +94,9 @@ def test_layers_that_are_not_the_last(resolve):
     assert resolve(recipe={"layers": [0]}).layers == (0,)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"precision": "int8"},
-        {"precision": "int8-weight"},
-        {"estimator": "stored"},
-        {"estimator": "stored", "noise": "gaussian"},
-        {"backend": "torch"},
-    ],
-)
-def test_settings_are_kept(resolve, settings):
-    recipe = resolve(recipe=settings)
-    assert {name: getattr(recipe, name) for name in settings} == settings
-    assert recipe.id != resolve().id
-
-
 def test_the_longest_sequence_that_fits(resolve):
     assert resolve(recipe={"sequence_length": 64}).sequence_length == 64
     assert resolve(recipe={"sequence_length": 2}).sequence_length == 2
-
-
-def test_single_token_candidates_share_a_row(resolve):
-    assert resolve(recipe={"choices": 5}).choices == 5
 
 
 def test_answers_of_the_record_need_sizes(resolve):
@@ -129,16 +104,6 @@ def test_answers_of_the_record_need_sizes(resolve):
         resolve(task=FROM_RECORD)
     recipe = resolve(task=FROM_RECORD, recipe={"answer_length": 3, "choices": 2})
     assert (recipe.answer_length, recipe.choices) == (3, 2)
-
-
-def test_more_answers_than_choices(resolve):
-    with pytest.raises(InvalidRecipe, match="choices"):
-        resolve(task=FROM_RECORD, recipe={"answer_length": 3, "choices": 1})
-
-
-def test_unknown_task(resolve):
-    with pytest.raises(InvalidTask, match="sst2"):
-        resolve(task="nonsense")
 
 
 def test_gradients_of_examples_that_no_memory_holds_are_refused():

@@ -73,6 +73,7 @@ def test_young_jobs_and_open_ones_keep_everything(home, fleet, app, device, even
     assert "progress" in kinds(home, lease["job"]["id"])
 
 
+@pytest.mark.both_databases
 def test_more_than_one_transaction_takes(home, app, event_purge, trained):
     with home.database.writing() as session:
         job = session.scalars(select(Job).where(Job.id == trained)).one()

@@ -196,9 +196,3 @@ def test_more_memory_never_costs_more(settings, weights, planned, first, second)
     if with_less is not None:
         assert with_more is not None
         assert given_up(with_more) <= given_up(with_less)
-
-
-def test_changes_are_said_in_words():
-    before = manifest().recipe
-    after = before.model_copy(update={"queries": 2, "precision": "int8-weight"})
-    assert describe_changes(before, after) == "precision fp32 -> int8-weight, q 4 -> 2"

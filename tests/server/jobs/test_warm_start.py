@@ -179,15 +179,6 @@ def test_only_the_device_that_holds_the_lease_gets_the_file(fleet, app, device, 
     problem(device.get(url), 410, "lease-ended")
 
 
-def test_a_device_that_was_away_gets_the_file_until_another_has_the_job(fleet, device, started, problem):
-    url = f"/v1/leases/{started['id']}/start"
-    fleet.home.let_run_out(started)
-    fleet.home.take_back()
-    assert device.get(url).status_code == 200
-    assert fleet.device(name="tablet").lease()["job"]["id"] == started["job"]["id"]
-    problem(device.get(url), 410, "lease-ended")
-
-
 def test_a_job_that_begins_from_nothing_has_no_start(device, lease, problem):
     assert lease["start"] is None
     problem(device.get(f"/v1/leases/{lease['id']}/start"), 404, "not-found")

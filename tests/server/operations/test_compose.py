@@ -132,16 +132,6 @@ def test_the_settings_exist():
     assert SERVICES["server"]["environment"] == SERVICES["worker"]["environment"] == SERVICES["migrate"]["environment"]
 
 
-def test_order_and_profile():
-    for name in ("server", "worker"):
-        assert SERVICES[name]["depends_on"] == {
-            "migrate": {"condition": "service_completed_successfully"},
-            "bucket": {"condition": "service_completed_successfully"},
-        }
-    assert SERVICES["agent"]["profiles"] == ["demo"]
-    assert [name for name, service in SERVICES.items() if "profiles" in service] == ["agent"]
-
-
 def test_the_image_runs_as_the_same_user_and_builds_nothing():
     stages = re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
     assert len(stages) == 2

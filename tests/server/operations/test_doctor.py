@@ -55,12 +55,6 @@ def test_a_server_that_is_right(settings, loads):
     assert set(found.values()) == {"ok"}
 
 
-def test_nothing_is_left_behind(home, settings, loads):
-    before = home.stored_files()
-    list(examine(settings))
-    assert home.stored_files() == before
-
-
 def test_no_home(tmp_path, loads):
     settings = Settings(home=tmp_path / "nothing")
     found = {check.name: check for check in examine(settings)}

@@ -33,12 +33,6 @@ def test_names_lie_under_the_prefix(s3, store):
     assert [file.sha256 for file in bare.listing()] == [SHA]
 
 
-def test_two_prefixes_of_a_bucket_are_two_stores(s3, store, tmp_path):
-    other = BucketArtifacts(s3.place(bucket=store.place.bucket, prefix="mobizo/two"), tmp_path)
-    store.put(DATA)
-    assert list(other.listing()) == []
-
-
 def test_a_file_is_sent_once(s3, store):
     store.put(DATA)
     key = keys(s3, store)[0]

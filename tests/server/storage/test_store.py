@@ -56,13 +56,6 @@ def damage(store, request):
     return change
 
 
-def test_round_trip(store):
-    assert store.put(DATA) == SHA
-    assert store.read(SHA) == DATA
-    assert store.size(SHA) == len(DATA)
-    assert streamed(store, SHA, 0, len(DATA)) == DATA
-
-
 def test_the_same_bytes_are_one_file(store):
     assert store.put(DATA) == store.put(DATA)
     adopt(store, DATA, SHA)

@@ -9,7 +9,6 @@ import pytest
 import server.web.problems
 import server.web.routes
 from server.app import create_api, create_app
-from server.settings import Settings
 from server.web.bodies import MAX_DEPTH, MAX_NAMES, MAX_VALUES, parse_json
 from server.web.routes import UNCHECKED_BODY_BYTES, Route
 from shared.errors import BadRequest
@@ -117,12 +116,6 @@ def test_a_body_without_a_length_is_cut_off_at_the_limit(home, operation):
         link.head(*operation, JSON, "Transfer-Encoding: chunked")
         link.send(f"{LIMIT + 1:x}\r\n".encode() + b" " * (LIMIT + 1) + b"\r\n")
         link.told(413, "too-large")
-
-
-def test_the_limits_have_settings():
-    settings = Settings()
-    assert settings.max_body_bytes == 4 << 20
-    assert settings.upload_bytes == 256 << 20
 
 
 def test_at_most_twenty_validation_errors_are_reported(app, problem):

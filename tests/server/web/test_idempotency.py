@@ -1,6 +1,5 @@
 """Requests that are sent again: answered as before, done once."""
 
-import threading
 from datetime import timedelta
 
 import pytest
@@ -14,6 +13,7 @@ from server.web.idempotency import IdempotencyService, keep_once
 from server.web.idempotency_record import IdempotencyRecord
 from server.web.routes import Route
 from shared.signing import new_private_key, public_text
+from tests.server.actors import at_once
 from tests.server.conftest import job_request
 
 KEY = {"Idempotency-Key": "3f6c-1"}
@@ -87,19 +87,12 @@ def test_keys_that_are_none(app, problem, key):
     assert jobs(app) == []
 
 
+@pytest.mark.both_databases
 def test_many_at_once_make_one(fleet, app):
     actors = [fleet.actor(app.token) for _ in range(8)]
-    barrier, answers = threading.Barrier(len(actors)), []
-
-    def send(actor):
-        barrier.wait()
-        answers.append(actor.post("/v1/jobs", json=job_request(), headers=KEY))
-
-    threads = [threading.Thread(target=send, args=(actor,)) for actor in actors]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    answers = at_once(
+        *(lambda actor=actor: actor.post("/v1/jobs", json=job_request(), headers=KEY) for actor in actors)
+    )
     assert {answer.status_code for answer in answers} == {202}
     assert len({answer.content for answer in answers}) == 1
     assert sum("idempotency-replayed" in answer.headers for answer in answers) == len(actors) - 1

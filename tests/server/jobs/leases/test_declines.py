@@ -8,7 +8,7 @@ from sqlalchemy import update
 from server.clock import utc_now
 from server.jobs.leases.repository import MemoryDecline
 from shared.job import JobRequest
-from tests.server.conftest import adapter_bytes, job_request
+from tests.server.conftest import job_request
 
 # The fake compiler's programs have 256,000 bytes of weights, and plan 16,384 for the tests' recipe.
 SMALL = {"needed_bytes": 275_000, "available_bytes": 90_499}  # room for 8-bit weights
@@ -60,15 +60,6 @@ def test_a_smaller_program_that_is_there_is_leased_at_once(fleet, app, device, s
     fleet.ready_job(app, adapter="other", dataset="books", recipe={"precision": "int8-weight"})
     assert decline(device, shrinking).json()["job_state"] == "ready"
     assert device.lease()["job"]["id"] == shrinking["job"]["id"]
-
-
-def test_its_events_tell_what_happened(app, device, shrinking):
-    decline(device, shrinking)
-    app.post(f"/v1/jobs/{shrinking['job']['id']}/cancel")
-    text = app.get(f"/v1/jobs/{shrinking['job']['id']}/events").text
-    told = [line for line in text.splitlines() if line.startswith('data: {"phase":"waiting"')]
-    assert len(told) == 1
-    assert "precision fp32 -> int8-weight" in told[0]
 
 
 def test_shrinking_again_and_again_ends(fleet, app, device):
@@ -181,14 +172,6 @@ def test_said_twice_it_counts_once(app, device, shrinking):
     again = decline(device, shrinking, TINY).json()
     assert again == first
     assert view(app, shrinking)["recipe"]["precision"] == "int8-weight"
-
-
-def test_the_lease_has_ended(fleet, app, device, shrinking, problem):
-    decline(device, shrinking)
-    beat = {"phase": "training", "step": 1, "steps": 3}
-    problem(device.post(f"/v1/leases/{shrinking['id']}/heartbeat", json=beat), 410, "lease-ended")
-    problem(device.upload(shrinking, adapter_bytes(48)), 410, "lease-ended")
-    problem(device.post(f"/v1/leases/{shrinking['id']}/release"), 410, "lease-ended")
 
 
 def test_what_ended_otherwise_is_not_declined(app, device, lease, problem):

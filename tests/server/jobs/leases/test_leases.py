@@ -1,7 +1,6 @@
 """Who gets which job, for how long, and what becomes of it."""
 
 import json
-import threading
 
 import pytest
 
@@ -33,10 +32,6 @@ def beat(device, lease):
     return device.post(f"/v1/leases/{lease['id']}/heartbeat", json=BEAT)
 
 
-def test_nothing_to_do(device):
-    assert device.lease() is None
-
-
 def test_a_lease_brings_a_signed_program(fleet, lease):
     key = parse_public(fleet.actor().get("/v1/server").json()["public_key"])
     manifest = verify_manifest(SignedManifest.model_validate(lease["manifest"]), key)
@@ -51,33 +46,11 @@ def test_oldest_first_and_only_what_the_device_holds(fleet, app, device):
     assert fleet.device().lease("nothing", "movies")["job"]["id"] == first["id"]
 
 
-def test_an_uncompiled_job_is_nobody_s(app, device):
-    app.submit()
-    assert device.lease() is None
-
-
 def test_a_job_for_one_device_waits_for_it(fleet, app, device):
     other = fleet.device(name="other")
     job = fleet.ready_job(app, device=device.device_id)
     assert other.lease() is None
     assert device.lease()["job"]["id"] == job["id"]
-
-
-def test_one_job_one_device(fleet, app):
-    fleet.ready_job(app)
-    devices = [fleet.device(name=f"d{number}") for number in range(5)]
-    barrier, got = threading.Barrier(5), []
-
-    def ask(device):
-        barrier.wait()
-        got.append(device.lease())
-
-    threads = [threading.Thread(target=ask, args=(device,)) for device in devices]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len([lease for lease in got if lease]) == 1
 
 
 def test_a_restarted_agent_gets_its_lease_again(fleet, app, device, lease):
@@ -90,15 +63,6 @@ def test_a_restarted_agent_gets_its_lease_again(fleet, app, device, lease):
 
 def test_a_lease_on_data_that_is_gone_is_not_given_again(device, lease):
     assert device.lease("something-else") is None
-
-
-def test_waiting_for_a_job(fleet, app, device):
-    got = []
-    thread = threading.Thread(target=lambda: got.append(device.lease(wait_seconds=20)))
-    thread.start()
-    job = fleet.ready_job(app)
-    thread.join()
-    assert got[0]["job"]["id"] == job["id"]
 
 
 @pytest.mark.parametrize("wait", [-1, 31, "long", None])

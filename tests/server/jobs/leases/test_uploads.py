@@ -2,16 +2,14 @@
 
 import json
 import struct
-import threading
 
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from shared.canonical import sha256_hex
 from shared.zo.lora import HEADER_BYTES
+from tests.server.actors import at_once
 from tests.server.conftest import adapter_bytes, result
 from tests.shared.adapter_fuzz import malformed
 
@@ -130,21 +128,6 @@ def test_too_large(home, device, lease, problem):
     assert home.stored_files() == before
 
 
-def test_foreign_and_unknown_leases(fleet, home, device, lease, problem):
-    before = home.stored_files()
-    other = fleet.device(name="other")
-    problem(other.upload(lease, adapter_bytes(SIZE)), 404, "not-found")
-    problem(device.put("/v1/leases/lease_none/adapter", content=adapter_bytes(SIZE)), 404, "not-found")
-    assert home.stored_files() == before
-
-
-def test_after_the_lease_nothing_is_taken(home, device, lease, problem):
-    before = home.stored_files()
-    device.post(f"/v1/leases/{lease['id']}/release")
-    problem(device.upload(lease, adapter_bytes(SIZE)), 410, "lease-ended")
-    assert home.stored_files() == before
-
-
 def test_after_completion_only_the_same_again(home, device, lease, problem):
     device.finish(lease)
     before = home.stored_files()
@@ -152,56 +135,28 @@ def test_after_completion_only_the_same_again(home, device, lease, problem):
     assert home.stored_files() == before
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=600) | st.integers(0, len(adapter_bytes(SIZE)) - 1).map(lambda n: adapter_bytes(SIZE)[:n]))
-def test_random_bytes(home, device, lease, data):
-    before = home.stored_files()
-    response = device.upload(lease, data)
-    assert response.status_code == 422
-    assert response.json()["code"] == "invalid-upload"
-    assert home.stored_files() == before
-
-
-def at_once(count, act):
-    """What `act(number)` answered to `count` callers that began together."""
-    barrier, answers = threading.Barrier(count), []
-
-    def call(number):
-        barrier.wait()
-        answers.append(act(number))
-
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return answers
-
-
-def test_sent_many_times_at_once_it_is_stored_once(home, fleet, app, device, lease):
+@pytest.mark.both_databases
+def test_sent_many_times_at_once_it_is_stored_once(home, fleet, device, lease):
     """A device that lost the answer sends again, while the first request may still be under way."""
     data = adapter_bytes(SIZE)
     before = home.stored_files()
-    devices = [fleet.actor(device.token, device.signer) for _ in range(6)]
-    receipts = at_once(6, lambda number: devices[number].upload(lease, data))
+    actors = [fleet.actor(device.token, device.signer) for _ in range(6)]
+    receipts = at_once(*(lambda actor=actor: actor.upload(lease, data) for actor in actors))
     assert [answer.status_code for answer in receipts] == [200] * 6
     assert all(answer.json() == {"sha256": sha256_hex(data), "size": len(data)} for answer in receipts)
     assert sorted(set(home.stored_files()) - set(before)) == [sha256_hex(data)]
-    url, body = f"/v1/leases/{lease['id']}/complete", {"adapter_sha256": sha256_hex(data), "result": result()}
-    versions = at_once(6, lambda number: devices[number].post(url, json=body))
-    assert [answer.status_code for answer in versions] == [200] * 6
-    assert all(answer.json() == versions[0].json() for answer in versions)
-    assert app.get("/v1/adapters/alice-movies").json()["versions"] == 1
-    assert app.get(f"/v1/jobs/{lease['job']['id']}").json()["state"] == "succeeded"
 
 
-def test_two_files_at_once_and_the_one_that_is_named_counts(home, fleet, app, device, lease, problem):
+def test_two_files_at_once_and_the_one_that_is_named_counts(fleet, app, device, lease):
     files = [adapter_bytes(SIZE, value) for value in (1, 2, 3)]
-    devices = [fleet.actor(device.token, device.signer) for _ in files]
-    assert [answer.status_code for answer in at_once(3, lambda n: devices[n].upload(lease, files[n]))] == [200] * 3
-    url = f"/v1/leases/{lease['id']}/complete"
-    answers = at_once(
-        3, lambda n: devices[n].post(url, json={"adapter_sha256": sha256_hex(files[n]), "result": result()})
-    )
+    pairs = [(fleet.actor(device.token, device.signer), data) for data in files]
+    sent = at_once(*(lambda actor=actor, data=data: actor.upload(lease, data) for actor, data in pairs))
+    assert [answer.status_code for answer in sent] == [200] * 3
+
+    def complete(actor, data):
+        body = {"adapter_sha256": sha256_hex(data), "result": result()}
+        return actor.post(f"/v1/leases/{lease['id']}/complete", json=body)
+
+    answers = at_once(*(lambda pair=pair: complete(*pair) for pair in pairs))
     assert sorted(answer.status_code for answer in answers) == [200, 409, 409]
     assert app.get("/v1/adapters/alice-movies").json()["versions"] == 1

@@ -26,31 +26,6 @@ from shared.errors import BadRequest, Conflict, MobizoError, Unavailable, Untrus
 from tests.server.conftest import BOTH, Fleet, Home, adapter_bytes, serving
 
 DATABASES = BOTH
-# Columns that hold the sha256 of something, but of no stored file.
-# A start is a version's own file; a step that was made again is removed when nobody asks for it.
-NO_FILES = {
-    "cohorts.a_sha256",
-    "cohort_rounds.optimizer_sha256",
-    "cohort_rounds.start_sha256",
-    "cohort_updates.sha256",
-    "cohort_updates.start_sha256",
-    "masked_members.vector_sha256",
-    "adapter_versions.a_sha256",
-    "bases.sha256",
-    "trajectories.start_sha256",
-    "trajectory_steps.sha256",
-}
-FILES = {
-    "calibrations.sha256",
-    "program_files.sha256",
-    "bases.tokenizer_sha256",
-    "adapter_versions.sha256",
-    "peft_files.sha256",
-    "conversion_files.sha256",
-    "trajectories.sha256",
-    "leases.upload_sha256",
-    "leases.trajectory_sha256",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -278,11 +253,6 @@ def test_a_file_that_is_missing_or_damaged_is_no_backup(fleet, home, app, tmp_pa
     with pytest.raises(Unavailable, match="missing"):
         back_up(home.settings, tmp_path / "backup", with_keys=False)
     assert list(tmp_path.glob("*backup*")) == []
-
-
-def test_every_file_that_a_table_names_is_known():
-    columns = {f"{table.name}.{column.name}" for table in METADATA.sorted_tables for column in table.columns}
-    assert {name for name in columns if name.endswith("sha256")} == FILES | NO_FILES
 
 
 def test_the_commands(home, elsewhere, tmp_path, monkeypatch):
