@@ -1,8 +1,7 @@
 """A real server for tests: the application under uvicorn on a free port, over a database and files in a directory.
 
-What a test says of the API holds on every database. Tests in the folders SLICES and tests that are marked
-`both_databases` run on SQLite and on PostgreSQL, all others on SQLite, which is faster. A module says otherwise by
-`DATABASES`. Tests import what homes and actors offer from here.
+What a test says of the API holds on every database. Most tests run on SQLite, which is faster; `pytest_generate_tests`
+says which run on PostgreSQL too. Tests import what homes and actors offer from here.
 """
 
 import time
@@ -46,33 +45,22 @@ __all__ = [
 
 TESTS = Path(__file__).parent
 BOTH = ("sqlite", "postgresql")
-# Folders of tests that hold on both; elsewhere those that are marked `both_databases`.
-SLICES = {
-    "jobs",
-    "jobs/leases",
-    "jobs/scheduling",
-    "operations/health",
-    "web",
-}
 ALWAYS_BOTH = {"database", "jobs/scheduling"}  # locking, and the queue of jobs
-FIRST_ON_BOTH = {"jobs", "jobs/leases", "operations/health", "web"}  # a first test of each module, and the marked ones
+FIRST_ON_BOTH = {"jobs", "jobs/leases", "operations/health", "web"}  # the first test of each module
 
 
 def pytest_generate_tests(metafunc):
-    """Tests of the slices run on each database; on PostgreSQL, most of them are slow tests.
-
-    `make test` runs on both what ALWAYS_BOTH holds, what is marked `both_databases`, and the first test of each module.
+    """Tests run on SQLite. These run on PostgreSQL too: those in ALWAYS_BOTH, those marked `both_databases`, and the
+    first test of each module in FIRST_ON_BOTH. A module says otherwise by DATABASES; what it adds is slow.
     """
     if "database_kind" in metafunc.fixturenames:
         module, folder = metafunc.module, Path(metafunc.definition.path).parent.relative_to(TESTS).as_posix()
-        marked = metafunc.definition.get_closest_marker("both_databases")
-        kinds = getattr(module, "DATABASES", BOTH if marked or folder in SLICES else BOTH[:1])
         first = vars(module).setdefault("_first_with_a_database", metafunc.function) is metafunc.function
-        if not (first or folder in ALWAYS_BOTH or marked):
+        marked = metafunc.definition.get_closest_marker("both_databases") is not None
+        both = marked or folder in ALWAYS_BOTH or (first and folder in FIRST_ON_BOTH)
+        kinds = getattr(module, "DATABASES", BOTH if both else BOTH[:1])
+        if not (both or first):
             kinds = [*kinds[:1], *(pytest.param(kind, marks=pytest.mark.slow) for kind in kinds[1:])]
-        marked = metafunc.definition.get_closest_marker("both_databases")
-        if folder in FIRST_ON_BOTH and not (first or marked or hasattr(module, "DATABASES")):
-            kinds = BOTH[:1]
         metafunc.parametrize("database_kind", kinds, indirect=True, scope="session")
 
 
