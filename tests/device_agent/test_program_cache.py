@@ -52,12 +52,6 @@ def test_a_file_of_an_earlier_process_is_hashed_again(server, client, cache, tmp
     assert server.served["downloads"] == 2
 
 
-def test_a_cut_off_file_is_fetched_again(server, client, cache):
-    path = cache.fetch(client, FILE)
-    os.truncate(path, 10)
-    assert cache.fetch(client, FILE).read_bytes() == CONTENT
-
-
 @pytest.mark.parametrize(
     ("content", "error", "words"),
     [

@@ -80,13 +80,6 @@ def test_a_question_that_is_none_is_answered_so_and_the_next_one_is_heard(server
     assert ask(path, HELLO).status.state == "status"
 
 
-def test_a_peer_that_leaves_without_a_word_disturbs_nobody(server, path):
-    for _ in range(3):
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(path))
-    assert ask(path, HELLO).status.state == "status"
-
-
 def test_a_line_without_end_is_not_read_for_ever(server, path):
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(path))
@@ -136,11 +129,6 @@ def test_a_home_of_any_path_has_a_socket(tmp_path, length):
     with ControlServer(path, echo):
         assert path.is_socket()
         assert ask(path, HELLO).status.state == "status"
-
-
-def test_a_home_that_cannot_hold_a_socket_says_so(tmp_path):
-    with pytest.raises(BadRequest, match="--home"):
-        ControlServer(tmp_path / "absent" / "control.sock", echo)
 
 
 def test_a_pause_holds_until_it_is_ended_whoever_looks(tmp_path):

@@ -12,7 +12,6 @@ from importlib.machinery import PathFinder
 import pytest
 
 from device_agent.cli.run import control_handler
-from device_agent.daemon import doctor
 from device_agent.daemon.control import ControlServer
 from device_agent.daemon.doctor import check_daemon, check_engine, check_home, check_rules, check_sensors, check_server
 from device_agent.home import PauseFlag
@@ -170,23 +169,6 @@ def test_an_engine_is_found_without_importing_it(home, monkeypatch):
     monkeypatch.delitem(sys.modules, "executorch", raising=False)
     monkeypatch.setattr(PathFinder, "find_spec", without)
     assert check_engine(home).state == "fail"
-
-
-def test_a_phone_that_is_not_there_is_one_line(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    for name in ("ANDROID_HOME", "ANDROID_SDK_ROOT"):
-        monkeypatch.delenv(name, raising=False)
-    found = doctor.check_phone("")
-    assert found.state == "fail"
-    assert "adb" in found.detail
-    assert "\n" not in found.line()
-
-
-def test_a_service_that_is_missing_is_a_warning_where_there_is_systemd(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr(doctor, "installed_units", list)
-    assert doctor.check_service(lambda: True).state == "warn"
-    assert doctor.check_service(lambda: False).state == "ok"
 
 
 def test_a_daemon_that_runs_is_paused_or_is_silent(home):

@@ -1,33 +1,20 @@
 """Runs that go on from an adapter, by every engine of this machine: the same bytes, from that B, through kills."""
 
-import signal
-import threading
-
 import numpy as np
-import psutil
 import pytest
 
 from device_agent.engines.child_process import PythonEngine
-from device_agent.engines.native import NativeEngine
-from device_agent.errors import DoesNotFit, RuntimeFailed
+from device_agent.errors import DoesNotFit
 from device_agent.runtimes import open_runtime
 from device_agent.training.evaluation import measure
 from device_agent.training.journal import RunDirectory
 from shared.canonical import file_sha256
 from shared.zo.lora import load_adapter
-from shared.zo.trajectory import parse_trajectory
+from tests.device_agent.engines.runs import KillAt, hashes, ledger
 from tests.device_agent.warm_starts import begin_from, random_b
 
 SETTINGS = {"steps": 12, "lr": 0.3, "seed": 3, "evaluation_interval": 5}
 MANY = 300  # steps: whoever kills a run in its midst comes in time
-FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
-
-
-@pytest.fixture(params=["native", "python"])
-def engine(request):
-    if request.param == "native":
-        return NativeEngine(request.getfixturevalue("runner_directory"))
-    return PythonEngine()
 
 
 def begin(path, program, dataset, **training):
@@ -40,28 +27,12 @@ def train(engine, run, report=lambda progress: None):
     return engine.train(run, report, lambda: False)
 
 
-def hashes(run):
-    return [file_sha256(run.path / name) for name in FILES]
-
-
-def ledger(run):
-    return parse_trajectory(run.ledger.read_bytes())[0]
-
-
-@pytest.mark.parametrize("name", [pytest.param("rademacher", marks=pytest.mark.slow), "stored"])
-def test_both_engines_go_on_alike(request, name, dataset, tmp_path, runner_directory):
-    program = request.getfixturevalue(name)
+def test_both_engines_go_on_alike(stored, dataset, tmp_path, native):
     runs = []
-    for engine in (NativeEngine(runner_directory), PythonEngine()):
-        runs.append(begin(tmp_path / engine.name, program, dataset))
+    for engine in (native, PythonEngine()):
+        runs.append(begin(tmp_path / engine.name, stored, dataset))
         assert train(engine, runs[-1]).result is not None
     assert hashes(runs[0]) == hashes(runs[1])
-
-
-@pytest.fixture
-def native(runner_directory):
-    """The faster one, for what both are known to do alike."""
-    return NativeEngine(runner_directory)
 
 
 def test_the_run_moves_on_from_the_start(native, rademacher, dataset, tmp_path):
@@ -97,17 +68,8 @@ def test_killed_it_goes_on_from_the_start_again(engine, native, rademacher, data
     whole = begin(tmp_path / "whole", rademacher, dataset, steps=MANY)
     train(native, whole)
     run = begin(tmp_path / "run", rademacher, dataset, steps=MANY)
-    killed = threading.Event()
-
-    def kill(progress):
-        if progress.phase == "training" and progress.step >= 4 and not killed.is_set():
-            killed.set()
-            for child in psutil.Process().children():
-                if "train" in " ".join(child.cmdline()):
-                    child.send_signal(signal.SIGKILL)
-
-    with pytest.raises((DoesNotFit, RuntimeFailed), match="killed"):
-        train(engine, run, kill)
+    with pytest.raises(DoesNotFit, match="killed"):
+        train(engine, run, KillAt(4))
     assert 4 <= ledger(run).steps < MANY
     train(engine, run)
     assert hashes(run) == hashes(whole)

@@ -99,30 +99,6 @@ def test_names_are_listed_with_what_they_need_of_the_cache(store, signed):
     assert store.pins() == {"b" * 64, "c" * 64, "d" * 64}  # no training program: use needs none
 
 
-def test_the_version_before_keeps_its_files_pinned_too(store, signed, server_key):
-    manifest = signed.manifest
-    moved = tuple(file.model_copy(update={"sha256": "e" * 64}) for file in manifest.files)
-    keep(store, signed, 1, "job-1")
-    keep(store, sign_manifest(manifest.model_copy(update={"files": moved}), server_key), 1, "job-2")
-    assert store.pins() == {"b" * 64, "c" * 64, "d" * 64, "e" * 64}
-
-
-def test_a_removed_adapter_is_forgotten_and_pins_nothing(store, signed):
-    keep(store, signed, 1, "job-1")
-    store.remove("alice-movies")
-    assert store.stored() == []
-    assert store.pins() == frozenset()
-    with pytest.raises(NotFound):
-        store.remove("alice-movies")
-
-
-def test_a_program_without_an_inference_file_pins_nothing(store, signed, server_key):
-    files = tuple(file for file in signed.manifest.files if file.role != "inference")
-    bare = signed.manifest.model_copy(update={"files": files, "inference_context": None})
-    keep(store, sign_manifest(bare, server_key), 1, "job-1")
-    assert store.pins() == frozenset()
-
-
 def test_an_adapter_that_does_not_fit_is_refused_and_the_old_one_stays(store, signed, manifest, server_key):
     keep(store, signed, 1, "job-1")
     with pytest.raises(InvalidUpload):
@@ -176,3 +152,11 @@ def test_files_are_for_this_user_alone(store, signed, home):
     found = list((home.path / "adapters").rglob("*"))
     assert len(found) == 5
     assert {path.stat().st_mode & 0o077 for path in found} == {0}
+
+
+def test_the_version_before_keeps_its_files_pinned_too(store, signed, server_key):
+    manifest = signed.manifest
+    moved = tuple(file.model_copy(update={"sha256": "e" * 64}) for file in manifest.files)
+    keep(store, signed, 1, "job-1")
+    keep(store, sign_manifest(manifest.model_copy(update={"files": moved}), server_key), 1, "job-2")
+    assert store.pins() == {"b" * 64, "c" * 64, "d" * 64, "e" * 64}

@@ -6,7 +6,7 @@ import pytest
 
 from device_agent.jobs.heartbeat import LONGEST_SECONDS, SHORTEST_SECONDS, LeaseHeartbeat, interval
 from device_agent.protocol.client import DeviceClient
-from shared.errors import Gone, NotFound, Unauthorized, Unavailable
+from shared.errors import Gone, NotFound, Unauthorized
 from shared.job import Progress
 from tests.device_agent.fake_server import FakeServer
 
@@ -30,13 +30,6 @@ def test_heartbeats_carry_the_latest_progress(server, client):
         server.wait_for(lambda: any(beat.step == 3 for beat in server.beats))
     assert not heartbeat.ended
     assert server.beats[-1].loss == 0.5
-
-
-def test_an_unreachable_server_is_tried_again(server, client):
-    server.broken["heartbeat"] = [Unavailable(), Unavailable()]
-    with LeaseHeartbeat(client, client.lease(["movies"])) as heartbeat:
-        server.wait_for(lambda: len(server.beats) >= 2)
-    assert not heartbeat.ended
 
 
 @pytest.mark.parametrize("error", [Gone(), NotFound()])

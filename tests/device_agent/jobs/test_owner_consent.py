@@ -20,7 +20,6 @@ from shared.privacy import ExamplePrivacy
 from shared.task import Answer, Mapped, Task
 from shared.zo.lora import load_adapter
 from tests.device_agent.conftest import ROOT, TASK, enroll, write_records
-from tests.device_agent.fake_server import FakeServer
 
 PRIVACY = ExamplePrivacy(clip=0.05, noise_multiplier=2.0, sampling_rate=0.1)
 STEPS = 3
@@ -30,12 +29,6 @@ ANSWERS = (Answer(text=" terrible", labels=("negative",)), Answer(text=" great",
 @pytest.fixture(scope="session")
 def clipped(compile_tiny):
     return compile_tiny("clipped", privacy="clipped", layers="last:1", effective_batch=2)
-
-
-@pytest.fixture
-def server(server_key):
-    with FakeServer(server_key) as double:
-        yield double
 
 
 @pytest.fixture

@@ -17,13 +17,11 @@ from device_agent.jobs.rounds import KEPT_ROUNDS, RoundLog, RoundRecord
 from shared.canonical import sha256_hex
 from shared.errors import NotReplayable, RoundClosed
 from shared.federation.cohort import AlgorithmSettings, RoundTask
-from shared.job import RoundRef
 from shared.trajectory_checks import check_result, check_run
 from shared.zo.lora import adapter_file, load_adapter
 from shared.zo.replay import replay
 from shared.zo.trajectory_reader import read_ledger
 from tests.device_agent.conftest import enroll
-from tests.device_agent.fake_server import FakeServer
 from tests.device_agent.warm_starts import random_b, vouched
 
 TRAINING = {"steps": 6, "lr": 0.5, "seed": 5, "evaluation_interval": 3}
@@ -32,12 +30,6 @@ TRAINING = {"steps": 6, "lr": 0.5, "seed": 5, "evaluation_interval": 3}
 def task(**changes):
     facts = {"cohort": "reviews", "number": 3, "algorithm": AlgorithmSettings(), "deadline": datetime.now(UTC)}
     return RoundTask(**facts | changes)
-
-
-@pytest.fixture
-def server(server_key):
-    with FakeServer(server_key) as double:
-        yield double
 
 
 @pytest.fixture
@@ -102,12 +94,6 @@ def test_without_leave_for_trajectories_b_goes_instead(work, server, rademacher,
     assert server.uploads == [home.run("job-1").last.read_bytes()]
 
 
-def test_a_trajectory_is_not_sent_to_a_round_of_weights(work, server, rademacher):
-    server.add_job(rademacher, task_of_round=task(), trajectory="instead", **TRAINING)
-    assert work("cohorts = true\ntrajectory = true").outcome is Outcome.COMPLETED
-    assert not server.trajectories
-
-
 def test_a_trajectory_that_the_server_cannot_replay_is_followed_by_b(work, server, rademacher, home):
     server.broken["complete"] = [NotReplayable()]
     server.add_job(rademacher, task_of_round=task(upload="trajectory"), **TRAINING)
@@ -169,18 +155,6 @@ def test_a_round_that_goes_on_without_this_device_is_remembered(work, server, ra
     (past,) = RoundLog(home.rounds).past()
     assert (past.outcome, past.bytes) == ("cancelled", 0)
     assert "the round ended" in past.line()
-
-
-def test_status_and_display_say_which_round(home, server, server_key, capsys):
-    enroll(home, server.url, server_key)
-    with Display(home, live=False) as display:
-        display.begin("job-1", "reviews", RoundRef(cohort="reviews", number=3))
-        assert home.status().round == RoundRef(cohort="reviews", number=3)
-        assert home.status().round.words == "round 3 of cohort reviews"
-        display.end("completed", None)
-        assert home.status().round is None
-        display.begin("job-2", "alice-movies")
-        assert home.status().round is None
 
 
 def past_of(number, **changes):

@@ -19,7 +19,6 @@ from shared.zo.replay import replay
 from shared.zo.trajectory import frame
 from shared.zo.trajectory_reader import read_ledger
 from tests.device_agent.conftest import enroll
-from tests.device_agent.fake_server import FakeServer
 from tests.device_agent.training.test_trainer import train
 
 TRAINING = {"steps": 6, "lr": 0.5, "seed": 2**53 - 1, "evaluation_interval": 2}
@@ -48,12 +47,6 @@ def test_what_a_real_run_leaves_is_replayed_to_the_bit(run, trained):
 
 
 @pytest.fixture
-def server(server_key):
-    with FakeServer(server_key) as double:
-        yield double
-
-
-@pytest.fixture
 def hand_over(home, server, server_key, rademacher, run, trained):
     """Hands the run in with what may be sent of its trajectory; what the server was asked, in order."""
     enroll(home, server.url, server_key)
@@ -71,11 +64,6 @@ def hand_over(home, server, server_key, rademacher, run, trained):
         return [action for _, action in server.calls if action in ("adapter", "trajectory", "complete")]
 
     return send
-
-
-def test_b_alone_unless_more_is_allowed(server, hand_over):
-    assert hand_over("none") == ["adapter", "complete"]
-    assert server.completions[0].trajectory_sha256 is None
 
 
 def test_beside_b(server, run, hand_over):
@@ -129,14 +117,3 @@ def test_the_owners_word_is_above_the_jobs(home, server, server_key, rademacher,
         assert daemon.run(once=True).outcome is Outcome.COMPLETED
     assert server.trajectories == []
     assert len(server.uploads) == 1
-
-
-def test_an_owner_that_allows_it_and_a_job_that_asks(home, server, server_key, rademacher, dataset, engines):
-    home.rules.write_text("trajectory = true")
-    enroll(home, server.url, server_key)
-    with Display(home, live=False) as display:
-        daemon = Daemon(home, {"movies": dataset}, display, pause_seconds=0.1, engines=engines)
-        for trajectory in ("none", "beside"):
-            server.add_job(rademacher, job_id=f"job-{trajectory}", trajectory=trajectory, steps=1)
-            assert daemon.run(once=True).outcome is Outcome.COMPLETED
-    assert server.trajectories == [home.run("job-beside").ledger.read_bytes()]

@@ -192,13 +192,6 @@ def test_the_battery_floor(percent, charging, before, action):
     assert decide(Rules(battery_floor=30), readings, 0, last).action == action
 
 
-def test_a_floor_at_the_top_is_left_with_a_full_battery():
-    last = Decision("wait", held=("battery_floor",))
-    rules = Rules(battery_floor=98)
-    assert decide(rules, at_noon(battery_percent=99), 0, last).action == "wait"
-    assert decide(rules, at_noon(battery_percent=100), 0, last).action == "train"
-
-
 def test_a_device_that_warms_up_rests_then_shortens_then_waits_and_comes_back_later():
     rules = Rules(temperature_ceiling=80)
     last, seen = None, []
@@ -265,15 +258,6 @@ def test_the_memory_floor(available, needed, before, action):
     assert decide(rules, at_noon(available_bytes=available), 0, last, needed_bytes=needed).action == action
 
 
-def test_memory_that_training_gives_back_does_not_start_it_again():
-    """It runs and holds 2 GiB, others take the rest; stopped, its own 2 GiB are free and would be taken at once."""
-    rules = Rules(memory_floor_bytes=GIB)
-    stopped = decide(rules, at_noon(available_bytes=GIB - 1), 0)
-    again = decide(rules, at_noon(available_bytes=3 * GIB - 1), 0, stopped, needed_bytes=2 * GIB)
-    assert (stopped.action, again.action) == ("wait", "wait")
-    assert "(2048 MiB of it for training)" in again.why
-
-
 @pytest.mark.parametrize(
     ("idle", "load", "before", "action"),
     [
@@ -294,13 +278,6 @@ def test_idle(idle, load, before, action):
     assert decide(Rules(), readings, 0, last).action == "train"
 
 
-def test_the_day_ends_at_local_midnight():
-    decision = decide(Rules(daily_minutes=30), at_noon(), 30)
-    assert decision.until == datetime(2026, 11, 22, 0, tzinfo=ZONE)
-    assert decide(Rules(daily_minutes=30), at_noon(), 29.99).action == "train"
-    assert decide(Rules(daily_minutes=0), at_noon(), 0).action == "wait"
-
-
 def test_until_is_the_last_of_the_known_ends_and_unknown_if_one_is():
     hours = (QuietHours(start="22:00", end="06:00"),)
     both = decide(Rules(hours=hours, daily_minutes=30), at_noon(), 30)
@@ -308,13 +285,6 @@ def test_until_is_the_last_of_the_known_ends_and_unknown_if_one_is():
     rules = Rules(hours=hours, charging=True)
     assert decide(rules, at_noon(charging=True), 0).until == datetime(2026, 11, 21, 22, tzinfo=ZONE)
     assert decide(rules, at_noon(charging=False), 0).until is None
-
-
-def test_hours_without_a_time_in_common_never_come():
-    hours = (QuietHours(start="01:00", end="02:00"), QuietHours(start="03:00", end="04:00"))
-    decision = decide(Rules(hours=hours), at_noon(), 0)
-    assert (decision.action, decision.until) == ("wait", None)
-    assert "01:00 to 02:00 and 03:00 to 04:00 do not overlap" in decision.why
 
 
 @given(st.lists(spans, min_size=1, max_size=3, unique=True).map(tuple), st.integers(0, 1439))

@@ -26,7 +26,6 @@ from device_agent.android.sensors import (
 )
 from device_agent.policy.sensors import (
     LinuxSensors,
-    OtherProgramsLoad,
     Readings,
     ask,
     hottest,
@@ -135,14 +134,6 @@ def test_a_shell_without_androids_services_still_tells_time_and_memory():
     assert abs(readings.at - datetime.now(UTC)) < timedelta(minutes=1)
 
 
-def test_long_answers_are_asked_for_rules_only(phone):
-    shell, asked = phone("android_idle")
-    readings = AdbSensors(shell).read(Rules())
-    assert (readings.idle_seconds, readings.metered) == (None, None)
-    assert readings.battery_percent == 100
-    assert not re.search("power|connectivity", asked[0])
-
-
 @given(st.text())
 def test_no_text_makes_a_parser_fail(text):
     for parse in (parse_time, parse_battery, parse_thermal, parse_power, parse_memory, parse_connectivity, sections):
@@ -239,11 +230,6 @@ def test_an_absurd_temperature_is_no_temperature(absurd):
     assert hottest({"broken": absurd, "cpu": -3.5}) == (-3.5, "cpu")
 
 
-def test_a_machine_without_sensors_says_so(tmp_path):
-    readings = LinuxSensors(tmp_path, lambda command: None).read(Rules(metered=False))
-    assert readings.model_dump(exclude={"at", "available_bytes"}, exclude_none=True) == {}
-
-
 NOW = 1763719300.0
 
 
@@ -308,14 +294,6 @@ def test_our_childrens_time_is_ours_after_they_ended_too():
     before = own_seconds()
     subprocess.run([sys.executable, "-S", "-c", BURN], check=True)
     assert own_seconds() - before >= 0.29
-
-
-def test_the_load_of_others_is_a_share():
-    load = OtherProgramsLoad()
-    assert load.share() is None
-    while (share := load.share()) is None:
-        time.sleep(0.05)
-    assert 0 <= share <= 1
 
 
 def test_this_machine():

@@ -123,11 +123,6 @@ def test_it_asks_at_the_servers_pace_until_it_is_let_in(server):
     }
 
 
-def test_without_an_interval_it_is_five_seconds(server):
-    del server.asked["interval"]
-    assert joined(server, "authorization_pending", GRANTED)[1] == [5, 5]
-
-
 def test_a_server_that_is_away_for_a_while_is_asked_ever_slower(server):
     assert joined(server, None, None, "authorization_pending", GRANTED)[1] == [5, 10, 20, 5]
 

@@ -221,17 +221,6 @@ def test_a_bundled_loader_stays_executable_and_no_file_becomes_setuid(tmp_path):
     assert modes == [0o755, 0o755, 0o644]
 
 
-def test_packing_keeps_the_executable_bit_of_a_bundled_loader(tmp_path):
-    (tmp_path / "runner" / "lib").mkdir(parents=True)
-    for name, mode in (("mobizo-runner", 0o755), ("lib/ld-linux-aarch64.so.1", 0o755), ("lib/libx.so", 0o644)):
-        (tmp_path / "runner" / name).write_bytes(b"")
-        (tmp_path / "runner" / name).chmod(mode)
-    pack_runner(tmp_path / "runner", tmp_path / "archive")
-    unpack_runner(tmp_path / "archive", tmp_path / "target")
-    assert (tmp_path / "target" / "lib" / "ld-linux-aarch64.so.1").stat().st_mode & 0o7777 == 0o755
-    assert (tmp_path / "target" / "lib" / "libx.so").stat().st_mode & 0o7777 == 0o644
-
-
 @pytest.mark.parametrize(
     ("program", "said"),
     [

@@ -229,11 +229,6 @@ def test_a_ledger_of_more_steps_than_the_run_is_refused(begun, refusal):
     assert "has more steps than the run" in refusal()
 
 
-def test_a_plan_is_dumped_as_it_was(begun):
-    data = begun.native_plan.read_bytes()
-    assert dump(records(data)) == data
-
-
 def test_impossible_numbers_of_a_plan_are_refused(begun, refusal):
     whole, wrong = records(begun.native_plan.read_bytes()), {}
     for name, (harm, expected) in HARMS.items():

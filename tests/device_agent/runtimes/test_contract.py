@@ -209,16 +209,6 @@ def test_an_example_costs_its_length_and_answers_alike(runtime, program, example
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
-def test_scores_are_log_probabilities_and_depend_on_b(runtime, program, examples):
-    batch = next(iter(pack_score(examples, program.manifest.recipe)))
-    before = runtime.score(batch.inputs)
-    recipe = program.manifest.recipe
-    assert before.shape == (recipe.score_rows, recipe.answer_length, recipe.choices)
-    assert (before < 0).all()
-    runtime.load(some_b(program) * 10)
-    assert not np.array_equal(runtime.score(batch.inputs), before)
-
-
 def test_a_b_of_another_size_is_refused(runtime, program):
     with pytest.raises(ValueError, match="program of size"):
         runtime.load(np.zeros(program.manifest.size + 1, np.float32))

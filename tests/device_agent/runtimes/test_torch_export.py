@@ -22,7 +22,6 @@ from shared.zo.encoding import pack_score, pack_step
 from shared.zo.noise import query_seeds
 
 LR, EPS = 0.05, 0.01
-FILE_NAME = {"name": "filename", "arg": {"as_string": "x"}, "kind": 1}
 SETTINGS = {
     "rademacher": {},
     "gaussian": {"noise": "gaussian", "loss": "candidates"},
@@ -125,28 +124,6 @@ def test_scores_are_the_same(twins, dataset):
     np.testing.assert_allclose(second, first, rtol=1e-5, atol=1e-5)
 
 
-def test_a_result_is_a_copy(plain, dataset):
-    runtime, start = opened(plain), some_b(plain)
-    runtime.load(start)
-    held = runtime.adapter()
-    recipe = plain.manifest.recipe
-    runtime.step(pack_step(examples_of(plain, dataset)[:2], recipe), query_seeds(0, 0, recipe.queries), LR, EPS)
-    np.testing.assert_array_equal(held, start)
-
-
-def test_prefix_and_suffix_are_a_step(compiled, dataset):
-    program = compiled("stored")
-    whole, halves = opened(program), opened(program)
-    recipe = program.manifest.recipe
-    for step in range(2):
-        batch = pack_step(examples_of(program, dataset)[step : step + 4], recipe, dynamic=True)
-        seeds = query_seeds(5, step, recipe.queries)
-        found = halves.suffix(halves.prefix(batch[0]), batch[1:], seeds, LR, EPS)
-        for ours, theirs in zip(found, whole.step(batch, seeds, LR, EPS), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-    np.testing.assert_array_equal(halves.adapter(), whole.adapter())
-
-
 @pytest.mark.slow
 def test_randn_is_drawn_anew_by_every_runtime(compiled, dataset):
     program = compiled("randn")
@@ -225,29 +202,6 @@ def test_everything_is_on_the_device(twins, dataset):
             call()
         assert devices.seen == {"meta"}
         assert devices.operators > {"step": 100, "score": 100, "replay": 20, "load": 1}[name]
-
-
-def test_the_best_device_is_chosen(plain):
-    assert opened(plain, device=None).device.type == ("cuda" if torch.cuda.is_available() else "cpu")
-
-
-@pytest.mark.parametrize("wrong", ["longer", "rows", "type", "count"])
-def test_inputs_of_another_shape_are_an_error(plain, dataset, wrong):
-    recipe = plain.manifest.recipe
-    tokens, *rest = pack_step(examples_of(plain, dataset)[:1], recipe)
-    batch = {
-        "longer": (np.pad(tokens, ((0, 0), (0, 1))), *rest),
-        "rows": (tokens[:-1], *rest),
-        "type": (tokens.astype(np.int32), *rest),
-        "count": (tokens, *rest[:-1]),
-    }[wrong]
-    with pytest.raises(RuntimeFailed, match="method 'step'"):
-        opened(plain).step(batch, query_seeds(0, 0, recipe.queries), LR, EPS)
-
-
-def test_a_method_that_the_program_lacks_is_named(plain):
-    with pytest.raises(RuntimeFailed, match="no method 'prefix'"):
-        opened(plain).prefix(np.zeros((4, 40), np.int64))
 
 
 def rewritten(source, target, changes):

@@ -10,7 +10,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from device_agent.errors import Diverged
 from device_agent.runtimes import open_runtime
 from device_agent.training.evaluation import measure
-from device_agent.training.trainer import Stopped
 from shared.job import TrainingSettings
 from shared.recipe import BaseRef, Recipe
 from shared.task_templates import named_task
@@ -52,12 +51,6 @@ def test_the_highest_sum_of_log_probabilities_answers():
     assert (measured.correct, measured.total) == (1, 2)
     assert measured.accuracy == 0.5
     assert measured.loss == pytest.approx(-(math.log(0.6) + math.log(0.3)) / 2)
-
-
-def test_the_first_of_equals_answers():
-    oracle = Oracle({})
-    assert measure(oracle, [example(0, (5,), (6,))], RECIPE).correct == 1
-    assert measure(oracle, [example(1, (5,), (6,))], RECIPE).correct == 0
 
 
 def test_many_examples_take_many_batches_in_order():
@@ -124,11 +117,3 @@ def test_movie_reviews_pay_for_half_of_the_tokens(tmp_path):
 def test_scores_that_are_no_numbers_mean_divergence():
     with pytest.raises(Diverged, match="lower lr"):
         measure(Oracle({5: math.nan}), [example(0, (5,), (6,))], RECIPE)
-
-
-def test_a_pulse_can_end_it():
-    def stop():
-        raise Stopped
-
-    with pytest.raises(Stopped):
-        measure(Oracle({}), [example(0, (5,), (6,))], RECIPE, stop)

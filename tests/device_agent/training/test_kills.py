@@ -4,7 +4,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 import time
 from itertools import pairwise
 
@@ -14,22 +13,11 @@ from device_agent.engines.native import NativeEngine, finish, prepare
 from device_agent.training.journal import RunDirectory
 from device_agent.training.messages import TrainerMessage
 from shared.zo.trajectory import parse_trajectory
-from tests.device_agent.conftest import ROOT
 
 TRAINING = {"steps": 200, "evaluation_interval": 40, "seed": 9}
 FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
 RUNNER_KILLS, ENGINE_KILLS = 10, 3  # of each program
 MOST_STARTS = 60
-
-ENGINE = """
-import sys
-from pathlib import Path
-from device_agent.engines.native import NativeEngine
-from device_agent.training.journal import RunDirectory
-runner, run = map(Path, sys.argv[1:])
-message = NativeEngine(runner).train(RunDirectory(run), lambda _: None, lambda: False)
-sys.exit(0 if message.result is not None else 1)
-"""
 
 
 @pytest.fixture(params=["rademacher", "stored", "gradient", pytest.param("directional", marks=pytest.mark.slow)])
@@ -146,29 +134,3 @@ def test_a_runner_killed_at_random_moments_leaves_the_same_b(tmp_path, plan, alo
         assert told == sorted(set(told))
         whole = [ledger[: parse_trajectory(ledger)[1]] for ledger in ledgers]
         assert all(later.startswith(earlier) for earlier, later in pairwise(whole))
-
-
-@pytest.mark.slow
-def test_an_engine_killed_at_random_moments_takes_its_runner_along(tmp_path, plan, alone, runner_directory):
-    expected, seconds = alone
-    rng, kills, number = random.Random(42), 0, 0
-    while kills < ENGINE_KILLS:
-        number += 1
-        run = begin(tmp_path / f"run-{number}", plan)
-        command, done = [sys.executable, "-c", ENGINE, runner_directory, run.path], False
-        for _ in range(MOST_STARTS):
-            # Python and the reading of the data take longer than all steps.
-            moment = None if kills == ENGINE_KILLS else rng.uniform(0.5, 1.5 + seconds)
-            with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
-                killed = killed_after(process, moment)
-            kills += killed
-            if killed:
-                # Its runner has ended when the run can be locked.
-                with run.lock():
-                    before = run.ledger.read_bytes() if run.ledger.exists() else b""
-                assert contents(expected)[0].startswith(before[: parse_trajectory(before)[1]])
-            done = done or process.returncode == 0
-            if done:
-                break
-        assert done
-        assert contents(run) == contents(expected)

@@ -117,13 +117,6 @@ def test_the_best_validation_is_kept_and_is_what_was_measured(run, program, data
     runtime.close()
 
 
-def test_nothing_better_than_the_start_keeps_the_start(run, program, dataset):
-    result, _ = train(run, program.plan(dataset, steps=2, lr=1e-30), program)
-    assert result.best_step == 0
-    assert not read(run.best, program).any()
-    assert read(run.last, program).any()
-
-
 def test_without_a_test_split_validation_stands_in(run, rademacher, dataset):
     (dataset / "test.jsonl").unlink()
     result, _ = train(run, rademacher.plan(dataset, steps=2), rademacher)
@@ -194,19 +187,6 @@ def test_without_room_for_every_prefix_the_run_is_the_same(run, stored, dataset,
     assert small.best.read_bytes() == run.best.read_bytes()
 
 
-@pytest.mark.parametrize("cut", [1, 5, 30])
-def test_a_torn_ledger_loses_at_most_one_frame(run, rademacher, dataset, tmp_path, cut):
-    plan = rademacher.plan(dataset, **SETTINGS)
-    train(run, plan, rademacher)
-    torn = RunDirectory(tmp_path / "torn")
-    torn.begin(plan)
-    data = (run.path / "trajectory.bin").read_bytes()
-    (torn.path / "trajectory.bin").write_bytes(data[:-cut])
-    train(torn, plan, rademacher)
-    assert (torn.path / "trajectory.bin").read_bytes() == data
-    assert torn.best.read_bytes() == run.best.read_bytes()
-
-
 class Failing:
     """A runtime whose n-th step gives no number."""
 
@@ -232,15 +212,3 @@ def test_divergence_is_an_error_and_never_enters_the_ledger(run, rademacher, dat
         train(run, plan, rademacher, runtime=runtime)
     assert ledger(run).steps == 3
     assert run.result() is None
-
-
-def test_seconds_add_up_over_processes(run, rademacher, dataset):
-    plan = rademacher.plan(dataset, **SETTINGS)
-    with pytest.raises(Stopped):
-        train(run, plan, rademacher, AfterCalls(6))
-    first = run.figures()
-    assert first.seconds >= first.train_seconds > 0
-    result, _ = train(run, plan, rademacher)
-    assert result.train_seconds > first.train_seconds
-    assert result.seconds > first.seconds
-    assert result.peak_rss_bytes >= first.peak_rss_bytes

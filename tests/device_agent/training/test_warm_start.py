@@ -3,32 +3,15 @@
 import numpy as np
 import pytest
 
-from device_agent.daemon.daemon import Daemon
-from device_agent.daemon.reporting import Display
 from device_agent.jobs.leased_job import Outcome
 from shared.errors import StartDeleted
 from shared.registry import SignedAdapter
 from shared.signing import new_private_key, sign_adapter
 from shared.zo.lora import load_adapter
 from shared.zo.trajectory import parse_trajectory
-from tests.device_agent.conftest import enroll
-from tests.device_agent.fake_server import FakeServer
 from tests.device_agent.warm_starts import random_b, vouched
 
 TRAINING = {"steps": 4, "evaluation_interval": 2}
-
-
-@pytest.fixture
-def server(server_key):
-    with FakeServer(server_key) as double:
-        yield double
-
-
-@pytest.fixture
-def daemon(home, server, server_key, dataset, engines):
-    enroll(home, server.url, server_key)
-    with Display(home, live=False) as display:
-        yield Daemon(home, {"movies": dataset}, display, pause_seconds=0.1, engines=engines)
 
 
 @pytest.fixture
@@ -85,13 +68,7 @@ def test_another_file_than_the_manifest_states_is_refused(daemon, server, radema
     assert not home.run("job-1").start.exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"a_sha256": "0" * 64}, "frozen A"),
-        ({"size_d": 7}, "D 7"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "words"), [({"a_sha256": "0" * 64}, "frozen A"), ({"size_d": 7}, "D 7")])
 def test_a_version_that_the_program_cannot_take_is_refused(daemon, server, rademacher, server_key, changes, words):
     server.add_job(rademacher, start=vouched(rademacher, server_key, **changes), **TRAINING)
     failure = refused(daemon, server)
