@@ -215,26 +215,14 @@ def program(request):
 
 
 @pytest.fixture(scope="session")
-def gradient(compile_tiny):
-    return compile_tiny("gradient", estimator="gradient", loss="candidates", layers="last:1", queries=1)
-
-
-TWIN = ("noise", "loss", "layers", "estimator", "queries", "micro_batch")
+def clipped(compile_tiny):
+    """For private runs by finite differences."""
+    return compile_tiny("clipped", privacy="clipped", layers="last:1", effective_batch=2)
 
 
 @pytest.fixture(scope="session")
-def torch_programs(compile_tiny):
-    """The same recipe for backend torch, compiled when first asked for."""
-    made = {}
-
-    def twin(program):
-        recipe = program.manifest.recipe
-        if recipe.id not in made:
-            settings = {name: getattr(recipe, name) for name in TWIN}
-            made[recipe.id] = compile_tiny(f"torch-{len(made)}", backend="torch", **settings)
-        return made[recipe.id]
-
-    return twin
+def gradient(compile_tiny):
+    return compile_tiny("gradient", estimator="gradient", loss="candidates", layers="last:1", queries=1)
 
 
 def write_records(path, count, seed, marker=""):
@@ -374,8 +362,8 @@ def agent(home):
 def start_agent(home, *arguments, notify=None, **options):
     """Starts `mobizo-agent` in a home. notify: where systemd hears it."""
     command = [sys.executable, "-m", "device_agent", *arguments]
-    environment = os.environ | {"MOBIZO_AGENT_HOME": str(home.path)} | (notify or {})
-    return subprocess.Popen(command, cwd=ROOT, env=environment, **options)
+    variables = os.environ | {"MOBIZO_AGENT_HOME": str(home.path)} | (notify or {})
+    return subprocess.Popen(command, cwd=ROOT, env=variables, **options)
 
 
 def enroll(home, url, server_key, token="device-token"):

@@ -1,5 +1,6 @@
 """The agent against the real server and its real compiler: two programs that know only the contract."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,11 @@ import numpy as np
 import pytest
 
 from device_agent.home import AgentHome
+from device_agent.protocol.client import DeviceClient
+from device_agent.runner.archive import pack_runner
+from device_agent.runner.location import RunnerLocation
+from device_agent.runner.supply import ensure_runner
+from shared.signing import new_private_key, parse_public, public_text
 from shared.transport import Transport
 from shared.zo.lora import load_adapter
 from shared.zo.trajectory import parse_trajectory
@@ -89,6 +95,22 @@ def test_a_trajectory_instead_of_b(ask, agent, service):
     assert ask("GET", f"{path}/trajectory.bin").content == run.ledger.read_bytes()
     assert ask("GET", f"{path}/trajectory").json()["steps"] == 2
     assert ask("GET", f"{path}/steps/2/lora_B.safetensors").content == run.last.read_bytes()
+
+
+def test_a_device_gets_the_runner_that_the_operator_added(ask, call, service, runner_directory, tmp_path):
+    place, archive = RunnerLocation.within(tmp_path / "agent"), tmp_path / "runner.tar.gz"
+    pack_runner(runner_directory, archive)
+    said = json.loads(subprocess.check_output([runner_directory / "mobizo-runner", "version"]))
+    stated = ("--platform", place.system, "--version", said["version"], "--executorch", said["executorch"])
+    call("server", "runner-builds", "add", str(archive), *stated)
+    wait_until(lambda: ask("GET", "/v1/server"))
+    once = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
+    with DeviceClient(service.url, once) as client:
+        grant = client.enroll("runner-1", public_text(new_private_key().public_key()))
+    with DeviceClient(service.url, grant.token) as client:
+        supply = ensure_runner(place, client, parse_public(grant.server.public_key), lambda _line: None)
+    assert supply.directory == place.path, supply.reason
+    assert (place.path / "mobizo-runner").read_bytes() == (runner_directory / "mobizo-runner").read_bytes()
 
 
 @pytest.mark.slow

@@ -9,9 +9,8 @@ import sys
 import pytest
 
 from device_agent.daemon.control import ControlRequest, ControlResponse, ControlServer, NotRunning, ask
-from device_agent.home import DaemonStatus, PauseFlag
+from device_agent.home import DaemonStatus
 from shared.errors import BadRequest, MobizoError
-from tests.device_agent.conftest import ROOT
 
 HELLO = ControlRequest(ask="status")
 
@@ -129,19 +128,3 @@ def test_a_home_of_any_path_has_a_socket(tmp_path, length):
     with ControlServer(path, echo):
         assert path.is_socket()
         assert ask(path, HELLO).status.state == "status"
-
-
-def test_a_pause_holds_until_it_is_ended_whoever_looks(tmp_path):
-    assert not PauseFlag(tmp_path)
-    PauseFlag(tmp_path).begin()
-    PauseFlag(tmp_path).begin()
-    assert PauseFlag(tmp_path)
-    assert "mobizo-agent resume" in PauseFlag(tmp_path).why()
-    program = (
-        "import sys; from pathlib import Path; from device_agent.home import PauseFlag; "
-        "PauseFlag(Path(sys.argv[1])).end()"
-    )
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, check=True)
-    assert not PauseFlag(tmp_path)
-    PauseFlag(tmp_path).end()
-    assert PauseFlag(tmp_path).why() is None

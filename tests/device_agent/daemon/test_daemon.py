@@ -9,7 +9,7 @@ from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.leased_job import Outcome
 from device_agent.training.journal import RunDirectory
 from shared.capabilities import Capabilities
-from shared.errors import Gone, Unauthorized, Unavailable
+from shared.errors import Gone
 from shared.job import Result
 from shared.key_rotation import sign_key_rotation
 from shared.signing import key_id, new_private_key
@@ -44,14 +44,6 @@ def test_a_job_from_lease_to_adapter(daemon, server, rademacher, home):
     assert home.status().last_outcome == "completed"
 
 
-def test_a_second_job_of_the_recipe_downloads_nothing(daemon, server, rademacher):
-    for number in range(2):
-        server.add_job(rademacher, job_id=f"job-{number}", steps=1)
-        assert daemon.run(once=True).outcome is Outcome.COMPLETED
-    # Three files to train with, and the one to use the adapter with on this device.
-    assert server.served["downloads"] == 4
-
-
 def test_a_server_that_holds_no_request_is_not_asked_without_end(daemon, server, in_background, monkeypatch):
     rested = []
     rest = daemon._rest
@@ -62,35 +54,6 @@ def test_a_server_that_holds_no_request_is_not_asked_without_end(daemon, server,
     server.wait_for(lambda: len(server.calls) >= 4)
     assert len(rested) >= 3
     assert all(30 <= seconds <= 60 for seconds in rested)
-
-
-def test_a_refused_device_is_an_error_once_and_a_pause_in_the_daemon(
-    daemon, server, rademacher, in_background, monkeypatch
-):
-    monkeypatch.setattr("device_agent.daemon.daemon.REFUSED_SECONDS", 0.1)
-    server.broken["leases"] = [Unauthorized()]
-    with pytest.raises(Unauthorized):
-        daemon.run(once=True)
-    server.broken["leases"] = [Unauthorized(), Unauthorized()]
-    server.add_job(rademacher, steps=1)
-    in_background(daemon)
-    server.wait_for(lambda: server.completions)
-
-
-def test_bad_data_fails_the_job_and_the_daemon_lives_on(daemon, server, rademacher, dataset, in_background):
-    good = (dataset / "train.jsonl").read_text()
-    with (dataset / "train.jsonl").open("a") as file:
-        file.write("{SECRET\n" * 1000)
-    server.add_job(rademacher, job_id="job-bad", steps=1)
-    in_background(daemon)
-    server.wait_for(lambda: server.failures)
-    (failure,) = server.failures
-    assert failure.code == "invalid-dataset"
-    assert "too few of its records fit the task" in failure.detail
-    (dataset / "train.jsonl").write_text(good)
-    server.add_job(rademacher, job_id="job-good", steps=1)
-    server.wait_for(lambda: server.completions)
-    assert b"SECRET" not in server.sent
 
 
 def test_another_servers_signature_is_refused(daemon, server, rademacher):
@@ -188,19 +151,6 @@ def test_the_server_is_told_whose_rounds_the_owner_lets_it_take_part_in(home, se
         )
         daemon.run(once=True)
     assert server.asked[0].capabilities.cohorts == told
-
-
-def test_training_goes_on_while_the_server_is_away_and_the_upload_is_tried_again(
-    daemon, server, rademacher, monkeypatch
-):
-    monkeypatch.setattr("device_agent.jobs.upload.PAUSE_SECONDS", 0.05)
-    server.broken["heartbeat"] = [Unavailable() for _ in range(5)]
-    # The transport tries four times itself before the agent hears of it.
-    server.broken["adapter"] = [Unavailable() for _ in range(5)]
-    server.broken["complete"] = [Unavailable()]
-    server.add_job(rademacher, steps=3)
-    assert daemon.run(once=True).outcome is Outcome.COMPLETED
-    assert len(server.uploads) >= 1
 
 
 def test_a_refused_upload_keeps_the_result_for_when_the_job_comes_back(daemon, server, rademacher, home):

@@ -10,7 +10,6 @@ import pytest
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.leased_job import Outcome
-from device_agent.training.journal import KEPT_RUNS, RunDirectory
 from shared.errors import Gone
 from shared.zo.lora import load_adapter
 from shared.zo.trajectory import parse_trajectory
@@ -212,22 +211,6 @@ def test_a_server_away_for_days_gets_the_result_when_it_is_back(
         assert ended[0].outcome is Outcome.COMPLETED
         assert again.uploads == [home.run("job-1").best.read_bytes()]
         assert len(again.completions) == 1
-
-
-def test_a_job_that_another_device_trained_meanwhile_is_lost_in_one_line(daemon, server, rademacher, home):
-    server.add_job(rademacher, steps=3)
-    server.broken["complete"] = [Gone("the lease has ended (expired); ask for a new one")]
-    ended = daemon.run(once=True)
-    assert ended.outcome is Outcome.LOST
-    assert "most likely another device has leased it" in ended.detail
-    assert "\n" not in ended.detail
-    assert home.run("job-1").result() is not None
-    server.jobs.clear()
-    for number in range(KEPT_RUNS + 1):
-        RunDirectory(home.runs / f"later-{number}").path.mkdir()
-    server.add_job(rademacher, job_id="job-2", steps=1)
-    daemon.run(once=True)
-    assert not home.run("job-1").path.exists()
 
 
 # --- clocks that disagree

@@ -10,7 +10,7 @@ import pytest
 
 from device_agent.daemon.service import SYSTEM_ONLY, UNIT, Service, installed_units, quoted
 from shared.errors import BadRequest
-from tests.device_agent.conftest import ROOT
+from tests.device_agent.conftest import enroll
 
 COMMAND = [sys.executable, "-m", "device_agent", "run", "--data", "movies=/data/movies"]
 
@@ -99,37 +99,20 @@ def test_a_dollar_in_the_command_is_no_variable(tmp_path):
     assert unit["ReadWritePaths"].endswith("c$d")  # no variables are known in paths
 
 
-@pytest.fixture
-def call(home, tmp_path):
-    def call(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "device_agent", *arguments],
-            cwd=ROOT,
-            env=os.environ | {"MOBIZO_AGENT_HOME": str(home.path), "XDG_CONFIG_HOME": str(tmp_path / "config")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    return call
-
-
-def test_the_command_prints_or_writes_the_unit(call, home, dataset, server_key, tmp_path, monkeypatch):
-    from tests.device_agent.conftest import enroll
-
+def test_the_command_prints_or_writes_the_unit(agent, home, dataset, server_key, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     options = ("--data", f"movies={dataset}", "--engine", "native", "--adb", "--user")
-    shown = call("install-service", *options, "--print")
+    shown = agent("install-service", *options, "--print")
     assert shown.returncode == 0, shown.stderr
     words = parse(shown.stdout)["Service"]["ExecStart"].split()
     assert words == [sys.executable, *COMMAND[1:5], f"movies={dataset}", "--engine", "native", "--adb="]
-    refused = call("install-service", *options)
+    refused = agent("install-service", *options)
     assert refused.returncode == 2
     assert "mobizo-agent enroll" in refused.stderr
     enroll(home, "http://127.0.0.1:9", server_key)
-    done = call("install-service", *options)
+    done = agent("install-service", *options)
     assert done.returncode == 0, done.stderr
     assert "systemctl --user" in done.stdout
     written = tmp_path / "config" / "systemd" / "user" / UNIT
     assert written.read_text() == shown.stdout
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     assert written in installed_units()

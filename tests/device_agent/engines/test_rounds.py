@@ -1,4 +1,4 @@
-"""Runs of a cohort's round, by both implementations here: the last B is handed in, and pulls survive kills."""
+"""Runs that go on from an adapter, and of a cohort's round: by every engine, through pulls and kills."""
 
 from datetime import UTC, datetime
 
@@ -8,6 +8,7 @@ import pytest
 from device_agent.errors import DoesNotFit
 from device_agent.runtimes import open_runtime
 from device_agent.training.data import read_splits
+from device_agent.training.evaluation import measure
 from device_agent.training.journal import RunDirectory
 from device_agent.training.trainer import Stopped, Trainer
 from shared.canonical import file_sha256
@@ -119,14 +120,14 @@ def test_the_last_b_is_handed_in_and_its_validation_reported(which, native, rade
     assert run.best.read_bytes() == run.last.read_bytes()
 
 
-def test_killed_it_pulls_again_from_the_ledger(native, rademacher, dataset, tmp_path):
+def test_killed_it_pulls_again_from_the_ledger(engine, native, rademacher, dataset, tmp_path):
     whole = begin(tmp_path / "whole", rademacher, dataset, steps=MANY)
     train(native, whole)
     run = begin(tmp_path / "run", rademacher, dataset, steps=MANY)
     with pytest.raises(DoesNotFit, match="killed"):
-        train(native, run, KillAt(4))
+        train(engine, run, KillAt(4))
     assert 4 <= ledger(run).steps < MANY
-    train(native, run)
+    train(engine, run)
     assert hashes(run) == hashes(whole)
 
 
@@ -143,9 +144,26 @@ def test_stopped_it_pulls_again_from_the_ledger(native, stored, dataset, tmp_pat
     assert hashes(run) == hashes(whole)
 
 
-def test_a_ledger_without_pulls_is_not_gone_on_with(native, rademacher, dataset, tmp_path):
-    other = begin(tmp_path / "other", rademacher, dataset, mu=0, steps=2)
-    train(native, other)
+def test_what_was_measured_before_is_the_start_and_is_called_so(native, rademacher, dataset, tmp_path):
+    """And nothing better than it, as here, keeps it."""
+    run, start = RunDirectory(tmp_path / "run"), random_b(rademacher.manifest)
+    plan = begin_from(run, rademacher.plan(dataset, **{**SETTINGS, "steps": 2, "lr": 1e-30}), start)
+    result = train(native, run).result
+    runtime = open_runtime(plan.manifest, plan.program, plan.weights)
+    runtime.load(start)
+    tested = measure(runtime, rademacher.splits(dataset, plan.training).test, plan.manifest.recipe, dynamic=True)
+    runtime.close()
+    before = ledger(run).evaluations[0]
+    assert (before.step, before.split, before.correct) == (0, "test", tested.correct)
+    assert before.loss == pytest.approx(tested.loss, rel=1e-6)
+    assert result.start_accuracy == result.before_accuracy == before.accuracy
+    assert (result.zero_shot_accuracy, result.best_step) == (None, 0)
+    assert ledger(run).header.start_sha256 == file_sha256(run.start)
+    np.testing.assert_array_equal(load_adapter(run.best.read_bytes(), rademacher.manifest.size), start)
+
+
+def test_a_start_that_is_another_file_is_refused(engine, rademacher, dataset, tmp_path):
     run = begin(tmp_path / "run", rademacher, dataset)
-    run.ledger.write_bytes(other.ledger.read_bytes())
-    assert "trajectory of another run" in train(native, run).error.detail
+    run.start.write_bytes(run.start.read_bytes()[:-4] + b"\0\0\0\0")
+    assert train(engine, run).error.code == "untrusted"
+    assert not run.ledger.exists()

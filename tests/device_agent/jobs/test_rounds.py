@@ -8,9 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from device_agent.cli.main import app
-from device_agent.daemon.daemon import Daemon
-from device_agent.daemon.reporting import Display
-from device_agent.engines.native import NativeEngine
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.leased_job import Outcome
 from device_agent.jobs.rounds import KEPT_ROUNDS, RoundLog, RoundRecord
@@ -21,7 +18,6 @@ from shared.trajectory_checks import check_result, check_run
 from shared.zo.lora import adapter_file, load_adapter
 from shared.zo.replay import replay
 from shared.zo.trajectory_reader import read_ledger
-from tests.device_agent.conftest import enroll
 from tests.device_agent.warm_starts import random_b, vouched
 
 TRAINING = {"steps": 6, "lr": 0.5, "seed": 5, "evaluation_interval": 3}
@@ -33,16 +29,12 @@ def task(**changes):
 
 
 @pytest.fixture
-def work(home, server, server_key, dataset, runner_directory):
+def work(enrolled, make):
     """Has the daemon do the job that waits, under the owner's rules; how it ended."""
-    enroll(home, server.url, server_key)
-    native = NativeEngine(runner_directory)
 
     def work(rules="cohorts = true"):
-        home.rules.write_text(rules)
-        with Display(home, live=False) as display:
-            daemon = Daemon(home, {"movies": dataset}, display, pause_seconds=0.1, engines=lambda _manifest: native)
-            return daemon.run(once=True)
+        enrolled.rules.write_text(rules)
+        return make(enrolled).run(once=True)
 
     return work
 

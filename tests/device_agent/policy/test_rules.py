@@ -95,7 +95,6 @@ def phone(name):
             "wait",
             "battery at 18 %, below the floor of 30 %; waits for external power",
         ),
-        ({"battery_floor": 18}, "android_hot", "train", None),
         (
             {"temperature_ceiling": 78},
             "android_hot",
@@ -127,13 +126,6 @@ def phone(name):
             "android_hot",
             "wait",
             "trained 42.5 of 40 minutes today; waits until midnight",
-        ),
-        (
-            {"battery_floor": 20, "idle": True},
-            "android_hot",
-            "wait",
-            "battery at 18 %, below the floor of 20 %; waits for external power; "
-            "the device is in use; waits until it has been idle for 120 s",
         ),
         (
             {
@@ -324,24 +316,19 @@ def test_the_strictest_rules_allow_nothing_that_either_refuses(first, second, re
             assert may_transfer(first.strictest(second), readings) is not None
 
 
-@given(any_rules, any_readings, minutes, any_last, programs, st.floats(-20, 120), st.floats(-20, 120))
-def test_a_hotter_device_never_trains_faster(rules, readings, spent, last, program, one, other):
-    cool, hot = (
-        decide(rules, readings.model_copy(update={"temperature": value}), spent, last, **program)
-        for value in sorted((one, other))
-    )
-    assert holding(hot) >= holding(cool)
-    if hot.action == cool.action == "slow":
-        assert (hot.max_length or 1 << 20) <= (cool.max_length or 1 << 20)
+VALUES = {"temperature": st.floats(-20, 120), "battery_percent": st.floats(0, 100)}
 
 
-@given(any_rules, any_readings, minutes, any_last, programs, st.floats(0, 100), st.floats(0, 100))
-def test_a_fuller_battery_never_trains_slower(rules, readings, spent, last, program, one, other):
-    empty, full = (
-        decide(rules, readings.model_copy(update={"battery_percent": value}), spent, last, **program)
-        for value in sorted((one, other))
+@pytest.mark.parametrize(("field", "sign"), [("temperature", 1), ("battery_percent", -1)])
+@given(any_rules, any_readings, minutes, any_last, programs, st.data())
+def test_a_better_reading_never_holds_back_more(field, sign, rules, readings, spent, last, program, data):
+    values = sorted((data.draw(VALUES[field]) for _ in range(2)), key=lambda value: sign * value)
+    better, worse = (
+        decide(rules, readings.model_copy(update={field: value}), spent, last, **program) for value in values
     )
-    assert holding(full) <= holding(empty)
+    assert holding(worse) >= holding(better)
+    if worse.action == better.action == "slow":
+        assert (worse.max_length or 1 << 20) <= (better.max_length or 1 << 20)
 
 
 @given(any_rules, any_readings, minutes, any_last, programs)
@@ -364,22 +351,15 @@ def test_every_rule_at_once_still_fits_into_a_heartbeat():
     )
     readings = at_noon(
         charging=False,
-        battery_percent=11.1,
+        battery_percent=11,
         temperature=99.9,
         temperature_sensor="x" * 1000,
-        available_bytes=1 << 40,
+        available_bytes=1,
         idle_seconds=3,
     )
     decision = decide(rules, readings, 1234.5, needed_bytes=1 << 45)
     assert len(decision.held) == 7
-    assert decision.why.startswith("on battery; waits for external power; battery at 11.1 %, below")
-    assert decision.why.endswith("; and 2 more")
     assert Progress(phase="waiting", why=decision.why).why == decision.why
-    hours = decide(rules.model_copy(update={"charging": False}), at_noon(), 0)
-    assert (
-        hours.why
-        == "outside the hours 01:00 to 02:00 and 01:01 to 02:01 and 01:02 to 02:02 and 21 more; waits until 01:23"
-    )
 
 
 EDGE = Rules(temperature_ceiling=80, battery_floor=30, memory_floor_bytes=GIB)

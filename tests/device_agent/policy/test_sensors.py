@@ -155,17 +155,6 @@ def test_a_screen_that_a_developer_keeps_lit_is_idle_when_untouched():
     assert parse_power(text.replace("mStayOn=false", "mStayOn=true")) == 328.523
 
 
-def test_a_sleeping_phone_without_an_activity_line_tells_since_when_it_sleeps():
-    assert parse_power("  mWakefulness=Asleep\n  mLastSleepTime=5000 (61000 ms ago)\n") == 61
-    assert parse_power("  mWakefulness=Asleep\n  lastUserActivityTime=5000 (now)\n") == 0
-    assert parse_power("  mWakefulness=Asleep\n") is None
-
-
-def test_the_services_kept_values_stand_in_for_hardware_that_is_silent():
-    text = (RECORDINGS / "android_hot/thermal.txt").read_text().split("Current temperatures")[0]
-    assert parse_thermal(text) == ({"BAT": 41.5, "SKIN": 44.7}, True)
-
-
 def test_the_batterys_own_heat_counts(phone):
     shell, _ = phone("android_hot")
     silent = re.sub(r"\tTemperature.*\n", "", shell("dumpsys thermalservice"))

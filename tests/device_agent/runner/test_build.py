@@ -318,21 +318,6 @@ def write_cmake(directory, said):
     return program
 
 
-def test_what_cannot_be_fetched_now_is_tried_again_in_an_hour(place, index, tmp_path, monkeypatch):
-    index.mkdir()
-    path = os.environ["PATH"]
-    monkeypatch.setenv("PATH", os.pathsep.join((str(write_cmake(tmp_path / "old", "3.25.1").parent), path)))
-    assert "could not fetch cmake" in ensure(place).reason
-    monkeypatch.setenv("PATH", path)
-    assert "the last build failed" in ensure(place).reason
-    notes = place.directory / "failed.json"
-    noted = json.loads(notes.read_text())
-    noted[place.path.name]["at"] -= 3601
-    notes.write_text(json.dumps(noted))
-    assert ensure(place).directory == place.path
-    assert not notes.exists()
-
-
 def test_a_failure_counts_for_its_time_only_and_never_longer_for_a_clock_set_back(place, monkeypatch):
     now = 1_000_000.0
     monkeypatch.setattr(time, "time", lambda: now)

@@ -131,11 +131,6 @@ def test_packing_depends_on_the_files_alone(runner_directory, tmp_path):
     assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "other.tar.gz").read_bytes()
 
 
-def test_a_server_without_runner_says_who_can_add_one(server, client, place):
-    with pytest.raises(NoRunner, match="mobizo-server runner-builds add"):
-        download_runner(client, server.key.public_key(), place, quiet)
-
-
 @pytest.mark.parametrize(
     ("facts", "error", "said"),
     [

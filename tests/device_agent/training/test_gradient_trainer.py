@@ -13,7 +13,7 @@ from device_agent.training.gradient_trainer import GradientTrainer
 from device_agent.training.journal import RunDirectory
 from shared.zo.encoding import pack_step
 from shared.zo.lora import load_adapter
-from shared.zo.trajectory import Limits, parse_trajectory
+from shared.zo.trajectory import parse_trajectory
 
 SETTINGS = {"steps": 13, "lr": 0.02, "schedule": "cosine", "seed": 11, "evaluation_interval": 4, "max_norm": 1.0}
 
@@ -90,17 +90,6 @@ def test_killed_at_every_call_it_ends_with_the_same_bytes(run, gradient, dataset
     assert outcome(pieces, result) == expected
     assert len(pieces.checkpoints.steps()) <= 2
     runtime.close()
-
-
-def test_steps_are_computed_again_under_the_limits_that_held(run, gradient, dataset, tmp_path):
-    """A shorter example is another example; with a cached prefix no limit of length applies, a pause does."""
-    plan = gradient.plan(dataset, **SETTINGS)
-    train(run, plan, gradient)
-    again = RunDirectory(tmp_path / "again")
-    again.begin(plan)
-    again.limit(Limits(rest=0.001, max_length=20))
-    train(again, plan, gradient)
-    assert again.last.read_bytes() == run.last.read_bytes()
 
 
 def test_a_rate_that_is_too_high_says_so(run, gradient, dataset):

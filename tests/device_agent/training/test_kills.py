@@ -1,4 +1,4 @@
-"""The native runner, and a process that attends one, killed with -9: the files are those of an undisturbed run."""
+"""The native runner killed with -9: the files are those of an undisturbed run."""
 
 import json
 import random
@@ -14,9 +14,9 @@ from device_agent.training.journal import RunDirectory
 from device_agent.training.messages import TrainerMessage
 from shared.zo.trajectory import parse_trajectory
 
-TRAINING = {"steps": 200, "evaluation_interval": 40, "seed": 9}
+TRAINING = {"steps": 120, "evaluation_interval": 40, "seed": 9}
 FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
-RUNNER_KILLS, ENGINE_KILLS = 10, 3  # of each program
+RUNNER_KILLS = 4  # of each program
 MOST_STARTS = 60
 
 
@@ -39,6 +39,14 @@ def alone(tmp_path, plan, runner_directory):
     began = time.monotonic()
     assert NativeEngine(runner_directory).train(run, lambda _: None, lambda: False).result is not None
     return run, time.monotonic() - began
+
+
+def prepared(path, plan, runner_directory):
+    """A run with its plan file, and the command that trains it."""
+    run = begin(path, plan)
+    assert prepare(run) is None
+    command = [runner_directory / "mobizo-runner", "train", "--attached", "--run", run.path]
+    return run, [*command, "--program", plan.program, "--weights", plan.weights]
 
 
 def contents(run):
@@ -78,17 +86,9 @@ def killed_at(process, step):
 
 def test_a_runner_killed_at_a_step_leaves_the_same_b(tmp_path, plan, alone, runner_directory):
     """Before the first step, about an evaluation, and at the last step, each time by the next runner."""
-    for number, moments in enumerate([(0, 1, 2), (39, 40, 41), (120, TRAINING["steps"])]):
-        killed_at_each(moments, begin(tmp_path / f"run-{number}", plan), plan, alone[0], runner_directory)
-
-
-def killed_at_each(moments, run, plan, expected, runner_directory):
-    """Kills the run's runner at each of the moments, then lets the run end."""
-    assert prepare(run) is None
-    command = [runner_directory / "mobizo-runner", "train", "--attached", "--run", run.path]
-    command += ["--program", plan.program, "--weights", plan.weights]
+    run, command = prepared(tmp_path / "run", plan, runner_directory)
     told, before = [], b""
-    for moment in moments:
+    for moment in (0, 1, 2, 39, 40, 41, 90, TRAINING["steps"]):
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             # The runner before may have made steps that it could not tell of any more.
             if steps_in(run) < moment or moment == 0:
@@ -102,7 +102,7 @@ def killed_at_each(moments, run, plan, expected, runner_directory):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         said = process.stdout.read()
     assert finish(run, TrainerMessage.model_validate_json(said.split(b"\n")[-2])).result is not None
-    assert contents(run) == contents(expected)
+    assert contents(run) == contents(alone[0])
     told += told_steps(said)
     assert told == sorted(set(told))
 
@@ -113,10 +113,7 @@ def test_a_runner_killed_at_random_moments_leaves_the_same_b(tmp_path, plan, alo
     rng, kills, number = random.Random(41), 0, 0
     while kills < RUNNER_KILLS:
         number += 1
-        run = begin(tmp_path / f"run-{number}", plan)
-        assert prepare(run) is None
-        command = [runner_directory / "mobizo-runner", "train", "--attached", "--run", run.path]
-        command += ["--program", plan.program, "--weights", plan.weights]
+        run, command = prepared(tmp_path / f"run-{number}", plan, runner_directory)
         out, told, ledgers = tmp_path / "out", [], [b""]
         for _ in range(MOST_STARTS):
             with out.open("wb") as channel, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=channel) as process:

@@ -15,7 +15,8 @@ from tests.device_agent.conftest import ROOT
 
 STEPS = 60
 SETTINGS = {"steps": STEPS, "lr": 0.3, "schedule": "linear", "seed": 3, "evaluation_interval": 7}
-KILLS = (1, 20, 41)
+KILLS = (1, 41)
+ESTIMATORS = ("stored", "directional")
 
 
 def start(run):
@@ -41,8 +42,9 @@ def trained(heard):
     return [item.progress.step for item in heard if item.progress and item.progress.phase == "training"]
 
 
-def test_killed_at_several_steps_it_ends_with_the_same_b(program, dataset, tmp_path):
-    plan = program.plan(dataset, **SETTINGS)
+@pytest.mark.parametrize("name", ["rademacher", *(pytest.param(n, marks=pytest.mark.slow) for n in ESTIMATORS)])
+def test_killed_at_several_steps_it_ends_with_the_same_b(request, name, dataset, tmp_path):
+    plan = request.getfixturevalue(name).plan(dataset, **SETTINGS)
     whole, killed = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "killed")
     whole.begin(plan)
     heard = finish(start(whole))
