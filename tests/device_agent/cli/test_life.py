@@ -137,9 +137,9 @@ def test_keys_are_for_this_user_alone_whatever_the_umask(home, server, server_ke
         assert (home.path / "new" / name).stat().st_mode & 0o777 == mode
 
 
-def test_the_daemon_imports_nothing_of_a_server_and_no_runtime():
+def test_the_daemon_and_the_process_that_reads_the_data_import_nothing_of_a_server_and_no_runtime():
     program = (
-        "import sys, device_agent.cli.main, device_agent.daemon.daemon; "
+        "import sys, device_agent.cli.main, device_agent.daemon.daemon, device_agent.training.plan; "
         f"print([n for n in {FORBIDDEN} if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -4,8 +4,6 @@ The phone's engine has the same tests over a real adbd in tests/device_agent/adb
 """
 
 import contextlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ from device_agent.errors import DoesNotFit, RuntimeFailed
 from device_agent.training.journal import RunDirectory
 from device_agent.training.messages import TrainerMessage
 from shared.zo.trajectory import Limits
-from tests.device_agent.conftest import ROOT, copy_run
+from tests.device_agent.conftest import copy_run
 from tests.device_agent.engines.runs import hashes, ledger
 
 SETTINGS = {"steps": 40, "lr": 0.3, "schedule": "linear", "seed": 3, "evaluation_interval": 12}
@@ -161,42 +159,6 @@ def test_a_program_that_does_not_load_is_one_clear_line(begun, native, rademache
     assert "\n" not in message.error.detail
 
 
-@pytest.fixture
-def little_disk(tmp_path):
-    """A real file system of 256 KiB."""
-    place = tmp_path / "little"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"this machine mounts nothing for tests: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def test_a_full_disk_loses_nothing(long, native, little_disk, tmp_path):
-    whole = copy_run(long, tmp_path / "whole")
-    train(native, whole)
-    run = copy_run(long, little_disk / "run")
-    heard = []
-
-    def report(progress):
-        heard.append(progress)
-        if progress.phase == "training" and progress.step == 5:
-            # Whatever is still free goes.
-            with (little_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
-                while True:
-                    filler.write(b"x" * 512)
-
-    with pytest.raises(DoesNotFit, match="the disk is full; free some space"):
-        native.train(run, report, lambda: False)
-    assert run.result() is None
-    (little_disk / "filler").unlink()
-    train(native, run)
-    assert hashes(run) == hashes(whole)
-
-
 def test_a_disk_that_is_full_when_usage_is_noted_loses_nothing(begun, engine, tmp_path):
     """/dev/full refuses every byte with ENOSPC, as a full disk does."""
     whole = copy_run(begun, tmp_path / "whole")
@@ -208,47 +170,6 @@ def test_a_disk_that_is_full_when_usage_is_noted_loses_nothing(begun, engine, tm
     (begun.path / "figures.json.new").unlink(missing_ok=True)
     train(engine, begun)
     assert hashes(begun) == hashes(whole)
-
-
-WATCHED = """
-import sys, threading, time
-from pathlib import Path
-import psutil
-import device_agent.cli.main
-from device_agent.engines.native import finish, prepare
-from device_agent.training.journal import RunDirectory
-
-seen, here, done = set(), psutil.Process(), threading.Event()
-
-def look():
-    while not done.is_set():
-        for process in (here, *here.children()):
-            try:
-                seen.update((process.name(), Path(found.path).name) for found in process.memory_maps())
-            except psutil.Error:
-                pass
-        time.sleep(0.005)
-
-watcher = threading.Thread(target=look)
-watcher.start()
-message = NativeEngine(Path(sys.argv[1])).train(RunDirectory(Path(sys.argv[2])), lambda progress: None, lambda: False)
-done.set()
-watcher.join()
-assert message.result is not None
-for line in sorted(seen):
-    print(*line)
-"""
-
-
-def test_the_native_engine_never_maps_torch(long, runner_directory):
-    """Neither the agent's process, nor the runner, nor the helper that reads the data."""
-    command = [sys.executable, "-c", WATCHED, str(runner_directory), str(long.path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    assert "mobizo-runner libexecutorch.so" in done.stdout
-    assert "python" in done.stdout
-    assert "torch." not in done.stdout.replace("libexecutorch.so", "")
-    assert "libtorch" not in done.stdout
-    assert "torch_" not in done.stdout.replace("executorch_", "")
 
 
 def test_what_the_runner_left_is_checked(begun, native):

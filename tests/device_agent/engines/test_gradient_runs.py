@@ -71,15 +71,16 @@ def test_both_engines_make_the_same_steps(begun, gradient, tmp_path, native):
     assert results[0].evaluations[0].loss == pytest.approx(results[1].evaluations[0].loss, rel=1e-5)
 
 
-@pytest.mark.parametrize("step", [3, 10])
-def test_killed_it_ends_with_the_same_bytes(gradient, dataset, run, engine, tmp_path, step):
-    """Between two checkpoints and at one; the run is too long to end before the signal."""
+@pytest.mark.slow
+def test_python_killed_between_checkpoints_ends_with_the_same_bytes(gradient, dataset, run, tmp_path):
+    """The run is too long to end before the signal; the runner's kills are in tests/device_agent/training."""
+    engine = PythonEngine()
     run.begin(gradient.plan(dataset, **SETTINGS | {"steps": 300}))
     whole = copy_run(run, tmp_path / "whole")
     train(engine, whole)
     with pytest.raises(DoesNotFit, match="killed"):
-        train(engine, run, KillAt(step))
-    assert step <= ledger(run).steps < 300
+        train(engine, run, KillAt(13))
+    assert 13 <= ledger(run).steps < 300
     assert train(engine, run).result is not None
     assert hashes(run) == hashes(whole)
 

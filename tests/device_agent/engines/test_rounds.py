@@ -120,14 +120,14 @@ def test_the_last_b_is_handed_in_and_its_validation_reported(which, native, rade
     assert run.best.read_bytes() == run.last.read_bytes()
 
 
-def test_killed_it_pulls_again_from_the_ledger(engine, native, rademacher, dataset, tmp_path):
+def test_killed_it_pulls_again_from_the_ledger(native, rademacher, dataset, tmp_path):
     whole = begin(tmp_path / "whole", rademacher, dataset, steps=MANY)
     train(native, whole)
     run = begin(tmp_path / "run", rademacher, dataset, steps=MANY)
     with pytest.raises(DoesNotFit, match="killed"):
-        train(engine, run, KillAt(4))
+        train(native, run, KillAt(4))
     assert 4 <= ledger(run).steps < MANY
-    train(engine, run)
+    train(native, run)
     assert hashes(run) == hashes(whole)
 
 

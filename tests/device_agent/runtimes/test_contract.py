@@ -165,6 +165,7 @@ def test_scoring_between_steps_changes_nothing(runtime, program, examples):
     np.testing.assert_array_equal(runtime.adapter(), undisturbed)
 
 
+@pytest.mark.parametrize("pair", FAST, ids="-".join)
 def test_alternating_steps_and_scores_gathers_no_memory(runtime, program, examples):
     recipe = program.manifest.recipe
     step, score = pack_step(examples[: recipe.effective_batch], recipe), next(iter(pack_score(examples, recipe)))
@@ -237,7 +238,7 @@ def test_inputs_of_another_shape_are_an_error(runtime, program, examples):
             runtime.step(batch, query_seeds(0, 0, recipe.queries), LR, EPS)
 
 
-@pytest.mark.parametrize("pair", [("inprocess", "rademacher"), ("runner", "rademacher")], ids="-".join)
+@pytest.mark.parametrize("pair", FAST, ids="-".join)
 def test_a_method_that_the_program_lacks_is_named(runtime):
     with pytest.raises(RuntimeFailed, match="no method 'prefix'"):
         runtime.prefix(np.zeros((4, 8), np.int64))

@@ -83,14 +83,14 @@ def test_like_lengths_share_batches_and_results_keep_their_order(rademacher, dat
 
 
 class Recorder:
-    """A runtime that notes how long the sequences of each batch are, and scores by `inner` or zeros."""
+    """A runtime that notes how long the sequences of each batch are."""
 
-    def __init__(self, inner=None):
+    def __init__(self, inner):
         self._inner, self.lengths = inner, []
 
     def score(self, batch):
         self.lengths.append(batch[0].shape[1])
-        return np.zeros(batch[2].shape, np.float32) if self._inner is None else self._inner.score(batch)
+        return self._inner.score(batch)
 
 
 def test_scores_that_are_no_numbers_mean_divergence():

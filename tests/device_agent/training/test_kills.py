@@ -1,11 +1,7 @@
 """The native runner killed with -9: the files are those of an undisturbed run."""
 
 import json
-import random
-import signal
 import subprocess
-import time
-from itertools import pairwise
 
 import pytest
 
@@ -16,8 +12,6 @@ from shared.zo.trajectory import parse_trajectory
 
 TRAINING = {"steps": 120, "evaluation_interval": 40, "seed": 9}
 FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
-RUNNER_KILLS = 4  # of each program
-MOST_STARTS = 60
 
 
 @pytest.fixture(params=["rademacher", "stored", "gradient", pytest.param("directional", marks=pytest.mark.slow)])
@@ -33,20 +27,10 @@ def begin(path, plan):
 
 @pytest.fixture
 def alone(tmp_path, plan, runner_directory):
-    """The same run, killed by nobody, and the seconds that it took."""
+    """The same run, killed by nobody."""
     run = begin(tmp_path / "alone", plan)
-    assert prepare(run) is None
-    began = time.monotonic()
     assert NativeEngine(runner_directory).train(run, lambda _: None, lambda: False).result is not None
-    return run, time.monotonic() - began
-
-
-def prepared(path, plan, runner_directory):
-    """A run with its plan file, and the command that trains it."""
-    run = begin(path, plan)
-    assert prepare(run) is None
-    command = [runner_directory / "mobizo-runner", "train", "--attached", "--run", run.path]
-    return run, [*command, "--program", plan.program, "--weights", plan.weights]
+    return run
 
 
 def contents(run):
@@ -56,15 +40,6 @@ def contents(run):
 def steps_in(run):
     found = parse_trajectory(run.ledger.read_bytes())[0] if run.ledger.exists() else None
     return found.steps if found else 0
-
-
-def killed_after(process, seconds):
-    """Kills a process -9 unless it ends before; whether it was killed. Its standard input stays open till then."""
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-    return process.wait() == -signal.SIGKILL
 
 
 def told_steps(said):
@@ -86,7 +61,10 @@ def killed_at(process, step):
 
 def test_a_runner_killed_at_a_step_leaves_the_same_b(tmp_path, plan, alone, runner_directory):
     """Before the first step, about an evaluation, and at the last step, each time by the next runner."""
-    run, command = prepared(tmp_path / "run", plan, runner_directory)
+    run = begin(tmp_path / "run", plan)
+    assert prepare(run) is None
+    command = [runner_directory / "mobizo-runner", "train", "--attached", "--run", run.path]
+    command += ["--program", plan.program, "--weights", plan.weights]
     told, before = [], b""
     for moment in (0, 1, 2, 39, 40, 41, 90, TRAINING["steps"]):
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -102,32 +80,6 @@ def test_a_runner_killed_at_a_step_leaves_the_same_b(tmp_path, plan, alone, runn
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         said = process.stdout.read()
     assert finish(run, TrainerMessage.model_validate_json(said.split(b"\n")[-2])).result is not None
-    assert contents(run) == contents(alone[0])
+    assert contents(run) == contents(alone)
     told += told_steps(said)
     assert told == sorted(set(told))
-
-
-@pytest.mark.slow
-def test_a_runner_killed_at_random_moments_leaves_the_same_b(tmp_path, plan, alone, runner_directory):
-    expected, seconds = alone
-    rng, kills, number = random.Random(41), 0, 0
-    while kills < RUNNER_KILLS:
-        number += 1
-        run, command = prepared(tmp_path / f"run-{number}", plan, runner_directory)
-        out, told, ledgers = tmp_path / "out", [], [b""]
-        for _ in range(MOST_STARTS):
-            with out.open("wb") as channel, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=channel) as process:
-                killed = killed_after(process, rng.uniform(0, seconds) if kills < RUNNER_KILLS else None)
-            said = out.read_bytes()
-            kills += killed
-            told += told_steps(said)
-            ledgers.append(run.ledger.read_bytes() if run.ledger.exists() else b"")
-            assert max(told, default=0) <= steps_in(run)
-            if not killed:
-                break
-        assert finish(run, TrainerMessage.model_validate_json(said.split(b"\n")[-2])).result is not None
-        assert contents(run) == contents(expected)
-        # Nobody did a step that another had told of, and what a ledger had it kept.
-        assert told == sorted(set(told))
-        whole = [ledger[: parse_trajectory(ledger)[1]] for ledger in ledgers]
-        assert all(later.startswith(earlier) for earlier, later in pairwise(whole))

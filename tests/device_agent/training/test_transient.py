@@ -20,7 +20,8 @@ def opened(plan, **options):
     return open_runtime(plan.manifest, plan.program, plan.weights, **options)
 
 
-def test_a_run_in_memory_makes_the_bytes_of_a_run_on_disk(run, program, dataset):
+def test_a_run_in_memory_makes_the_bytes_of_a_run_on_disk(run, rademacher, dataset):
+    program = rademacher
     plan = program.plan(dataset, **SETTINGS)
     run.begin(plan)
     on_disk = train(run, plan, program, opened(plan))
