@@ -36,13 +36,7 @@ def distrustful(phone):
         process.kill()
 
 
-def test_devices_are_listed(adb, phone):
-    assert [(each.serial, each.state) for each in adb.devices()] == [(phone.serial, "device")]
-    assert adb.device() == phone.serial
-    assert Adb(None, phone.adb).device() == phone.serial
-
-
-@pytest.mark.parametrize("status", [0, 1, 7, 255])
+@pytest.mark.parametrize("status", [0, 255])
 def test_a_script_tells_its_status_and_both_outputs(adb, status):
     done = adb.shell(f"echo out; echo err >&2; exit {status}")
     assert (done.status, done.out, done.err) == (status, b"out\n", "err\n")

@@ -17,7 +17,7 @@ from device_agent.daemon.logs import log_path
 from device_agent.home import AgentHome
 from tests.device_agent.conftest import ROOT, run_agent, start_agent
 
-pytestmark = pytest.mark.usefixtures("with_runner", "enrolled")
+pytestmark = pytest.mark.usefixtures("with_runner")
 
 FORBIDDEN = ("fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "transformers", "torch", "executorch")
 
@@ -62,7 +62,7 @@ def test_an_idle_daemon_says_so_listens_to_nobody_outside_and_stops_when_told(da
 
 @pytest.mark.slow
 def test_a_paused_daemon_waits_in_the_middle_of_a_run_and_goes_on(daemon, agent, server, rademacher):
-    server.add_job(rademacher, steps=40_000, evaluation_interval=1000)
+    server.add_job(rademacher, steps=20_000, evaluation_interval=1000)
     server.wait_for(lambda: any(beat.phase == "training" and beat.step > 0 for beat in server.beats))
     assert agent("pause").returncode == 0
     assert "paused by the user" in agent("status").stdout
@@ -78,7 +78,7 @@ def test_a_paused_daemon_waits_in_the_middle_of_a_run_and_goes_on(daemon, agent,
     assert daemon.wait(30) == 0
 
 
-def test_a_pause_outlives_the_daemon(agent, server, dataset, rademacher):
+def test_a_pause_outlives_the_daemon(agent, enrolled, server, dataset, rademacher):
     server.add_job(rademacher, steps=1)
     assert "no agent is running" in agent("pause").stdout
     done = agent("run", "--once", "--data", f"movies={dataset}")
@@ -92,7 +92,7 @@ def test_a_pause_outlives_the_daemon(agent, server, dataset, rademacher):
 def test_systemd_hears_that_it_is_up_that_it_trains_and_that_it_ends(daemon, systemd, server, rademacher):
     listener, _ = systemd
     assert listener.recv(4096) == b"READY=1"
-    server.add_job(rademacher, steps=40_000, evaluation_interval=1000)
+    server.add_job(rademacher, steps=3000, evaluation_interval=1000)
     heard = []
     while not any("training" in text for text in heard):
         heard.append(listener.recv(4096).decode())
@@ -103,7 +103,7 @@ def test_systemd_hears_that_it_is_up_that_it_trains_and_that_it_ends(daemon, sys
     assert daemon.wait(30) == 0
 
 
-def test_the_log_is_kept_for_whoever_asks(agent, home, server, rademacher, dataset):
+def test_the_log_is_kept_for_whoever_asks(agent, enrolled, home, server, rademacher, dataset):
     assert agent("logs").stdout == ""
     server.add_job(rademacher, steps=1)
     assert agent("run", "--once", "--data", f"movies={dataset}").returncode == 0

@@ -108,7 +108,7 @@ def test_a_signal_ends_an_idle_daemon(daemon, server, number, agent):
     assert daemon.wait(30) == 0
 
 
-LONG = 8000  # steps: seconds more than a command line takes to start, whatever else the machine does
+LONG = 5000  # steps: seconds more than a command line takes to start, whatever else the machine does
 
 
 @pytest.mark.slow
@@ -121,15 +121,4 @@ def test_ctrl_c_while_training_leaves_a_run_that_goes_on(daemon, server, rademac
     assert daemon.wait(30) == 0
     assert ("POST", "release") not in server.calls
     assert agent("run", "--once", "--data", f"movies={dataset}").returncode == 0
-    assert server.completions[0].result.steps == LONG
-
-
-@pytest.mark.slow
-def test_kill_9_of_the_whole_agent_and_restart(daemon, server, rademacher, agent, dataset, home):
-    server.add_job(rademacher, steps=LONG, evaluation_interval=LONG)
-    server.wait_for(lambda: any(beat.phase == "training" for beat in server.beats))
-    os.kill(daemon.pid, signal.SIGKILL)
-    daemon.wait()
-    done = agent("run", "--once", "--data", f"movies={dataset}")
-    assert done.returncode == 0, done.stderr
     assert server.completions[0].result.steps == LONG

@@ -137,28 +137,6 @@ def test_a_diverging_run_ends_with_its_reason(begun, native, rademacher):
     assert ledger(begun).steps == 1
 
 
-def test_bad_data_is_told_without_a_word_of_it(rademacher, dataset, run, native):
-    # As many records as the noise on their count needs.
-    (dataset / "train.jsonl").write_text('{"text": "a secret", "label": "neither"}\n' * 1000)
-    run.begin(rademacher.plan(dataset, **SETTINGS))
-    message, _ = train(native, run)
-    assert message.error.code == "invalid-dataset"
-    assert "too few of its records fit the task" in message.error.detail
-    assert "secret" not in message.error.detail
-    assert "0 of 1000 records fit" in message.detail
-
-
-def test_a_program_that_does_not_load_is_one_clear_line(begun, native, rademacher, dataset, tmp_path):
-    bad = tmp_path / "bad.pte"
-    bad.write_bytes(b"not a program" * 100)
-    plan = begun.plan().model_copy(update={"program": bad})
-    begun.begin(plan)
-    message, _ = train(native, begun)
-    assert message.error.code == "runtime-failed"
-    assert "does not load" in message.error.detail
-    assert "\n" not in message.error.detail
-
-
 def test_a_disk_that_is_full_when_usage_is_noted_loses_nothing(begun, engine, tmp_path):
     """/dev/full refuses every byte with ENOSPC, as a full disk does."""
     whole = copy_run(begun, tmp_path / "whole")

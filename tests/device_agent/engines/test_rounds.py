@@ -70,18 +70,6 @@ def test_both_implementations_pull_alike(request, name, start, dataset, tmp_path
     assert ledger(runs[0]).header.proximal == MU
 
 
-def test_a_job_of_ones_own_is_pulled_alike_and_hands_in_its_best(native, rademacher, dataset, tmp_path):
-    """Which need not be the last one; the test split is measured as ever."""
-    own = RunDirectory(tmp_path / "own")
-    plan = rademacher.plan(dataset, **SETTINGS, proximal=MU)
-    begin_from(own, plan, random_b(rademacher.manifest))
-    result = train(native, own).result
-    of_round = begin(tmp_path / "round", rademacher, dataset)
-    train(native, of_round)
-    assert file_sha256(own.last) == file_sha256(of_round.last)
-    assert {found.split for found in result.evaluations} == {"validation", "test"}
-
-
 def test_b_is_what_the_coefficients_and_the_pulls_say(native, rademacher, dataset, tmp_path):
     """Element by element in float32, from FedProx's formula; the ledger's own replay agrees to the bit."""
     run = begin(tmp_path / "run", rademacher, dataset)
