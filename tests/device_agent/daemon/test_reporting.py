@@ -117,3 +117,11 @@ def test_without_systemd_nothing_is_said_and_nothing_breaks(tmp_path, clock):
         watchdog.show(step(1))
         watchdog.feed()
         watchdog.stopping()
+
+
+def test_a_turn_of_the_idle_loop_feeds(watchdog, heard, clock):
+    watchdog.feed()
+    assert heard() == ["WATCHDOG=1", "STATUS=idle"]
+    clock.now += FEED_SECONDS / 2
+    watchdog.feed()
+    assert heard() == []  # not so soon again

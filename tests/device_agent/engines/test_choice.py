@@ -98,3 +98,10 @@ def test_what_it_can_do_is_told_without_getting_anything(choose, home):
     native = choose(EngineName.NATIVE).capabilities()
     assert (native.engines, native.backends) == (("native",), ("xnnpack", "portable"))
     assert RunnerLocation.within(home.path).find() is None
+
+
+def test_a_runner_that_could_not_be_built_is_not_told_of(choose, home):
+    place = RunnerLocation.within(home.path)
+    place.directory.mkdir(parents=True, exist_ok=True)
+    place.remember(place.path.name, "no compiler", None)
+    assert choose().capabilities().operators == ()

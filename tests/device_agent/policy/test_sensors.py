@@ -1,6 +1,7 @@
 """Sensors: recorded texts and trees, and once this machine."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -275,3 +276,10 @@ def test_our_childrens_time_is_ours_after_they_ended_too():
     before = own_seconds()
     subprocess.run([sys.executable, "-S", "-c", BURN], check=True)
     assert own_seconds() - before >= 0.29
+
+
+def test_the_batterys_own_heat_counts(phone):
+    shell, _ = phone("android_hot")
+    silent = re.sub(r"\tTemperature.*\n", "", shell("dumpsys thermalservice"))
+    readings = AdbSensors(lambda line: shell(line).replace(shell("dumpsys thermalservice"), silent)).read()
+    assert (readings.temperature, readings.temperature_sensor) == (41.5, "battery")

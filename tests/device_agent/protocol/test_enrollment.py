@@ -195,3 +195,8 @@ def test_refused_it_leaves_what_was_there(server, tmp_path):
     assert json.loads(told)["user_code"] == "WDJB-MJHT"
     assert public_text(home.stored_device_key().public_key()) == public_text(key.public_key())
     assert not (home.path / "config.json").exists()
+
+
+def test_without_an_interval_it_is_five_seconds(server):
+    del server.asked["interval"]
+    assert joined(server, "authorization_pending", GRANTED)[1] == [5, 5]

@@ -6,9 +6,10 @@ import pytest
 from device_agent.engines.child_process import PythonEngine
 from device_agent.engines.native import NativeEngine
 from device_agent.runtimes import PrivateGradientInput, Rates, open_runtime
+from device_agent.training.dp_sampling import draw
 from device_agent.training.journal import RunDirectory
 from shared.canonical import file_sha256
-from shared.privacy import NOISE_UNITS, ExamplePrivacy, gradient_noise
+from shared.privacy import NOISE_KEYS, NOISE_UNITS, ExamplePrivacy, gradient_noise
 from shared.zo.encoding import pack_step
 from shared.zo.lora import load_adapter
 from shared.zo.trajectory import parse_trajectory
@@ -123,3 +124,13 @@ def test_an_engine_that_is_stopped_goes_on_with_the_same_draws(plan, private, tm
     np.testing.assert_allclose(
         *(load_adapter(run.last.read_bytes(), plan.manifest.size) for run in (whole, by_hand)), atol=2e-3
     )
+
+
+def test_keys_are_drawn_with_the_samples_and_kept_until_the_end(run, plan):
+    first, again = begun(run, plan), run.dp_samples(plan, 13)
+    assert first.keys.shape == (13, NOISE_KEYS, 2)
+    np.testing.assert_array_equal(first.keys, again.keys)
+    assert first.noise.size == 0
+    other = draw(PRIVACY, 13, 13, None)
+    assert not np.array_equal(first.keys, other.keys)
+    assert run.dp_samples_file.stat().st_mode & 0o077 == 0 or run.path.stat().st_mode & 0o077 == 0

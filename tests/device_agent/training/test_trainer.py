@@ -216,3 +216,15 @@ def test_divergence_is_an_error_and_never_enters_the_ledger(run, rademacher, dat
         train(run, plan, rademacher, runtime=runtime)
     assert ledger(run).steps == 3
     assert run.result() is None
+
+
+def test_seconds_add_up_over_processes(run, rademacher, dataset):
+    plan = rademacher.plan(dataset, **SETTINGS)
+    with pytest.raises(Stopped):
+        train(run, plan, rademacher, AfterCalls(6))
+    first = run.figures()
+    assert first.seconds >= first.train_seconds > 0
+    result, _ = train(run, plan, rademacher)
+    assert result.train_seconds > first.train_seconds
+    assert result.seconds > first.seconds
+    assert result.peak_rss_bytes >= first.peak_rss_bytes
