@@ -9,7 +9,7 @@ import pytest
 from device_agent.daemon.daemon import Daemon
 from device_agent.daemon.reporting import Display
 from device_agent.engines.native import NativeEngine
-from device_agent.home import AgentHome, DeviceConfig
+from device_agent.home import AgentHome
 from device_agent.jobs.leased_job import Outcome
 from device_agent.jobs.rounds import RoundLog
 from device_agent.protocol.client import DeviceClient
@@ -17,7 +17,6 @@ from shared.capabilities import Capabilities
 from shared.errors import AdapterNotFound
 from shared.federation.secure_aggregation.fixed_point import mean_error
 from shared.federation.update import difference
-from shared.signing import key_id, parse_public, public_text
 from shared.transport import Transport
 from shared.zo.lora import load_adapter
 from shared.zo.replay import replay
@@ -44,42 +43,24 @@ DONE = Outcome.COMPLETED
 class Agent:
     """A device of its own with its own data, enrolled, whose owner lets it take part."""
 
-    def __init__(self, url, ask, directory, user, runner):
+    def __init__(self, call, url, ask, directory, user, runner):
         self.home, self.user, self._runner = AgentHome(directory / user), user, runner
-        self.home.create()
         self.data = directory / f"{user}-movies"
         self.data.mkdir(parents=True)
         for split, count in (("train", 9 + 2 * USERS.index(user)), ("validation", 6)):
             write_records(self.data / f"{split}.jsonl", count, seed=USERS.index(user) + 10 * count)
         once = ask("POST", "/v1/enrollments", json={"users": [user]}).json()["token"]
-        with DeviceClient(url, once) as client:
-            grant = client.enroll(user, public_text(self.home.device_key().public_key()))
-        public = grant.server.public_key
-        self.home.enroll(
-            DeviceConfig(
-                server=url,
-                name=user,
-                device_id=grant.device_id,
-                token=grant.token,
-                public_key=public,
-                key_id=key_id(parse_public(public)),
-            )
-        )
-        self.id = grant.device_id
+        enroll = ("enroll", "--server", url, "--token", once, "--name", user, "--home", str(self.home.path))
+        call("device_agent", *enroll)
+        self.id = self.home.config().device_id
 
     def work(self, rules):
         """Does the job that waits for it, on the native runner; how it ended."""
         self.home.rules.write_text(rules)
-        engine = NativeEngine(self._runner)
+        engine, data = NativeEngine(self._runner), {"movies": self.data}
+        options = {"engines": lambda _manifest: engine, "capabilities": lambda: Capabilities()}
         with Display(self.home, live=False) as display:
-            daemon = Daemon(
-                self.home,
-                {"movies": self.data},
-                display,
-                engines=lambda _manifest: engine,
-                capabilities=lambda: Capabilities(),
-            )
-            return daemon.run(once=True)
+            return Daemon(self.home, data, display, **options).run(once=True)
 
 
 def tenant(call, url, name):
@@ -130,7 +111,7 @@ def federate(call, url, directory, runner, rounds, rules, **settings):
     form = settings["upload"]
     with tenant(call, url, form) as transport:
         ask = transport.request
-        agents = [Agent(url, ask, directory / form, user, runner) for user in USERS]
+        agents = [Agent(call, url, ask, directory / form, user, runner) for user in USERS]
         ask("POST", "/v1/cohorts", json=COHORT | settings)
         for agent in agents:
             ask("PUT", f"/v1/cohorts/reviews/members/{agent.user}", json={"device": agent.id})
