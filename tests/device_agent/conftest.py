@@ -1,8 +1,12 @@
 """A tiny random Llama compiled by the real compiler, data that the tiny tokenizer knows, and agents' homes."""
 
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +16,8 @@ import safetensors.numpy
 import structlog
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from device_agent.daemon.daemon import Daemon
+from device_agent.daemon.reporting import Display
 from device_agent.engines.child_process import PythonEngine
 from device_agent.engines.choice import RUNNER_VARIABLE
 from device_agent.engines.native import NativeEngine
@@ -25,10 +31,10 @@ from shared.program import ProgramManifest
 from shared.recipe import BaseRef, Recipe
 from shared.signing import key_id, new_private_key, public_text
 from shared.task_templates import named_task
-from tests.device_agent.fake_server import DEVICE_KEYS
+from tests.device_agent.fake_server import DEVICE_KEYS, FakeServer
 from tests.device_agent.native import ROOT as ROOT
 from tests.device_agent.native import built_runner
-from tests.device_agent.service import call, environment, server, service_home  # noqa: F401  # fixtures
+from tests.device_agent.service import call, environment, service, service_home  # noqa: F401  # fixtures
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 32, 48, 2, 4, 2, 8, 288
 WORDS = ("warm", "funny", "dull", "tedious", "film", "plot", "cast", "joy", "bore", "bright", "flat", "weak")
@@ -209,26 +215,14 @@ def program(request):
 
 
 @pytest.fixture(scope="session")
-def gradient(compile_tiny):
-    return compile_tiny("gradient", estimator="gradient", loss="candidates", layers="last:1", queries=1)
-
-
-TWIN = ("noise", "loss", "layers", "estimator", "queries", "micro_batch")
+def clipped(compile_tiny):
+    """For private runs by finite differences."""
+    return compile_tiny("clipped", privacy="clipped", layers="last:1", effective_batch=2)
 
 
 @pytest.fixture(scope="session")
-def torch_programs(compile_tiny):
-    """The same recipe for backend torch, compiled when first asked for."""
-    made = {}
-
-    def twin(program):
-        recipe = program.manifest.recipe
-        if recipe.id not in made:
-            settings = {name: getattr(recipe, name) for name in TWIN}
-            made[recipe.id] = compile_tiny(f"torch-{len(made)}", backend="torch", **settings)
-        return made[recipe.id]
-
-    return twin
+def gradient(compile_tiny):
+    return compile_tiny("gradient", estimator="gradient", loss="candidates", layers="last:1", queries=1)
 
 
 def write_records(path, count, seed, marker=""):
@@ -289,6 +283,87 @@ def home(tmp_path):
     place = AgentHome(tmp_path / "home")
     place.create()
     return place
+
+
+@pytest.fixture
+def server(server_key):
+    """A server in memory; `service` is the real one."""
+    with FakeServer(server_key) as double:
+        yield double
+
+
+@pytest.fixture
+def enrolled(home, server, server_key):
+    """The home, enrolled with the server."""
+    enroll(home, server.url, server_key)
+    return home
+
+
+@pytest.fixture
+def make(dataset, engines):
+    """Makes a daemon of any home."""
+    made = []
+
+    def make(home, data=None, **options):
+        display = Display(home, live=False)
+        display.__enter__()
+        options = {"pause_seconds": 0.1, "engines": engines} | options
+        made.append(Daemon(home, data or {"movies": dataset}, display, **options))
+        return made[-1]
+
+    yield make
+    for daemon in made:
+        daemon.stop()
+
+
+@pytest.fixture
+def daemon(make, enrolled):
+    return make(enrolled)
+
+
+@pytest.fixture
+def in_background():
+    """Runs a daemon in a thread beside the test, and stops it after; returns the thread and a list for its end."""
+    threads = []
+
+    def begin(daemon, once=False):
+        ended = []
+        thread = threading.Thread(target=lambda: ended.append(daemon.run(once)))
+        threads.append((daemon, thread))
+        thread.start()
+        return thread, ended
+
+    yield begin
+    for daemon, thread in threads:
+        daemon.stop()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def run_agent(home, *arguments, before=(), **options):
+    """Runs `mobizo-agent` to its end in a home. before: the words of a command that runs it."""
+    return subprocess.run(
+        [*before, sys.executable, "-m", "device_agent", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"MOBIZO_AGENT_HOME": str(home.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+@pytest.fixture
+def agent(home):
+    """Runs `mobizo-agent` to its end in the test's home."""
+    return lambda *arguments, **options: run_agent(home, *arguments, **options)
+
+
+def start_agent(home, *arguments, notify=None, **options):
+    """Starts `mobizo-agent` in a home. notify: where systemd hears it."""
+    command = [sys.executable, "-m", "device_agent", *arguments]
+    variables = os.environ | {"MOBIZO_AGENT_HOME": str(home.path)} | (notify or {})
+    return subprocess.Popen(command, cwd=ROOT, env=variables, **options)
 
 
 def enroll(home, url, server_key, token="device-token"):

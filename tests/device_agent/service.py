@@ -92,7 +92,7 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def server(call, environment, base, service_home):
+def service(call, environment, base, service_home):
     """A running server that has the tiny base."""
     token = json.loads(call("server", "init", "--json"))["token"]
     call("server", "bases", "add", "tiny", str(base), "--json")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from device_agent.errors import AlreadyRunning, NotEnrolled
-from device_agent.home import AgentHome, DaemonStatus
+from device_agent.home import AgentHome
 from shared.errors import BadRequest
 from shared.signing import public_text
 from tests.device_agent.conftest import enroll
@@ -45,12 +45,6 @@ def test_one_daemon_at_a_time(home):
         with pytest.raises(AlreadyRunning), home.lock():
             pass
     assert not home.running()
-
-
-def test_status_comes_back(home):
-    assert home.status() is None
-    home.write_status(DaemonStatus(state="busy", job_id="job-1"))
-    assert home.status().job_id == "job-1"
 
 
 @pytest.mark.parametrize("name", ["", "../elsewhere", "a/b", "/etc", ".", ".."])

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 
-from device_agent.memory import peak_rss_bytes, rss_bytes
 from tests.device_agent.conftest import ROOT
 
 CODE = """
@@ -22,10 +21,6 @@ def test_the_peak_is_the_process_own():
     done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < len(ballast), "a child's peak must not be its parent's"
-
-
-def test_the_peak_is_never_below_what_is_used():
-    assert peak_rss_bytes() >= rss_bytes() // 2 > 0
 
 
 IDLE = """

@@ -52,12 +52,6 @@ def test_a_file_of_an_earlier_process_is_hashed_again(server, client, cache, tmp
     assert server.served["downloads"] == 2
 
 
-def test_a_cut_off_file_is_fetched_again(server, client, cache):
-    path = cache.fetch(client, FILE)
-    os.truncate(path, 10)
-    assert cache.fetch(client, FILE).read_bytes() == CONTENT
-
-
 @pytest.mark.parametrize(
     ("content", "error", "words"),
     [
@@ -187,22 +181,3 @@ def test_a_server_that_stops_sending_is_given_up_and_resumed_later(server, clien
         cache.fetch(client, FILE)
     server.drop_after = None
     assert cache.fetch(client, FILE).read_bytes() == CONTENT
-
-
-def test_a_server_that_was_restarted_goes_on_where_it_was(server_key, cache, tmp_path, monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda _seconds: None)
-    with FakeServer(server_key) as server, DeviceClient(server.url, "token") as client:
-        server.files[FILE.sha256] = CONTENT
-        server.drop_after = 30_000
-        port = int(server.url.rpartition(":")[2])
-
-        def stop_after_the_first_piece(arrived, _size):
-            if arrived == 30_000:
-                server.close()
-
-        with pytest.raises(Unavailable):
-            cache.fetch(client, FILE, stop_after_the_first_piece)
-        with FakeServer(server_key, port=port) as again:
-            again.files[FILE.sha256] = CONTENT
-            assert cache.fetch(client, FILE).read_bytes() == CONTENT
-            assert again.ranges == ["bytes=30000-"]

@@ -1,5 +1,6 @@
 """The agent against the real server and its real compiler: two programs that know only the contract."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,11 @@ import numpy as np
 import pytest
 
 from device_agent.home import AgentHome
+from device_agent.protocol.client import DeviceClient
+from device_agent.runner.archive import pack_runner
+from device_agent.runner.location import RunnerLocation
+from device_agent.runner.supply import ensure_runner
+from shared.signing import new_private_key, parse_public, public_text
 from shared.transport import Transport
 from shared.zo.lora import load_adapter
 from shared.zo.trajectory import parse_trajectory
@@ -20,21 +26,21 @@ from tests.device_agent.use import Session
 
 
 @pytest.fixture
-def ask(server):
+def ask(service):
     """Asks the server as an app and an operator."""
-    with Transport(server.url, server.token) as transport:
+    with Transport(service.url, service.token) as transport:
         yield lambda method, path, **body: transport.request(method, path, **body)
 
 
 @pytest.fixture
-def agent(call, server, ask, environment, dataset, tmp_path):
+def agent(call, service, ask, environment, dataset, tmp_path):
     """Enrolls an agent by name, and starts it for one job."""
     processes = []
 
     def agent(name, rules=""):
         home = str(tmp_path / name)
         once = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
-        call("device_agent", "enroll", "--server", server.url, "--token", once, "--name", name, "--home", home)
+        call("device_agent", "enroll", "--server", service.url, "--token", once, "--name", name, "--home", home)
         (Path(home) / "rules.toml").write_text(rules)
         command = [sys.executable, "-m", "device_agent", "train", "--once", "--data", f"movies={dataset}"]
         process = subprocess.Popen(
@@ -73,20 +79,7 @@ def training(ask, job):
     return (ask("GET", f"/v1/jobs/{job['id']}").json()["progress"] or {}).get("phase") == "training"
 
 
-def test_the_life_of_a_job(ask, agent, server):
-    job = submit(ask, "plain")
-    process, _ = agent("plain-1")
-    assert process.wait() == 0, process.stdout.read()
-    job = ask("GET", f"/v1/jobs/{job['id']}").json()
-    assert job["state"] == "succeeded", job
-    assert job["result"]["steps"] == 12
-    version = ask("GET", "/v1/adapters/plain/versions/1").json()
-    stored = ask("GET", "/v1/adapters/plain/versions/1/lora_B.safetensors").content
-    assert len(stored) == version["size"] <= 4 * version["size_d"] + 4096
-    load_adapter(stored, version["size_d"])
-
-
-def test_a_trajectory_instead_of_b(ask, agent, server):
+def test_a_trajectory_instead_of_b(ask, agent, service):
     """Trained by the real runtime here, replayed by the server there, to the bit."""
     job = submit(ask, "by-ledger", trajectory="instead", seed=2**53 - 1, steps=2)
     process, home = agent("by-ledger-1", "trajectory = true")
@@ -104,15 +97,31 @@ def test_a_trajectory_instead_of_b(ask, agent, server):
     assert ask("GET", f"{path}/steps/2/lora_B.safetensors").content == run.last.read_bytes()
 
 
+def test_a_device_gets_the_runner_that_the_operator_added(ask, call, service, runner_directory, tmp_path):
+    place, archive = RunnerLocation.within(tmp_path / "agent"), tmp_path / "runner.tar.gz"
+    pack_runner(runner_directory, archive)
+    said = json.loads(subprocess.check_output([runner_directory / "mobizo-runner", "version"]))
+    stated = ("--platform", place.system, "--version", said["version"], "--executorch", said["executorch"])
+    call("server", "runner-builds", "add", str(archive), *stated)
+    wait_until(lambda: ask("GET", "/v1/server"))
+    once = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
+    with DeviceClient(service.url, once) as client:
+        grant = client.enroll("runner-1", public_text(new_private_key().public_key()))
+    with DeviceClient(service.url, grant.token) as client:
+        supply = ensure_runner(place, client, parse_public(grant.server.public_key), lambda _line: None)
+    assert supply.directory == place.path, supply.reason
+    assert (place.path / "mobizo-runner").read_bytes() == (runner_directory / "mobizo-runner").read_bytes()
+
+
 @pytest.mark.slow
-def test_a_lease_that_lapsed_while_the_server_was_away_is_still_this_devices_if_nobody_has_the_job(ask, agent, server):
+def test_a_lease_that_lapsed_while_the_server_was_away_is_still_this_devices_if_nobody_has_the_job(ask, agent, service):
     job = submit(ask, "lapsed", steps=3000, evaluation_interval=1000)
     process, home = agent("lapsed-1")
     wait_until(lambda: training(ask, job))
-    server.stop()
+    service.stop()
     wait_until(lambda: home.run(job["id"]).result() is not None)
     time.sleep(2)  # the lease's length: it has lapsed
-    server.start()
+    service.start()
     wait_until(lambda: ask("GET", "/v1/server"))
     assert process.wait(120) == 0
     assert state(ask, job) == "succeeded"
@@ -122,7 +131,7 @@ def test_a_lease_that_lapsed_while_the_server_was_away_is_still_this_devices_if_
 
 
 @pytest.mark.slow
-def test_a_job_that_another_device_trained_meanwhile_is_lost_and_stored_once(ask, agent, server):
+def test_a_job_that_another_device_trained_meanwhile_is_lost_and_stored_once(ask, agent, service):
     job = submit(ask, "contested", steps=3000, evaluation_interval=1000)
     sleeper, home = agent("contested-1")
     wait_until(lambda: training(ask, job))
@@ -142,7 +151,7 @@ def test_a_job_that_another_device_trained_meanwhile_is_lost_and_stored_once(ask
 
 @pytest.mark.slow
 def test_a_job_goes_on_from_a_version_and_another_device_takes_that_while_it_is_in_use(
-    ask, agent, call, server, dataset, tmp_path
+    ask, agent, call, service, dataset, tmp_path
 ):
     """Killed in the middle, too; then a device that only uses the adapter pulls both versions under a session."""
     (dataset / "test.jsonl").unlink()  # the best of several validations never falls, so each version is approved
@@ -174,7 +183,7 @@ def test_a_job_goes_on_from_a_version_and_another_device_takes_that_while_it_is_
 
     once = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
     tablet = AgentHome(tmp_path / "tablet")
-    call("device_agent", "enroll", "--server", server.url, "--token", once, "--name", "tablet", "--home", tablet.path)
+    call("device_agent", "enroll", "--server", service.url, "--token", once, "--name", "tablet", "--home", tablet.path)
     pull = ("device_agent", "adapters", "pull", "--home", tablet.path)
     with pytest.raises(AssertionError, match="there is no adapter"):
         call(*pull, "lineage@v1")

@@ -36,13 +36,7 @@ def distrustful(phone):
         process.kill()
 
 
-def test_devices_are_listed(adb, phone):
-    assert [(each.serial, each.state) for each in adb.devices()] == [(phone.serial, "device")]
-    assert adb.device() == phone.serial
-    assert Adb(None, phone.adb).device() == phone.serial
-
-
-@pytest.mark.parametrize("status", [0, 1, 7, 255])
+@pytest.mark.parametrize("status", [0, 255])
 def test_a_script_tells_its_status_and_both_outputs(adb, status):
     done = adb.shell(f"echo out; echo err >&2; exit {status}")
     assert (done.status, done.out, done.err) == (status, b"out\n", "err\n")
@@ -55,12 +49,6 @@ def test_output_is_bytes(adb, phone):
     assert adb.read("/data/file", len(BYTES) - 3) == b"ine"
     assert adb.read("/data/file", len(BYTES)) == b""
     assert adb.read("/data/none") == b""
-
-
-def test_a_script_that_fails_is_refused_in_words(adb):
-    assert adb.run("echo fine") == "fine\n"
-    with pytest.raises(PhoneRefused, match=r"status 3: no such luck"):
-        adb.run("echo no such luck >&2; exit 3")
 
 
 def test_files_go_and_come_back(adb, phone, tmp_path):
@@ -96,17 +84,6 @@ def test_adb_is_missing(tmp_path, monkeypatch):
         Adb().devices()
     with pytest.raises(AdbMissing, match="adb is not at"):
         Adb(None, tmp_path / "adb").devices()
-
-
-def test_adb_is_found_on_the_path_and_in_the_sdk(phone, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", f"{phone.adb.parent}:/usr/bin:/bin:/usr/sbin:/sbin")
-    assert Adb().program() == phone.adb
-    monkeypatch.setenv("PATH", str(tmp_path))
-    tools = tmp_path / "sdk" / "platform-tools"
-    tools.mkdir(parents=True)
-    (tools / "adb").symlink_to(phone.adb)
-    monkeypatch.setenv("ANDROID_HOME", str(tmp_path / "sdk"))
-    assert Adb().program() == tools / "adb"
 
 
 def test_no_phone(phone):

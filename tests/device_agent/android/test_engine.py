@@ -13,9 +13,11 @@ from device_agent.android.adb import Adb, NoPhone, WrongProcessor
 from device_agent.engines.adb import AdbEngine
 from device_agent.engines.native import NativeEngine
 from device_agent.errors import DoesNotFit, RuntimeFailed
+from device_agent.training.journal import RunDirectory
 from shared.zo.trajectory import Limits, parse_trajectory
 from tests.device_agent.android.conftest import TRAINING, begin
 from tests.device_agent.conftest import ROOT
+from tests.device_agent.warm_starts import begin_from, random_b
 
 FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
 THERE = "/data/local/tmp/mobizo"
@@ -61,27 +63,17 @@ class Once:
 
 
 class Output:
-    """What the runners of a run said, kept when the engine empties or removes the file."""
+    """What the runner of a run said, kept when the engine empties or removes the file."""
 
     def __init__(self, phone, job="job-1"):
         self._there, self._kept = phone.path(f"{THERE}/runs/{job}/out"), phone.path("/data/kept")
-        self._before = []
 
     def keep(self):
         """Looks at the file from now on."""
-        if self._kept.exists():
-            self._kept.unlink()
         os.link(self._there, self._kept)
-
-    def cut(self):
-        """Another runner will write to the same file."""
-        self._before += self._read()
 
     def steps(self):
         """Each step that was computed, in order."""
-        return self._before + self._read()
-
-    def _read(self):
         whole = self._kept.read_text().rpartition("\n")[0].splitlines()
         said = [json.loads(line).get("progress", {}) for line in whole]
         return [progress["step"] for progress in said if progress.get("phase") == "training"]
@@ -95,11 +87,7 @@ def test_a_run_on_a_phone_is_the_native_engines(run, expected, engine, phone):
     assert run.result() == message.result
     assert heard[-1].step == STEPS
     assert message.result.peak_rss_bytes > 1 << 20
-    # The data was in the plan.
-    assert phone.run(f"ls {THERE}/runs {THERE}/aside").split() == [
-        f"{THERE}/aside:",
-        f"{THERE}/runs:",
-    ] or not phone.run(f"ls -A {THERE}/runs; ls -A {THERE}/aside")
+    assert not phone.run(f"ls -A {THERE}/runs; ls -A {THERE}/aside")  # the data was in the plan
 
 
 @pytest.mark.slow
@@ -121,64 +109,42 @@ def test_only_what_lacks_is_pushed(engine, adb, runner_directory, rademacher, mo
     assert {path.name: path.stat().st_ino for path in kept.iterdir()} == inodes
 
 
+def kill_adbd(phone):
+    phone.kill()
+    threading.Timer(1.0, phone.start, kwargs={"connected": False}).start()
+
+
+def kill_adb_server(phone):
+    phone.client("kill-server")
+
+
+def kill_runner(phone):
+    phone.run("kill -9 $(pidof mobizo-runner)")
+
+
+def kill_all(phone):
+    """As a restart of the phone does."""
+    phone.run(f"kill -9 $(cat {THERE}/runs/job-1/keeper) $(pidof mobizo-runner)")
+
+
 @pytest.mark.slow
-def test_adbd_dies_and_comes_back(run, expected, engine, phone):
-    output, why = Output(phone), []
-
-    def cut():
-        output.keep()
-        phone.kill()
-        threading.Timer(1.0, phone.start, kwargs={"connected": False}).start()
-
-    once = Once(3, cut)
-    message = engine.train(run, lambda told: (once(told), why.append(told.why)), never)
-    assert message.result is not None
-    assert same(run, expected)
-    assert output.steps() == list(range(1, STEPS + 1))
-    assert any(why)
-
-
-@pytest.mark.slow
-def test_the_adb_server_dies(run, expected, engine, phone):
+@pytest.mark.parametrize(
+    ("kill", "runs_on"), [(kill_adbd, True), (kill_adb_server, True), (kill_runner, False), (kill_all, False)]
+)
+def test_what_is_killed_costs_nothing(run, expected, engine, phone, kill, runs_on):
+    """A runner that the host cannot reach goes on by itself."""
     output = Output(phone)
 
     def cut():
         output.keep()
-        phone.client("kill-server")
-
-    assert engine.train(run, Once(3, cut), never).result is not None
-    assert same(run, expected)
-    assert output.steps() == list(range(1, STEPS + 1))
-
-
-@pytest.mark.slow
-def test_the_runner_is_killed(run, expected, engine, phone):
-    output = Output(phone)
-
-    def cut():
-        output.keep()
-        # The same shell reads what was computed and lets nothing come between.
-        phone.run("kill -9 $(pidof mobizo-runner)")
-        output.cut()
+        kill(phone)
 
     once = Once(3, cut)
     assert engine.train(run, once, never).result is not None
     assert once.done
     assert same(run, expected)
-    steps = output.steps()
-    assert sorted(set(steps)) == list(range(1, STEPS + 1))
-    assert len(steps) - len(set(steps)) <= 1
-
-
-@pytest.mark.slow
-def test_all_of_the_run_is_killed_as_by_a_restart_of_the_phone(run, expected, engine, phone):
-    def cut():
-        phone.run(f"kill -9 $(cat {THERE}/runs/job-1/keeper) $(pidof mobizo-runner)")
-
-    once = Once(3, cut)
-    assert engine.train(run, once, never).result is not None
-    assert once.done
-    assert same(run, expected)
+    if runs_on:
+        assert output.steps() == list(range(1, STEPS + 1))
 
 
 def stand_in(directory, train):
@@ -189,35 +155,23 @@ def stand_in(directory, train):
     return directory
 
 
-@pytest.mark.slow
-def test_a_runner_that_is_killed_before_its_first_step_does_not_fit(run, adb, tmp_path):
-    with pytest.raises(DoesNotFit, match="killed before its first step"):
-        engine_of(adb, stand_in(tmp_path / "runner", "kill -9 $$")).train(run, silent, never)
+NO_MEMORY = '{"error": {"code": "does-not-fit", "detail": "memory ran out"}}'
 
 
 @pytest.mark.slow
-def test_a_runner_that_dies_is_told_of_once(run, expected, engine, adb, tmp_path):
-    dying = engine_of(adb, stand_in(tmp_path / "runner", "echo the last words >&2; exit 5"))
-    with pytest.raises(RuntimeFailed, match="status 5: the last words"):
-        dying.train(run, silent, never)
+@pytest.mark.parametrize(
+    ("script", "error", "words"),
+    [
+        ("kill -9 $$", DoesNotFit, "killed before its first step"),
+        (f"echo '{NO_MEMORY}'; exit 1", DoesNotFit, "memory ran out"),
+        ("echo the last words >&2; exit 5", RuntimeFailed, "status 5: the last words"),
+    ],
+)
+def test_a_runner_that_fails_is_told_of_once(run, expected, engine, adb, tmp_path, script, error, words):
+    with pytest.raises(error, match=words):
+        engine_of(adb, stand_in(tmp_path / "runner", script)).train(run, silent, never)
     assert engine.train(run, silent, never).result is not None
     assert same(run, expected)
-
-
-@pytest.mark.slow
-def test_an_error_is_told_of_once(run, expected, engine, adb, tmp_path):
-    said = '{"error": {"code": "diverged", "detail": "lower lr"}}'
-    message = engine_of(adb, stand_in(tmp_path / "runner", f"echo '{said}'; exit 1")).train(run, silent, never)
-    assert (message.error.code, message.error.detail) == ("diverged", "lower lr")
-    assert engine.train(run, silent, never).result is not None
-    assert same(run, expected)
-
-
-@pytest.mark.slow
-def test_want_of_room_or_memory_is_no_failure(run, adb, tmp_path):
-    said = '{"error": {"code": "does-not-fit", "detail": "memory ran out"}}'
-    with pytest.raises(DoesNotFit, match="memory ran out"):
-        engine_of(adb, stand_in(tmp_path / "runner", f"echo '{said}'; exit 1")).train(run, silent, never)
 
 
 ALONE = """
@@ -284,54 +238,41 @@ def test_a_phone_that_is_away_when_asked_to_stop_goes_on(run, expected, engine, 
 
 
 @pytest.mark.slow
-def test_a_lost_phone_costs_what_was_not_copied(run, expected, engine, phone):
+@pytest.mark.parametrize("harm", ["phone emptied", "host's copy lost", "host's copy torn"])
+def test_one_whole_copy_of_the_ledger_is_enough(run, expected, engine, phone, harm):
     once = Once(5, lambda: None)
     assert engine.train(run, once, lambda: once.done).stopped
-    copied = steps_in(run.ledger)
-    phone.empty()
-    assert not phone.path(THERE).exists()
-    output = Output(phone)
-    assert engine.train(run, Once(copied + 1, output.keep), never).result is not None
-    assert output.steps() == list(range(copied + 1, STEPS + 1))
-    assert same(run, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lost", [False, True])
-def test_exact_gradients_go_on_from_the_phones_checkpoints(
-    lost, gradient, movies, tmp_path, engine, phone, runner_directory
-):
-    """Without them, on an empty phone, all steps are computed again."""
-    expected, run = (begin(tmp_path / name, gradient, movies) for name in ("expected", "run"))
-    assert NativeEngine(runner_directory).train(expected, silent, never).result is not None
-    once = Once(11, lambda: None)
-    assert engine.train(run, once, lambda: once.done).stopped
-    assert phone.path(f"{THERE}/runs/job-1/checkpoints/step-10.bin").exists()
-    if lost:
+    done, output = steps_in(run.ledger), Output(phone)
+    if harm == "phone emptied":
         phone.empty()
-    assert engine.train(run, silent, never).result is not None
-    assert same(run, expected)
-
-
-@pytest.mark.slow
-def test_a_host_that_lost_its_copy_takes_the_phones(run, expected, engine, phone):
-    once = Once(5, lambda: None)
-    assert engine.train(run, once, lambda: once.done).stopped
-    done = steps_in(run.ledger)
-    run.ledger.unlink()
-    output = Output(phone)
+    elif harm == "host's copy lost":
+        run.ledger.unlink()
+    else:
+        run.ledger.write_bytes(run.ledger.read_bytes()[:-3])
     assert engine.train(run, Once(done + 1, output.keep), never).result is not None
     assert output.steps() == list(range(done + 1, STEPS + 1))
     assert same(run, expected)
 
 
 @pytest.mark.slow
-def test_a_torn_copy_is_mended(run, expected, engine, phone):
-    once = Once(5, lambda: None)
+def test_exact_gradients_go_on_from_the_phones_checkpoints(gradient, movies, tmp_path, engine, phone, runner_directory):
+    expected, run = (begin(tmp_path / name, gradient, movies) for name in ("expected", "run"))
+    assert NativeEngine(runner_directory).train(expected, silent, never).result is not None
+    once = Once(11, lambda: None)
     assert engine.train(run, once, lambda: once.done).stopped
-    run.ledger.write_bytes(run.ledger.read_bytes()[:-3])
+    assert phone.path(f"{THERE}/runs/job-1/checkpoints/step-10.bin").exists()
     assert engine.train(run, silent, never).result is not None
     assert same(run, expected)
+
+
+@pytest.mark.slow
+def test_a_run_from_an_adapter_with_pulls_is_the_native_engines(adb, runner_directory, rademacher, movies, tmp_path):
+    runs = []
+    for engine in (engine_of(adb, runner_directory), NativeEngine(runner_directory)):
+        runs.append(RunDirectory(tmp_path / engine.name))
+        begin_from(runs[-1], rademacher.plan(movies, **TRAINING, proximal=0.5), random_b(rademacher.manifest))
+        assert engine.train(runs[-1], silent, never).result.start_accuracy is not None
+    assert same(*runs)
 
 
 @pytest.mark.slow

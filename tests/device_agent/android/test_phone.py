@@ -73,14 +73,6 @@ def test_no_room_is_said_with_numbers_before_anything_is_pushed(kept, phone, tmp
     assert kept.pushed_bytes == 0
 
 
-def test_files_come_back_whole(kept, phone, tmp_path):
-    data = os.urandom(50_000)
-    phone.path(f"{THERE}/b").write_bytes(data)
-    kept.fetch(f"{THERE}/b", tmp_path / "b")
-    assert (tmp_path / "b").read_bytes() == data
-    assert [path.name for path in tmp_path.iterdir()] == ["b"]
-
-
 def test_clean_removes_the_longest_unused_over_the_cap_and_old_runs(kept, phone, tmp_path):
     hashes = []
     for index, days in enumerate((5, 4, 3, 2)):

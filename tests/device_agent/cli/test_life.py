@@ -1,7 +1,6 @@
 """The daemon as a person on its machine meets it: status, pause, stop, logs, systemd, and no door to the network."""
 
 import json
-import os
 import re
 import signal
 import socket
@@ -15,36 +14,12 @@ import pytest
 
 from device_agent.cli.main import complete_adb_option
 from device_agent.daemon.logs import log_path
-from tests.device_agent.conftest import ROOT, enroll
-from tests.device_agent.fake_server import FakeServer
+from device_agent.home import AgentHome
+from tests.device_agent.conftest import ROOT, run_agent, start_agent
 
 pytestmark = pytest.mark.usefixtures("with_runner")
 
 FORBIDDEN = ("fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "transformers", "torch", "executorch")
-
-
-@pytest.fixture
-def server(server_key):
-    with FakeServer(server_key) as double:
-        yield double
-
-
-@pytest.fixture
-def agent(home, server, server_key):
-    """Runs `mobizo-agent` to its end in the test's enrolled home."""
-    enroll(home, server.url, server_key)
-
-    def agent(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "device_agent", *arguments],
-            cwd=ROOT,
-            env=os.environ | {"MOBIZO_AGENT_HOME": str(home.path)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    return agent
 
 
 @pytest.fixture
@@ -57,16 +32,11 @@ def systemd(tmp_path):
 
 
 @pytest.fixture
-def daemon(agent, home, server, dataset, systemd):
+def daemon(enrolled, server, dataset, systemd):
     """A daemon at work, started as systemd starts one."""
     notify = {"NOTIFY_SOCKET": systemd[1], "WATCHDOG_USEC": str(600 * 10**6)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "device_agent", "run", "--engine", "python", "--data", f"movies={dataset}"],
-        cwd=ROOT,
-        env=os.environ | notify | {"MOBIZO_AGENT_HOME": str(home.path)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
+    options = {"notify": notify, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    process = start_agent(enrolled, "run", "--data", f"movies={dataset}", **options)
     server.wait_for(lambda: ("POST", "leases") in server.calls)
     yield process
     process.kill()
@@ -92,7 +62,7 @@ def test_an_idle_daemon_says_so_listens_to_nobody_outside_and_stops_when_told(da
 
 @pytest.mark.slow
 def test_a_paused_daemon_waits_in_the_middle_of_a_run_and_goes_on(daemon, agent, server, rademacher):
-    server.add_job(rademacher, steps=100_000, evaluation_interval=1000)
+    server.add_job(rademacher, steps=20_000, evaluation_interval=1000)
     server.wait_for(lambda: any(beat.phase == "training" and beat.step > 0 for beat in server.beats))
     assert agent("pause").returncode == 0
     assert "paused by the user" in agent("status").stdout
@@ -108,7 +78,7 @@ def test_a_paused_daemon_waits_in_the_middle_of_a_run_and_goes_on(daemon, agent,
     assert daemon.wait(30) == 0
 
 
-def test_a_pause_outlives_the_daemon(agent, server, dataset, rademacher):
+def test_a_pause_outlives_the_daemon(agent, enrolled, server, dataset, rademacher):
     server.add_job(rademacher, steps=1)
     assert "no agent is running" in agent("pause").stdout
     done = agent("run", "--once", "--data", f"movies={dataset}")
@@ -116,13 +86,13 @@ def test_a_pause_outlives_the_daemon(agent, server, dataset, rademacher):
     assert "paused by the user" in done.stderr
     assert ("POST", "leases") not in server.calls
     assert "no agent is running" in agent("resume").stdout
-    assert agent("run", "--once", "--engine", "python", "--data", f"movies={dataset}").returncode == 0
+    assert agent("run", "--once", "--data", f"movies={dataset}").returncode == 0
 
 
 def test_systemd_hears_that_it_is_up_that_it_trains_and_that_it_ends(daemon, systemd, server, rademacher):
     listener, _ = systemd
     assert listener.recv(4096) == b"READY=1"
-    server.add_job(rademacher, steps=100_000, evaluation_interval=1000)
+    server.add_job(rademacher, steps=3000, evaluation_interval=1000)
     heard = []
     while not any("training" in text for text in heard):
         heard.append(listener.recv(4096).decode())
@@ -133,10 +103,10 @@ def test_systemd_hears_that_it_is_up_that_it_trains_and_that_it_ends(daemon, sys
     assert daemon.wait(30) == 0
 
 
-def test_the_log_is_kept_for_whoever_asks(agent, home, server, rademacher, dataset):
+def test_the_log_is_kept_for_whoever_asks(agent, enrolled, home, server, rademacher, dataset):
     assert agent("logs").stdout == ""
     server.add_job(rademacher, steps=1)
-    assert agent("run", "--once", "--engine", "python", "--data", f"movies={dataset}").returncode == 0
+    assert agent("run", "--once", "--data", f"movies={dataset}").returncode == 0
     events = [json.loads(line) for line in agent("logs", "--json").stdout.splitlines()]
     assert [event["event"] for event in events][:: len(events) - 1] == ["job", "job ended"]
     assert events[-1]["outcome"] == "completed"
@@ -145,12 +115,11 @@ def test_the_log_is_kept_for_whoever_asks(agent, home, server, rademacher, datas
     assert log_path(home.path).stat().st_mode & 0o077 == 0
 
 
-def test_following_the_log_shows_what_comes_and_ends_by_ctrl_c(agent, home):
+def test_following_the_log_shows_what_comes_and_ends_by_ctrl_c(home):
     path = log_path(home.path)
     path.parent.mkdir()
     path.write_text('{"event": "old", "level": "info", "timestamp": "t"}\n')
-    command = [sys.executable, "-m", "device_agent", "logs", "--follow", "--home", str(home.path)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = start_agent(home, "logs", "--follow", stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "t info    old\n"
     with path.open("a") as file:
         file.write('{"event": "new", "level": "info", "timestamp": "t"}\n')
@@ -161,21 +130,16 @@ def test_following_the_log_shows_what_comes_and_ends_by_ctrl_c(agent, home):
 
 
 def test_keys_are_for_this_user_alone_whatever_the_umask(home, server, server_key):
-    done = subprocess.run(
-        [sys.executable, "-m", "device_agent", "enroll", "--server", server.url, "--token", "t", "--name", "x"],
-        cwd=ROOT,
-        env=os.environ | {"MOBIZO_AGENT_HOME": str(home.path / "new")},
-        umask=0,
-        check=False,
-    )
+    new = AgentHome(home.path / "new")
+    done = run_agent(new, "enroll", "--server", server.url, "--token", "t", "--name", "x", umask=0)
     assert done.returncode == 0
     for name, mode in ((".", 0o700), ("config.json", 0o600), ("device.key", 0o600)):
         assert (home.path / "new" / name).stat().st_mode & 0o777 == mode
 
 
-def test_the_daemon_imports_nothing_of_a_server_and_no_runtime():
+def test_the_daemon_and_the_process_that_reads_the_data_import_nothing_of_a_server_and_no_runtime():
     program = (
-        "import sys, device_agent.cli.main, device_agent.daemon.daemon; "
+        "import sys, device_agent.cli.main, device_agent.daemon.daemon, device_agent.training.plan; "
         f"print([n for n in {FORBIDDEN} if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -68,13 +68,6 @@ def test_a_task_is_approved_from_a_file_before_a_job_brings_it(agent, home, tmp_
         agent("tasks", "approve", "--data", "tickets")
 
 
-def test_the_list_as_json(agent, approvals):
-    lines = [json.loads(line) for line in agent("tasks", "list", "--json").splitlines()]
-    assert [line["state"] for line in lines] == ["shipped"] * 13 + ["waiting"]
-    assert Task.model_validate(lines[-1]["task"]) == URGENCY
-    assert (lines[-1]["dataset"], lines[-1]["sha256"][:LEAST_DIGITS]) == ("tickets", DIGITS)
-
-
 def test_status_shows_what_waits_and_what_was_spent(agent, approvals, home, server_key, tmp_path):
     enroll(home, "http://127.0.0.1:9", server_key)
     spending = Spending(sampling_rate=0.1, noise_multiplier=2.0, times=3)

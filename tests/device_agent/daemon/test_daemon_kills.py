@@ -2,51 +2,33 @@
 
 import contextlib
 import os
-import random
 import shutil
 import signal
 import subprocess
-import sys
 
 import pytest
 
 from device_agent.inference.adapter_store import AdapterStore
 from shared.canonical import sha256_hex
 from shared.zo.trajectory import parse_trajectory
-from tests.device_agent.conftest import ROOT, enroll
-from tests.device_agent.fake_server import FakeServer
+from tests.device_agent.conftest import start_agent
 
 pytestmark = pytest.mark.usefixtures("with_runner")
 
 STEPS = 400
 SETTINGS = {"steps": STEPS, "evaluation_interval": 50, "seed": 7}
-KILLS = 10
 BEFORE, AFTER = ("leases", "files"), ("adapter", "complete")  # what the server hears
 
 
 @pytest.fixture
-def server(server_key):
-    with FakeServer(server_key) as double:
-        yield double
-
-
-@pytest.fixture
-def start(home, server, server_key, dataset):
+def start(enrolled, dataset):
     """Starts an agent that works on one job."""
-    enroll(home, server.url, server_key)
-    processes = []
+    processes, null = [], subprocess.DEVNULL
 
     def start():
-        process = subprocess.Popen(
-            [sys.executable, "-m", "device_agent", "run", "--once", "--data", f"movies={dataset}", "--json"],
-            cwd=ROOT,
-            env=os.environ | {"MOBIZO_AGENT_HOME": str(home.path)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        processes.append(process)
-        return process
+        command = ("run", "--once", "--data", f"movies={dataset}", "--json")
+        processes.append(start_agent(enrolled, *command, stdout=null, stderr=null, start_new_session=True))
+        return processes[-1]
 
     yield start
     for process in processes:
@@ -81,12 +63,11 @@ def kill_when(process, server, condition):
     process.wait()
 
 
-def random_points():
-    return sorted(random.Random(20).sample(range(1, STEPS), KILLS - len(BEFORE) - len(AFTER)))
+POINTS = (1, 49, 50, STEPS - 1)  # the first step, about an evaluation, and before the last step
 
 
 @pytest.mark.parametrize(
-    "points", [[STEPS // 2], pytest.param(random_points(), marks=pytest.mark.slow)], ids=["middle", "random"]
+    "points", [[STEPS // 2], pytest.param(POINTS, marks=pytest.mark.slow)], ids=["middle", "edges"]
 )
 def test_killed_at_many_points_it_hands_the_same_b_in_once(start, server, rademacher, home, points):
     server.add_job(rademacher, **SETTINGS)

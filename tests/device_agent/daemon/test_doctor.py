@@ -1,29 +1,25 @@
 """Each check on a device that is right, and on one where just that is wrong."""
 
 import json
-import os
-import subprocess
 import sys
-import time
-from datetime import datetime
-from email.utils import formatdate
+from datetime import datetime, timedelta
 from importlib.machinery import PathFinder
 
 import pytest
 
 from device_agent.cli.run import control_handler
-from device_agent.daemon import doctor
 from device_agent.daemon.control import ControlServer
 from device_agent.daemon.doctor import check_daemon, check_engine, check_home, check_rules, check_sensors, check_server
-from device_agent.home import PauseFlag
+from device_agent.home import AgentHome, PauseFlag
 from device_agent.policy.sensors import Readings
 from shared.errors import NotFound, Unauthorized
 from shared.key_rotation import sign_key_rotation
 from shared.protocol import ServerInfo
 from shared.rules import Rules
 from shared.signing import key_id, new_private_key, public_text
-from tests.device_agent.conftest import ROOT, enroll
+from tests.device_agent.conftest import run_agent
 from tests.device_agent.fake_server import NOW, FakeServer
+from tests.device_agent.sensing import SettableSensors
 
 
 class KnownServer(FakeServer):
@@ -38,11 +34,6 @@ class KnownServer(FakeServer):
     def _runner_builds(self, body, parts):
         raise NotFound
 
-    def tell_time(self, ahead):
-        """Has every answer's Date be that of so many seconds later."""
-        handler = self._http.RequestHandlerClass
-        handler.date_time_string = lambda _self, _at=None: formatdate(time.time() + ahead, usegmt=True)
-
 
 @pytest.fixture
 def server(server_key):
@@ -51,59 +42,55 @@ def server(server_key):
 
 
 @pytest.fixture
-def enrolled(home, server, server_key):
-    enroll(home, server.url, server_key)
-    home.device_key()
-    return home.config()
+def config(enrolled):
+    enrolled.device_key()
+    return enrolled.config()
 
 
-def states(checks):
-    return {check.name: check.state for check in checks}
+def found_of(config):
+    return {check.name: check for check in check_server(config)}
 
 
-def test_a_server_that_is_right(enrolled):
-    assert states(check_server(enrolled)) == {"server": "ok", "token": "ok", "clock": "ok"}
+def test_a_server_that_is_right_and_one_whose_key_handed_over(config, server):
+    for _ in range(2):
+        found = found_of(config)
+        assert {name: check.state for name, check in found.items()} == {"server": "ok", "token": "ok", "clock": "ok"}
+        assert key_id(server.key.public_key()) in found["server"].detail
+        former, server.key = server.key, new_private_key()
+        server.rotations.append(sign_key_rotation(former, server.key.public_key(), NOW))
 
 
-def test_a_server_whose_key_handed_over_is_the_same_server(enrolled, server):
-    former, server.key = server.key, new_private_key()
-    server.rotations.append(sign_key_rotation(former, server.key.public_key(), NOW))
-    (found,) = [check for check in check_server(enrolled) if check.name == "server"]
-    assert found.state == "ok"
-    assert key_id(server.key.public_key()) in found.detail
-
-
-def test_a_server_with_another_key_is_not_trusted(enrolled, server):
+def test_a_server_with_another_key_is_not_trusted(config, server):
     server.key = new_private_key()
-    (found,) = [check for check in check_server(enrolled) if check.name == "server"]
+    found = found_of(config)["server"]
     assert found.state == "fail"
-    assert enrolled.key_id in found.detail
+    assert config.key_id in found.detail
 
 
-def test_a_device_that_was_revoked_is_told_to_enroll_again(enrolled, server):
+def test_a_device_that_was_revoked_is_told_to_enroll_again(config, server):
     server.broken["runner_builds"] = [Unauthorized("a valid token is needed")]
-    (found,) = [check for check in check_server(enrolled) if check.name == "token"]
+    found = found_of(config)["token"]
     assert found.state == "fail"
     assert "enroll again" in found.remedy
 
 
-def test_a_server_that_is_away_fails_once(enrolled, server):
-    gone = enrolled.model_copy(update={"server": "http://127.0.0.1:9"})
+def test_a_server_that_is_away_fails_once(config):
+    gone = config.model_copy(update={"server": "http://127.0.0.1:9"})
     (found,) = check_server(gone)
     assert (found.name, found.state) == ("server", "fail")
     assert "cannot be reached" in found.detail
 
 
 @pytest.mark.parametrize(("hours", "words"), [(-2, "ahead of"), (1, "behind")])
-def test_a_clock_that_is_off(enrolled, server, hours, words):
-    server.tell_time(hours * 3600)
-    (found,) = [check for check in check_server(enrolled) if check.name == "clock"]
+def test_a_clock_that_is_off(config, server, hours, words):
+    server.ahead = timedelta(hours=hours)
+    found = found_of(config)["clock"]
     assert found.state == "warn"
     assert words in found.detail
     assert abs(int(found.detail.split()[0]) - abs(hours) * 3600) <= 2
 
 
-def test_a_home_that_others_may_look_into(home, enrolled):
+def test_a_home_that_others_may_look_into(home, config):
     assert check_home(home).state == "ok"
     for path, mode, remedy in (
         (home.path, 0o750, "chmod 700"),
@@ -137,22 +124,16 @@ def test_rules_that_cannot_be_read_or_that_others_may_change(home):
     assert "'chargin' is not a rule" in check.detail
 
 
-class SettableSensors:
-    """Sensors that say what they were told to."""
-
-    def __init__(self, **readings):
-        self._readings = Readings(at=datetime.now().astimezone(), **readings)
-
-    def read(self, rules=None):
-        return self._readings
+def sensing(**readings):
+    return SettableSensors(Readings(at=datetime.now().astimezone(), **readings))
 
 
 def test_rules_without_a_sensor_are_named():
-    assert check_sensors(Rules(charging=True), SettableSensors(charging=True)).state == "ok"
-    found = check_sensors(Rules(charging=True, temperature_ceiling=60), SettableSensors(charging=True))
+    assert check_sensors(Rules(charging=True), sensing(charging=True)).state == "ok"
+    found = check_sensors(Rules(charging=True, temperature_ceiling=60), sensing(charging=True))
     assert found.state == "warn"
     assert "temperature_ceiling" in found.detail
-    held = check_sensors(Rules(charging=True), SettableSensors(charging=False))
+    held = check_sensors(Rules(charging=True), sensing(charging=False))
     assert held.state == "warn"
     assert "on battery" in held.detail
 
@@ -172,23 +153,6 @@ def test_an_engine_is_found_without_importing_it(home, monkeypatch):
     assert check_engine(home).state == "fail"
 
 
-def test_a_phone_that_is_not_there_is_one_line(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    for name in ("ANDROID_HOME", "ANDROID_SDK_ROOT"):
-        monkeypatch.delenv(name, raising=False)
-    found = doctor.check_phone("")
-    assert found.state == "fail"
-    assert "adb" in found.detail
-    assert "\n" not in found.line()
-
-
-def test_a_service_that_is_missing_is_a_warning_where_there_is_systemd(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr(doctor, "installed_units", list)
-    assert doctor.check_service(lambda: True).state == "warn"
-    assert doctor.check_service(lambda: False).state == "ok"
-
-
 def test_a_daemon_that_runs_is_paused_or_is_silent(home):
     assert check_daemon(home).state == "warn"
     with home.lock():
@@ -201,19 +165,8 @@ def test_a_daemon_that_runs_is_paused_or_is_silent(home):
             assert "resume" in check_daemon(home).remedy
 
 
-def agent(home, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "device_agent", *arguments],
-        cwd=ROOT,
-        env=os.environ | {"MOBIZO_AGENT_HOME": str(home.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_the_command_says_all_of_it_and_its_status_says_whether_anything_fails(home, enrolled):
-    done = agent(home, "doctor", "--json")
+def test_the_command_says_all_of_it_and_its_status_says_whether_anything_fails(agent, home, config):
+    done = agent("doctor", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     checks = [json.loads(line) for line in done.stdout.splitlines()]
     names = [check["name"] for check in checks]
@@ -223,7 +176,7 @@ def test_the_command_says_all_of_it_and_its_status_says_whether_anything_fails(h
     ]
     assert all(check["remedy"] for check in checks if check["state"] != "ok" and check["name"] != "sensors")
     home.path.chmod(0o755)
-    done = agent(home, "doctor")
+    done = agent("doctor")
     assert done.returncode == 1
     assert len(done.stdout.splitlines()) == len(names)
     assert "failed: home" in done.stderr
@@ -231,9 +184,7 @@ def test_the_command_says_all_of_it_and_its_status_says_whether_anything_fails(h
 
 
 def test_a_device_that_knows_nothing_yet_is_told_what_to_do(tmp_path):
-    from device_agent.home import AgentHome
-
-    done = agent(AgentHome(tmp_path / "absent"), "doctor")
+    done = run_agent(AgentHome(tmp_path / "absent"), "doctor")
     assert done.returncode == 1
     assert done.stdout.count("mobizo-agent enroll") == 2
     assert "Traceback" not in done.stderr

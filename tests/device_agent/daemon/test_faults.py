@@ -1,7 +1,6 @@
 """What goes wrong around a device: full disks, revoked tokens, a server away for days, and clocks."""
 
 import subprocess
-import threading
 import time
 from datetime import timedelta
 
@@ -11,34 +10,13 @@ import pytest
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.leased_job import Outcome
-from device_agent.training.journal import KEPT_RUNS, RunDirectory
-from shared.canonical import sha256_hex
-from shared.errors import Gone, Unauthorized
-from shared.signing import parse_public
+from shared.errors import Gone
 from shared.zo.lora import load_adapter
 from shared.zo.trajectory import parse_trajectory
 from tests.device_agent.conftest import enroll
 from tests.device_agent.fake_server import FakeServer
 
-LONG = {"steps": 6000, "evaluation_interval": 3000, "seed": 9}
-
-
-@pytest.fixture
-def in_background():
-    threads = []
-
-    def begin(daemon, once=False):
-        ended = []
-        thread = threading.Thread(target=lambda: ended.append(daemon.run(once)))
-        threads.append((daemon, thread))
-        thread.start()
-        return thread, ended
-
-    yield begin
-    for daemon, thread in threads:
-        daemon.stop()
-        thread.join(60)
-        assert not thread.is_alive()
+LONG = {"steps": 4000, "evaluation_interval": 2000, "seed": 9}
 
 
 def ledger(home, job_id="job-1"):
@@ -235,28 +213,11 @@ def test_a_server_away_for_days_gets_the_result_when_it_is_back(
         assert len(again.completions) == 1
 
 
-def test_a_job_that_another_device_trained_meanwhile_is_lost_in_one_line(daemon, server, rademacher, home):
-    server.add_job(rademacher, steps=3)
-    server.broken["complete"] = [Gone("the lease has ended (expired); ask for a new one")]
-    ended = daemon.run(once=True)
-    assert ended.outcome is Outcome.LOST
-    assert "most likely another device has leased it" in ended.detail
-    assert "\n" not in ended.detail
-    assert home.run("job-1").result() is not None
-    server.jobs.clear()
-    for number in range(KEPT_RUNS + 1):
-        RunDirectory(home.runs / f"later-{number}").path.mkdir()
-    server.add_job(rademacher, job_id="job-2", steps=1)
-    daemon.run(once=True)
-    assert not home.run("job-1").path.exists()
-
-
 # --- clocks that disagree
 
 
-@pytest.mark.parametrize("hours", [-7, pytest.param(7, marks=pytest.mark.slow)])
-def test_clocks_hours_apart_cost_nothing_and_are_said_once(make, home, server_key, rademacher, hours, capsys):
-    with FakeServer(server_key, lease_seconds=1.0, ahead=timedelta(hours=hours)) as server:
+def test_clocks_hours_apart_cost_nothing_and_are_said_once(make, home, server_key, rademacher, capsys):
+    with FakeServer(server_key, lease_seconds=1.0, ahead=timedelta(hours=-7)) as server:
         enroll(home, server.url, server_key)
         daemon, began = make(home), time.monotonic()
         for number in range(2):
@@ -264,21 +225,11 @@ def test_clocks_hours_apart_cost_nothing_and_are_said_once(make, home, server_ke
             assert daemon.run(once=True).outcome is Outcome.COMPLETED
         seconds = time.monotonic() - began
         assert len(server.beats) < 50 + seconds / 0.2  # a fourth of the lease, and one at each end
-    assert home.status().clock_skew_seconds == pytest.approx(-3600 * hours, abs=2 + seconds)
+    assert home.status().clock_skew_seconds == pytest.approx(3600 * 7, abs=2 + seconds)
     assert capsys.readouterr().out.count("clock differs from the server's") == 1
 
 
 # --- what stays on the device
-
-
-def test_a_trained_adapter_is_kept_for_use_here(daemon, server, server_key, rademacher, home):
-    server.add_job(rademacher, steps=3)
-    assert daemon.run(once=True).outcome is Outcome.COMPLETED
-    opened = AdapterStore(home).open("alice-movies", parse_public(home.config().public_key))
-    np.testing.assert_array_equal(opened.flat, load_adapter(server.uploads[0], rademacher.manifest.size))
-    inference = rademacher.manifest.file("inference")
-    assert sha256_hex((home.cache / inference.sha256).read_bytes()) == inference.sha256
-    assert inference.sha256 in AdapterStore(home).pins()
 
 
 def test_an_inference_file_that_cannot_be_had_fails_no_job_and_is_fetched_later(daemon, server, rademacher, home):
@@ -290,13 +241,3 @@ def test_an_inference_file_that_cannot_be_had_fails_no_job_and_is_fetched_later(
     server.files[inference.sha256] = content
     assert daemon.run(once=True) is None
     assert (home.cache / inference.sha256).exists()
-
-
-def test_a_refused_token_in_the_middle_of_an_upload_keeps_the_result(daemon, server, rademacher, home):
-    server.add_job(rademacher, steps=2)
-    server.broken["adapter"] = [Unauthorized()]
-    ended = daemon.run(once=True)
-    assert ended.outcome is Outcome.LOST
-    assert "the run is kept" in ended.detail
-    assert not server.failures
-    assert daemon.run(once=True).outcome is Outcome.COMPLETED

@@ -1,14 +1,12 @@
 """What an agent weighs while it has nothing to do, before and after a job."""
 
-import os
 import subprocess
 import sys
 
 import psutil
 import pytest
 
-from tests.device_agent.conftest import ROOT, enroll
-from tests.device_agent.fake_server import FakeServer
+from tests.device_agent.conftest import start_agent
 
 pytestmark = pytest.mark.usefixtures("with_runner")
 
@@ -16,21 +14,9 @@ MOST_BYTES = 80_000_000
 
 
 @pytest.fixture
-def server(server_key):
-    with FakeServer(server_key) as double:
-        yield double
-
-
-@pytest.fixture
-def agent(home, server, server_key, dataset):
-    enroll(home, server.url, server_key)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "device_agent", "run", "--data", f"movies={dataset}", "--json"],
-        cwd=ROOT,
-        env=os.environ | {"MOBIZO_AGENT_HOME": str(home.path)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+def agent(enrolled, dataset):
+    null = subprocess.DEVNULL
+    process = start_agent(enrolled, "run", "--data", f"movies={dataset}", "--json", stdout=null, stderr=null)
     yield psutil.Process(process.pid)
     process.kill()
     process.wait()

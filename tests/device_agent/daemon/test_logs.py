@@ -1,10 +1,8 @@
 """The log on disk: every event as it was said, in files that do not grow without end."""
 
-import io
 import json
 
 import pytest
-import structlog
 
 from device_agent.daemon.logs import LogFile, follow, log_path, older, readable, tail
 
@@ -31,21 +29,6 @@ def test_events_are_lines_and_are_handed_on_as_they_were(path):
     assert path.parent.stat().st_mode & 0o077 == 0
 
 
-def test_structlog_writes_through_it_with_the_trace_of_an_error(path):
-    log = structlog.wrap_logger(
-        structlog.PrintLogger(io.StringIO()),
-        processors=[structlog.processors.add_log_level, LogFile(path), structlog.processors.JSONRenderer()],
-    )
-    try:
-        raise ValueError("as it happens")
-    except ValueError:
-        log.exception("broke")
-    (line,) = tail(path, 10)
-    found = json.loads(line)
-    assert (found["event"], found["level"]) == ("broke", "error")
-    assert "ValueError: as it happens" in found["exception"]
-
-
 def test_the_two_files_stay_within_their_limit_and_hold_the_newest(path):
     write(LogFile(path, limit=1000), 500)
     assert path.stat().st_size <= 1000
@@ -55,10 +38,6 @@ def test_the_two_files_stay_within_their_limit_and_hold_the_newest(path):
     assert kept == list(range(kept[0], 500))
     assert len(kept) > 20
     assert numbers(tail(path, 3)) == [497, 498, 499]
-
-
-def test_no_log_yet_is_no_lines(path):
-    assert tail(path, 5) == []
 
 
 def test_a_full_disk_loses_a_line_and_stops_nothing(path):

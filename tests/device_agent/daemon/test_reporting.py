@@ -56,12 +56,6 @@ def step(number):
     return Progress(phase="training", step=number, steps=9)
 
 
-def test_it_says_when_it_is_up_and_when_it_ends(watchdog, heard):
-    watchdog.ready()
-    watchdog.stopping()
-    assert heard() == ["READY=1", "STOPPING=1"]
-
-
 def test_progress_feeds_and_the_same_progress_over_again_does_not(watchdog, heard, clock):
     watchdog.show(step(1))
     assert heard() == ["WATCHDOG=1", "STATUS=training  step 1/9"]
@@ -79,14 +73,6 @@ def test_each_look_at_the_sensors_and_arrival_of_bytes_feeds_though_it_says_the_
         watchdog.show(Progress(phase=phase, why="on battery"))
         assert heard() == ["WATCHDOG=1", f"STATUS={phase}  on battery"]
         clock.now += FEED_SECONDS
-
-
-def test_a_turn_of_the_idle_loop_feeds(watchdog, heard, clock):
-    watchdog.feed()
-    assert heard() == ["WATCHDOG=1", "STATUS=idle"]
-    clock.now += FEED_SECONDS / 2
-    watchdog.feed()
-    assert heard() == []  # not so soon again
 
 
 def test_fast_steps_are_told_now_and_then_only(watchdog, heard, clock):
@@ -131,3 +117,11 @@ def test_without_systemd_nothing_is_said_and_nothing_breaks(tmp_path, clock):
         watchdog.show(step(1))
         watchdog.feed()
         watchdog.stopping()
+
+
+def test_a_turn_of_the_idle_loop_feeds(watchdog, heard, clock):
+    watchdog.feed()
+    assert heard() == ["WATCHDOG=1", "STATUS=idle"]
+    clock.now += FEED_SECONDS / 2
+    watchdog.feed()
+    assert heard() == []  # not so soon again

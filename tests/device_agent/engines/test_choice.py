@@ -27,11 +27,6 @@ def choose(home, server_key, monkeypatch):
         yield lambda wanted=None: EngineSelector(home, wanted)
 
 
-def of_backend(program, backend):
-    recipe = program.manifest.recipe.model_copy(update={"backend": backend})
-    return program.manifest.model_copy(update={"recipe": recipe})
-
-
 def test_a_runner_that_is_there_is_used(choose, home, rademacher, runner_directory):
     place = RunnerLocation.within(home.path)
     place.path.parent.mkdir(parents=True)
@@ -49,15 +44,6 @@ def test_a_runner_made_elsewhere_is_used(choose, rademacher, runner_directory, m
         choose()(rademacher.manifest)
 
 
-def test_exact_gradients_are_trained_by_the_runner_too(choose, rademacher, runner_directory, monkeypatch):
-    recipe = rademacher.manifest.recipe.model_copy(update={"estimator": "gradient"})
-    manifest = rademacher.manifest.model_copy(update={"recipe": recipe})
-    assert isinstance(choose()(manifest), PythonEngine)  # there is no runner
-    monkeypatch.setenv(RUNNER_VARIABLE, str(runner_directory))
-    assert isinstance(choose()(manifest), NativeEngine)
-    assert isinstance(choose(EngineName.PYTHON)(manifest), PythonEngine)
-
-
 def test_without_a_runner_python_trains_unless_a_person_wanted_the_runner(choose, home, rademacher):
     assert isinstance(choose()(rademacher.manifest), PythonEngine)
     assert local_runner(home) is None
@@ -72,7 +58,8 @@ def test_a_device_without_any_runtime_says_so(choose, rademacher, monkeypatch):
 
 
 def test_torchs_programs_are_pythons(choose, rademacher):
-    manifest = of_backend(rademacher, "torch")
+    recipe = rademacher.manifest.recipe.model_copy(update={"backend": "torch"})
+    manifest = rademacher.manifest.model_copy(update={"recipe": recipe})
     assert isinstance(choose()(manifest), PythonEngine)
     for wanted in (EngineName.NATIVE, EngineName.ADB):
         with pytest.raises(BadRequest, match=r"no backend 'torch'.*--engine python"):
@@ -118,8 +105,3 @@ def test_a_runner_that_could_not_be_built_is_not_told_of(choose, home):
     place.directory.mkdir(parents=True, exist_ok=True)
     place.remember(place.path.name, "no compiler", None)
     assert choose().capabilities().operators == ()
-
-
-def test_a_phone_runs_what_the_runner_does(home):
-    told = EngineSelector(home, EngineName.ADB).capabilities()
-    assert (told.engines, told.operators, told.total_bytes) == (("adb",), ("mobizo::noise",), None)

@@ -4,50 +4,28 @@ The phone's engine has the same tests over a real adbd in tests/device_agent/adb
 """
 
 import contextlib
-import signal
-import subprocess
-import sys
-import threading
-import time
 
 import numpy as np
-import psutil
 import pytest
 
 from device_agent.engines.child_process import PythonEngine
-from device_agent.engines.native import NativeEngine, finish, prepare
+from device_agent.engines.native import finish, prepare
 from device_agent.errors import DoesNotFit, RuntimeFailed
 from device_agent.training.journal import RunDirectory
 from device_agent.training.messages import TrainerMessage
-from shared.canonical import file_sha256
-from shared.zo.trajectory import Limits, parse_trajectory
-from tests.device_agent.conftest import ROOT, copy_run
+from shared.zo.trajectory import Limits
+from tests.device_agent.conftest import copy_run
+from tests.device_agent.engines.runs import hashes, ledger
 
 SETTINGS = {"steps": 40, "lr": 0.3, "schedule": "linear", "seed": 3, "evaluation_interval": 12}
 # So many steps that a stop, a kill or a limit in the middle of the run comes in time.
 LONG = SETTINGS | {"steps": 300, "evaluation_interval": 70}
-FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
-
-
-@pytest.fixture(params=["native", "python"])
-def engine(request):
-    if request.param == "native":
-        return NativeEngine(request.getfixturevalue("runner_directory"))
-    return PythonEngine()
 
 
 def train(engine, run, stop=lambda: False):
     heard = []
     message = engine.train(run, heard.append, stop)
     return message, heard
-
-
-def hashes(run):
-    return [file_sha256(run.path / name) for name in FILES]
-
-
-def ledger(run):
-    return parse_trajectory(run.ledger.read_bytes())[0]
 
 
 @pytest.fixture
@@ -64,10 +42,10 @@ def long(rademacher, dataset, run):
     return run
 
 
-def test_both_engines_make_one_ledger_and_one_result(program, dataset, tmp_path, runner_directory):
+def test_both_engines_make_one_ledger_and_one_result(program, native, dataset, tmp_path):
     """On one machine even Gaussian noise is the same to the bit: both link one ExecuTorch."""
     results = []
-    for engine in (NativeEngine(runner_directory), PythonEngine()):
+    for engine in (native, PythonEngine()):
         run = RunDirectory(tmp_path / engine.name)
         run.begin(program.plan(dataset, **SETTINGS))
         message, heard = train(engine, run)
@@ -78,49 +56,42 @@ def test_both_engines_make_one_ledger_and_one_result(program, dataset, tmp_path,
     assert results[0] == results[1]
 
 
-def test_a_run_goes_on_by_the_other_engine(long, tmp_path, runner_directory):
+def test_a_run_goes_on_by_the_other_engine(long, native, tmp_path):
     """An agent that gets its runner in the middle of a run loses nothing."""
     whole = copy_run(long, tmp_path / "whole")
-    native, python = NativeEngine(runner_directory), PythonEngine()
     train(native, whole)
-    for engine, until in ((python, 5), (native, 11), (python, LONG["steps"])):
+    for engine, until in ((PythonEngine(), 5), (native, 11), (PythonEngine(), LONG["steps"] + 1)):
         heard = []
-
-        def report(progress, heard=heard):
-            heard.append(progress)
-
-        message = engine.train(long, report, lambda heard=heard, until=until: bool(heard) and heard[-1].step >= until)
-        assert message.stopped or message.result is not None
-    if message.result is None:
-        train(native, long)
+        stop = lambda heard=heard, until=until: bool(heard) and heard[-1].step >= until  # noqa: E731
+        engine.train(long, heard.append, stop)
     assert hashes(long) == hashes(whole)
 
 
-def test_it_stops_after_the_call_in_progress(long, engine):
+def test_it_stops_after_the_call_in_progress(long, native):
     heard = []
-    message = engine.train(long, heard.append, lambda: any(found.step >= 3 for found in heard))
+    message = native.train(long, heard.append, lambda: any(found.step >= 3 for found in heard))
     assert message.stopped
     assert 3 <= ledger(long).steps < LONG["steps"]
     assert long.figures().peak_rss_bytes > 0
 
 
 @pytest.mark.parametrize("rest", [pytest.param(0.5, marks=pytest.mark.slow), 1e-5])
-def test_limits_are_obeyed_and_noted(begun, engine, tmp_path, runner_directory, rest):
-    """Shorter examples and pauses: the ledger says so, and the other engine's run under them is the same."""
+def test_limits_are_obeyed_and_noted(begun, native, tmp_path, rest):
+    """Shorter examples and pauses: the ledger says so, and Python's run under them is the same."""
     shorter = Limits(rest=rest, max_length=14)
     begun.limit(shorter)
     twin, free = copy_run(begun, tmp_path / "twin"), copy_run(begun, tmp_path / "free")
     (free.path / "limits").unlink()
-    train(engine, begun)
+    train(native, begun)
     assert [found.model_dump() for found in ledger(begun).limits] == [{"step": 0, "rest": rest, "max_length": 14}]
-    train(NativeEngine(runner_directory), free)
+    train(native, free)
     assert ledger(free).limits == []
     assert ledger(free).coefficients[0].tobytes() != ledger(begun).coefficients[0].tobytes()
-    train(PythonEngine() if engine.name == "native" else NativeEngine(runner_directory), twin)
+    train(PythonEngine(), twin)
     assert hashes(twin) == hashes(begun)
 
 
-def test_limits_that_change_hold_from_the_next_step(long, engine):
+def test_limits_that_change_hold_from_the_next_step(long, native):
     heard = []
 
     def report(progress):
@@ -128,125 +99,42 @@ def test_limits_that_change_hold_from_the_next_step(long, engine):
         if progress.phase == "training" and progress.step == 4:
             long.limit(Limits(max_length=14))
 
-    engine.train(long, report, lambda: False)
+    native.train(long, report, lambda: False)
     (noted,) = ledger(long).limits
     assert noted.step >= 4
     assert noted.max_length == 14
     assert ledger(long).steps == LONG["steps"]
 
 
-def test_a_torn_ledger_loses_its_last_frame_only(long, engine, tmp_path):
+def test_a_torn_ledger_loses_its_last_frame_only(long, native, tmp_path):
     whole = copy_run(long, tmp_path / "whole")
-    train(engine, whole)
-    engine.train(long, lambda progress: None, lambda: long.ledger.exists() and ledger(long).steps >= 6)
+    train(native, whole)
+    native.train(long, lambda progress: None, lambda: long.ledger.exists() and ledger(long).steps >= 6)
     data = long.ledger.read_bytes()
     long.ledger.write_bytes(data[:-3])
-    train(engine, long)
+    train(native, long)
     assert hashes(long) == hashes(whole)
 
 
-def test_another_runs_ledger_is_refused(begun, engine, rademacher, dataset, tmp_path):
+def test_another_runs_ledger_is_refused(begun, native, rademacher, dataset, tmp_path):
     other = RunDirectory(tmp_path / "other")
     other.begin(rademacher.plan(dataset, **{**SETTINGS, "seed": 4, "steps": 2}))
-    train(engine, other)
+    train(native, other)
     begun.ledger.write_bytes(other.ledger.read_bytes())
-    message, _ = train(engine, begun)
+    message, _ = train(native, begun)
     assert "trajectory of another run" in message.error.detail
     assert begun.ledger.read_bytes() == other.ledger.read_bytes()
 
 
-def test_a_diverging_run_ends_with_its_reason(begun, engine, rademacher):
+def test_a_diverging_run_ends_with_its_reason(begun, native, rademacher):
     """A B beyond all numbers, which the next step finds."""
     with contextlib.closing(begun.open_trajectory(begun.plan())) as file:
         file.append_step(np.full(rademacher.manifest.recipe.queries, np.inf, np.float32))
-    message, _ = train(engine, begun)
+    message, _ = train(native, begun)
     assert message.error.code == "diverged"
     assert "diverged at step 1" in message.error.detail
     assert "lower lr" in message.error.detail
     assert ledger(begun).steps == 1
-
-
-def test_bad_data_is_told_without_a_word_of_it(rademacher, dataset, run, engine):
-    # As many records as the noise on their count needs.
-    (dataset / "train.jsonl").write_text('{"text": "a secret", "label": "neither"}\n' * 1000)
-    run.begin(rademacher.plan(dataset, **SETTINGS))
-    message, _ = train(engine, run)
-    assert message.error.code == "invalid-dataset"
-    assert "too few of its records fit the task" in message.error.detail
-    assert "secret" not in message.error.detail
-    assert "0 of 1000 records fit" in message.detail
-
-
-def test_a_program_that_does_not_load_is_one_clear_line(begun, engine, rademacher, dataset, tmp_path):
-    bad = tmp_path / "bad.pte"
-    bad.write_bytes(b"not a program" * 100)
-    plan = begun.plan().model_copy(update={"program": bad})
-    begun.begin(plan)
-    message, _ = train(engine, begun)
-    assert message.error.code == "runtime-failed"
-    assert "does not load" in message.error.detail
-    assert "\n" not in message.error.detail
-
-
-def test_killed_at_once_it_says_memory(long, engine):
-    """What the kernel does to a process when memory runs out."""
-    here, done = psutil.Process(), threading.Event()
-
-    def kill():
-        while not done.is_set():
-            with contextlib.suppress(psutil.Error):  # a child that ends while it is looked at
-                for child in here.children():
-                    if {"train", "device_agent.training.trainer_process"} & set(child.cmdline()):
-                        child.send_signal(signal.SIGKILL)
-                        return
-            time.sleep(0.01)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        with pytest.raises(DoesNotFit, match="killed"):
-            train(engine, long)
-    finally:
-        done.set()
-        killer.join()
-    message, _ = train(engine, long)
-    assert message.result is not None
-
-
-@pytest.fixture
-def little_disk(tmp_path):
-    """A real file system of 256 KiB."""
-    place = tmp_path / "little"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"this machine mounts nothing for tests: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def test_a_full_disk_loses_nothing(long, engine, little_disk, tmp_path):
-    whole = copy_run(long, tmp_path / "whole")
-    train(engine, whole)
-    run = copy_run(long, little_disk / "run")
-    heard = []
-
-    def report(progress):
-        heard.append(progress)
-        if progress.phase == "training" and progress.step == 5:
-            # Whatever is still free goes.
-            with (little_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
-                while True:
-                    filler.write(b"x" * 512)
-
-    with pytest.raises(DoesNotFit, match="the disk is full; free some space"):
-        engine.train(run, report, lambda: False)
-    assert run.result() is None
-    (little_disk / "filler").unlink()
-    train(engine, run)
-    assert hashes(run) == hashes(whole)
 
 
 def test_a_disk_that_is_full_when_usage_is_noted_loses_nothing(begun, engine, tmp_path):
@@ -262,50 +150,8 @@ def test_a_disk_that_is_full_when_usage_is_noted_loses_nothing(begun, engine, tm
     assert hashes(begun) == hashes(whole)
 
 
-WATCHED = """
-import sys, threading, time
-from pathlib import Path
-import psutil
-import device_agent.cli.main
-from device_agent.engines.native import NativeEngine, finish, prepare
-from device_agent.training.journal import RunDirectory
-
-seen, here, done = set(), psutil.Process(), threading.Event()
-
-def look():
-    while not done.is_set():
-        for process in (here, *here.children()):
-            try:
-                seen.update((process.name(), Path(found.path).name) for found in process.memory_maps())
-            except psutil.Error:
-                pass
-        time.sleep(0.005)
-
-watcher = threading.Thread(target=look)
-watcher.start()
-message = NativeEngine(Path(sys.argv[1])).train(RunDirectory(Path(sys.argv[2])), lambda progress: None, lambda: False)
-done.set()
-watcher.join()
-assert message.result is not None
-for line in sorted(seen):
-    print(*line)
-"""
-
-
-def test_the_native_engine_never_maps_torch(long, runner_directory):
-    """Neither the agent's process, nor the runner, nor the helper that reads the data."""
-    command = [sys.executable, "-c", WATCHED, str(runner_directory), str(long.path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    assert "mobizo-runner libexecutorch.so" in done.stdout
-    assert "python" in done.stdout
-    assert "torch." not in done.stdout.replace("libexecutorch.so", "")
-    assert "libtorch" not in done.stdout
-    assert "torch_" not in done.stdout.replace("executorch_", "")
-
-
-def test_what_the_runner_left_is_checked(begun, runner_directory):
-    engine = NativeEngine(runner_directory)
-    train(engine, begun)
+def test_what_the_runner_left_is_checked(begun, native):
+    train(native, begun)
     (begun.path / "best.f32").write_bytes(b"\0" * 8)
     with pytest.raises(RuntimeFailed, match="no B of this program"):
         finish(begun, TrainerMessage(trained=True))

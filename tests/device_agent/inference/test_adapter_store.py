@@ -7,48 +7,21 @@ import pytest
 
 from device_agent.inference.adapter_store import AdapterStore
 from shared.errors import BadRequest, InvalidUpload, NotFound, Untrusted
-from shared.program import ProgramFile, ProgramManifest
-from shared.recipe import BaseRef, Recipe
 from shared.signing import new_private_key, sign_manifest
 from shared.task_templates import named_task
-from shared.zo.lora import BaseShape, a_fingerprint, dump_adapter, flat_size
+from shared.zo.lora import dump_adapter
 
 TASK = named_task("sst2")
 
 
 @pytest.fixture
-def manifest():
-    shape = BaseShape(
-        architecture="llama",
-        layers=1,
-        hidden=8,
-        intermediate=8,
-        heads=2,
-        kv_heads=1,
-        head_dim=4,
-        vocabulary=16,
-        context_length=64,
-    )
-    recipe = Recipe(base=BaseRef(name="tiny", sha256="0" * 64), rank=1, alpha=1, answer_length=1, choices=2)
-    files = [
-        ProgramFile(role=role, name=f"{role}.bin", size=1, sha256=digit * 64)
-        for role, digit in (("program", "a"), ("weights", "b"), ("tokenizer", "c"), ("inference", "d"))
-    ]
-    return ProgramManifest(
-        recipe=recipe,
-        recipe_id=recipe.id,
-        shape=shape,
-        size=flat_size(recipe, shape),
-        a_sha256=a_fingerprint(recipe, shape),
-        score_rows=8,
-        inference_context=64,
-        files=tuple(files),
-        planned_bytes=0,
-        flops_per_step=0,
-        delegates=0,
-        nodes=0,
-        executorch="0",
-    )
+def manifest(rademacher):
+    return rademacher.manifest
+
+
+def needed(manifest):
+    """What use of an adapter needs of the cache: not the training program."""
+    return {manifest.file(role).sha256 for role in ("weights", "tokenizer", "inference")}
 
 
 @pytest.fixture
@@ -96,31 +69,7 @@ def test_names_are_listed_with_what_they_need_of_the_cache(store, signed):
     keep(store, signed, 1, "job-1", "bob")
     keep(store, signed, 1, "job-2", "alice")
     assert [about.name for about in store.stored()] == ["alice", "bob"]
-    assert store.pins() == {"b" * 64, "c" * 64, "d" * 64}  # no training program: use needs none
-
-
-def test_the_version_before_keeps_its_files_pinned_too(store, signed, server_key):
-    manifest = signed.manifest
-    moved = tuple(file.model_copy(update={"sha256": "e" * 64}) for file in manifest.files)
-    keep(store, signed, 1, "job-1")
-    keep(store, sign_manifest(manifest.model_copy(update={"files": moved}), server_key), 1, "job-2")
-    assert store.pins() == {"b" * 64, "c" * 64, "d" * 64, "e" * 64}
-
-
-def test_a_removed_adapter_is_forgotten_and_pins_nothing(store, signed):
-    keep(store, signed, 1, "job-1")
-    store.remove("alice-movies")
-    assert store.stored() == []
-    assert store.pins() == frozenset()
-    with pytest.raises(NotFound):
-        store.remove("alice-movies")
-
-
-def test_a_program_without_an_inference_file_pins_nothing(store, signed, server_key):
-    files = tuple(file for file in signed.manifest.files if file.role != "inference")
-    bare = signed.manifest.model_copy(update={"files": files, "inference_context": None})
-    keep(store, sign_manifest(bare, server_key), 1, "job-1")
-    assert store.pins() == frozenset()
+    assert store.pins() == needed(signed.manifest)
 
 
 def test_an_adapter_that_does_not_fit_is_refused_and_the_old_one_stays(store, signed, manifest, server_key):
@@ -176,3 +125,11 @@ def test_files_are_for_this_user_alone(store, signed, home):
     found = list((home.path / "adapters").rglob("*"))
     assert len(found) == 5
     assert {path.stat().st_mode & 0o077 for path in found} == {0}
+
+
+def test_the_version_before_keeps_its_files_pinned_too(store, signed, server_key):
+    manifest = signed.manifest
+    moved = tuple(file.model_copy(update={"sha256": "e" * 64}) for file in manifest.files)
+    keep(store, signed, 1, "job-1")
+    keep(store, sign_manifest(manifest.model_copy(update={"files": moved}), server_key), 1, "job-2")
+    assert store.pins() == {*needed(manifest), "e" * 64}

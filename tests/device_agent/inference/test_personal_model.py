@@ -84,15 +84,6 @@ def test_the_next_question_is_answered_by_the_newest(engine, home, keep, live):
     assert live.refresh() is None
 
 
-def test_going_back_is_taken_too(home, keep, live):
-    before = answers(live.model)
-    keep(2)
-    live.refresh()
-    AdapterStore(home).rollback(NAME)
-    assert "of job job-1" in live.refresh()
-    assert answers(live.model) == before
-
-
 @pytest.mark.slow
 def test_an_adapter_of_another_program_is_opened_anew(home, keep, live, last):
     for role in ("weights", "tokenizer", "inference"):

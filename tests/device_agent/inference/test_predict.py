@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 
 from device_agent.inference.personal_model import open_personal
-from device_agent.inference.predict import predict, question_fields, record_of, records_of
+from device_agent.inference.predict import predict, record_of, records_of
 from device_agent.runtimes import open_runtime
-from shared.errors import BadRequest, InvalidDataset, NotFound, Untrusted
-from shared.signing import new_private_key
+from shared.errors import BadRequest, InvalidDataset, NotFound
 from shared.task import read_question
 from shared.task_templates import named_task
 from shared.zo.encoding import encode_question, pack_score
-from tests.device_agent.conftest import TASK, enroll
+from tests.device_agent.conftest import TASK
 from tests.device_agent.use import keep_adapter
 
 RECORDS = [
@@ -54,14 +53,6 @@ def test_predictions_are_what_the_training_program_scores(home, rademacher, flat
     model.close()
 
 
-def test_a_base_model_answers_without_the_adapter(home, rademacher, flat):
-    (expected,) = trained_scores(rademacher, np.zeros_like(flat), TASK, RECORDS[:1])
-    model = open_personal(home, "alice-movies", base=True)
-    found = predict(model, RECORDS[0], "here")
-    np.testing.assert_allclose([c.log_probability for c in found.candidates], expected, rtol=1e-4)
-    model.close()
-
-
 def test_candidates_with_prompts_of_their_own_follow_them(home, rademacher, server_key):
     task = named_task("winogrande")
     flat = keep_adapter(home, rademacher, server_key, task=task)
@@ -97,18 +88,6 @@ def test_a_damaged_file_is_not_run(home, rademacher, flat):
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(NotFound, match="adapters pull"):
         open_personal(home, "alice-movies")
-
-
-def test_a_program_of_another_server_is_not_run(home, flat):
-    enroll(home, "http://127.0.0.1:9", new_private_key())
-    with pytest.raises(Untrusted):
-        open_personal(home, "alice-movies")
-
-
-def test_the_fields_of_a_task_stand_in_its_templates_order():
-    assert question_fields(TASK) == ("text",)
-    assert question_fields(named_task("rte")) == ("premise", "hypothesis")
-    assert question_fields(named_task("copa")) == ("premise", "question", "choice1", "choice2")
 
 
 def test_records_from_options():

@@ -1,7 +1,6 @@
 """Registry versions in the adapter store: signature and hash of each are verified, or it is not stored."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from device_agent.inference.adapter_store import AdapterStore
 from device_agent.inference.pull import parse_reference, pull
 from device_agent.program_verification import RollbackProtection
 from device_agent.protocol.client import DeviceClient
-from shared.errors import AdapterNotFound, BadRequest, MobizoError, Untrusted
+from shared.errors import AdapterNotFound, BadRequest, Untrusted
 from shared.protocol import DeviceAdapter
 from shared.registry import SignedAdapter
 from shared.signing import new_private_key, sign_adapter, sign_manifest
@@ -182,32 +181,3 @@ def test_what_a_broken_download_left_is_gone_on_with(publish, server, home, fetc
     fetch("main")
     assert server.ranges[-1] == "bytes=100-"
     np.testing.assert_array_equal(opened().flat, random_b(rademacher.manifest))
-
-
-def test_from_the_command_line(publish, home):
-    publish("main")
-
-    def agent(*arguments):
-        command = [sys.executable, "-m", "device_agent", "adapters", *arguments]
-        environment = os.environ | {"MOBIZO_AGENT_HOME": str(home.path)}
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-
-    done = agent("pull", f"{NAME}@main")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{NAME} is now the adapter version 1, of job job-of-1")
-    (listed,) = [json.loads(line) for line in agent("list", "--json").stdout.splitlines()]
-    assert (listed["version"], listed["usable"]) == (1, True)
-    absent = agent("pull", f"{NAME}@v7")
-    assert absent.returncode == 1
-    assert absent.stderr.count("\n") == 1
-    assert agent("pull", "a@..").returncode == 2
-
-
-def test_a_server_that_is_away_costs_nothing(publish, server, fetch, opened):
-    publish("main")
-    fetch("main")
-    before = opened().flat
-    server.close()
-    with pytest.raises(MobizoError):
-        fetch("main")
-    np.testing.assert_array_equal(opened().flat, before)

@@ -9,7 +9,7 @@ import pytest
 from device_agent.daemon.daemon import Daemon
 from device_agent.daemon.reporting import Display
 from device_agent.engines.native import NativeEngine
-from device_agent.home import AgentHome, DeviceConfig
+from device_agent.home import AgentHome
 from device_agent.jobs.leased_job import Outcome
 from device_agent.jobs.rounds import RoundLog
 from device_agent.protocol.client import DeviceClient
@@ -17,7 +17,6 @@ from shared.capabilities import Capabilities
 from shared.errors import AdapterNotFound
 from shared.federation.secure_aggregation.fixed_point import mean_error
 from shared.federation.update import difference
-from shared.signing import key_id, parse_public, public_text
 from shared.transport import Transport
 from shared.zo.lora import load_adapter
 from shared.zo.replay import replay
@@ -44,42 +43,24 @@ DONE = Outcome.COMPLETED
 class Agent:
     """A device of its own with its own data, enrolled, whose owner lets it take part."""
 
-    def __init__(self, url, ask, directory, user, runner):
+    def __init__(self, call, url, ask, directory, user, runner):
         self.home, self.user, self._runner = AgentHome(directory / user), user, runner
-        self.home.create()
         self.data = directory / f"{user}-movies"
         self.data.mkdir(parents=True)
         for split, count in (("train", 9 + 2 * USERS.index(user)), ("validation", 6)):
             write_records(self.data / f"{split}.jsonl", count, seed=USERS.index(user) + 10 * count)
         once = ask("POST", "/v1/enrollments", json={"users": [user]}).json()["token"]
-        with DeviceClient(url, once) as client:
-            grant = client.enroll(user, public_text(self.home.device_key().public_key()))
-        public = grant.server.public_key
-        self.home.enroll(
-            DeviceConfig(
-                server=url,
-                name=user,
-                device_id=grant.device_id,
-                token=grant.token,
-                public_key=public,
-                key_id=key_id(parse_public(public)),
-            )
-        )
-        self.id = grant.device_id
+        enroll = ("enroll", "--server", url, "--token", once, "--name", user, "--home", str(self.home.path))
+        call("device_agent", *enroll)
+        self.id = self.home.config().device_id
 
     def work(self, rules):
         """Does the job that waits for it, on the native runner; how it ended."""
         self.home.rules.write_text(rules)
-        engine = NativeEngine(self._runner)
+        engine, data = NativeEngine(self._runner), {"movies": self.data}
+        options = {"engines": lambda _manifest: engine, "capabilities": lambda: Capabilities()}
         with Display(self.home, live=False) as display:
-            daemon = Daemon(
-                self.home,
-                {"movies": self.data},
-                display,
-                engines=lambda _manifest: engine,
-                capabilities=lambda: Capabilities(),
-            )
-            return daemon.run(once=True)
+            return Daemon(self.home, data, display, **options).run(once=True)
 
 
 def tenant(call, url, name):
@@ -130,7 +111,7 @@ def federate(call, url, directory, runner, rounds, rules, **settings):
     form = settings["upload"]
     with tenant(call, url, form) as transport:
         ask = transport.request
-        agents = [Agent(url, ask, directory / form, user, runner) for user in USERS]
+        agents = [Agent(call, url, ask, directory / form, user, runner) for user in USERS]
         ask("POST", "/v1/cohorts", json=COHORT | settings)
         for agent in agents:
             ask("PUT", f"/v1/cohorts/reviews/members/{agent.user}", json={"device": agent.id})
@@ -144,12 +125,12 @@ def federate(call, url, directory, runner, rounds, rules, **settings):
 
 
 @pytest.fixture(scope="module")
-def federations(call, server, runner_directory, tmp_path_factory):
+def federations(call, service, runner_directory, tmp_path_factory):
     """The same cohort in two tenants: two rounds by weights in the one, one by trajectories in the other."""
-    with Transport(server.url) as transport:
+    with Transport(service.url) as transport:
         wait_until(lambda: transport.request("GET", "/v1/server"))
     directory = tmp_path_factory.mktemp("federations")
-    place = call, server.url, directory, runner_directory
+    place = call, service.url, directory, runner_directory
     return {
         "weights": federate(*place, 2, "cohorts = true", upload="weights"),
         "trajectory": federate(*place, 1, 'cohorts = ["reviews"]\ntrajectory = true', upload="trajectory"),
@@ -179,34 +160,20 @@ def test_a_version_is_the_mean_of_what_the_devices_made(federations, form):
         start = made
 
 
-def test_rounds_tell_what_the_devices_sent_and_measured(federations):
-    sent = {}
-    for form, (agents, rounds, _) in federations.items():
-        for position, ended in enumerate(rounds):
-            pasts = [run_of(agent, position)[0] for agent in agents]
-            assert {past.form for past in pasts} == {form}
-            assert ended["upload_bytes"] == sum(past.bytes for past in pasts)
-            assert ended["measured"] == ended["updates"] == 3
-            assert ended["start_accuracy"] == pytest.approx(np.mean([past.before_accuracy for past in pasts]))
-            assert ended["tuned_accuracy"] == pytest.approx(np.mean([past.after_accuracy for past in pasts]))
-            sent[form] = ended["upload_bytes"]
-    assert sent["weights"] != sent["trajectory"]
-
-
-def test_a_members_device_may_have_the_cohorts_versions_and_no_others(federations, server):
+def test_a_members_device_may_have_the_cohorts_versions_and_no_others(federations, service):
     agents, _, _ = federations["weights"]
     config = agents[0].home.config()
-    with DeviceClient(server.url, config.token, agents[0].home.device_key()) as client:
+    with DeviceClient(service.url, config.token, agents[0].home.device_key()) as client:
         found = client.adapter("reviews", "main").adapter.manifest
         assert (found.version, found.cohort.round, found.cohort.updates, found.device_id) == (2, 2, 3, None)
         with pytest.raises(AdapterNotFound):
             client.adapter("alice-movies", "main")
 
 
-def test_a_job_of_ones_own_goes_on_from_the_cohort(federations, call, server):
+def test_a_job_of_ones_own_goes_on_from_the_cohort(federations, call, service):
     agents, _, versions = federations["weights"]
     token = json.loads(call("server", "tokens", "create", "--tenant", "weights", "--role", "operator", "--json"))
-    with Transport(server.url, token["token"]) as transport:
+    with Transport(service.url, token["token"]) as transport:
         ask = transport.request
         body = JOB | {"user": "alice", "adapter": "alice-reviews", "start": {"adapter": "reviews"}}
         body["training"] = {"steps": 2, "evaluation_interval": 1}
@@ -220,10 +187,10 @@ def test_a_job_of_ones_own_goes_on_from_the_cohort(federations, call, server):
 
 
 @pytest.mark.slow
-def test_a_masked_round_yields_the_mean_and_tells_of_nobody(call, server, runner_directory, tmp_path, monkeypatch):
+def test_a_masked_round_yields_the_mean_and_tells_of_nobody(call, service, runner_directory, tmp_path, monkeypatch):
     monkeypatch.setattr("device_agent.jobs.masked_upload.CHECK_SECONDS", 0.1)
     masked = {"upload": "masked", "masking": {"minimum": 3}, "aggregator": {"name": "mean", "clip_norm": 50.0}}
-    place = call, server.url, tmp_path, runner_directory, 1
+    place = call, service.url, tmp_path, runner_directory, 1
     agents, (ended,), (made,) = federate(*place, "cohorts = true\nmasked_among = 3", **masked)
     runs = [run_of(agent, 0) for agent in agents]
     parameters = agents[0].home.run(runs[0][0].job_id).plan().round.masking

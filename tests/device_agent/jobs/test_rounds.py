@@ -8,22 +8,16 @@ import pytest
 from typer.testing import CliRunner
 
 from device_agent.cli.main import app
-from device_agent.daemon.daemon import Daemon
-from device_agent.daemon.reporting import Display
-from device_agent.engines.native import NativeEngine
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.leased_job import Outcome
 from device_agent.jobs.rounds import KEPT_ROUNDS, RoundLog, RoundRecord
 from shared.canonical import sha256_hex
 from shared.errors import NotReplayable, RoundClosed
 from shared.federation.cohort import AlgorithmSettings, RoundTask
-from shared.job import RoundRef
 from shared.trajectory_checks import check_result, check_run
 from shared.zo.lora import adapter_file, load_adapter
 from shared.zo.replay import replay
 from shared.zo.trajectory_reader import read_ledger
-from tests.device_agent.conftest import enroll
-from tests.device_agent.fake_server import FakeServer
 from tests.device_agent.warm_starts import random_b, vouched
 
 TRAINING = {"steps": 6, "lr": 0.5, "seed": 5, "evaluation_interval": 3}
@@ -35,22 +29,12 @@ def task(**changes):
 
 
 @pytest.fixture
-def server(server_key):
-    with FakeServer(server_key) as double:
-        yield double
-
-
-@pytest.fixture
-def work(home, server, server_key, dataset, runner_directory):
+def work(enrolled, make):
     """Has the daemon do the job that waits, under the owner's rules; how it ended."""
-    enroll(home, server.url, server_key)
-    native = NativeEngine(runner_directory)
 
     def work(rules="cohorts = true"):
-        home.rules.write_text(rules)
-        with Display(home, live=False) as display:
-            daemon = Daemon(home, {"movies": dataset}, display, pause_seconds=0.1, engines=lambda _manifest: native)
-            return daemon.run(once=True)
+        enrolled.rules.write_text(rules)
+        return make(enrolled).run(once=True)
 
     return work
 
@@ -100,12 +84,6 @@ def test_without_leave_for_trajectories_b_goes_instead(work, server, rademacher,
     assert work("cohorts = true").outcome is Outcome.COMPLETED
     assert not server.trajectories
     assert server.uploads == [home.run("job-1").last.read_bytes()]
-
-
-def test_a_trajectory_is_not_sent_to_a_round_of_weights(work, server, rademacher):
-    server.add_job(rademacher, task_of_round=task(), trajectory="instead", **TRAINING)
-    assert work("cohorts = true\ntrajectory = true").outcome is Outcome.COMPLETED
-    assert not server.trajectories
 
 
 def test_a_trajectory_that_the_server_cannot_replay_is_followed_by_b(work, server, rademacher, home):
@@ -169,18 +147,6 @@ def test_a_round_that_goes_on_without_this_device_is_remembered(work, server, ra
     (past,) = RoundLog(home.rounds).past()
     assert (past.outcome, past.bytes) == ("cancelled", 0)
     assert "the round ended" in past.line()
-
-
-def test_status_and_display_say_which_round(home, server, server_key, capsys):
-    enroll(home, server.url, server_key)
-    with Display(home, live=False) as display:
-        display.begin("job-1", "reviews", RoundRef(cohort="reviews", number=3))
-        assert home.status().round == RoundRef(cohort="reviews", number=3)
-        assert home.status().round.words == "round 3 of cohort reviews"
-        display.end("completed", None)
-        assert home.status().round is None
-        display.begin("job-2", "alice-movies")
-        assert home.status().round is None
 
 
 def past_of(number, **changes):

@@ -5,8 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from device_agent.daemon.daemon import Daemon
-from device_agent.daemon.reporting import Display
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.leased_job import Outcome
 from device_agent.jobs.upload import Upload
@@ -18,8 +16,6 @@ from shared.zo.lora import load_adapter
 from shared.zo.replay import replay
 from shared.zo.trajectory import frame
 from shared.zo.trajectory_reader import read_ledger
-from tests.device_agent.conftest import enroll
-from tests.device_agent.fake_server import FakeServer
 from tests.device_agent.training.test_trainer import train
 
 TRAINING = {"steps": 6, "lr": 0.5, "seed": 2**53 - 1, "evaluation_interval": 2}
@@ -48,22 +44,15 @@ def test_what_a_real_run_leaves_is_replayed_to_the_bit(run, trained):
 
 
 @pytest.fixture
-def server(server_key):
-    with FakeServer(server_key) as double:
-        yield double
-
-
-@pytest.fixture
-def hand_over(home, server, server_key, rademacher, run, trained):
+def hand_over(enrolled, server, rademacher, run, trained):
     """Hands the run in with what may be sent of its trajectory; what the server was asked, in order."""
-    enroll(home, server.url, server_key)
     policy_run = SimpleNamespace(report=lambda _progress: None, transfer=lambda move: move(None))
 
     def send(trajectory):
         server.add_job(rademacher, **TRAINING)
-        with DeviceClient(server.url, "device-token", home.device_key()) as client:
+        with DeviceClient(server.url, "device-token", enrolled.device_key()) as client:
             lease = client.lease(["movies"])
-            store = AdapterStore(home)
+            store = AdapterStore(enrolled)
             Upload(client, lease, run, store, lambda: None, lambda _seconds: False, trajectory).send(
                 policy_run, trained[1]
             )
@@ -71,11 +60,6 @@ def hand_over(home, server, server_key, rademacher, run, trained):
         return [action for _, action in server.calls if action in ("adapter", "trajectory", "complete")]
 
     return send
-
-
-def test_b_alone_unless_more_is_allowed(server, hand_over):
-    assert hand_over("none") == ["adapter", "complete"]
-    assert server.completions[0].trajectory_sha256 is None
 
 
 def test_beside_b(server, run, hand_over):
@@ -119,24 +103,20 @@ def test_a_server_that_cannot_replay_it_gets_both(server, run, hand_over):
     assert server.completions[0].trajectory_sha256 == sha256_hex(server.trajectories[-1])
 
 
-@pytest.mark.parametrize("said", ["", "trajectory = false"])
-def test_the_owners_word_is_above_the_jobs(home, server, server_key, rademacher, dataset, engines, said):
-    home.rules.write_text(said)
-    enroll(home, server.url, server_key)
-    server.add_job(rademacher, trajectory="instead", steps=1)
-    with Display(home, live=False) as display:
-        daemon = Daemon(home, {"movies": dataset}, display, pause_seconds=0.1, engines=engines)
-        assert daemon.run(once=True).outcome is Outcome.COMPLETED
-    assert server.trajectories == []
+@pytest.mark.parametrize(
+    ("said", "wanted", "sent"),
+    [
+        ("", "instead", 0),
+        ("trajectory = false", "instead", 0),
+        ("trajectory = true", "none", 0),
+        ("trajectory = true", "beside", 1),
+    ],
+)
+def test_a_trajectory_goes_if_the_owner_allows_it_and_the_job_asks(
+    enrolled, make, server, rademacher, said, wanted, sent
+):
+    enrolled.rules.write_text(said)
+    server.add_job(rademacher, trajectory=wanted, steps=1)
+    assert make(enrolled).run(once=True).outcome is Outcome.COMPLETED
+    assert server.trajectories == [enrolled.run("job-1").ledger.read_bytes()] * sent
     assert len(server.uploads) == 1
-
-
-def test_an_owner_that_allows_it_and_a_job_that_asks(home, server, server_key, rademacher, dataset, engines):
-    home.rules.write_text("trajectory = true")
-    enroll(home, server.url, server_key)
-    with Display(home, live=False) as display:
-        daemon = Daemon(home, {"movies": dataset}, display, pause_seconds=0.1, engines=engines)
-        for trajectory in ("none", "beside"):
-            server.add_job(rademacher, job_id=f"job-{trajectory}", trajectory=trajectory, steps=1)
-            assert daemon.run(once=True).outcome is Outcome.COMPLETED
-    assert server.trajectories == [home.run("job-beside").ledger.read_bytes()]

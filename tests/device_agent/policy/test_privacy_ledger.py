@@ -7,10 +7,9 @@ import pytest
 
 from device_agent.errors import PolicyForbids, PrivacyLimitReached
 from device_agent.policy.privacy_accounting import AccountingFailed, epsilon_in_child
-from device_agent.policy.privacy_ledger import PrivacyLedger, PrivacyLimits, Terms, spending_of
+from device_agent.policy.privacy_ledger import PrivacyLedger, PrivacyLimits, Terms
 from device_agent.training.journal import RunDirectory
 from shared.federation.accounting import Spending, epsilon_of
-from shared.privacy import ExamplePrivacy
 
 SPENDING = Spending(sampling_rate=0.1, noise_multiplier=2.0, times=3)
 
@@ -56,13 +55,6 @@ def test_a_run_that_was_paid_goes_on_under_a_lower_limit(make, tmp_path):
             make(0).check(other, run_of(tmp_path, other.job_id) if other.spending else run)
 
 
-def test_limits_by_name(make, tmp_path):
-    ledger, run = make({"movies": 0}), run_of(tmp_path)
-    ledger.check(terms_of(tmp_path, dataset="tickets"), run)
-    with pytest.raises(PrivacyLimitReached, match="epsilon 0"):
-        ledger.check(terms_of(tmp_path), run)
-
-
 def test_another_name_of_the_same_directory_has_its_limit(tmp_path):
     names = {"movies": tmp_path / "films", "films": tmp_path / "films", "tickets": tmp_path / "tickets"}
     ledger = PrivacyLedger(tmp_path / "privacy.json", PrivacyLimits(epsilon={"movies": 0}), names)
@@ -99,12 +91,6 @@ def test_the_summary_has_runs_without_privacy_beside_epsilon(make, tmp_path):
     assert (spent.dataset, spent.limit, spent.runs, spent.unprotected) == ("movies", 8, 2, 1)
     assert spent.line().startswith("privacy of data set movies: epsilon ")
     assert "(limit 8) at delta 1e-05, 2 private runs, 1 runs without privacy" in spent.line()
-
-
-def test_the_terms_of_a_private_run():
-    privacy = ExamplePrivacy(noise_multiplier=2.0, sampling_rate=0.1)
-    assert spending_of(privacy, 3) == SPENDING
-    assert spending_of(None, 3) is None
 
 
 def test_the_daemon_s_modules_do_not_load_the_accountant():

@@ -115,19 +115,6 @@ def test_attached_it_dies_with_whoever_started_it(rademacher, dataset, run, runn
         assert process.wait(30) == 3
 
 
-def test_two_runners_never_train_one_run(rademacher, dataset, run, runner_directory):
-    """The second waits for the first, and then finds the work done."""
-    run.begin(rademacher.plan(dataset, **{**SETTINGS, "steps": 60}))
-    assert prepare(run) is None
-    command = [runner_directory / "mobizo-runner", "train", *files(rademacher), "--run", run.path]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=60)[0].splitlines() for process in both]
-    steps = [json.loads(line).get("progress", {}) for lines in said for line in lines]
-    trained = [found["step"] for found in steps if found.get("phase") == "training"]
-    assert sorted(trained) == list(range(1, 61))
-    assert all(json.loads(lines[-1])["trained"] for lines in said)
-
-
 def test_sigterm_stops_a_pause_too(rademacher, dataset, run, runner_directory):
     run.begin(rademacher.plan(dataset, **SETTINGS))
     assert prepare(run) is None

@@ -131,11 +131,6 @@ def test_packing_depends_on_the_files_alone(runner_directory, tmp_path):
     assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "other.tar.gz").read_bytes()
 
 
-def test_a_server_without_runner_says_who_can_add_one(server, client, place):
-    with pytest.raises(NoRunner, match="mobizo-server runner-builds add"):
-        download_runner(client, server.key.public_key(), place, quiet)
-
-
 @pytest.mark.parametrize(
     ("facts", "error", "said"),
     [
@@ -219,17 +214,6 @@ def test_a_bundled_loader_stays_executable_and_no_file_becomes_setuid(tmp_path):
     unpack_runner(tmp_path / "archive", tmp_path / "target")
     modes = [(tmp_path / "target" / name).stat().st_mode & 0o7777 for name, _ in members]
     assert modes == [0o755, 0o755, 0o644]
-
-
-def test_packing_keeps_the_executable_bit_of_a_bundled_loader(tmp_path):
-    (tmp_path / "runner" / "lib").mkdir(parents=True)
-    for name, mode in (("mobizo-runner", 0o755), ("lib/ld-linux-aarch64.so.1", 0o755), ("lib/libx.so", 0o644)):
-        (tmp_path / "runner" / name).write_bytes(b"")
-        (tmp_path / "runner" / name).chmod(mode)
-    pack_runner(tmp_path / "runner", tmp_path / "archive")
-    unpack_runner(tmp_path / "archive", tmp_path / "target")
-    assert (tmp_path / "target" / "lib" / "ld-linux-aarch64.so.1").stat().st_mode & 0o7777 == 0o755
-    assert (tmp_path / "target" / "lib" / "libx.so").stat().st_mode & 0o7777 == 0o644
 
 
 @pytest.mark.parametrize(

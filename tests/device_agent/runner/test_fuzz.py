@@ -24,7 +24,7 @@ from tests.programs import cache_directory, held
 
 FUZZ = Path(__file__).parent / "fuzz"
 SECONDS = float(os.environ.get("MOBIZO_FUZZ_SECONDS", "0"))
-CASES = 20_000  # less than a minute on 2 cores
+CASES = 8_000
 BEHAVIOUR = struct.Struct("<8i")  # of the program's double, `Behaviour` in fuzz/cases.hpp
 OVERRUN = 7  # place in it
 
@@ -95,13 +95,6 @@ def kept(tmp_path):
     (place / "program").write_bytes(BEHAVIOUR.pack(2, 2, 0, 9, 0, 0, 0, 0))
     (place / "b.f32").write_bytes(bytes(8))
     return place
-
-
-def test_a_kept_case_is_run_again(fuzz, kept):
-    done = fuzz("--replay", kept)
-    assert done.returncode == 0, done.stderr
-    assert '{"token": ' in done.stdout
-    assert "status 0" in done.stdout
 
 
 def test_a_read_beyond_the_end_is_found_and_its_case_is_kept(fuzz, kept, tmp_path):

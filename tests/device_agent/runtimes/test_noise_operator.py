@@ -76,16 +76,6 @@ def test_every_querys_direction_is_the_references(operator, opened):
 
 
 @pytest.mark.slow
-def test_a_step_moves_b_along_the_reference_directions(operator, opened, batch):
-    runtime, start = opened(operator), some_b(operator)
-    runtime.load(start)
-    (coefficients,) = steps(runtime, operator, batch, 1)
-    moved = coefficients @ normals(query_seeds(5, 0, len(coefficients)), start.size)
-    assert np.abs(moved).max() > 1e-2
-    np.testing.assert_allclose(runtime.adapter(), start - moved, rtol=0, atol=1e-5)
-
-
-@pytest.mark.slow
 def test_a_run_is_the_one_with_the_noise_in_the_graph(operator, twin, opened, batch):
     found, ends = [], []
     for program in (operator, twin):
@@ -98,19 +88,6 @@ def test_a_run_is_the_one_with_the_noise_in_the_graph(operator, twin, opened, ba
     np.testing.assert_allclose(*ends, rtol=0, atol=1e-4)
     assert np.abs(found[0]).max() > 1e-2
     assert operator.path("program").stat().st_size < twin.path("program").stat().st_size
-
-
-@pytest.mark.slow
-def test_replay_repeats_steps_bit_for_bit(operator, opened, batch):
-    runtime, start = opened(operator), some_b(operator)
-    runtime.load(start)
-    coefficients = steps(runtime, operator, batch, 4)
-    trained = runtime.adapter()
-    runtime.load(start)
-    for step, values in enumerate(coefficients):
-        runtime.replay(query_seeds(5, step, len(values)), values, EPS)
-    np.testing.assert_array_equal(runtime.adapter(), trained)
-    assert np.abs(trained - start).max() > 1e-2
 
 
 def until_step(count, ledger):

@@ -11,7 +11,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
@@ -22,11 +22,9 @@ from shared.zo.encoding import pack_score, pack_step
 from shared.zo.noise import query_seeds
 
 LR, EPS = 0.05, 0.01
-FILE_NAME = {"name": "filename", "arg": {"as_string": "x"}, "kind": 1}
 SETTINGS = {
     "rademacher": {},
     "gaussian": {"noise": "gaussian", "loss": "candidates"},
-    "last": {"layers": "last:1"},
     "stored": {"estimator": "stored", "loss": "candidates", "layers": "last:1"},
     "randn": {"estimator": "stored", "noise": "randn"},
 }
@@ -45,10 +43,7 @@ def compiled(compile_tiny):
     return program
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gaussian", "last")]
-
-
-@pytest.fixture(params=["rademacher", "stored", *SLOW])
+@pytest.fixture(params=["rademacher", "stored", pytest.param("gaussian", marks=pytest.mark.slow)])
 def twins(request, compiled):
     """One recipe's programs for XNNPACK and for torch."""
     return request.getfixturevalue(request.param), compiled(request.param)
@@ -123,28 +118,6 @@ def test_scores_are_the_same(twins, dataset):
     first, second = scores[: len(scores) // 2], scores[len(scores) // 2 :]
     assert first
     np.testing.assert_allclose(second, first, rtol=1e-5, atol=1e-5)
-
-
-def test_a_result_is_a_copy(plain, dataset):
-    runtime, start = opened(plain), some_b(plain)
-    runtime.load(start)
-    held = runtime.adapter()
-    recipe = plain.manifest.recipe
-    runtime.step(pack_step(examples_of(plain, dataset)[:2], recipe), query_seeds(0, 0, recipe.queries), LR, EPS)
-    np.testing.assert_array_equal(held, start)
-
-
-def test_prefix_and_suffix_are_a_step(compiled, dataset):
-    program = compiled("stored")
-    whole, halves = opened(program), opened(program)
-    recipe = program.manifest.recipe
-    for step in range(2):
-        batch = pack_step(examples_of(program, dataset)[step : step + 4], recipe, dynamic=True)
-        seeds = query_seeds(5, step, recipe.queries)
-        found = halves.suffix(halves.prefix(batch[0]), batch[1:], seeds, LR, EPS)
-        for ours, theirs in zip(found, whole.step(batch, seeds, LR, EPS), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-    np.testing.assert_array_equal(halves.adapter(), whole.adapter())
 
 
 @pytest.mark.slow
@@ -227,29 +200,6 @@ def test_everything_is_on_the_device(twins, dataset):
         assert devices.operators > {"step": 100, "score": 100, "replay": 20, "load": 1}[name]
 
 
-def test_the_best_device_is_chosen(plain):
-    assert opened(plain, device=None).device.type == ("cuda" if torch.cuda.is_available() else "cpu")
-
-
-@pytest.mark.parametrize("wrong", ["longer", "rows", "type", "count"])
-def test_inputs_of_another_shape_are_an_error(plain, dataset, wrong):
-    recipe = plain.manifest.recipe
-    tokens, *rest = pack_step(examples_of(plain, dataset)[:1], recipe)
-    batch = {
-        "longer": (np.pad(tokens, ((0, 0), (0, 1))), *rest),
-        "rows": (tokens[:-1], *rest),
-        "type": (tokens.astype(np.int32), *rest),
-        "count": (tokens, *rest[:-1]),
-    }[wrong]
-    with pytest.raises(RuntimeFailed, match="method 'step'"):
-        opened(plain).step(batch, query_seeds(0, 0, recipe.queries), LR, EPS)
-
-
-def test_a_method_that_the_program_lacks_is_named(plain):
-    with pytest.raises(RuntimeFailed, match="no method 'prefix'"):
-        opened(plain).prefix(np.zeros((4, 40), np.int64))
-
-
 def rewritten(source, target, changes):
     """A copy of an archive. changes: by a record's ending, what its bytes become."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
@@ -312,24 +262,15 @@ def test_nothing_is_unpickled(plain, tmp_path):
     assert trap.exists()
 
 
-@pytest.mark.parametrize("bad", ["no archive", "half an archive", "other weights", "no weights"])
+@pytest.mark.parametrize("bad", ["half an archive", "other weights", "no weights"])
 def test_files_that_are_no_program_are_named(plain, tmp_path, bad):
-    program, weights = plain.path("program"), plain.path("weights")
-    broken = tmp_path / "broken"
-    if bad == "no archive":
+    program, weights, broken = plain.path("program"), plain.path("weights"), tmp_path / "broken"
+    if bad == "half an archive":
+        broken.write_bytes(program.read_bytes()[: program.stat().st_size // 2])
         program = broken
-        broken.write_bytes(b"not a program" * 100)
-    elif bad == "half an archive":
-        data, program = program.read_bytes(), broken
-        broken.write_bytes(data[: len(data) // 2])
     elif bad == "other weights":
         tensors = load_file(weights)
         tensors["trunk.norms"] = tensors["trunk.norms"][:-1].clone()
-        from safetensors.torch import save_file
-
         save_file(tensors, broken)
-        weights = broken
-    else:
-        weights = broken
     with pytest.raises(RuntimeFailed, match="does not load"):
-        open_runtime(plain.manifest, program, weights)
+        open_runtime(plain.manifest, program, weights if program == broken else broken)

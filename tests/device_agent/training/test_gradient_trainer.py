@@ -11,11 +11,9 @@ from device_agent.training.checkpoints import CheckpointDirectory, Checkpoints
 from device_agent.training.data import BatchSampler
 from device_agent.training.gradient_trainer import GradientTrainer
 from device_agent.training.journal import RunDirectory
-from device_agent.training.trainer import Stopped
-from shared.errors import Conflict
 from shared.zo.encoding import pack_step
 from shared.zo.lora import load_adapter
-from shared.zo.trajectory import Limits, parse_trajectory
+from shared.zo.trajectory import parse_trajectory
 
 SETTINGS = {"steps": 13, "lr": 0.02, "schedule": "cosine", "seed": 11, "evaluation_interval": 4, "max_norm": 1.0}
 
@@ -94,48 +92,9 @@ def test_killed_at_every_call_it_ends_with_the_same_bytes(run, gradient, dataset
     runtime.close()
 
 
-def test_steps_are_computed_again_under_the_limits_that_held(run, gradient, dataset, tmp_path):
-    """A shorter example is another example; with a cached prefix no limit of length applies, a pause does."""
-    plan = gradient.plan(dataset, **SETTINGS)
-    train(run, plan, gradient)
-    again = RunDirectory(tmp_path / "again")
-    again.begin(plan)
-    again.limit(Limits(rest=0.001, max_length=20))
-    train(again, plan, gradient)
-    assert again.last.read_bytes() == run.last.read_bytes()
-
-
-def test_a_stop_is_obeyed_and_the_run_goes_on(run, gradient, dataset, tmp_path):
-    plan = gradient.plan(dataset, **SETTINGS)
-    whole = outcome(run, train(run, plan, gradient))
-    pieces, asked = RunDirectory(tmp_path / "pieces"), iter([False] * 28 + [True])
-    with pytest.raises(Stopped):
-        train(pieces, plan, gradient, stop=lambda: next(asked))
-    assert outcome(pieces, train(pieces, plan, gradient)) == whole
-
-
-def test_a_damaged_checkpoint_is_computed_again(run, gradient, dataset, tmp_path):
-    plan = gradient.plan(dataset, **SETTINGS)
-    whole = outcome(run, train(run, plan, gradient))
-    pieces, asked = RunDirectory(tmp_path / "pieces"), iter([False] * 28 + [True])
-    with pytest.raises(Stopped):
-        train(pieces, plan, gradient, stop=lambda: next(asked))
-    for step in pieces.checkpoints.steps():
-        path = pieces.path / "checkpoints" / f"step-{step}.bin"
-        path.write_bytes(path.read_bytes()[:-1] + b"?")
-    assert outcome(pieces, train(pieces, plan, gradient)) == whole
-
-
 def test_a_rate_that_is_too_high_says_so(run, gradient, dataset):
     with pytest.raises(Diverged, match="lower lr"):
         train(run, gradient.plan(dataset, steps=20, lr=1e3, weight_decay=1e3), gradient)
-
-
-def test_a_trajectory_cannot_reproduce_b(run, gradient, dataset):
-    train(run, gradient.plan(dataset, steps=2), gradient)
-    trajectory = parse_trajectory((run.path / "trajectory.bin").read_bytes())[0]
-    with pytest.raises(Conflict, match="train with estimator directional or replay"):
-        trajectory.replay(np.zeros(gradient.manifest.size, np.float32))
 
 
 @pytest.mark.parametrize("kind", ["memory", "directory"])

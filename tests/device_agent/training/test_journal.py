@@ -1,15 +1,13 @@
 """A run's directory: whole files or none, one process at a time."""
 
-import json
 import os
 import threading
 
 import numpy as np
 import pytest
-import safetensors
 
 from device_agent.durable import write_durably
-from device_agent.training.journal import ResourceUsage, RunDirectory, prune_runs
+from device_agent.training.journal import RunDirectory, prune_runs
 from shared.canonical import file_sha256
 from shared.errors import Conflict
 from shared.job import Result
@@ -27,16 +25,6 @@ def test_a_plan_comes_back_as_it_was(run, rademacher, dataset):
     assert run.plan().header == plan.header
 
 
-def test_documents_are_absent_until_they_are_written(run, rademacher, dataset):
-    run.begin(rademacher.plan(dataset))
-    assert run.result() is None
-    assert run.figures() == ResourceUsage()
-    run.note(ResourceUsage(seconds=3))
-    run.finish(RESULT)
-    assert run.figures().seconds == 3
-    assert run.result() == RESULT
-
-
 def test_equal_adapters_are_equal_files_of_allowed_size(run, rademacher, dataset):
     plan = rademacher.plan(dataset)
     run.begin(plan)
@@ -48,17 +36,6 @@ def test_equal_adapters_are_equal_files_of_allowed_size(run, rademacher, dataset
     assert len(hashes) == 1
     assert run.best.stat().st_size <= 4 * flat.size + 4096
     np.testing.assert_array_equal(load_adapter(run.best.read_bytes(), flat.size), flat)
-
-
-def test_an_adapter_file_says_what_it_belongs_to(run, rademacher, dataset):
-    plan = rademacher.plan(dataset)
-    run.begin(plan)
-    run.write_adapter(run.best, np.zeros(plan.manifest.size, np.float32), plan, 7)
-    with safetensors.safe_open(run.best, "np") as file:
-        said = json.loads(file.metadata()["mobizo"])
-    manifest = plan.manifest
-    assert (said["recipe_id"], said["a_sha256"]) == (manifest.recipe_id, manifest.a_sha256)
-    assert said["step"] == 7
 
 
 def test_a_ledger_of_another_seed_is_refused(run, rademacher, dataset):

@@ -102,7 +102,7 @@ def test_killed_at_every_call_it_ends_with_the_same_bytes(run, plan, private, tm
     runtime.close()
 
 
-@pytest.mark.parametrize("name", ["native", "python"])
+@pytest.mark.parametrize("name", ["native", pytest.param("python", marks=pytest.mark.slow)])
 def test_an_engine_that_is_stopped_goes_on_with_the_same_draws(plan, private, tmp_path, runner_directory, name):
     plan = plan.model_copy(update={"training": plan.training.model_copy(update={"steps": 300})})
     whole = RunDirectory(tmp_path / "whole")

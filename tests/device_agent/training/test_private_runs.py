@@ -5,9 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from device_agent.daemon.daemon import Daemon
-from device_agent.daemon.reporting import Display
-from device_agent.engines.child_process import PythonEngine
 from device_agent.engines.native import NativeEngine
 from device_agent.jobs.leased_job import Outcome
 from device_agent.runtimes import PrivateStepInput, open_runtime
@@ -23,16 +20,10 @@ from shared.zo.lora import load_adapter
 from shared.zo.noise import query_seeds
 from shared.zo.trajectory import parse_trajectory
 from shared.zo.trajectory_reader import read_ledger
-from tests.device_agent.conftest import copy_run, enroll
-from tests.device_agent.fake_server import FakeServer
+from tests.device_agent.conftest import copy_run
 
 PRIVACY = ExamplePrivacy(clip=0.05, noise_multiplier=0.5, sampling_rate=0.35)
 SETTINGS = {"steps": 12, "lr": 0.02, "seed": 5, "evaluation_interval": 4}
-
-
-@pytest.fixture(scope="session")
-def clipped(compile_tiny):
-    return compile_tiny("clipped", privacy="clipped", layers="last:1", effective_batch=2)
 
 
 @pytest.fixture
@@ -66,7 +57,9 @@ def test_each_step_is_the_mechanism_on_its_own_sample(run, plan, clipped):
     """The same by hand: each example alone adds what it adds, then the noise; and the coefficients follow from that."""
     dp_samples, recipe = begun(run, plan), plan.manifest.recipe
     assert dp_samples.counts.max() > recipe.effective_batch  # samples that take several calls are among them
-    result, _ = train(run, plan, clipped)
+    result, told = train(run, plan, clipped)
+    assert all(progress.loss is None and progress.accuracy is None for progress in told)
+    assert not run.dp_samples_file.exists()
     examples = clipped.splits(plan.dataset, plan.training).train
     assert len(examples) == 13  # nothing is held out
     runtime = open_runtime(plan.manifest, plan.program, plan.weights)
@@ -89,15 +82,6 @@ def test_each_step_is_the_mechanism_on_its_own_sample(run, plan, clipped):
     assert result.best_step == 12
 
 
-def test_it_tells_nothing_of_the_data_and_keeps_no_secret(run, plan, clipped):
-    result, told = train(run, plan, clipped)
-    assert ledger(run).evaluations == []
-    assert (result.train_examples, result.truncated_examples, result.peak_rss_bytes) == (None, None, 0)
-    assert (result.evaluations, result.tuned_accuracy, result.before_accuracy) == ((), None, None)
-    assert all(progress.loss is None and progress.accuracy is None for progress in told)
-    assert not run.dp_samples_file.exists()
-
-
 def test_what_a_heartbeat_may_tell():
     whole = Progress(
         phase="training", step=3, steps=9, loss=0.7, lr=0.1, examples_per_second=2.0, seconds_left=9.0,
@@ -106,16 +90,14 @@ def test_what_a_heartbeat_may_tell():
     assert whole.private().model_dump(exclude_none=True) == {"phase": "training", "step": 3, "steps": 9, "lr": 0.1}
 
 
-@pytest.mark.parametrize("name", ["native", pytest.param("python", marks=pytest.mark.slow)])
-def test_both_engines_make_one_ledger_of_one_drawing(plan, clipped, tmp_path, runner_directory, name):
+def test_the_runner_makes_the_trainers_ledger_of_one_drawing(plan, clipped, tmp_path, runner_directory):
     first = RunDirectory(tmp_path / "first")
     # So many steps that whoever stops it in the middle comes in time.
     plan = plan.model_copy(update={"training": plan.training.model_copy(update={"steps": 300})})
     begun(first, plan)
     second = copy_run(first, tmp_path / "second")
     train(first, plan, clipped)
-    engine = NativeEngine(runner_directory) if name == "native" else PythonEngine()
-    heard = []
+    engine, heard = NativeEngine(runner_directory), []
     # Stopped in the middle, it goes on by the same draws.
     message = engine.train(second, heard.append, lambda: bool(heard) and heard[-1].step >= 5)
     assert message.stopped
@@ -154,12 +136,6 @@ def test_data_that_changes_ends_no_run(run, plan, clipped, dataset):
     assert ledger(run).steps == 12
 
 
-def test_draws_differ_from_run_to_run_whatever_the_job_says(tmp_path):
-    first, second = (draw(PRIVACY, 200, 50, 4) for _ in range(2))
-    assert not np.array_equal(first.noise, second.noise)
-    assert not np.array_equal(first.order[:100], second.order[:100])
-
-
 def test_a_sample_is_every_example_with_the_same_chance_by_itself():
     dp_samples = draw(PRIVACY, 40, 4000, 1, np.random.default_rng(0).bytes)
     present = np.zeros((4000, 40), bool)
@@ -189,17 +165,15 @@ def test_a_step_may_see_nobody(run, plan, clipped):
     assert all(np.abs(coefficients).max() > 0 for coefficients in ledger(run).coefficients)  # it is noise alone
 
 
-def test_of_a_whole_job_nothing_is_sent_that_the_data_decides(home, server_key, clipped, dataset, engines):
-    training = SETTINGS | {"steps": 40}
-    with FakeServer(server_key, lease_seconds=0.5) as server, Display(home, live=False) as display:
-        enroll(home, server.url, server_key)
-        home.rules.write_text("trajectory = true")
-        daemon = Daemon(home, {"movies": dataset}, display, engines=engines)
-        server.add_job(clipped, job_id="job-good", trajectory="beside", privacy=PRIVACY, **training)
-        assert daemon.run(once=True).outcome is Outcome.COMPLETED
-        (dataset / "train.jsonl").write_text('{"text": "warm"}\n')
-        server.add_job(clipped, job_id="job-bad", privacy=PRIVACY, **training)
-        assert daemon.run(once=True).outcome is Outcome.COMPLETED  # by noise alone
+def test_of_a_whole_job_nothing_is_sent_that_the_data_decides(enrolled, make, server, clipped, dataset):
+    training, server.lease_seconds = SETTINGS | {"steps": 40}, 0.5
+    enrolled.rules.write_text("trajectory = true")
+    daemon = make(enrolled)
+    server.add_job(clipped, job_id="job-good", trajectory="beside", privacy=PRIVACY, **training)
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    (dataset / "train.jsonl").write_text('{"text": "warm"}\n')
+    server.add_job(clipped, job_id="job-bad", privacy=PRIVACY, **training)
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED  # by noise alone
     told = {name for beat in server.beats for name, value in beat if value not in (None, 0)}
     assert server.beats
     assert told <= {"phase", "step", "steps", "lr", "why"}
@@ -216,11 +190,8 @@ def test_of_a_whole_job_nothing_is_sent_that_the_data_decides(home, server_key, 
 @pytest.mark.parametrize(
     "privacy", [PRIVACY, PRIVACY.model_copy(update={"noise_multiplier": None, "epsilon": 3.0}), None]
 )
-def test_a_job_that_would_not_keep_its_privacy_is_not_trained(home, server_key, clipped, rademacher, dataset, privacy):
-    program = rademacher if privacy is PRIVACY else clipped
-    with FakeServer(server_key) as server, Display(home, live=False) as display:
-        enroll(home, server.url, server_key)
-        server.add_job(program, privacy=privacy, steps=2)
-        assert Daemon(home, {"movies": dataset}, display).run(once=True).outcome is Outcome.FAILED
+def test_a_job_that_would_not_keep_its_privacy_is_not_trained(daemon, server, clipped, rademacher, privacy):
+    server.add_job(rademacher if privacy is PRIVACY else clipped, privacy=privacy, steps=2)
+    assert daemon.run(once=True).outcome is Outcome.FAILED
     assert [failure.code for failure in server.failures] == ["untrusted"]
     assert server.uploads == []

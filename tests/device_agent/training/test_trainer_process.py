@@ -15,7 +15,8 @@ from tests.device_agent.conftest import ROOT
 
 STEPS = 60
 SETTINGS = {"steps": STEPS, "lr": 0.3, "schedule": "linear", "seed": 3, "evaluation_interval": 7}
-KILLS = (1, 20, 41)
+KILLS = (1, 41)
+ESTIMATORS = ("stored", "directional")
 
 
 def start(run):
@@ -41,8 +42,9 @@ def trained(heard):
     return [item.progress.step for item in heard if item.progress and item.progress.phase == "training"]
 
 
-def test_killed_at_several_steps_it_ends_with_the_same_b(program, dataset, tmp_path):
-    plan = program.plan(dataset, **SETTINGS)
+@pytest.mark.parametrize("name", ["rademacher", *(pytest.param(n, marks=pytest.mark.slow) for n in ESTIMATORS)])
+def test_killed_at_several_steps_it_ends_with_the_same_b(request, name, dataset, tmp_path):
+    plan = request.getfixturevalue(name).plan(dataset, **SETTINGS)
     whole, killed = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "killed")
     whole.begin(plan)
     heard = finish(start(whole))
@@ -71,19 +73,6 @@ def test_killed_at_several_steps_it_ends_with_the_same_b(program, dataset, tmp_p
         assert file_sha256(killed.path / name) == file_sha256(whole.path / name)
 
 
-def test_it_stops_after_the_step_when_asked(rademacher, dataset, run):
-    run.begin(rademacher.plan(dataset, steps=100_000))
-    process = start(run)
-    for message in messages(process):
-        if message.progress is not None and message.progress.phase == "training":
-            process.send_signal(signal.SIGINT)  # Ctrl-C is the daemon's to understand
-            process.terminate()
-            break
-    heard = finish(process)
-    assert heard[-1].stopped
-    assert process.returncode == 0
-
-
 def test_it_dies_with_its_daemon(rademacher, dataset, run):
     run.begin(rademacher.plan(dataset, steps=100_000))
     process = start(run)
@@ -109,3 +98,16 @@ def test_errors_are_its_last_words(rademacher, dataset, run, tmp_path, line, cod
     assert process.returncode == 0
     assert error.code == code
     assert words in error.detail
+
+
+def test_it_stops_after_the_step_when_asked(rademacher, dataset, run):
+    run.begin(rademacher.plan(dataset, steps=100_000))
+    process = start(run)
+    for message in messages(process):
+        if message.progress is not None and message.progress.phase == "training":
+            process.send_signal(signal.SIGINT)  # Ctrl-C is the daemon's to understand
+            process.terminate()
+            break
+    heard = finish(process)
+    assert heard[-1].stopped
+    assert process.returncode == 0
