@@ -5,31 +5,13 @@ import json
 import tarfile
 
 import pytest
-from typer.testing import CliRunner
 
 from server.catalog.runner_builds.service import RunnerBuildService
-from server.cli import main as cli
 from server.identity.signing_keys.service import load_key
 from server.storage.opening import open_artifacts
 from shared.canonical import file_sha256
-from shared.errors import BadRequest, Conflict, MobizoError, NotFound
+from shared.errors import BadRequest, Conflict, NotFound
 from shared.signing import verify_runner_build
-
-
-@pytest.fixture
-def command(home, monkeypatch):
-    """Runs `mobizo-server` on the test's home; returns what it printed, or raises what it raised."""
-    for name, value in home.settings.environment().items():
-        monkeypatch.setenv(name, value)
-
-    def command(*arguments, code=0):
-        result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
-        if isinstance(result.exception, MobizoError):
-            raise result.exception
-        assert result.exit_code == code, result.output
-        return result.output
-
-    return command
 
 
 @pytest.fixture

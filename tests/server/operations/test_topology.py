@@ -16,20 +16,17 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
 import boto3
 import httpx
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from sqlalchemy import create_engine, text
 
 from server.settings import Settings
 from shared.zo.lora import load_adapter
+from tests.certificate import loopback_certificate
 from tests.device_agent.conftest import write_base, write_records
 from tests.server.operations.test_compose import ROOT, SERVICES
 
@@ -92,21 +89,6 @@ class Balancer(threading.Thread):
         self._listening.close()
 
 
-def certificate(directory):
-    """A certificate for this machine and its key, as the secrets are named."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "server")])
-    now = datetime.now(UTC)
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.DNSName("server")])
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-    builder = builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=1))
-    builder = builder.add_extension(names, critical=False)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    (directory / "tls-cert").write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (directory / "tls-key").write_bytes(pem)
-
-
 class Topology:
     """The services of docker-compose.yml as processes; every line they log is kept."""
 
@@ -116,7 +98,8 @@ class Topology:
         self.secrets.mkdir()
         (self.secrets / "database-password").write_text("d4tabase/p@ss:word\n")
         (self.secrets / "storage-secret").write_text("st0rage-secret\n")
-        certificate(self.secrets)
+        for secret, path in zip(("tls-cert", "tls-key"), loopback_certificate(self.secrets), strict=True):
+            path.rename(self.secrets / secret)
         self._prepare(postgres)
         boto3.client(
             "s3", endpoint_url=s3.url, aws_access_key_id="x", aws_secret_access_key="x", region_name="us-east-1"
@@ -239,7 +222,7 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     topology.call("server", ["mobizo-server", "bases", "add", "tiny", str(tmp_path / "tiny")])
     ports = [until(lambda number=number: topology.port(f"server-{number}")) for number in range(2)]
     balancer = Balancer(ports)
-    url = f"https://localhost:{balancer.port}"
+    url = f"https://127.0.0.1:{balancer.port}"
     trust = ssl.create_default_context(cafile=topology.secrets / "tls-cert")
     operator = {"Authorization": f"Bearer {made['token']}"}
 
@@ -250,7 +233,7 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
         return answer
 
     for port in ports:
-        until(lambda port=port: httpx.get(f"https://localhost:{port}/readyz", verify=trust).status_code == 200)
+        until(lambda port=port: httpx.get(f"https://127.0.0.1:{port}/readyz", verify=trust).status_code == 200)
     job = ask("POST", "/v1/jobs", json=JOB).json()
 
     def state():

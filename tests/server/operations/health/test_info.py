@@ -9,19 +9,6 @@ def test_who_it_is(app):
     assert key_id(parse_public(info["public_key"])) == info["key_id"]
 
 
-def test_alive_and_ready(app):
-    assert app.get("/healthz").json() == {"status": "ok"}
-    assert app.get("/readyz").json() == {"status": "ok"}
-
-
-def test_not_ready_when_files_cannot_be_written(home, app, problem):
-    (home.settings.artifacts_path / "staging").rmdir()
-    response = app.get("/readyz")
-    assert problem(response, 503, "not-ready")["failing"] == ["files"]
-    assert response.headers["retry-after"]
-    assert app.get("/healthz").status_code == 200
-
-
 def test_usage_before_any_worker(operator):
     usage = operator.get("/v1/server/usage").json()
     assert usage["peak_rss_bytes"] == usage["server_peak_rss_bytes"] > 1 << 20
