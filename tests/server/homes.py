@@ -4,7 +4,9 @@ import contextlib
 import json
 import shutil
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -240,3 +242,15 @@ def eventually(condition, seconds=60):
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
     return value
+
+
+def at_once(*calls):
+    """What each call returns, or raises first; all begin together, each in a thread."""
+    gate = threading.Barrier(len(calls))
+
+    def call(what):
+        gate.wait()
+        return what()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(call, calls))

@@ -107,10 +107,13 @@ def test_bases(command, home, inspected):
         command("bases", "add", "tiny", "b-model")
     with pytest.raises(UnknownBase):
         command("bases", "add", "other", "nothing")
+    assert json.loads(command("bases", "list", "--json")) == [moved]
+
+
+def test_names_that_are_none(command, home):
     for name in ("", "x" * 201):
         with pytest.raises(MobizoError, match="name"):
-            command("bases", "add", name, "a-model")
-    assert json.loads(command("bases", "list", "--json")) == [moved]
+            command("bases", "add", name, home)
 
 
 def test_running_unsafely(command, home):

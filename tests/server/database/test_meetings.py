@@ -1,7 +1,6 @@
 """Many requests at the same moment about the same things: each counts once, none is lost, and none crashes."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import func, select, text
@@ -14,21 +13,10 @@ from server.programs.service import Program
 from server.registry.models import StoredVersion
 from shared.canonical import sha256_hex
 from tests.server.conftest import BOTH, adapter_bytes, job_request, result
+from tests.server.homes import at_once
 
 DATABASES = BOTH
 DEVICES = 8
-
-
-def at_once(*calls):
-    """What each call returns; all begin together."""
-    gate = threading.Barrier(len(calls))
-
-    def call(what):
-        gate.wait()
-        return what()
-
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return list(pool.map(call, calls))
 
 
 def codes(responses):

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from server.database.database import APPLICATION, Collision, Database, DatabaseUnavailable, Unstorable
-from server.settings import Settings, Tuning
+from server.settings import Tuning
 from shared.errors import BadRequest
 
 
@@ -50,12 +50,6 @@ def test_it_is_told_who_asks_and_for_how_long_at_most(database):
         assert show(session, "statement_timeout") == "1s"
         assert show(session, "lock_timeout") == "200ms"
         assert show(session, "idle_in_transaction_session_timeout") == "2s"
-
-
-def test_settings_decide(tmp_path):
-    given = {"database_connections": 3, "database_overflow": 4, "database_recycle_seconds": 5}
-    more = {"database_connect_seconds": 6, "database_statement_seconds": 7, "database_lock_seconds": 8}
-    assert Settings(home=tmp_path, **given, **more).tuning == Tuning(3, 4, 5, 6, 7, 8)
 
 
 def test_what_the_url_says_counts_more(url):

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -11,10 +10,9 @@ import numpy as np
 import pytest
 
 from server.clock import utc_now
-from server.identity.tokens import TokenService
 from server.inference.scorer import make_scorer
 from server.registry.repository import resolve
-from shared.access import Role, Scope
+from tests.server.homes import eventually
 from tests.server.inference.conftest import FIVE
 
 TOLERANCE = 1e-3  # nats
@@ -167,22 +165,6 @@ def test_what_cannot_be_scored_is_refused(site, problem, body, status, code):
     problem(site.fleet.app().post("/v1/score", json=body), status, code)
 
 
-def test_it_takes_the_scope(site, problem):
-    with site.fleet.home.database.writing() as session:
-        token = TokenService(session).issue(Role.APP, "default", "reader", scopes=frozenset({Scope.ADAPTERS_READ}))[1]
-    actor = site.fleet.actor(token)
-    problem(actor.post("/v1/score", json={"rows": []}), 403, "forbidden")
-    problem(actor.post("/v1/generate", json={"prompt": "a"}), 403, "forbidden")
-
-
-@pytest.mark.parametrize("adapter", [*FIVE[:4], None])
-def test_greedy_text_is_that_of_peft(site, adapter):
-    found = generate(site.fleet.app(), "a very good film", adapter=adapter, base="tiny", max_tokens=9)
-    expected = site.continued("default", adapter, "a very good film", 9)
-    assert found["text"].split() == site.tokenizer.decode(expected).split()
-    assert (found["tokens"], found["finish"], found["adapter"]) == (9, "length", adapter)
-
-
 def test_texts_that_grow_together_stay_apart(site):
     asked = [(name, prompt) for name in (*FIVE[:4], None) for prompt in TEXTS]
 
@@ -253,17 +235,10 @@ def metric(site, name, **labels):
     return site.app.state.mobizo.meters.registry.get_sample_value(name, labels) or 0
 
 
-def wait_until(holds, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_operators_see_what_it_does(site):
     before = metric(site, "mobizo_scorer_batch_rows_sum", work="score")
     score(site.fleet.app(), *[{"adapter": name, "prompt": "a", "answers": ["x"]} for name in FIVE])
-    wait_until(lambda: metric(site, "mobizo_scorer_batch_rows_sum", work="score") == before + 5)
+    eventually(lambda: metric(site, "mobizo_scorer_batch_rows_sum", work="score") == before + 5)
     assert metric(site, "mobizo_scorer_held", of="bases") == 1
     assert metric(site, "mobizo_scorer_held_bytes", of="adapters") > 0
     assert metric(site, "mobizo_scorer_resident_bytes") > 0
@@ -274,11 +249,11 @@ def test_who_goes_away_is_not_worked_for(site):
     body = {"prompt": "a", "adapter": "red", "max_tokens": 60, "stream": True}
     with app.stream("POST", "/v1/generate", json=body) as response:
         next(response.iter_bytes())
-    wait_until(lambda: site.app.state.mobizo.get(make_scorer).waiting == 0)
+    eventually(lambda: site.app.state.mobizo.get(make_scorer).waiting == 0)
     rows = [{"adapter": "red", "prompt": "a " * 60, "answers": ["x"]}] * 1000
     with pytest.raises(httpx.TimeoutException):
         app.post("/v1/score", json={"rows": rows}, timeout=httpx.Timeout(5, read=0.05))
-    wait_until(lambda: site.app.state.mobizo.get(make_scorer).waiting == 0)
+    eventually(lambda: site.app.state.mobizo.get(make_scorer).waiting == 0)
 
 
 def test_a_scorer_that_was_killed_is_started_again(site, problem):
@@ -286,13 +261,13 @@ def test_a_scorer_that_was_killed_is_started_again(site, problem):
     row = {"adapter": "red", "prompt": "It was a film", "answers": [" great"]}
     expected = score(app, row)
     os.kill(scorer.pid, signal.SIGKILL)
-    wait_until(lambda: scorer.pid is None)
+    eventually(lambda: scorer.pid is None)
     assert score(app, row) == expected
     # One that dies while it works: who waits is told, and the next request finds another.
     with ThreadPoolExecutor(1) as pool:
         os.kill(scorer.pid, signal.SIGSTOP)
         waiting = pool.submit(app.post, "/v1/score", json={"rows": [row]})
-        wait_until(lambda: scorer.waiting > 0)
+        eventually(lambda: scorer.waiting > 0)
         os.kill(scorer.pid, signal.SIGKILL)
         response = waiting.result()
     problem(response, 503, "scorer-stopped")

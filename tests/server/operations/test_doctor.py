@@ -14,6 +14,7 @@ from server.clock import utc_now
 from server.identity.devices.repository import Device
 from server.operations import doctor
 from server.operations.doctor import (
+    check_dangers,
     check_database,
     check_disk,
     check_files,
@@ -52,6 +53,8 @@ def test_a_server_that_is_right(settings, loads, home):
     assert set(found) == {"home", "key", "database", "schema", "clock", "files", "compiler", "safety"}
     assert set(found.values()) == {"ok"}
     assert home.stored_files() == before
+    exposed = settings.model_copy(update={"host": "0.0.0.0"})
+    assert states(check_dangers(exposed, None)) == {"safety": "warn"}
 
 
 def test_no_home(tmp_path, loads):

@@ -124,13 +124,6 @@ def test_what_something_names_stays(home, fleet, app, device, collect):
     assert collect() == set()
 
 
-def test_what_is_young_stays(home):
-    orphan = home.artifacts.put(b"nobody's yet")
-    found = Collector(home.database, home.artifacts).collect(HOUR)
-    assert (found.files, found.deleted) == (2, 0)
-    assert home.artifacts.read(orphan)
-
-
 def test_what_is_told(home, grow_old):
     orphan = home.artifacts.put(b"12345")
     grow_old(home.artifacts, orphan)

@@ -5,7 +5,6 @@ import pytest
 from server.settings import Settings
 from server.storage.bucket import BucketArtifacts
 from server.storage.directory import DiskArtifacts
-from server.storage.memory import MemoryArtifacts
 from server.storage.opening import BadStorage, open_artifacts
 from tests.server.s3 import KEY_ID, SECRET
 
@@ -20,10 +19,6 @@ def test_by_default_a_directory_in_the_home(opened, tmp_path):
     assert isinstance(store, DiskArtifacts)
     store.put(b"x")
     assert [path.is_file() for path in (tmp_path / "home" / "artifacts" / "objects").glob("*/*")] == [True]
-
-
-def test_memory(opened):
-    assert isinstance(opened(storage_url="memory://"), MemoryArtifacts)
 
 
 def test_a_bucket(opened, s3):

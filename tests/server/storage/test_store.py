@@ -2,14 +2,15 @@
 
 import asyncio
 import hashlib
-import threading
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 
 from server.storage.bucket import PART_BYTES
 from server.storage.store import Damaged
 from shared.errors import NotFound, Untrusted
+from tests.server.homes import at_once
 
 DATA = bytes(range(256)) * 5000
 SHA = hashlib.sha256(DATA).hexdigest()
@@ -30,8 +31,8 @@ def streamed(store, sha256, start, end):
     return asyncio.run(read())
 
 
-def adopt(store, data, sha256):
-    with store.workspace("w") as workspace:
+def adopt(store, data, sha256, name="w"):
+    with store.workspace(name) as workspace:
         (workspace / "f").write_bytes(data)
         store.adopt(workspace / "f", sha256)
         assert not (workspace / "f").exists()
@@ -68,12 +69,6 @@ def test_the_same_bytes_are_one_file(store):
     adopt(store, DATA, SHA)
     assert names(store) == [SHA]
     assert store.read(SHA) == DATA
-
-
-def test_a_file_is_taken_over(store):
-    adopt(store, DATA, SHA)
-    assert store.read(SHA) == DATA
-    assert store.workspaces() == []
 
 
 def test_a_large_file_too(store):
@@ -156,27 +151,11 @@ def test_a_file_of_another_size_is_stored_anew(store, damage):
 
 @pytest.mark.parametrize("data", [DATA, LARGE], ids=["small", "large"])
 def test_many_writers_of_one_file(store, data):
-    barrier, failures = threading.Barrier(4), []
-
-    def write(number):
-        barrier.wait()
-        try:
-            if number % 2:
-                store.put(data)
-            else:
-                with store.workspace(f"w{number}") as workspace:
-                    (workspace / "f").write_bytes(data)
-                    store.adopt(workspace / "f", hashlib.sha256(data).hexdigest())
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
     sha256 = hashlib.sha256(data).hexdigest()
+    at_once(
+        *(partial(store.put, data) for _ in range(2)),
+        *(partial(adopt, store, data, sha256, f"w{number}") for number in range(2)),
+    )
     assert names(store) == [sha256]
     assert store.read(sha256) == data
 

@@ -7,32 +7,21 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
+from functools import partial
 
 import pytest
 from sqlalchemy import func, select, update
 
 from server.jobs.repository import JobEvent
-from server.programs.service import Program, ProgramState
+from server.programs.service import Program
 from server.tasks.engine import prepare_engine
-from server.tasks.repository import Task, WorkerProcess
-from shared.program import SignedManifest
-from shared.signing import parse_public, verify_manifest
-from tests.server.conftest import BOTH, alive, job_request
+from server.tasks.repository import WorkerProcess
+from tests.server.conftest import BOTH, alive
+from tests.server.homes import at_once, eventually
 
 DATABASES = BOTH
 ENGINES = {"sqlite": "embedded", "postgresql": "procrastinate"}
 PATIENCE = 60
-
-
-def eventually(condition):
-    """The condition's first true value; fails when patience ends."""
-    deadline = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return value
 
 
 @pytest.fixture
@@ -76,20 +65,9 @@ def workspaces(home):
 def test_asked_for_many_times_at_once_compiled_once(fleet, home, app, start, state):
     start()
     start()
-    barrier, jobs = threading.Barrier(6), []
     actors = [fleet.app("default" if number % 2 else "other") for number in range(6)]
-
-    def submit(number):
-        actor = actors[number]
-        barrier.wait()
-        jobs.append((actor, actor.post("/v1/jobs", json=job_request(adapter=f"a{number}")).json()))
-
-    threads = [threading.Thread(target=submit, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for actor, job in jobs:
+    jobs = at_once(*(partial(actor.submit, adapter=f"a{number}") for number, actor in enumerate(actors)))
+    for actor, job in zip(actors, jobs, strict=True):
         eventually(lambda actor=actor, job=job: actor.get(f"/v1/jobs/{job['id']}").json()["state"] == "ready")
     assert len(home.starts()) == 1
     with home.database.reading() as session:
@@ -143,18 +121,6 @@ def test_another_worker_on_the_machine_takes_over_at_once(home, app, start, stat
         program = session.scalars(select(Program)).one()
         assert program.signed.manifest.version == 1
     assert home.task(program.recipe_id).attempts == 3
-
-
-def test_workers_share_recipes_and_compile_each_once(fleet, home, app, start, state):
-    for _ in range(2):
-        start()
-    jobs = [app.submit(adapter=f"a{rank}", recipe={"rank": rank}) for rank in range(2, 5)]
-    jobs += [app.submit(adapter=f"b{rank}", recipe={"rank": rank}) for rank in range(2, 5)]
-    for job in jobs:
-        eventually(lambda job=job: state(job) == "ready")
-    assert len(home.starts()) == 3
-    with home.database.reading() as session:
-        assert [task.attempts for task in session.scalars(select(Task))] == [1] * 3
 
 
 def test_a_compile_tells_how_it_goes(home, app, start, state):
@@ -254,18 +220,6 @@ def test_memory_is_reported(home, app, operator, start, state):
     app.post(f"/v1/jobs/{job['id']}/cancel")
 
 
-def test_a_program_made_anew_is_signed_with_the_next_version(fleet, home, app, device, start, state):
-    start()
-    job = app.submit()
-    eventually(lambda: state(job) == "ready")
-    with home.database.writing() as session:
-        session.execute(update(Program).values(state=ProgramState.PENDING))
-    eventually(lambda: state(app.submit()) == "ready")
-    key = parse_public(fleet.actor().get("/v1/server").json()["public_key"])
-    signed = SignedManifest.model_validate(device.lease()["manifest"])
-    assert verify_manifest(signed, key).version == 2
-
-
 MERGED = "/v1/adapters/alice-movies/versions/1/merged"
 
 
@@ -279,41 +233,12 @@ def version(fleet, app, device):
 def test_a_merged_model_asked_for_many_times_at_once_is_made_once(fleet, home, version, start):
     start()
     start()
-    barrier, answers = threading.Barrier(6), []
     actors = [fleet.app() for _ in range(6)]
-
-    def ask(actor):
-        barrier.wait()
-        answers.append(actor.post(MERGED).status_code)
-
-    threads = [threading.Thread(target=ask, args=(actor,)) for actor in actors]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == [202] * 6
+    answers = at_once(*(partial(actor.post, MERGED) for actor in actors))
+    assert [answer.status_code for answer in answers] == [202] * 6
     merged = eventually(lambda: (seen := actors[0].get(MERGED).json())["state"] == "ready" and seen)
     assert [file["path"] for file in merged["files"]] == ["config.json", "model.safetensors"]
     assert len(home.conversions()) == 1
-    eventually(lambda: not workspaces(home))
-
-
-@pytest.mark.slow  # the next test kills a worker in the middle, too
-def test_a_worker_killed_while_it_merges(home, app, version, start):
-    home.convert_so(hang=True)
-    first = start(compile_lease_seconds=2)
-    app.post(MERGED)
-    converter = eventually(home.conversions)[0]
-    assert app.get(MERGED).json()["state"] == "converting"
-    first.send_signal(signal.SIGKILL)
-    eventually(lambda: not alive(converter))
-    # As if it had run on another machine: only its silence tells that it is dead.
-    with home.database.writing() as session:
-        session.execute(update(WorkerProcess).values(pid_space="elsewhere"))
-    home.convert_so()
-    start(compile_lease_seconds=2)
-    eventually(lambda: app.get(MERGED).json()["state"] == "ready")
-    assert len(home.conversions()) == 2
     eventually(lambda: not workspaces(home))
 
 
