@@ -75,6 +75,8 @@ def pytest_generate_tests(metafunc):
     if "database_kind" in metafunc.fixturenames:
         module, folder = metafunc.module, Path(metafunc.definition.path).parent.relative_to(TESTS).as_posix()
         kinds = getattr(module, "DATABASES", BOTH if folder in SLICES else BOTH[:1])
+        if metafunc.definition.get_closest_marker("both_databases"):
+            kinds = BOTH
         first = vars(module).setdefault("_first_with_a_database", metafunc.function) is metafunc.function
         if not (first or folder in ALWAYS_BOTH or metafunc.definition.get_closest_marker("both_databases")):
             kinds = [*kinds[:1], *(pytest.param(kind, marks=pytest.mark.slow) for kind in kinds[1:])]

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import socket
+import socketserver
 import ssl
 import subprocess
 import sys
@@ -42,51 +43,33 @@ JOB = {
 }
 
 
-class Balancer(threading.Thread):
+class Balancer(socketserver.ThreadingTCPServer):
     """Passes connections on to the first of several ports that answers: what a name with two addresses does."""
 
+    daemon_threads = True
+
     def __init__(self, ports):
-        super().__init__(daemon=True)
-        self._ports = ports
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listening.getsockname()[1]
-        self.start()
+        super().__init__(("127.0.0.1", 0), None)
+        self._ports, self.port = ports, self.server_address[1]
+        threading.Thread(target=self.serve_forever, daemon=True).start()
 
-    def run(self):
-        while True:
-            try:
-                link, _ = self._listening.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(link,), daemon=True).start()
-
-    def _serve(self, link):
-        with link:
-            for port in self._ports:
-                try:
-                    behind = socket.create_connection(("127.0.0.1", port))
-                except OSError:
-                    continue
-                with behind:
-                    back = threading.Thread(target=self._copy, args=(behind, link), daemon=True)
-                    back.start()
-                    self._copy(link, behind)
-                    back.join()
+    def finish_request(self, link, address):
+        for port in self._ports:
+            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)) as behind:
+                back = threading.Thread(target=self._copy, args=(behind, link), daemon=True)
+                back.start()
+                self._copy(link, behind)
+                back.join()
                 return
 
     @staticmethod
     def _copy(source, target):
-        try:
+        with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 target.sendall(data)
-        except OSError:
-            pass
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-
-    def close(self):
-        self._listening.close()
 
 
 class Topology:
@@ -202,11 +185,6 @@ def until(condition):
         time.sleep(0.1)
 
 
-def events(said):
-    """The structured lines of a log."""
-    return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-
-
 @pytest.mark.slow
 def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     (tmp_path / "data").mkdir()
@@ -288,7 +266,8 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     for process in left:
         process.terminate()
     assert [process.wait(PATIENCE) for process in left] == [0, 0, 0, 0]
-    balancer.close()
+    balancer.shutdown()
+    balancer.server_close()
     check_logs(topology, tokens, job, tmp_path)
 
 
@@ -305,15 +284,17 @@ def check_logs(topology, tokens, job, tmp_path):
     """One job can be followed through all logs, and no log holds a secret."""
     names = ("migrate", "server-0", "server-1", "worker-0", "worker-1", "agent-0", "agent-1")
     said = {name: topology.log(name) for name in names}
-    (submitted,) = [line for line in events(said["server-0"]) if line["event"] == "job-submitted"]
+
+    def events(*names, **wanted):
+        """The structured lines of some logs that have these values."""
+        lines = [json.loads(line) for name in names for line in said[name].splitlines() if line.startswith("{")]
+        return [line for line in lines if wanted.items() <= line.items()]
+
+    (submitted,) = events("server-0", event="job-submitted")
     assert (submitted["job"], submitted["recipe"]) == (job["id"], job["recipe_id"])
-    (request,) = [
-        line
-        for line in events(said["server-0"])
-        if line["event"] == "request" and line["request_id"] == submitted["request_id"]
-    ]
+    (request,) = events("server-0", event="request", request_id=submitted["request_id"])
     assert (request["method"], request["path"], request["status"]) == ("POST", "/v1/jobs", 202)
-    compiled = [line for name in names[3:5] for line in events(said[name]) if line.get("recipe") == job["recipe_id"]]
+    compiled = events("worker-0", "worker-1", recipe=job["recipe_id"])
     assert {"compile-started", "compiling", "compile-finished"} <= {line["event"] for line in compiled}
     key = (Path(topology.environment("server")["MOBIZO_HOME"]) / "keys" / "manifest.ed25519").read_bytes()
     devices = [(tmp_path / f"agent-{number}" / "device.key").read_bytes() for number in range(2)]

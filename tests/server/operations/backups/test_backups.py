@@ -22,9 +22,7 @@ from server.schema import METADATA
 from server.storage.opening import open_artifacts
 from shared.canonical import sha256_hex
 from shared.errors import BadRequest, Conflict, MobizoError, Unavailable, Untrusted
-from tests.server.conftest import BOTH, Fleet, Home, adapter_bytes, serving
-
-DATABASES = BOTH
+from tests.server.conftest import Fleet, Home, adapter_bytes, serving
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +91,7 @@ def moved(actor, fleet):
     return fleet.actor(actor.token, actor.signer)
 
 
+@pytest.mark.both_databases
 @pytest.mark.parametrize("name", ["backup", "backup.tar"])
 def test_a_job_is_finished_where_the_backup_was_restored(fleet, home, app, device, restored, busy, tmp_path, name):
     job = fleet.ready_job(app)
@@ -125,6 +124,7 @@ def test_a_job_is_finished_where_the_backup_was_restored(fleet, home, app, devic
     assert same_app.get("/v1/server").json() == app.get("/v1/server").json()
 
 
+@pytest.mark.both_databases
 def test_a_snapshot_is_of_one_moment(fleet, home, busy, elsewhere, tmp_path):
     """A job and its first event come in one transaction: a copy has both or neither."""
     with busy():
@@ -219,6 +219,7 @@ def test_what_lies_beside_a_backup_is_left_alone(home, tmp_path):
         back_up(home.settings, tmp_path / "backup", with_keys=False)
 
 
+@pytest.mark.both_databases
 def test_only_into_what_is_empty(home, elsewhere, tmp_path):
     back_up(home.settings, tmp_path / "backup", with_keys=True)
     with pytest.raises(Conflict, match="exists"):
@@ -251,6 +252,7 @@ def test_a_file_that_is_missing_or_damaged_is_no_backup(fleet, home, app, tmp_pa
     assert list(tmp_path.glob("*backup*")) == []
 
 
+@pytest.mark.both_databases
 def test_the_commands(home, elsewhere, tmp_path, monkeypatch):
     def command(settings, *arguments):
         for name in ("MOBIZO_HOME", "MOBIZO_DATABASE_URL"):
@@ -272,6 +274,7 @@ def test_the_commands(home, elsewhere, tmp_path, monkeypatch):
         command(elsewhere, "restore", tmp_path / "backup.tar", "--json")
 
 
+@pytest.mark.both_databases
 def test_postgresql_without_its_tools(home, monkeypatch, tmp_path):
     if home.settings.database_url is None:
         pytest.skip("SQLite needs none")

@@ -24,10 +24,9 @@ from server.settings import Delivery
 from server.tasks.repository import WorkerProcess
 from server.web.middleware import Meters
 from shared.errors import Unavailable
-from tests.server.conftest import BOTH, adapter_bytes
+from tests.server.conftest import adapter_bytes
 from tests.server.homes import eventually
 
-DATABASES = BOTH
 PATIENCE = 60
 COUNT = "mobizo_http_request_seconds_count"
 
@@ -52,6 +51,7 @@ def scrape(fleet, standing):
     return scrape
 
 
+@pytest.mark.both_databases
 def test_the_life_of_jobs(fleet, home, scrape):
     app, other = fleet.app(), fleet.app("other")
     phone, tablet = fleet.device(name="phone"), fleet.device(name="tablet")
@@ -83,6 +83,7 @@ def test_the_life_of_jobs(fleet, home, scrape):
     assert told["mobizo_jobs", "succeeded"] == 1
 
 
+@pytest.mark.both_databases
 def test_how_long_the_oldest_waits(fleet, home, app, scrape):
     first, second = app.submit(), app.submit(adapter="other", recipe={"rank": 3})
     with home.database.writing() as session:
@@ -94,6 +95,7 @@ def test_how_long_the_oldest_waits(fleet, home, app, scrape):
     assert scrape()["mobizo_jobs_oldest_seconds", "queued"] == pytest.approx(3600, abs=PATIENCE)
 
 
+@pytest.mark.both_databases
 def test_devices_by_when_they_were_seen(fleet, home, scrape):
     for name, ago in (("a", 1), ("b", 30), ("c", 60 * 5), ("d", 60 * 50)):
         device = fleet.device(name=name)
@@ -126,6 +128,7 @@ def test_workers_that_live(home, scrape):
     assert told["mobizo_workers_peak_rss_bytes", "compiler"] == 7000
 
 
+@pytest.mark.both_databases
 def test_how_long_compiles_took(fleet, home, app, scrape):
     began = utc_now() - timedelta(hours=1)
     fleet.ready_job(app)
