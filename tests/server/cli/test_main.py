@@ -8,7 +8,6 @@ import pytest
 from server.catalog import bases
 from server.catalog.bases import BaseModelEntry
 from server.cli import home as home_cli
-from server.cli import main as cli
 from server.clock import utc_now
 from shared.errors import MobizoError, UnknownBase
 from tests.server.cli.conftest import call
@@ -120,17 +119,6 @@ def test_running_unsafely(command, home):
     command("run", "--host", "0.0.0.0", code=2)
     with pytest.raises(MobizoError, match="given together"):
         command("run", "--tls-cert", str(home / "mobizo.sqlite3"))
-
-
-def test_one_red_line_and_exit_code_one(home, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["mobizo-server", "tokens", "revoke", "nothing"])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert caught.value.code == 1
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("error: ")
-    assert said.err.count("\n") == 1
 
 
 def test_a_relative_source_is_kept_absolute(home, tmp_path, monkeypatch):

@@ -155,12 +155,3 @@ def test_only_a_connection_that_rested_is_asked(database, postgres, monkeypatch,
         with database.autocommit() as session:
             session.connection()
         assert (link.execute(heard, [number]).fetchone() != before) == asked
-
-
-def test_closing_leaves_no_connection(url, postgres):
-    database = Database(url)
-    with database.reading() as session:
-        session.execute(text("SELECT 1"))
-    database.close()
-    with postgres.administrator() as link:
-        assert none_left(link)

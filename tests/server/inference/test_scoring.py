@@ -91,34 +91,6 @@ def test_a_foreign_adapter_is_as_absent_as_none(site, problem):
     score(site.fleet.app("other"), {"adapter": "secret", "prompt": "a", "answers": ["x"]})
 
 
-def test_revisions_are_versions(site, problem):
-    app = site.fleet.app()
-    first = site.stock["default", "new"]
-    second = site.publish("default", "new", 30)
-    row = {"prompt": "a good film", "answers": [" x"]}
-    main, one, two, digits = score(
-        app,
-        {"adapter": "new", **row},
-        {"adapter": "new@v1", **row},
-        {"adapter": "new@2", **row},
-        {"adapter": f"new@{_revision(app, second)[:12]}", **row},
-    )
-    assert main == two == digits
-    assert (one["version"], two["version"]) == (1, 2)
-    after = site.expected("default", "new", "a good film", " x")
-    site.stock["default", "new"] = first
-    before = site.expected("default", "new", "a good film", " x")
-    got = [each["answers"][0]["log_probability"] for each in (one, two)]
-    np.testing.assert_allclose(got, [before, after], atol=TOLERANCE)
-    missing = {"rows": [{"adapter": "new@v9", **row}]}
-    problem(app.post("/v1/score", json=missing), 404, "revision-not-found")
-
-
-def _revision(app, version):
-    found = score(app, {"adapter": f"{version['adapter']}@v{version['version']}", "prompt": "a", "answers": ["x"]})
-    return found[0]["revision"]
-
-
 def test_held_versions_wait_and_deleted_ones_are_gone(site, problem):
     app = site.fleet.app()
     site.publish("default", "worse", 40, zero_shot_accuracy=0.9, tuned_accuracy=0.2)
@@ -135,20 +107,30 @@ def test_held_versions_wait_and_deleted_ones_are_gone(site, problem):
         problem(app.post("/v1/score", json={"rows": [{"adapter": name, **row}]}), 404, "revision-not-found")
 
 
-def test_another_base_is_refused(site, problem):
+def test_revisions_are_versions(site, problem):
     app = site.fleet.app()
-    row = {"adapter": "red", "prompt": "a", "answers": ["x"]}
-    problem(app.post("/v1/score", json={"base_sha256": "0" * 64, "rows": [row]}), 422, "base-mismatch")
-    problem(app.post("/v1/score", json={"base": "nothing", "rows": [row]}), 404, "unknown-base")
-    problem(
-        app.post("/v1/generate", json={"base_sha256": "0" * 64, "prompt": "a", "base": "tiny"}), 422, "base-mismatch"
-    )
-    score(app, row, base="tiny", base_sha256=site.sha256)
+    row = {"prompt": "a good film", "answers": [" x"]}
+    before = site.expected("default", "new", "a good film", " x")
+    site.publish("default", "new", 30)
+    after = site.expected("default", "new", "a good film", " x")
+    main, one, two = score(app, *({"adapter": name, **row} for name in ("new", "new@v1", "new@2")))
+    assert main == two
+    got = [each["answers"][0]["log_probability"] for each in (one, two)]
+    np.testing.assert_allclose(got, [before, after], atol=TOLERANCE)
+    (digits,) = score(app, {"adapter": f"new@{one['revision'][:12]}", **row})
+    assert (digits, one["version"], two["version"]) == (one, 1, 2)
+    problem(app.post("/v1/score", json={"rows": [{"adapter": "new@v9", **row}]}), 404, "revision-not-found")
 
 
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
+        (
+            {"base_sha256": "0" * 64, "rows": [{"adapter": "red", "prompt": "a", "answers": ["x"]}]},
+            422,
+            "base-mismatch",
+        ),
+        ({"base": "nothing", "rows": [{"prompt": "a", "answers": ["x"]}]}, 404, "unknown-base"),
         ({"rows": []}, 422, "invalid-request"),
         ({"rows": [{"prompt": "a", "answers": ["x"]}]}, 400, "bad-request"),  # of which base?
         ({"base": "tiny", "rows": [{"prompt": "a"}]}, 422, "invalid-request"),

@@ -1,7 +1,6 @@
 """What is particular to a local directory."""
 
 import errno
-import resource
 import threading
 from datetime import UTC, datetime, timedelta
 
@@ -26,14 +25,6 @@ def staged(store):
     return list(store._staging.iterdir())
 
 
-@pytest.fixture
-def file_limit():
-    """Sets the most bytes that this process may write into a file, as a quota would; lifted at the end."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_file_is_taken_over_without_a_copy(store):
     with store.workspace("w") as workspace:
         path = workspace / "weights.ptd"
@@ -47,17 +38,6 @@ def test_a_file_is_taken_over_without_a_copy(store):
 def test_stored_files_are_read_only(store):
     store.put(DATA)
     assert store._path(SHA).stat().st_mode & 0o222 == 0
-
-
-def test_a_disk_that_fills_leaves_nothing_and_works_again(store, file_limit):
-    file_limit(len(DATA) // 2)
-    with pytest.raises(StorageFull):
-        store.put(DATA)
-    assert list(store.listing()) == []
-    assert staged(store) == []
-    file_limit(len(DATA) * 2)
-    assert store.put(DATA) == SHA
-    assert store.read(SHA) == DATA
 
 
 def test_a_disk_that_is_full_only_when_synced(store, monkeypatch):

@@ -177,23 +177,19 @@ def test_a_worker_that_is_asked_to_stop(home, app, start, state):
 
 def test_errors_crashes_and_tampering(home, app, start, state):
     start()
-    home.behave(error={"code": "unsupported-model", "detail": "mixture of experts"})
-    job = app.submit()
-    eventually(lambda: state(job) == "failed")
-    assert app.get(f"/v1/jobs/{job['id']}").json()["error"] == {
-        "code": "unsupported-model",
-        "detail": "mixture of experts",
-    }
-    assert len(home.starts()) == 1
-    home.behave(crash=True)
-    job = app.submit()
-    eventually(lambda: state(job) == "failed")
-    assert app.get(f"/v1/jobs/{job['id']}").json()["error"]["code"] == "compile-failed"
-    assert len(home.starts()) == 4
-    home.behave(tamper=True)
-    job = app.submit()
-    eventually(lambda: state(job) == "failed")
-    assert app.get(f"/v1/jobs/{job['id']}").json()["error"]["code"] == "untrusted"
+    told = {"code": "unsupported-model", "detail": "mixture of experts"}
+    for behaviour, code, starts in (
+        ({"error": told}, "unsupported-model", 1),
+        ({"crash": True}, "compile-failed", 4),  # tried three times
+        ({"tamper": True}, "untrusted", 5),
+    ):
+        home.behave(**behaviour)
+        job = app.submit()
+        eventually(lambda job=job: state(job) == "failed")
+        error = app.get(f"/v1/jobs/{job['id']}").json()["error"]
+        assert error["code"] == code
+        assert len(home.starts()) == starts
+        assert error == told or behaviour.keys() != {"error"}
     home.behave()
     job = app.submit()
     eventually(lambda: state(job) == "ready")
