@@ -49,7 +49,6 @@ def test_tenants(command, fleet, problem):
         (BadRequest, "never", "tokens create --role app --expires-in-days 0"),
         (BadRequest, "never", "tokens create --role app --expires-in-days soon"),
     ],
-    ids=lambda value: value if isinstance(value, str) and " " in value else "",
 )
 def test_what_cannot_be(command, error, says, arguments):
     command("users", "create", "bob", "--role", "app")

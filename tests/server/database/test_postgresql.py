@@ -1,13 +1,12 @@
 """PostgreSQL as it is talked to: transactions, limits, and its errors in our words."""
 
-import threading
-
 import pytest
 from sqlalchemy import text
 
 from server.database.database import APPLICATION, Collision, Database, DatabaseUnavailable, Unstorable
 from server.settings import Tuning
 from shared.errors import BadRequest
+from tests.server.homes import at_once
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +82,7 @@ def test_writers_go_on_from_what_the_one_before_left(url):
                 found = session.scalar(text("SELECT word FROM words WHERE number = 2 FOR UPDATE"))
                 session.execute(text("UPDATE words SET word = :word WHERE number = 2"), {"word": str(int(found) + 1)})
 
-    threads = [threading.Thread(target=count_up) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*[count_up] * 3)
     with database.reading() as session:
         assert session.scalar(text("SELECT word FROM words WHERE number = 2")) == "60"
     database.close()

@@ -125,11 +125,7 @@ def test_revisions_are_versions(site, problem):
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
-        (
-            {"base_sha256": "0" * 64, "rows": [{"adapter": "red", "prompt": "a", "answers": ["x"]}]},
-            422,
-            "base-mismatch",
-        ),
+        ({"base": "tiny", "base_sha256": "0" * 64, "rows": [{"prompt": "a", "answers": ["x"]}]}, 422, "base-mismatch"),
         ({"base": "nothing", "rows": [{"prompt": "a", "answers": ["x"]}]}, 404, "unknown-base"),
         ({"rows": []}, 422, "invalid-request"),
         ({"rows": [{"prompt": "a", "answers": ["x"]}]}, 400, "bad-request"),  # of which base?

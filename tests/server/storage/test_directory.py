@@ -1,7 +1,6 @@
 """What is particular to a local directory."""
 
 import errno
-import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,6 +10,7 @@ from server.storage.directory import DiskArtifacts
 from server.storage.store import StorageFull
 from shared.canonical import sha256_hex
 from shared.errors import Unavailable
+from tests.server.homes import at_once
 
 DATA = bytes(range(256)) * 500
 SHA = sha256_hex(DATA)
@@ -53,27 +53,22 @@ def test_a_disk_that_is_full_only_when_synced(store, monkeypatch):
 
 def test_many_writers_and_one_who_deletes(store):
     """Whoever ends a put finds the file, until the next deletion: none ends with a link that was lost."""
-    stop, found = threading.Event(), []
+    ended = []
 
     def write():
-        for _ in range(200):
-            store.put(DATA)
+        try:
+            for _ in range(200):
+                store.put(DATA)
+        finally:
+            ended.append(True)
 
     def delete():
-        while not stop.is_set():
+        while len(ended) < 3:
             store.delete([SHA])
 
-    threads = [threading.Thread(target=write) for _ in range(3)]
-    deleting = threading.Thread(target=delete)
-    for thread in (*threads, deleting):
-        thread.start()
-    for thread in threads:
-        thread.join()
-    stop.set()
-    deleting.join()
+    at_once(write, write, write, delete)
     store.put(DATA)
-    found.append(store.read(SHA))
-    assert found == [DATA]
+    assert store.read(SHA) == DATA
     assert staged(store) == []
 
 

@@ -63,11 +63,6 @@ def test_what_cannot_be(opened, changes, word):
         opened(**changes)
 
 
-def test_in_clear_only_where_it_is_allowed(opened):
-    given = {"storage_url": "s3://files", "storage_endpoint": "http://s3.example.org"}
-    assert isinstance(opened(**given, storage_allow_http=True), BucketArtifacts)
-
-
 def test_secrets_stay_out_of_what_is_shown_and_reach_the_workers(tmp_path):
     settings = Settings(home=tmp_path, storage_access_key_id=KEY_ID, storage_secret_access_key=SECRET)
     assert SECRET not in repr(settings)
