@@ -70,15 +70,17 @@ ALWAYS_BOTH = {"database", "jobs/scheduling"}  # locking, and the queue of jobs
 def pytest_generate_tests(metafunc):
     """Tests of the slices run on each database; on PostgreSQL, most of them are slow tests.
 
-    `make test` runs on both what ALWAYS_BOTH holds, what is marked `both_databases`, and the first test of each module.
+    `make test` runs on both what ALWAYS_BOTH holds, what is marked `both_databases`, and the first test of each module;
+    with `slow=True` that mark adds PostgreSQL to the slow tests only.
     """
     if "database_kind" in metafunc.fixturenames:
         module, folder = metafunc.module, Path(metafunc.definition.path).parent.relative_to(TESTS).as_posix()
         kinds = getattr(module, "DATABASES", BOTH if folder in SLICES else BOTH[:1])
-        if metafunc.definition.get_closest_marker("both_databases"):
+        both = metafunc.definition.get_closest_marker("both_databases")
+        if both:
             kinds = BOTH
         first = vars(module).setdefault("_first_with_a_database", metafunc.function) is metafunc.function
-        if not (first or folder in ALWAYS_BOTH or metafunc.definition.get_closest_marker("both_databases")):
+        if not (first or folder in ALWAYS_BOTH or (both and not both.kwargs.get("slow"))):
             kinds = [*kinds[:1], *(pytest.param(kind, marks=pytest.mark.slow) for kind in kinds[1:])]
         metafunc.parametrize("database_kind", kinds, indirect=True, scope="session")
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from server.cli import main as cli
 from server.clock import utc_now
+from server.database.schema import SchemaBehind
 from server.identity.devices.repository import Device
 from server.operations import doctor
 from server.operations.doctor import (
@@ -26,6 +27,7 @@ from server.operations.doctor import (
 from server.settings import Settings
 from shared.errors import MobizoError
 from tests.certificate import loopback_certificate
+from tests.server.cli.conftest import call
 
 
 @pytest.fixture
@@ -129,9 +131,7 @@ def test_certificates(tmp_path):
 def test_the_command(settings, loads, monkeypatch):
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
-    done = CliRunner().invoke(cli.app, ["doctor", "--json"])
-    assert done.exit_code == 0, done.output
-    lines = [json.loads(line) for line in done.output.splitlines()]
+    lines = [json.loads(line) for line in call("doctor", "--json").splitlines()]
     assert {"name", "state", "detail", "remedy"} == set(lines[0])
     settings.key_path.unlink()
     done = CliRunner().invoke(cli.app, ["doctor"])
@@ -158,11 +158,10 @@ def test_migrations_are_a_step_of_their_own(settings, tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MOBIZO_DATABASE_URL", f"sqlite:///{tmp_path}/new.sqlite3")
     monkeypatch.setenv("MOBIZO_MIGRATE_AT_START", "false")
-    done = CliRunner().invoke(cli.app, ["devices", "list"])
-    assert done.exception.code == "schema-behind"
-    done = CliRunner().invoke(cli.app, ["migrate", "--json"])
-    applied = json.loads(done.output)
+    with pytest.raises(SchemaBehind):
+        call("devices", "list")
+    applied = json.loads(call("migrate", "--json"))
     assert applied["applied"][0] == "0001"
     assert applied["applied"][-1] == applied["revision"]
-    assert CliRunner().invoke(cli.app, ["devices", "list"]).exit_code == 0
-    assert "up to date" in CliRunner().invoke(cli.app, ["migrate"]).output
+    call("devices", "list")
+    assert "up to date" in call("migrate")

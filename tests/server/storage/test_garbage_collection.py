@@ -84,7 +84,7 @@ def test_nothing_is_collected_while_references_are_unknown(home, grow_old, monke
     assert home.artifacts.read(orphan) == b"unreferenced"
 
 
-@pytest.mark.both_databases
+@pytest.mark.both_databases(slow=True)
 def test_what_something_names_stays(home, fleet, app, device, collect):
     orphan = home.artifacts.put(b"nobody's")
     fleet.ready_job(app)
@@ -132,7 +132,7 @@ def test_an_upload_that_was_replaced_goes(fleet, app, device, lease, collect):
     assert collect() == {sha256_hex(first)}
 
 
-@pytest.mark.both_databases
+@pytest.mark.both_databases(slow=True)
 def test_an_upload_stays_as_long_as_its_lease_may_live_again(fleet, home, app, device, lease, collect):
     data = adapter_bytes(lease["manifest"]["manifest"]["size"], 0.25)
     device.upload(lease, data).raise_for_status()
@@ -185,7 +185,7 @@ def anywhere(request, home, tmp_path):
     return BucketArtifacts(request.getfixturevalue("s3").place(), tmp_path / "scratch")
 
 
-@pytest.mark.both_databases
+@pytest.mark.both_databases(slow=True)
 def test_no_name_is_ever_committed_without_its_file(home, anywhere):
     """Publishers store, name, read and forget the same few files, while two collectors give no grace at all."""
     contents = [f"content {number}".encode() * 50 for number in range(4)]

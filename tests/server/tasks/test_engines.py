@@ -16,10 +16,9 @@ from server.jobs.repository import JobEvent
 from server.programs.service import Program
 from server.tasks.engine import prepare_engine
 from server.tasks.repository import WorkerProcess
-from tests.server.conftest import BOTH, alive
+from tests.server.conftest import alive
 from tests.server.homes import at_once, eventually
 
-DATABASES = BOTH
 ENGINES = {"sqlite": "embedded", "postgresql": "procrastinate"}
 PATIENCE = 60
 
@@ -101,6 +100,7 @@ def test_a_worker_killed_in_the_middle(home, app, start, state):
     eventually(lambda: not workspaces(home))
 
 
+@pytest.mark.both_databases(slow=True)
 def test_another_worker_on_the_machine_takes_over_at_once(home, app, start, state):
     patient = {"compile_lease_seconds": 600.0}
     home.behave(hang=True)
@@ -149,6 +149,7 @@ def test_what_is_over_the_budget_is_not_begun(home, app, start, state):
     assert home.starts() == []
 
 
+@pytest.mark.both_databases(slow=True)
 def test_cancelled_jobs_stop_the_compiler(home, app, start, state):
     home.behave(hang=True)
     start()
@@ -175,6 +176,7 @@ def test_a_worker_that_is_asked_to_stop(home, app, start, state):
     assert workspaces(home) == []
 
 
+@pytest.mark.both_databases(slow=True)
 def test_errors_crashes_and_tampering(home, app, start, state):
     start()
     told = {"code": "unsupported-model", "detail": "mixture of experts"}
@@ -238,6 +240,7 @@ def test_a_merged_model_asked_for_many_times_at_once_is_made_once(fleet, home, v
     eventually(lambda: not workspaces(home))
 
 
+@pytest.mark.both_databases(slow=True)
 def test_a_worker_that_is_asked_to_stop_while_it_merges(home, app, version, start):
     patient = {"compile_lease_seconds": 600.0}
     home.convert_so(hang=True)

@@ -51,7 +51,7 @@ def scrape(fleet, standing):
     return scrape
 
 
-@pytest.mark.both_databases
+@pytest.mark.both_databases(slow=True)
 def test_the_life_of_jobs(fleet, home, scrape):
     app, other = fleet.app(), fleet.app("other")
     phone, tablet = fleet.device(name="phone"), fleet.device(name="tablet")
@@ -83,7 +83,7 @@ def test_the_life_of_jobs(fleet, home, scrape):
     assert told["mobizo_jobs", "succeeded"] == 1
 
 
-@pytest.mark.both_databases
+@pytest.mark.both_databases(slow=True)
 def test_how_long_the_oldest_waits(fleet, home, app, scrape):
     first, second = app.submit(), app.submit(adapter="other", recipe={"rank": 3})
     with home.database.writing() as session:
@@ -95,7 +95,7 @@ def test_how_long_the_oldest_waits(fleet, home, app, scrape):
     assert scrape()["mobizo_jobs_oldest_seconds", "queued"] == pytest.approx(3600, abs=PATIENCE)
 
 
-@pytest.mark.both_databases
+@pytest.mark.both_databases(slow=True)
 def test_devices_by_when_they_were_seen(fleet, home, scrape):
     for name, ago in (("a", 1), ("b", 30), ("c", 60 * 5), ("d", 60 * 50)):
         device = fleet.device(name=name)
@@ -128,7 +128,7 @@ def test_workers_that_live(home, scrape):
     assert told["mobizo_workers_peak_rss_bytes", "compiler"] == 7000
 
 
-@pytest.mark.both_databases
+@pytest.mark.both_databases(slow=True)
 def test_how_long_compiles_took(fleet, home, app, scrape):
     began = utc_now() - timedelta(hours=1)
     fleet.ready_job(app)
