@@ -51,13 +51,6 @@ def test_it_is_told_who_asks_and_for_how_long_at_most(database):
         assert show(session, "idle_in_transaction_session_timeout") == "2s"
 
 
-def test_what_the_url_says_counts_more(url):
-    database = Database(f"{url}&application_name=mine")
-    with database.reading() as session:
-        assert show(session, "application_name") == "mine"
-    database.close()
-
-
 def test_a_reader_sees_one_moment_and_may_not_write(database):
     with database.reading() as session:
         count = text("SELECT count(*) FROM words")
@@ -137,16 +130,3 @@ def test_a_connection_that_was_cut_is_replaced_unseen(database, postgres):
         assert none_left(link)
     with database.reading() as session:
         assert session.scalar(text("SELECT 1")) == 1
-
-
-@pytest.mark.parametrize(("rested", "asked"), [(0, True), (3600, False)])
-def test_only_a_connection_that_rested_is_asked(database, postgres, monkeypatch, rested, asked):
-    monkeypatch.setattr("server.database.database.IDLE_SECONDS", rested)
-    with database.autocommit() as session:
-        number = session.scalar(text("SELECT pg_backend_pid()"))
-    heard = "SELECT state_change FROM pg_stat_activity WHERE pid = %s"
-    with postgres.administrator() as link:
-        before = link.execute(heard, [number]).fetchone()
-        with database.autocommit() as session:
-            session.connection()
-        assert (link.execute(heard, [number]).fetchone() != before) == asked
