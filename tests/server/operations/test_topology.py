@@ -20,7 +20,6 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-import boto3
 import httpx
 import pytest
 from sqlalchemy import create_engine, text
@@ -39,7 +38,7 @@ JOB = {
     "task": "sst2",
     "dataset": "demo",
     "recipe": {"rank": 2, "queries": 2, "effective_batch": 4, "sequence_length": 40},
-    "training": {"steps": 6000, "evaluation_interval": 2000},
+    "training": {"steps": 3000, "evaluation_interval": 1000},
 }
 
 
@@ -84,9 +83,8 @@ class Topology:
         for secret, path in zip(("tls-cert", "tls-key"), loopback_certificate(self.secrets), strict=True):
             path.rename(self.secrets / secret)
         self._prepare(postgres)
-        boto3.client(
-            "s3", endpoint_url=s3.url, aws_access_key_id="x", aws_secret_access_key="x", region_name="us-east-1"
-        ).create_bucket(Bucket=SERVICES["server"]["environment"]["MOBIZO_STORAGE_URL"].removeprefix("s3://"))
+        place = SERVICES["server"]["environment"]["MOBIZO_STORAGE_URL"]
+        s3.client.create_bucket(Bucket=place.removeprefix("s3://"))
         self._places = {
             "@database:5432/mobizo": f"@/topology?host={postgres.root}",
             "http://storage:8333": s3.url,
