@@ -113,12 +113,12 @@ def test_revisions_are_versions(site, problem):
     before = site.expected("default", "new", "a good film", " x")
     site.publish("default", "new", 30)
     after = site.expected("default", "new", "a good film", " x")
-    main, one, two = score(app, *({"adapter": name, **row} for name in ("new", "new@v1", "new@2")))
-    assert main == two
-    got = [each["answers"][0]["log_probability"] for each in (one, two)]
-    np.testing.assert_allclose(got, [before, after], atol=TOLERANCE)
-    (digits,) = score(app, {"adapter": f"new@{one['revision'][:12]}", **row})
-    assert (digits, one["version"], two["version"]) == (one, 1, 2)
+    found = score(app, *({"adapter": name, **row} for name in ("new", "new@v1", "new@2")))
+    main, one, two, digits = found = found + score(app, {"adapter": f"new@{found[1]['revision'][:12]}", **row})
+    assert [each["version"] for each in found] == [2, 1, 2, 1]
+    assert (main["revision"], digits["revision"]) == (two["revision"], one["revision"])
+    got = [each["answers"][0]["log_probability"] for each in found]
+    np.testing.assert_allclose(got, [after, before, after, before], atol=TOLERANCE)
     problem(app.post("/v1/score", json={"rows": [{"adapter": "new@v9", **row}]}), 404, "revision-not-found")
 
 
