@@ -68,3 +68,8 @@ def test_secrets_stay_out_of_what_is_shown_and_reach_the_workers(tmp_path):
     assert SECRET not in repr(settings)
     assert SECRET not in str(settings.model_dump(mode="json"))
     assert settings.environment()["MOBIZO_STORAGE_SECRET_ACCESS_KEY"] == SECRET
+
+
+def test_in_clear_only_where_it_is_allowed(opened):
+    given = {"storage_url": "s3://files", "storage_endpoint": "http://s3.example.org"}
+    assert isinstance(opened(**given, storage_allow_http=True), BucketArtifacts)
