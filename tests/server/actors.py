@@ -7,7 +7,6 @@ import socket
 import ssl
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
@@ -64,18 +63,6 @@ def adapter_bytes(size, value=0.5):
     return dump_adapter(np.full(size, value, np.float32), {"job": "test"})
 
 
-def at_once(count, act):
-    """What `act(number)` returns to `count` callers that begin together."""
-    gate = threading.Barrier(count)
-
-    def call(number):
-        gate.wait()
-        return act(number)
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(call, range(count)))
-
-
 @contextlib.contextmanager
 def serving(app, limits=None, plain=None):
     """The application answering on a free port, or on the listening socket `plain`; yields its URL."""
@@ -107,18 +94,6 @@ def serving(app, limits=None, plain=None):
         thread.join()
         listening.close()
         structlog.configure(**before)
-
-
-def at_once(*calls):
-    """What each call returns; all begin together."""
-    gate = threading.Barrier(len(calls))
-
-    def call(what):
-        gate.wait()
-        return what()
-
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return list(pool.map(call, calls))
 
 
 class Actor(httpx.Client):

@@ -51,15 +51,16 @@ FIRST_ON_BOTH = {"jobs", "jobs/leases", "operations/health", "web"}  # the first
 
 def pytest_generate_tests(metafunc):
     """Tests run on SQLite. These run on PostgreSQL too: those in ALWAYS_BOTH, those marked `both_databases`, and the
-    first test of each module in FIRST_ON_BOTH. A module says otherwise by DATABASES; what it adds is slow.
+    first test of each module in FIRST_ON_BOTH. A module says otherwise by DATABASES; what it adds is slow, as is what
+    `both_databases(slow=True)` adds.
     """
     if "database_kind" in metafunc.fixturenames:
         module, folder = metafunc.module, Path(metafunc.definition.path).parent.relative_to(TESTS).as_posix()
         first = vars(module).setdefault("_first_with_a_database", metafunc.function) is metafunc.function
-        marked = metafunc.definition.get_closest_marker("both_databases") is not None
-        both = marked or folder in ALWAYS_BOTH or (first and folder in FIRST_ON_BOTH)
-        kinds = getattr(module, "DATABASES", BOTH if both else BOTH[:1])
-        if not (both or first):
+        marked = metafunc.definition.get_closest_marker("both_databases")
+        both = marked is not None or folder in ALWAYS_BOTH or (first and folder in FIRST_ON_BOTH)
+        kinds = BOTH if marked else getattr(module, "DATABASES", BOTH if both else BOTH[:1])
+        if not (both or first) or (marked and marked.kwargs.get("slow")):
             kinds = [*kinds[:1], *(pytest.param(kind, marks=pytest.mark.slow) for kind in kinds[1:])]
         metafunc.parametrize("database_kind", kinds, indirect=True, scope="session")
 

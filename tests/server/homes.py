@@ -4,6 +4,9 @@ import contextlib
 import json
 import shutil
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -230,3 +233,24 @@ def alive(pid):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def eventually(condition, seconds=60):
+    """The condition's first true value, which must come in that time."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+    return value
+
+
+def at_once(*calls):
+    """What each call returns, or raises first; all begin together, each in a thread."""
+    gate = threading.Barrier(len(calls))
+
+    def call(what):
+        gate.wait()
+        return what()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(call, calls))

@@ -3,9 +3,7 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from server.cli import main as cli
 from server.compiler.checkpoints.base import locate_base
 from server.programs import local as local_compilation
 from shared.canonical import sha256_hex
@@ -15,26 +13,17 @@ from shared.errors import (
     InvalidRecipe,
     InvalidTask,
     InvalidUpload,
-    MobizoError,
     NotFound,
     UnknownBase,
 )
 from shared.zo.calibration import load_calibration, read_calibration
+from tests.server.cli.conftest import call
 from tests.server.cli.test_compile import FAKE, SMALL
 from tests.server.conftest import write_source
 from tests.server.llama import write_llama
 
 TEXTS = ("a very good film", "a bad film", "very bad", "good x", "a film", "x very film", "bad x a", "good good film")
 RECORDS = [{"text": text, "label": "negative" if "bad" in text else "positive"} for text in TEXTS]
-
-
-def call(*arguments, code=0):
-    """What a command printed, or what it raised."""
-    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
-    if isinstance(result.exception, MobizoError):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result.stdout if code == 0 else result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -108,15 +97,9 @@ def test_a_task_of_ones_own(arguments, tmp_path):
 
 def test_what_cannot_be_made(arguments, llama, data, tmp_path):
     def refused(error, says, **changes):
-        changed = list(arguments)
-        for option, value in changes.items():
-            name = f"--{option}"
-            if name in changed:
-                changed[changed.index(name) + 1] = value
-            else:
-                changed += [name, value]
+        # The last of an option that is given twice counts.
         with pytest.raises(error, match=says):
-            call(*changed)
+            call(*arguments, *(word for option, value in changes.items() for word in (f"--{option}", value)))
         assert not (tmp_path / "made").exists()
 
     bad = tmp_path / "bad.jsonl"
@@ -124,7 +107,6 @@ def test_what_cannot_be_made(arguments, llama, data, tmp_path):
     refused(InvalidDataset, r"bad\.jsonl:9: field 'label'", data=bad)
     refused(InvalidDataset, r"nothing\.jsonl: cannot be read", data=tmp_path / "nothing.jsonl")
     refused(InvalidTask, "there is no built-in task 'sst3'", task="sst3")
-    refused(InvalidTask, "cannot be read", task=tmp_path / "task.json")
     bad.write_text("{}")
     refused(InvalidTask, "not a valid task", task=bad.rename(tmp_path / "bad.json"))
     refused(UnknownBase, "neither a local directory", base="no such model")

@@ -9,29 +9,19 @@ import time
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
-from server.cli import main as cli
 from server.programs import local as local_compilation
 from shared.errors import BadRequest, CompileFailed, InvalidRecipe, UnknownBase, UnreadableCheckpoint
 from shared.program import ProgramManifest
 from shared.recipe import Recipe
 from shared.zo.lora import flat_size
 from tests.server import fake_compiler
+from tests.server.cli.conftest import call
 from tests.server.conftest import write_source
 from tests.server.llama import write_llama
 
 SMALL = ("--rank", "2", "--q", "1", "--effective-batch", "2", "--seq-len", "16")
 FAKE = [sys.executable, fake_compiler.__file__]
-
-
-def call(*arguments, code=0):
-    """What a command printed, or what it raised."""
-    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result.stdout if code == 0 else result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -182,21 +172,15 @@ def test_what_is_whole_is_not_compiled_again(compile_, source, tmp_path):
     assert manifest["recipe_id"] == other["recipe_id"]
 
 
-@pytest.mark.parametrize("name", ["program.pte", "weights.ptd", "tokenizer.json", "manifest.json"])
+@pytest.mark.parametrize("name", ["program.pte", "manifest.json"])
 def test_what_is_damaged_is_compiled_again(compile_, source, tmp_path, name):
     compile_()
     path = tmp_path / "out" / name
     whole = path.read_bytes()
-    flipped = bytearray(whole)
-    flipped[len(whole) // 2] ^= 1
-    damages = [lambda: path.write_bytes(whole[:-1]), path.unlink]
-    if name != "manifest.json":
-        damages.append(lambda: path.write_bytes(flipped))
-    for number, damage in enumerate(damages, 2):
+    for damage in (lambda: path.write_bytes(whole[:-1]), path.unlink, lambda: path.write_bytes(bytes(len(whole)))):
         damage()
         assert compile_()["cached"] is False
         assert path.read_bytes() == whole
-        assert starts(source) == number
         assert compile_()["cached"] is True
 
 
@@ -249,20 +233,9 @@ def test_ctrl_c_ends_the_compiler_too(source, tmp_path):
     [
         ("--precision", "int9", "--precision: .*fp32"),
         ("--rank", "0", "--rank: "),
-        ("--alpha", "nan", "--alpha: "),
-        ("--targets", "q_proj,lm_head", "--targets: "),
-        ("--layers", "first:2", "--layers: "),
         ("--layers", "1,1", "--layers: "),
-        ("--q", "513", "--q: "),
         ("--q", "65", "estimator 'replay' runs 2q paths at once and has at most 64 queries"),
-        ("--micro-batch", "2", "estimator 'replay' has no micro_batch"),
-        ("--optimizer", "sgd", "needs estimator 'gradient'"),
         ("--optimizer", "lion", "--optimizer: .*'momentum' or 'adam'"),
-        ("--seq-len", "1", "--seq-len: "),
-        ("--answer-length", "0", "--answer-length: "),
-        ("--noise", "randn", "requires estimator 'stored'"),
-        ("--noise", "operator", "use estimator 'stored'"),
-        ("--backend", "cuda", "--backend: "),
     ],
 )
 def test_values_that_no_recipe_has(source, tmp_path, option, value, says):
@@ -301,7 +274,6 @@ def seen(monkeypatch):
     ("options", "settings"),
     [
         ((), {"estimator": "replay", "queries": 4, "optimizer": "adam", "micro_batch": None}),
-        (("--estimator", "gradient"), {"queries": 1, "optimizer": "adam"}),
         (("--estimator", "gradient", "--optimizer", "momentum"), {"queries": 1, "optimizer": "momentum"}),
         (("--estimator", "directional"), {"queries": 256}),
         (("--estimator", "directional", "--q", "64", "--micro-batch", "2"), {"queries": 64, "micro_batch": 2}),

@@ -3,47 +3,29 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from server.cli import main as cli
 from server.identity.signing_keys.service import KeyFiles, load_key
 from shared.errors import BadRequest
 from shared.signing import key_id
 
 
-@pytest.fixture
-def command(home, monkeypatch):
-    """Runs `mobizo-server keys` on the test's home; what it printed."""
-    for name, value in home.settings.environment().items():
-        monkeypatch.setenv(name, value)
-
-    def command(*arguments, said=None):
-        result = CliRunner().invoke(cli.app, ["keys", *arguments], input=said)
-        if isinstance(result.exception, BadRequest):
-            raise result.exception
-        assert result.exit_code == 0, result.output
-        return result.output
-
-    return command
-
-
 def test_from_one_key_to_the_next_and_the_last(command, home, fleet, device):
     path = home.settings.key_path
     first = key_id(load_key(path).public_key())
-    (row,) = json.loads(command("list", "--json"))
+    (row,) = json.loads(command("keys", "list", "--json"))
     assert (row["id"], row["state"], row["private_key"]) == (first, "current", "present")
-    done = json.loads(command("rotate", "--json"))
+    done = json.loads(command("keys", "rotate", "--json"))
     second = key_id(load_key(path).public_key())
     assert done == {"before": first, "after": second, "signed": 0, "adapter_versions": 0, "devices_shut_out": 0}
-    told = [(row["id"], row["state"], row["private_key"]) for row in json.loads(command("list", "--json"))]
+    told = [(row["id"], row["state"], row["private_key"]) for row in json.loads(command("keys", "list", "--json"))]
     assert told == [(first, "former", "present"), (second, "current", "present")]
-    assert json.loads(command("retire", "--json")) == {"retired": [first]}
+    assert json.loads(command("keys", "retire", "--json")) == {"retired": [first]}
     with pytest.raises(BadRequest, match="nothing was changed"):
-        command("rotate", "--compromised", said="n\n")
-    text = command("rotate", "--compromised", "--yes")
+        command("keys", "rotate", "--compromised", typed="n\n")
+    text = command("keys", "rotate", "--compromised", "--yes")
     third = key_id(load_key(path).public_key())
     assert f"{second} is destroyed and no longer trusted; 1 devices must enroll again" in text
-    rows = json.loads(command("list", "--json"))
+    rows = json.loads(command("keys", "list", "--json"))
     assert [(row["id"], row["state"], row["private_key"]) for row in rows] == [
         (first, "compromised", "absent"),
         (second, "compromised", "absent"),

@@ -3,25 +3,8 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from server.cli import main as cli
 from shared.errors import NotFound
-
-
-@pytest.fixture
-def command(home, monkeypatch):
-    """Runs `mobizo-server` on the test's home; returns what it printed, or raises what it raised."""
-    for name, value in home.settings.environment().items():
-        monkeypatch.setenv(name, value)
-
-    def command(*arguments):
-        result = CliRunner().invoke(cli.app, arguments)
-        if result.exception is not None:
-            raise result.exception
-        return result.output
-
-    return command
 
 
 def test_list_and_recompile(fleet, home, app, command):

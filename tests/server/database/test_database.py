@@ -12,6 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from server.database.database import Database, DatabaseUnavailable, Tuning
 from server.database.schema import upgrade
 from server.identity.tokens import Token
+from tests.server.homes import at_once
 
 
 @pytest.fixture
@@ -87,11 +88,7 @@ def test_writers_wait_for_each_other(database):
                 row = session.query(Token).one()
                 row.name = str(int(row.name) + 1)
 
-    threads = [threading.Thread(target=count_up) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*[count_up] * 4)
     with database.reading() as session:
         assert session.query(Token).one().name == "100"
 

@@ -9,11 +9,10 @@ from server.database.database import Collision
 from server.jobs.leases.repository import Ending, JobLease
 from server.jobs.leases.service import LeaseService
 from server.jobs.repository import Job, JobEvent
-from server.programs.service import Program
 from server.registry.models import StoredVersion
 from shared.canonical import sha256_hex
-from tests.server.actors import at_once
-from tests.server.conftest import BOTH, adapter_bytes, job_request, result
+from tests.server.conftest import BOTH, adapter_bytes, result
+from tests.server.homes import at_once
 
 DATABASES = BOTH
 DEVICES = 8
@@ -85,34 +84,6 @@ def test_versions_of_one_adapter_are_numbered_without_a_gap(home, fleet, app, de
         *(lambda pair=pair: pair[0].finish(pair[1])["version"] for pair in zip(devices, leases, strict=True))
     )
     assert sorted(versions) == list(range(1, DEVICES + 1))
-    assert_whole(home)
-
-
-def test_the_first_jobs_of_a_recipe_share_one_program(home, fleet):
-    apps = [fleet.app() for _ in range(DEVICES)]
-    bodies = [
-        job_request(recipe={"rank": 3}, user=f"user-{number}", adapter=f"a-{number}") for number in range(DEVICES)
-    ]
-    answers = at_once(
-        *(lambda pair=pair: pair[0].post("/v1/jobs", json=pair[1]) for pair in zip(apps, bodies, strict=True))
-    )
-    assert codes(answers) == [202] * DEVICES
-    with home.database.reading() as session:
-        assert session.scalar(select(func.count()).select_from(Program)) == 1
-    home.compile()
-    assert {job["state"] for job in apps[0].get("/v1/jobs").json()["items"]} == {"ready"}
-    assert_whole(home)
-
-
-def test_a_job_that_comes_as_its_program_is_finished_is_not_forgotten(home, fleet):
-    apps = [fleet.app() for _ in range(DEVICES)]
-    for rank in range(3, 7):
-        apps[0].submit(recipe={"rank": rank})
-        bodies = job_request(recipe={"rank": rank})
-        at_once(home.compile, *(lambda app=app, body=bodies: app.post("/v1/jobs", json=body) for app in apps))
-    home.compile()
-    states = [job["state"] for job in apps[0].get("/v1/jobs").json()["items"]]
-    assert states == ["ready"] * len(states)
     assert_whole(home)
 
 

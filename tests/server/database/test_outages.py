@@ -16,6 +16,7 @@ from server.jobs.leases.endpoints import make_long_poll
 from server.jobs.repository import Job, JobEvent
 from tests.postgres import Postgres
 from tests.server.conftest import BOTH, assert_problem, copy_home, fill, home_of
+from tests.server.homes import eventually
 
 DATABASES = BOTH[1:]
 HANGING = 15  # seconds; a client that waits longer than this for a refusal has been left hanging
@@ -43,15 +44,6 @@ def home(home_template, away, tmp_path):
     fill(settings, (root / "source" / "tokenizer.json").read_bytes())
     with home_of(settings, root / "source") as found:
         yield found
-
-
-def until(true):
-    """Waits for something that comes by itself."""
-    deadline = time.monotonic() + 60
-    while not (found := true()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found
 
 
 def test_requests_are_refused_while_it_is_away_and_go_on_as_it_is_back(away, fleet, app, device, lease):
@@ -96,7 +88,7 @@ def test_who_waits_and_who_watches_go_on(away, standing, home, fleet, app, devic
         waiting = pool.submit(device.post, "/v1/leases", json={"datasets": ["movies"], "wait_seconds": 30}, timeout=60)
         try:
             # Each newcomer asks for a look, which must not meet the outage; then time for several that come to nothing.
-            until(
+            eventually(
                 lambda: (
                     seen and len(long_poll) == 1 and all(waiter.polled.done() for waiter in list(long_poll._waiters))
                 )
@@ -122,11 +114,11 @@ def test_a_worker_lives_through_it(away, home, fleet, app):
     worker = subprocess.Popen([sys.executable, "-m", "server.worker"], env=environment, stdout=subprocess.DEVNULL)
     try:
         job = app.submit()
-        until(home.starts)
+        eventually(home.starts)
         away.stop()
         time.sleep(1)
         away.start()
-        until(lambda: app.get(f"/v1/jobs/{job['id']}").json()["state"] == "ready")
+        eventually(lambda: app.get(f"/v1/jobs/{job['id']}").json()["state"] == "ready")
         assert worker.poll() is None
         assert len(home.starts()) == 1
     finally:
@@ -153,10 +145,10 @@ def test_crashes_of_the_database_under_load_lose_nothing_that_was_answered(away,
         threads = [pool.submit(submit, number) for number in range(4)]
         for _ in range(3):
             count = len(answered)
-            until(lambda count=count: len(answered) > count + 5)
+            eventually(lambda count=count: len(answered) > count + 5)
             away.stop(signal.SIGQUIT)
             away.start()
-        until(lambda: app.get("/v1/jobs").status_code == 200)
+        eventually(lambda: app.get("/v1/jobs").status_code == 200)
         stopping.set()
         for thread in threads:
             thread.result()

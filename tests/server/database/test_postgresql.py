@@ -1,13 +1,12 @@
 """PostgreSQL as it is talked to: transactions, limits, and its errors in our words."""
 
-import threading
-
 import pytest
 from sqlalchemy import text
 
 from server.database.database import APPLICATION, Collision, Database, DatabaseUnavailable, Unstorable
-from server.settings import Settings, Tuning
+from server.settings import Tuning
 from shared.errors import BadRequest
+from tests.server.homes import at_once
 
 
 @pytest.fixture(scope="module")
@@ -52,19 +51,6 @@ def test_it_is_told_who_asks_and_for_how_long_at_most(database):
         assert show(session, "idle_in_transaction_session_timeout") == "2s"
 
 
-def test_settings_decide(tmp_path):
-    given = {"database_connections": 3, "database_overflow": 4, "database_recycle_seconds": 5}
-    more = {"database_connect_seconds": 6, "database_statement_seconds": 7, "database_lock_seconds": 8}
-    assert Settings(home=tmp_path, **given, **more).tuning == Tuning(3, 4, 5, 6, 7, 8)
-
-
-def test_what_the_url_says_counts_more(url):
-    database = Database(f"{url}&application_name=mine")
-    with database.reading() as session:
-        assert show(session, "application_name") == "mine"
-    database.close()
-
-
 def test_a_reader_sees_one_moment_and_may_not_write(database):
     with database.reading() as session:
         count = text("SELECT count(*) FROM words")
@@ -89,11 +75,7 @@ def test_writers_go_on_from_what_the_one_before_left(url):
                 found = session.scalar(text("SELECT word FROM words WHERE number = 2 FOR UPDATE"))
                 session.execute(text("UPDATE words SET word = :word WHERE number = 2"), {"word": str(int(found) + 1)})
 
-    threads = [threading.Thread(target=count_up) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*[count_up] * 3)
     with database.reading() as session:
         assert session.scalar(text("SELECT word FROM words WHERE number = 2")) == "60"
     database.close()
@@ -148,25 +130,3 @@ def test_a_connection_that_was_cut_is_replaced_unseen(database, postgres):
         assert none_left(link)
     with database.reading() as session:
         assert session.scalar(text("SELECT 1")) == 1
-
-
-@pytest.mark.parametrize(("rested", "asked"), [(0, True), (3600, False)])
-def test_only_a_connection_that_rested_is_asked(database, postgres, monkeypatch, rested, asked):
-    monkeypatch.setattr("server.database.database.IDLE_SECONDS", rested)
-    with database.autocommit() as session:
-        number = session.scalar(text("SELECT pg_backend_pid()"))
-    heard = "SELECT state_change FROM pg_stat_activity WHERE pid = %s"
-    with postgres.administrator() as link:
-        before = link.execute(heard, [number]).fetchone()
-        with database.autocommit() as session:
-            session.connection()
-        assert (link.execute(heard, [number]).fetchone() != before) == asked
-
-
-def test_closing_leaves_no_connection(url, postgres):
-    database = Database(url)
-    with database.reading() as session:
-        session.execute(text("SELECT 1"))
-    database.close()
-    with postgres.administrator() as link:
-        assert none_left(link)

@@ -1,15 +1,13 @@
 """A server with a real tiny Llama and adapters of two tenants, for all tests of a module: its scorer takes seconds."""
 
-import json
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-import safetensors.numpy
 import torch
 from peft import PeftModel
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from server.app import create_app
 from server.catalog.bases import BaseRepository
@@ -36,33 +34,21 @@ def pytest_configure(config):
 
 
 def write_llama(directory):
-    """Random weights of SHAPE beside a source's tokenizer, in the Hugging Face form."""
-    random = np.random.default_rng(0)
-    hidden, inner, keys = SHAPE.hidden, SHAPE.intermediate, SHAPE.kv_heads * SHAPE.head_dim
-    shapes = {"model.embed_tokens": (SHAPE.vocabulary, hidden), "model.norm": (hidden,)}
-    for layer in range(SHAPE.layers):
-        root = f"model.layers.{layer}"
-        shapes |= {f"{root}.self_attn.{name}_proj": (hidden, hidden) for name in "qo"}
-        shapes |= {f"{root}.self_attn.{name}_proj": (keys, hidden) for name in "kv"}
-        shapes |= {f"{root}.mlp.{name}_proj": (inner, hidden) for name in ("gate", "up")}
-        shapes |= {f"{root}.mlp.down_proj": (hidden, inner)}
-        shapes |= {f"{root}.{name}_layernorm": (hidden,) for name in ("input", "post_attention")}
-    tensors = {f"{name}.weight": random.normal(0, 0.6, shape).astype(np.float32) for name, shape in shapes.items()}
-    safetensors.numpy.save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": SHAPE.vocabulary,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": SHAPE.layers,
-        "num_attention_heads": SHAPE.heads,
-        "num_key_value_heads": SHAPE.kv_heads,
-        "head_dim": SHAPE.head_dim,
-        "max_position_embeddings": SHAPE.context_length,
-        "tie_word_embeddings": True,
-    }
-    (directory / "config.json").write_text(json.dumps(config))
+    """A model of SHAPE with random weights, large enough that adapters and answers differ."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=SHAPE.vocabulary,
+        hidden_size=SHAPE.hidden,
+        intermediate_size=SHAPE.intermediate,
+        num_hidden_layers=SHAPE.layers,
+        num_attention_heads=SHAPE.heads,
+        num_key_value_heads=SHAPE.kv_heads,
+        head_dim=SHAPE.head_dim,
+        max_position_embeddings=SHAPE.context_length,
+        tie_word_embeddings=True,
+        initializer_range=0.6,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
 
 
 @dataclass

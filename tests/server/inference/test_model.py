@@ -144,8 +144,3 @@ def test_memory_is_what_it_is_told_to_be(served):
     assert held == cache_bytes(facts, [9, 10, 11])
     continuous_batch.drop({0, 1, 2})
     assert not continuous_batch._caches
-
-
-def test_b_of_another_size_is_refused(served):
-    with pytest.raises(ValueError, match="size"):
-        ServedAdapter(served.adapters[0].projections, np.zeros(3, np.float32))

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -11,10 +10,9 @@ import numpy as np
 import pytest
 
 from server.clock import utc_now
-from server.identity.tokens import TokenService
 from server.inference.scorer import make_scorer
 from server.registry.repository import resolve
-from shared.access import Role, Scope
+from tests.server.homes import eventually
 from tests.server.inference.conftest import FIVE
 
 TOLERANCE = 1e-3  # nats
@@ -93,34 +91,6 @@ def test_a_foreign_adapter_is_as_absent_as_none(site, problem):
     score(site.fleet.app("other"), {"adapter": "secret", "prompt": "a", "answers": ["x"]})
 
 
-def test_revisions_are_versions(site, problem):
-    app = site.fleet.app()
-    first = site.stock["default", "new"]
-    second = site.publish("default", "new", 30)
-    row = {"prompt": "a good film", "answers": [" x"]}
-    main, one, two, digits = score(
-        app,
-        {"adapter": "new", **row},
-        {"adapter": "new@v1", **row},
-        {"adapter": "new@2", **row},
-        {"adapter": f"new@{_revision(app, second)[:12]}", **row},
-    )
-    assert main == two == digits
-    assert (one["version"], two["version"]) == (1, 2)
-    after = site.expected("default", "new", "a good film", " x")
-    site.stock["default", "new"] = first
-    before = site.expected("default", "new", "a good film", " x")
-    got = [each["answers"][0]["log_probability"] for each in (one, two)]
-    np.testing.assert_allclose(got, [before, after], atol=TOLERANCE)
-    missing = {"rows": [{"adapter": "new@v9", **row}]}
-    problem(app.post("/v1/score", json=missing), 404, "revision-not-found")
-
-
-def _revision(app, version):
-    found = score(app, {"adapter": f"{version['adapter']}@v{version['version']}", "prompt": "a", "answers": ["x"]})
-    return found[0]["revision"]
-
-
 def test_held_versions_wait_and_deleted_ones_are_gone(site, problem):
     app = site.fleet.app()
     site.publish("default", "worse", 40, zero_shot_accuracy=0.9, tuned_accuracy=0.2)
@@ -137,20 +107,26 @@ def test_held_versions_wait_and_deleted_ones_are_gone(site, problem):
         problem(app.post("/v1/score", json={"rows": [{"adapter": name, **row}]}), 404, "revision-not-found")
 
 
-def test_another_base_is_refused(site, problem):
+def test_revisions_are_versions(site, problem):
     app = site.fleet.app()
-    row = {"adapter": "red", "prompt": "a", "answers": ["x"]}
-    problem(app.post("/v1/score", json={"base_sha256": "0" * 64, "rows": [row]}), 422, "base-mismatch")
-    problem(app.post("/v1/score", json={"base": "nothing", "rows": [row]}), 404, "unknown-base")
-    problem(
-        app.post("/v1/generate", json={"base_sha256": "0" * 64, "prompt": "a", "base": "tiny"}), 422, "base-mismatch"
-    )
-    score(app, row, base="tiny", base_sha256=site.sha256)
+    row = {"prompt": "a good film", "answers": [" x"]}
+    before = site.expected("default", "new", "a good film", " x")
+    site.publish("default", "new", 30)
+    after = site.expected("default", "new", "a good film", " x")
+    found = score(app, *({"adapter": name, **row} for name in ("new", "new@v1", "new@2")))
+    main, one, two, digits = found = found + score(app, {"adapter": f"new@{found[1]['revision'][:12]}", **row})
+    assert [each["version"] for each in found] == [2, 1, 2, 1]
+    assert (main["revision"], digits["revision"]) == (two["revision"], one["revision"])
+    got = [each["answers"][0]["log_probability"] for each in found]
+    np.testing.assert_allclose(got, [after, before, after, before], atol=TOLERANCE)
+    problem(app.post("/v1/score", json={"rows": [{"adapter": "new@v9", **row}]}), 404, "revision-not-found")
 
 
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
+        ({"base": "tiny", "base_sha256": "0" * 64, "rows": [{"prompt": "a", "answers": ["x"]}]}, 422, "base-mismatch"),
+        ({"base": "nothing", "rows": [{"prompt": "a", "answers": ["x"]}]}, 404, "unknown-base"),
         ({"rows": []}, 422, "invalid-request"),
         ({"rows": [{"prompt": "a", "answers": ["x"]}]}, 400, "bad-request"),  # of which base?
         ({"base": "tiny", "rows": [{"prompt": "a"}]}, 422, "invalid-request"),
@@ -165,14 +141,6 @@ def test_another_base_is_refused(site, problem):
 )
 def test_what_cannot_be_scored_is_refused(site, problem, body, status, code):
     problem(site.fleet.app().post("/v1/score", json=body), status, code)
-
-
-def test_it_takes_the_scope(site, problem):
-    with site.fleet.home.database.writing() as session:
-        token = TokenService(session).issue(Role.APP, "default", "reader", scopes=frozenset({Scope.ADAPTERS_READ}))[1]
-    actor = site.fleet.actor(token)
-    problem(actor.post("/v1/score", json={"rows": []}), 403, "forbidden")
-    problem(actor.post("/v1/generate", json={"prompt": "a"}), 403, "forbidden")
 
 
 def test_texts_that_grow_together_stay_apart(site):
@@ -245,17 +213,10 @@ def metric(site, name, **labels):
     return site.app.state.mobizo.meters.registry.get_sample_value(name, labels) or 0
 
 
-def wait_until(holds, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_operators_see_what_it_does(site):
     before = metric(site, "mobizo_scorer_batch_rows_sum", work="score")
     score(site.fleet.app(), *[{"adapter": name, "prompt": "a", "answers": ["x"]} for name in FIVE])
-    wait_until(lambda: metric(site, "mobizo_scorer_batch_rows_sum", work="score") == before + 5)
+    eventually(lambda: metric(site, "mobizo_scorer_batch_rows_sum", work="score") == before + 5)
     assert metric(site, "mobizo_scorer_held", of="bases") == 1
     assert metric(site, "mobizo_scorer_held_bytes", of="adapters") > 0
     assert metric(site, "mobizo_scorer_resident_bytes") > 0
@@ -266,11 +227,11 @@ def test_who_goes_away_is_not_worked_for(site):
     body = {"prompt": "a", "adapter": "red", "max_tokens": 60, "stream": True}
     with app.stream("POST", "/v1/generate", json=body) as response:
         next(response.iter_bytes())
-    wait_until(lambda: site.app.state.mobizo.get(make_scorer).waiting == 0)
+    eventually(lambda: site.app.state.mobizo.get(make_scorer).waiting == 0)
     rows = [{"adapter": "red", "prompt": "a " * 60, "answers": ["x"]}] * 1000
     with pytest.raises(httpx.TimeoutException):
         app.post("/v1/score", json={"rows": rows}, timeout=httpx.Timeout(5, read=0.05))
-    wait_until(lambda: site.app.state.mobizo.get(make_scorer).waiting == 0)
+    eventually(lambda: site.app.state.mobizo.get(make_scorer).waiting == 0)
 
 
 def test_a_scorer_that_was_killed_is_started_again(site, problem):
@@ -278,13 +239,13 @@ def test_a_scorer_that_was_killed_is_started_again(site, problem):
     row = {"adapter": "red", "prompt": "It was a film", "answers": [" great"]}
     expected = score(app, row)
     os.kill(scorer.pid, signal.SIGKILL)
-    wait_until(lambda: scorer.pid is None)
+    eventually(lambda: scorer.pid is None)
     assert score(app, row) == expected
     # One that dies while it works: who waits is told, and the next request finds another.
     with ThreadPoolExecutor(1) as pool:
         os.kill(scorer.pid, signal.SIGSTOP)
         waiting = pool.submit(app.post, "/v1/score", json={"rows": [row]})
-        wait_until(lambda: scorer.waiting > 0)
+        eventually(lambda: scorer.waiting > 0)
         os.kill(scorer.pid, signal.SIGKILL)
         response = waiting.result()
     problem(response, 503, "scorer-stopped")

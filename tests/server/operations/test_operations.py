@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
 import typer
 
 from server.cli import main as cli
@@ -11,29 +10,19 @@ from server.operations.metrics.exposition import Exposition
 from server.settings import Settings
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_text()
-SPOKEN = sorted(set(re.findall(r"mobizo-server ([a-z][a-z-]*)((?: [a-z-]+)*)", TEXT)))
 
 
 def options(command):
     return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
 
 
-@pytest.mark.parametrize("words", [" ".join((name, *more.split())) for name, more in SPOKEN])
-def test_every_command_exists(words):
-    command = typer.main.get_command(cli.app)
-    for name in words.split():
-        if not hasattr(command, "commands"):
-            return  # the rest are words of the sentence
-        command = command.get_command(None, name)
-        assert command is not None, f"mobizo-server {words}"
-
-
-def test_every_option_exists():
+def test_every_command_and_option_exists():
     root = typer.main.get_command(cli.app)
     for name, sub, rest in re.findall(r"mobizo-server ([a-z-]+)(?: ([a-z]+))?([^`\n|]*)", TEXT):
         command = root.get_command(None, name)
         if hasattr(command, "commands"):
             command = command.get_command(None, sub)
+        assert command is not None, f"mobizo-server {name} {sub}"
         for option in re.findall(r"(?<!\S)--[a-z-]+", rest.split(" && ")[0].split("#")[0]):
             assert option in options(command), f"mobizo-server {name} {sub} {option}"
 

@@ -11,25 +11,22 @@ import os
 import re
 import signal
 import socket
+import socketserver
 import ssl
 import subprocess
 import sys
 import threading
 import time
-from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
-import boto3
 import httpx
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from sqlalchemy import create_engine, text
 
 from server.settings import Settings
 from shared.zo.lora import load_adapter
+from tests.certificate import loopback_certificate
 from tests.device_agent.conftest import write_base, write_records
 from tests.server.operations.test_compose import ROOT, SERVICES
 
@@ -41,70 +38,37 @@ JOB = {
     "task": "sst2",
     "dataset": "demo",
     "recipe": {"rank": 2, "queries": 2, "effective_batch": 4, "sequence_length": 40},
-    "training": {"steps": 6000, "evaluation_interval": 2000},
+    "training": {"steps": 3000, "evaluation_interval": 1000},
 }
 
 
-class Balancer(threading.Thread):
+class Balancer(socketserver.ThreadingTCPServer):
     """Passes connections on to the first of several ports that answers: what a name with two addresses does."""
 
+    daemon_threads = True
+
     def __init__(self, ports):
-        super().__init__(daemon=True)
-        self._ports = ports
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listening.getsockname()[1]
-        self.start()
+        super().__init__(("127.0.0.1", 0), None)
+        self._ports, self.port = ports, self.server_address[1]
+        threading.Thread(target=self.serve_forever, daemon=True).start()
 
-    def run(self):
-        while True:
-            try:
-                link, _ = self._listening.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(link,), daemon=True).start()
-
-    def _serve(self, link):
-        with link:
-            for port in self._ports:
-                try:
-                    behind = socket.create_connection(("127.0.0.1", port))
-                except OSError:
-                    continue
-                with behind:
-                    back = threading.Thread(target=self._copy, args=(behind, link), daemon=True)
-                    back.start()
-                    self._copy(link, behind)
-                    back.join()
+    def finish_request(self, link, address):
+        for port in self._ports:
+            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)) as behind:
+                back = threading.Thread(target=self._copy, args=(behind, link), daemon=True)
+                back.start()
+                self._copy(link, behind)
+                back.join()
                 return
 
     @staticmethod
     def _copy(source, target):
-        try:
+        with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 target.sendall(data)
-        except OSError:
-            pass
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-
-    def close(self):
-        self._listening.close()
-
-
-def certificate(directory):
-    """A certificate for this machine and its key, as the secrets are named."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "server")])
-    now = datetime.now(UTC)
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.DNSName("server")])
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-    builder = builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=1))
-    builder = builder.add_extension(names, critical=False)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    (directory / "tls-cert").write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (directory / "tls-key").write_bytes(pem)
 
 
 class Topology:
@@ -116,11 +80,11 @@ class Topology:
         self.secrets.mkdir()
         (self.secrets / "database-password").write_text("d4tabase/p@ss:word\n")
         (self.secrets / "storage-secret").write_text("st0rage-secret\n")
-        certificate(self.secrets)
+        for secret, path in zip(("tls-cert", "tls-key"), loopback_certificate(self.secrets), strict=True):
+            path.rename(self.secrets / secret)
         self._prepare(postgres)
-        boto3.client(
-            "s3", endpoint_url=s3.url, aws_access_key_id="x", aws_secret_access_key="x", region_name="us-east-1"
-        ).create_bucket(Bucket=SERVICES["server"]["environment"]["MOBIZO_STORAGE_URL"].removeprefix("s3://"))
+        place = SERVICES["server"]["environment"]["MOBIZO_STORAGE_URL"]
+        s3.client.create_bucket(Bucket=place.removeprefix("s3://"))
         self._places = {
             "@database:5432/mobizo": f"@/topology?host={postgres.root}",
             "http://storage:8333": s3.url,
@@ -219,11 +183,6 @@ def until(condition):
         time.sleep(0.1)
 
 
-def events(said):
-    """The structured lines of a log."""
-    return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-
-
 @pytest.mark.slow
 def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     (tmp_path / "data").mkdir()
@@ -239,7 +198,7 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     topology.call("server", ["mobizo-server", "bases", "add", "tiny", str(tmp_path / "tiny")])
     ports = [until(lambda number=number: topology.port(f"server-{number}")) for number in range(2)]
     balancer = Balancer(ports)
-    url = f"https://localhost:{balancer.port}"
+    url = f"https://127.0.0.1:{balancer.port}"
     trust = ssl.create_default_context(cafile=topology.secrets / "tls-cert")
     operator = {"Authorization": f"Bearer {made['token']}"}
 
@@ -250,7 +209,7 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
         return answer
 
     for port in ports:
-        until(lambda port=port: httpx.get(f"https://localhost:{port}/readyz", verify=trust).status_code == 200)
+        until(lambda port=port: httpx.get(f"https://127.0.0.1:{port}/readyz", verify=trust).status_code == 200)
     job = ask("POST", "/v1/jobs", json=JOB).json()
 
     def state():
@@ -305,7 +264,8 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     for process in left:
         process.terminate()
     assert [process.wait(PATIENCE) for process in left] == [0, 0, 0, 0]
-    balancer.close()
+    balancer.shutdown()
+    balancer.server_close()
     check_logs(topology, tokens, job, tmp_path)
 
 
@@ -322,15 +282,17 @@ def check_logs(topology, tokens, job, tmp_path):
     """One job can be followed through all logs, and no log holds a secret."""
     names = ("migrate", "server-0", "server-1", "worker-0", "worker-1", "agent-0", "agent-1")
     said = {name: topology.log(name) for name in names}
-    (submitted,) = [line for line in events(said["server-0"]) if line["event"] == "job-submitted"]
+
+    def events(*names, **wanted):
+        """The structured lines of some logs that have these values."""
+        lines = [json.loads(line) for name in names for line in said[name].splitlines() if line.startswith("{")]
+        return [line for line in lines if wanted.items() <= line.items()]
+
+    (submitted,) = events("server-0", event="job-submitted")
     assert (submitted["job"], submitted["recipe"]) == (job["id"], job["recipe_id"])
-    (request,) = [
-        line
-        for line in events(said["server-0"])
-        if line["event"] == "request" and line["request_id"] == submitted["request_id"]
-    ]
+    (request,) = events("server-0", event="request", request_id=submitted["request_id"])
     assert (request["method"], request["path"], request["status"]) == ("POST", "/v1/jobs", 202)
-    compiled = [line for name in names[3:5] for line in events(said[name]) if line.get("recipe") == job["recipe_id"]]
+    compiled = events("worker-0", "worker-1", recipe=job["recipe_id"])
     assert {"compile-started", "compiling", "compile-finished"} <= {line["event"] for line in compiled}
     key = (Path(topology.environment("server")["MOBIZO_HOME"]) / "keys" / "manifest.ed25519").read_bytes()
     devices = [(tmp_path / f"agent-{number}" / "device.key").read_bytes() for number in range(2)]

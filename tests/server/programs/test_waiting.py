@@ -8,8 +8,8 @@ from sqlalchemy import update
 from server.tasks.queue import OVERDUE
 from server.tasks.repository import TaskRequest, WorkerRepository
 from shared.errors import CompileFailed
-from tests.server.actors import at_once
 from tests.server.conftest import BOTH, Workers
+from tests.server.homes import at_once
 from tests.server.programs.test_compilation import Compilers
 
 DATABASES = BOTH  # the queue is read and locked by statements that differ
@@ -121,7 +121,7 @@ def test_claims_at_once_do_not_overfill_a_machine(machines, many):
     for job in jobs:
         machines.takes(job, 10 * GIB)
     workers = [machines.worker(f"worker-{number}") for number in range(6)]
-    given = at_once(6, lambda number: machines.claim(workers[number]))
+    given = at_once(*(lambda number=number: machines.claim(workers[number]) for number in range(6)))
     started = [recipe_id for recipe_id in given if recipe_id is not None]
     assert len(started) == len(set(started)) == 3
 

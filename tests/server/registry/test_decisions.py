@@ -7,7 +7,7 @@ import pytest
 from server.registry.audit import Actor
 from server.registry.decisions import DecisionService
 from server.registry.models import StoredEvent
-from tests.server.actors import at_once
+from tests.server.homes import at_once
 from tests.server.registry.conftest import URL
 
 
@@ -172,7 +172,7 @@ def test_decisions_of_two_at_once_follow_each_other(home, decide, three):
                 decisions = DecisionService(session, Actor(f"token-{who}"), "default", "alice-movies")
                 decisions.promote(f"v{1 + (turn + who) % 3}", "")
 
-    at_once(2, promote)
+    at_once(lambda: promote(0), lambda: promote(1))
     with home.database.reading() as session:
         rows = session.query(StoredEvent).order_by(StoredEvent.number).all()
         moves = [(row.main_before, row.main_after) for row in rows]

@@ -1,8 +1,6 @@
 """What is particular to a local directory."""
 
 import errno
-import resource
-import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -12,6 +10,7 @@ from server.storage.directory import DiskArtifacts
 from server.storage.store import StorageFull
 from shared.canonical import sha256_hex
 from shared.errors import Unavailable
+from tests.server.homes import at_once
 
 DATA = bytes(range(256)) * 500
 SHA = sha256_hex(DATA)
@@ -24,14 +23,6 @@ def store(tmp_path):
 
 def staged(store):
     return list(store._staging.iterdir())
-
-
-@pytest.fixture
-def file_limit():
-    """Sets the most bytes that this process may write into a file, as a quota would; lifted at the end."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_file_is_taken_over_without_a_copy(store):
@@ -49,17 +40,6 @@ def test_stored_files_are_read_only(store):
     assert store._path(SHA).stat().st_mode & 0o222 == 0
 
 
-def test_a_disk_that_fills_leaves_nothing_and_works_again(store, file_limit):
-    file_limit(len(DATA) // 2)
-    with pytest.raises(StorageFull):
-        store.put(DATA)
-    assert list(store.listing()) == []
-    assert staged(store) == []
-    file_limit(len(DATA) * 2)
-    assert store.put(DATA) == SHA
-    assert store.read(SHA) == DATA
-
-
 def test_a_disk_that_is_full_only_when_synced(store, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -73,27 +53,22 @@ def test_a_disk_that_is_full_only_when_synced(store, monkeypatch):
 
 def test_many_writers_and_one_who_deletes(store):
     """Whoever ends a put finds the file, until the next deletion: none ends with a link that was lost."""
-    stop, found = threading.Event(), []
+    ended = []
 
     def write():
-        for _ in range(200):
-            store.put(DATA)
+        try:
+            for _ in range(200):
+                store.put(DATA)
+        finally:
+            ended.append(True)
 
     def delete():
-        while not stop.is_set():
+        while len(ended) < 3:
             store.delete([SHA])
 
-    threads = [threading.Thread(target=write) for _ in range(3)]
-    deleting = threading.Thread(target=delete)
-    for thread in (*threads, deleting):
-        thread.start()
-    for thread in threads:
-        thread.join()
-    stop.set()
-    deleting.join()
+    at_once(write, write, write, delete)
     store.put(DATA)
-    found.append(store.read(SHA))
-    assert found == [DATA]
+    assert store.read(SHA) == DATA
     assert staged(store) == []
 
 

@@ -1,9 +1,10 @@
 """What is collected, what never is, and both while others publish."""
 
+import contextlib
 import os
 import random
-import threading
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from sqlalchemy import delete, select, update
@@ -25,8 +26,8 @@ from shared.canonical import sha256_hex
 from shared.errors import NotFound
 from shared.protocol import RunnerBuild
 from tests.server.conftest import SHAPE, adapter_bytes
+from tests.server.homes import at_once
 
-DATABASES = ("sqlite", "postgresql")
 HOUR, NONE = timedelta(hours=1), timedelta(0)
 # Columns with a hash in their name that is of no stored file, of one that another column names, or of one that is made
 # again once it is gone.
@@ -36,22 +37,6 @@ NOT_OURS = {
     "cohorts.a_sha256",
     "trajectories.start_sha256",
     "trajectory_steps.sha256",
-}
-NAMES = {
-    "adapter_versions.sha256",
-    "bases.tokenizer_sha256",
-    "calibrations.sha256",
-    "cohort_rounds.optimizer_sha256",
-    "cohort_rounds.start_sha256",
-    "cohort_updates.sha256",
-    "cohort_updates.start_sha256",
-    "conversion_files.sha256",
-    "leases.trajectory_sha256",
-    "leases.upload_sha256",
-    "masked_members.vector_sha256",
-    "peft_files.sha256",
-    "program_files.sha256",
-    "trajectories.sha256",
 }
 
 
@@ -85,9 +70,9 @@ def name_as_base(session, name, sha256):
 
 def test_every_column_that_may_name_a_file_is_known():
     found = {f"{table.name}.{column.name}" for table in METADATA.tables.values() for column in table.columns}
-    assert {name for name in found if "sha256" in name} == NAMES | NOT_OURS
     columns = [each.column.property.columns[0] for feature in REFERENCES.get() for each in feature.columns]
-    assert sorted(f"{column.table.name}.{column.name}" for column in columns) == sorted(NAMES)
+    names = [f"{column.table.name}.{column.name}" for column in columns]
+    assert sorted(names) == sorted({name for name in found if "sha256" in name} - NOT_OURS)
 
 
 def test_nothing_is_collected_while_references_are_unknown(home, grow_old, monkeypatch):
@@ -99,6 +84,7 @@ def test_nothing_is_collected_while_references_are_unknown(home, grow_old, monke
     assert home.artifacts.read(orphan) == b"unreferenced"
 
 
+@pytest.mark.both_databases(slow=True)
 def test_what_something_names_stays(home, fleet, app, device, collect):
     orphan = home.artifacts.put(b"nobody's")
     fleet.ready_job(app)
@@ -146,6 +132,7 @@ def test_an_upload_that_was_replaced_goes(fleet, app, device, lease, collect):
     assert collect() == {sha256_hex(first)}
 
 
+@pytest.mark.both_databases(slow=True)
 def test_an_upload_stays_as_long_as_its_lease_may_live_again(fleet, home, app, device, lease, collect):
     data = adapter_bytes(lease["manifest"]["manifest"]["size"], 0.25)
     device.upload(lease, data).raise_for_status()
@@ -176,13 +163,6 @@ def test_what_is_stored_again_while_a_pass_looks_stays(home, grow_old):
     assert home.artifacts.read(orphan) == b"wanted again"
 
 
-def test_who_names_what_is_gone_is_told(home):
-    sha256 = home.artifacts.put(b"gone")
-    home.artifacts.delete([sha256])
-    with home.database.writing() as session, pytest.raises(Collected):
-        hold(session, home.artifacts, [sha256])
-
-
 def test_an_upload_that_is_collected_at_once_can_be_sent_again(home, device, lease, problem, monkeypatch):
     data = adapter_bytes(lease["manifest"]["manifest"]["size"], 0.25)
     put = home.artifacts.put
@@ -197,7 +177,7 @@ def test_an_upload_that_is_collected_at_once_can_be_sent_again(home, device, lea
     assert device.upload(lease, data).status_code == 200
 
 
-@pytest.fixture(params=["disk", "s3"])
+@pytest.fixture(params=["disk", pytest.param("s3", marks=pytest.mark.slow)])
 def anywhere(request, home, tmp_path):
     """The home's directory, or a bucket."""
     if request.param == "disk":
@@ -205,11 +185,12 @@ def anywhere(request, home, tmp_path):
     return BucketArtifacts(request.getfixturevalue("s3").place(), tmp_path / "scratch")
 
 
+@pytest.mark.both_databases(slow=True)
 def test_no_name_is_ever_committed_without_its_file(home, anywhere):
     """Publishers store, name, read and forget the same few files, while two collectors give no grace at all."""
     contents = [f"content {number}".encode() * 50 for number in range(4)]
     rounds = 24
-    stop, failures, collected, published = threading.Event(), [], [], []
+    ended, removed, published = [], [], []
 
     def publish(who):
         rng = random.Random(who)
@@ -218,13 +199,10 @@ def test_no_name_is_ever_committed_without_its_file(home, anywhere):
             data = rng.choice(contents) if turn % 4 else name.encode()
             while True:
                 sha256 = anywhere.put(data)
-                try:
-                    with home.database.writing() as session:
-                        hold(session, anywhere, [sha256])
-                        name_as_base(session, name, sha256)
+                with contextlib.suppress(Collected), home.database.writing() as session:
+                    hold(session, anywhere, [sha256])
+                    name_as_base(session, name, sha256)
                     break
-                except Collected:
-                    collected.append(name)
             published.append(anywhere.read(sha256))
             if turn % 4 == 0 or rng.random() < 0.9:
                 with home.database.writing() as session:
@@ -233,32 +211,19 @@ def test_no_name_is_ever_committed_without_its_file(home, anywhere):
     def gather():
         collector = Collector(home.database, anywhere)
         while True:
-            last = stop.is_set()
+            last = len(ended) == 3
             removed.append(collector.collect(NONE).deleted)
             if last:
                 return
 
-    def guarded(work, *arguments):
-        def run():
-            try:
-                work(*arguments)
-            except Exception as error:
-                failures.append(error)
+    def publish_all(who):
+        try:
+            publish(who)
+        finally:
+            ended.append(who)
 
-        return threading.Thread(target=run)
-
-    removed = []
     anywhere.put((home.source / "tokenizer.json").read_bytes())
-    gatherers = [guarded(gather) for _ in range(2)]
-    publishers = [guarded(publish, who) for who in range(3)]
-    for thread in gatherers + publishers:
-        thread.start()
-    for thread in publishers:
-        thread.join()
-    stop.set()
-    for thread in gatherers:
-        thread.join()
-    assert failures == []
+    at_once(gather, gather, *(partial(publish_all, who) for who in range(3)))
     assert len(published) == 3 * rounds
     assert sum(removed) >= 3 * rounds / 4
     with home.database.reading() as session:

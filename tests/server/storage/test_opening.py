@@ -5,7 +5,6 @@ import pytest
 from server.settings import Settings
 from server.storage.bucket import BucketArtifacts
 from server.storage.directory import DiskArtifacts
-from server.storage.memory import MemoryArtifacts
 from server.storage.opening import BadStorage, open_artifacts
 from tests.server.s3 import KEY_ID, SECRET
 
@@ -20,10 +19,6 @@ def test_by_default_a_directory_in_the_home(opened, tmp_path):
     assert isinstance(store, DiskArtifacts)
     store.put(b"x")
     assert [path.is_file() for path in (tmp_path / "home" / "artifacts" / "objects").glob("*/*")] == [True]
-
-
-def test_memory(opened):
-    assert isinstance(opened(storage_url="memory://"), MemoryArtifacts)
 
 
 def test_a_bucket(opened, s3):
@@ -68,13 +63,13 @@ def test_what_cannot_be(opened, changes, word):
         opened(**changes)
 
 
-def test_in_clear_only_where_it_is_allowed(opened):
-    given = {"storage_url": "s3://files", "storage_endpoint": "http://s3.example.org"}
-    assert isinstance(opened(**given, storage_allow_http=True), BucketArtifacts)
-
-
 def test_secrets_stay_out_of_what_is_shown_and_reach_the_workers(tmp_path):
     settings = Settings(home=tmp_path, storage_access_key_id=KEY_ID, storage_secret_access_key=SECRET)
     assert SECRET not in repr(settings)
     assert SECRET not in str(settings.model_dump(mode="json"))
     assert settings.environment()["MOBIZO_STORAGE_SECRET_ACCESS_KEY"] == SECRET
+
+
+def test_in_clear_only_where_it_is_allowed(opened):
+    given = {"storage_url": "s3://files", "storage_endpoint": "http://s3.example.org"}
+    assert isinstance(opened(**given, storage_allow_http=True), BucketArtifacts)

@@ -21,14 +21,6 @@ def names(directory):
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_it_is_there_and_gone(tmp_path):
-    (tmp_path / "other").mkdir()
-    with scratch(tmp_path, ".x-") as first, scratch(tmp_path, ".x-") as second:
-        (first / "file").write_text("x")
-        assert names(tmp_path) == sorted([first.name, second.name, "other"])
-    assert names(tmp_path) == ["other"]
-
-
 def test_what_a_killed_process_left_goes_and_what_is_used_stays(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:

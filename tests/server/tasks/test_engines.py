@@ -7,32 +7,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from functools import partial
 
 import pytest
 from sqlalchemy import func, select, update
 
 from server.jobs.repository import JobEvent
-from server.programs.service import Program, ProgramState
+from server.programs.service import Program
 from server.tasks.engine import prepare_engine
 from server.tasks.repository import WorkerProcess
-from shared.program import SignedManifest
-from shared.signing import parse_public, verify_manifest
-from tests.server.actors import at_once
-from tests.server.conftest import BOTH, alive, job_request
+from tests.server.conftest import alive
+from tests.server.homes import at_once, eventually
 
-DATABASES = BOTH
 ENGINES = {"sqlite": "embedded", "postgresql": "procrastinate"}
 PATIENCE = 60
-
-
-def eventually(condition):
-    """The condition's first true value; fails when patience ends."""
-    deadline = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return value
 
 
 @pytest.fixture
@@ -77,11 +65,7 @@ def test_asked_for_many_times_at_once_compiled_once(fleet, home, app, start, sta
     start()
     start()
     actors = [fleet.app("default" if number % 2 else "other") for number in range(6)]
-
-    def submit(number):
-        return actors[number].post("/v1/jobs", json=job_request(adapter=f"a{number}")).json()
-
-    jobs = at_once(*(lambda number=number: submit(number) for number in range(6)))
+    jobs = at_once(*(partial(actor.submit, adapter=f"a{number}") for number, actor in enumerate(actors)))
     for actor, job in zip(actors, jobs, strict=True):
         eventually(lambda actor=actor, job=job: actor.get(f"/v1/jobs/{job['id']}").json()["state"] == "ready")
     assert len(home.starts()) == 1
@@ -116,6 +100,7 @@ def test_a_worker_killed_in_the_middle(home, app, start, state):
     eventually(lambda: not workspaces(home))
 
 
+@pytest.mark.both_databases(slow=True)
 def test_another_worker_on_the_machine_takes_over_at_once(home, app, start, state):
     patient = {"compile_lease_seconds": 600.0}
     home.behave(hang=True)
@@ -164,6 +149,7 @@ def test_what_is_over_the_budget_is_not_begun(home, app, start, state):
     assert home.starts() == []
 
 
+@pytest.mark.both_databases(slow=True)
 def test_cancelled_jobs_stop_the_compiler(home, app, start, state):
     home.behave(hang=True)
     start()
@@ -190,25 +176,22 @@ def test_a_worker_that_is_asked_to_stop(home, app, start, state):
     assert workspaces(home) == []
 
 
+@pytest.mark.both_databases(slow=True)
 def test_errors_crashes_and_tampering(home, app, start, state):
     start()
-    home.behave(error={"code": "unsupported-model", "detail": "mixture of experts"})
-    job = app.submit()
-    eventually(lambda: state(job) == "failed")
-    assert app.get(f"/v1/jobs/{job['id']}").json()["error"] == {
-        "code": "unsupported-model",
-        "detail": "mixture of experts",
-    }
-    assert len(home.starts()) == 1
-    home.behave(crash=True)
-    job = app.submit()
-    eventually(lambda: state(job) == "failed")
-    assert app.get(f"/v1/jobs/{job['id']}").json()["error"]["code"] == "compile-failed"
-    assert len(home.starts()) == 4
-    home.behave(tamper=True)
-    job = app.submit()
-    eventually(lambda: state(job) == "failed")
-    assert app.get(f"/v1/jobs/{job['id']}").json()["error"]["code"] == "untrusted"
+    told = {"code": "unsupported-model", "detail": "mixture of experts"}
+    for behaviour, code, starts in (
+        ({"error": told}, "unsupported-model", 1),
+        ({"crash": True}, "compile-failed", 4),  # tried three times
+        ({"tamper": True}, "untrusted", 5),
+    ):
+        home.behave(**behaviour)
+        job = app.submit()
+        eventually(lambda job=job: state(job) == "failed")
+        error = app.get(f"/v1/jobs/{job['id']}").json()["error"]
+        assert error["code"] == code
+        assert len(home.starts()) == starts
+        assert error == told or behaviour.keys() != {"error"}
     home.behave()
     job = app.submit()
     eventually(lambda: state(job) == "ready")
@@ -235,18 +218,6 @@ def test_memory_is_reported(home, app, operator, start, state):
     app.post(f"/v1/jobs/{job['id']}/cancel")
 
 
-def test_a_program_made_anew_is_signed_with_the_next_version(fleet, home, app, device, start, state):
-    start()
-    job = app.submit()
-    eventually(lambda: state(job) == "ready")
-    with home.database.writing() as session:
-        session.execute(update(Program).values(state=ProgramState.PENDING))
-    eventually(lambda: state(app.submit()) == "ready")
-    key = parse_public(fleet.actor().get("/v1/server").json()["public_key"])
-    signed = SignedManifest.model_validate(device.lease()["manifest"])
-    assert verify_manifest(signed, key).version == 2
-
-
 MERGED = "/v1/adapters/alice-movies/versions/1/merged"
 
 
@@ -261,14 +232,15 @@ def test_a_merged_model_asked_for_many_times_at_once_is_made_once(fleet, home, v
     start()
     start()
     actors = [fleet.app() for _ in range(6)]
-    answers = at_once(*(lambda actor=actor: actor.post(MERGED).status_code for actor in actors))
-    assert answers == [202] * 6
+    answers = at_once(*(partial(actor.post, MERGED) for actor in actors))
+    assert [answer.status_code for answer in answers] == [202] * 6
     merged = eventually(lambda: (seen := actors[0].get(MERGED).json())["state"] == "ready" and seen)
     assert [file["path"] for file in merged["files"]] == ["config.json", "model.safetensors"]
     assert len(home.conversions()) == 1
     eventually(lambda: not workspaces(home))
 
 
+@pytest.mark.both_databases(slow=True)
 def test_a_worker_that_is_asked_to_stop_while_it_merges(home, app, version, start):
     patient = {"compile_lease_seconds": 600.0}
     home.convert_so(hang=True)
@@ -287,3 +259,13 @@ def test_a_worker_that_is_asked_to_stop_while_it_merges(home, app, version, star
     home.convert_so()
     start(**patient)
     eventually(lambda: app.get(MERGED).json()["state"] == "ready")
+
+
+def test_compiles_and_conversions_do_not_keep_each_other_waiting(home, app, version, start, state):
+    app.post(MERGED)
+    jobs = [app.submit(adapter=f"a{rank}", recipe={"rank": rank}) for rank in range(3, 5)]
+    start()
+    eventually(lambda: app.get(MERGED).json()["state"] == "ready")
+    for job in jobs:
+        eventually(lambda job=job: state(job) == "ready")
+    assert len(home.conversions()) == 1

@@ -40,13 +40,6 @@ def test_a_program_that_is_asked_for_has_one_task(fleet, app, tasks):
     assert tasks() == [f"compile:{jobs[0]['recipe_id']}", f"compile:{other['recipe_id']}"]
 
 
-def test_what_is_compiled_has_none(fleet, home, app, tasks):
-    fleet.ready_job(app)
-    before = tasks()
-    assert app.submit(adapter="second")["state"] == "ready"
-    assert tasks() == before
-
-
 def test_a_merged_model_that_is_asked_for_has_one_task(fleet, app, device, tasks):
     fleet.ready_job(app)
     device.finish(device.lease())

@@ -13,8 +13,8 @@ from server.web.idempotency import IdempotencyService, keep_once
 from server.web.idempotency_record import IdempotencyRecord
 from server.web.routes import Route
 from shared.signing import new_private_key, public_text
-from tests.server.actors import at_once
 from tests.server.conftest import job_request
+from tests.server.homes import at_once
 
 KEY = {"Idempotency-Key": "3f6c-1"}
 

@@ -10,7 +10,7 @@ from sqlalchemy import func, select, update
 
 from server.identity.devices.authorization import DeviceRequest, new_user_code, read_user_code, shown
 from shared.signing import fingerprint, new_private_key, public_text
-from tests.server.actors import at_once
+from tests.server.homes import at_once
 
 GRANT = "urn:ietf:params:oauth:grant-type:device_code"
 KEY = public_text(new_private_key().public_key())
@@ -149,7 +149,7 @@ def test_a_code_that_is_over(joining, operator, problem):
 def test_of_many_who_ask_at_once_one_gets_the_token(fleet, joining, operator):
     asked = joining.ask()
     operator.post(f"/v1/device-requests/{asked['user_code']}/approve")
-    answers = at_once(6, lambda number: Joining(fleet).poll(asked["device_code"]))
+    answers = at_once(*(lambda number=number: Joining(fleet).poll(asked["device_code"]) for number in range(6)))
     assert sorted(answer.status_code for answer in answers) == [200] + [400] * 5
     assert {answer.json()["error"] for answer in answers if answer.status_code == 400} == {"invalid_grant"}
     assert len(operator.get("/v1/devices").json()["items"]) == 1

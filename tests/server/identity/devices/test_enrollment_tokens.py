@@ -7,7 +7,7 @@ from sqlalchemy import update
 
 from server.identity.devices.service import EnrollmentToken
 from shared.signing import new_private_key, public_text
-from tests.server.actors import at_once
+from tests.server.homes import at_once
 
 
 def enrollment(**changes):
@@ -33,7 +33,9 @@ def test_a_device_enrolls_once(fleet, operator, problem):
 def test_of_many_at_once_one_gets_in(fleet, operator):
     token = operator.post("/v1/enrollments", json={}).json()["token"]
     actors = [fleet.actor(token) for _ in range(6)]
-    answers = at_once(6, lambda number: actors[number].post("/v1/devices", json=enrollment()))
+    answers = at_once(
+        *(lambda number=number: actors[number].post("/v1/devices", json=enrollment()) for number in range(6))
+    )
     assert sorted(answer.status_code for answer in answers) == [201] + [401] * 5
     assert len(operator.get("/v1/devices").json()["items"]) == 1
 

@@ -13,7 +13,8 @@ from server.identity.devices.repository import Device, DeviceNonce
 from shared.canonical import sha256_hex
 from shared.request_signature import RequestSigner
 from shared.signing import new_private_key
-from tests.server.actors import adapter_bytes, at_once, result
+from tests.server.actors import adapter_bytes, result
+from tests.server.homes import at_once
 
 BEAT = b'{"phase":"training"}'
 JSON = {"Content-Type": "application/json"}
@@ -63,7 +64,9 @@ def test_of_many_at_once_with_one_nonce_one_counts(fleet, device, lease):
     path = beat_path(lease)
     headers = sign(device, "POST", path, BEAT)
     actors = [fleet.actor(device.token) for _ in range(6)]
-    answers = at_once(6, lambda number: actors[number].post(path, content=BEAT, headers=headers))
+    answers = at_once(
+        *(lambda number=number: actors[number].post(path, content=BEAT, headers=headers) for number in range(6))
+    )
     assert sorted(answer.status_code for answer in answers) == [200] + [409] * 5
 
 

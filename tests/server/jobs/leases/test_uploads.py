@@ -9,8 +9,8 @@ import safetensors.numpy
 
 from shared.canonical import sha256_hex
 from shared.zo.lora import HEADER_BYTES
-from tests.server.actors import at_once
 from tests.server.conftest import adapter_bytes, result
+from tests.server.homes import at_once
 from tests.shared.adapter_fuzz import malformed
 
 SIZE = 2 * 2 * (8 + 4)  # D: two layers, rank 2, q_proj 8 out and v_proj 4 out

@@ -1,9 +1,7 @@
 """What a scrape tells, against what was done; by the library's own parser."""
 
-import asyncio
 import platform
 import threading
-import time
 from dataclasses import replace
 from datetime import timedelta
 from importlib.metadata import version
@@ -13,25 +11,22 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import update
 
-from server.app import create_app
 from server.clock import utc_now
 from server.database.columns import new_id
 from server.database.database import Database
-from server.jobs.endpoints import make_program_counter
 from server.jobs.repository import Job
 from server.operations.metrics import exposition as exposition_module
-from server.operations.metrics.exposition import Exposition, make_exposition
+from server.operations.metrics.exposition import Exposition
 from server.operations.metrics.listener import metrics_listener
 from server.programs.service import Program, ProgramState
 from server.schema import devices
 from server.settings import Delivery
 from server.tasks.repository import WorkerProcess
 from server.web.middleware import Meters
-from server.web.state import Shutdown
 from shared.errors import Unavailable
-from tests.server.conftest import BOTH, adapter_bytes
+from tests.server.conftest import adapter_bytes
+from tests.server.homes import eventually
 
-DATABASES = BOTH
 PATIENCE = 60
 COUNT = "mobizo_http_request_seconds_count"
 
@@ -56,25 +51,7 @@ def scrape(fleet, standing):
     return scrape
 
 
-def eventually(condition):
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def test_nothing_yet(scrape):
-    told = scrape()
-    for state in ("queued", "compiling", "ready", "training", "succeeded", "failed", "cancelled"):
-        assert told["mobizo_jobs", state] == 0
-    assert told["mobizo_jobs_oldest_seconds", "queued"] == 0
-    assert told["mobizo_database_up",] == 1
-    assert told["mobizo_devices_enrolled",] == 0
-    assert told["mobizo_leases_reassigned_total",] == 0
-    assert told["mobizo_program_requests_total", "miss"] == 0
-    assert told["process_resident_memory_bytes",] > 1 << 20
-
-
+@pytest.mark.both_databases(slow=True)
 def test_the_life_of_jobs(fleet, home, scrape):
     app, other = fleet.app(), fleet.app("other")
     phone, tablet = fleet.device(name="phone"), fleet.device(name="tablet")
@@ -82,6 +59,9 @@ def test_the_life_of_jobs(fleet, home, scrape):
     other.submit(adapter="theirs")
     app.submit(adapter="new", recipe={"rank": 3})
     told = scrape()
+    assert told["mobizo_jobs", "training"] == told["mobizo_leases_reassigned_total",] == 0
+    assert told["mobizo_database_up",] == 1
+    assert told["process_resident_memory_bytes",] > 1 << 20
     assert told["mobizo_jobs", "ready"] == 2
     assert told["mobizo_jobs", "queued"] == 1
     assert told["mobizo_tenants",] == 2
@@ -103,6 +83,7 @@ def test_the_life_of_jobs(fleet, home, scrape):
     assert told["mobizo_jobs", "succeeded"] == 1
 
 
+@pytest.mark.both_databases(slow=True)
 def test_how_long_the_oldest_waits(fleet, home, app, scrape):
     first, second = app.submit(), app.submit(adapter="other", recipe={"rank": 3})
     with home.database.writing() as session:
@@ -114,6 +95,7 @@ def test_how_long_the_oldest_waits(fleet, home, app, scrape):
     assert scrape()["mobizo_jobs_oldest_seconds", "queued"] == pytest.approx(3600, abs=PATIENCE)
 
 
+@pytest.mark.both_databases(slow=True)
 def test_devices_by_when_they_were_seen(fleet, home, scrape):
     for name, ago in (("a", 1), ("b", 30), ("c", 60 * 5), ("d", 60 * 50)):
         device = fleet.device(name=name)
@@ -146,6 +128,7 @@ def test_workers_that_live(home, scrape):
     assert told["mobizo_workers_peak_rss_bytes", "compiler"] == 7000
 
 
+@pytest.mark.both_databases(slow=True)
 def test_how_long_compiles_took(fleet, home, app, scrape):
     began = utc_now() - timedelta(hours=1)
     fleet.ready_job(app)
@@ -236,15 +219,6 @@ def test_a_database_that_is_away(tmp_path):
     assert told["mobizo_polls_open",] == 0
 
 
-def test_who_may_ask(fleet, problem):
-    answer = fleet.operator().get("/metrics")
-    assert answer.headers["content-type"].startswith("text/plain; version=")
-    assert ("mobizo_tenants",) in samples(answer.text)
-    problem(fleet.actor().get("/metrics"), 401, "unauthorized")
-    problem(fleet.app().get("/metrics"), 403, "forbidden")
-    problem(fleet.device().get("/metrics"), 403, "forbidden")
-
-
 def test_a_port_of_its_own(home):
     exposition = Exposition(Meters(), home.database)
     with metrics_listener(exposition, None) as port:
@@ -257,25 +231,3 @@ def test_a_port_of_its_own(home):
             pass
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://127.0.0.1:{port}/metrics")
-
-
-def test_two_applications_in_one_process(home):
-    first, second = create_app(home.settings), create_app(home.settings)
-    first.state.mobizo.meters.part(make_program_counter).labels("hit").inc()
-    told = samples(second.state.mobizo.get(make_exposition).text().decode())
-    assert told["mobizo_program_requests_total", "hit"] == 0
-    for app in (first, second):
-        app.state.mobizo.database.close()
-
-
-def test_closing_ends_every_wait():
-    async def scene():
-        shutdown = Shutdown()
-        assert not await shutdown.pause(0.01)
-        waits = [asyncio.create_task(shutdown.pause(600)) for _ in range(3)]
-        await asyncio.sleep(0)
-        shutdown.begin()
-        assert await asyncio.gather(*waits) == [True] * 3
-        assert await shutdown.pause(600)
-
-    asyncio.run(scene())

@@ -13,7 +13,8 @@ from server.storage.garbage_collection import Collector
 from shared.canonical import sha256_hex
 from shared.zo.lora import load_adapter
 from shared.zo.trajectory import MAGIC, frame, parse_trajectory
-from tests.server.actors import adapter_bytes, at_once
+from tests.server.actors import adapter_bytes
+from tests.server.homes import at_once
 from tests.server.registry.trajectories.runs import BEST, STEPS, TRAINING, Run, complete, finish, send
 
 
@@ -245,7 +246,7 @@ def test_many_who_ask_at_once_get_the_same_which_is_young_again(home, fleet, app
     lease, run = kept
     collect(home)
     actors = [fleet.actor(app.token) for _ in range(4)]
-    answers = at_once(4, lambda n: actors[n].get(f"{version_url(lease)}/lora_B.safetensors"))
+    answers = at_once(*(lambda n=n: actors[n].get(f"{version_url(lease)}/lora_B.safetensors") for n in range(4)))
     assert [answer.content for answer in answers] == [run.adapter()] * 4
     # No collector removes it between an answer's first byte and its last.
     os.utime(home.artifacts._path(sha256_hex(run.adapter())), (0, 0))
