@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.errors import NotReplayable
+from shared.errors import Conflict, NotReplayable
 from shared.zo.noise import query_seeds, rademacher
 from shared.zo.replay import BLOCK_CALLS, CHUNK_KEYS
 from shared.zo.replay import replay as replayed
@@ -77,3 +77,10 @@ def test_other_noise_is_another_machines(noise):
 def test_a_b_of_another_size_is_the_callers_bug():
     with pytest.raises(ValueError, match="D = 64"):
         replayed(trajectory(64, 1, 1), np.zeros(65, np.float32))
+
+
+def test_a_run_with_exact_gradients_has_nothing_to_replay():
+    run = trajectory(8, 2, 1)
+    run.header = run.header.model_copy(update={"exact": True})
+    with pytest.raises(Conflict, match="train with estimator directional or replay"):
+        run.replay(start(8))
