@@ -151,21 +151,21 @@ def test_a_job_that_another_device_trained_meanwhile_is_lost_and_stored_once(ask
 
 @pytest.mark.slow
 def test_a_job_goes_on_from_a_version_and_another_device_takes_that_while_it_is_in_use(
-    ask, agent, call, service, dataset, tmp_path
+    ask, agent, call, environment, service, dataset, tmp_path
 ):
     """Killed in the middle, too; then a device that only uses the adapter pulls both versions under a session."""
     (dataset / "test.jsonl").unlink()  # the best of several validations never falls, so each version is approved
     submit(ask, "lineage", lr=0.3)
     assert agent("lineage-1")[0].wait() == 0
     first = ask("GET", "/v1/adapters/lineage/versions/1").json()
-    job = submit(ask, "lineage", {"adapter": "lineage"}, steps=3000, evaluation_interval=1000, lr=0.1, seed=1)
+    job = submit(ask, "lineage", {"adapter": "lineage"}, steps=3000, evaluation_interval=100, lr=0.1, seed=1)
     process, home = agent("lineage-2")
     wait_until(lambda: training(ask, job))
     os.killpg(process.pid, signal.SIGKILL)
     trained = subprocess.run(
         [sys.executable, "-m", "device_agent", "train", "--once", "--data", f"movies={dataset}"],
         cwd=ROOT,
-        env=os.environ | {"MOBIZO_AGENT_HOME": str(home.path)},
+        env=environment | {"MOBIZO_AGENT_HOME": str(home.path)},
         check=False,
     )
     assert trained.returncode == 0
