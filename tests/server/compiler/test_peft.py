@@ -18,7 +18,6 @@ from server.compiler import compile_program, inspect_base
 from server.registry.exports.peft import write_peft
 from shared.errors import InvalidRecipe, InvalidUpload
 from shared.program_inputs import TOKEN_DTYPE
-from shared.recipe import TARGETS, BaseRef, Recipe
 from shared.zo.calibration import Calibration, CalibrationAbout, dump_calibration, load_calibration
 from shared.zo.lora import BaseShape, a_fingerprint, flat_size, init_a, lora_modules
 from tests.server.compiler.conftest import ADAPTED, Architectures, Program, TinyBase, compile_to, token_batch
@@ -98,23 +97,6 @@ def test_stock_peft_gives_the_answers_of_a_calibrated_program(tiny: TinyBase, tm
     name = "base_model.model.model.layers.0.self_attn.v_proj.lora_A.weight"
     a = safetensors.numpy.load_file(tmp_path / "adapter" / "adapter_model.safetensors")[name]
     np.testing.assert_allclose(a @ a.T, np.eye(4) / 3, atol=1e-6)
-
-
-@pytest.mark.acceptance
-@pytest.mark.slow
-def test_stock_peft_gives_smollm2s_answers(smollm2_gguf: Path, tmp_path: Path) -> None:
-    recipe = Recipe(
-        base=BaseRef(name="smollm2", sha256=inspect_base(str(smollm2_gguf)).sha256),
-        targets=TARGETS,
-        queries=1,
-        effective_batch=2,
-        sequence_length=32,
-        answer_length=2,
-        choices=4,
-    )
-    program = compile_to(tmp_path / "program", recipe, str(smollm2_gguf))
-    stock = AutoModelForCausalLM.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32)
-    check_answers(program, stock, tmp_path / "adapter", atol=1e-3)
 
 
 def test_a_b_of_another_recipe_is_refused(plain: Program, tmp_path: Path) -> None:
