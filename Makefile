@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## Personalize a real 135M model end to end in two ways, and compare them (about 6 minutes)
 	$(BIN)/python examples/demo.py $(ARGS)
 
-test: setup ## Run unit and integration tests, and the whole loop once on the real model (13 to 20 minutes on 2 cores)
+test: setup ## Run unit and integration tests, and the whole loop once on the real model (10 to 20 minutes on 2 cores)
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: setup ## Run the tests that `make test` leaves out
