@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from shared.capabilities import Requirements
 from shared.privacy import ExamplePrivacy
@@ -325,20 +325,6 @@ class Progress(BaseModel):
         if self.why is not None:
             words.append(self.why)
         return "  ".join(words)
-
-
-class StateTimes(BaseModel):
-    """How long a job was in each of its former states, in seconds, and since when it is in its present one."""
-
-    model_config = ConfigDict(frozen=True)
-
-    seconds: dict[JobState, float] = {}
-    since: AwareDatetime
-
-    def after(self, state: JobState, now: datetime) -> StateTimes:
-        """Returns the times once a job has left `state` at `now`."""
-        spent = self.seconds.get(state, 0.0) + max((now - self.since).total_seconds(), 0.0)
-        return StateTimes(seconds={**self.seconds, state: round(spent, 3)}, since=now)
 
 
 class JobError(BaseModel):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from pydantic import AwareDatetime, BaseModel, ConfigDict
 from sqlalchemy import ForeignKey, Index, String, Text, delete, false, or_, select, text
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
@@ -15,7 +16,7 @@ from server.database.columns import MOST, Document, Moment, Numbered, Table, wor
 from server.database.locking import locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.programs.service import Program, ProgramBlob
-from shared.job import JobError, JobRequest, JobState, JobSummary, JobView, Progress, Result, RoundRef, StateTimes
+from shared.job import JobError, JobRequest, JobState, JobSummary, JobView, Progress, Result, RoundRef
 from shared.recipe import Recipe
 from shared.registry import Parent
 from shared.task import Task
@@ -24,6 +25,20 @@ JOB_EVENT, PROGRESS_EVENT = "job", "progress"  # kinds of events
 _QUEUED = text("state = 'queued'")
 # Ended jobs whose progress events are still stored. Queries must use this exact text for the partial index to match.
 NOT_PURGED = text("NOT purged AND state IN ('succeeded', 'failed', 'cancelled')")
+
+
+class StateTimes(BaseModel):
+    """How long a job was in each of its former states, in seconds, and since when it is in its present one."""
+
+    model_config = ConfigDict(frozen=True)
+
+    seconds: dict[JobState, float] = {}
+    since: AwareDatetime
+
+    def after(self, state: JobState, now: datetime) -> StateTimes:
+        """Returns the times once a job has left `state` at `now`."""
+        spent = self.seconds.get(state, 0.0) + max((now - self.since).total_seconds(), 0.0)
+        return StateTimes(seconds={**self.seconds, state: round(spent, 3)}, since=now)
 
 
 class Job(Numbered, Table):

@@ -15,11 +15,11 @@ from server.identity.devices.repository import DeviceRepository
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.lifecycle import WARM_STARTS, JobLifecycle, subscribers
 from server.jobs.recipes import RecipeBase, choose_recipe, resolve_task, spare_memory
-from server.jobs.repository import Job, JobRepository
+from server.jobs.repository import Job, JobRepository, StateTimes
 from server.programs.service import ProgramService
 from server.storage.store import ArtifactStore
 from shared.errors import Conflict, NotFound
-from shared.job import JobRequest, JobState, RoundRef, StateTimes
+from shared.job import JobRequest, JobState, RoundRef
 from shared.recipe import BaseRef, Recipe
 from shared.registry import Parent
 from shared.task import Task

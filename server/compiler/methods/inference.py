@@ -22,8 +22,8 @@ from server.compiler.export.network import BaseNetwork, Example, Lower, Quantize
 from server.compiler.methods.step_inputs import zero_tokens
 from server.compiler.methods.training import Adapter, Load, Method
 from server.compiler.model.backbone import Trunk
-from server.compiler.model.decoder import MASKED, DecoderLayer, LayerShape, LayerTables, layer_shapes, norm_size
-from server.compiler.model.layer_inputs import AttentionTables
+from server.compiler.model.decoder import MASKED, DecoderLayer, LayerShape, LayerTables, layer_shapes
+from server.compiler.model.layer_inputs import AttentionTables, norm_size
 from shared.recipe import Recipe, Target
 from shared.zo.calibration import Calibration
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from server.compiler.methods.optimizers import Rates
 from server.compiler.methods.private_gradient import GradientSecret
+from server.compiler.model.layer_inputs import ABSENT
 from shared.privacy import NOISE_KEYS
 from shared.program_inputs import SEED_DTYPE, TOKEN_DTYPE
 from shared.recipe import Recipe
 
-ABSENT = torch.empty(0)  # stands for an input that the recipe's methods do not take
 PER_EXAMPLE = ("positions", "answers", "choices", "choice_mask", "mask")
 
 

@@ -105,7 +105,7 @@ class Suffix(Network):
         """One step. inputs: those of `StepInputs`.
 
         Returns the losses (2q,), at B + eps z and then at B - eps z, and coefficients (q,). Where the recipe clips, the
-        noised totals (q,) stand in place of the losses, which nobody sees.
+        noised totals (q,) stand in place of the losses, which stay inside the program.
         """
         return self.descend(hidden, StepInputs.of(self.recipe, inputs))
 

@@ -85,11 +85,6 @@ class LayerNorm(nn.Module):
         return self.rms(x - functional.linear(x, self.rms.mean), weight) + bias
 
 
-def norm_size(facts: BaseFacts) -> int:
-    """Vectors that one norm over hidden states takes."""
-    return 1 if facts.norm == "rms" else 2
-
-
 def norm_of(facts: BaseFacts) -> RmsNorm | LayerNorm:
     """The norm over hidden states that the base uses."""
     return (LayerNorm if facts.norm == "layer" else RmsNorm)(facts.hidden, facts.norm_eps)

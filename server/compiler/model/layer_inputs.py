@@ -10,7 +10,12 @@ from torch import Tensor
 
 from server.compiler.checkpoints.base import BaseFacts
 
-ABSENT = torch.empty(0)  # stands for an input that a layer of this base or shape does not take
+ABSENT = torch.empty(0)  # stands for an input that a method or a layer does not take
+
+
+def norm_size(facts: BaseFacts) -> int:
+    """Vectors that one norm over hidden states takes."""
+    return 1 if facts.norm == "rms" else 2
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class LayerInputs:
         """Returns the inputs of a layer from the list that it takes: B, norms, head norms, tables."""
         slab, rest = (tensors[0], tensors[1:]) if adapted else (ABSENT, tensors)
         own, heads = len(facts.layer_norms), len(facts.head_norms)
-        count = 1 if facts.norm == "rms" else 2
+        count = norm_size(facts)
         norms = tuple(tuple(rest[at : at + count]) for at in range(0, own, count))
         tables = AttentionTables.of(facts, rest[own + heads :])
         return cls(slab, norms, tuple(rest[own : own + heads]), tables)

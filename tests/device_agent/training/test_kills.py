@@ -27,7 +27,7 @@ def begin(path, plan):
 
 @pytest.fixture
 def alone(tmp_path, plan, runner_directory):
-    """The same run, killed by nobody."""
+    """The same run without a kill."""
     run = begin(tmp_path / "alone", plan)
     assert NativeEngine(runner_directory).train(run, lambda _: None, lambda: False).result is not None
     return run

@@ -18,14 +18,14 @@ from server.clock import utc_now
 from server.database.database import Database
 from server.identity.tenants import TenantService
 from server.jobs.leases.repository import Ending
-from server.jobs.repository import AWAITING_PROGRAM
+from server.jobs.repository import AWAITING_PROGRAM, StateTimes
 from server.jobs.scheduling.matching import needs_of
 from server.jobs.scheduling.repository import QueueRepository
 from server.programs.service import COMPILE, ProgramState
 from server.registry.exports.models import CONVERT
 from server.schema import bases, jobs, programs
 from server.tasks.repository import Task, TaskRepository, TaskTurn
-from shared.job import JobRequest, JobState, Progress, StateTimes, TrainingSettings
+from shared.job import JobRequest, JobState, Progress, TrainingSettings
 from shared.program import ProgramFile, ProgramManifest, SignedManifest
 from shared.recipe import BaseRef, Recipe, RecipeSettings
 from shared.signing import new_private_key, sign_manifest
