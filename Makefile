@@ -11,7 +11,7 @@ FUZZ = MOBIZO_FUZZ_SECONDS=$$(($(MINUTES) * 60))
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 help: ## Show this help
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make .venv with everything (torch CPU, ExecuTorch, server, agent, tests, a small model)
 
@@ -38,6 +38,10 @@ test-all: setup ## Run every test, and fuzz the native runner for MINUTES (10)
 fuzz: setup ## Fuzz the native runner for MINUTES (10) with new cases; `make test-slow` runs a fixed number
 	$(FUZZ) $(BIN)/python -m pytest -s tests/device_agent/runner/test_fuzz.py $(ARGS)
 
+runner-aarch64: setup ## Build the runner for Jetson and Android (needs `apt install g++-aarch64-linux-gnu`)
+	PATH="$$PWD/$(BIN):$$PATH" $(BIN)/mobizo-agent build-runner --home $(VENV)/runner-aarch64 --platform linux-aarch64 \
+	  --archive dist/mobizo-runner-aarch64.tar.gz $(ARGS)
+
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -49,4 +53,4 @@ bench: setup ## Measure: make bench ARGS='step --json step.json'
 clean: ## Remove .venv and what the demo left
 	rm -rf $(VENV) .demo demo-report.json
 
-.PHONY: help setup demo test test-slow test-all fuzz lint bench clean
+.PHONY: help setup demo test test-slow test-all fuzz runner-aarch64 lint bench clean

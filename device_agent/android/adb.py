@@ -7,11 +7,12 @@ Unavailable
 |  |- SeveralPhones
 |  |- PhoneUnauthorized
 |  `- PhoneOffline
+|- WrongProcessor           the runner is for another kind of processor or system
+|- NothingRuns              the phone executes no program from its storage
 `- DoesNotFit
    `- PhoneFull             too little storage on the phone
 RuntimeFailed
-|- PhoneRefused             the phone refused a command
-`- WrongProcessor           the runner is for another kind of processor or system
+`- PhoneRefused             the phone refused a command
 """
 
 from __future__ import annotations
@@ -87,10 +88,16 @@ class PhoneRefused(RuntimeFailed):
     code, title = "phone-refused", "Phone refused"
 
 
-class WrongProcessor(RuntimeFailed):
+class WrongProcessor(Unavailable):
     """The runner is built for another processor or system than the phone's; docs/android.md shows how to build one."""
 
     code, title = "wrong-processor", "Wrong processor"
+
+
+class NothingRuns(Unavailable):
+    """The phone mounts /data/local/tmp with noexec, so no runner can start there; use another phone or system image."""
+
+    code, title = "nothing-runs", "Nothing runs"
 
 
 class Interrupted(Exception):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from device_agent.android.adb import Adb, PhoneFull, PhoneRefused, PhoneUnreachable, WrongProcessor
+from device_agent.android.adb import Adb, NothingRuns, PhoneFull, PhoneRefused, PhoneUnreachable, WrongProcessor
 from shared.canonical import file_sha256
 from shared.errors import Untrusted
 
@@ -66,7 +66,7 @@ class Phone:
     def install_runner(self, directory: Path) -> str:
         """Returns the phone's directory of a runner, pushing it if necessary and checking that it starts.
 
-        Raises PhoneFull, PhoneRefused, Untrusted, or WrongProcessor.
+        Raises PhoneFull, PhoneRefused, Untrusted, NothingRuns, or WrongProcessor.
         """
         files = {path.relative_to(directory).as_posix(): file_sha256(path) for path in _files(directory)}
         listing = "".join(f"{sha256}  {name}\n" for name, sha256 in files.items())
@@ -74,7 +74,9 @@ class Phone:
         if self.adb.shell(f"touch -c {remote}; test -d {remote}").status == 0:
             return remote
         aside = f"{self.root}/aside/runner"
-        self.adb.run(f"rm -rf {aside}; mkdir -p {aside}/lib")
+        folders = {str(Path(name).parent) for name in files}
+        self.adb.run(f"rm -rf {aside}; mkdir -p {aside}; cd {aside} && mkdir -p {' '.join(sorted(folders))}")
+        self._check_executes(f"{aside}/probe")
         for name, sha256 in files.items():
             self.put(directory / name, sha256, f"{aside}/{name}")
         self.adb.run(f"chmod -R u+rwx {aside}")
@@ -142,6 +144,12 @@ class Phone:
                 f"the phone has {blocks * block >> 20} MB free and {size + SPARE_BYTES >> 20} MB are needed; "
                 "free some storage on it"
             )
+
+    def _check_executes(self, probe: str) -> None:
+        # A file without a first line that names a shell: the shell that starts it runs it itself, if it may.
+        done = self.adb.shell(f"echo : >{probe} && chmod 700 {probe} && {probe}; s=$?; rm -f {probe}; exit $s")
+        if done.status in EXEC_FAILED:
+            raise NothingRuns(f"{NothingRuns.__doc__} ({done.err.strip()[-200:]})")
 
     def _check_starts(self, directory: str) -> None:
         done = self.adb.shell(f"cd {directory} && LD_LIBRARY_PATH=lib ./{RUNNER} version")

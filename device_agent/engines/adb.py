@@ -40,7 +40,7 @@ class AdbEngine:
         """Trains a run; see `Engine.train`.
 
         Waits for an unreachable phone if the run has already started there. Raises PhoneUnreachable otherwise,
-        AdbMissing, PhoneFull and WrongProcessor.
+        AdbMissing, PhoneFull, NothingRuns and WrongProcessor.
         """
         with disk_full_as_does_not_fit():
             return prepare(run) or self._train(run, report, stop)

@@ -20,7 +20,7 @@ from device_agent.errors import NoRunner
 from device_agent.home import AgentHome
 from device_agent.memory import total_bytes
 from device_agent.protocol.client import DeviceClient
-from device_agent.runner.location import EXECUTORCH, PROGRAM, RunnerLocation
+from device_agent.runner.location import EXECUTORCH, PROGRAM, RunnerLocation, check_machine, host_platform
 from device_agent.runner.supply import RunnerResult, ensure_runner
 from shared.capabilities import NOISE_OPERATOR, Capabilities, EngineKind
 from shared.errors import BadRequest
@@ -92,6 +92,7 @@ class EngineSelector:
             directory = Path(given)
             if not (directory / PROGRAM).is_file():
                 raise NoRunner(f"${RUNNER_VARIABLE} is {given}, which holds no {PROGRAM}; correct or unset it")
+            check_machine(directory, platform or host_platform())
             return RunnerResult(directory)
         config = self.home.config()
         with DeviceClient(config.server, config.token) as client:
@@ -107,12 +108,16 @@ def local_runner(home: AgentHome) -> Path | None:
 
 def phone_platform(adb: Adb) -> str:
     """Returns the phone's platform as runner builds name it, such as android-arm64. Raises PhoneUnreachable."""
-    system, machine = adb.run("getprop ro.build.version.release 2>/dev/null | head -c 1; echo; uname -m").split("\n")[
-        :2
-    ]
-    if not system.strip():
-        return f"linux-{machine.strip()}"  # a board with adbd and no Android
-    return f"android-{'arm64' if machine.strip() == 'aarch64' else machine.strip()}"
+    abi, machine = adb.run("echo $(getprop ro.product.cpu.abi 2>/dev/null); uname -m").splitlines()[:2]
+    return platform_name(abi.strip(), machine.strip())
+
+
+def platform_name(abi: str, machine: str) -> str:
+    """Returns the platform of an Android ABI, such as arm64-v8a, or of a board with adbd and no Android (abi is empty).
+
+    machine: of the kernel, which may be of 64 bits where Android's own programs are of 32.
+    """
+    return f"android-{abi.partition('-')[0].replace('armeabi', 'arm')}" if abi else f"linux-{machine}"
 
 
 def _with_runner(engine: EngineKind, here: Capabilities) -> Capabilities:

@@ -1,5 +1,7 @@
 """Packs and unpacks a runner as a .tar.gz: `mobizo-runner` at its top and its libraries in `lib/`.
 
+A bundle (bundle.cmake) also has the runner itself in `bin/`, a loader in `lib/`, and `licenses/`.
+
 Archives are reproducible: they contain no times, owners or directory order.
 """
 
@@ -16,7 +18,9 @@ from typing import IO
 from device_agent.runner.location import PROGRAM
 from shared.errors import Untrusted
 
-MEMBER = re.compile(rf"{PROGRAM}|lib/[A-Za-z0-9_+-][A-Za-z0-9_.+-]*\.so(\.[0-9]+)*")
+MEMBER = re.compile(
+    rf"(bin/)?{PROGRAM}|lib/[A-Za-z0-9_+-][A-Za-z0-9_.+-]*\.so(\.[0-9]+)*|licenses/[A-Za-z0-9][A-Za-z0-9_.+-]*\.txt"
+)
 MOST_BYTES = 512 << 20  # unpacked
 MOST_MEMBERS = 64
 
@@ -48,7 +52,7 @@ def unpack_runner(archive: Path, directory: Path) -> None:
     Only regular files with the names of a runner are written. Raises Untrusted if the archive contains anything else,
     is too large, or has no runner.
     """
-    (directory / "lib").mkdir(parents=True)
+    directory.mkdir(parents=True)
     total = 0
     try:
         with tarfile.open(archive, mode="r:gz") as packed:
@@ -62,6 +66,7 @@ def unpack_runner(archive: Path, directory: Path) -> None:
                     )
                 content: IO[bytes] = packed.extractfile(member)  # type: ignore[assignment]  # a regular file has it
                 target = directory / member.name
+                target.parent.mkdir(exist_ok=True)
                 with content, target.open("xb") as file:
                     shutil.copyfileobj(content, file)
                 # A bundled dynamic loader is executed like the runner; set-user-ID and the like are never kept.

@@ -14,13 +14,22 @@ from pathlib import Path
 from typing import BinaryIO
 
 from device_agent.errors import NoRunner
-from device_agent.runner.location import EXECUTORCH, POLL_SECONDS, PROGRAM, RunnerLocation, check_starts, never
+from device_agent.runner.location import (
+    EXECUTORCH,
+    POLL_SECONDS,
+    PROGRAM,
+    SOURCES,
+    RunnerLocation,
+    check_starts,
+    never,
+)
 from device_agent.runner.toolchain import (
     CMAKE_WHEEL,
     EXECUTORCH_WHEEL,
     NINJA_WHEEL,
     Report,
     check_compiler,
+    check_cross_compiler,
     fetch_wheel,
     find_cmake,
     find_generator,
@@ -31,6 +40,10 @@ from shared.errors import Unavailable
 # The NDK's toolchain file builds for 32 bits unless told; ExecuTorch's own Android builds are for this API level.
 ANDROID_ABIS = {"android-arm64": "arm64-v8a", "android-x86_64": "x86_64"}
 ANDROID_PLATFORM = "android-26"
+# One bundle with its own C library serves both: neither an NDK nor a device's glibc matters (bundle.cmake).
+BUNDLED = ("linux-aarch64", "android-arm64")
+BUNDLE_MACHINE = "aarch64"
+BUNDLE_TOOLCHAIN = SOURCES / "aarch64-linux.cmake"
 GRACE_SECONDS = 5.0
 LOG_LINES = 3  # of the build's log, in an error
 COUNTED = re.compile(rb"^\[\s*(\d+/\d+|\d+%)\]")  # how far Ninja or make says it is
@@ -43,6 +56,10 @@ class Options:
 
     executorch: Path | None = None
     toolchain: Path | None = None
+
+    def bundles(self, place: RunnerLocation) -> bool:
+        """Whether a build for `place` is the aarch64 bundle: nothing else is named, and it is for another machine."""
+        return place.system in BUNDLED and not place.native and self.executorch is None and self.toolchain is None
 
 
 class Stopped(NoRunner):
@@ -74,6 +91,9 @@ def build_locked(place: RunnerLocation, report: Report, options: Options, stop: 
 
 def check_options(place: RunnerLocation, options: Options) -> None:
     """Raises NoRunner if a build cannot start; fast."""
+    if options.bundles(place):
+        check_cross_compiler()
+        return
     if options.executorch is None and not place.native:
         raise NoRunner(
             f"a runner for {place.system} is built against an ExecuTorch built for it: give its directory with "
@@ -93,7 +113,12 @@ class _Build:
 
     def make(self, options: Options) -> Path:
         """Returns a directory with the finished runner, tested if it is for this machine."""
-        root = options.executorch or installed_executorch(EXECUTORCH) or self._fetched_executorch()
+        bundle = options.bundles(self._place)
+        if bundle:
+            root = self._fetched_executorch(BUNDLE_MACHINE)
+        else:
+            root = options.executorch or installed_executorch(EXECUTORCH) or self._fetched_executorch()
+        toolchain = BUNDLE_TOOLCHAIN if bundle else options.toolchain
         cmake = find_cmake() or self._fetched_cmake()
         generator, program = find_generator() or self._fetched_ninja()
         build, made = self._aside / "build", self._aside / "made"
@@ -104,9 +129,11 @@ class _Build:
             f"-DEXECUTORCH_ROOT={root.resolve()}",
             f"-DMOBIZO_VERSION={version('mobizo')}",
         ]
-        if options.toolchain is not None:
-            configure.append(f"-DCMAKE_TOOLCHAIN_FILE={options.toolchain.resolve()}")
-        if abi := ANDROID_ABIS.get(self._place.system):
+        if toolchain is not None:
+            configure.append(f"-DCMAKE_TOOLCHAIN_FILE={toolchain.resolve()}")
+        if bundle:
+            configure.append("-DMOBIZO_BUNDLE=ON")
+        elif abi := ANDROID_ABIS.get(self._place.system):
             configure += [f"-DANDROID_ABI={abi}", f"-DANDROID_PLATFORM={ANDROID_PLATFORM}"]
         self._need(configure, "CMake could not configure the runner")
         self._need([cmake, "--build", build, "--parallel", str(os.cpu_count() or 1)], "the runner does not compile")
@@ -119,8 +146,8 @@ class _Build:
             check_starts(made)
         return made
 
-    def _fetched_executorch(self) -> Path:
-        fetch_wheel(EXECUTORCH_WHEEL, self._aside, self._run, self._report)
+    def _fetched_executorch(self, machine: str | None = None) -> Path:
+        fetch_wheel(EXECUTORCH_WHEEL, self._aside, self._run, self._report, machine)
         return self._aside / "executorch"
 
     def _fetched_cmake(self) -> Path:

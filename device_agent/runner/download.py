@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from device_agent.errors import NoRunner
 from device_agent.protocol.client import DeviceClient
 from device_agent.runner.archive import unpack_runner
-from device_agent.runner.location import EXECUTORCH, RunnerLocation, check_starts, never
+from device_agent.runner.location import EXECUTORCH, RunnerLocation, check_machine, check_starts, never
 from device_agent.runner.toolchain import Report
 from shared.errors import NotFound, Untrusted
 from shared.protocol import RunnerBuild
@@ -46,6 +46,7 @@ def download_locked(client: DeviceClient, key: Ed25519PublicKey, place: RunnerLo
         with place.aside() as aside:
             made = aside / "made"
             unpack_runner(archive, made)
+            check_machine(made, place.system)
             if place.native:
                 check_starts(made)
             return place.put(made)

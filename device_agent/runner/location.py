@@ -29,6 +29,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from device_agent.durable import sync_directory, write_durably
 from device_agent.errors import NoRunner
+from shared.elf import HEADER_BYTES, wrong_machine
 
 EXECUTORCH = "1.5.1"  # the release that the runner is built against
 PROGRAM = "mobizo-runner"
@@ -79,6 +80,17 @@ def check_starts(directory: Path) -> None:
         raise NoRunner(
             f"the runner is of mobizo {found[0]} and ExecuTorch {found[1]}; "
             f"this agent is of mobizo {version('mobizo')} and wants ExecuTorch {EXECUTORCH}"
+        )
+
+
+def check_machine(directory: Path, system: str) -> None:
+    """Raises NoRunner if the runner in `directory` is for another processor than the platform `system`."""
+    with (directory / PROGRAM).open("rb") as file:
+        found = wrong_machine(file.read(HEADER_BYTES), system)
+    if found is not None:
+        raise NoRunner(
+            f"the runner in {directory} is for {found} and the device is {system}; `mobizo-agent build-runner "
+            f"--platform {system}` builds one for it, or the server's operator adds one"
         )
 
 

@@ -15,7 +15,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from device_agent.protocol.client import DeviceClient
 from device_agent.runner.archive import pack_runner
-from device_agent.runner.build import Options, Stopped, build_locked, build_runner, check_options, directory_bytes
+from device_agent.runner.build import (
+    BUNDLED,
+    Options,
+    Stopped,
+    build_locked,
+    build_runner,
+    check_options,
+    directory_bytes,
+)
 from device_agent.runner.download import download_locked
 from device_agent.runner.location import EXECUTORCH, RunnerLocation, never
 from device_agent.runner.toolchain import Report
@@ -103,7 +111,8 @@ def build_runner_command(
     """Implements `mobizo-agent build-runner`: builds the runner regardless of earlier failures and prints its
     directory.
 
-    home: the agent's. system: the target platform; None for this machine. Raises like `build_runner`, and BadRequest
+    home: the agent's. system: the target platform; None for this machine. archive: where to write the runner as an
+    archive, whose directory is made. Raises like `build_runner`, and BadRequest
     for options that exclude each other.
     """
     if system is not None and not re.fullmatch(PLATFORM, system):
@@ -119,9 +128,11 @@ def build_runner_command(
         typer.echo(json.dumps({"progress": line}) if json_lines else line)
 
     began = time.monotonic()
-    directory = build_runner(place, report, Options(executorch_root, toolchain))
+    options = Options(executorch_root, toolchain)
+    directory = build_runner(place, report, options)
     seconds, size = time.monotonic() - began, directory_bytes(directory)
     if archive is not None:
+        archive.parent.mkdir(parents=True, exist_ok=True)
         pack_runner(directory, archive)
     if json_lines:
         facts = {"runner": str(directory), "platform": place.system, "bytes": size, "seconds": round(seconds, 1)}
@@ -129,5 +140,7 @@ def build_runner_command(
         return
     typer.echo(f"built for {place.system} in {seconds:.0f} s: {directory} ({size / 1e6:.1f} MB)")
     if archive is not None:
-        stated = f"--platform {place.system} --version {version('mobizo')} --executorch {EXECUTORCH}"
+        systems = BUNDLED if options.bundles(place) else (place.system,)
+        stated = " ".join(f"--platform {system}" for system in systems)
+        stated += f" --version {version('mobizo')} --executorch {EXECUTORCH}"
         typer.echo(f"offer it to devices with: mobizo-server runner-builds add {archive} {stated}")

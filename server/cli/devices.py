@@ -132,28 +132,31 @@ def add_runner(
     file: Annotated[
         Path, typer.Argument(help=".tar.gz archive of mobizo-runner and lib/", exists=True, dir_okay=False)
     ],
-    platform: Annotated[str, typer.Option(help="operating system and architecture, such as linux-aarch64")],
+    platform: Annotated[
+        list[str], typer.Option(help="operating system and architecture, such as linux-aarch64; repeat for several")
+    ],
     version: Annotated[str, typer.Option(help="version of mobizo; agents of this version download the build")],
     executorch: Annotated[str, typer.Option(help="version of ExecuTorch that the runner links")],
     as_json: Json = False,
 ) -> None:
-    """Sign a runner build and offer it to the devices of a platform. It replaces the previous build."""
+    """Sign a runner build and offer it to the devices of its platforms. It replaces their previous build."""
     settings, database = open_home()
-    data = read_archive(file)
+    data = read_archive(file, platform)
+    facts = {"version": version, "executorch": executorch, "size": len(data), "sha256": sha256_hex(data)}
     try:
-        build = RunnerBuild(
-            platform=platform, version=version, executorch=executorch, size=len(data), sha256=sha256_hex(data)
-        )
+        builds = [RunnerBuild.model_validate({"platform": name} | facts) for name in platform]
     except ValidationError as error:
         first = error.errors()[0]
         raise BadRequest(f"--{first['loc'][0]}: {first['msg']}") from error
     artifacts = open_artifacts(settings)
     artifacts.put(data)
     with database.writing() as session:
-        hold(session, artifacts, [build.sha256])
-        RunnerBuildService(session).offer(build, KeyService(session, settings).private())
-    text = f"{platform}: mobizo {version}, ExecuTorch {executorch}, {build.size:,} bytes, {build.sha256}"
-    tell(as_json, build.model_dump(mode="json"), text)
+        hold(session, artifacts, [sha256_hex(data)])
+        key = KeyService(session, settings).private()
+        for build in builds:
+            RunnerBuildService(session).offer(build, key)
+    text = f"{', '.join(platform)}: mobizo {version}, ExecuTorch {executorch}, {len(data):,} bytes, {sha256_hex(data)}"
+    tell(as_json, [build.model_dump(mode="json") for build in builds], text)
 
 
 @runner_builds.command("list")

@@ -1,0 +1,5 @@
+# CMake toolchain file: Linux on aarch64 by Debian's cross compiler (`apt install g++-aarch64-linux-gnu`).
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR aarch64)
+set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
+set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
