@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from device_agent.android.adb import Adb, NoPhone, WrongProcessor
+from device_agent.android.adb import Adb, NoPhone, NothingRuns, WrongProcessor
 from device_agent.engines.adb import AdbEngine
 from device_agent.engines.native import NativeEngine
 from device_agent.errors import DoesNotFit, RuntimeFailed
@@ -310,6 +313,49 @@ def test_two_phones_and_a_run_that_knows_its_own(run, expected, phone, runner_di
     assert engine_of(Adb(None, phone.adb), runner_directory).train(run, once, lambda: once.done).stopped
     assert engine_of(Adb(None, phone.adb), runner_directory).train(run, silent, never).result is not None
     assert same(run, expected)
+
+
+@pytest.fixture
+def bundled(runner_directory, tmp_path):
+    """The runner as a bundle (bundle.cmake), made of this machine's own libraries for a phone of its processor."""
+    bundle = tmp_path / "bundle"
+    shutil.copytree(runner_directory / "lib", bundle / "lib")
+    (bundle / "bin").mkdir()
+    shutil.copy(runner_directory / "mobizo-runner", bundle / "bin")
+    listed = subprocess.run(["ldd", runner_directory / "mobizo-runner"], capture_output=True, text=True, check=True)
+    paths = [Path(path) for path in re.findall(r"(/\S+) \(", listed.stdout)]
+    for path in paths:
+        if not (bundle / "lib" / path.name).exists():
+            shutil.copy(path, bundle / "lib")
+    loader = next(path.name for path in paths if path.name.startswith("ld-"))
+    source = ROOT / "device_agent/runner/launcher.cpp"
+    command = ["c++", "-static", f'-DMOBIZO_LOADER="{loader}"', source, "-o", bundle / "mobizo-runner"]
+    subprocess.run(command, check=True)
+    return bundle
+
+
+@pytest.mark.slow
+def test_a_bundle_trains_is_found_by_its_name_and_stopped(run, expected, adb, bundled, phone):
+    engine, names = engine_of(adb, bundled), []
+    once = Once(3, lambda: names.append(phone.run("pidof mobizo-runner")))
+    assert engine.train(run, once, lambda: once.done).stopped
+    assert names[0].strip().isdigit()
+    assert phone.run("pidof mobizo-runner") == ""
+    assert engine.train(run, Once(6, lambda: kill_runner(phone)), never).result is not None
+    assert same(run, expected)
+
+
+@pytest.mark.slow
+def test_a_phone_that_runs_nothing_from_its_storage(run, engine, phone):
+    phone.empty()
+    phone.run("mount -o remount,noexec /data")
+    try:
+        with pytest.raises(NothingRuns, match=r"mounts /data/local/tmp with noexec.*another phone.*ermission denied"):
+            engine.train(run, silent, never)
+    finally:
+        phone.run("mount -o remount,exec /data")
+    assert engine.phone.pushed_bytes == 0
+    assert not run.ledger.exists()
 
 
 @pytest.mark.slow

@@ -7,7 +7,14 @@ import pytest
 
 from device_agent.engines.adb import AdbEngine
 from device_agent.engines.child_process import PythonEngine
-from device_agent.engines.choice import RUNNER_VARIABLE, EngineName, EngineSelector, local_runner, phone_platform
+from device_agent.engines.choice import (
+    RUNNER_VARIABLE,
+    EngineName,
+    EngineSelector,
+    local_runner,
+    phone_platform,
+    platform_name,
+)
 from device_agent.engines.native import NativeEngine
 from device_agent.errors import NoRunner
 from device_agent.inference.session import open_inference
@@ -15,6 +22,8 @@ from device_agent.runner.location import RunnerLocation, host_platform
 from shared.errors import BadRequest
 from tests.device_agent.conftest import enroll
 from tests.device_agent.fake_server import FakeServer
+
+FOREIGN = b"\x7fELF\2\1\1".ljust(18, b"\0") + b"\xf3\0"  # for RISC-V
 
 
 @pytest.fixture
@@ -41,6 +50,9 @@ def test_a_runner_made_elsewhere_is_used(choose, rademacher, runner_directory, m
     assert isinstance(choose()(rademacher.manifest), NativeEngine)
     monkeypatch.setenv(RUNNER_VARIABLE, str(tmp_path))
     with pytest.raises(NoRunner, match="holds no mobizo-runner"):
+        choose()(rademacher.manifest)
+    (tmp_path / "mobizo-runner").write_bytes(FOREIGN)
+    with pytest.raises(NoRunner, match=rf"is for riscv64 and the device is {host_platform()}.*build-runner --platform"):
         choose()(rademacher.manifest)
 
 
@@ -72,6 +84,19 @@ def test_a_phones_engine_takes_a_runner_for_the_phone(home, server_key, adb, rad
         monkeypatch.setenv(RUNNER_VARIABLE, str(runner_directory))
         assert isinstance(EngineSelector(home, phone=adb)(rademacher.manifest), AdbEngine)
     assert phone_platform(adb) == host_platform()  # the tests' phone is no Android
+
+
+@pytest.mark.parametrize(
+    ("abi", "machine", "platform"),
+    [
+        ("arm64-v8a", "aarch64", "android-arm64"),
+        ("armeabi-v7a", "aarch64", "android-arm"),  # a kernel of 64 bits under an Android of 32
+        ("x86_64", "x86_64", "android-x86_64"),
+        ("", "aarch64", "linux-aarch64"),
+    ],
+)
+def test_a_phones_platform_is_that_of_its_own_programs(abi, machine, platform):
+    assert platform_name(abi, machine) == platform
 
 
 def test_the_runner_predicts_as_python_does(rademacher, runner_directory):

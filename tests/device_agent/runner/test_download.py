@@ -151,6 +151,16 @@ def test_a_runner_that_is_not_the_stated_one_is_refused(server, client, place, f
     assert not place.path.exists()
 
 
+def test_a_runner_for_another_processor_is_not_installed(server, client, place):
+    """Signed for this platform by mistake. It is not downloaded again."""
+    server.offer(archive_of(("mobizo-runner", b"\x7fELF\2\1\1".ljust(18, b"\0") + b"\xf3\0", {})))
+    for said in ("is for riscv64 and the device is", "was tried before.*riscv64"):
+        with pytest.raises(NoRunner, match=said):
+            download_runner(client, server.key.public_key(), place, quiet)
+    assert server.fetched == 1
+    assert place.find() is None
+
+
 def test_a_statement_that_was_changed_after_it_was_signed_is_refused(server, client, place):
     server.offer(small_archive(), version="0.0.1")
     build = server.signed.build.model_copy(update={"version": version("mobizo")})

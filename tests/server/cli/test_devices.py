@@ -13,14 +13,16 @@ from shared.canonical import file_sha256
 from shared.errors import BadRequest, Conflict, NotFound
 from shared.signing import verify_runner_build
 
+PROGRAM = b"\x7fELF\2\1\1".ljust(18, b"\0") + b"\xb7\0"  # for aarch64
+
 
 @pytest.fixture
 def archive(tmp_path):
     path = tmp_path / "runner.tar.gz"
     with tarfile.open(path, "w:gz") as packed:
         info = tarfile.TarInfo("mobizo-runner")
-        info.size = 4
-        packed.addfile(info, io.BytesIO(b"\x7fELF"))
+        info.size = len(PROGRAM)
+        packed.addfile(info, io.BytesIO(PROGRAM))
     return path
 
 
@@ -43,18 +45,24 @@ def test_adding_and_listing_runners(command, home, archive):
         (home.source / "tokenizer.json", {}, r"\.tar\.gz"),
         (archive, {"platform": "Linux"}, "--platform"),
         (archive, {"version": "x" * 51}, "--version"),
+        (archive, {"platform": "linux-x86_64"}, "is for aarch64, and linux-x86_64 cannot run it"),
     ):
         with pytest.raises(BadRequest, match=says):
             command("runner-builds", "add", path, *options(**more))
     assert home.stored_files() == files
     command("runner-builds", "add", archive, *options(version="0.2.0"))
-    command("runner-builds", "add", archive, *options(platform="linux-x86_64"))
+    both = ("--platform", "android-arm64")
+    builds = json.loads(command("runner-builds", "add", archive, *options(version="0.2.0"), *both, "--json"))
+    assert [(build["platform"], build["sha256"]) for build in builds] == [
+        ("linux-aarch64", sha256),
+        ("android-arm64", sha256),
+    ]
     rows = json.loads(command("runner-builds", "list", "--json"))
     assert [(row["platform"], row["version"]) for row in rows] == [
+        ("android-arm64", "0.2.0"),
         ("linux-aarch64", "0.2.0"),
-        ("linux-x86_64", "0.1.0"),
     ]
-    assert "linux-x86_64" in command("runner-builds", "list")
+    assert "android-arm64" in command("runner-builds", "list")
 
 
 def test_listing_and_revoking_devices(command, fleet):
