@@ -39,7 +39,7 @@ fuzz: setup ## Fuzz the native runner for MINUTES (10) with new cases; `make tes
 	$(FUZZ) $(BIN)/python -m pytest -s tests/device_agent/runner/test_fuzz.py $(ARGS)
 
 runner-aarch64: setup ## Build the runner for Jetson and Android (needs `apt install g++-aarch64-linux-gnu`)
-	PATH="$$PWD/$(BIN):$$PATH" $(BIN)/mobizo-agent build-runner --home $(VENV)/runner-aarch64 --platform linux-aarch64 \
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/mobizo-agent build-runner --home build/runner-aarch64 --platform android-arm64 \
 	  --archive dist/mobizo-runner-aarch64.tar.gz $(ARGS)
 
 lint: setup ## ruff and mypy

@@ -67,8 +67,8 @@ class RemoteRunMonitor:
     def follow(self, reached: Callable[[], None]) -> TrainerMessage:
         """Follows the run to its final message, trained or error. reached: called after each successful poll.
 
-        Starts or restarts the runner if none is alive. Raises Interrupted, PhoneFull, WrongProcessor, DoesNotFit if the
-        runner was killed before its first step, RuntimeFailed if it exited without a message.
+        Starts or restarts the runner if none is alive. Raises Interrupted, PhoneFull, NothingRuns, WrongProcessor,
+        DoesNotFit if the runner was killed before its first step, RuntimeFailed if it exited without a message.
         """
         adb = self._phone.adb
         adb.preferred = None if self._attachment is None else self._attachment.serial
