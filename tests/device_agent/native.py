@@ -37,7 +37,7 @@ def built_bundle(target):
     Skips without the cross compiler, or where ExecuTorch's wheel cannot be fetched.
     """
     try:
-        return built_runner(target, "linux-aarch64", check_cross_compiler)
+        return built_runner(target, "android-arm64", check_cross_compiler)  # never native, so always the bundle
     except Unavailable as error:
         pytest.skip(error.detail)
 
