@@ -53,7 +53,8 @@ class OpenAIRoute(Route):
     def __init__(self, path: str, endpoint: Any, **options: Any) -> None:
         super().__init__(path, endpoint, **options)
         for response in self.responses.values():
-            if response.get("content", {}).pop(PROBLEM_JSON, None) is not None:
+            if PROBLEM_JSON in response.get("content", {}):
+                # What is refused before any route, such as an address with control characters, is a problem document.
                 response["content"][JSON] = {"schema": ERROR_SCHEMA}
 
     def get_route_handler(self) -> Handler:
