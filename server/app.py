@@ -26,6 +26,7 @@ from server.identity.devices import enrollment as enrollment
 from server.identity.signing_keys import endpoints as signing_keys
 from server.identity.signing_keys.service import load_key, prepare_keys
 from server.inference import endpoints as inference
+from server.inference.openai import endpoints as openai
 from server.inference.scorer import make_scorer
 from server.jobs import endpoints as jobs
 from server.jobs.events import make_event_feed
@@ -74,6 +75,7 @@ SLICES = (
     cohorts,
     exports,
     inference,
+    openai,
     trajectories,
     hub,
 )

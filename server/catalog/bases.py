@@ -15,6 +15,7 @@ from sqlalchemy import BigInteger, String, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 from tokenizers import Tokenizer
 
+from server.catalog.chat_templates import ChatTemplate, read_chat_template
 from server.clock import utc_now
 from server.database.columns import Document, Moment, Numbered, Table
 from server.storage.references import FileColumn, FileReferences, hold
@@ -34,6 +35,7 @@ class BaseModelEntry(Numbered, Table):
     shape: Mapped[BaseShape] = mapped_column(Document(BaseShape))
     parameters: Mapped[int] = mapped_column(BigInteger)
     tokenizer_sha256: Mapped[str] = mapped_column(String(64))
+    chat_template: Mapped[ChatTemplate | None] = mapped_column(Document(ChatTemplate))
     created_at: Mapped[datetime] = mapped_column(Moment)
 
 
@@ -81,7 +83,8 @@ def inspect(name: str, source: str, artifacts: ArtifactStore) -> BaseModelEntry:
     facts = inspect_base(source)
     with tempfile.TemporaryDirectory() as directory:
         tokenizer = Path(directory) / "tokenizer.json"
-        write_tokenizer(locate_base(source), tokenizer)
+        files = locate_base(source)
+        write_tokenizer(files, tokenizer)
         tokenizer_sha256 = artifacts.put(tokenizer.read_bytes())
     return BaseModelEntry(
         name=name,
@@ -90,6 +93,7 @@ def inspect(name: str, source: str, artifacts: ArtifactStore) -> BaseModelEntry:
         shape=BaseShape(**{field: getattr(facts, field) for field in BaseShape.model_fields}),
         parameters=facts.parameters,
         tokenizer_sha256=tokenizer_sha256,
+        chat_template=read_chat_template(files),
         created_at=utc_now(),
     )
 
@@ -119,8 +123,16 @@ class BaseService:
             return base
         if known.sha256 != base.sha256:
             raise Conflict(f"{base.name!r} is already the name of another model; choose another name")
-        known.source = base.source
+        known.source, known.chat_template = base.source, base.chat_template
         return known
+
+    def find(self, name: str) -> BaseModelEntry | None:
+        """Returns the base model of that name, None if there is none."""
+        return self._bases.by_name(name)
+
+    def all(self) -> Sequence[BaseModelEntry]:
+        """Returns every base model, by name."""
+        return self._bases.all()
 
     def named(self, name: str) -> BaseModelEntry:
         """Returns the base model of that name. Raises UnknownBase, whose message lists the registered names."""

@@ -23,6 +23,7 @@ from server.inference.errors import (
     ScorerStopped,
     TextTooLong,
 )
+from server.inference.service import TextRequest
 from server.storage.store import Damaged
 from server.web.openapi import Responses, raises
 from server.web.routes import Routes
@@ -59,7 +60,7 @@ async def score(principal: Asker, request: ScoreRequest, asker: Request, state: 
 
     An answer's score does not depend on what else is asked. Texts are read whole, up to the base's context.
     """
-    return await _while_there(asker, answers.score(state, principal.tenant, request))
+    return await while_there(asker, answers.score(state, principal.tenant, request))
 
 
 @router.post("/generate", response_model=GenerateResult, responses=STREAMED | raises(*REFUSALS))
@@ -68,9 +69,13 @@ async def generate(principal: Asker, request: GenerateRequest, asker: Request, s
 
     A stream that cannot go on ends with a `problem` event.
     """
-    generation = answers.TextGeneration(state, principal.tenant, request)
+    generation = answers.TextGeneration(
+        state,
+        principal.tenant,
+        TextRequest(lambda _: request.prompt, **request.model_dump(exclude={"prompt", "stream"})),
+    )
     if not request.stream:
-        return await _while_there(asker, _whole(generation))
+        return await while_there(asker, _whole(generation))
     pieces = generation.pieces()
     # What is refused at once is answered as by any route.
     first = await anext(pieces)
@@ -83,7 +88,7 @@ async def _whole(generation: answers.TextGeneration) -> GenerateResult:
 
 
 async def _events(
-    state: State, first: str | GenerateResult, rest: AsyncGenerator[str | GenerateResult, None]
+    state: State, first: answers.Piece | GenerateResult, rest: AsyncGenerator[answers.Piece | GenerateResult, None]
 ) -> AsyncIterator[bytes]:
     with state.meters.streams.track_inprogress():
         async with aclosing(rest):
@@ -95,17 +100,17 @@ async def _events(
                 yield _data("problem", json.dumps(error.problem()))
 
 
-def _event(piece: str | GenerateResult) -> bytes:
+def _event(piece: answers.Piece | GenerateResult) -> bytes:
     if isinstance(piece, GenerateResult):
         return _data("end", piece.model_dump_json())
-    return _data("text", GeneratedText(text=piece).model_dump_json())
+    return _data("text", GeneratedText(text=piece.text).model_dump_json())
 
 
 def _data(kind: str, text: str) -> bytes:
     return f"event: {kind}\ndata: {text}\n\n".encode()
 
 
-async def _while_there(asker: Request, work: Coroutine[Any, Any, Found]) -> Found:
+async def while_there(asker: Request, work: Coroutine[Any, Any, Found]) -> Found:
     """What `work` finds, while somebody waits for it; when nobody does any more, it is cancelled."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(_left(asker))
     try:

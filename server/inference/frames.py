@@ -6,7 +6,7 @@ To the scorer:
     {"id", "kind": "cancel"}
 From the scorer:
     {"id", "scores"}                       result of a score
-    {"id", "token"}                        each token of a generate
+    {"id", "token", ...}                   each token of a generate (see `GeneratedToken`)
     {"id", "finish"}                       end of a generate: "stop" or "length"
     {"id", "problem"}                      failure of either, as a problem document
     {"kind": "batch", ...}                 statistics of a batch (see `Batch`)
@@ -56,7 +56,10 @@ class TextToScore(_Frame):
 
 
 class TextToGenerate(_Frame):
-    """A prompt to continue by at most `most` tokens. ends: tokens that end a text."""
+    """A prompt to continue by at most `most` tokens. ends: tokens that end a text.
+
+    likeliest: how many of the likeliest tokens are reported at each place, with log-probabilities; None: nothing is.
+    """
 
     tokens: tuple[int, ...] = Field(min_length=1)
     most: int
@@ -65,6 +68,15 @@ class TextToGenerate(_Frame):
     top_p: float
     seed: int
     ends: tuple[int, ...]
+    likeliest: int | None = None
+
+
+class GeneratedToken(_Frame):
+    """A generated token. Log-probabilities are the model's own, in nats, whatever the temperature."""
+
+    token: int
+    log_probability: float | None = None
+    likeliest: tuple[tuple[int, float], ...] = ()  # (token, log-probability), the likeliest first
 
 
 class ScoreTask(_Frame):

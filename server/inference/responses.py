@@ -9,18 +9,28 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 
 import anyio.to_thread
 from anyio import CapacityLimiter
 from tokenizers import Tokenizer
 
-from server.inference.frames import ServedAdapterRef, TextToGenerate
+from server.inference.frames import GeneratedToken, ServedAdapterRef, TextToGenerate
 from server.inference.scorer import make_scorer
-from server.inference.service import Call, ReadRow, ResolvedTarget, ScoringService, calls_of, refs_of, text_to_generate
+from server.inference.service import (
+    Call,
+    ReadRow,
+    ResolvedTarget,
+    ScoringService,
+    TextRequest,
+    calls_of,
+    refs_of,
+    text_to_generate,
+)
 from server.inference.stop_texts import StoppingText
 from server.registry.trajectories.reconstruction import b_file
 from server.web.state import AppState
-from shared.scoring import GenerateRequest, GenerateResult, ScoreRequest, ScoreResult
+from shared.scoring import GenerateResult, ScoreRequest, ScoreResult
 
 READERS = 2  # requests whose texts are tokenized at the same time
 
@@ -77,42 +87,64 @@ async def _ask(state: AppState, tenant: str, call: Call, scores: list[list[float
             scores[row][answer] = value
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a text, and the tokens that came since the piece before. A stop text has tokens but no piece."""
+
+    text: str
+    tokens: tuple[GeneratedToken, ...]
+
+
 class TextGeneration:
-    """One text being generated."""
+    """One text being generated. prompt_tokens and tokenizer are known with the first piece."""
 
-    def __init__(self, state: AppState, tenant: str, request: GenerateRequest) -> None:
-        self._state, self._tenant, self._request = state, tenant, request
+    tokenizer: Tokenizer
 
-    async def pieces(self) -> AsyncGenerator[str | GenerateResult, None]:
+    def __init__(self, state: AppState, tenant: str, request: TextRequest) -> None:
+        self._state, self._tenant, self.request = state, tenant, request
+        self.prompt_tokens = 0
+
+    async def pieces(self) -> AsyncGenerator[Piece | GenerateResult, None]:
         """Yields pieces of the text, then the whole result. Raises the errors of the request or of the scorer.
 
         Close the iterator to cancel.
         """
-        target, adapters, asked, tokenizer = await anyio.to_thread.run_sync(
+        target, adapters, asked, self.tokenizer = await anyio.to_thread.run_sync(
             self._read, limiter=self._state.get(_make_readers)
         )
-        text = StoppingText(tokenizer, asked.tokens, self._request.stop)
+        self.prompt_tokens = len(asked.tokens)
+        text = StoppingText(self.tokenizer, asked.tokens, self.request.stop)
+        tokens: list[GeneratedToken] = []
         finish = "stop"
         async with aclosing(
             self._state.get(make_scorer).generate(self._tenant, target.base_ref, adapters, asked)
-        ) as tokens:
-            async for token in tokens:
+        ) as generated:
+            async for token in generated:
                 if isinstance(token, str):
                     finish = token
-                elif piece := text.push(token):
-                    yield piece
+                    break
+                tokens.append(token)
+                if piece := text.push(token.token):
+                    yield Piece(piece, tuple(tokens))
+                    tokens.clear()
                 if text.stopped:
                     break
-        if piece := text.finish():
-            yield piece
+        silent = bool(tokens) and self.request.likeliest is not None and not text.stopped  # tokens without a text
+        if (piece := text.finish()) or silent:
+            yield Piece(piece, tuple(tokens))
         result = {"text": text.text, "tokens": text.tokens, "finish": "stop" if text.stopped else finish}
         yield GenerateResult.model_validate(target.scored_by | result)
 
     def _read(self) -> tuple[ResolvedTarget, list[ServedAdapterRef], TextToGenerate, Tokenizer]:
         with self._state.database.reading() as session:
             service = ScoringService(session, self._state.artifacts, self._tenant)
-            target = service.resolve_target(self._request, self._request.adapter)
+            request = self.request
+            target = (
+                service.resolve_target(request, request.adapter)
+                if request.model is None
+                else service.resolve_model(request.model)
+            )
             tokenizer = service.tokenizer(target)
             session.expunge_all()
         _put_there(self._state, target)
-        return target, refs_of(target), text_to_generate(self._request, target, tokenizer), tokenizer
+        return target, refs_of(target), text_to_generate(self.request, target, tokenizer), tokenizer

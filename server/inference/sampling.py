@@ -29,3 +29,12 @@ class Sampler:
             chances[order[before >= self._top_p]] = 0
             chances /= chances.sum()
         return int(self._random.choice(len(chances), p=chances))
+
+
+def log_probabilities(logits: F32, token: int, most: int) -> tuple[float, list[tuple[int, float]]]:
+    """Returns the log-probability of a token by its logits (V,), and the `most` likeliest tokens with theirs, nats."""
+    values = logits.astype(np.float64)
+    values -= values.max()
+    values -= np.log(np.exp(values).sum())
+    likeliest = np.argsort(-values, kind="stable")[:most]
+    return float(values[token]), [(int(each), float(values[each])) for each in likeliest]

@@ -15,6 +15,7 @@ from server.inference.admission import Admission
 from server.inference.errors import ScorerLate, ScorerOff, ScorerStopped
 from server.inference.frames import (
     Batch,
+    GeneratedToken,
     GenerateTask,
     ScoreTask,
     ServedAdapterRef,
@@ -90,7 +91,7 @@ class Scorer:
 
     async def generate(
         self, tenant: str, base: ServedBaseRef, adapters: Sequence[ServedAdapterRef], text: TextToGenerate
-    ) -> AsyncGenerator[int | Finish, None]:
+    ) -> AsyncGenerator[GeneratedToken | Finish, None]:
         """The tokens that follow a text as they are found, then why there are no more. Raises as `score` does.
 
         Whoever has enough closes the iterator.
@@ -103,7 +104,8 @@ class Scorer:
                     finish: Finish = message["finish"]
                     yield finish
                     return
-                yield int(message["token"])
+                del message["id"]
+                yield GeneratedToken.model_validate(message)
 
     @asynccontextmanager
     async def _conversation(self, tenant: str, tokens: int, task: ScoreTask | GenerateTask) -> AsyncIterator[Inbox]:

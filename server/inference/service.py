@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from sqlalchemy.orm import Session
 from tokenizers import Tokenizer
@@ -18,9 +19,9 @@ from server.inference.frames import ServedAdapterRef, ServedBaseRef, TextToGener
 from server.registry.models import StoredVersion
 from server.registry.repository import resolve
 from server.storage.store import ArtifactStore
-from shared.errors import BadRequest, BaseMismatch, VersionHeld
+from shared.errors import AdapterNotFound, BadRequest, BaseMismatch, VersionHeld
 from shared.registry import MAIN, VersionState
-from shared.scoring import AnswerScore, GenerateRequest, RowScore, ScoredBy, ScoreRequest, ScoreRow
+from shared.scoring import AnswerScore, RowScore, ScoredBy, ScoreRequest, ScoreRow
 from shared.task import Choice, Task, filled_length, read_question
 from shared.task_templates import named_task
 from shared.zo.encoding import Example, Row, check_tokenizer, encode_choice, score_rows, token_ids
@@ -28,6 +29,55 @@ from shared.zo.encoding import Example, Row, check_tokenizer, encode_choice, sco
 FLOAT_BYTES = 4
 TEXT_CHARACTERS = 16  # of one text, for each token of the base's context; a longer text is not tokenized
 TOTAL_CHARACTERS = 8  # of all texts, for each token that a request may have
+
+
+class BaseChoice(Protocol):
+    """The part of a request that names its base model; see `shared.scoring`."""
+
+    @property
+    def base(self) -> str | None:
+        """A registered base model; None: the base of the adapter."""
+
+    @property
+    def base_sha256(self) -> str | None:
+        """Refuse any other base model."""
+
+
+@dataclass(frozen=True)
+class _OwnBase:
+    """Leaves the base model to the adapter."""
+
+    base: None = None
+    base_sha256: None = None
+
+
+@dataclass(frozen=True)
+class ModelName:
+    """A model as OpenAI's API names it: an adapter `NAME` or `NAME@REVISION`, or else a registered base model."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """One text to generate. The fields are those of `shared.scoring.GenerateRequest`, except these.
+
+    model: names base and adapter together. prompt: returns the prompt's text for a base model. special: the tokenizer
+    adds its own tokens, such as BOS. likeliest: see `TextToGenerate`.
+    """
+
+    prompt: Callable[[BaseModelEntry], str]
+    base: str | None = None
+    base_sha256: str | None = None
+    adapter: str | None = None
+    model: ModelName | None = None
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    special: bool = True
+    likeliest: int | None = None
 
 
 @dataclass(frozen=True)
@@ -129,7 +179,7 @@ class ScoringService:
                 )
         return found
 
-    def resolve_target(self, request: ScoreRequest | GenerateRequest, adapter: str | None) -> ResolvedTarget:
+    def resolve_target(self, request: BaseChoice, adapter: str | None) -> ResolvedTarget:
         """Resolves the base model and adapter of a row that names `adapter`.
 
         Raises UnknownBase, AdapterNotFound, RevisionNotFound, VersionHeld or BaseMismatch.
@@ -138,7 +188,7 @@ class ScoringService:
             self._targets[adapter] = self._resolve(request, adapter)
         return self._targets[adapter]
 
-    def _resolve(self, request: ScoreRequest | GenerateRequest, adapter: str | None) -> ResolvedTarget:
+    def _resolve(self, request: BaseChoice, adapter: str | None) -> ResolvedTarget:
         asked = None if request.base is None else self._bases.named(request.base)
         if adapter is None:
             if asked is None:
@@ -161,6 +211,21 @@ class ScoringService:
                 f"base model {target.base.name!r} has sha256 {target.base.sha256}; requested: {request.base_sha256}"
             )
         return target
+
+    def resolve_model(self, model: ModelName) -> ResolvedTarget:
+        """Resolves a model's name: the tenant's adapter of that name, or else the base model.
+
+        Raises AdapterNotFound if there is neither, RevisionNotFound or VersionHeld.
+        """
+        try:
+            return self._resolve(_OwnBase(), model.name)
+        except AdapterNotFound:
+            base = self._bases.find(model.name)
+            if base is None:
+                raise AdapterNotFound(
+                    f"there is no adapter and no base model {model.name!r}; GET /v1/models lists what there is"
+                ) from None
+            return ResolvedTarget(base, None, None)
 
     def tokenizer(self, target: ResolvedTarget) -> Tokenizer:
         """Returns the base model's tokenizer. Raises InvalidTask if it ends every text with a special token."""
@@ -240,14 +305,15 @@ def refs_of(target: ResolvedTarget) -> list[ServedAdapterRef]:
     )
 
 
-def text_to_generate(request: GenerateRequest, target: ResolvedTarget, tokenizer: Tokenizer) -> TextToGenerate:
+def text_to_generate(request: TextRequest, target: ResolvedTarget, tokenizer: Tokenizer) -> TextToGenerate:
     """Returns the prompt as tokens. Raises TextTooLong if it exceeds the context of the base model.
 
     Any special token ends a text.
     """
     context = target.base.shape.context_length
-    _check_length(request.prompt, context, "prompt:")
-    tokens = tuple(token_ids(tokenizer, request.prompt))
+    prompt = request.prompt(target.base)
+    _check_length(prompt, context, "prompt:")
+    tokens = tuple(token_ids(tokenizer, prompt, special=request.special))
     if not tokens:
         raise BadRequest("prompt: has no tokens")
     if len(tokens) > context:
@@ -262,4 +328,5 @@ def text_to_generate(request: GenerateRequest, target: ResolvedTarget, tokenizer
         top_p=request.top_p,
         seed=request.seed,
         ends=ends,
+        likeliest=request.likeliest,
     )

@@ -54,7 +54,10 @@ _BY_STATUS: dict[int, type[MobizoError]] = {404: NotFound, 405: MethodNotAllowed
 
 
 def problem_response(error: MobizoError, request: Request) -> Response:
-    """Returns the problem document of `error` as a response."""
+    """Returns the problem document of `error` as a response. Logs an error of the server."""
+    if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        cause = str(error.__cause__).partition("\n")[0] if error.__cause__ is not None else None
+        _log.error("request-failed", code=error.code, detail=error.detail, cause=cause)
     headers: dict[str, str] = {}
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
@@ -71,7 +74,8 @@ def problem_response(error: MobizoError, request: Request) -> Response:
     return Response(body, error.status, headers, PROBLEM_JSON)
 
 
-def _from_validation(error: RequestValidationError) -> InvalidRequest:
+def from_validation(error: RequestValidationError) -> InvalidRequest:
+    """Returns the problem of a request that is not of the described form. Reports at most MOST_ERRORS errors."""
     count = len(error.errors())
     errors = [
         {
@@ -100,14 +104,11 @@ def add_problem_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(MobizoError)
     def mobizo(request: Request, error: MobizoError) -> Response:
-        if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            cause = str(error.__cause__).partition("\n")[0] if error.__cause__ is not None else None
-            _log.error("request-failed", code=error.code, detail=error.detail, cause=cause)
         return problem_response(error, request)
 
     @app.exception_handler(RequestValidationError)
     def validation(request: Request, error: RequestValidationError) -> Response:
-        return problem_response(_from_validation(error), request)
+        return problem_response(from_validation(error), request)
 
     @app.exception_handler(HTTPException)
     def http(request: Request, error: HTTPException) -> Response:

@@ -27,6 +27,7 @@ PINNED_PATTERNS = (
     "special_tokens_map.json",
 )
 VOCABULARY_FILES = ("vocab.json", "merges.txt")  # used only without tokenizer.json
+CHAT_FILES = ("chat_template.jinja",)  # read, but not pinned: they change no tensor and no token
 
 
 class Rope(BaseModel):
@@ -129,7 +130,7 @@ def _download(source: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(source, allow_patterns=[*PINNED_PATTERNS, *VOCABULARY_FILES]))
+        return Path(snapshot_download(source, allow_patterns=[*PINNED_PATTERNS, *VOCABULARY_FILES, *CHAT_FILES]))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise UnknownBase(
             f"{source} is neither a local directory or file nor a model that can be downloaded"

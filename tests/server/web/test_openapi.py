@@ -57,8 +57,9 @@ def test_every_operation_says_which_problems_it_may_answer(operations):
         problems = {status: r for status, r in operation["responses"].items() if status >= "400"}
         assert {"400", "500", "503"} <= set(problems), name
         for status, response in problems.items():
-            # OAuth has a form of its own for errors (RFC 6749, 5.2), beside ours.
-            own = {"application/json"} if "/oauth/" in name[1] and status in ("400", "429") else set()
+            # OAuth (RFC 6749, 5.2) and OpenAI's API have forms of their own for errors, beside ours.
+            oauth = "/oauth/" in name[1] and status in ("400", "429")
+            own = {"application/json"} if oauth or operation["tags"] == ["openai"] else set()
             assert set(response["content"]) == {PROBLEM_JSON} | own, (name, status)
             listed = response["content"][PROBLEM_JSON]["schema"]["properties"]["code"]["enum"]
             assert listed, (name, status)

@@ -122,6 +122,7 @@ def upgrade() -> None:
         sa.Column("shape", sa.Text(), nullable=False),
         sa.Column("parameters", sa.BigInteger(), nullable=False),
         sa.Column("tokenizer_sha256", sa.String(64), nullable=False),
+        sa.Column("chat_template", sa.Text(), nullable=True),
         sa.Column("created_at", sa.DateTime(), nullable=False),
         sa.Column("number", sa.Integer(), nullable=False),
         sa.PrimaryKeyConstraint("number", name="pk_bases"),

@@ -1,0 +1,284 @@
+"""JSON models of OpenAI's API, of the part that this server speaks.
+
+Field names and meanings are those of OpenAI's API reference ("Models", "Chat Completions", "Completions"). A field that
+would change the text and that this server does not have is refused; `user`, `metadata` and `store` are accepted and not
+used.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from shared.recipe import MAX_SEED
+from shared.scoring import MOST_NEW_TOKENS, MOST_TEXT
+
+MOST_MESSAGES = 2_048
+MOST_PARTS = 256  # of one message
+MOST_PROMPTS = 16
+MOST_CHOICES = 16  # texts that one request generates
+MOST_LIKELIEST = 20
+COMPLETION_TOKENS = 16  # of a completion whose request does not say; of OpenAI's API
+Stop = Annotated[str, Field(min_length=1, max_length=100)]
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StreamOptions(_Wire):
+    """How a stream ends. include_usage: with a chunk that has the request's usage."""
+
+    include_usage: bool = False
+
+
+class _TextOptions(_Wire):
+    """What chats and completions have in common."""
+
+    model: str = Field(
+        min_length=1, max_length=200, description="an adapter, `NAME` or `NAME@REVISION`, or else a base model"
+    )
+    max_tokens: int | None = Field(None, ge=1, le=MOST_NEW_TOKENS)
+    temperature: float | None = Field(1, ge=0, le=2, allow_inf_nan=False)
+    top_p: float | None = Field(1, gt=0, le=1, allow_inf_nan=False)
+    n: int | None = Field(1, ge=1, le=MOST_CHOICES, description="texts for each prompt")
+    seed: int | None = Field(None, ge=-MAX_SEED, le=MAX_SEED, description="null: another one for each request")
+    stop: Stop | tuple[Stop, ...] | None = Field(None, description="texts before which the answer ends, at most 8")
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    frequency_penalty: Literal[0] | None = Field(None, description="only 0")
+    presence_penalty: Literal[0] | None = Field(None, description="only 0")
+    user: str | None = Field(None, max_length=1_000, description="not used")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The texts before which the answer ends."""
+        return () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else self.stop
+
+    @model_validator(mode="after")
+    def _check_stops(self) -> _TextOptions:
+        if len(self.stops) > 8:
+            raise ValueError("stop: at most 8 texts")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only with stream")
+        return self
+
+
+class TextPart(_Wire):
+    """A part of a message. Other parts, such as images, are refused."""
+
+    type: Literal["text"]
+    text: str = Field(max_length=MOST_TEXT)
+
+
+class Message(_Wire):
+    """A turn of a conversation. Which roles may follow each other is for the base's chat template to say."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | tuple[TextPart, ...] = Field(max_length=MOST_TEXT)
+    name: str | None = Field(None, max_length=100, description="not used")
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> Message:
+        if not isinstance(self.content, str) and len(self.content) > MOST_PARTS:
+            raise ValueError(f"content: at most {MOST_PARTS} parts")
+        return self
+
+    @property
+    def turn(self) -> dict[str, str]:
+        """The message as a chat template takes it: one text; `developer` is the newer name of `system`."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class ResponseFormat(_Wire):
+    """The form of an answer: any text."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(_TextOptions):
+    """A conversation to continue."""
+
+    messages: tuple[Message, ...] = Field(min_length=1, max_length=MOST_MESSAGES)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MOST_NEW_TOKENS, description="instead of max_tokens")
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_LIKELIEST)
+    response_format: ResponseFormat | None = None
+    metadata: dict[str, Any] | None = Field(None, max_length=16, description="not used")
+    store: Literal[False] | None = Field(None, description="only false: nothing is stored")
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: only with logprobs")
+        return self
+
+    @property
+    def likeliest(self) -> int | None:
+        """See `server.inference.frames.TextToGenerate`."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionRequest(_TextOptions):
+    """Prompts to continue."""
+
+    prompt: str | tuple[str, ...]
+    logprobs: int | None = Field(None, ge=0, le=MOST_LIKELIEST)
+    echo: Literal[False] | None = Field(None, description="only false; POST /v1/score gives a prompt's probabilities")
+    suffix: Literal[""] | None = None
+    best_of: int | None = Field(None, ge=1, description="only as large as n")
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """The prompts."""
+        return (self.prompt,) if isinstance(self.prompt, str) else self.prompt
+
+    @model_validator(mode="after")
+    def _check_choices(self) -> CompletionRequest:
+        if not self.prompts or not all(self.prompts):
+            raise ValueError("prompt: must not be empty")
+        if max(map(len, self.prompts)) > MOST_TEXT:
+            raise ValueError(f"prompt: at most {MOST_TEXT} characters")
+        if len(self.prompts) * (self.n or 1) > MOST_PROMPTS:
+            raise ValueError(f"prompt: at most {MOST_PROMPTS} texts a request, counting n for each prompt")
+        if self.best_of not in (None, self.n or 1):
+            raise ValueError("best_of: only as large as n")
+        return self
+
+
+class Model(_Wire):
+    """A model that requests may name."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="seconds since 1970")
+    owned_by: str = Field(description="`base` for a base model, otherwise the tenant")
+    parent: str | None = Field(None, description="the base model of an adapter")
+
+
+class ModelList(_Wire):
+    """The newest 1,000 adapters that have an approved version, then the base models."""
+
+    object: Literal["list"] = "list"
+    data: tuple[Model, ...]
+
+
+class Usage(_Wire):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class LikelyToken(_Wire):
+    """A token and its log-probability, nats. bytes: of its text in UTF-8."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None
+
+
+class ChatLogprob(LikelyToken):
+    """A generated token, and the likeliest tokens in its place."""
+
+    top_logprobs: tuple[LikelyToken, ...]
+
+
+class ChatLogprobs(_Wire):
+    """The generated tokens of a message. A text that ended at a stop text lacks those of the stop text."""
+
+    content: tuple[ChatLogprob, ...]
+    refusal: None = None
+
+
+class CompletionLogprobs(_Wire):
+    """The generated tokens of a completion."""
+
+    tokens: tuple[str, ...]
+    token_logprobs: tuple[float, ...]
+    top_logprobs: tuple[dict[str, float], ...]
+    text_offset: tuple[int, ...]
+
+
+Finish = Literal["stop", "length"]
+
+
+class Answer(_Wire):
+    """The assistant's turn."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(_Wire):
+    """One answer."""
+
+    index: int
+    message: Answer
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Finish
+
+
+class ChatCompletion(_Wire):
+    """The answers to a conversation."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str | None = Field(None, description="revision of the adapter's version, or none")
+    choices: tuple[ChatChoice, ...]
+    usage: Usage
+
+
+class Delta(_Wire):
+    """What a chunk adds to a message."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(_Wire):
+    """A chunk of one answer."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Finish | None = None
+
+
+class ChatChunk(_Wire):
+    """An event of a stream of chat."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: tuple[ChatChunkChoice, ...]
+    usage: Usage | None = None
+
+
+class CompletionChoice(_Wire):
+    """One completion, or a chunk of it, which has no reason to finish before the last one."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Finish | None
+
+
+class Completion(_Wire):
+    """Completions, or an event of a stream of them."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: tuple[CompletionChoice, ...]
+    usage: Usage | None = None

@@ -1,0 +1,86 @@
+"""Routes that answer errors in OpenAI's form, which its clients turn into their exceptions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.exceptions import RequestValidationError
+
+from server.web.openapi import PROBLEM_JSON, operation_id
+from server.web.problems import from_validation, problem_response
+from server.web.routes import Handler, Route
+from shared.errors import AdapterNotFound, MobizoError, RevisionNotFound, TooManyRequests, Unauthorized
+
+JSON = "application/json"
+ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string", "description": "what happened and what to do, for people"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"], "description": "the field at fault"},
+                "code": {"type": ["string", "null"], "description": "what programs go by"},
+            },
+        }
+    },
+}
+
+
+def error_object(error: MobizoError) -> dict[str, Any]:
+    """Returns an error as OpenAI's API writes it. An unknown model has OpenAI's code, other errors have ours."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    code, param = error.code, None
+    if isinstance(error, Unauthorized):
+        kind, code = "authentication_error", "invalid_api_key"
+    elif isinstance(error, TooManyRequests):
+        kind = "rate_limit_error"
+    elif isinstance(error, AdapterNotFound | RevisionNotFound):
+        code, param = "model_not_found", "model"
+    elif errors := error.extra.get("errors"):
+        param = errors[0]["field"]
+    return {"error": {"message": error.detail, "type": kind, "param": param, "code": code}}
+
+
+class OpenAIRoute(Route):
+    """A route of OpenAI's API."""
+
+    def __init__(self, path: str, endpoint: Any, **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        for response in self.responses.values():
+            if PROBLEM_JSON in response.get("content", {}):
+                # What is refused before any route, such as an address with control characters, is a problem document.
+                response["content"][JSON] = {"schema": ERROR_SCHEMA}
+
+    def get_route_handler(self) -> Handler:
+        """Returns the function that answers a request."""
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except RequestValidationError as wrong:
+                error: MobizoError = from_validation(wrong)
+            except MobizoError as refused:
+                error = refused
+            response = problem_response(error, request)
+            headers = {
+                name: value
+                for name, value in response.headers.items()
+                if name not in ("content-length", "content-type")
+            }
+            return Response(json.dumps(error_object(error)), response.status_code, headers, JSON)
+
+        return answer
+
+
+class OpenAIRoutes(APIRouter):
+    """Routes of OpenAI's API."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(route_class=OpenAIRoute, generate_unique_id_function=operation_id, **options)

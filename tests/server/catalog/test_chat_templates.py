@@ -1,0 +1,114 @@
+"""Chat templates, rendered as transformers renders them, read from a model's files, and what they may not do."""
+
+import json
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from bench.programs import model_file
+from server.catalog.chat_templates import ChatTemplate, InvalidConversation, read_chat_template
+from server.compiler.checkpoints.base import BaseFiles
+from shared.errors import UnreadableCheckpoint
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+# The shapes that five families of models use, written anew: ChatML, header blocks, instruction brackets, turns with
+# their own role names, and role lines; with the constructs of Jinja that published templates need.
+FAMILIES = {
+    "chatml": "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nHelp.<|im_end|>\n' }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "headers": "{{- bos_token }}\n{%- set ns = namespace(n=0) %}\n{%- for m in messages %}\n"
+    "    {%- set ns.n = ns.n + 1 %}"
+    "{{- '<|h|>' + m.role + '<|e|>\n\n' + m.content | trim + '<|eot|>' }}\n{%- endfor %}\n"
+    "{%- if add_generation_prompt %}{{- '<|h|>assistant<|e|>\n\n' }}{%- endif %}{# the end #}",
+    "brackets": "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
+    "{% set first = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
+    "{% set first = '' %}{% endif %}"
+    "{% for m in loop_messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate user/assistant') }}{% endif %}"
+    "{% if m['role'] == 'user' %}"
+    "{{ bos_token + '[INST] ' + (first ~ ' ' if loop.first else '') + m['content'] + ' [/INST]' }}"
+    "{% else %}{% generation %}{{ ' ' + m['content'] + ' ' + eos_token }}{% endgeneration %}{% endif %}{% endfor %}",
+    "turns": "{{ bos_token }}{% for m in messages %}{%- if m.role == 'system' -%}{% continue %}{%- endif -%}"
+    "{{ '<turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n' }}{{ m['content'] | tojson }}</turn>\n"
+    "{% endfor %}{% if add_generation_prompt %}<turn>model\n{% endif %}",
+    "lines": "{% for m in messages %}\n  {% if m['role'] == 'user' %}\n{{ 'USER: ' ~ m['content'] }}\n"
+    "  {% elif m['role'] == 'system' %}\n{{ m['content'] }}\n  {% else %}\n"
+    "ASSISTANT: {{ m['content'] }}{{ eos_token }}\n"
+    "  {% endif %}\n{% endfor %}\n{{ 'ASSISTANT:' if add_generation_prompt else '' }}",
+}
+CONVERSATIONS = (
+    [{"role": "user", "content": ' Grüße, <b>"you"</b> '}],
+    [{"role": "system", "content": "Short."}, {"role": "user", "content": "a\nb"}],
+    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
+)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_conversations_are_rendered_as_by_transformers(family):
+    template = ChatTemplate(template=FAMILIES[family], tokens=TOKENS)
+    for messages in CONVERSATIONS:
+        for answer in (True, False):
+            (expected,), _ = render_jinja_template(
+                conversations=[messages], chat_template=FAMILIES[family], add_generation_prompt=answer, **TOKENS
+            )
+            assert template.render(messages, answer=answer) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ messages.__class__.__mro__ }}", "may not"),
+        ("{% set _ = messages.append('x') %}", "may not"),
+        ("{{ raise_exception('only one turn') }}", "only one turn"),
+        ("{{ messages[0].content + 1 }}", "does not take"),
+        ("{% for m in messages %}", "endfor"),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{{ 'x' * 9000 }}{% endfor %}{% endfor %}", "more than"),
+    ],
+)
+def test_what_a_template_may_not_do(template, reason):
+    with pytest.raises(InvalidConversation, match=reason):
+        ChatTemplate(template=template).render(CONVERSATIONS[0])
+
+
+def written(directory, template, **files):
+    config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>"} | (
+        {} if template is None else {"chat_template": template}
+    )
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    for name, text in files.items():
+        (directory / name.replace("_jinja", ".jinja")).write_text(text)
+    return BaseFiles("huggingface", directory, ())
+
+
+def test_a_template_comes_from_the_models_files(tmp_path):
+    assert read_chat_template(written(tmp_path, None)) is None
+    assert read_chat_template(written(tmp_path, FAMILIES["chatml"])) == ChatTemplate(
+        template=FAMILIES["chatml"], tokens=TOKENS
+    )
+    several = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": FAMILIES["lines"]}]
+    assert read_chat_template(written(tmp_path, several)).template == FAMILIES["lines"]
+    found = read_chat_template(written(tmp_path, several, chat_template_jinja=FAMILIES["turns"]))
+    assert found.template == FAMILIES["turns"]
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"), [("{% if %}", "cannot be used"), ("{% if false %}x{% endif %}", "renders nothing")]
+)
+def test_a_template_that_cannot_be_used_is_refused_when_the_base_is_registered(tmp_path, template, reason):
+    with pytest.raises(UnreadableCheckpoint, match=reason):
+        read_chat_template(written(tmp_path, template))
+
+
+def test_a_template_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("server.catalog.chat_templates.CHECK_SECONDS", 3.0)
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = a %}{% endfor %}{% endfor %}"
+    with pytest.raises(UnreadableCheckpoint, match="does not render a short conversation within 3 seconds"):
+        read_chat_template(written(tmp_path, endless))
+
+
+def test_the_real_models_template_is_read_from_its_gguf_file():
+    found = read_chat_template(BaseFiles("gguf", model_file(), ()))
+    text = found.render([{"role": "user", "content": "Hi"}])
+    assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    assert found.tokens["eos_token"] == "<|im_end|>"

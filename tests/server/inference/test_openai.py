@@ -1,0 +1,167 @@
+"""OpenAI's routes, asked by the unmodified `openai` client, against transformers with peft."""
+
+import numpy as np
+import openai
+import pytest
+import torch
+
+from server.catalog.bases import BaseRepository
+from server.catalog.chat_templates import ChatTemplate
+from shared.access import Role
+
+TOLERANCE = 1e-3  # nats
+TURNS = [{"role": "system", "content": "a very"}, {"role": "user", "content": "good film"}]
+TEMPLATE = "{% for turn in messages %}{{ 'x ' if turn['role'] == 'user' }}{{ turn['content'] + ' ' }}{% endfor %}"
+TEMPLATE += "{% if add_generation_prompt %}{{ 'It was' }}{% endif %}"
+RENDERED = "a very x good film It was"
+
+
+@pytest.fixture(scope="module")
+def client(site):
+    with site.fleet.home.database.writing() as session:
+        BaseRepository(session).by_name("tiny").chat_template = ChatTemplate(template=TEMPLATE)
+    token = site.fleet.home.token(Role.APP)
+    with openai.OpenAI(base_url=f"{site.fleet.url}/v1", api_key=token, max_retries=0) as client:
+        yield client
+
+
+def generated(site, adapter, prompt, count, tenant="default"):
+    return site.tokenizer.decode(site.continued(tenant, adapter, prompt, count))
+
+
+def same(text, expected):
+    assert text.split() == expected.split()
+
+
+def test_models_are_the_tenants_adapters_and_the_bases(site, client):
+    listed = {model.id: model for model in client.models.list()}
+    assert {"red", "one", "two", "tiny"} <= set(listed)
+    assert "secret" not in listed  # another tenant's
+    assert (listed["red"].owned_by, listed["red"].parent) == ("default", "tiny")
+    assert listed["tiny"].owned_by == "base"
+    assert client.models.retrieve("red@v1").parent == "tiny"
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.models.retrieve("secret")
+    assert refused.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize("model", ["red", "two@v1", "tiny"])
+def test_a_completion_is_that_of_stock_peft(site, client, model):
+    adapter = None if model == "tiny" else model.partition("@")[0]
+    found = client.completions.create(model=model, prompt=["a film", "It was"], max_tokens=6, temperature=0)
+    assert [choice.index for choice in found.choices] == [0, 1]
+    for choice, prompt in zip(found.choices, ("a film", "It was"), strict=True):
+        same(choice.text, generated(site, adapter, prompt, 6))
+        assert choice.finish_reason == "length"
+    read = sum(len(site.tokenizer.encode(prompt).ids) for prompt in ("a film", "It was"))
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (read, 12)
+    plain = site.fleet.app().post(
+        "/v1/generate", json={"adapter": adapter, "base": "tiny", "prompt": "a film", "max_tokens": 6}
+    )
+    assert found.choices[0].text == plain.json()["text"]
+
+
+def test_a_chat_uses_the_bases_own_template(site, client):
+    whole = client.chat.completions.create(model="red", messages=TURNS, max_completion_tokens=8, temperature=0)
+    (choice,) = whole.choices
+    same(choice.message.content, generated(site, "red", RENDERED, 8))
+    assert choice.message.content
+    assert whole.usage.prompt_tokens == len(site.tokenizer.encode(RENDERED, add_special_tokens=False).ids)
+    assert (
+        whole.system_fingerprint
+        == client.chat.completions.create(model="red@v1", messages=TURNS, max_tokens=1).system_fingerprint
+    )  # the version's revision
+    chunks = list(
+        client.chat.completions.create(
+            model="red",
+            messages=TURNS,
+            max_tokens=8,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    *pieces, end, usage = chunks
+    assert "".join(piece.choices[0].delta.content for piece in pieces) == choice.message.content
+    assert [piece.choices[0].delta.role for piece in pieces] == ["assistant"] + [None] * (len(pieces) - 1)
+    assert len(pieces) > 2
+    assert end.choices[0].finish_reason == choice.finish_reason
+    assert usage.usage == whole.usage
+
+
+@torch.no_grad()
+def test_log_probabilities_are_those_of_stock_peft(site, client):
+    asked = {"model": "one", "max_tokens": 5, "temperature": 0}
+    chat = client.chat.completions.create(messages=TURNS, logprobs=True, top_logprobs=3, **asked).choices[0]
+    plain = client.completions.create(prompt=RENDERED, logprobs=3, **asked).choices[0]
+    tokens = site.continued("default", "one", RENDERED, 5)
+    before = site.tokenizer.encode(RENDERED).ids
+    logits = site.stock["default", "one"](torch.tensor([before + tokens])).logits[0].double()
+    chances = torch.log_softmax(logits, -1)[len(before) - 1 : -1]
+    expected = [float(row[token]) for row, token in zip(chances, tokens, strict=True)]
+    np.testing.assert_allclose([each.logprob for each in chat.logprobs.content], expected, atol=TOLERANCE)
+    np.testing.assert_allclose(plain.logprobs.token_logprobs, expected, atol=TOLERANCE)
+    for row, each in zip(chances, chat.logprobs.content, strict=True):
+        top = sorted((float(value) for value in row), reverse=True)[:3]
+        np.testing.assert_allclose([likely.logprob for likely in each.top_logprobs], top, atol=TOLERANCE)
+        assert bytes(each.bytes).decode() == each.token
+    assert len(plain.logprobs.text_offset) == 5
+
+
+def test_stops_seeds_and_several_texts(site, client):
+    asked = {"model": "two", "prompt": "a film", "max_tokens": 12}
+    whole = client.completions.create(temperature=0, **asked).choices[0].text
+    stop = whole.split()[-1]
+    ended = client.completions.create(temperature=0, stop=stop, **asked).choices[0]
+    assert (ended.text, ended.finish_reason) == (whole[: whole.index(stop)], "stop")
+    drawn = [[choice.text for choice in client.completions.create(n=4, seed=5, **asked).choices] for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) > 1
+    streamed = ["", "", "", ""]
+    for chunk in client.completions.create(n=4, seed=5, stream=True, **asked):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == drawn[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "code", "param"),
+    [
+        ({"model": "nobody"}, openai.NotFoundError, "model_not_found", "model"),
+        ({"model": "secret"}, openai.NotFoundError, "model_not_found", "model"),
+        ({"model": "red@v9"}, openai.NotFoundError, "model_not_found", "model"),
+        ({"temperature": 9}, openai.UnprocessableEntityError, "invalid-request", "temperature"),
+        ({"messages": []}, openai.UnprocessableEntityError, "invalid-request", "messages"),
+        ({"tools": []}, openai.UnprocessableEntityError, "invalid-request", "tools"),
+        ({"presence_penalty": 1}, openai.UnprocessableEntityError, "invalid-request", "presence_penalty"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, openai.UnprocessableEntityError, "invalid-request", None),
+        ({"messages": TURNS * 20}, openai.UnprocessableEntityError, "text-too-long", None),
+    ],
+)
+def test_what_is_wrong_is_said_as_openai_says_it(client, changes, error, code, param):
+    with pytest.raises(error) as refused:
+        client.chat.completions.create(**{"model": "red", "messages": TURNS} | changes)
+    assert refused.value.code == code
+    assert param is None or refused.value.param == param
+    assert refused.value.body["message"]
+    assert refused.value.body["type"] == "invalid_request_error"
+
+
+def test_a_token_without_the_scope_and_none_at_all(site, client):
+    with pytest.raises(openai.AuthenticationError) as refused:
+        client.with_options(api_key="wrong").models.list()
+    assert refused.value.code == "invalid_api_key"
+    device = site.fleet.device("default", "listener", users=("nobody",))
+    with pytest.raises(openai.PermissionDeniedError):
+        client.with_options(api_key=device.headers["authorization"].removeprefix("Bearer ")).models.list()
+
+
+def test_a_base_without_a_template_continues_prompts_only(site, client):
+    with site.fleet.home.database.writing() as session:
+        BaseRepository(session).by_name("tiny").chat_template = None
+    try:
+        with pytest.raises(openai.UnprocessableEntityError) as refused:
+            client.chat.completions.create(model="red", messages=TURNS)
+        assert refused.value.code == "no-chat-template"
+    finally:
+        with site.fleet.home.database.writing() as session:
+            BaseRepository(session).by_name("tiny").chat_template = ChatTemplate(template=TEMPLATE)
