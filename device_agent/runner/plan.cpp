@@ -92,7 +92,8 @@ std::vector<Tokens> ScoreBatch::texts() const {
       }
     }
   }
-  const auto length = static_cast<size_t>(inputs.at(0).shape.at(1)), answer = static_cast<size_t>(inputs.at(1).shape.at(1));
+  const auto length = static_cast<size_t>(inputs.at(0).shape.at(1));
+  const auto answer = static_cast<size_t>(inputs.at(1).shape.at(1));
   std::vector<Tokens> found;
   for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
     // The last token that the model reads predicts the answer's last one.

@@ -73,10 +73,10 @@ void PrefixCache::compute(const std::vector<const Tokens *> &texts, int32_t leng
   }
   const std::vector<Tensor> outputs = program_.call("prefix", {tokens});
   const Tensor &fresh = output_of(outputs, 0);
-  if (fresh.type != Type::Float || fresh.count() != static_cast<size_t>(rows) * columns * width) {
-    throw std::runtime_error("the program gave " + std::to_string(fresh.count()) + " numbers as hidden states in place " +
-                             "of " + std::to_string(static_cast<size_t>(rows) * columns * width) +
-                             "; the program is another recipe's");
+  const size_t count = static_cast<size_t>(rows) * columns * width;
+  if (fresh.type != Type::Float || fresh.count() != count) {
+    throw std::runtime_error("the program gave " + std::to_string(fresh.count()) + " hidden states in place of " +
+                             std::to_string(count) + "; the program is another recipe's");
   }
   for (size_t row = 0; row < texts.size(); ++row) {
     const float *state = fresh.data<float>() + row * columns * width;

@@ -21,9 +21,9 @@ from device_agent.runtimes import CallingRuntime
 from shared.program import ProgramManifest
 from shared.recipe import Estimator
 
-# Each group packs its own copy of the base weights, so only the group in use is loaded; prefix and suffixes together have
-# a step's layers, and the adapted ones twice. The light methods stay loaded. `adapter` comes first, because loading it
-# sets B to zero.
+# Each group packs its own copy of the base weights, so only the group in use is loaded. prefix and suffix together have
+# a step's layers; score_suffix adds the adapted ones and lm_head. The light methods stay loaded. `adapter` comes
+# first, because loading it sets B to zero.
 HEAVY = (("step",), ("prefix", "suffix", "score_suffix"), ("score",))
 LIGHT = ("adapter", "replay", "load", "state", "restore")
 
