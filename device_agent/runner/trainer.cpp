@@ -230,11 +230,11 @@ FrozenStates Trainer::frozen_states(const std::string &split) {
   if (plan_.settings.width == 0 || !program_.has(SCORE_SUFFIX)) {
     return {};
   }
-  size_t trained = 0, tokens = 0;
+  size_t tokens = 0;
   for (const Example &example : plan_.examples) {
-    trained += example.tokens.size();
+    tokens += example.tokens.size();
   }
-  tokens = std::min(trained, plan_.order.size() * static_cast<size_t>(plan_.settings.length));
+  tokens = std::min(tokens, plan_.order.size() * static_cast<size_t>(plan_.settings.length));
   if (split == "test") {
     for (const ScoreBatch &batch : plan_.validation) {
       tokens += batch.inputs.at(0).count();
