@@ -3,7 +3,7 @@
     python examples/classify.py MODEL.gguf --adapter DIRECTORY "A fine film." "A dull one."
 
 Prints one JSON line per sentence: the sentence, and the answers of the base model and with each adapter, each with its
-probability.
+probability. With `--adapter -` the directories are read from standard input, one a line, and each is used at once.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,18 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+SENTENCES = (
+    "A warm, funny, beautifully acted film that stays with you.",
+    "Two hours of my life that I will never get back.",
+    "The plot makes no sense and nobody on screen seems to care.",
+    "Sharp writing and a terrific cast make this an unexpected delight.",
+    "Not nearly as clever as it thinks it is.",
+    "It left me grinning all the way home.",
+    "The jokes are stale, and the ending insults its audience.",
+    "A quiet little gem.",
+    "I have seen better acting in commercials.",
+    "Every frame is a joy to look at.",
+)
 WORDS = (" terrible", " great")  # the answers of the paper's SST-2 template
 
 
@@ -31,7 +44,7 @@ def answer(model: Any, tokenizer: Any, sentence: str) -> tuple[str, float]:
     return WORDS[best].strip(), float(probabilities[best])
 
 
-def main(gguf: Path, adapters: list[Path], sentences: list[str]) -> None:
+def main(gguf: Path, adapters: Iterable[Path], sentences: Sequence[str]) -> None:
     """Prints the answers."""
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     base = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32).eval()
@@ -47,7 +60,14 @@ def main(gguf: Path, adapters: list[Path], sentences: list[str]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Classify sentences with and without adapters.")
     parser.add_argument("gguf", type=Path, help="the base model")
-    parser.add_argument("--adapter", type=Path, action="append", default=[], help="a PEFT directory; may be repeated")
-    parser.add_argument("sentences", nargs="+")
+    parser.add_argument(
+        "--adapter",
+        type=Path,
+        action="append",
+        default=[],
+        help="a PEFT directory; may be repeated; - reads them from standard input",
+    )
+    parser.add_argument("sentences", nargs="*", default=SENTENCES, help="default: ten sentences about films")
     given = parser.parse_args()
-    main(given.gguf, given.adapter, given.sentences)
+    from_input = given.adapter == [Path("-")]
+    main(given.gguf, (Path(line.rstrip("\n")) for line in sys.stdin) if from_input else given.adapter, given.sentences)

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -47,18 +47,6 @@ USER = "alice"
 START_SECONDS = 120
 ANNOUNCED = re.compile(r"listening on \S*?(https?://[\w.:]+)")
 STOP_SECONDS = 15
-SENTENCES = (
-    "A warm, funny, beautifully acted film that stays with you.",
-    "Two hours of my life that I will never get back.",
-    "The plot makes no sense and nobody on screen seems to care.",
-    "Sharp writing and a terrific cast make this an unexpected delight.",
-    "Not nearly as clever as it thinks it is.",
-    "It left me grinning all the way home.",
-    "The jokes are stale, and the ending insults its audience.",
-    "A quiet little gem.",
-    "I have seen better acting in commercials.",
-    "Every frame is a joy to look at.",
-)
 VALIDATION_LIMIT = 200
 # The last eight layers of 30 are adapted, so that the others run once for each example. 36 tokens are enough for four
 # of five sentences; longer ones are truncated at the beginning. Settings were chosen on the validation sentences.
@@ -126,14 +114,22 @@ class Processes:
             _signal_group(process, signal.SIGKILL)
             process.wait()
 
-    def start(self, name: str, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
-        """Starts a process whose output goes to a log file with its name."""
+    def start(
+        self, name: str, command: list[str], env: dict[str, str], *, pipes: bool = False
+    ) -> subprocess.Popen[bytes]:
+        """Starts a process whose output goes to a log file with its name.
+
+        pipes: its standard input and output are pipes, and only its errors go to the log.
+        """
         # SIGINT is blocked until the process is recorded, so that Ctrl-C cannot leave it running.
         pressed: list[bool] = []
         before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
         try:
             with (self._logs / f"{name}.log").open("wb") as log:
-                process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+                ends = (subprocess.PIPE, subprocess.PIPE) if pipes else (None, log)
+                process = subprocess.Popen(
+                    command, env=env, stdin=ends[0], stdout=ends[1], stderr=log, start_new_session=True
+                )
             self._running.append((name, process))
         finally:
             signal.signal(signal.SIGINT, before)
@@ -191,20 +187,32 @@ def calibrate(server: str, directory: Path, examples: int, env: dict[str, str]) 
     return str(made["sha256"])
 
 
-def classify(adapters: Sequence[Path], logs: Path) -> list[list[str]]:
-    """Returns, per sentence: the sentence, the answer of the base model, and the answer with each adapter.
+class Classification:
+    """Stock transformers and peft classify ten sentences, in a process that loads the model beside the jobs."""
 
-    The answers come from stock transformers and peft.
-    """
-    command = [sys.executable, str(ROOT / "examples" / "classify.py"), str(_gguf())]
-    for adapter in adapters:
-        command += ["--adapter", str(adapter)]
-    with (logs / "classify.log").open("wb") as log:
-        done = subprocess.run([*command, *SENTENCES], stdout=subprocess.PIPE, stderr=log, check=False)
-    if done.returncode:
-        raise MobizoError("stock peft could not use the adapters; classify.log says why")
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    return [[line["sentence"], *(f"{word} ({p:.0%})" for word, p in line["answers"])] for line in lines]
+    def __init__(self, processes: Processes, env: dict[str, str]) -> None:
+        """Starts the process."""
+        command = [sys.executable, str(ROOT / "examples" / "classify.py"), str(_gguf()), "--adapter", "-"]
+        # With one thread: threads that wait for each other would take the jobs' processor time.
+        self._process = processes.start("classify", command, env | {"OMP_NUM_THREADS": "1"}, pipes=True)
+        psutil.Process(self._process.pid).nice(10)
+
+    def use(self, adapter: Path) -> None:
+        """Answers with a downloaded adapter too. Raises MobizoError if the process has ended."""
+        try:
+            assert self._process.stdin is not None  # noqa: S101  # a pipe
+            self._process.stdin.write(f"{adapter}\n".encode())
+            self._process.stdin.flush()
+        except OSError as error:
+            raise MobizoError("stock transformers could not use the model; classify.log says why") from error
+
+    def answers(self) -> list[list[str]]:
+        """Returns, per sentence: the sentence, the answer of the base model, and the answer with each adapter."""
+        output, _ = self._process.communicate()
+        if self._process.returncode:
+            raise MobizoError("stock peft could not use the adapters; classify.log says why")
+        lines = [json.loads(line) for line in output.splitlines()]
+        return [[line["sentence"], *(f"{word} ({p:.0%})" for word, p in line["answers"])] for line in lines]
 
 
 def core_seconds(process: subprocess.Popen[bytes]) -> float:
@@ -303,7 +311,8 @@ def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int |
     _run([server, "bases", "add", BASE, str(_gguf()), "--json"], env)
     with ExitStack() as stack:
         processes = stack.enter_context(Processes(directory / "logs"))
-        processes.start("server", [server, "run", "--port", "0"], env)
+        # Two workers, so that the second program is compiled as soon as its calibration exists.
+        processes.start("server", [server, "run", "--port", "0", "--workers", "2"], env)
         url = _url_when_ready(directory / "logs" / "server.log", processes)
         client = stack.enter_context(Client(url, operator))
         console.print(f"  listening on {url}")
@@ -314,8 +323,7 @@ def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int |
         limits: dict[str, Any] = {"test_limit": test_limit, "validation_limit": min(test_limit, VALIDATION_LIMIT)}
         if steps is not None:
             limits["steps"] = steps
-        # All are submitted at once: A is calibrated while the server compiles the first program, and the second
-        # program is compiled while the device trains the first job.
+        # All are submitted at once: A is calibrated while the server compiles the first program.
         jobs, used = [], core_seconds(device)
         for method in chosen:
             own = {}
@@ -325,7 +333,8 @@ def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int |
                 )
                 own["calibration"] = calibrate(server, directory, min(test_limit, CALIBRATION_EXAMPLES), env)
             jobs.append(client.jobs.submit(_request(method, own, limits)))
-        methods, adapters = {}, []
+        classification = Classification(processes, env)
+        methods = {}
         for method, submitted in zip(chosen, jobs, strict=True):
             console.print(f"[bold]{method.name}[/bold]: job {submitted.id} (recipe {submitted.recipe_id[:12]})")
             job = show_job_progress(client, submitted.id, console)
@@ -336,7 +345,7 @@ def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int |
             methods[method.name] = _facts(client, job, used - before)
             # The exact version, because a version that did not improve is held and not `main`.
             client.adapters.download(method.adapter, directory / method.adapter, job.adapter_version or "main")
-            adapters.append(directory / method.adapter)
+            classification.use(directory / method.adapter)
         _run([agent, "adapters", "pull"], env)
         report = {
             "base_model": BASE,
@@ -344,7 +353,8 @@ def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int |
             "seconds": 0.0,
             "server_peak_rss_bytes": client.server.usage().peak_rss_bytes,
         }
-        classified = classify(adapters, directory / "logs")
+        console.print("[bold]inference[/bold]: ten sentences with stock transformers and peft")
+        classified = classification.answers()
     report["seconds"] = round(time.monotonic() - began, 1)
     report_path.write_text(json.dumps(report, indent=2) + "\n")
     _print_results(report, classified)

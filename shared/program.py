@@ -22,6 +22,7 @@ If the recipe does not adapt the lowest layers, `step` equals `prefix` followed 
 
     prefix   tokens (E,S) -> hidden (E,S,hidden): the state before the first adapted layer, independent of B
     suffix   as `step`, with hidden (E,S,hidden) in place of tokens
+    score_suffix  as `score`, with hidden (R,S,hidden) in place of tokens; programs of earlier compilers lack it
 
 With estimator `stored` (the paper's Algorithm 2) a step's update is applied by the next step. `adapter` and `score`
 use the updated B; `replay` takes eps after its coefficients, since the stored copies depend on it; and there is
@@ -71,7 +72,7 @@ from shared.recipe import REVERSE_ESTIMATORS, Recipe, Sha256
 from shared.zo.lora import BaseShape
 
 METHODS = ("step", "replay", "score", "adapter", "load")  # of every program; `randn` noise has no replay
-PREFIX_METHODS = ("prefix", "suffix")
+PREFIX_METHODS = ("prefix", "suffix", "score_suffix")
 STORED_METHODS = ("flush",)
 
 Role = Literal["program", "weights", "tokenizer", "inference"]

@@ -40,7 +40,9 @@ class Learner(ABC):
         """Packs training examples; with a prefix cache, hidden states stand in place of the tokens."""
         examples = [self.train[index] for index in indices]
         tokens, *labels = pack_step(examples, self.recipe, dynamic=self.dynamic)
-        return (tokens if self.prefix is None else self.prefix.hidden(indices, examples, tokens), *labels)
+        if self.prefix is None:
+            return (tokens, *labels)
+        return (self.prefix.hidden([example.right.tokens for example in examples], tokens.shape), *labels)
 
     @abstractmethod
     def step(self, indices: list[int], number: int, settings: TrainingSettings) -> float:
@@ -63,8 +65,8 @@ class ProgramLearner(Learner):
         super().__init__(recipe, program.examples("train"), dynamic=manifest.dynamic_length)
         self._runtime = program.open(resident=True)
         if "suffix" in manifest.methods:
-            size, length = manifest.shape.hidden, recipe.sequence_length
-            self.prefix = PrefixCache(self._runtime, size, length, dynamic=self.dynamic)
+            size, rows, length = manifest.shape.hidden, recipe.effective_batch, recipe.sequence_length
+            self.prefix = PrefixCache(self._runtime, size, rows, length, dynamic=self.dynamic)
 
     def step(self, indices: list[int], number: int, settings: TrainingSettings) -> float:
         """Runs the program's step of its estimator."""
@@ -126,7 +128,8 @@ class TorchLearner(Learner):
         frozen = self.recipe.frozen_layers(shape.layers)
         below, self.model.upper = split_backbone(self.model.model.model, frozen)
         runtime: Any = _Below(below)
-        self.prefix = PrefixCache(runtime, shape.hidden, self.recipe.sequence_length, dynamic=True)
+        rows, length = self.recipe.effective_batch, self.recipe.sequence_length
+        self.prefix = PrefixCache(runtime, shape.hidden, rows, length, dynamic=True)
 
     @property
     def b(self) -> Tensor:

@@ -153,7 +153,9 @@ int score(const Options &options) {
   }
   Program program(options["--program"], options["--weights"]);
   program.call("load", {floats(read_adapter(options["--adapter"], static_cast<size_t>(plan.settings.size)))});
-  const Measured measured = measure(program, batches, [] {});
+  PrefixCache prefix(plan.settings, program);
+  const bool split_program = plan.settings.width > 0 && program.has(SCORE_SUFFIX);
+  const Measured measured = measure(program, batches, [] {}, {split_program ? &prefix : nullptr});
   say("{\"split\": " + quoted(split) + ", \"correct\": " + std::to_string(measured.correct) +
       ", \"total\": " + std::to_string(measured.total) + ", \"loss\": " + number(measured.loss) + "}");
   return 0;

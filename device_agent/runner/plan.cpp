@@ -83,6 +83,28 @@ Example Example::shortened(size_t most) const {
   return example;
 }
 
+std::vector<Tokens> ScoreBatch::texts() const {
+  int32_t rows = 0;
+  for (const Scored &example : examples) {
+    for (const std::vector<Cell> &cells : example.candidates) {
+      for (const Cell &cell : cells) {
+        rows = std::max(rows, cell[0] + 1);
+      }
+    }
+  }
+  const auto length = static_cast<size_t>(inputs.at(0).shape.at(1));
+  const auto answer = static_cast<size_t>(inputs.at(1).shape.at(1));
+  std::vector<Tokens> found;
+  for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
+    // The last token that the model reads predicts the answer's last one.
+    const int64_t *positions = inputs[1].data<int64_t>() + row * answer;
+    const auto count = static_cast<std::ptrdiff_t>(*std::max_element(positions, positions + answer) + 1);
+    const int64_t *tokens = inputs[0].data<int64_t>() + row * length;
+    found.emplace_back(tokens, tokens + count);
+  }
+  return found;
+}
+
 Plan Plan::read(const std::string &path) {
   const std::string data = read_file(path);
   if (std::string_view(data).substr(0, PLAN_MAGIC.size()) != PLAN_MAGIC) {
@@ -194,6 +216,16 @@ std::vector<int32_t> Plan::sample(size_t step) const {
   const size_t count = secret ? static_cast<size_t>(*own) : batch;
   const auto first = order.begin() + static_cast<std::ptrdiff_t>(before);
   return {first, first + static_cast<std::ptrdiff_t>(count)};
+}
+
+std::vector<const Tokens *> Plan::texts_from(size_t step) const {
+  const auto first = counts.begin(), own = first + static_cast<std::ptrdiff_t>(secret ? step : 0);
+  const size_t before = secret ? std::accumulate(first, own, size_t{0}) : step * static_cast<size_t>(settings.batch);
+  std::vector<const Tokens *> texts;
+  for (size_t place = before; place < order.size(); ++place) {
+    texts.push_back(&examples.at(static_cast<size_t>(order[place])).tokens);
+  }
+  return texts;
 }
 
 std::vector<std::vector<int32_t>> Plan::pieces(size_t step) const {

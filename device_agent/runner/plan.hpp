@@ -22,10 +22,13 @@ struct Settings {
   double eps;
 };
 
+using Tokens = std::vector<int32_t>;
+
 // A training example: the right candidate's tokens and, by answer position (T), what the loss is over.
 struct Example {
   int32_t opening = 0; // leading tokens that are never cut off
-  std::vector<int32_t> tokens, positions, answers, choices;
+  Tokens tokens;
+  std::vector<int32_t> positions, answers, choices;
   std::vector<float> choice_mask, mask;
 
   // The same example in at most `most` tokens, by the front of its prompt; as it is if that cannot be.
@@ -44,6 +47,9 @@ struct Scored {
 struct ScoreBatch {
   std::vector<Tensor> inputs; // of `score`
   std::vector<Scored> examples;
+
+  // Tokens of the rows that examples use; the other rows are blank.
+  std::vector<Tokens> texts() const;
 };
 
 // A run with exact gradients.
@@ -81,6 +87,9 @@ struct Plan {
 
   // Indices of a step's examples.
   std::vector<int32_t> sample(size_t step) const;
+
+  // Tokens of all examples that training visits from a step on, in order.
+  std::vector<const Tokens *> texts_from(size_t step) const;
 
   // The same for each call of the step, E at a time; at least one call.
   std::vector<std::vector<int32_t>> pieces(size_t step) const;

@@ -5,12 +5,44 @@
 
 namespace mobizo {
 
-Measured measure(Program &program, const std::vector<ScoreBatch> &split, const std::function<void()> &pulse) {
+namespace {
+
+// Calls the program on one batch. Returns its outputs: log-probabilities (R, T, C).
+std::vector<Tensor> call(Program &program, const ScoreBatch &batch, const std::vector<Tokens> &texts,
+                         Upcoming &upcoming, const FrozenStates &frozen) {
+  if (frozen.cache == nullptr) {
+    return program.call("score", batch.inputs);
+  }
+  std::vector<const Tokens *> rows;
+  for (const Tokens &text : texts) {
+    rows.push_back(&text);
+  }
+  const std::vector<int32_t> &shape = batch.inputs.at(0).shape;
+  Tensor hidden = frozen.cache->hidden(rows, shape.at(0), shape.at(1), upcoming, frozen.reserved);
+  return program.call(SCORE_SUFFIX, {hidden, batch.inputs.at(1), batch.inputs.at(2)});
+}
+
+} // namespace
+
+Measured measure(Program &program, const std::vector<ScoreBatch> &split, const std::function<void()> &pulse,
+                 const FrozenStates &frozen) {
+  std::vector<std::vector<Tokens>> texts;
+  std::vector<const Tokens *> order;
+  for (const ScoreBatch &batch : split) {
+    texts.push_back(batch.texts());
+  }
+  for (const std::vector<Tokens> &rows : texts) {
+    for (const Tokens &text : rows) {
+      order.push_back(&text);
+    }
+  }
+  Upcoming upcoming(std::move(order));
   Measured measured;
   std::vector<double> rights; // by the example's place in the split, whatever batch it was in
-  for (const ScoreBatch &batch : split) {
+  for (size_t at = 0; at < split.size(); ++at) {
     pulse();
-    const Tensor found = output_of(program.call("score", batch.inputs), 0); // (R, T, C)
+    const ScoreBatch &batch = split[at];
+    const Tensor found = output_of(call(program, batch, texts[at], upcoming, frozen), 0); // (R, T, C)
     if (found.type != Type::Float || found.shape != batch.inputs.at(2).shape) { // the cells point into that shape
       throw std::runtime_error("the program's scores have another shape than the plan's candidates; the program is "
                                "another recipe's");

@@ -40,7 +40,7 @@ Trainer::Trainer(const std::string &directory, const Plan &plan, Program &progra
     : plan_(plan), program_(program),
       ledger_(directory + "/trajectory.bin", plan.header,
               static_cast<size_t>(plan.settings.queries) + (plan.pulls.empty() ? 0 : 1)),
-      directory_(directory), stop_(std::move(stop)) {
+      directory_(directory), stop_(std::move(stop)), prefix_(plan.settings, program) {
   if (ledger_.steps() > static_cast<size_t>(plan.settings.steps)) {
     throw std::runtime_error(directory + "/trajectory.bin has more steps than the run; move it away to start the run "
                                          "anew");
@@ -201,7 +201,14 @@ std::vector<Tensor> Trainer::call(size_t step, float lr, const std::vector<int32
   std::vector<Tensor> inputs = plan_.pack(examples);
   const Clock::time_point began = Clock::now();
   if (plan_.settings.width > 0) {
-    inputs[0] = hidden(indices, examples, inputs[0].shape.at(1));
+    if (!upcoming_) {
+      upcoming_.emplace(plan_.texts_from(step));
+    }
+    std::vector<const Tokens *> texts;
+    for (const Example *example : examples) {
+      texts.push_back(&example->tokens);
+    }
+    inputs[0] = prefix_.hidden(texts, inputs[0].shape.at(0), inputs[0].shape.at(1), *upcoming_);
   }
   std::vector<Tensor> outputs = invoke(step, lr, std::move(inputs), secret);
   program_seconds_ += seconds_since(began);
@@ -219,50 +226,21 @@ std::vector<Tensor> Trainer::invoke(size_t step, float lr, std::vector<Tensor> i
 
 std::string Trainer::step_method() const { return plan_.settings.width > 0 ? "suffix" : "step"; }
 
-// Hidden states before the first adapted layer, (E, S, width), zero where there is no token. Each example's is computed
-// at a length that depends on the example alone, as device_agent/training/prefix.py says.
-Tensor Trainer::hidden(const std::vector<int32_t> &indices, const std::vector<const Example *> &examples,
-                       int32_t length) {
-  const auto width = static_cast<size_t>(plan_.settings.width), bound = static_cast<size_t>(plan_.settings.length),
-             stride = static_cast<size_t>(plan_.settings.stride);
-  if (room_ < 0) {
-    // Decided after the program has allocated its memory.
-    room_ = std::min(plan_.settings.prefix_bytes, spare_bytes() / 4);
+FrozenStates Trainer::frozen_states(const std::string &split) {
+  if (plan_.settings.width == 0 || !program_.has(SCORE_SUFFIX)) {
+    return {};
   }
-  std::map<int32_t, std::vector<float>> passing; // states that do not fit the cache
-  std::map<size_t, std::vector<size_t>> missing; // rows, by the length at which they are computed
-  for (size_t row = 0; row < indices.size(); ++row) {
-    const bool again = std::find(indices.begin(), indices.begin() + static_cast<std::ptrdiff_t>(row), indices[row]) !=
-                       indices.begin() + static_cast<std::ptrdiff_t>(row);
-    if (states_.count(indices[row]) == 0 && !again) {
-      const size_t own = (examples[row]->tokens.size() + stride - 1) / stride * stride;
-      missing[plan_.settings.dynamic != 0 ? std::min(own, bound) : bound].push_back(row);
+  size_t tokens = 0;
+  for (const Example &example : plan_.examples) {
+    tokens += example.tokens.size();
+  }
+  tokens = std::min(tokens, plan_.order.size() * static_cast<size_t>(plan_.settings.length));
+  if (split == "test") {
+    for (const ScoreBatch &batch : plan_.validation) {
+      tokens += batch.inputs.at(0).count();
     }
   }
-  for (const auto &[own, rows] : missing) {
-    Tensor tokens(Type::Int64, {static_cast<int32_t>(plan_.settings.batch), static_cast<int32_t>(own)});
-    for (size_t place = 0; place < rows.size(); ++place) {
-      const std::vector<int32_t> &source = examples[rows[place]]->tokens;
-      std::copy(source.begin(), source.end(), tokens.data<int64_t>() + place * own);
-    }
-    const std::vector<float> fresh = numbers_of(output_of(program_.call("prefix", {tokens}), 0),
-                                                static_cast<size_t>(plan_.settings.batch) * own * width);
-    for (size_t place = 0; place < rows.size(); ++place) {
-      const float *state = fresh.data() + place * own * width;
-      const size_t count = examples[rows[place]]->tokens.size() * width;
-      const auto bytes = static_cast<int64_t>(count * sizeof(float));
-      const bool fits = bytes <= room_;
-      room_ -= fits ? bytes : 0;
-      (fits ? states_ : passing)[indices[rows[place]]].assign(state, state + count);
-    }
-  }
-  Tensor result(Type::Float, {static_cast<int32_t>(plan_.settings.batch), length, static_cast<int32_t>(width)});
-  for (size_t row = 0; row < indices.size(); ++row) {
-    const auto kept = states_.find(indices[row]);
-    const std::vector<float> &state = kept != states_.end() ? kept->second : passing.at(indices[row]);
-    std::copy(state.begin(), state.end(), result.data<float>() + row * static_cast<size_t>(length) * width);
-  }
-  return result;
+  return {&prefix_, prefix_.state_bytes(tokens)};
 }
 
 void Trainer::evaluate(const std::string &split, const std::vector<ScoreBatch> &batches, int64_t best) {
@@ -271,13 +249,14 @@ void Trainer::evaluate(const std::string &split, const std::vector<ScoreBatch> &
   }
   tell("evaluating");
   Clock::time_point told = Clock::now();
-  const Measured measured = measure(program_, batches, [this, &told] {
+  const auto look = [this, &told] {
     pulse();
     if (seconds_since(told) > TELL_SECONDS) { // a long split must not look like a runner that hangs
       tell("evaluating");
       told = Clock::now();
     }
-  });
+  };
+  const Measured measured = measure(program_, batches, look, frozen_states(split));
   ledger_.append(Evaluation{best < 0 ? static_cast<int64_t>(ledger_.steps()) : best, split, measured.correct,
                             measured.total, measured.loss, best < 0 ? "current" : "best"});
   tell("evaluating");

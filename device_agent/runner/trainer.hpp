@@ -3,11 +3,13 @@
 
 #include "ledger.hpp"
 #include "plan.hpp"
+#include "prefix.hpp"
 #include "report.hpp"
+#include "score.hpp"
 
 #include <deque>
 #include <functional>
-#include <map>
+#include <optional>
 
 namespace mobizo {
 
@@ -58,7 +60,8 @@ private:
   void obey_limits();
   void conclude();
   std::vector<float> current() const;
-  Tensor hidden(const std::vector<int32_t> &indices, const std::vector<const Example *> &examples, int32_t length);
+  // The cache for an evaluation. Training's states have precedence in it, then validation's.
+  FrozenStates frozen_states(const std::string &split);
   void rest(double seconds);
 
   std::string directory_;
@@ -68,8 +71,8 @@ private:
   double program_seconds_ = 0; // of these, inside the program
   std::deque<double> step_seconds_;
   double loss_ = 0;
-  std::map<int32_t, std::vector<float>> states_; // prefix states kept, by example
-  int64_t room_ = -1;                            // bytes left for them; -1: not looked yet
+  PrefixCache prefix_;
+  std::optional<Upcoming> upcoming_; // of training; made at the first step of this process
 };
 
 // A program's float32 result of `count` numbers. Throws std::runtime_error for another result.

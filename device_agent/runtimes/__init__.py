@@ -100,6 +100,9 @@ class Runtime(Protocol):
     def score(self, batch: Arrays) -> F32:
         """Returns log-probabilities (R, T, C) under the current B."""
 
+    def score_suffix(self, hidden: F32, batch: Arrays) -> F32:
+        """Like `score`, from the prefix's hidden states (R, S, hidden) and a packed batch without its tokens."""
+
     def adapter(self) -> F32:
         """Returns a copy of B (D,)."""
 
@@ -197,6 +200,10 @@ class CallingRuntime(ABC):
     def score(self, batch: Arrays) -> F32:
         """Returns log-probabilities (R, T, C)."""
         return self._call("score", batch)[0]
+
+    def score_suffix(self, hidden: F32, batch: Arrays) -> F32:
+        """Returns log-probabilities (R, T, C) from hidden states; see `Runtime.score_suffix`."""
+        return self._call("score_suffix", (hidden, *batch))[0]
 
     def adapter(self) -> F32:
         """Returns a copy of B (D,)."""

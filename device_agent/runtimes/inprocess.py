@@ -21,9 +21,10 @@ from device_agent.runtimes import CallingRuntime
 from shared.program import ProgramManifest
 from shared.recipe import Estimator
 
-# Each group packs its own copy of the base weights, so only the group in use is loaded; prefix and suffix together have
-# a step's layers. The light methods stay loaded. `adapter` comes first, because loading it sets B to zero.
-HEAVY = (("step",), ("prefix", "suffix"), ("score",))
+# Each group packs its own copy of the base weights, so only the group in use is loaded. prefix and suffix together have
+# a step's layers; score_suffix adds the adapted ones and lm_head. The light methods stay loaded. `adapter` comes
+# first, because loading it sets B to zero.
+HEAVY = (("step",), ("prefix", "suffix", "score_suffix"), ("score",))
 LIGHT = ("adapter", "replay", "load", "state", "restore")
 
 # The buffers that contain B, which all methods share.

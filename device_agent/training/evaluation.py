@@ -1,4 +1,6 @@
-"""Measures accuracy and loss of the current B on one split with the program's `score` method."""
+"""Measures accuracy and loss of the current B on one split with the program's `score` method, or with `score_suffix` on
+cached states of the frozen layers.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from device_agent.errors import Diverged
-from device_agent.runtimes import Runtime
+from device_agent.runtimes import F32, Runtime
+from device_agent.training.prefix import PrefixCache, Upcoming
 from shared.recipe import Recipe
 from shared.zo.encoding import Example, ScoreBatch, pack_score
+
+
+@dataclass(frozen=True)
+class FrozenStates:
+    """Where an evaluation takes the frozen layers' states from. reserved: bytes of the cache that it leaves free."""
+
+    cache: PrefixCache
+    reserved: int = 0
 
 
 @dataclass(frozen=True)
@@ -33,15 +44,23 @@ def measure(
     pulse: Callable[[], None] = lambda: None,
     *,
     dynamic: bool = False,
+    frozen: FrozenStates | None = None,
 ) -> SplitMetrics:
     """Scores every candidate of every example; the prediction is the candidate with the highest log-probability,
     the first on ties.
 
     pulse: called before each batch; its exception ends the measurement. dynamic: the manifest's `dynamic_length`.
-    Raises Diverged if a log-probability is not finite.
+    frozen: for a program with `score_suffix`, which then scores. Raises Diverged if a log-probability is not finite.
     """
+    found: dict[int, list[float]] = {}
+    batches = list(score_batches(examples, recipe, dynamic=dynamic))
+    upcoming = Upcoming(text for _, batch in batches for text in batch.texts)
+    for indices, batch in batches:
+        pulse()
+        found |= zip(indices, batch.read(_log_probabilities(runtime, batch, frozen, upcoming)), strict=True)
     correct, loss = 0, 0.0
-    for example, scores in zip(examples, _scores(runtime, examples, recipe, pulse, dynamic), strict=True):
+    for index, example in enumerate(examples):
+        scores = found[index]
         if not all(map(math.isfinite, scores)):
             raise Diverged("training diverged: the adapter's scores are no numbers any more; lower lr")
         correct += max(range(len(scores)), key=scores.__getitem__) == example.correct
@@ -61,12 +80,12 @@ def score_batches(
         at += len(batch.cells)
 
 
-def _scores(
-    runtime: Runtime, examples: Sequence[Example], recipe: Recipe, pulse: Callable[[], None], dynamic: bool
-) -> list[list[float]]:
-    """Returns the log-probability of each candidate of each example."""
-    found: dict[int, list[float]] = {}
-    for indices, batch in score_batches(examples, recipe, dynamic=dynamic):
-        pulse()
-        found |= zip(indices, batch.read(runtime.score(batch.inputs)), strict=True)
-    return [found[index] for index in range(len(examples))]
+def _log_probabilities(runtime: Runtime, batch: ScoreBatch, frozen: FrozenStates | None, upcoming: Upcoming) -> F32:
+    """Returns the log-probabilities (R, T, C) of one batch."""
+    if frozen is None:
+        return runtime.score(batch.inputs)
+    tokens, *others = batch.inputs
+    rows, length = tokens.shape
+    return runtime.score_suffix(
+        frozen.cache.hidden(batch.texts, (rows, length), upcoming, frozen.reserved), tuple(others)
+    )

@@ -1,4 +1,4 @@
-"""Caches the outputs of a program's frozen lower layers for each training example, in memory.
+"""Caches the outputs of a program's frozen lower layers for each text, in memory, for steps and for evaluations.
 
 Hidden states are user data in another form, so they are not written to disk. Every epoch visits each example once, so
 the first cached states stay and none is evicted.
@@ -6,70 +6,125 @@ the first cached states stay and none is evicted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from device_agent.memory import spare_bytes
 from device_agent.runtimes import F32, Runtime
-from shared.zo.encoding import Example
+from shared.program_inputs import TOKEN_DTYPE
+from shared.zo.encoding import Tokens
 
 MOST_BYTES = 256 << 20
-STRIDE = 16  # tokens: an example's state is computed at its own length rounded up to a multiple
+STRIDE = 16  # tokens: a text's state is computed at its own length rounded up to a multiple
+
+
+class Upcoming:
+    """Texts in the order in which their states will be requested. They fill rows of a call that would be empty."""
+
+    def __init__(self, texts: Iterable[Tokens] = ()) -> None:
+        """texts: read as far as they are needed."""
+        self._rest = iter(texts)
+        self._waiting: dict[int, deque[Tokens]] = {}  # by the length at which their states are computed
+
+    def of_length(self, length: int, cache: PrefixCache) -> Iterator[Tokens]:
+        """Yields the next texts whose states are computed at `length`."""
+        waiting = self._waiting.setdefault(length, deque())
+        while True:
+            while waiting:
+                yield waiting.popleft()
+            text = next(self._rest, None)
+            if text is None:
+                return
+            self._waiting.setdefault(cache.computed_length(text), deque()).append(text)
 
 
 class PrefixCache:
-    """Hidden states before the first adapted layer, by example; examples that do not fit are computed at every
-    visit.
+    """Hidden states before the first adapted layer, by text; texts that do not fit are computed at every visit.
 
-    An example's state is computed at a length that depends on this example only, because kernels may sum longer rows in
+    A text's state is computed at a length that depends on this text only, because kernels may sum longer rows in
     another order and the run must not depend on batch composition.
     """
 
-    def __init__(self, runtime: Runtime, width: int, bound: int, *, dynamic: bool, budget: int | None = None) -> None:
-        """width: the base's hidden size. bound: the recipe's S. dynamic: the manifest's `dynamic_length`.
+    def __init__(
+        self, runtime: Runtime, width: int, rows: int, bound: int, *, dynamic: bool, budget: int | None = None
+    ) -> None:
+        """width: the base's hidden size. rows: E. bound: the recipe's S. dynamic: the manifest's `dynamic_length`.
 
         budget: cache size in bytes; default: MOST_BYTES or a quarter of the available memory.
         """
-        self._runtime, self._width, self._bound, self._dynamic = runtime, width, bound, dynamic
+        self._runtime, self._width, self._rows, self._bound, self._dynamic = runtime, width, rows, bound, dynamic
         self._budget = budget
-        self._kept: dict[int, F32] = {}
+        self._kept: dict[Tokens, F32] = {}
         self._bytes = 0
 
-    def hidden(self, indices: Sequence[int], examples: Sequence[Example], tokens: NDArray[np.int64]) -> F32:
-        """Returns hidden states (E, S, hidden) for `suffix`, zero at padding.
+    def hidden(
+        self, texts: Sequence[Tokens], shape: tuple[int, int], upcoming: Upcoming | None = None, reserved: int = 0
+    ) -> F32:
+        """Returns hidden states (rows, S, hidden) for a suffix, zero at padding and in rows without a text.
 
-        indices: of the examples in the training split. tokens: (E, S), the packed examples.
+        texts: of the first rows. shape: (rows, S). reserved: bytes of the cache that stay free for other texts.
         """
-        states = {index: self._kept[index] for index in indices if index in self._kept}
-        missing: dict[int, dict[int, Example]] = {}
-        for index, example in zip(indices, examples, strict=True):
-            if index not in states:
-                missing.setdefault(self._length(example), {})[index] = example
+        states = {text: self._kept[text] for text in texts if text in self._kept}
+        missing: dict[int, list[Tokens]] = {}
+        for text in dict.fromkeys(texts):
+            if text not in states:
+                missing.setdefault(self.computed_length(text), []).append(text)
         for length, group in missing.items():
-            packed = np.zeros((len(tokens), length), tokens.dtype)
-            for row, example in enumerate(group.values()):
-                packed[row, : len(example.right.tokens)] = example.right.tokens
-            fresh = self._runtime.prefix(packed)
-            for row, (index, example) in enumerate(group.items()):
-                states[index] = fresh[row, : len(example.right.tokens)]
-                self._keep(index, states[index])
-        hidden = np.zeros((*tokens.shape, self._width), np.float32)
-        for row, index in enumerate(indices):
-            hidden[row, : len(states[index])] = states[index]
+            for at in range(0, len(group), self._rows):
+                wanted = group[at : at + self._rows]
+                room = self._room(reserved)
+                companions = self._companions(wanted, length, upcoming or Upcoming(), room)
+                states |= self._compute([*wanted, *companions], length, room)
+        hidden = np.zeros((*shape, self._width), np.float32)
+        for row, text in enumerate(texts):
+            hidden[row, : len(text)] = states[text]
         return hidden
 
-    def _length(self, example: Example) -> int:
-        """Returns the length at which the example's state is computed."""
-        own = -(-len(example.right.tokens) // STRIDE) * STRIDE
+    def computed_length(self, text: Tokens) -> int:
+        """Returns the length at which the text's state is computed."""
+        own = -(-len(text) // STRIDE) * STRIDE
         return min(own, self._bound) if self._dynamic else self._bound
 
-    def _keep(self, index: int, state: F32) -> None:
-        """Caches one example's state (length, hidden) if it fits."""
+    def state_bytes(self, tokens: int) -> int:
+        """Returns the size of the states of so many tokens, in bytes."""
+        return tokens * self._width * np.dtype(np.float32).itemsize
+
+    def _room(self, reserved: int) -> int:
+        """Returns the bytes that may still be cached."""
         if self._budget is None:
             # Not before the program has taken its own memory.
             self._budget = min(MOST_BYTES, spare_bytes() // 4)
-        if self._bytes + state.nbytes <= self._budget:
-            self._kept[index] = state.copy()
-            self._bytes += state.nbytes
+        return self._budget - reserved - self._bytes
+
+    def _companions(self, wanted: Sequence[Tokens], length: int, upcoming: Upcoming, room: int) -> list[Tokens]:
+        """Returns upcoming texts for the rows that `wanted` leaves free, as many as can be cached."""
+        found: list[Tokens] = []
+        free, room = self._rows - len(wanted), room - self.state_bytes(sum(map(len, wanted)))
+        if free == 0 or room <= 0:
+            return found
+        for text in upcoming.of_length(length, self):
+            if text in self._kept or text in wanted or text in found:
+                continue
+            room -= self.state_bytes(len(text))
+            if room < 0:
+                break
+            found.append(text)
+            if len(found) == free:
+                break
+        return found
+
+    def _compute(self, texts: Sequence[Tokens], length: int, room: int) -> dict[Tokens, F32]:
+        """Returns the states of at most E texts, and caches those that fit `room` bytes."""
+        packed = np.zeros((self._rows, length), TOKEN_DTYPE)
+        for row, text in enumerate(texts):
+            packed[row, : len(text)] = text
+        fresh = self._runtime.prefix(packed)
+        states = {text: fresh[row, : len(text)].copy() for row, text in enumerate(texts)}
+        for text, state in states.items():
+            if state.nbytes <= room:
+                room -= state.nbytes
+                self._bytes += state.nbytes
+                self._kept[text] = state
+        return states

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -20,9 +21,9 @@ from device_agent.runtimes import F32, Arrays, PrivateGradientInput, PrivateStep
 from device_agent.training.checkpoints import Checkpoints
 from device_agent.training.data import BatchSampler, Splits
 from device_agent.training.dp_sampling import DPSamples
-from device_agent.training.evaluation import measure
+from device_agent.training.evaluation import FrozenStates, measure
 from device_agent.training.journal import ResourceUsage, RunPlan
-from device_agent.training.prefix import PrefixCache
+from device_agent.training.prefix import PrefixCache, Upcoming
 from device_agent.training.result import (
     best_validation,
     build_result,
@@ -32,7 +33,7 @@ from device_agent.training.result import (
 )
 from shared.job import Progress, Result
 from shared.privacy import ExamplePrivacy
-from shared.zo.encoding import Example, pack_step
+from shared.zo.encoding import Example, Tokens, pack_step
 from shared.zo.noise import query_seeds
 from shared.zo.proximal import pull
 from shared.zo.trajectory import Evaluation, Ledger, Limits
@@ -68,8 +69,9 @@ class Trainer:
         self._eps = plan.training.eps_for(plan.manifest.recipe)
         self._prefix: PrefixCache | None = None
         if "suffix" in plan.manifest.methods:
-            width, bound = plan.manifest.shape.hidden, self._recipe.sequence_length
-            self._prefix = PrefixCache(runtime, width, bound, dynamic=self._dynamic)
+            width, rows, bound = plan.manifest.shape.hidden, self._recipe.effective_batch, self._recipe.sequence_length
+            self._prefix = PrefixCache(runtime, width, rows, bound, dynamic=self._dynamic)
+        self._upcoming: Upcoming | None = None
         answers = tuple(example.correct for example in splits.train)
         self._order = BatchSampler(plan.training.seed, answers, self._recipe.effective_batch)
         self._dp_samples: DPSamples | None = None if plan.privacy is None else run.dp_samples(plan, len(splits.train))
@@ -199,9 +201,31 @@ class Trainer:
             found = self._invoke(step, lr, None, batch, secret)
         else:
             tokens, *labels = batch
-            found = self._invoke(step, lr, self._prefix.hidden(indices, examples, tokens), tuple(labels), secret)
+            if self._upcoming is None:
+                self._upcoming = Upcoming(self._texts_from(step))
+            texts = [example.right.tokens for example in examples]
+            hidden = self._prefix.hidden(texts, tokens.shape, self._upcoming)
+            found = self._invoke(step, lr, hidden, tuple(labels), secret)
         self._program_seconds += time.monotonic() - began
         return found
+
+    def _texts_from(self, step: int) -> Iterator[Tokens]:
+        """Yields the texts that training visits from a step on."""
+        # An order of its own, because each keeps two epochs only.
+        samples = replace(self._order).indices if self._dp_samples is None else self._dp_samples.sample
+        for later in range(step, self._settings.steps):
+            for index in samples(later):
+                yield self._splits.train[index].right.tokens
+
+    def _frozen_states(self, split: str) -> FrozenStates | None:
+        """Returns the cache for an evaluation. Training's states have precedence in it, then validation's."""
+        if self._prefix is None or "score_suffix" not in self._plan.manifest.methods:
+            return None
+        visited = self._settings.steps * self._recipe.effective_batch * self._recipe.sequence_length
+        reserved = min(visited, sum(len(example.right.tokens) for example in self._splits.train))
+        if split == "test":
+            reserved += sum(len(row.tokens) for example in self._splits.validation for row in example.rows)
+        return FrozenStates(self._prefix, self._prefix.state_bytes(reserved))
 
     def _invoke(
         self, step: int, lr: float, hidden: F32 | None, batch: Arrays, secret: Secret | None
@@ -230,7 +254,8 @@ class Trainer:
                 self._tell("evaluating")
                 reported = time.monotonic()
 
-        measured = measure(self._runtime, examples, self._recipe, pulse, dynamic=self._dynamic)
+        frozen = self._frozen_states(split)
+        measured = measure(self._runtime, examples, self._recipe, pulse, dynamic=self._dynamic, frozen=frozen)
         self._ledger.append_evaluation(
             Evaluation.model_validate(
                 {

@@ -31,6 +31,7 @@ from shared.recipe import Recipe
 from shared.task import Choice, Question, Task, read_question
 
 Arrays = tuple[NDArray[Any], ...]
+Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -250,11 +251,13 @@ def pack_step(examples: Sequence[Example], recipe: Recipe, *, dynamic: bool = Fa
 class ScoreBatch:
     """The inputs of one `score` call and the positions of the results.
 
-    inputs: tokens (R, S), positions (R, T), choices (R, T, C). cells: for each example, for each candidate, the
-    (row, t, c) entries of the result whose sum is the candidate's log-probability.
+    inputs: tokens (R, S), positions (R, T), choices (R, T, C). texts: the tokens of the first rows; the other rows are
+    blank. cells: for each example, for each candidate, the (row, t, c) entries of the result whose sum is the
+    candidate's log-probability.
     """
 
     inputs: Arrays
+    texts: tuple[Tokens, ...]
     cells: tuple[tuple[tuple[tuple[int, int, int], ...], ...], ...]
 
     def read(self, logprobs: NDArray[np.float32]) -> list[list[float]]:
@@ -299,12 +302,13 @@ def _score_batch(examples: Sequence[Example], recipe: Recipe, dynamic: bool) -> 
     tokens = np.zeros((rows, length), TOKEN_DTYPE)
     positions = np.zeros((rows, answer), TOKEN_DTYPE)
     choices = np.zeros((rows, answer, recipe.choices), TOKEN_DTYPE)
-    cells = []
+    cells, texts = [], []
     r = 0
     for example in examples:
         of_example: list[tuple[tuple[int, int, int], ...]] = [()] * len(example.rows)
         for group in score_rows(example):
             first = example.rows[group[0]]
+            texts.append(first.tokens)
             tokens[r, : len(first.tokens)] = first.tokens
             positions[r, : len(first.answer)] = list(first.positions)
             for c, index in enumerate(group):
@@ -313,7 +317,7 @@ def _score_batch(examples: Sequence[Example], recipe: Recipe, dynamic: bool) -> 
                 of_example[index] = tuple((r, t, c) for t in range(len(row.answer)))
             r += 1
         cells.append(tuple(of_example))
-    return ScoreBatch((tokens, positions, choices), tuple(cells))
+    return ScoreBatch((tokens, positions, choices), tuple(texts), tuple(cells))
 
 
 def answer_sizes(task: Task, tokenizer: Tokenizer) -> tuple[int, int]:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from server.compiler.export.emission import Signature
-from server.compiler.export.network import BaseNetwork, Example, layer_example, lower_by_shape
+from server.compiler.export.network import BaseNetwork, Example, layer_example, lower_by_shape, score_suffix
 from server.compiler.methods.gradient import GradientStep, GradientSuffix, Restore, State
 from server.compiler.methods.optimizers import state_size
 from server.compiler.methods.step_inputs import StepInputs, zero_seeds, zero_tokens
-from server.compiler.methods.training import Adapter, Load, Prefix, Replay, Score, Stack
+from server.compiler.methods.training import Adapter, Load, Prefix, Replay, Score, ScoreSuffix, Stack
 from server.compiler.model.decoder import LayerShape
 from server.compiler.model.quantization import SCALE
 from server.compiler.model.reverse import ReverseLayer, ReversePass
@@ -92,6 +92,9 @@ class GradientNetwork(BaseNetwork):
             suffix = GradientSuffix(recipe, size, trunk, head, *backward, adapted)
             methods["prefix"] = Signature(Prefix(recipe, size, trunk, head, *below), (zero_tokens(e, s),), length)
             methods["suffix"] = Signature(suffix, (hidden, *inputs), length)
+            methods["score_suffix"] = score_suffix(
+                ScoreSuffix(recipe, size, trunk, head, adapted), self.facts.hidden, length
+            )
         return methods
 
     def _example(self, shape: LayerShape) -> Example:

@@ -7,7 +7,7 @@ Each kind of layer (rows, paths, adapted or not) is lowered once and shared by a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,18 @@ from server.compiler.checkpoints.checkpoint import Checkpoint
 from server.compiler.export.emission import Signature
 from server.compiler.export.weights import Stored
 from server.compiler.methods.step_inputs import StepInputs, zero_seeds, zero_tokens
-from server.compiler.methods.training import Adapter, Flush, Load, Prefix, Replay, Score, Stack, Step, Suffix
+from server.compiler.methods.training import (
+    Adapter,
+    Flush,
+    Load,
+    Prefix,
+    Replay,
+    Score,
+    ScoreSuffix,
+    Stack,
+    Step,
+    Suffix,
+)
 from server.compiler.model.backbone import HeadLayer, Trunk, TrunkTensors
 from server.compiler.model.decoder import DecoderLayer, LayerShape, LayerTables, layer_shapes, quantized_layer
 from server.compiler.model.quantization import ROWS, SCALE, SCHEMES, Scheme, quantize, stored_bytes, stored_key
@@ -143,11 +154,22 @@ class BaseNetwork:
             hidden = torch.zeros(e, s, self.facts.hidden)
             methods["prefix"] = Signature(Prefix(recipe, size, trunk, head, *once), (zero_tokens(e, s),), length)
             methods["suffix"] = Signature(Suffix(recipe, size, trunk, head, adapted), (hidden, *inputs), length)
+            methods["score_suffix"] = score_suffix(
+                ScoreSuffix(recipe, size, trunk, head, adapted), self.facts.hidden, length
+            )
         if recipe.noise == "randn":
             del methods["replay"]  # its directions would differ from those of the step
         if recipe.estimator == "stored":
             methods["flush"] = Signature(Flush(recipe, size), ())
         return methods
+
+
+def score_suffix(module: ScoreSuffix, hidden: int, length: Mapping[int, Mapping[int, Dim]]) -> Signature:
+    """Returns the method `score_suffix`. hidden: the base's hidden size. length: the dynamic S."""
+    recipe = module.recipe
+    r, t = recipe.score_rows, recipe.answer_length
+    states = torch.zeros(r, recipe.sequence_length, hidden)
+    return Signature(module, (states, zero_tokens(r, t), zero_tokens(r, t, recipe.choices)), length)
 
 
 def lower_by_shape(

@@ -148,16 +148,25 @@ class Replay(Method):
         return self.state.replay(seeds, coefficients, scale).reshape(-1)[:1] + 0.0
 
 
-class Score(Network):
-    """Log-probabilities under the current, unperturbed B."""
+class ScoreSuffix(Network):
+    """Log-probabilities under the current, unperturbed B, from the prefix's hidden states."""
+
+    def forward(self, hidden: Tensor, positions: Tensor, choices: Tensor) -> Tensor:
+        """hidden (R, S, hidden), positions (R, T), choices (R, T, C). Returns (R, T, C)."""
+        b = self.state.current().unsqueeze(0).repeat(self.recipe.paths, 1)
+        hidden = self.run(self.stacks[-1], hidden, b)
+        return self.log_probabilities(self.trunk.pick(hidden, positions), choices)
+
+
+class Score(ScoreSuffix):
+    """Log-probabilities under the current, unperturbed B, from tokens."""
 
     def forward(self, tokens: Tensor, positions: Tensor, choices: Tensor) -> Tensor:
-        """tokens (R, S), positions (R, T), choices (R, T, C). Returns (R, T, C)."""
+        """As `ScoreSuffix`, with tokens (R, S) in place of hidden states."""
         hidden = self.trunk.embed(tokens)
-        b = self.state.current().unsqueeze(0).repeat(self.recipe.paths, 1)
-        for stack in self.stacks:
-            hidden = self.run(stack, hidden, b)
-        return self.log_probabilities(self.trunk.pick(hidden, positions), choices)
+        for stack in self.stacks[:-1]:
+            hidden = self.run(stack, hidden, None)
+        return super().forward(hidden, positions, choices)
 
 
 class Adapter(Method):

@@ -8,7 +8,8 @@ import pytest
 
 from device_agent.errors import Diverged
 from device_agent.runtimes import open_runtime
-from device_agent.training.evaluation import measure
+from device_agent.training.evaluation import FrozenStates, measure
+from device_agent.training.prefix import PrefixCache
 from shared.job import TrainingSettings
 from shared.recipe import BaseRef, Recipe
 from shared.zo.encoding import Example, Row, pack_score
@@ -80,6 +81,26 @@ def test_like_lengths_share_batches_and_results_keep_their_order(rademacher, dat
     assert measured.correct == sum(np.argmax(row) == correct for row, correct in zip(scores, right, strict=True))
     loss = -sum(row[correct] for row, correct in zip(scores, right, strict=True)) / len(examples)
     assert measured.loss == pytest.approx(loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["last", pytest.param("stored", marks=pytest.mark.slow)])
+def test_cached_states_give_the_same_bits_as_computed_ones(request, name, dataset):
+    """Budgets: all texts are kept, none, a few; with the second measurement on what the first has kept."""
+    program = request.getfixturevalue(name)
+    recipe, shape = program.manifest.recipe, program.manifest.shape
+    examples = program.splits(dataset, TrainingSettings()).train
+    runtime = open_runtime(program.manifest, program.path("program"), program.path("weights"))
+    runtime.load(np.random.default_rng(1).normal(0, 0.1, program.manifest.size).astype(np.float32))
+    plain = measure(runtime, examples, recipe, dynamic=True)
+    found = []
+    for budget in (None, 0, 3000):
+        bound = recipe.sequence_length
+        cache = PrefixCache(runtime, shape.hidden, recipe.effective_batch, bound, dynamic=True, budget=budget)
+        found += [measure(runtime, examples, recipe, dynamic=True, frozen=FrozenStates(cache)) for _ in range(2)]
+    runtime.close()
+    assert len(set(found)) == 1
+    assert found[0].correct == plain.correct
+    assert found[0].loss == pytest.approx(plain.loss, rel=1e-6)  # sums over rows of another length
 
 
 class Recorder:

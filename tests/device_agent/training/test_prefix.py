@@ -1,10 +1,9 @@
-"""Hidden states kept by example: what is computed, what is kept, what is handed to the suffix."""
+"""Hidden states kept by text: what is computed, what is kept, what is handed to the suffix."""
 
 import numpy as np
 import pytest
 
-from device_agent.training.prefix import STRIDE, PrefixCache
-from shared.zo.encoding import Example, Row
+from device_agent.training.prefix import STRIDE, PrefixCache, Upcoming
 
 WIDTH = 3
 STATE_BYTES = 4 * WIDTH  # of one token
@@ -22,41 +21,36 @@ class Lower:
         return np.repeat(states[:, :, None], WIDTH, axis=2).astype(np.float32)
 
 
-def cache_of(lower, budget=None, bound=3 * STRIDE):
-    return PrefixCache(lower, WIDTH, bound, dynamic=True, budget=budget)
+def cache_of(lower, budget=None, bound=3 * STRIDE, rows=2):
+    return PrefixCache(lower, WIDTH, rows, bound, dynamic=True, budget=budget)
 
 
-def example(*tokens):
-    return Example((Row((9,), (1,)), Row(tuple(tokens), (1,))), 1, False)
+TEXTS = [(5, 6), (7,), (1, 2, 3), (4, 4), tuple(range(1, STRIDE + 2))]
+LONG = 4  # the only one whose state is computed at two strides
 
 
-EXAMPLES = {0: example(5, 6), 1: example(7), 2: example(1, 2, 3), 3: example(4, 4)}
-
-
-def ask(cache, indices, length=3, rows=2):
-    examples = [EXAMPLES[index] for index in indices]
-    tokens = np.zeros((rows, length), np.int64)
-    for row, found in enumerate(examples):
-        tokens[row, : len(found.right.tokens)] = found.right.tokens
-    return cache.hidden(indices, examples, tokens)
+def ask(cache, indices, length=3, rows=2, upcoming=(), reserved=0):
+    texts = [TEXTS[index] for index in indices]
+    return cache.hidden(texts, (rows, length), Upcoming(TEXTS[index] for index in upcoming), reserved)
 
 
 def expected(indices, length=3, rows=2):
     hidden = np.zeros((rows, length, WIDTH), np.float32)
     for row, index in enumerate(indices):
-        for at, token in enumerate(EXAMPLES[index].right.tokens):
+        for at, token in enumerate(TEXTS[index]):
             hidden[row, at] = token + at / 8
     return hidden
 
 
+@pytest.mark.parametrize("upcoming", [(), (3, 2, 1, 0)])
 @pytest.mark.parametrize("budget", [None, 0, 2 * STATE_BYTES, 5 * STATE_BYTES])
-def test_states_are_the_same_whatever_is_kept(budget):
+def test_states_are_the_same_whatever_is_kept(budget, upcoming):
     cache = cache_of(Lower(), budget)
     for indices, length in (([0, 1], 3), ([2, 0], 4), ([1, 1], 3), ([3], 3), ([0, 3], 2)):
-        np.testing.assert_array_equal(ask(cache, indices, length), expected(indices, length))
+        np.testing.assert_array_equal(ask(cache, indices, length, upcoming=upcoming), expected(indices, length))
 
 
-def test_an_example_is_computed_once():
+def test_a_text_is_computed_once():
     lower = Lower()
     cache = cache_of(lower)
     for calls, indices in ((1, [0, 1]), (1, [1, 0]), (2, [1, 2]), (2, [2, 2]), (2, [0, 2])):
@@ -64,9 +58,45 @@ def test_an_example_is_computed_once():
         assert lower.calls == calls
 
 
+def test_more_texts_than_rows_take_several_calls():
+    lower = Lower()
+    np.testing.assert_array_equal(ask(cache_of(lower), [0, 1, 2, 3], rows=5), expected([0, 1, 2, 3], rows=5))
+    assert lower.calls == 2
+
+
+def test_free_rows_take_upcoming_texts_of_the_same_length():
+    lower = Lower()
+    cache = cache_of(lower, rows=3)
+    ask(cache, [0], upcoming=[LONG, 0, 3, 2, 1])
+    ask(cache, [3, 2], rows=3)
+    assert lower.calls == 1
+    ask(cache, [1])  # there was no row for it
+    assert lower.calls == 2
+
+
+@pytest.mark.parametrize(("budget", "reserved"), [(3 * STATE_BYTES, 0), (8 * STATE_BYTES, 5 * STATE_BYTES)])
+def test_what_cannot_be_kept_is_not_computed_ahead(budget, reserved):
+    lower = Lower()
+    cache = cache_of(lower, budget)
+    ask(cache, [0], upcoming=[3], reserved=reserved)
+    ask(cache, [3], reserved=reserved)
+    assert lower.calls == 2
+
+
+def test_reserved_bytes_stay_free_for_other_texts():
+    lower = Lower()
+    cache = cache_of(lower, 3 * STATE_BYTES)
+    ask(cache, [0], reserved=2 * STATE_BYTES)
+    ask(cache, [2])
+    ask(cache, [2])
+    assert lower.calls == 2
+    ask(cache, [0])
+    assert lower.calls == 3
+
+
 def test_what_was_let_in_first_stays():
     lower = Lower()
-    cache = cache_of(lower, 3 * STATE_BYTES)  # examples 0 and 1 fill it
+    cache = cache_of(lower, 3 * STATE_BYTES)  # texts 0 and 1 fill it
     for calls, indices in ((1, [0, 1]), (2, [2, 0]), (3, [2, 0]), (3, [1, 0])):
         ask(cache, indices)
         assert lower.calls == calls
@@ -86,21 +116,18 @@ class LengthDependent(Lower):
 
 @pytest.mark.parametrize("budget", [None, 0])
 def test_a_state_does_not_depend_on_the_batch_in_which_it_was_computed(budget):
-    long = {4: example(*range(1, STRIDE + 2))}
-    EXAMPLES.update(long)
     alone, together = cache_of(LengthDependent(), budget), cache_of(LengthDependent(), budget)
     length = STRIDE + 1
-    ask(together, [4, 0], length)
+    ask(together, [LONG, 0], length)
     np.testing.assert_array_equal(ask(alone, [0], length)[0], ask(together, [0], length)[0])
-    np.testing.assert_array_equal(ask(alone, [4], length)[0], ask(together, [4], length)[0])
+    np.testing.assert_array_equal(ask(alone, [LONG], length)[0], ask(together, [LONG], length)[0])
 
 
 @pytest.mark.parametrize(("dynamic", "expected_lengths"), [(True, [STRIDE, STRIDE + 1]), (False, [STRIDE + 1])])
 def test_states_are_computed_at_whole_strides_up_to_the_bound(dynamic, expected_lengths):
-    EXAMPLES[4] = example(*range(1, STRIDE + 2))
     lower = LengthDependent()
-    cache = PrefixCache(lower, WIDTH, STRIDE + 1, dynamic=dynamic)
-    ask(cache, [0, 4], STRIDE + 1)
+    cache = PrefixCache(lower, WIDTH, 2, STRIDE + 1, dynamic=dynamic)
+    ask(cache, [0, LONG], STRIDE + 1)
     assert lower.lengths == expected_lengths
 
 

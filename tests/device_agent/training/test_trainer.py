@@ -11,6 +11,7 @@ from device_agent.training import prefix
 from device_agent.training.data import BatchSampler
 from device_agent.training.evaluation import measure
 from device_agent.training.journal import RunDirectory
+from device_agent.training.prefix import STRIDE
 from device_agent.training.trainer import Stopped, Trainer
 from shared.canonical import file_sha256
 from shared.recipe import DEFAULT_EPS
@@ -170,12 +171,23 @@ class Counting:
         return counted
 
 
-def test_each_example_passes_the_frozen_layers_once(run, stored, dataset):
+def test_each_text_passes_the_frozen_layers_once(run, stored, dataset):
+    """In full calls of E texts, whatever the splits' batches are; no call runs the whole network."""
     plan = stored.plan(dataset, **SETTINGS)
     runtime = Counting(open_runtime(plan.manifest, plan.program, plan.weights))
     train(run, plan, stored, runtime=runtime)
-    # 13 examples, 4 a step: the fourth step is the last that meets a new one.
-    assert (runtime.calls["prefix"], runtime.calls["suffix"], runtime.calls["step"]) == (4, 9, 0)
+    splits, rows = stored.splits(dataset, plan.training), plan.manifest.recipe.effective_batch
+    calls, seen = 0, set()
+    for texts in (
+        {row.tokens for example in splits.test for row in example.rows},
+        {row.tokens for example in splits.validation for row in example.rows},
+        {example.right.tokens for example in splits.train},
+    ):
+        by_length = Counter(-(-len(text) // STRIDE) for text in texts - seen)
+        calls += sum(-(-count // rows) for count in by_length.values())
+        seen |= texts
+    assert (runtime.calls["prefix"], runtime.calls["suffix"]) == (calls, 9)
+    assert (runtime.calls["step"], runtime.calls["score"]) == (0, 0)
 
 
 @pytest.mark.parametrize("room", [0, 5000])
@@ -186,7 +198,7 @@ def test_without_room_for_every_prefix_the_run_is_the_same(run, stored, dataset,
     small = RunDirectory(tmp_path / "small")
     runtime = Counting(open_runtime(plan.manifest, plan.program, plan.weights))
     train(small, plan, stored, runtime=runtime)
-    assert runtime.calls["prefix"] > 4
+    assert runtime.calls["prefix"] > 8
     assert (small.path / "trajectory.bin").read_bytes() == (run.path / "trajectory.bin").read_bytes()
     assert small.best.read_bytes() == run.best.read_bytes()
 

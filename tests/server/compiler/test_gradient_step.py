@@ -74,6 +74,18 @@ def test_prefix_and_suffix_are_step_to_the_bit(suffixed: Program) -> None:
     check_split(suffixed, batches, [(LR, 1.0, 0.1)] * 3)
 
 
+def test_prefix_and_score_suffix_are_score_to_the_bit(suffixed: Program) -> None:
+    recipe = suffixed.manifest.recipe
+    batch = reference.random_batch(np.random.default_rng(8), recipe, VOCABULARY)
+    suffixed.load_some_b()
+    choices = np.arange(recipe.rows * recipe.answer_length * recipe.choices, dtype=np.int64) % VOCABULARY
+    cells = (batch.positions, choices.reshape(recipe.rows, recipe.answer_length, recipe.choices))
+    (hidden,) = suffixed("prefix", batch.tokens)
+    np.testing.assert_array_equal(
+        suffixed("score_suffix", hidden, *cells)[0], suffixed("score", batch.tokens, *cells)[0]
+    )
+
+
 def test_shorter_sequences_have_the_same_gradient(suffixed: Program, deep: TinyBase) -> None:
     rng = np.random.default_rng(4)
     for length in (3, 7):

@@ -86,7 +86,8 @@ def test_the_prefix_is_the_stock_models_state(subset: Program, deep: TinyBase, r
 def test_the_manifest_counts_what_each_method_runs(subset: Program, request: pytest.FixtureRequest) -> None:
     frozen = FROZEN[request.node.callspec.params["subset"]]
     assert subset.manifest.methods == (*METHODS, *PREFIX_METHODS)
-    assert subset.manifest.delegates == 4 + 4 + frozen + (4 - frozen)  # step, score, prefix, suffix
+    # step, score, prefix, suffix, score_suffix
+    assert subset.manifest.delegates == 4 + 4 + frozen + 2 * (4 - frozen)
     assert subset.manifest.flops_per_step == step_flops(subset.manifest.recipe, subset.manifest.shape)
 
 
