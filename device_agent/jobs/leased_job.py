@@ -19,16 +19,13 @@ from device_agent.engines import Engine
 from device_agent.errors import DoesNotFit, OwnerRefuses, PolicyForbids, TooLittleMemory
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
-from device_agent.jobs.heartbeat import LeaseHeartbeat
+from device_agent.jobs.lease_and_policy import Halted, LeaseHeartbeat, PolicyGatedRun
 from device_agent.jobs.masked_upload import MaskedUpload
-from device_agent.jobs.policy_gated_run import Halted, PolicyGatedRun
 from device_agent.jobs.upload import Upload, UploadSummary
-from device_agent.policy.evaluator import PolicyEvaluator
+from device_agent.policy.evaluator import OwnerConsent, PolicyEvaluator
 from device_agent.policy.privacy_ledger import PrivacyLedger, Terms, spending_of
-from device_agent.policy.rules_file import OwnerConsent
 from device_agent.policy.task_approvals import TaskApprovals
-from device_agent.program_cache import ProgramCache
-from device_agent.program_verification import RollbackProtection, verify_program, verify_start
+from device_agent.programs import ProgramCache, RollbackProtection, verify_program, verify_start
 from device_agent.protocol.client import DeviceClient
 from device_agent.training.count_noise import derive_key
 from device_agent.training.journal import RunDirectory, RunPlan

@@ -13,7 +13,7 @@ import structlog
 
 from device_agent.errors import PolicyForbids
 from device_agent.home import AgentHome
-from device_agent.jobs.policy_gated_run import PolicyGatedRun
+from device_agent.jobs.lease_and_policy import PolicyGatedRun
 from device_agent.jobs.upload import LONGEST_PAUSE_SECONDS, PAUSE_SECONDS, UploadSummary
 from device_agent.protocol.client import Backoff, DeviceClient
 from device_agent.secure_aggregation.known_keys import KnownKeys

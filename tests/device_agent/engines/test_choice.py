@@ -6,9 +6,8 @@ import psutil
 import pytest
 
 from device_agent.engines.adb import AdbEngine
-from device_agent.engines.child_process import PythonEngine
+from device_agent.engines.child_process import NativeEngine, PythonEngine
 from device_agent.engines.choice import RUNNER_VARIABLE, EngineName, EngineSelector, local_runner, phone_platform
-from device_agent.engines.native import NativeEngine
 from device_agent.errors import NoRunner
 from device_agent.inference.session import open_inference
 from device_agent.runner.location import RunnerLocation, host_platform

@@ -8,7 +8,7 @@ import pytest
 
 from device_agent.daemon.daemon import Daemon
 from device_agent.daemon.reporting import Display
-from device_agent.engines.native import NativeEngine
+from device_agent.engines.child_process import NativeEngine
 from device_agent.home import AgentHome
 from device_agent.jobs.leased_job import Outcome
 from device_agent.jobs.rounds import RoundLog
