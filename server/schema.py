@@ -22,7 +22,7 @@ from server.registry import models as adapters
 from server.registry.adapter_grants import models as adapter_grants
 from server.registry.exports import models as formats
 from server.registry.trajectories import service as trajectories
-from server.storage import references as artifacts
+from server.storage import store as artifacts
 from server.tasks import repository as tasks
 from server.web import idempotency_record as idempotency
 

@@ -13,8 +13,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseModelEntry, BaseService
-from server.clock import utc_now
-from server.database.columns import new_id
+from server.database.columns import new_id, utc_now
 from server.federation.audit import note
 from server.federation.member_recipes import MemberRecipes
 from server.federation.models import AGGREGATE, Cohort, CohortMember, CohortRound, MemberUpdate
@@ -24,14 +23,12 @@ from server.federation.requests import part_request
 from server.federation.round_repository import Part, RoundRepository
 from server.federation.secure_aggregation.progress import MaskingProgress
 from server.jobs.leases.repository import LeaseRepository
-from server.jobs.lifecycle import JobLifecycle
-from server.jobs.service import JobService
-from server.registry.audit import SERVER, Actor
-from server.registry.models import Adapter, StoredVersion
+from server.jobs.service import JobLifecycle, JobService
+from server.registry.models import SERVER, Actor, Adapter, StoredVersion
 from server.registry.repository import AdapterRepository, find_adapter, find_version
 from server.registry.warm_start import parent_of
 from server.storage.store import ArtifactStore
-from server.tasks.service import TaskService
+from server.tasks.repository import TaskService
 from shared.errors import (
     BaseMismatch,
     BudgetExceeded,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.federation.models import Cohort
 from server.federation.repository import CohortRepository
 from server.federation.round_repository import Part, RoundRepository
@@ -44,7 +44,7 @@ class UpdateService:
         self._masking = MaskingProgress(session)
 
     def lock(self, lease_id: str) -> None:
-        """Locks the cohort of a leased job. Call it before locking the job (see `server.database.locking`)."""
+        """Locks the cohort of a leased job. Call it before locking the job (see `server.database.database`)."""
         self._cohorts.lock_of_lease(lease_id)
 
     def expect(self, job: Job) -> Expected | None:

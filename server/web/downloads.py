@@ -33,8 +33,8 @@ from server.storage.bucket import BucketArtifacts
 from server.storage.directory import DiskArtifacts
 from server.storage.store import ArtifactStore, Damaged
 from server.web import connections
+from server.web.middleware import RangeNotSatisfiable
 from server.web.openapi import FILE, FILE_PARAMETERS, raises
-from server.web.problems import RangeNotSatisfiable
 from server.web.state import AppState
 
 FILE_ROUTE: dict[str, Any] = {

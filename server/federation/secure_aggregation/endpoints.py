@@ -15,14 +15,12 @@ from fastapi.concurrency import run_in_threadpool
 from sqlalchemy.orm import Session
 
 from server.federation.secure_aggregation.service import MaskingService
-from server.identity.access_rules import Device
-from server.identity.devices.signatures import ResultSignature, SignedWriting, check_digest, spending
+from server.identity.access_rules import Device, ResultSignature, SignedWriting, check_digest, spending
 from server.identity.tokens import Principal
-from server.storage.references import Collected
-from server.storage.store import StorageFull
+from server.storage.store import Collected, StorageFull
 from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type, read_limited
+from server.web.middleware import TooSlow
 from server.web.openapi import raises
-from server.web.problems import TooSlow
 from server.web.routes import Routes
 from server.web.state import AppState, State
 from shared.errors import BadSignature, Conflict, Gone, InvalidUpload, MaskingOut, Replayed, TooLarge, Untrusted

@@ -11,7 +11,7 @@ from sqlalchemy import Float, ForeignKey, Index, LargeBinary, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from server.database.columns import Document, Moment, Numbered, Table, word
-from server.storage.references import FileColumn, FileReferences
+from server.storage.store import FileColumn, FileReferences
 from shared.federation.secure_aggregation.messages import Advertisement, Phase, Roster
 from shared.federation.secure_aggregation.settings import MaskingParameters
 

@@ -8,12 +8,11 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from server.database.locking import add_if_absent, locked
+from server.database.database import add_if_absent, locked
 from server.federation.models import Cohort, CohortRound, MemberUpdate
 from server.federation.secure_aggregation.models import MaskedMember, MaskedRound
 from server.jobs.repository import Job
-from server.storage.references import hold
-from server.storage.store import ArtifactStore
+from server.storage.store import ArtifactStore, hold
 from shared.federation.cohort import UpdateState
 from shared.federation.secure_aggregation.messages import Advertisement, Phase
 from shared.federation.secure_aggregation.session import MemberRow

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.federation.models import Cohort, CohortRound
 from server.federation.repository import CohortRepository
 from server.federation.secure_aggregation.models import MaskedRound
@@ -65,7 +65,7 @@ class MaskingService:
 
         Raises NotFound, Gone, Conflict, and the errors of `say`.
         """
-        CohortRepository(self._session).lock_of_lease(lease_id)  # before the job, as `server.database.locking` says
+        CohortRepository(self._session).lock_of_lease(lease_id)  # before the job, as `server.database.database` says
         leases = LeaseService(self._session, self._lease_seconds)
         lease, job = leases.find(device_id, lease_id)
         leases.renew(lease)

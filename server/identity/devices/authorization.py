@@ -20,8 +20,7 @@ from enum import StrEnum
 from sqlalchemy import ForeignKey, String, delete, func, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.clock import utc_now
-from server.database.columns import Document, Moment, Numbered, Table, word
+from server.database.columns import Document, Moment, Numbered, Table, utc_now, word
 from server.identity.devices.repository import Device
 from server.identity.devices.service import DeviceService, UserNames, check_key
 from server.identity.tokens import Principal, new_token, token_digest

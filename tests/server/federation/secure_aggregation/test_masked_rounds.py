@@ -7,7 +7,7 @@ from sqlalchemy import select, update
 from device_agent.jobs.masked_upload import LeaseMaskingTransport
 from device_agent.protocol.client import DeviceClient
 from device_agent.secure_aggregation.participant import InMemoryKnowledge, MaskingParticipant
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.federation.secure_aggregation.models import MaskedMember, MaskedRound
 from server.web.state import AppState
 from shared.errors import MaskingOut
