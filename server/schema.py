@@ -8,7 +8,7 @@ from server.catalog.runner_builds import models as runner_builds
 from server.database.columns import Table
 from server.federation import models as cohorts
 from server.federation.privacy import repository as privacy
-from server.federation.secure_aggregation import models as masking
+from server.federation.secure_aggregation import models as secure_aggregation
 from server.identity import tenants, tokens
 from server.identity.devices import authorization
 from server.identity.devices import repository as devices
@@ -41,11 +41,11 @@ __all__ = [
     "idempotency",
     "jobs",
     "leases",
-    "masking",
     "privacy",
     "programs",
     "queue",
     "runner_builds",
+    "secure_aggregation",
     "signing_keys",
     "tasks",
     "tenants",

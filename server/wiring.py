@@ -47,7 +47,7 @@ def wire() -> None:
             schema.trajectories.FILES,
             schema.formats.FILES,
             schema.cohorts.FILES,
-            schema.masking.FILES,
+            schema.secure_aggregation.FILES,
             schema.leases.FILES,
         )
     )
