@@ -67,6 +67,7 @@ from shared.signing import parse_public
 
 Kind = Literal["results", "all"]  # the setting from which on such a request must be signed
 NOTE_SECONDS = 60.0  # between two writes of one device
+SKEW_SECONDS = 300  # that a signature's time may differ from this server's
 SMALL_BYTES = 1 << 16  # hashed without a thread
 MISMATCH = "the body is not what its Content-Digest says; it was changed on the way, and nothing of it was kept"
 _scheme = HTTPBearer(auto_error=False, description="a token issued by `mobizo-server`, or by enrollment")
@@ -241,31 +242,32 @@ def check_signature(
     except Untrusted as error:
         raise BadSignature("this device enrolled without a key; enroll it again") from error
     signature.verify(key, target.method, target.path, target.query)
-    _check_time(signature, utc_now(), settings.signature_skew_seconds)
+    _check_time(signature, utc_now())
     return signature
 
 
-def _check_time(signature: RequestSignature, now: datetime, allowed: int) -> None:
+def _check_time(signature: RequestSignature, now: datetime) -> None:
     off = signature.created - now.timestamp()
-    if abs(off) > allowed:
+    if abs(off) > SKEW_SECONDS:
         told = now.isoformat(timespec="seconds")
         side = "ahead of" if off > 0 else "behind"
         raise ClockSkew(
-            f"the signature's time is {abs(off):.0f} s {side} the server's, {told}; at most {allowed} s are allowed",
+            f"the signature's time is {abs(off):.0f} s {side} the server's, {told}; at most {SKEW_SECONDS} s are "
+            "allowed",
             server_time=told,
-            allowed_seconds=allowed,
+            allowed_seconds=SKEW_SECONDS,
         )
 
 
-def spent_by(state: AppState, device_id: str, signature: RequestSignature) -> Spent:
+def spent_by(device_id: str, signature: RequestSignature) -> Spent:
     """The nonce of a signature, and as long as it is good."""
     made = datetime.fromtimestamp(signature.created, UTC)
-    return Spent(device_id, signature.nonce, made + timedelta(seconds=state.settings.signature_skew_seconds + 1))
+    return Spent(device_id, signature.nonce, made + timedelta(seconds=SKEW_SECONDS + 1))
 
 
-def spend(session: Session, state: AppState, device_id: str, signature: RequestSignature) -> None:
+def spend(session: Session, device_id: str, signature: RequestSignature) -> None:
     """Notes the nonce as long as its signature is good. Raises Replayed if it is spent."""
-    if not NonceRepository(session).spend_all([spent_by(state, device_id, signature)], utc_now()):
+    if not NonceRepository(session).spend_all([spent_by(device_id, signature)], utc_now()):
         raise Replayed
 
 
@@ -273,7 +275,7 @@ def spend_ahead(state: AppState, device_id: str, signature: RequestSignature | N
     """Spends a nonce by itself, before a body is read. Raises Replayed."""
     if signature is not None:
         with state.database.writing() as session:
-            spend(session, state, device_id, signature)
+            spend(session, device_id, signature)
 
 
 def check_digest(signature: RequestSignature | None, digest: bytes) -> None:
@@ -317,7 +319,7 @@ def spending(state: AppState, principal: Principal, signature: RequestSignature 
     try:
         with state.database.writing() as session:
             if signature is not None:
-                spend(session, state, device_id, signature)
+                spend(session, device_id, signature)
             yield session
     except (Replayed, Unavailable):
         # Nothing was done, and the same may be done again.

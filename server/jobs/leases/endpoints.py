@@ -38,6 +38,8 @@ from shared.job import JobError, Progress
 from shared.protocol import Decline, Lease, LeaseRequest, LeaseState
 
 router = Routes(prefix="/v1/leases", tags=["leases"])
+LEASE_SECONDS_MOST = 3600.0  # that a device may ask for
+LOOK_SECONDS = 0.1  # between two searches for jobs that another process made ready, while devices wait here
 CHUNK = 500  # users in one query
 _log = structlog.get_logger()
 
@@ -235,7 +237,7 @@ def make_long_poll(state: AppState) -> LongPoll:
         with state.database.writing() as session:
             LeaseService(session, state.settings.lease_seconds, state.settings.lease_attempts).take_back_overdue()
 
-    return LongPoll(state.database, state.shutdown, state.settings.look_seconds, take_back_overdue)
+    return LongPoll(state.database, state.shutdown, LOOK_SECONDS, take_back_overdue)
 
 
 def make_heartbeats(state: AppState) -> GroupCommit[Heartbeat, LeaseState]:
@@ -263,7 +265,7 @@ def _acquire(state: AppState, principal: Principal, lease_request: LeaseRequest)
     """Returns a lease if there is a job for the device, and the device's current offer."""
     settings = state.settings
     requested = lease_request.lease_seconds
-    seconds = None if requested is None else min(requested, settings.lease_seconds_most)
+    seconds = None if requested is None else min(requested, LEASE_SECONDS_MOST)
     with state.database.writing() as session:
         service = LeaseService(session, settings.lease_seconds, settings.lease_attempts)
         offer = service.offer(principal.tenant, principal.device_id or "", lease_request, lock=True)
@@ -308,7 +310,7 @@ async def heartbeat(
     """Extends the lease. `stop` is true if the job was cancelled. 410 once the lease is lost."""
     device_id = principal.device_id or ""
     await state.get(make_presences).record(Presence(device_id))
-    spent = None if signature is None else spent_by(state, device_id, signature)
+    spent = None if signature is None else spent_by(device_id, signature)
     return await state.get(make_heartbeats).add(Heartbeat(device_id, lease_id, progress, spent))
 
 
