@@ -2,7 +2,7 @@
 
 config.json   server, device id, token, and the server's public key, pinned when this device enrolled (0600)
 device.key    the device's own Ed25519 key (0600)
-rules.toml    the owner's rules for training (device_agent.policy.rules_file)
+rules.toml    the owner's rules for training (device_agent.policy.evaluator)
 cache/        program files by sha256
 runs/         one directory per job
 adapters/     adapters stored for use on this device (device_agent.inference.adapter_store)
@@ -13,7 +13,7 @@ privacy.json  privacy spent on each data set (device_agent.policy.privacy_ledger
 rounds.jsonl  federated rounds that this device took part in (device_agent.jobs.rounds)
 peers.json    other devices' keys, trusted on first use in masked rounds (device_agent.secure_aggregation.known_keys)
 status.json   state of the daemon and outcome of its last job
-logs/         the log (device_agent.daemon.logs)
+logs/         the log (device_agent.daemon.reporting)
 control.sock  the running daemon's socket (device_agent.daemon.control)
 paused        present while training is paused
 lock          held by the running daemon

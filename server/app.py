@@ -13,18 +13,18 @@ from starlette.types import Lifespan
 
 from server.catalog.calibrations import endpoints as calibrations
 from server.catalog.runner_builds import endpoints as runner_builds
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.database.database import Database
 from server.database.schema import prepare
 from server.federation import endpoints as cohorts
 from server.federation.privacy import endpoints as privacy
 from server.federation.secure_aggregation import endpoints as secure_aggregation
 from server.identity import endpoints as identity
-from server.identity.activity import make_last_used
 from server.identity.devices import endpoints as devices
 from server.identity.devices import enrollment as enrollment
 from server.identity.signing_keys import endpoints as signing_keys
 from server.identity.signing_keys.service import load_key, prepare_keys
+from server.identity.tokens import make_last_used
 from server.inference import endpoints as inference
 from server.inference.openai import endpoints as openai
 from server.inference.scorer import make_scorer
@@ -45,9 +45,8 @@ from server.results import endpoints as results
 from server.settings import Settings
 from server.storage.opening import open_artifacts
 from server.tasks.engine import prepare_engine
-from server.web.middleware import Envelope, Meter
+from server.web.middleware import Envelope, Meter, add_problem_handlers
 from server.web.openapi import describe
-from server.web.problems import add_problem_handlers
 from server.web.state import AppState
 from server.wiring import wire
 

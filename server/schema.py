@@ -8,7 +8,7 @@ from server.catalog.runner_builds import models as runner_builds
 from server.database.columns import Table
 from server.federation import models as cohorts
 from server.federation.privacy import repository as privacy
-from server.federation.secure_aggregation import models as masking
+from server.federation.secure_aggregation import models as secure_aggregation
 from server.identity import tenants, tokens
 from server.identity.devices import authorization
 from server.identity.devices import repository as devices
@@ -22,7 +22,7 @@ from server.registry import models as adapters
 from server.registry.adapter_grants import models as adapter_grants
 from server.registry.exports import models as formats
 from server.registry.trajectories import service as trajectories
-from server.storage import references as artifacts
+from server.storage import store as artifacts
 from server.tasks import repository as tasks
 from server.web import idempotency_record as idempotency
 
@@ -41,11 +41,11 @@ __all__ = [
     "idempotency",
     "jobs",
     "leases",
-    "masking",
     "privacy",
     "programs",
     "queue",
     "runner_builds",
+    "secure_aggregation",
     "signing_keys",
     "tasks",
     "tenants",

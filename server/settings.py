@@ -80,7 +80,6 @@ class Settings(BaseSettings):
     # How the database is talked to, by each process; on SQLite only the last counts
     database_connections: int = Field(20, ge=1, description="that are kept")
     database_overflow: int = Field(40, ge=0, description="more connections while they are needed")
-    database_recycle_seconds: float = Field(1800, gt=0, description="age at which a connection is replaced")
     database_connect_seconds: float = Field(5, gt=0, description="most time to get a connection")
     database_statement_seconds: float = Field(30, gt=0, description="most time of one statement")
     database_lock_seconds: float = Field(10, gt=0, description="most time to wait for another transaction")
@@ -98,7 +97,6 @@ class Settings(BaseSettings):
     delivery: Delivery = Field(Delivery.STREAM, description="stream, accel (by nginx) or redirect (to the bucket)")
     accel_prefix: str = Field("/mobizo-files/", pattern=r"^/([A-Za-z0-9._-]+/)+$", description="nginx's location")
     redirect_bytes: int = Field(8 * MEBIBYTE, ge=0, description="smaller files are streamed also by `redirect`")
-    redirect_seconds: int = Field(300, ge=10, le=86_400, description="how long a signed address works")
     collect_hours: float = Field(24, ge=0, description="between two collections of unnamed files; 0: none by itself")
     collect_grace_hours: float = Field(24, ge=0, description="how long a file may be unnamed before it is removed")
     # Adapters
@@ -151,13 +149,10 @@ class Settings(BaseSettings):
     refusal_burst: int = Field(30, ge=1, description="the same, at once after a pause")
     # Devices: how they join, and the signatures under what they send
     public_url: str | None = Field(None, description="where people reach this server; null: as the request says")
-    device_request_seconds: int = Field(900, ge=1, description="how long a device's request to join may wait")
     device_request_interval_seconds: int = Field(5, ge=1, description="least time between its questions")
-    device_requests_per_address: int = Field(20, ge=1, description="that wait at once")
     signed_requests: Literal["none", "results", "all"] = Field(
         "results", description="what devices must sign: nothing, uploads and completions, or all that changes things"
     )
-    signature_skew_seconds: int = Field(300, ge=1, description="how far a signature's time may be off")
     upload_rms_limit: float = Field(
         100, gt=0, description="root mean square of an uploaded adapter's elements above which it is refused"
     )
@@ -173,11 +168,7 @@ class Settings(BaseSettings):
     )
     # Leases of jobs
     lease_seconds: float = Field(120, gt=0, description="how long a job is a device's without a heartbeat")
-    lease_seconds_most: float = Field(3600, gt=0, description="the longest that a device may ask for")
     lease_attempts: int = Field(5, ge=1, description="leases of one job that may run out before it fails")
-    look_seconds: float = Field(
-        0.1, gt=0, description="how often jobs that another process made ready are looked for, while devices wait here"
-    )
     # Compilation
     compile_lease_seconds: float = Field(30, gt=0, description="how long a program is a worker's without a heartbeat")
     compile_attempts: int = Field(3, ge=1, description="tries of a compile that crashes")
@@ -267,7 +258,6 @@ class Settings(BaseSettings):
         return Tuning(
             connections=self.database_connections,
             overflow=self.database_overflow,
-            recycle_seconds=self.database_recycle_seconds,
             connect_seconds=self.database_connect_seconds,
             statement_seconds=self.database_statement_seconds,
             lock_seconds=self.database_lock_seconds,

@@ -14,11 +14,12 @@ from server.catalog.runner_builds.service import sign_builds
 from server.federation.privacy.service import PrivacyService, prepare_privacy
 from server.federation.repository import CohortAdapters, adapters_of_member, cohort_with_calibration
 from server.federation.requests import round_task
-from server.identity.devices.bindings import UNBOUND
+from server.identity.devices.service import UNBOUND
 from server.identity.signing_keys.service import RESIGNERS, REVOKED
 from server.jobs.leases.repository import file_of_device
 from server.jobs.leases.service import take_back_revoked, take_back_unbound
-from server.jobs.lifecycle import (
+from server.jobs.repository import file_of_tenant, job_with_calibration, program_of_tenant
+from server.jobs.service import (
     PREPARATIONS,
     ROUND_TASK,
     SUBSCRIBERS,
@@ -26,13 +27,12 @@ from server.jobs.lifecycle import (
     follow_program,
     show_compile_progress,
 )
-from server.jobs.repository import file_of_tenant, job_with_calibration, program_of_tenant
 from server.programs.service import ACCESS, MOVED, PROGRESSED, ProgramAccess, sign_programs
 from server.registry.adapter_grants.repository import SHARED, granted_file
 from server.registry.repository import version_with_calibration
 from server.registry.service import RegistrySubscriber
 from server.registry.warm_start import StartService
-from server.storage.references import REFERENCES
+from server.storage.store import REFERENCES
 
 
 def wire() -> None:
@@ -47,7 +47,7 @@ def wire() -> None:
             schema.trajectories.FILES,
             schema.formats.FILES,
             schema.cohorts.FILES,
-            schema.masking.FILES,
+            schema.secure_aggregation.FILES,
             schema.leases.FILES,
         )
     )

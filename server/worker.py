@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.database.database import Database
 from server.federation.aggregation import AggregationHandler
 from server.federation.sweep import RoundWatch

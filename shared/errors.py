@@ -35,7 +35,7 @@ MobizoError
 |  |- BudgetExceeded    409     a private job or round that would exceed the privacy budget
 |  |- DeviceNotBound    409     a device that does not train for this user
 |  |- NotReplayable     409     a version whose earlier steps cannot be reconstructed
-|  |- MaskingOut        409     a secure aggregation round that continues without this device
+|  |- LeftOutOfRound        409     a secure aggregation round that continues without this device
 |  `- Replayed          409     a signed request whose nonce was used before
 |- Gone                 410   a lease that ended
 |  `- RoundClosed       410   an update after the end of its round
@@ -300,7 +300,7 @@ class StartDeleted(Conflict):
     code, title = "start-deleted", "Start deleted"
 
 
-class MaskingOut(Conflict):
+class LeftOutOfRound(Conflict):
     """The masked round continues without this device; the update is discarded."""
 
     code, title = "masking-out", "Out of a masked round"

@@ -26,9 +26,9 @@ from shared.program import ProgramManifest
 from simulation.arrivals import Arrival, Arrivals, Asynchronous, Population, Tell, synchronous
 from simulation.draws import entropy
 from simulation.executors import Executor, in_order
-from simulation.masked import combine_masked
 from simulation.privacy import overspent, spent
 from simulation.records import Bytes, Round, Store
+from simulation.secure_aggregation import combine_masked
 from simulation.settings import SimulationSettings
 from simulation.shards import Shard
 from simulation.uploads import member, receive, send

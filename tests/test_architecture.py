@@ -56,11 +56,11 @@ def test_arrows(folder, may_not):
 
 # The packages of the server, lowest first: a package may import those before it, never those after it.
 LAYERS = (
-    *("clock", "logs", "ports", "settings", "database", "storage", "web", "tasks", "identity", "compiler"),
+    *("logs", "ports", "settings", "database", "storage", "web", "tasks", "identity", "compiler"),
     *("catalog", "programs", "jobs", "registry", "federation", "results", "inference", "operations"),
     *("schema", "wiring", "app", "serving", "worker", "cli"),
 )
-BASE = ("clock", "logs", "ports", "settings", "database", "storage", "web", "tasks")
+BASE = ("logs", "ports", "settings", "database", "storage", "web", "tasks")
 
 
 def package_of(path):
@@ -109,7 +109,7 @@ def test_the_compiler_knows_nothing_else_of_the_server():
 
 
 def test_the_task_queue_knows_no_feature():
-    allowed = ("server.tasks", "server.database", "server.settings", "server.clock")
+    allowed = ("server.tasks", "server.database", "server.settings", "server.database.columns")
     for path in modules("server/tasks"):
         other = {name for name in imports(path) if name.startswith("server.") and not name.startswith(allowed)}
         assert not other, (path, other)

@@ -88,12 +88,12 @@ def test_a_new_file_of_the_compiler_is_another_key(tree, added):
 
 
 def test_an_import_inside_a_function_counts(tree):
-    target = tree / "server" / "clock.py"
+    target = tree / "server" / "ports.py"
     with target.open("a") as file:
         file.write("# changed\n")
     assert programs.source_state(tree) == programs.source_state()
     with (tree / "server/compiler/cost.py").open("a") as file:
-        file.write("\n\ndef later():\n    from server import clock\n    return clock\n")
+        file.write("\n\ndef later():\n    from server import ports\n    return ports\n")
     before = programs.source_state(tree)
     with target.open("a") as file:
         file.write("# changed again\n")

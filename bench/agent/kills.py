@@ -27,7 +27,7 @@ from typing import Self
 from bench.agent.server import DATASET, JOB, fake_server
 from bench.programs import Compiled
 from bench.result import Row
-from device_agent.engines.native import finish, prepare
+from device_agent.engines.child_process import finish, prepare
 from device_agent.home import HOME_VARIABLE
 from device_agent.training.journal import RunDirectory, RunPlan
 from device_agent.training.messages import TrainerMessage

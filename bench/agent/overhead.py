@@ -16,9 +16,8 @@ from bench.programs import MOVIES, Compiled, compile_cold, reopen, smollm2_recip
 from bench.result import Claims, Measured, Row, notes
 from bench.tiny import plan_of
 from device_agent.engines import Engine
-from device_agent.engines.child_process import PythonEngine
+from device_agent.engines.child_process import NativeEngine, PythonEngine
 from device_agent.engines.choice import RUNNER_VARIABLE
-from device_agent.engines.native import NativeEngine
 from device_agent.home import HOME_VARIABLE, AgentHome
 from device_agent.training.journal import ResourceUsage, RunDirectory, RunPlan
 from shared.job import Progress, TrainingSettings

@@ -1,8 +1,8 @@
 """The cost of secure aggregation: bytes and seconds of each device and the server, in rounds of 16, 64, 256 devices.
 
-The real halves of device and server run in one process, without HTTP and database (`simulation.masked`). A tenth of the
-devices fails when it costs the server most, after the shares and before the vectors. The sum must equal that of the
-devices' integers.
+The real halves of device and server run in one process, without HTTP and database (`simulation.secure_aggregation`). A
+tenth of the devices fails when it costs the server most, after the shares and before the vectors. The sum must equal
+that of the devices' integers.
 """
 
 import time
@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bench.federation.upload_size import SIZE, masking_parameters
+from bench.federation.upload_size import SIZE, secure_aggregation_parameters
 from bench.result import Measured, Row
-from device_agent.secure_aggregation.participant import InMemoryKnowledge, MaskingParticipant
+from device_agent.secure_aggregation.participant import InMemoryKnowledge, SecureAggregationParticipant
 from shared.federation.secure_aggregation.fixed_point import Words, decode, encode, mean_error, word
-from shared.federation.secure_aggregation.messages import MaskingView, Phase
-from shared.federation.secure_aggregation.settings import MaskingParameters
-from simulation.masked import RoundLink, RoundServer
+from shared.federation.secure_aggregation.messages import Phase, SecureAggregationView
+from shared.federation.secure_aggregation.settings import SecureAggregationParameters
+from simulation.secure_aggregation import RoundLink, RoundServer
 
 DEVICES, QUICK_DEVICES = (16, 64, 256), (16,)
 
@@ -41,10 +41,10 @@ class MeasuredLink:
     def __init__(self, link: RoundLink) -> None:
         self.link, self.received, self.server_seconds = link, 0, 0.0
 
-    def __getattr__(self, name: str) -> Callable[..., MaskingView]:
-        def call(*arguments: object) -> MaskingView:
+    def __getattr__(self, name: str) -> Callable[..., SecureAggregationView]:
+        def call(*arguments: object) -> SecureAggregationView:
             began = time.perf_counter()
-            view: MaskingView = getattr(self.link, name)(*arguments)
+            view: SecureAggregationView = getattr(self.link, name)(*arguments)
             self.server_seconds += time.perf_counter() - began
             self.received += len(view.model_dump_json())
             return view
@@ -54,7 +54,7 @@ class MeasuredLink:
 
 def masked_round(count: int) -> Row:
     """Runs one round of `count` devices, of which a tenth drops out before its vector."""
-    parameters = masking_parameters(count, 32)
+    parameters = secure_aggregation_parameters(count, 32)
     server = RoundServer(parameters, count)
     links: list[Any] = []
     parts = []
@@ -62,7 +62,7 @@ def masked_round(count: int) -> Row:
         link = RoundLink(server, f"device_{number:04}", Ed25519PrivateKey.generate())
         links.append(MeasuredLink(link))
         about = (links[-1], InMemoryKnowledge(), parameters, link.member, link.identity)
-        parts.append(MaskingParticipant(*about, lambda _members: None, partial(_encoded, number, parameters)))
+        parts.append(SecureAggregationParticipant(*about, lambda _members: None, partial(_encoded, number, parameters)))
     staying = count - count // 10
     seconds = [0.0] * count
     began, phase = time.perf_counter(), Phase.KEYS
@@ -97,7 +97,7 @@ def masked_round(count: int) -> Row:
     }
 
 
-def _encoded(number: int, parameters: MaskingParameters) -> Words:
+def _encoded(number: int, parameters: SecureAggregationParameters) -> Words:
     """Returns the update of one device, the same at every call."""
     update = np.random.default_rng(number).normal(size=SIZE, scale=parameters.clip / np.sqrt(SIZE)).astype(np.float32)
     return encode(update, 1, parameters)

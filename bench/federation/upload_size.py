@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.result import Measured, Row
 from shared.federation.secure_aggregation.fixed_point import vector_bytes
-from shared.federation.secure_aggregation.settings import Bits, MaskingParameters
+from shared.federation.secure_aggregation.settings import Bits, SecureAggregationParameters
 from shared.zo.lora import adapter_file
 from shared.zo.trajectory import MAGIC, Evaluation, TrajectoryHeader, frame
 
@@ -49,12 +49,12 @@ def trajectory_bytes(size: int, steps: int, queries: int, interval: int) -> int:
 
 def masked_bytes(bits: Bits) -> int:
     """Returns the bytes of a masked vector, in a round of at most 256 devices of equal weight."""
-    return vector_bytes(masking_parameters(256, bits))
+    return vector_bytes(secure_aggregation_parameters(256, bits))
 
 
-def masking_parameters(members: int, bits: Bits) -> MaskingParameters:
+def secure_aggregation_parameters(members: int, bits: Bits) -> SecureAggregationParameters:
     """Returns the parameters of a round of devices of equal weight."""
-    return MaskingParameters(
+    return SecureAggregationParameters(
         cohort="cohort",
         round=1,
         start_sha256=None,

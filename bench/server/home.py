@@ -19,12 +19,11 @@ import httpx
 import psutil
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from server.clock import utc_now
-from server.database.columns import new_id
+from server.database.columns import new_id, utc_now
 from server.database.database import Database
 from server.database.schema import upgrade
-from server.identity.devices.bindings import BindingService
 from server.identity.devices.repository import Device
+from server.identity.devices.service import BindingService
 from server.identity.signing_keys import service as keys
 from server.identity.tokens import TokenService
 from server.schema import bases

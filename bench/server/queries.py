@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from bench.result import Measured, Row
 from bench.server.home import both_databases
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.database.database import Database
 from server.database.paging import PageRequest
 from server.database.schema import upgrade

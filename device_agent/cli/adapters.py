@@ -12,7 +12,7 @@ from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore, StoredAdapter
 from device_agent.inference.pull import fetch_missing, parse_reference
 from device_agent.inference.pull import pull as pull_version
-from device_agent.program_cache import ProgramCache
+from device_agent.programs import ProgramCache
 from device_agent.protocol.client import DeviceClient
 from shared.errors import NotFound
 

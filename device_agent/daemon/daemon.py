@@ -17,18 +17,16 @@ from device_agent.engines.child_process import PythonEngine
 from device_agent.errors import PolicyForbids, UnsafeManifest
 from device_agent.home import AgentHome, PauseFlag
 from device_agent.inference.adapter_store import AdapterStore
-from device_agent.jobs.heartbeat import LeaseHeartbeat
+from device_agent.jobs.lease_and_policy import LeaseHeartbeat
 from device_agent.jobs.leased_job import AgentContext, JobEnd, LeasedJob, Outcome
 from device_agent.jobs.rounds import RoundLog, round_record
 from device_agent.memory import release_code_pages
-from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator
+from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator, load_consents, load_rules
 from device_agent.policy.privacy_accounting import can_account
 from device_agent.policy.privacy_ledger import PrivacyLedger
-from device_agent.policy.rules_file import load_consents, load_rules
 from device_agent.policy.sensors import LinuxSensors, Sensors
 from device_agent.policy.task_approvals import TaskApprovals
-from device_agent.program_cache import ProgramCache
-from device_agent.program_verification import RollbackProtection, follow_key_rotation
+from device_agent.programs import ProgramCache, RollbackProtection, follow_key_rotation
 from device_agent.protocol.client import Backoff, DeviceClient, jittered
 from device_agent.training.journal import RunDirectory, prune_runs
 from shared.capabilities import Capabilities
@@ -105,7 +103,6 @@ class Daemon:
             )
         self._tasks = TaskApprovals(home.tasks)
         self._privacy = PrivacyLedger(home.privacy, self._consents.privacy_limits, self._datasets)
-        self._rounds = RoundLog(home.rounds)
         self._pauses = Backoff(pause_seconds, LONGEST_PAUSE_SECONDS)
         self._early_seconds = min(pause_seconds, EARLY_SECONDS)
         self._stopping = StopSignal()
@@ -257,7 +254,7 @@ class Daemon:
         if lease.round is None or ended.outcome in UNFINISHED:
             return
         try:
-            self._rounds.add(round_record(lease.job.id, lease.round, ended, run.result()))
+            RoundLog(self._home.rounds).add(round_record(lease.job.id, lease.round, ended, run.result()))
         except OSError as error:
             _log.warning("the round could not be logged", detail=describe_os_error(error))
 

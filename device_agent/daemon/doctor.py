@@ -14,10 +14,10 @@ from device_agent.daemon.service import installed_units
 from device_agent.errors import NoRunner
 from device_agent.home import AgentHome, DeviceConfig, PauseFlag
 from device_agent.memory import spare_bytes
+from device_agent.policy.evaluator import load_rules
 from device_agent.policy.rules import decide
-from device_agent.policy.rules_file import load_rules
 from device_agent.policy.sensors import LinuxSensors, Sensors
-from device_agent.program_cache import MARGIN_BYTES
+from device_agent.programs import MARGIN_BYTES
 from device_agent.protocol.client import ServerClock
 from device_agent.runner.location import RunnerLocation, host_platform
 from device_agent.runner.toolchain import check_compiler

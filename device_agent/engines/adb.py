@@ -13,7 +13,7 @@ from pathlib import Path
 from device_agent.android.adb import Adb, Interrupted, PhoneRefused, PhoneUnreachable, never
 from device_agent.android.phone import ROOT, Phone
 from device_agent.durable import disk_full_as_does_not_fit
-from device_agent.engines.native import finish, prepare
+from device_agent.engines.child_process import finish, prepare
 from device_agent.engines.remote_run_monitor import POLL_SECONDS, RemoteRunMonitor
 from device_agent.protocol.client import Backoff
 from device_agent.training.journal import RunDirectory

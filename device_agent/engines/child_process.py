@@ -1,6 +1,8 @@
-"""Training in a child process: starting, stopping and hearing it, and the Python engine.
+"""The engines of this machine: each run trains in a child process, natively or in Python.
 
-The Python engine trains with ExecuTorch's or PyTorch's runtime, depending on the program's backend.
+The native runner needs no PyTorch. `prepare` reads the data into its plan file beforehand, in a process of its own, and
+`finish` builds the result from its files; the adb engine uses both. The Python engine trains with ExecuTorch's or
+PyTorch's runtime, depending on the program's backend.
 """
 
 from __future__ import annotations
@@ -10,19 +12,29 @@ import selectors
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+import numpy as np
+
+from device_agent.durable import disk_full_as_does_not_fit
 from device_agent.errors import DoesNotFit, RuntimeFailed
 from device_agent.training.journal import RunDirectory
 from device_agent.training.messages import TrainerMessage
+from device_agent.training.result import build_result, finished, uploaded_validation
+from shared.canonical import file_sha256
 from shared.job import Progress
+from shared.zo.lora import F32
+from shared.zo.trajectory import parse_trajectory
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 10.0  # then it is killed, which costs at most the step in progress
 EXIT_SECONDS = 1.0  # from its last message to its exit
 LOG_TAIL = 300  # characters
+PACKAGES = Path(__file__).resolve().parents[2]
+NOTE_SECONDS = 5.0  # between two notes of time and memory, each of which is synced
 
 
 def supervise(
@@ -105,9 +117,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
-PACKAGES = Path(__file__).resolve().parents[2]
-
-
 class PythonEngine:
     """Trains each run in a process of its own, which returns torch's memory when it exits."""
 
@@ -118,3 +127,92 @@ class PythonEngine:
         path = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
         command = (sys.executable, "-m", "device_agent.training.trainer_process", str(run.path))
         return supervise(command, run, report, stop, {"PYTHONPATH": path})
+
+
+class NativeEngine:
+    """Trains each run with this machine's `mobizo-runner`."""
+
+    name = "native"
+
+    def __init__(self, runner: Path) -> None:
+        """runner: the directory of `mobizo-runner` and its libraries."""
+        self._runner = runner
+
+    def train(self, run: RunDirectory, report: Callable[[Progress], None], stop: Callable[[], bool]) -> TrainerMessage:
+        """Trains a run; see `Engine.train`."""
+        with disk_full_as_does_not_fit():
+            return prepare(run) or self._train(run, report, stop)
+
+    def _train(self, run: RunDirectory, report: Callable[[Progress], None], stop: Callable[[], bool]) -> TrainerMessage:
+        before = run.figures()
+        plan = run.plan()
+        command = (
+            str(self._runner / "mobizo-runner"),
+            *("train", "--attached", "--run", str(run.path)),
+            *("--program", str(plan.program), "--weights", str(plan.weights)),
+        )
+
+        noted = 0.0
+
+        def hear(message: TrainerMessage) -> None:
+            nonlocal noted
+            now = time.monotonic()
+            if message.spent is not None and (message.progress is None or now - noted > NOTE_SECONDS):
+                noted = now
+                run.note(before.plus(message.spent))
+
+        return finish(run, supervise(command, run, report, stop, hear=hear))
+
+
+def prepare(run: RunDirectory) -> TrainerMessage | None:
+    """Writes the run's plan file unless it is complete; returns a message if the data is unusable.
+
+    Raises DoesNotFit if the disk is full, RuntimeFailed if the process died without a message.
+    """
+    prepared = run.prepared()
+    if prepared is not None and run.native_plan.exists() and file_sha256(run.native_plan) == prepared.plan_sha256:
+        return None
+    path = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, "-m", "device_agent.training.plan", str(run.path)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+        check=False,
+    )
+    if done.stdout:
+        message = TrainerMessage.model_validate_json(done.stdout)
+        if message.error is not None and message.error.code == DoesNotFit.code:
+            raise DoesNotFit(message.error.detail)
+        return message
+    if done.returncode != 0:
+        ended = f"the process that prepares the data ended with status {done.returncode}"
+        raise RuntimeFailed(f"{ended}: {done.stderr.strip()[-LOG_TAIL:]}", public=ended)
+    return None
+
+
+def finish(run: RunDirectory, message: TrainerMessage) -> TrainerMessage:
+    """Adds the result to the runner's final message and writes both adapter files, if training is complete.
+
+    Raises RuntimeFailed if the runner's files are incomplete.
+    """
+    if not message.trained:
+        return message
+    plan, prepared = run.plan(), run.prepared()
+    trajectory, _ = parse_trajectory(run.ledger.read_bytes())
+    if trajectory is None or prepared is None or not finished(plan, trajectory):
+        raise RuntimeFailed(f"the runner said that it was done, but {run.ledger} is not whole; remove the run")
+    best = uploaded_validation(plan, trajectory)
+    run.write_adapter(run.last, _read_b(run.path / "last.f32", plan.manifest.size), plan, trajectory.steps)
+    chosen = _read_b(run.path / "best.f32", plan.manifest.size)
+    run.write_adapter(run.best, chosen, plan, best.step if best else trajectory.steps)
+    result = build_result(plan, trajectory, run.figures(), prepared.examples)
+    run.finish(result)
+    return TrainerMessage(result=result)
+
+
+def _read_b(path: Path, size: int) -> F32:
+    flat = np.frombuffer(path.read_bytes(), "<f4")
+    if flat.shape != (size,) or not np.isfinite(flat).all():
+        raise RuntimeFailed(f"{path} is no B of this program; remove the run's directory to train it anew")
+    return flat.astype(np.float32)

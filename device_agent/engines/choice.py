@@ -14,8 +14,7 @@ import structlog
 from device_agent.android.adb import Adb
 from device_agent.engines import Engine
 from device_agent.engines.adb import AdbEngine
-from device_agent.engines.child_process import PythonEngine
-from device_agent.engines.native import NativeEngine
+from device_agent.engines.child_process import NativeEngine, PythonEngine
 from device_agent.errors import NoRunner
 from device_agent.home import AgentHome
 from device_agent.memory import total_bytes

@@ -14,7 +14,7 @@ from device_agent.engines.choice import local_runner
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore, LoadedAdapter, StoredAdapter
 from device_agent.inference.session import InferenceSession, open_inference
-from device_agent.program_cache import ProgramCache
+from device_agent.programs import ProgramCache
 from shared.errors import BadRequest, MobizoError, NotFound
 from shared.program import ProgramFile, ProgramManifest
 from shared.task import Task

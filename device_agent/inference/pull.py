@@ -8,8 +8,7 @@ import re
 
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore, StoredAdapter
-from device_agent.program_cache import ProgramCache
-from device_agent.program_verification import RollbackProtection, check_fit, follow_key_rotation
+from device_agent.programs import ProgramCache, RollbackProtection, check_fit, follow_key_rotation
 from device_agent.protocol.client import DeviceClient
 from shared.errors import BadRequest, Untrusted
 from shared.job import NAME

@@ -19,23 +19,20 @@ from device_agent.engines import Engine
 from device_agent.errors import DoesNotFit, OwnerRefuses, PolicyForbids, TooLittleMemory
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
-from device_agent.jobs.heartbeat import LeaseHeartbeat
-from device_agent.jobs.masked_upload import MaskedUpload
-from device_agent.jobs.policy_gated_run import Halted, PolicyGatedRun
+from device_agent.jobs.lease_and_policy import Halted, LeaseHeartbeat, PolicyGatedRun
+from device_agent.jobs.secure_aggregation_upload import SecureAggregationUpload
 from device_agent.jobs.upload import Upload, UploadSummary
-from device_agent.policy.evaluator import PolicyEvaluator
+from device_agent.policy.evaluator import OwnerConsent, PolicyEvaluator
 from device_agent.policy.privacy_ledger import PrivacyLedger, Terms, spending_of
-from device_agent.policy.rules_file import OwnerConsent
 from device_agent.policy.task_approvals import TaskApprovals
-from device_agent.program_cache import ProgramCache
-from device_agent.program_verification import RollbackProtection, verify_program, verify_start
+from device_agent.programs import ProgramCache, RollbackProtection, verify_program, verify_start
 from device_agent.protocol.client import DeviceClient
 from device_agent.training.count_noise import derive_key
 from device_agent.training.journal import RunDirectory, RunPlan
 from device_agent.training.messages import describe
 from shared.canonical import file_sha256
 from shared.capabilities import may_take_part
-from shared.errors import Gone, MaskingOut, MobizoError, NotFound, Unauthorized, Unavailable, Untrusted
+from shared.errors import Gone, LeftOutOfRound, MobizoError, NotFound, Unauthorized, Unavailable, Untrusted
 from shared.federation.secure_aggregation.quiet import quiet_progress
 from shared.job import JobError, Progress, Result, TrajectoryUpload
 from shared.program import ProgramFile, ProgramManifest
@@ -131,7 +128,7 @@ class LeasedJob:
             return self._lost(error.detail)
         except TooLittleMemory as error:
             return self._decline(error)
-        except (PolicyForbids, MaskingOut) as error:
+        except (PolicyForbids, LeftOutOfRound) as error:
             return self._release(error.detail, RULES_PAUSE_SECONDS)
         except Unavailable as error:
             return self._release(error.detail)
@@ -174,11 +171,13 @@ class LeasedJob:
             return JobEnd(Outcome.LOST, error.detail)
         return JobEnd(Outcome.COMPLETED, sent=sent)
 
-    def _upload(self) -> Upload | MaskedUpload:
+    def _upload(self) -> Upload | SecureAggregationUpload:
         """Returns how the run is uploaded. A masked update is never uploaded in another form."""
         if self._masked:
             home, device_id = self.context.home, self.context.home.config().device_id
-            return MaskedUpload(self.client, self.lease, self.run, home, device_id, self._check_running, self.wait)
+            return SecureAggregationUpload(
+                self.client, self.lease, self.run, home, device_id, self._check_running, self.wait
+            )
         store = self.context.store
         return Upload(
             self.client, self.lease, self.run, store, self._check_running, self.wait, self._trajectory_upload()

@@ -15,7 +15,7 @@ import structlog
 from device_agent.durable import describe_os_error
 from device_agent.errors import PolicyForbids
 from device_agent.inference.adapter_store import AdapterStore
-from device_agent.jobs.policy_gated_run import PolicyGatedRun
+from device_agent.jobs.lease_and_policy import PolicyGatedRun
 from device_agent.protocol.client import Backoff, DeviceClient
 from device_agent.training.journal import RunDirectory
 from shared.canonical import sha256_hex

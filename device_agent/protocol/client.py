@@ -20,7 +20,7 @@ from device_agent.errors import UnsafeManifest
 from shared.capabilities import Capabilities
 from shared.errors import ClockSkew, MobizoError, Replayed
 from shared.federation.cohort import RoundReceipt
-from shared.federation.secure_aggregation.messages import MaskingView, Phase
+from shared.federation.secure_aggregation.messages import Phase, SecureAggregationView
 from shared.job import JobError, Progress, Result
 from shared.key_rotation import ServerKeys
 from shared.program import ProgramFile
@@ -153,20 +153,22 @@ class DeviceClient:
         timeout = None if body.trajectory_sha256 is None else REPLAY_TIMEOUT
         return self._request("POST", f"/v1/leases/{lease_id}/complete", json=_json(body), timeout=timeout)
 
-    def masking(self, lease_id: str, known: Phase | None) -> MaskingView:
+    def secure_aggregation(self, lease_id: str, known: Phase | None) -> SecureAggregationView:
         """Returns the state of a job's masked round; leaves out the data of phase `known`."""
         query = "" if known is None else f"?known={known}"
-        return _read(MaskingView, self._request("GET", f"/v1/leases/{lease_id}/masking{query}"))
+        return _read(SecureAggregationView, self._request("GET", f"/v1/leases/{lease_id}/masking{query}"))
 
-    def post_masking(self, lease_id: str, phase: str, body: BaseModel) -> MaskingView:
+    def post_secure_aggregation(self, lease_id: str, phase: str, body: BaseModel) -> SecureAggregationView:
         """Sends this device's message of a masked round's phase: keys, shares, consent or unmask."""
-        return _read(MaskingView, self._request("POST", f"/v1/leases/{lease_id}/masking/{phase}", json=_json(body)))
+        return _read(
+            SecureAggregationView, self._request("POST", f"/v1/leases/{lease_id}/masking/{phase}", json=_json(body))
+        )
 
-    def upload_masked(self, lease_id: str, vector: bytes) -> MaskingView:
+    def upload_masked(self, lease_id: str, vector: bytes) -> SecureAggregationView:
         """Uploads a masked update."""
         headers = {"Content-Type": "application/octet-stream"}
         path = f"/v1/leases/{lease_id}/masking/vector"
-        return _read(MaskingView, self._request("PUT", path, content=vector, headers=headers))
+        return _read(SecureAggregationView, self._request("PUT", path, content=vector, headers=headers))
 
     def download(self, file: ProgramFile, target: Path, progress: ByteProgress | None = None) -> None:
         """Downloads a program file to `target`. Raises Untrusted if its hash differs."""

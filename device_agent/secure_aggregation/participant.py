@@ -16,40 +16,40 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 
 from device_agent.durable import write_durably
-from shared.errors import MaskingOut, Untrusted
+from shared.errors import LeftOutOfRound, Untrusted
 from shared.federation.secure_aggregation import device
 from shared.federation.secure_aggregation.device import Knowledge, Trust
 from shared.federation.secure_aggregation.fixed_point import Words
 from shared.federation.secure_aggregation.messages import (
     Advertisement,
     Consent,
-    MaskingView,
     Phase,
     SealedShares,
+    SecureAggregationView,
     Unmasking,
 )
-from shared.federation.secure_aggregation.settings import MaskingParameters
+from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 
 
-class MaskingTransport(Protocol):
+class SecureAggregationTransport(Protocol):
     """The connection to the server's half; each method returns the round's new state."""
 
-    def look(self, known: Phase | None) -> MaskingView:
+    def look(self, known: Phase | None) -> SecureAggregationView:
         """Returns the round's state, without the data of phase `known`."""
 
-    def advertise(self, advertisement: Advertisement) -> MaskingView:
+    def advertise(self, advertisement: Advertisement) -> SecureAggregationView:
         """Phase 0."""
 
-    def share(self, shares: SealedShares) -> MaskingView:
+    def share(self, shares: SealedShares) -> SecureAggregationView:
         """Phase 1."""
 
-    def mask(self, vector: bytes) -> MaskingView:
+    def mask(self, vector: bytes) -> SecureAggregationView:
         """Phase 2."""
 
-    def consent(self, consent: Consent) -> MaskingView:
+    def consent(self, consent: Consent) -> SecureAggregationView:
         """Phase 3."""
 
-    def unmask(self, unmasking: Unmasking) -> MaskingView:
+    def unmask(self, unmasking: Unmasking) -> SecureAggregationView:
         """Phase 4."""
 
 
@@ -92,13 +92,13 @@ class FileKnowledge:
     path: Path
 
     def read(self) -> Knowledge | None:
-        """Returns the stored state. Raises MaskingOut if the file is damaged."""
+        """Returns the stored state. Raises LeftOutOfRound if the file is damaged."""
         try:
             return Knowledge.model_validate_json(self.path.read_bytes())
         except FileNotFoundError:
             return None
         except ValidationError as error:
-            raise MaskingOut(f"{self.path} is damaged; this device leaves the masked round") from error
+            raise LeftOutOfRound(f"{self.path} is damaged; this device leaves the masked round") from error
 
     def write(self, knowledge: Knowledge) -> None:
         """Replaces the stored state durably."""
@@ -109,14 +109,14 @@ class FileKnowledge:
         self.path.unlink(missing_ok=True)
 
 
-class MaskingParticipant:
+class SecureAggregationParticipant:
     """One device in one masked round, from the key exchange to unmasking."""
 
     def __init__(
         self,
-        transport: MaskingTransport,
+        transport: SecureAggregationTransport,
         store: KnowledgeStore,
-        parameters: MaskingParameters,
+        parameters: SecureAggregationParameters,
         member: str,
         identity: Ed25519PrivateKey,
         trust: Trust,
@@ -136,12 +136,12 @@ class MaskingParticipant:
     def advance(self) -> bool:
         """Polls once and answers if the server waits for this device. Returns whether the update has been counted.
 
-        Raises MaskingOut if the round fails or continues without this device, Untrusted if a request of the server
+        Raises LeftOutOfRound if the round fails or continues without this device, Untrusted if a request of the server
         would reveal the update; the state is deleted in both cases.
         """
         try:
             return self._advance()
-        except (MaskingOut, Untrusted):
+        except (LeftOutOfRound, Untrusted):
             self._store.remove()
             raise
 
@@ -161,7 +161,7 @@ class MaskingParticipant:
             self._answered = answering
         return self._is_done(view)
 
-    def _answer(self, view: MaskingView) -> MaskingView:
+    def _answer(self, view: SecureAggregationView) -> SecureAggregationView:
         if view.phase is Phase.SHARES and view.roster is not None:
             knowledge = self._update(device.share(self._current, view.roster, self._trust))
             if knowledge.sealed_shares is not None:
@@ -177,9 +177,9 @@ class MaskingParticipant:
             return self._transport.unmask(device.unmask(self._current, view.consents))
         raise Untrusted(f"the server requests an answer in phase {view.phase} without the data for it")
 
-    def _is_done(self, view: MaskingView) -> bool:
+    def _is_done(self, view: SecureAggregationView) -> bool:
         if view.phase is Phase.FAILED or view.why is not None:
-            raise MaskingOut(view.why or "the masked round failed")
+            raise LeftOutOfRound(view.why or "the masked round failed")
         if view.phase.over:
             self._store.remove()
             return True
@@ -188,7 +188,7 @@ class MaskingParticipant:
     @property
     def _current(self) -> Knowledge:
         if self._knowledge is None:
-            raise MaskingOut("this device has left the masked round")
+            raise LeftOutOfRound("this device has left the masked round")
         return self._knowledge
 
     def _update(self, knowledge: Knowledge) -> Knowledge:

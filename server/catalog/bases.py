@@ -16,10 +16,8 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 from tokenizers import Tokenizer
 
 from server.catalog.chat_templates import ChatTemplate, read_chat_template
-from server.clock import utc_now
-from server.database.columns import Document, Moment, Numbered, Table
-from server.storage.references import FileColumn, FileReferences, hold
-from server.storage.store import ArtifactStore
+from server.database.columns import Document, Moment, Numbered, Table, utc_now
+from server.storage.store import ArtifactStore, FileColumn, FileReferences, hold
 from shared.errors import BadRequest, Conflict, UnknownBase
 from shared.zo.lora import BaseShape
 

@@ -12,13 +12,12 @@ from server.catalog.runner_builds.archive import read_archive
 from server.catalog.runner_builds.repository import RunnerBuildRepository
 from server.catalog.runner_builds.service import RunnerBuildService
 from server.cli.console import Json, Tenant, checked_users, open_home, output, tell, tell_rows
-from server.identity.devices.bindings import BindingService
 from server.identity.devices.repository import BindingRepository, DeviceRepository
-from server.identity.devices.service import DeviceService
+from server.identity.devices.service import BindingService, DeviceService
 from server.identity.signing_keys.service import KeyService
 from server.jobs.leases.service import LeaseService
 from server.storage.opening import open_artifacts
-from server.storage.references import hold
+from server.storage.store import hold
 from shared.access import DEFAULT_TENANT
 from shared.canonical import sha256_hex
 from shared.errors import BadRequest

@@ -1,4 +1,4 @@
-"""Column types: identifiers, aware UTC times, and pydantic models as JSON text."""
+"""Column types: identifiers, aware UTC times, and pydantic models as JSON text; and the only reader of the clock."""
 
 from __future__ import annotations
 
@@ -77,3 +77,8 @@ def word(kind: type[StrEnum]) -> Enum:
 def new_id(kind: str) -> str:
     """Returns `kind` and 96 random bits, such as `job_1f3a...`, safe in URLs and paths."""
     return f"{kind}_{secrets.token_hex(12)}"
+
+
+def utc_now() -> datetime:
+    """Returns the current time, aware and in UTC."""
+    return datetime.now(UTC)

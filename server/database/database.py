@@ -1,10 +1,10 @@
-"""The engine, its kinds of access (reading and writing transactions, autocommit reads), and the errors they raise.
+"""The engine, its transactions (reading, writing, autocommit reads), row locks, and the errors they raise.
 
 On SQLite a writing transaction takes the write lock when it begins (BEGIN IMMEDIATE): the data it has read cannot
 change before it writes, and two writers wait for each other instead of failing midway.
 
 On PostgreSQL a reading transaction is REPEATABLE READ and READ ONLY: one snapshot that needs no locks and no retries. A
-writing transaction is READ COMMITTED and locks the rows that it changes (`server.database.locking`). It waits for an
+writing transaction is READ COMMITTED and locks the rows that it changes. It waits for an
 earlier transaction and then continues with its results, whereas SERIALIZABLE would have to restart one of the two.
 Conflicts that locks do not order are caught by unique constraints: the later transaction raises `Collision` and is
 retried.
@@ -15,6 +15,22 @@ input.
 
 Outages become `DatabaseUnavailable`, conflicts between concurrent transactions become `Collision` (retryable), and
 values that no column can hold become `Unstorable`. Any other database error is a bug and is raised unchanged.
+
+The following rows guard data. Locks are taken in this order, to avoid deadlocks. A transaction in a deadlock is retried
+(`server.web.routes`).
+
+0. the row of the current signing key (`server.identity.signing_keys`): shared for signing, exclusive for key rotation
+1. a cohort's row guards its members, its rounds and their updates
+2. a device's row guards its users and its leases; a transaction that grants or updates a lease writes this row first
+3. a machine's row guards the assignment of tasks to its workers
+4. a program's row guards its state and the jobs that wait for it; a task's row, which guards who runs the task, is
+   locked right after the row of its subject: a program, a conversion, or a round's cohort
+5. a job's row guards the job, the numbers of its events, and its leases: a lease changes only with its job locked
+6. an adapter's row guards its versions, its tags and `main`
+7. a masked round's row guards its phase and the messages of its devices
+
+A statement that waits for a lock sees the locked row as the previous transaction left it, but all other data, such as
+the result of an EXISTS, as of the start of the statement. Read data that depends on a lock in a later statement.
 """
 
 from __future__ import annotations
@@ -26,18 +42,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, Select, create_engine, event
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, InvalidatePoolError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
+from server.database.columns import Table
 from server.settings import Tuning
 from shared.errors import BadRequest, Unavailable
 
+Found = TypeVar("Found", bound=Select[*tuple[Any, ...]])
 CLOSE_SECONDS = 5.0
 IDLE_SECONDS = 1.0  # a connection idle for longer is checked before use
 _IDLE_SINCE = "mobizo-idle-since"
@@ -277,3 +296,19 @@ def _write_ahead(connection: Any, lock_seconds: float) -> None:
             if not busy or time.monotonic() > deadline:
                 raise
             time.sleep(_PAUSE_SECONDS)
+
+
+def locked(statement: Found, *, of: Any = None, skip: bool = False) -> Found:
+    """Returns `statement` with row locks until the end of the transaction. Rows are read after they are locked.
+
+    of: tables whose rows are locked; None: all. skip: skips rows that are locked by others instead of waiting.
+    Other transactions can still insert foreign keys to a locked row.
+    """
+    locking: Found = statement.with_for_update(of=of, skip_locked=skip, key_share=True)
+    return locking.execution_options(populate_existing=True)
+
+
+def add_if_absent(session: Session, table: type[Table], **values: Any) -> None:
+    """Adds a row to `table` unless one of its keys is taken. Waits for a concurrent transaction with the same key."""
+    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+    session.execute(insert(table).values(**values).on_conflict_do_nothing())

@@ -6,7 +6,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from server.federation.models import Cohort
-from server.registry.audit import Actor, AuditEntry, AuditTrail
+from server.registry.models import Actor, AuditEntry, AuditTrail
 from server.registry.repository import AdapterRepository
 from shared.registry import AdapterAction
 

@@ -16,7 +16,7 @@ from server.federation.views import CohortViews
 from server.identity.access_rules import needs
 from server.identity.tokens import Principal
 from server.jobs.preparation import run_preparation
-from server.registry.audit import Actor
+from server.registry.models import Actor
 from server.web.idempotency import Once
 from server.web.openapi import Responses, raises
 from server.web.pages import Paging

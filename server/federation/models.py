@@ -8,7 +8,7 @@ from sqlalchemy import BigInteger, Float, ForeignKey, Index, String, Text, Uniqu
 from sqlalchemy.orm import Mapped, mapped_column
 
 from server.database.columns import Document, Moment, Numbered, Table, word
-from server.storage.references import FileColumn, FileReferences
+from server.storage.store import FileColumn, FileReferences
 from shared.federation.cohort import CohortSettings, RoundState, UpdateState
 from shared.recipe import Recipe
 from shared.registry import Parent

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.federation.arithmetic import RoundOrder
 from server.federation.models import Cohort, CohortRound
 from server.federation.privacy.cohorts import members_epsilon
@@ -18,8 +18,7 @@ from server.registry.repository import find_adapter, find_version
 from server.registry.service import AdapterService, RoundVersion
 from server.registry.warm_start import parent_of
 from server.settings import Settings
-from server.storage.references import hold
-from server.storage.store import ArtifactStore
+from server.storage.store import ArtifactStore, hold
 from shared.federation.cohort import CohortOrigin, RoundState, UpdateState
 from shared.job import Result
 

@@ -8,12 +8,12 @@ from sqlalchemy import ColumnElement, Select, and_, exists, func, not_, select
 from sqlalchemy.orm import Session
 
 from server.catalog.calibrations.service import names_calibration
-from server.database.locking import locked
+from server.database.database import locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.federation.models import Cohort, CohortMember, CohortRound, MemberUpdate
 from server.identity.devices.repository import DeviceUser
 from server.jobs.leases.repository import JobLease
-from server.jobs.lifecycle import JobSubscriber
+from server.jobs.service import JobSubscriber
 from server.registry.models import Adapter
 from shared.errors import Conflict
 from shared.federation.cohort import AlgorithmSettings, UpdateState

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 from server.federation.models import Cohort
 from server.federation.repository import CohortRepository
 from server.federation.round_repository import Part, RoundRepository
-from server.federation.secure_aggregation.parameters import masking_parameters
+from server.federation.secure_aggregation.parameters import secure_aggregation_parameters
 from server.jobs.repository import Job
 from server.registry.models import StoredVersion
 from server.registry.warm_start import parent_of
@@ -49,6 +49,6 @@ def round_task(session: Session, job: Job) -> RoundTask | None:
         algorithm=settings.algorithm,
         upload=settings.upload,
         privacy=settings.privacy,
-        masking=masking_parameters(cohort, part.round),
+        masking=secure_aggregation_parameters(cohort, part.round),
         deadline=part.round.deadline,
     )

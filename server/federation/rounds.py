@@ -13,8 +13,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseModelEntry, BaseService
-from server.clock import utc_now
-from server.database.columns import new_id
+from server.database.columns import new_id, utc_now
 from server.federation.audit import note
 from server.federation.member_recipes import MemberRecipes
 from server.federation.models import AGGREGATE, Cohort, CohortMember, CohortRound, MemberUpdate
@@ -22,16 +21,14 @@ from server.federation.privacy.cohorts import check_next_round
 from server.federation.repository import CohortRepository
 from server.federation.requests import part_request
 from server.federation.round_repository import Part, RoundRepository
-from server.federation.secure_aggregation.progress import MaskingProgress
+from server.federation.secure_aggregation.progress import SecureAggregationProgress
 from server.jobs.leases.repository import LeaseRepository
-from server.jobs.lifecycle import JobLifecycle
-from server.jobs.service import JobService
-from server.registry.audit import SERVER, Actor
-from server.registry.models import Adapter, StoredVersion
+from server.jobs.service import JobLifecycle, JobService
+from server.registry.models import SERVER, Actor, Adapter, StoredVersion
 from server.registry.repository import AdapterRepository, find_adapter, find_version
 from server.registry.warm_start import parent_of
 from server.storage.store import ArtifactStore
-from server.tasks.service import TaskService
+from server.tasks.repository import TaskService
 from shared.errors import (
     BaseMismatch,
     BudgetExceeded,
@@ -62,7 +59,7 @@ class RoundService:
         self._cohorts, self._rounds = CohortRepository(session), RoundRepository(session)
         self._lifecycle = JobLifecycle(session)
         self._tasks = TaskService(session)
-        self._masking = MaskingProgress(session)
+        self._secure_aggregation = SecureAggregationProgress(session)
 
     def get(self, cohort: Cohort, position: int) -> CohortRound:
         """Returns a round of a cohort. Raises RoundNotFound."""
@@ -254,14 +251,14 @@ class RoundService:
 
     def _settle_masked(self, cohort: Cohort, found: CohortRound) -> None:
         """Ends a masked round once its phases are complete or have failed. Each phase has its own deadline."""
-        masked = self._masking.advance(found)
+        masked = self._secure_aggregation.advance(found)
         if masked is None:
             if utc_now() >= found.deadline or not self._rounds.count(found, UpdateState.WAITING):
                 self._end(cohort, found, "at the deadline")
         elif masked.phase is Phase.FAILED:
             self.abandon(cohort, found, masked.why or "its masks could not be removed")
         elif masked.phase is Phase.SUMMING:
-            summed = self._masking.summed(masked)
+            summed = self._secure_aggregation.summed(masked)
             for state in (UpdateState.WAITING, UpdateState.FAILED):
                 for part in self._rounds.parts(found, state):
                     if part.job_number in summed:
@@ -313,7 +310,7 @@ class RoundService:
         """Releases the files of a round that has ended, and starts the next aggregation."""
         self._session.flush()
         self._rounds.forget_files(found)
-        self._masking.finish(found, found.why or None)
+        self._secure_aggregation.finish(found, found.why or None)
         cohort.busy = bool(self._rounds.under_way(cohort))
         self._aggregate_next(cohort)
 

@@ -1,7 +1,7 @@
 """Creates cohorts, and adds and removes their members.
 
 The A that all members share is pinned when the cohort is created: base, layout, seed or calibration, and the sha256 of
-its values. Every method changes a cohort with its row locked (`server.database.locking`).
+its values. Every method changes a cohort with its row locked (`server.database.database`).
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseService
 from server.catalog.calibrations.service import CalibrationService, calibration_of
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.federation.audit import note
 from server.federation.member_recipes import member_demands
 from server.federation.models import Cohort, CohortMember
 from server.federation.privacy.service import resolve_privacy
 from server.federation.repository import CohortRepository
 from server.federation.rounds import RoundService
-from server.identity.devices.bindings import BindingService
 from server.identity.devices.repository import DeviceRepository
+from server.identity.devices.service import BindingService
 from server.jobs.recipes import RecipeBase, choose_recipe, resolve_task
 from server.jobs.repository import JobRepository
-from server.registry.audit import Actor
-from server.registry.models import Adapter
+from server.registry.models import Actor, Adapter
 from server.registry.repository import AdapterRepository
 from server.storage.store import ArtifactStore
 from shared.errors import CohortNotFound, Conflict, NotFound

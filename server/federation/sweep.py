@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.database.database import Database
 from server.federation.models import Cohort
 from server.federation.repository import CohortRepository

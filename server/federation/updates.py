@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.federation.models import Cohort
 from server.federation.repository import CohortRepository
 from server.federation.round_repository import Part, RoundRepository
-from server.federation.secure_aggregation.progress import MaskingProgress
+from server.federation.secure_aggregation.progress import SecureAggregationProgress
 from server.jobs.leases.repository import JobLease
 from server.jobs.repository import Job
 from server.storage.store import ArtifactStore
@@ -41,10 +41,10 @@ class UpdateService:
 
     def __init__(self, session: Session) -> None:
         self._cohorts, self._rounds = CohortRepository(session), RoundRepository(session)
-        self._masking = MaskingProgress(session)
+        self._secure_aggregation = SecureAggregationProgress(session)
 
     def lock(self, lease_id: str) -> None:
-        """Locks the cohort of a leased job. Call it before locking the job (see `server.database.locking`)."""
+        """Locks the cohort of a leased job. Call it before locking the job (see `server.database.database`)."""
         self._cohorts.lock_of_lease(lease_id)
 
     def expect(self, job: Job) -> Expected | None:
@@ -99,7 +99,7 @@ class UpdateService:
 
     def check_summed(self, job: Job, device_id: str) -> None:
         """Raises Conflict unless a device's masked vector is in the sum of its job's round."""
-        if not self._masking.is_summed(self._of(job).round, device_id):
+        if not self._secure_aggregation.is_summed(self._of(job).round, device_id):
             raise Conflict("the sum contains no masked vector of this device; take part in every phase, then complete")
 
     def receipt(self, job: Job) -> RoundReceipt:

@@ -12,28 +12,64 @@ The router calls a rule's `admit` before it reads any of the request's body; the
 A rule is the first parameter, because FastAPI resolves parameters in their order and a transaction must not begin for a
 caller without the right to it. tests/server/identity/test_matrix.py finds routes without a rule, and rules that come
 late.
+
+A device's request may also be signed, and then counts once:
+
+    session: SignedWriting          writes, and spends the signature's nonce in the same transaction
+    signature: Signature            no nonce is spent: asking for a job twice does nothing more than asking once
+    signature: WholeResultSignature    where the default settings require one; the route spends it (`spending`)
+
+The body of these is whole in memory by then and is held against its digest. One that is read in pieces is the route's
+to hold against it (`ResultSignature`, `spending`).
+
+`Presences` writes when devices were last seen and what they reported: about once a minute for each device, many in one
+transaction. A crash loses at most the last minute, which devices report again with their next request for a job.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import hashlib
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy.orm import Session
 
-from server.clock import utc_now
-from server.identity.activity import make_last_used
-from server.identity.tokens import Principal, TokenService, token_digest
-from server.web.limits import RateLimit, address_of
+from server.database.columns import utc_now
+from server.identity.devices.repository import DeviceReport, DeviceRepository, NonceRepository, Spent
+from server.identity.tokens import Principal, TokenService, make_last_used, token_digest
+from server.settings import Settings
 from server.web.openapi import may_raise
 from server.web.routes import Rule
-from server.web.state import AppState, State
+from server.web.state import AppState, GroupCommit, RateLimit, State, address_of
 from shared.access import Role, Scope
-from shared.errors import Forbidden, TenantSuspended, TooManyRequests, Unauthorized
+from shared.errors import (
+    BadSignature,
+    ClockSkew,
+    DigestMismatch,
+    Forbidden,
+    MobizoError,
+    Replayed,
+    TenantSuspended,
+    TooManyRequests,
+    Unauthorized,
+    Unavailable,
+    Untrusted,
+)
+from shared.request_signature import RequestSignature, is_signed, parse_signature
+from shared.signing import parse_public
 
+Kind = Literal["results", "all"]  # the setting from which on such a request must be signed
+NOTE_SECONDS = 60.0  # between two writes of one device
+SKEW_SECONDS = 300  # that a signature's time may differ from this server's
+SMALL_BYTES = 1 << 16  # hashed without a thread
+MISMATCH = "the body is not what its Content-Digest says; it was changed on the way, and nothing of it was kept"
 _scheme = HTTPBearer(auto_error=False, description="a token issued by `mobizo-server`, or by enrollment")
 _Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_scheme)]  # for the API's description
 
@@ -174,3 +210,181 @@ Device = Annotated[Principal, Depends(Holder(frozenset(), people=False, devices=
 Enrolling = Annotated[str, Depends(OneTime())]
 PUBLIC = Depends(Open(limited=True))
 PROBE = Depends(Open(limited=False))
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a signature covers beside the body, as it was sent."""
+
+    method: str
+    path: str
+    query: str
+
+    @classmethod
+    def of(cls, request: Request) -> Target:
+        """The request's."""
+        path = request.scope.get("raw_path") or request.url.path.encode()
+        return cls(request.method, path.decode("latin-1"), request.scope["query_string"].decode("latin-1"))
+
+
+def check_signature(
+    settings: Settings, principal: Principal, target: Target, headers: Mapping[str, str], kind: Kind
+) -> RequestSignature | None:
+    """The signature of a device's request, found good but for its body and nonce; None if it needs none and has none.
+
+    Raises BadSignature or ClockSkew.
+    """
+    if not is_signed(headers) and settings.signed_requests not in ("all", kind):
+        return None
+    signature = parse_signature(headers)
+    try:
+        key = parse_public(principal.public_key or "")
+    except Untrusted as error:
+        raise BadSignature("this device enrolled without a key; enroll it again") from error
+    signature.verify(key, target.method, target.path, target.query)
+    _check_time(signature, utc_now())
+    return signature
+
+
+def _check_time(signature: RequestSignature, now: datetime) -> None:
+    off = signature.created - now.timestamp()
+    if abs(off) > SKEW_SECONDS:
+        told = now.isoformat(timespec="seconds")
+        side = "ahead of" if off > 0 else "behind"
+        raise ClockSkew(
+            f"the signature's time is {abs(off):.0f} s {side} the server's, {told}; at most {SKEW_SECONDS} s are "
+            "allowed",
+            server_time=told,
+            allowed_seconds=SKEW_SECONDS,
+        )
+
+
+def spent_by(device_id: str, signature: RequestSignature) -> Spent:
+    """The nonce of a signature, and as long as it is good."""
+    made = datetime.fromtimestamp(signature.created, UTC)
+    return Spent(device_id, signature.nonce, made + timedelta(seconds=SKEW_SECONDS + 1))
+
+
+def spend(session: Session, device_id: str, signature: RequestSignature) -> None:
+    """Notes the nonce as long as its signature is good. Raises Replayed if it is spent."""
+    if not NonceRepository(session).spend_all([spent_by(device_id, signature)], utc_now()):
+        raise Replayed
+
+
+def spend_ahead(state: AppState, device_id: str, signature: RequestSignature | None) -> None:
+    """Spends a nonce by itself, before a body is read. Raises Replayed."""
+    if signature is not None:
+        with state.database.writing() as session:
+            spend(session, device_id, signature)
+
+
+def check_digest(signature: RequestSignature | None, digest: bytes) -> None:
+    """Raises DigestMismatch unless the body that arrived, by its sha256, is the one that was signed."""
+    if signature is not None and digest != signature.digest:
+        raise DigestMismatch(MISMATCH)
+
+
+@may_raise(BadSignature, ClockSkew, DigestMismatch)
+@dataclass(frozen=True)
+class _Check:
+    """A dependency: the request's signature. whole: its body is small, and is held against its digest here."""
+
+    kind: Kind
+    whole: bool
+
+    async def __call__(self, principal: Device, request: Request, state: State) -> RequestSignature | None:
+        """Raises BadSignature, ClockSkew or DigestMismatch."""
+        # A tenth of a millisecond, in which the key came with the token: less than a thread's turn would cost.
+        signature = check_signature(state.settings, principal, Target.of(request), request.headers, self.kind)
+        if signature is not None and self.whole:
+            body = await request.body()
+            small = len(body) <= SMALL_BYTES
+            check_digest(signature, _sha256(body) if small else await run_in_threadpool(_sha256, body))
+        return signature
+
+
+def _sha256(body: bytes) -> bytes:
+    return hashlib.sha256(body).digest()
+
+
+Signature = Annotated[RequestSignature | None, Depends(_Check("all", whole=True))]
+ResultSignature = Annotated[RequestSignature | None, Depends(_Check("results", whole=False))]
+WholeResultSignature = Annotated[RequestSignature | None, Depends(_Check("results", whole=True))]
+
+
+@contextmanager
+def spending(state: AppState, principal: Principal, signature: RequestSignature | None) -> Iterator[Session]:
+    """A writing transaction that spends a signature's nonce, also where what it is for is refused."""
+    device_id = principal.device_id or ""
+    try:
+        with state.database.writing() as session:
+            if signature is not None:
+                spend(session, device_id, signature)
+            yield session
+    except (Replayed, Unavailable):
+        # Nothing was done, and the same may be done again.
+        raise
+    except MobizoError:
+        # What it asked for was refused, and its nonce was given back with the rest; it is spent all the same.
+        spend_ahead(state, device_id, signature)
+        raise
+
+
+@may_raise(Replayed)
+async def _writing(principal: Device, state: State, signature: Signature) -> AsyncIterator[Session]:
+    async with state.write_queue.holding(spending(state, principal, signature)) as session:
+        yield session
+
+
+SignedWriting = Annotated[Session, Depends(_writing, scope="function")]
+
+
+@dataclass(frozen=True)
+class Presence:
+    """A sign of life from a device. report: what it reported about itself, if anything."""
+
+    device_id: str
+    report: DeviceReport | None = None
+
+
+class PresenceLog:
+    """When this process last wrote each device. Use it only in the thread of the event loop."""
+
+    def __init__(self) -> None:
+        self._noted: dict[str, tuple[float, DeviceReport | None]] = {}
+
+    def due(self, presence: Presence) -> bool:
+        """Whether this presence is due to be written; if so, it counts as written."""
+        now = time.monotonic()
+        at, report = self._noted.get(presence.device_id, (-NOTE_SECONDS, None))
+        lasting = None if presence.report is None else presence.report.lasting()
+        if now - at < NOTE_SECONDS and lasting in (None, report):
+            return False
+        self._noted[presence.device_id] = now, lasting or report
+        return True
+
+
+def write_presences(session: Session, presences: Sequence[Presence]) -> list[None]:
+    """Writes several presences in one transaction."""
+    devices = DeviceRepository(session)
+    now = utc_now()
+    for presence in sorted(presences, key=lambda presence: presence.device_id):
+        devices.seen(presence.device_id, now, presence.report)
+    return [None] * len(presences)
+
+
+class Presences:
+    """Records that devices are online: many in one transaction, and each device about once a minute."""
+
+    def __init__(self, writes: GroupCommit[Presence, None]) -> None:
+        self._log, self._writes = PresenceLog(), writes
+
+    async def record(self, presence: Presence) -> None:
+        """Records that a device is online, unless that was recorded a moment ago."""
+        if self._log.due(presence):
+            await self._writes.add(presence)
+
+
+def make_presences(state: AppState) -> Presences:
+    """Makes the record of devices that are online, for `AppState.get`."""
+    return Presences(GroupCommit(state.database, state.write_queue, write_presences))

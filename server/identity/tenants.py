@@ -9,8 +9,7 @@ from datetime import datetime
 from sqlalchemy import ForeignKey, String, UniqueConstraint, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.clock import utc_now
-from server.database.columns import Moment, Numbered, Table, new_id, word
+from server.database.columns import Moment, Numbered, Table, new_id, utc_now, word
 from shared.access import Role
 from shared.errors import BadRequest, Conflict, NotFound
 from shared.job import NAME

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.database.paging import PageRequest, PageRows
 from server.identity.tenants import UserRepository
 from server.identity.tokens import Principal, Token, TokenRepository, TokenService

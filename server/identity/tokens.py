@@ -1,7 +1,8 @@
-"""Bearer tokens: their table and SQL, and issuing, checking and revoking them."""
+"""Bearer tokens: their table and SQL, issuing, checking and revoking them, and when they were last used."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,20 +10,25 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+import anyio.to_thread
+import structlog
 from sqlalchemy import Dialect, ForeignKey, Index, Row, String, Text, bindparam, or_, select, update
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Mapped, Session, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-from server.clock import utc_now
-from server.database.columns import Moment, Numbered, Table, new_id, word
+from server.database.columns import Moment, Numbered, Table, new_id, utc_now, word
+from server.database.database import Database
 from server.database.paging import PageRequest, PageRows, page_of
 from server.identity.devices.repository import Device
 from server.identity.tenants import Tenant, TenantService, User, UserService
 from shared.access import Role, Scope, allowed_scopes, default_scopes
 from shared.canonical import sha256_hex
-from shared.errors import BadRequest, Conflict, NotFound, TenantSuspended, Unauthorized
+from shared.errors import BadRequest, Conflict, NotFound, TenantSuspended, Unauthorized, Unavailable
 
 REVOKED = "this device was revoked; ask the operator for a one-time token and enroll it again"
+WRITE_SECONDS = 60.0  # between two writes of last-used times
+_log = structlog.get_logger()
 _OURS = re.compile(r"mobizo-(operator|app|device)-[A-Za-z0-9_-]{43}")
 _KNOWN = {str(scope): scope for scope in Scope}
 
@@ -295,3 +301,40 @@ class TokenService:
         """Revokes a token at once. Raises NotFound."""
         if not self._tokens.revoke(token_id, utc_now()):
             raise NotFound(f"no live token has id {token_id!r}; `mobizo-server tokens list` shows them")
+
+
+class LastUsed:
+    """Last-used times that are not written yet, by token number, so that requests do not wait for the writes.
+
+    They are written once a minute; a crash loses at most the last minute.
+    """
+
+    def __init__(self) -> None:
+        self._moments: dict[int, datetime] = {}
+
+    def note(self, token: int, moment: datetime) -> None:
+        """Records that a token was used."""
+        self._moments[token] = moment
+
+    def write(self, database: Database) -> None:
+        """Writes the recorded times; keeps them for the next attempt if the database is unavailable."""
+        moments, self._moments = self._moments, {}
+        if not moments:
+            return
+        try:
+            with database.writing() as session:
+                TokenRepository(session).used(moments)
+        except (SQLAlchemyError, Unavailable) as error:
+            self._moments = moments | self._moments
+            _log.warning("token-uses-not-written", error=str(error).split("\n")[0])
+
+    async def keep_writing(self, database: Database) -> None:
+        """Writes once a minute until it is cancelled."""
+        while True:
+            await asyncio.sleep(WRITE_SECONDS)
+            await anyio.to_thread.run_sync(self.write, database)
+
+
+def make_last_used(state: object) -> LastUsed:
+    """Makes the last-used times of a process's tokens, for `AppState.get`."""
+    return LastUsed()

@@ -17,11 +17,10 @@ from server.jobs.preparation import prepare
 from server.jobs.repository import JobFilter, JobRepository
 from server.jobs.scheduling.explanation import ExplanationService
 from server.jobs.service import JobService
-from server.web.etags import IfMatch
 from server.web.idempotency import Once
 from server.web.openapi import Responses, raises
 from server.web.pages import Paging
-from server.web.routes import Routes
+from server.web.routes import IfMatch, Routes
 from server.web.state import Reading, State, Writing
 from shared.access import Scope
 from shared.errors import (

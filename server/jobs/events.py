@@ -12,8 +12,7 @@ from fastapi import Depends, Header
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import ServerSentEvent
 
-from server.clock import utc_now
-from server.database.columns import MOST
+from server.database.columns import MOST, utc_now
 from server.database.database import DatabaseUnavailable
 from server.identity.tokens import TokenRepository
 from server.jobs.repository import JobEvent, JobRepository

@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 from anyio import CapacityLimiter
 
-from server.jobs.lifecycle import PREPARATIONS
+from server.jobs.service import PREPARATIONS
 from server.web.state import AppState
 from shared.errors import Unavailable
 from shared.job import JobRequest

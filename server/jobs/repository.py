@@ -11,9 +11,8 @@ from sqlalchemy import ForeignKey, Index, String, Text, delete, false, or_, sele
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.catalog.calibrations.service import names_calibration
-from server.clock import utc_now
-from server.database.columns import MOST, Document, Moment, Numbered, Table, word
-from server.database.locking import locked
+from server.database.columns import MOST, Document, Moment, Numbered, Table, utc_now, word
+from server.database.database import locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.programs.service import Program, ProgramBlob
 from shared.job import JobError, JobRequest, JobState, JobSummary, JobView, Progress, Result, RoundRef

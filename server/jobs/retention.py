@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import structlog
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.database.database import Database
 from server.jobs.repository import JobRepository
 

@@ -1,28 +1,200 @@
-"""Submitting, reading and cancelling jobs."""
+"""Submitting, reading and cancelling jobs, and every change of a job along its state machine, with its event.
+
+A job that becomes ready joins a lane of the queue here, and leaves it when it changes state again. Also the ports by
+which jobs reach the registry and federation, which lie above them; `server.wiring` connects these.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseModelEntry, BaseService
 from server.catalog.calibrations.service import CalibrationService
-from server.clock import utc_now
-from server.database.columns import new_id
-from server.identity.devices.bindings import BindingService
+from server.database.columns import new_id, utc_now
+from server.database.database import Database
 from server.identity.devices.repository import DeviceRepository
+from server.identity.devices.service import BindingService
 from server.jobs.leases.repository import LeaseRepository
-from server.jobs.lifecycle import WARM_STARTS, JobLifecycle, subscribers
 from server.jobs.recipes import RecipeBase, choose_recipe, resolve_task, spare_memory
-from server.jobs.repository import Job, JobRepository, StateTimes
-from server.programs.service import ProgramService
+from server.jobs.repository import AWAITING_PROGRAM, JOB_EVENT, PROGRESS_EVENT, Job, JobRepository, StateTimes
+from server.jobs.scheduling.matching import needs_of
+from server.jobs.scheduling.repository import QueueRepository, note_ready
+from server.ports import Port
+from server.programs.service import COMPILE, JOB_STATES, Program, ProgramRepository, ProgramService, ProgramState
 from server.storage.store import ArtifactStore
+from server.tasks.repository import TaskService
 from shared.errors import Conflict, NotFound
-from shared.job import JobRequest, JobState, RoundRef
+from shared.federation.cohort import RoundTask
+from shared.federation.secure_aggregation.quiet import quiet_progress, quiet_result
+from shared.job import MOVES, JobRequest, JobStart, JobState, Progress, RoundRef
+from shared.program import SignedManifest
 from shared.recipe import BaseRef, Recipe
-from shared.registry import Parent
+from shared.registry import Parent, SignedAdapter
 from shared.task import Task
+from shared.zo.lora import BaseShape
+
+
+class PinnedStart(Protocol):
+    """The adapter version that a new job goes on from."""
+
+    @property
+    def parent(self) -> Parent:
+        """How the lineage of the result names the version."""
+
+    @property
+    def user(self) -> str | None:
+        """Whose adapter it is; None: a cohort's."""
+
+    def check(self, recipe: Recipe, shape: BaseShape) -> None:
+        """Raises StartMismatch unless a program of `recipe` can go on from the version's B."""
+
+
+class WarmStarts(Protocol):
+    """The adapter versions that jobs go on from, in one transaction."""
+
+    def pin(self, tenant: str, request: JobRequest, start: JobStart) -> tuple[JobRequest, PinnedStart]:
+        """Returns the request with its start pinned to one version, and that version.
+
+        Raises AdapterNotFound, RevisionNotFound, VersionHeld or Unavailable.
+        """
+
+    def signed(self, job: Job) -> SignedAdapter:
+        """Returns the signed start of a job that has one. Raises StartDeleted."""
+
+
+class JobSubscriber:
+    """Is notified of changes to jobs, in the transaction of the change. An exception that a method raises prevents it.
+
+    Subclasses override the methods that they need.
+    """
+
+    def settle(self, request: JobRequest) -> JobRequest:
+        """Called before a job is created. Returns its request with the settings that it leaves to the server."""
+        return request
+
+    def check_adapter(self, tenant: str, request: JobRequest) -> None:
+        """Called when a user submits a job. Raises Conflict if the adapter of the job belongs to another user."""
+
+    def admit(self, tenant: str, request: JobRequest) -> None:
+        """Called before a job is stored. Raises an error if it must not be."""
+
+    def created(self, job: Job) -> None:
+        """Called after a job was stored."""
+
+    def begin(self, job: Job, device_id: str) -> None:
+        """Called before a device gets a job. Raises BudgetExceeded if it must not."""
+
+    def ended(self, job: Job) -> None:
+        """Called after a job has succeeded, failed or been cancelled."""
+
+
+WARM_STARTS: Port[Callable[[Session], WarmStarts]] = Port("jobs.warm_starts")
+SUBSCRIBERS: Port[tuple[Callable[[Session], JobSubscriber], ...]] = Port("jobs.subscribers")
+# Compute what submitting a job will need, outside of any transaction. They raise what the request is refused with.
+PREPARATIONS: Port[tuple[Callable[[Database, str, JobRequest], None], ...]] = Port("jobs.preparations")
+# Returns what a device must know of the round that its job belongs to. Called only for jobs of a round.
+ROUND_TASK: Port[Callable[[Session, Job], RoundTask | None]] = Port("jobs.round_task")
+
+
+def subscribers(session: Session) -> list[JobSubscriber]:
+    """Returns the subscribers for one transaction, in the order in which they are notified."""
+    return [subscribe(session) for subscribe in SUBSCRIBERS.get()]
+
+
+class JobLifecycle:
+    """Changes to jobs in one transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._jobs = JobRepository(session)
+        self._queue = QueueRepository(session)
+        self._programs = ProgramRepository(session)
+        self._subscribers = subscribers(session)
+        self._tasks = TaskService(session)
+        self._signed: dict[str, SignedManifest | None] = {}  # by recipe: one program may make many jobs ready
+
+    def begin(self, job: Job) -> None:
+        """Stores a new job with its start tag and its first event."""
+        job.start_tag = self._queue.next_start_tag(job.tenant, job.user)
+        self._enqueue(job)
+        self._jobs.add(job)
+        self._request_program(job, waited=False)
+        self._jobs.add_event(job, JOB_EVENT, job.view().model_dump_json())
+
+    def move(self, job: Job, state: JobState, **changes: Any) -> None:
+        """Moves a job to `state` and sets other columns with it. Raises Conflict if the move is not allowed."""
+        if state not in MOVES[job.state]:
+            raise Conflict(f"job {job.id} is {job.state}; it cannot become {state}")
+        waited, now = job.state in AWAITING_PROGRAM, utc_now()
+        job.times = job.times.after(job.state, now)
+        job.state = state
+        if job.quiet and (result := changes.get("result")) is not None:
+            changes["result"] = quiet_result(result)
+        for name, value in changes.items():
+            setattr(job, name, value)
+        if state.final:
+            for subscriber in self._subscribers:
+                subscriber.ended(job)
+        self._enqueue(job)
+        self._request_program(job, waited)
+        job.updated_at = now
+        self._jobs.add_event(job, JOB_EVENT, job.view().model_dump_json())
+
+    def _request_program(self, job: Job, waited: bool) -> None:
+        """Requests the compile task of a job's program, or withdraws the request when the job no longer waits for it.
+
+        waited: whether the job waited for its program before this change.
+        """
+        waits = job.state in AWAITING_PROGRAM
+        if waits and not waited:
+            self._tasks.request(COMPILE, job.recipe_id, job.id, job.tenant, job.priority)
+        elif waited and not waits:
+            self._tasks.withdraw(job.id)
+
+    def progress(self, job: Job, progress: Progress) -> None:
+        """Stores the progress of training. Equal progress, for example of a waiting device, adds no event."""
+        job.updated_at = utc_now()
+        progress = quiet_progress(progress) if job.quiet else progress
+        if progress == job.progress:
+            return
+        job.progress = progress
+        self._jobs.add_event(job, PROGRESS_EVENT, progress.model_dump_json())
+
+    def _enqueue(self, job: Job) -> None:
+        """Puts a ready job into its lane, and removes any other job from its lane."""
+        if job.state is not JobState.READY:
+            job.lane_number = None
+            return
+        if job.recipe_id not in self._signed:
+            self._signed[job.recipe_id] = self._programs.signed(job.recipe_id)
+        signed = self._signed[job.recipe_id]
+        cohort = None if job.round is None else job.round.cohort
+        needs = needs_of(job.request, job.recipe, None if signed is None else signed.manifest, cohort, job.start_user)
+        lane = self._queue.lane(job, needs)
+        job.lane_number = lane.number
+        note_ready(self._session, lane)
+
+
+def follow_program(session: Session, program: Program) -> None:
+    """Moves the jobs that wait for a program to the state that follows from the program's, with its error."""
+    follow = JOB_STATES[program.state]
+    error = {"error": program.error} if program.state is ProgramState.FAILED else {}
+    lifecycle = JobLifecycle(session)
+    for job in JobRepository(session).awaiting_program(program.recipe_id):
+        if job.state is not follow:
+            progress = None if job.progress is None or job.progress.phase == "compiling" else job.progress
+            lifecycle.move(job, follow, progress=progress, **error)
+
+
+def show_compile_progress(session: Session, recipe_id: str, progress: Progress) -> None:
+    """Shows the progress of a compilation in the jobs that wait for the program."""
+    lifecycle = JobLifecycle(session)
+    for job in JobRepository(session).awaiting_program(recipe_id):
+        lifecycle.progress(job, progress)
 
 
 @dataclass(frozen=True)

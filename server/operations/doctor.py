@@ -19,7 +19,7 @@ import psutil
 from cryptography import x509
 from sqlalchemy import Connection, func, select, text
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.database.database import Database
 from server.database.schema import lacking, reached
 from server.identity.devices.repository import Device

@@ -10,13 +10,12 @@ import structlog
 from sqlalchemy.orm import Session
 
 from server.catalog.calibrations.service import calibration_file
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.identity.signing_keys.service import KeyService
 from server.programs.compiler_process import CompilerCrashed, CompilerProcess
 from server.programs.service import COMPILE, PROGRESSED, ProgramBlob, ProgramLifecycle, ProgramRepository, ProgramState
 from server.settings import Settings
-from server.storage.references import hold
-from server.storage.store import ArtifactStore
+from server.storage.store import ArtifactStore, hold
 from server.tasks.child_process import Stopped
 from server.tasks.handlers import TaskRun
 from shared.errors import CompileFailed, CompileTooLarge, MobizoError, Unavailable

@@ -17,13 +17,12 @@ from sqlalchemy import ForeignKey, String, delete, false, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.catalog.bases import BaseModelEntry
-from server.clock import utc_now
-from server.database.columns import Document, Moment, Numbered, Table, word
-from server.database.locking import add_if_absent, locked
+from server.database.columns import Document, Moment, Numbered, Table, utc_now, word
+from server.database.database import add_if_absent, locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.ports import Port
-from server.storage.references import FileColumn, FileReferences
-from server.tasks.service import TaskService
+from server.storage.store import FileColumn, FileReferences
+from server.tasks.repository import TaskService
 from shared.errors import Conflict, NotFound
 from shared.job import JobError, JobState, Progress
 from shared.program import SignedManifest

@@ -6,9 +6,8 @@ from server.registry.decision_endpoints import Writer, decisions_on
 from server.registry.endpoints import Reader
 from server.registry.repository import find_adapter
 from server.registry.service import ApprovalService
-from server.web.etags import IfMatch
 from server.web.openapi import raises
-from server.web.routes import Routes
+from server.web.routes import IfMatch, Routes
 from server.web.state import Reading, Writing
 from shared.errors import AdapterNotFound
 from shared.registry import RuleChange, RuleView

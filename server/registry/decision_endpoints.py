@@ -10,15 +10,13 @@ from sqlalchemy.orm import Session
 
 from server.identity.access_rules import needs
 from server.identity.tokens import Principal
-from server.registry.audit import Actor
 from server.registry.decisions import DecisionService
 from server.registry.endpoints import ABSENT, Version
-from server.registry.models import StoredVersion
+from server.registry.models import Actor, StoredVersion
 from server.registry.service import AdapterService, removed_after
-from server.web.etags import IfMatch, Precondition
 from server.web.idempotency import Once
 from server.web.openapi import raises
-from server.web.routes import Routes
+from server.web.routes import IfMatch, Precondition, Routes
 from server.web.state import AppState, State, Writing
 from shared.access import Scope
 from shared.errors import AdapterNotFound, Conflict

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
-from server.registry.audit import Actor, AuditEntry, AuditTrail
-from server.registry.models import AdapterTag, StoredVersion
+from server.database.columns import utc_now
+from server.registry.models import Actor, AdapterTag, AuditEntry, AuditTrail, StoredVersion
 from server.registry.repository import AdapterRepository, find_adapter, find_version
 from shared.errors import Conflict, RevisionNotFound
 from shared.registry import AdapterAction, ApprovalRule, VersionState

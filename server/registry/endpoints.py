@@ -9,19 +9,17 @@ from fastapi import Path, Query, Request, Response
 from server.identity.access_rules import needs
 from server.identity.tokens import Principal
 from server.registry import files
-from server.registry.audit import AuditTrail, shown
 from server.registry.comparison import comparable, compare_weights
 from server.registry.comparison import compare as comparison
-from server.registry.models import StoredVersion
+from server.registry.models import AuditTrail, StoredVersion, shown
 from server.registry.repository import AdapterRepository, find_adapter, resolve
 from server.registry.service import AdapterService, removed_after
 from server.registry.trajectories.reconstruction import b_file
-from server.storage.references import Collected
-from server.storage.store import Damaged, StorageFull
+from server.storage.store import Collected, Damaged, StorageFull
 from server.web.downloads import FILE_ROUTE, file_response
+from server.web.middleware import RangeNotSatisfiable
 from server.web.openapi import FILE, raises
 from server.web.pages import Paging
-from server.web.problems import RangeNotSatisfiable
 from server.web.routes import Routes
 from server.web.state import AppState, Reading, State
 from shared.access import Scope

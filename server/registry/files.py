@@ -17,8 +17,7 @@ from server.registry.exports.peft import CONFIG_NAME, TENSORS_NAME, peft_files
 from server.registry.models import StoredPeftFile, StoredVersion
 from server.registry.repository import AdapterRepository
 from server.registry.trajectories.reconstruction import b_file
-from server.storage.references import hold
-from server.storage.store import ArtifactStore
+from server.storage.store import ArtifactStore, hold
 from shared.errors import FileNotInAdapter
 from shared.zo.lora import F32, load_adapter
 

@@ -13,9 +13,9 @@ from datetime import timedelta
 import structlog
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.database.database import Database
-from server.registry.audit import SERVER, AuditEntry, AuditTrail
+from server.registry.models import SERVER, AuditEntry, AuditTrail
 from server.registry.repository import AdapterRepository
 from shared.registry import AdapterAction
 

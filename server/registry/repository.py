@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from server.catalog.calibrations.service import names_calibration
 from server.database.columns import MOST
-from server.database.locking import locked
+from server.database.database import locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.jobs.repository import Job
 from server.registry.models import Adapter, AdapterTag, StoredPeftFile, StoredVersion, TenantRule

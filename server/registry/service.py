@@ -9,11 +9,10 @@ from datetime import datetime, timedelta
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
-from server.jobs.lifecycle import JobSubscriber
+from server.database.columns import utc_now
 from server.jobs.repository import Job
-from server.registry.audit import SERVER, Actor, AuditEntry, AuditTrail
-from server.registry.models import Adapter, StoredVersion, TenantRule
+from server.jobs.service import JobSubscriber
+from server.registry.models import SERVER, Actor, Adapter, AuditEntry, AuditTrail, StoredVersion, TenantRule
 from server.registry.repository import AdapterRepository
 from shared.errors import Conflict, Gone
 from shared.federation.cohort import CohortOrigin

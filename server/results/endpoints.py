@@ -9,8 +9,7 @@ from anyio import CapacityLimiter
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from server.identity.access_rules import Device
-from server.identity.devices.signatures import ResultSignature, WholeResultSignature, check_digest, spending
+from server.identity.access_rules import Device, ResultSignature, WholeResultSignature, check_digest, spending
 from server.jobs.leases.service import LeaseService
 from server.registry import files
 from server.registry.trajectories.service import Proof
@@ -18,12 +17,11 @@ from server.registry.warm_start import StartService
 from server.results import uploads
 from server.results.trajectories import ProofService, TrajectoryUploads
 from server.results.uploads import UploadService
-from server.storage.references import Collected
-from server.storage.store import StorageFull
+from server.storage.store import Collected, StorageFull
 from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type, read_limited
 from server.web.downloads import FILE_ROUTE, file_response
+from server.web.middleware import TooSlow
 from server.web.openapi import raises
-from server.web.problems import TooSlow
 from server.web.routes import Routes
 from server.web.state import AppState, State
 from shared.errors import (

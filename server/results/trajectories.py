@@ -23,8 +23,7 @@ from server.registry.trajectories.service import Proof, check_sent
 from server.registry.warm_start import StartService
 from server.results.uploads import UploadService
 from server.settings import Settings
-from server.storage.references import hold
-from server.storage.store import ArtifactStore
+from server.storage.store import ArtifactStore, hold
 from shared.canonical import sha256_hex
 from shared.errors import Gone, InvalidTrajectory, NotReplayable, StartDeleted, TrajectoryMismatch
 from shared.federation.algorithms import DeviceHalf, find

@@ -16,13 +16,12 @@ from server.federation.updates import Expected, UpdateService, measure
 from server.identity.signing_keys.service import KeyService
 from server.jobs.leases.repository import Ending, JobLease, LeaseRepository
 from server.jobs.leases.service import LeaseService
-from server.jobs.lifecycle import JobLifecycle
 from server.jobs.repository import Job, JobRepository
+from server.jobs.service import JobLifecycle
 from server.registry.service import AdapterService, Publication
 from server.registry.trajectories.service import Proof, check_sent, record
 from server.settings import Settings
-from server.storage.references import hold
-from server.storage.store import ArtifactStore
+from server.storage.store import ArtifactStore, hold
 from shared.canonical import sha256_hex
 from shared.errors import Conflict, Gone, InvalidUpload
 from shared.federation.cohort import RoundReceipt
@@ -104,7 +103,7 @@ def complete(
     proof: of the trajectory that the completion names. Raises NotFound, Gone, Conflict if a file was not uploaded, or
     Unavailable if this host lacks the signing key.
     """
-    # The order of locks is described in server.database.locking: signing key, cohort, device, job.
+    # The order of locks is described in server.database.database: signing key, cohort, device, job.
     key = KeyService(session, settings).private()
     leases = LeaseService(session, settings.lease_seconds)
     if LeaseRepository(session).round_of(device_id, lease_id) is not None:

@@ -1,7 +1,7 @@
 """Garbage collection: removes unreferenced files, and incomplete files of killed writers.
 
 Files are stored before they are referenced, so unreferenced files are kept for a grace period. A transaction that
-references a file which was removed meanwhile fails (`server.storage.references`).
+references a file which was removed meanwhile fails (`server.storage.store`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from itertools import islice
 
 import structlog
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.database.database import Database
 from server.settings import Settings
-from server.storage.references import begin_pass, end_pass, lock_references, referenced
-from server.storage.store import ArtifactStore, StoredFile
+from server.storage.store import ArtifactStore, StoredFile, begin_pass, end_pass, lock_references, referenced
 from shared.errors import MobizoError
 
 LOOKED_UP_AT_ONCE = 500

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.storage.store import ArtifactStore, StoredFile
 from shared.errors import NotFound
 

@@ -18,7 +18,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 from urllib.request import Request, urlopen
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from shared.errors import Unavailable
 
 TIMEOUT = 30.0  # seconds

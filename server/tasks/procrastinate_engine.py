@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session
 
 from server.settings import Settings
 from server.tasks.engine import OUTAGES, WAIT_SECONDS
-from server.tasks.service import noted_scheduled
+from server.tasks.repository import noted_scheduled
 
 if TYPE_CHECKING:
     from server.tasks.engine import Worker

@@ -14,11 +14,19 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.settings import Settings
 from server.tasks.handlers import Handler, Postponed
-from server.tasks.repository import Candidate, Task, TaskRepository, TaskState, WorkerHost, WorkerRepository
-from server.tasks.service import UNFINISHED, end
+from server.tasks.repository import (
+    UNFINISHED,
+    Candidate,
+    Task,
+    TaskRepository,
+    TaskState,
+    WorkerHost,
+    WorkerRepository,
+    end,
+)
 from shared.errors import MobizoError
 from shared.job import JobError
 

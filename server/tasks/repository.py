@@ -1,5 +1,7 @@
 """The tables and all SQL of the task queue: tasks, requests for them, turns of tenants, workers and their machines.
 
+`TaskService` is how features request a task, in the transaction that needs its work.
+
 Tenants take turns, separately for each kind of task: the tenant and kind whose latest turn is longest ago come next.
 So a thousand recipes of one tenant delay another tenant's first recipe by one compile at most, and compiles do not
 delay conversions. This is start-time fair queueing in which every task costs the same. Among a tenant's tasks of a kind
@@ -28,9 +30,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.database.columns import Document, Moment, Numbered, Table, word
-from server.database.locking import add_if_absent, locked
+from server.database.columns import Document, Moment, Numbered, Table, utc_now, word
+from server.database.database import add_if_absent, locked
 from shared.job import JobError
+
+_SCHEDULED = "mobizo-scheduled"  # the key in `Session.info`
 
 
 class TaskState(StrEnum):
@@ -318,3 +322,60 @@ def _to_claim(now: datetime) -> ColumnElement[bool]:
     # A scalar subquery instead of EXISTS: PostgreSQL turns EXISTS into a join that reads both tables completely.
     request = select(TaskRequest.number).where(TaskRequest.task_number == Task.number).limit(1)
     return or_(_can_start(now) & request.scalar_subquery().is_not(None), _lapsed(now))
+
+
+def note_scheduled(session: Session, task: str) -> None:
+    """Records the name of a task that waits for a worker, so that the engine announces it to workers."""
+    session.info.setdefault(_SCHEDULED, set()).add(task)
+
+
+def noted_scheduled(session: Session) -> list[str]:
+    """Returns the names recorded in this transaction, sorted, and clears the record."""
+    names: set[str] = session.info.pop(_SCHEDULED, set())
+    return sorted(names)
+
+
+UNFINISHED = (TaskState.WAITING, TaskState.RUNNING)
+
+
+class TaskService:
+    """Tasks and their requests in one transaction. Lock a task's subject before calling `schedule` or `cancel`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._tasks = TaskRepository(session)
+
+    def schedule(self, kind: str, subject: str, memory_bytes: int = 0) -> Task:
+        """Schedules the task of a subject and returns it. A task that has ended starts over.
+
+        memory_bytes: the estimated peak memory. The task runs only while a request for it exists.
+        """
+        task = self._tasks.ensure(kind, subject, memory_bytes)
+        if task.state not in UNFINISHED:
+            task.state, task.memory_bytes, task.attempts = TaskState.WAITING, memory_bytes, 0
+            task.not_before = task.error = None
+        note_scheduled(self._session, task.name)
+        return task
+
+    def request(self, kind: str, subject: str, requester: str, tenant: str, priority: int = 0) -> None:
+        """Adds a tenant's request for a scheduled task. Tenants take turns; higher priorities go first."""
+        task = self._tasks.get(kind, subject)
+        if task is not None:
+            self._tasks.add_request(task, requester, tenant, priority, utc_now())
+
+    def withdraw(self, requester: str) -> None:
+        """Removes a request. A running task without requests is stopped at its next heartbeat."""
+        self._tasks.remove_request(requester)
+
+    def cancel(self, kind: str, subject: str) -> None:
+        """Cancels a task that has not ended; its worker stops at its next heartbeat."""
+        task = self._tasks.get_locked(kind, subject)
+        if task is not None and task.state in UNFINISHED:
+            end(self._tasks, task, TaskState.CANCELLED)
+
+
+def end(tasks: TaskRepository, task: Task, state: TaskState) -> None:
+    """Ends a locked task and removes all its requests."""
+    task.state = state
+    task.worker_id = task.lease_expires_at = task.not_before = None
+    tasks.remove_requests(task)

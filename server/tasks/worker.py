@@ -21,8 +21,7 @@ import psutil
 import structlog
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
-from server.database.columns import new_id
+from server.database.columns import new_id, utc_now
 from server.database.database import Database
 from server.settings import Settings
 from server.tasks.child_process import Stopped

@@ -25,7 +25,7 @@ import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from server.settings import Settings
-from server.web.limits import place_of
+from server.web.state import place_of
 
 HEAD_SECONDS = 20  # for a request's line and headers, from the connection or from their first byte
 STALLED_SECONDS = 120  # that a client may leave a response unread

@@ -33,8 +33,8 @@ from server.storage.bucket import BucketArtifacts
 from server.storage.directory import DiskArtifacts
 from server.storage.store import ArtifactStore, Damaged
 from server.web import connections
+from server.web.middleware import RangeNotSatisfiable
 from server.web.openapi import FILE, FILE_PARAMETERS, raises
-from server.web.problems import RangeNotSatisfiable
 from server.web.state import AppState
 
 FILE_ROUTE: dict[str, Any] = {
@@ -44,6 +44,7 @@ FILE_ROUTE: dict[str, Any] = {
 }
 _ONE_RANGE = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*", re.IGNORECASE)
 UNDERSTANDS = ("x-sendfile-type", "X-Accel-Redirect")  # the header that deploy/nginx.conf adds to each request
+REDIRECT_SECONDS = 300  # for which a signed address works
 SMALL_BYTES = 64 << 10  # smaller spans are read and sent without `sendfile`
 SPAN_BYTES = 1 << 20  # sent at once, before other requests have their turn
 MEDIA_TYPE = "application/octet-stream"
@@ -144,7 +145,7 @@ def handed_over(
         if size < settings.redirect_bytes or (whole and "range" in request.headers):
             return None
         state.meters.handed_over(settings.delivery, size)
-        url = artifacts.signed_url(sha256, settings.redirect_seconds)
+        url = artifacts.signed_url(sha256, REDIRECT_SECONDS)
         return Response(status_code=307, headers={**more, "Location": url, "Cache-Control": "private, no-store"})
     return None
 

@@ -24,7 +24,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.web.idempotency_record import IdempotencyRecord
 from server.web.openapi import may_raise
 from server.web.state import State, Writing

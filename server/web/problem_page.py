@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from server.web.middleware import MethodNotAllowed
 from server.web.openapi import PROBLEM_JSON
-from server.web.problems import MethodNotAllowed
 from shared.errors import PROBLEM_TYPE, MobizoError
 
 HEAD = f"""# Problem codes

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from starlette.routing import BaseRoute
 
 from server.settings import MEBIBYTE, Settings
-from server.web.limits import RateLimit
 from server.web.routes import BodyKind, Route
+from server.web.state import RateLimit
 
 _KIBIBYTE = 1 << 10
 

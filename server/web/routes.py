@@ -1,7 +1,10 @@
-"""The router of every feature: checks the caller, limits and reads the body, retries, and adds entity tags.
+"""The router of every feature: checks the caller, limits and reads the body, retries, and compares entity tags.
 
 A request passes in this order: the route's rule (token and rate limit), the body's limit, strict JSON, the endpoint. A
 request whose transaction collides with another is executed again from the beginning, here and nowhere else.
+
+The entity tag of a JSON response is a digest of its bytes, so it is strong and equal on all servers: If-None-Match for
+reads, If-Match for changes (RFC 9110).
 """
 
 from __future__ import annotations
@@ -9,31 +12,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from enum import StrEnum
+from http import HTTPStatus
 from itertools import count
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import anyio.to_thread
 import structlog
 from anyio import CapacityLimiter
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.dependencies.models import Dependant
 from fastapi.params import Form
 from fastapi.routing import APIRoute
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from server.database.database import TRIES, Collision, pause_seconds
 from server.settings import Settings
 from server.web.bodies import BINARY, UnsupportedMediaType, check_json_type, parse_json
-from server.web.etags import add_tag, has_tag
 from server.web.idempotency import AlreadyAnswered, keep_once
-from server.web.limits import RateLimit
-from server.web.openapi import documented, operation_id, raised_by
-from server.web.problems import TooSlow
-from server.web.state import AppState
+from server.web.middleware import TooSlow
+from server.web.openapi import TAGGED_METHODS, TAGGED_PATHS, documented, may_raise, operation_id, raised_by
+from server.web.state import AppState, RateLimit
+from shared.canonical import sha256_hex
 from shared.errors import (
     BadRequest,
     InvalidRequest,
@@ -51,6 +55,66 @@ MOST_ERRORS_OF_LARGE = 10_000  # validation errors of a body that is parsed in a
 PARSERS = 2  # threads that parse at the same time
 STACK = "fastapi_function_astack"
 _log = structlog.get_logger()
+TAG_DIGITS = 32  # 128 bits
+
+
+class PreconditionFailed(MobizoError):
+    """The thing has changed since you read it (If-Match names another version); read it again and decide anew."""
+
+    status, code, title = 412, "precondition-failed", "Precondition failed"
+
+
+def tag(content: bytes) -> str:
+    """Returns the strong entity tag of a representation."""
+    return f'"{sha256_hex(content)[:TAG_DIGITS]}"'
+
+
+def _listed(values: list[str]) -> list[str]:
+    return [entry.strip() for value in values for entry in value.split(",")]
+
+
+def has_tag(path: str, method: str, response: Response) -> bool:
+    """Returns whether a response has an entity tag: it represents a resource that may change."""
+    is_json = response.status_code == HTTPStatus.OK and response.headers.get("content-type") == "application/json"
+    return is_json and method in TAGGED_METHODS and path.startswith(TAGGED_PATHS)
+
+
+def add_tag(request: Request, response: Response) -> Response:
+    """Returns `response` with its tag, or 304 if the client has it already: If-None-Match compares weakly."""
+    etag = tag(bytes(response.body))
+    response.headers["ETag"] = etag
+    known = _listed(request.headers.getlist("if-none-match"))
+    if known != ["*"] and etag not in [entry.removeprefix("W/") for entry in known]:
+        return response
+    kept = {name: value for name, value in response.headers.items() if name in ("etag", "cache-control", "vary")}
+    return Response(status_code=304, headers=kept)
+
+
+@dataclass(frozen=True)
+class Precondition:
+    """The state that a request expects of the resource that it changes."""
+
+    tags: tuple[str, ...] | None
+
+    def check(self, view: BaseModel) -> None:
+        """Raises PreconditionFailed if the tag differs (strong comparison). view: the resource as GET shows it."""
+        if self.tags is not None and self.tags != ("*",) and tag(view.model_dump_json().encode()) not in self.tags:
+            raise PreconditionFailed
+
+
+@may_raise(PreconditionFailed)
+def precondition(
+    request: Request,
+    if_match: Annotated[
+        str | None,
+        Header(alias="If-Match", description="the ETag that it had when you read it: if it has another by now, 412"),
+    ] = None,
+) -> Precondition:
+    """Returns the precondition in If-Match."""
+    return Precondition(None if if_match is None else tuple(_listed(request.headers.getlist("if-match"))))
+
+
+IfMatch = Annotated[Precondition, Depends(precondition)]
 
 
 class BodyKind(StrEnum):

@@ -1,27 +1,240 @@
-"""The application state that every request shares, and the request's transaction, as FastAPI dependencies."""
+"""The application state that every request shares: rate limits, the queue of writing transactions, and services.
+
+Also the request's transaction, as FastAPI dependencies.
+
+Rate limits are token buckets by token and by address. Each server process counts for itself; behind several, a client
+gets as many times its rate. They are used from one thread, the event loop's.
+
+Writing transactions wait in the queue as asyncio tasks, because the thread pool is small and one needs several threads
+in sequence: for its dependency, its route and its commit. If requests waited for the database lock inside threads, they
+could occupy all of them while the transaction that holds the lock finds none to continue in. SQLite admits one writer,
+PostgreSQL fewer than there are threads.
+
+With group commit, concurrent small writes of one kind share one transaction. A commit waits for the disk, and on SQLite
+for every other writer, so its cost hardly depends on its size. Each caller gets its result only after the commit that
+contains its write, so every result it sees is durable.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Generic, ParamSpec, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from fastapi import Depends, Request
+from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 from sqlalchemy.orm import Session
 
-from server.database.database import Database
-from server.database.write_queue import WriteQueue
+from server.database.database import Database, DatabaseUnavailable
 from server.settings import Settings
 from server.storage.store import ArtifactStore
-from server.web.limits import Limits
 from server.web.middleware import Meters
+from shared.errors import TooManyRequests
 
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
+Held = TypeVar("Held")
+WRITERS = 16  # of the pool's 40 threads
+Work = TypeVar("Work")
+MOST_IN_GROUP = 200  # items in one transaction
 Service = TypeVar("Service")
+CAPACITY = 20_000  # buckets of one kind, about 4 MiB; a forgotten bucket counts as full
+Clock = Callable[[], float]
+
+
+class RateLimit(StrEnum):
+    """What the requests of a route are counted by."""
+
+    CREDENTIAL = "token"
+    ADDRESS = "address"
+    REFUSALS = "refusals"  # requests with a wrong token, by address
+    NONE = "none"
+
+
+class Buckets:
+    """One token bucket for each key; beyond the capacity, the least recently used are forgotten."""
+
+    def __init__(self, rate: float, burst: int, clock: Clock = time.monotonic, capacity: int = CAPACITY) -> None:
+        """rate: requests a second in the long run. burst: requests at once after a pause."""
+        self._rate, self._burst, self._clock, self._capacity = rate, burst, clock, capacity
+        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()  # requests left, and as of when
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._levels
+
+    def __len__(self) -> int:
+        return len(self._levels)
+
+    def _left(self, key: str, now: float) -> float:
+        left, since = self._levels.get(key, (float(self._burst), now))
+        return min(float(self._burst), left + (now - since) * self._rate)
+
+    def wait(self, key: str) -> float:
+        """Returns the seconds until a request may be made; 0: now. Takes nothing."""
+        return max(0.0, (1 - self._left(key, self._clock())) / self._rate)
+
+    def take(self, key: str) -> float:
+        """Takes one request and returns 0, or returns the seconds until one may be made."""
+        now = self._clock()
+        left = self._left(key, now)
+        taken = left >= 1
+        self._levels[key] = (left - 1 if taken else left, now)
+        self._levels.move_to_end(key)
+        if len(self._levels) > self._capacity:
+            self._levels.popitem(last=False)
+        return 0.0 if taken else (1 - left) / self._rate
+
+    def forget(self, key: str) -> None:
+        """Drops a key's bucket."""
+        self._levels.pop(key, None)
+
+
+def place_of(address: str) -> str:
+    """Returns what counts as one sender: an IPv4 address, or the /64 network of an IPv6 address."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.ip_network((parsed, 64), strict=False))
+    return str(parsed)
+
+
+def address_of(request: Request) -> str:
+    """Returns the caller's address."""
+    return request.client.host if request.client else ""
+
+
+class Limits:
+    """The limits of one server process."""
+
+    def __init__(self, settings: Settings, clock: Clock = time.monotonic) -> None:
+        self._tokens = Buckets(settings.token_rate, settings.token_burst, clock)
+        self._addresses = Buckets(settings.address_rate, settings.address_burst, clock)
+        self._refusals = Buckets(settings.refusal_rate, settings.refusal_burst, clock)
+
+    def anonymous(self, address: str) -> None:
+        """Counts a request without a token. Raises TooManyRequests."""
+        _check("address", self._addresses.take(place_of(address)))
+
+    def before(self, digest: str, address: str) -> None:
+        """Counts a request whose token is not looked up yet. Raises TooManyRequests.
+
+        From an address with too many rejected tokens only tokens that were valid before are looked up: guessing stops,
+        and other clients behind the same address go on.
+        """
+        if digest in self._tokens:
+            _check("token", self._tokens.take(digest))
+        else:
+            _check("refusals", self._refusals.wait(place_of(address)))
+
+    def good(self, digest: str) -> None:
+        """Records that a token is valid."""
+        if digest not in self._tokens:
+            self._tokens.take(digest)
+
+    def refused(self, digest: str, address: str) -> None:
+        """Records that a token was rejected, which counts against the address."""
+        self._tokens.forget(digest)
+        self._refusals.take(place_of(address))
+
+
+def _check(limit: str, seconds: float) -> None:
+    if seconds > 0:
+        raise TooManyRequests(
+            f"too many requests; the next is taken in {seconds:.1f} s",
+            limit=limit,
+            retry_after_seconds=round(seconds, 3),
+        )
+
+
+class WriteQueue:
+    """The write queue of one database in one process. Use it only in the thread of the event loop."""
+
+    def __init__(self, database: Database) -> None:
+        self._writers = asyncio.Semaphore(1 if database.engine.dialect.name == "sqlite" else WRITERS)
+
+    @asynccontextmanager
+    async def holding(self, context: AbstractContextManager[Held]) -> AsyncIterator[Held]:
+        """Enters and leaves a writing context in threads, while holding a place among the writers."""
+        async with self._writers, contextmanager_in_threadpool(context) as held:
+            yield held
+
+    async def run(
+        self, write: Callable[Arguments, Answer], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Answer:
+        """Calls a writing function in a thread once a writer's place is free."""
+        async with self._writers:
+            return await run_in_threadpool(write, *args, **kwargs)
+
+
+class GroupCommit(Generic[Work, Answer]):
+    """Groups writes of one kind. Use it only in the thread of the event loop."""
+
+    def __init__(
+        self,
+        database: Database,
+        write_queue: WriteQueue,
+        write: Callable[[Session, Sequence[Work]], Sequence[Answer | Exception]],
+    ) -> None:
+        """write: applies several items in a transaction and returns a result, or an exception, for each."""
+        self._database, self._write_queue, self._write = database, write_queue, write
+        self._waiting: list[tuple[Work, asyncio.Future[Answer]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def add(self, work: Work) -> Answer:
+        """Applies an item together with others that wait. Raises the error of this item, or of the database."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append((work, future))
+        if self._task is None:
+            self._task = asyncio.create_task(self._work())
+        return await future
+
+    async def _work(self) -> None:
+        # Items that arrive while a transaction runs belong to the next one.
+        try:
+            while self._waiting:
+                group, self._waiting = self._waiting[:MOST_IN_GROUP], self._waiting[MOST_IN_GROUP:]
+                await self._commit(group)
+        finally:
+            self._task = None
+
+    async def _commit(self, group: Sequence[tuple[Work, asyncio.Future[Answer]]]) -> None:
+        answers: Sequence[Answer | Exception]
+        try:
+            answers = await self._write_queue.run(self._transact, [work for work, _ in group])
+        except DatabaseUnavailable as error:
+            answers = [error] * len(group)
+        except Exception as error:
+            if len(group) > 1:
+                # One item may have made the whole group fail.
+                for piece in group:
+                    await self._commit([piece])
+                return
+            answers = [error]
+        for (_, future), answer in zip(group, answers, strict=True):
+            if future.done():
+                continue  # its request was cancelled
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+    def _transact(self, work: Sequence[Work]) -> Sequence[Answer | Exception]:
+        with self._database.writing() as session:
+            return self._write(session, work)
 
 
 class Shutdown:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from shared.federation.secure_aggregation.settings import MaskingParameters, MaskingSettings
+from shared.federation.secure_aggregation.settings import SecureAggregationParameters, SecureAggregationSettings
 from shared.job import NAME, RoundRef, TrainingSettings
 from shared.privacy import PrivacySettings
 from shared.recipe import LEDGER_ESTIMATORS, Recipe, RequestedEstimator, RequestedRecipe, Sha256
@@ -120,7 +120,7 @@ class CohortSettings(_Fact):
         24 * 3600.0, gt=0, le=MOST_DEADLINE, allow_inf_nan=False, description="maximum duration of a round, seconds"
     )
     upload: UploadForm = Field("weights", description="what a device uploads: B, its trajectory, or its masked update")
-    masking: MaskingSettings | None = Field(
+    masking: SecureAggregationSettings | None = Field(
         None, description="secure aggregation settings; required with upload masked, otherwise null"
     )
     privacy: PrivacySettings | None = Field(
@@ -213,7 +213,7 @@ class RoundTask(RoundRef):
 
     algorithm: AlgorithmSettings
     upload: UploadForm = "weights"
-    masking: MaskingParameters | None = Field(
+    masking: SecureAggregationParameters | None = Field(
         None, description="secure aggregation parameters of the round, with upload masked"
     )
     privacy: PrivacySettings | None = Field(None, description="differential privacy of the cohort; null: none")

@@ -6,8 +6,7 @@ from sqlalchemy import update
 from bench.server.home import make_home
 from bench.server.kills import audit
 from server.database.database import Database
-from server.jobs.lifecycle import JobLifecycle
-from server.jobs.service import JobService
+from server.jobs.service import JobLifecycle, JobService
 from server.schema import jobs
 from server.storage.opening import open_artifacts
 from shared.job import JobRequest, JobState

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from server.app import create_app
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.identity.signing_keys import service as keys
 from server.jobs.events import make_event_feed
 from server.settings import Settings

@@ -17,9 +17,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from server.catalog.bases import BaseModelEntry, BaseRepository
 from server.catalog.calibrations.service import calibration_of
-from server.clock import utc_now
 from server.database import database
-from server.database.columns import new_id
+from server.database.columns import new_id, utc_now
 from server.database.database import Database
 from server.database.schema import upgrade
 from server.identity.tenants import TenantRepository, TenantService

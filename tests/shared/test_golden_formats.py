@@ -24,15 +24,15 @@ from shared.federation.secure_aggregation.messages import (
     Consent,
     Consents,
     Delivery,
-    MaskingView,
     Phase,
     Roster,
     SealedShares,
+    SecureAggregationView,
     Unmasking,
     advertised,
     consented,
 )
-from shared.federation.secure_aggregation.settings import MaskingParameters
+from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 from shared.job import JobRequest, Result, TrainingSettings
 from shared.program import ProgramFile, ProgramManifest, SignedManifest
 from shared.protocol import RunnerBuild, SignedRunnerBuild
@@ -369,7 +369,7 @@ def test_request_signature(monkeypatch):
     assert (read.created, read.keyid, read.digest) == (NOW, key_id(KEY.public_key()), hashlib.sha256(BODY).digest())
 
 
-MASKING = MaskingParameters(
+MASKING = SecureAggregationParameters(
     cohort="readers",
     round=3,
     start_sha256="ef" * 32,
@@ -399,7 +399,7 @@ def advertisement(member, start):
     )
 
 
-def masking_messages():
+def secure_aggregation_messages():
     """One of each message, by file name. A share takes 33 bytes; the sealed shares for one recipient take 94."""
     roster = Roster(members=tuple(advertisement(f"device_{name}", 40 * at) for at, name in enumerate("ab")))
     consent = KEY.sign(consented(roster.transcript(MASKING.context), (1, 2)))
@@ -413,8 +413,8 @@ def masking_messages():
         "consent": Consent(signature=consent),
         "consents": consents,
         "unmasking": Unmasking(seeds=filled(2 * 33, 10), keys=filled(33, 20)),
-        "view-waiting": MaskingView(phase=Phase.KEYS, closes_at=CREATED, waits=False),
-        "view-unmasking": MaskingView(
+        "view-waiting": SecureAggregationView(phase=Phase.KEYS, closes_at=CREATED, waits=False),
+        "view-unmasking": SecureAggregationView(
             phase=Phase.UNMASKING,
             closes_at=CREATED,
             number=1,
@@ -427,10 +427,10 @@ def masking_messages():
     }
 
 
-@pytest.mark.parametrize("name", masking_messages())
+@pytest.mark.parametrize("name", secure_aggregation_messages())
 def test_masking_message(name):
     expected = golden(f"masking-{name}.json")
-    message = masking_messages()[name]
+    message = secure_aggregation_messages()[name]
     assert message.model_dump_json().encode() == expected
     assert type(message).model_validate_json(expected) == message
 

@@ -10,12 +10,11 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from server.catalog.bases import BaseModelEntry
 from server.catalog.calibrations.models import StoredCalibration
-from server.clock import utc_now
-from server.database.locking import locked
+from server.database.columns import utc_now
+from server.database.database import locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.ports import Port
-from server.storage.references import hold
-from server.storage.store import ArtifactStore, Damaged
+from server.storage.store import ArtifactStore, Damaged, hold
 from shared.errors import BadRequest, Conflict, InvalidRecipe, InvalidUpload, NotFound, UnknownBase
 from shared.protocol import CalibrationView
 from shared.recipe import Recipe

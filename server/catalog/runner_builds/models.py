@@ -8,7 +8,7 @@ from sqlalchemy import String, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Document, Moment, Numbered, Table
-from server.storage.references import FileReferences
+from server.storage.store import FileReferences
 from shared.protocol import SignedRunnerBuild
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import Float, ForeignKey, Index, String, UniqueConstraint, delet
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Moment, Numbered, Table
-from server.database.locking import add_if_absent
+from server.database.database import add_if_absent
 from server.jobs.repository import Job
 from shared.federation.accounting import Spending
 from shared.job import JobState

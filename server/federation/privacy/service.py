@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.database.database import Database
 from server.federation.privacy.repository import PrivacyRepository, PrivacySpending
 from server.identity.devices.repository import BindingRepository
-from server.jobs.lifecycle import JobSubscriber
 from server.jobs.repository import Job
+from server.jobs.service import JobSubscriber
 from shared.errors import BudgetExceeded, InvalidRecipe
 from shared.federation.accounting import Spending, epsilon_of, fast_epsilon_of, noise_for, of_run
 from shared.job import JobRequest

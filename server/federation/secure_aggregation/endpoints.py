@@ -14,45 +14,49 @@ from fastapi import Query, Request
 from fastapi.concurrency import run_in_threadpool
 from sqlalchemy.orm import Session
 
-from server.federation.secure_aggregation.service import MaskingService
-from server.identity.access_rules import Device
-from server.identity.devices.signatures import ResultSignature, SignedWriting, check_digest, spending
+from server.federation.secure_aggregation.service import SecureAggregationService
+from server.identity.access_rules import Device, ResultSignature, SignedWriting, check_digest, spending
 from server.identity.tokens import Principal
-from server.storage.references import Collected
-from server.storage.store import StorageFull
+from server.storage.store import Collected, StorageFull
 from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type, read_limited
+from server.web.middleware import TooSlow
 from server.web.openapi import raises
-from server.web.problems import TooSlow
 from server.web.routes import Routes
 from server.web.state import AppState, State
-from shared.errors import BadSignature, Conflict, Gone, InvalidUpload, MaskingOut, Replayed, TooLarge, Untrusted
+from shared.errors import BadSignature, Conflict, Gone, InvalidUpload, LeftOutOfRound, Replayed, TooLarge, Untrusted
 from shared.federation.secure_aggregation.messages import (
     Advertisement,
     Consent,
-    MaskingView,
     Phase,
     SealedShares,
+    SecureAggregationView,
     Unmasking,
 )
-from shared.federation.secure_aggregation.session import MaskingSession
+from shared.federation.secure_aggregation.session import SecureAggregationSession
 from shared.signing import parse_public
 
 router = Routes(prefix="/v1/leases", tags=["leases"])
-ERRORS = raises(Gone, Conflict, MaskingOut, Untrusted, InvalidUpload)
+ERRORS = raises(Gone, Conflict, LeftOutOfRound, Untrusted, InvalidUpload)
 
 
-def _service(state: AppState, session: Session) -> MaskingService:
-    return MaskingService(session, state.artifacts, state.settings.lease_seconds)
+def _service(state: AppState, session: Session) -> SecureAggregationService:
+    return SecureAggregationService(session, state.artifacts, state.settings.lease_seconds)
 
 
 def _answer(
-    state: AppState, session: Session, principal: Principal, lease_id: str, say: Callable[[MaskingSession, str], None]
-) -> MaskingView:
+    state: AppState,
+    session: Session,
+    principal: Principal,
+    lease_id: str,
+    say: Callable[[SecureAggregationSession, str], None],
+) -> SecureAggregationView:
     member = principal.device_id or ""
     return _service(state, session).answer(member, lease_id, lambda masking: say(masking, member))
 
 
-def _look(state: AppState, principal: Principal, lease_id: str, known: Phase | None) -> tuple[MaskingView, bool]:
+def _look(
+    state: AppState, principal: Principal, lease_id: str, known: Phase | None
+) -> tuple[SecureAggregationView, bool]:
     with state.database.reading() as session:
         return _service(state, session).view(principal.device_id or "", lease_id, known)
 
@@ -68,7 +72,7 @@ async def look(
     lease_id: str,
     state: State,
     known: Annotated[Phase | None, Query(description="phase whose inputs the device already has")] = None,
-) -> MaskingView:
+) -> SecureAggregationView:
     """Returns the state of the masked round for this device, with the phase's inputs unless the device has them."""
     view, late = await run_in_threadpool(_look, state, principal, lease_id, known)
     if late:
@@ -80,7 +84,7 @@ async def look(
 @router.post("/{lease_id}/masking/keys", responses=ERRORS | raises(BadSignature))
 def advertise(
     principal: Device, lease_id: str, advertisement: Advertisement, state: State, session: SignedWriting
-) -> MaskingView:
+) -> SecureAggregationView:
     """Phase `keys`: accepts the device's public keys for this round, signed with its enrollment key."""
     try:
         identity = parse_public(principal.public_key or "").public_bytes_raw()
@@ -92,7 +96,9 @@ def advertise(
 
 
 @router.post("/{lease_id}/masking/shares", responses=ERRORS)
-def share(principal: Device, lease_id: str, shares: SealedShares, state: State, session: SignedWriting) -> MaskingView:
+def share(
+    principal: Device, lease_id: str, shares: SealedShares, state: State, session: SignedWriting
+) -> SecureAggregationView:
     """Phase `shares`: accepts the shares of the device's two secrets, encrypted for each other device of the roster."""
     return _answer(state, session, principal, lease_id, lambda masking, member: masking.share(member, shares))
 
@@ -104,7 +110,7 @@ def share(principal: Device, lease_id: str, shares: SealedShares, state: State, 
 )
 async def mask(
     principal: Device, lease_id: str, request: Request, state: State, signature: ResultSignature
-) -> MaskingView:
+) -> SecureAggregationView:
     """Phase `vectors`: accepts the masked update and weight, D + 1 little-endian words of the round's width."""
     check_binary_type(request.headers)
     device_id = principal.device_id or ""
@@ -116,7 +122,7 @@ async def mask(
     return await state.write_queue.run(_keep, state, principal, lease_id, digest.hexdigest(), data)
 
 
-def _keep(state: AppState, principal: Principal, lease_id: str, sha256: str, data: bytes) -> MaskingView:
+def _keep(state: AppState, principal: Principal, lease_id: str, sha256: str, data: bytes) -> SecureAggregationView:
     with state.database.writing() as session:
         return _answer(
             state, session, principal, lease_id, lambda masking, member: masking.masked(member, sha256, data)
@@ -124,12 +130,16 @@ def _keep(state: AppState, principal: Principal, lease_id: str, sha256: str, dat
 
 
 @router.post("/{lease_id}/masking/consent", responses=ERRORS)
-def consent(principal: Device, lease_id: str, consent: Consent, state: State, session: SignedWriting) -> MaskingView:
+def consent(
+    principal: Device, lease_id: str, consent: Consent, state: State, session: SignedWriting
+) -> SecureAggregationView:
     """Phase `consents`: accepts the device's signature over the list of devices in the sum."""
     return _answer(state, session, principal, lease_id, lambda masking, member: masking.consent(member, consent))
 
 
 @router.post("/{lease_id}/masking/unmask", responses=ERRORS)
-def unmask(principal: Device, lease_id: str, unmasking: Unmasking, state: State, session: SignedWriting) -> MaskingView:
+def unmask(
+    principal: Device, lease_id: str, unmasking: Unmasking, state: State, session: SignedWriting
+) -> SecureAggregationView:
     """Phase `unmasking`: accepts the shares that remove the masks from the sum, and from nothing else."""
     return _answer(state, session, principal, lease_id, lambda masking, member: masking.unmask(member, unmasking))

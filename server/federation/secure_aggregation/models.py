@@ -11,18 +11,18 @@ from sqlalchemy import Float, ForeignKey, Index, LargeBinary, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from server.database.columns import Document, Moment, Numbered, Table, word
-from server.storage.references import FileColumn, FileReferences
+from server.storage.store import FileColumn, FileReferences
 from shared.federation.secure_aggregation.messages import Advertisement, Phase, Roster
-from shared.federation.secure_aggregation.settings import MaskingParameters
+from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 
 
-class MaskedRound(Table):
+class SecureAggregationRound(Table):
     """A cohort's round whose updates are masked; a `SessionRow`."""
 
     __tablename__ = "masked_rounds"
 
     round_number: Mapped[int] = mapped_column(ForeignKey("cohort_rounds.number"), primary_key=True, autoincrement=False)
-    parameters: Mapped[MaskingParameters] = mapped_column(Document(MaskingParameters))
+    parameters: Mapped[SecureAggregationParameters] = mapped_column(Document(SecureAggregationParameters))
     phase_seconds: Mapped[float] = mapped_column(Float)
     least: Mapped[int] = mapped_column()  # minimum number of devices to begin with: the cohort's quorum
     phase: Mapped[Phase] = mapped_column(word(Phase))
@@ -31,7 +31,7 @@ class MaskedRound(Table):
     roster: Mapped[Roster | None] = mapped_column(Document(Roster), deferred=True)
 
 
-class MaskedMember(Numbered, Table):
+class SecureAggregationMember(Numbered, Table):
     """A device in a masked round; a `MemberRow`."""
 
     __tablename__ = "masked_members"
@@ -51,4 +51,4 @@ class MaskedMember(Numbered, Table):
     keys: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
 
 
-FILES = FileReferences(columns=(FileColumn(MaskedMember.vector_sha256),))
+FILES = FileReferences(columns=(FileColumn(SecureAggregationMember.vector_sha256),))

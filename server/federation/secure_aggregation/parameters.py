@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from server.federation.models import Cohort, CohortRound
-from shared.federation.secure_aggregation.settings import MaskingParameters
+from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 
 
-def masking_parameters(cohort: Cohort, found: CohortRound) -> MaskingParameters | None:
+def secure_aggregation_parameters(cohort: Cohort, found: CohortRound) -> SecureAggregationParameters | None:
     """Returns the parameters of a round, or None if its updates are not masked."""
     settings, masking = cohort.settings, cohort.settings.masking
     if masking is None or settings.aggregator.clip_norm is None:
         return None
-    return MaskingParameters(
+    return SecureAggregationParameters(
         cohort=cohort.name,
         round=found.position,
         start_sha256=found.start_sha256,

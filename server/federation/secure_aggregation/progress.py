@@ -4,42 +4,42 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.database.database import Database
 from server.federation.models import CohortRound
-from server.federation.secure_aggregation.models import MaskedRound
-from server.federation.secure_aggregation.repository import DatabaseStore, MaskingRepository
+from server.federation.secure_aggregation.models import SecureAggregationRound
+from server.federation.secure_aggregation.repository import DatabaseStore, SecureAggregationRepository
 from server.storage.store import ArtifactStore
-from shared.errors import MaskingOut
+from shared.errors import LeftOutOfRound
 from shared.federation.secure_aggregation.fixed_point import Total
 from shared.federation.secure_aggregation.messages import Phase
 from shared.federation.secure_aggregation.server import unmasked
-from shared.federation.secure_aggregation.session import MaskingSession
+from shared.federation.secure_aggregation.session import SecureAggregationSession
 
 
-class MaskingProgress:
+class SecureAggregationProgress:
     """Manages the phases of masked rounds in one transaction."""
 
     def __init__(self, session: Session) -> None:
-        self._session, self._repository = session, MaskingRepository(session)
+        self._session, self._repository = session, SecureAggregationRepository(session)
 
-    def tick(self, masked: MaskedRound) -> Phase:
+    def tick(self, masked: SecureAggregationRound) -> Phase:
         """Ends the current phase of a locked masked round if it is complete or late. Returns the resulting phase."""
         self._session.flush()
         gone = self._repository.gone(masked.round_number)
         coming = self._repository.coming(masked.round_number)
-        return self._masking(masked).tick(coming, masked.least, gone)
+        return self._secure_aggregation(masked).tick(coming, masked.least, gone)
 
-    def advance(self, found: CohortRound) -> MaskedRound | None:
+    def advance(self, found: CohortRound) -> SecureAggregationRound | None:
         """Returns the masked round of a cohort's round, locked, after `tick`. None: no device has taken part yet."""
         masked = self._repository.locked(found.number)
         if masked is not None:
             self.tick(masked)
         return masked
 
-    def summed(self, masked: MaskedRound) -> dict[int, str]:
+    def summed(self, masked: SecureAggregationRound) -> dict[int, str]:
         """Returns the sha256 of each masked vector in the sum, by job number."""
-        there = {row.member for row in self._masking(masked).in_sum()}
+        there = {row.member for row in self._secure_aggregation(masked).in_sum()}
         members = self._repository.members(masked.round_number)
         return {row.job_number: row.vector_sha256 or "" for row in members if row.member in there}
 
@@ -48,16 +48,18 @@ class MaskingProgress:
         masked = self._repository.get(found.number)
         if masked is None or masked.phase not in (Phase.SUMMING, Phase.DONE):
             return False
-        return device_id in {row.member for row in self._masking(masked).in_sum()}
+        return device_id in {row.member for row in self._secure_aggregation(masked).in_sum()}
 
     def finish(self, found: CohortRound, why: str | None = None) -> None:
         """Discards the shares and vectors of a round that has ended. why: the reason if the round was abandoned."""
         masked = self._repository.locked(found.number)
         if masked is not None and masked.phase not in (Phase.DONE, Phase.FAILED):
-            self._masking(masked).finish(why)
+            self._secure_aggregation(masked).finish(why)
 
-    def _masking(self, masked: MaskedRound) -> MaskingSession:
-        return MaskingSession(DatabaseStore(self._session, masked), masked.parameters, masked.phase_seconds, utc_now())
+    def _secure_aggregation(self, masked: SecureAggregationRound) -> SecureAggregationSession:
+        return SecureAggregationSession(
+            DatabaseStore(self._session, masked), masked.parameters, masked.phase_seconds, utc_now()
+        )
 
 
 def round_total(database: Database, artifacts: ArtifactStore, round_id: str) -> Total:
@@ -66,9 +68,11 @@ def round_total(database: Database, artifacts: ArtifactStore, round_id: str) -> 
     Raises Untrusted or InvalidUpload if the shares or vectors of the devices are inconsistent.
     """
     with database.reading() as session:
-        masked = MaskingRepository(session).of_round(round_id)
+        masked = SecureAggregationRepository(session).of_round(round_id)
         if masked is None:
-            raise MaskingOut("no device took part in the masked round")
-        masking = MaskingSession(DatabaseStore(session, masked), masked.parameters, masked.phase_seconds, utc_now())
+            raise LeftOutOfRound("no device took part in the masked round")
+        masking = SecureAggregationSession(
+            DatabaseStore(session, masked), masked.parameters, masked.phase_seconds, utc_now()
+        )
         gathered, vectors = masking.gathered(), [row.vector_sha256 or "" for row in masking.in_sum()]
     return unmasked(gathered, (artifacts.read(sha256) for sha256 in vectors))

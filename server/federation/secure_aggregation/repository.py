@@ -1,4 +1,4 @@
-"""All SQL queries for masked rounds: a `MaskingStore` with rows in the database and vectors in the artifact store."""
+"""All SQL of masked rounds: a `SecureAggregationStore` with rows in the database and vectors in the artifact store."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from server.database.locking import add_if_absent, locked
+from server.database.database import add_if_absent, locked
 from server.federation.models import Cohort, CohortRound, MemberUpdate
-from server.federation.secure_aggregation.models import MaskedMember, MaskedRound
+from server.federation.secure_aggregation.models import SecureAggregationMember, SecureAggregationRound
 from server.jobs.repository import Job
-from server.storage.references import hold
-from server.storage.store import ArtifactStore
+from server.storage.store import ArtifactStore, hold
 from shared.federation.cohort import UpdateState
 from shared.federation.secure_aggregation.messages import Advertisement, Phase
 from shared.federation.secure_aggregation.session import MemberRow
-from shared.federation.secure_aggregation.settings import MaskingParameters
+from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 from shared.job import JobState
 
 _OVER = (Phase.SUMMING, Phase.DONE, Phase.FAILED)
 _ENDED_BADLY = (JobState.FAILED, JobState.CANCELLED)
 
 
-class MaskingRepository:
+class SecureAggregationRepository:
     """Queries masked rounds in one session."""
 
     def __init__(self, session: Session) -> None:
@@ -41,24 +40,30 @@ class MaskingRepository:
         row = self._session.execute(statement).one_or_none()
         return None if row is None else (row[0], row[1])
 
-    def get(self, round_number: int) -> MaskedRound | None:
+    def get(self, round_number: int) -> SecureAggregationRound | None:
         """Returns a masked round, or None until the first of its devices has taken part."""
-        return self._session.get(MaskedRound, round_number)
+        return self._session.get(SecureAggregationRound, round_number)
 
-    def of_round(self, round_id: str) -> MaskedRound | None:
+    def of_round(self, round_id: str) -> SecureAggregationRound | None:
         """Returns the masked round of a cohort's round, by the id of the latter."""
-        statement = select(MaskedRound).join(CohortRound, CohortRound.number == MaskedRound.round_number)
+        statement = select(SecureAggregationRound).join(
+            CohortRound, CohortRound.number == SecureAggregationRound.round_number
+        )
         return self._session.scalar(statement.where(CohortRound.id == round_id))
 
-    def locked(self, round_number: int) -> MaskedRound | None:
+    def locked(self, round_number: int) -> SecureAggregationRound | None:
         """Like `get`, and locks the masked round with its devices until the transaction ends."""
-        return self._session.scalar(locked(select(MaskedRound).where(MaskedRound.round_number == round_number)))
+        return self._session.scalar(
+            locked(select(SecureAggregationRound).where(SecureAggregationRound.round_number == round_number))
+        )
 
-    def begin(self, found: CohortRound, parameters: MaskingParameters, phase_seconds: float, least: int) -> MaskedRound:
+    def begin(
+        self, found: CohortRound, parameters: SecureAggregationParameters, phase_seconds: float, least: int
+    ) -> SecureAggregationRound:
         """Returns the masked round of a cohort's round, locked. Creates it if it is absent."""
         add_if_absent(
             self._session,
-            MaskedRound,
+            SecureAggregationRound,
             round_number=found.number,
             parameters=parameters,
             phase_seconds=phase_seconds,
@@ -66,11 +71,15 @@ class MaskingRepository:
             phase=Phase.KEYS,
             closes_at=found.deadline,
         )
-        return self._session.scalars(locked(select(MaskedRound).where(MaskedRound.round_number == found.number))).one()
+        return self._session.scalars(
+            locked(select(SecureAggregationRound).where(SecureAggregationRound.round_number == found.number))
+        ).one()
 
     def coming(self, round_number: int) -> bool:
         """Returns whether a member may still advertise keys, because the member's job has not ended."""
-        advertised = exists().where(MaskedMember.round_number == round_number, MaskedMember.job_number == Job.number)
+        advertised = exists().where(
+            SecureAggregationMember.round_number == round_number, SecureAggregationMember.job_number == Job.number
+        )
         waited_for = MemberUpdate.round_number == round_number, MemberUpdate.state == UpdateState.WAITING
         alive = or_(
             MemberUpdate.job_number.is_(None), Job.state.not_in((*_ENDED_BADLY, JobState.SUCCEEDED)) & ~advertised
@@ -78,22 +87,28 @@ class MaskingRepository:
         statement = select(MemberUpdate.number).outerjoin(Job, Job.number == MemberUpdate.job_number)
         return self._session.scalar(statement.where(*waited_for, alive).limit(1)) is not None
 
-    def members(self, round_number: int) -> Sequence[MaskedMember]:
+    def members(self, round_number: int) -> Sequence[SecureAggregationMember]:
         """Returns the devices of a masked round."""
-        return self._session.scalars(select(MaskedMember).where(MaskedMember.round_number == round_number)).all()
+        return self._session.scalars(
+            select(SecureAggregationMember).where(SecureAggregationMember.round_number == round_number)
+        ).all()
 
     def gone(self, round_number: int) -> list[str]:
         """Returns the devices of a masked round whose job failed or was cancelled."""
-        statement = select(MaskedMember.member).join(Job, Job.number == MaskedMember.job_number)
-        mine = MaskedMember.round_number == round_number, Job.state.in_(_ENDED_BADLY)
+        statement = select(SecureAggregationMember.member).join(Job, Job.number == SecureAggregationMember.job_number)
+        mine = SecureAggregationMember.round_number == round_number, Job.state.in_(_ENDED_BADLY)
         return list(self._session.scalars(statement.where(*mine)))
 
 
 class DatabaseStore:
-    """A `MaskingStore` over the database and the artifact store."""
+    """A `SecureAggregationStore` over the database and the artifact store."""
 
     def __init__(
-        self, session: Session, found: MaskedRound, artifacts: ArtifactStore | None = None, job_number: int = 0
+        self,
+        session: Session,
+        found: SecureAggregationRound,
+        artifacts: ArtifactStore | None = None,
+        job_number: int = 0,
     ) -> None:
         """found: locked if the caller makes changes. artifacts: required to store or read vectors.
 
@@ -101,19 +116,21 @@ class DatabaseStore:
         """
         self._session, self.session, self._files, self._job_number = session, found, artifacts, job_number
 
-    def row(self, member: str) -> MaskedMember | None:
+    def row(self, member: str) -> SecureAggregationMember | None:
         """Returns the row of a device, or None."""
-        return self._session.scalar(select(MaskedMember).where(self._mine(), MaskedMember.member == member))
+        return self._session.scalar(
+            select(SecureAggregationMember).where(self._mine(), SecureAggregationMember.member == member)
+        )
 
-    def rows(self) -> Sequence[MaskedMember]:
+    def rows(self) -> Sequence[SecureAggregationMember]:
         """Returns all rows, sorted by member name."""
-        found = self._session.scalars(select(MaskedMember).where(self._mine())).all()
+        found = self._session.scalars(select(SecureAggregationMember).where(self._mine())).all()
         # Sorted here because collations differ between databases, and devices verify the order.
         return sorted(found, key=lambda row: row.member)
 
-    def add(self, member: str, advertisement: Advertisement) -> MaskedMember:
+    def add(self, member: str, advertisement: Advertisement) -> SecureAggregationMember:
         """Adds and returns the row of a device."""
-        row = MaskedMember(
+        row = SecureAggregationMember(
             round_number=self.session.round_number,
             member=member,
             job_number=self._job_number,
@@ -126,8 +143,10 @@ class DatabaseStore:
 
     def sealed_for(self, number: int, senders: Sequence[int], size: int) -> list[bytes]:
         """Returns the encrypted share for `number` of each sender, `size` bytes each, and reads nothing else."""
-        piece = func.substr(MaskedMember.sealed, (number - 1) * size + 1, size)
-        statement = select(MaskedMember.place, piece).where(self._mine(), MaskedMember.place.in_(senders))
+        piece = func.substr(SecureAggregationMember.sealed, (number - 1) * size + 1, size)
+        statement = select(SecureAggregationMember.place, piece).where(
+            self._mine(), SecureAggregationMember.place.in_(senders)
+        )
         found = {place: bytes(sealed) for place, sealed in self._session.execute(statement)}
         return [found[sender] for sender in senders]
 
@@ -144,7 +163,7 @@ class DatabaseStore:
         """Removes all shares and the references to the masked vectors; garbage collection removes the files."""
         nothing = {"sealed": None, "seeds": None, "keys": None, "vector_sha256": None}
         self._session.execute(
-            update(MaskedMember).where(self._mine()).values(**nothing),
+            update(SecureAggregationMember).where(self._mine()).values(**nothing),
             execution_options={"synchronize_session": "fetch"},
         )
 
@@ -155,10 +174,10 @@ class DatabaseStore:
         return self._files
 
     def _mine(self) -> ColumnElement[bool]:
-        return MaskedMember.round_number == self.session.round_number
+        return SecureAggregationMember.round_number == self.session.round_number
 
 
 def due(now: datetime) -> ColumnElement[bool]:
     """Returns the condition for a round whose current masked phase is past its deadline or whose phases are over."""
-    late = or_(MaskedRound.closes_at <= now, MaskedRound.phase.in_(_OVER))
-    return exists().where(MaskedRound.round_number == CohortRound.number, late)
+    late = or_(SecureAggregationRound.closes_at <= now, SecureAggregationRound.phase.in_(_OVER))
+    return exists().where(SecureAggregationRound.round_number == CohortRound.number, late)

@@ -10,32 +10,32 @@ from collections.abc import Callable
 
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.federation.models import Cohort, CohortRound
 from server.federation.repository import CohortRepository
-from server.federation.secure_aggregation.models import MaskedRound
-from server.federation.secure_aggregation.parameters import masking_parameters
-from server.federation.secure_aggregation.progress import MaskingProgress
-from server.federation.secure_aggregation.repository import DatabaseStore, MaskingRepository
+from server.federation.secure_aggregation.models import SecureAggregationRound
+from server.federation.secure_aggregation.parameters import secure_aggregation_parameters
+from server.federation.secure_aggregation.progress import SecureAggregationProgress
+from server.federation.secure_aggregation.repository import DatabaseStore, SecureAggregationRepository
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.leases.service import LeaseService
 from server.jobs.repository import Job
 from server.storage.store import ArtifactStore
-from shared.errors import Conflict, MaskingOut, NotFound
+from shared.errors import Conflict, LeftOutOfRound, NotFound
 from shared.federation.cohort import RoundState
 from shared.federation.secure_aggregation.fixed_point import vector_bytes
-from shared.federation.secure_aggregation.messages import MaskingView, Phase
-from shared.federation.secure_aggregation.session import MaskingSession
+from shared.federation.secure_aggregation.messages import Phase, SecureAggregationView
+from shared.federation.secure_aggregation.session import SecureAggregationSession
 
 
-class MaskingService:
+class SecureAggregationService:
     """Handles the messages of devices in masked rounds."""
 
     def __init__(self, session: Session, artifacts: ArtifactStore, lease_seconds: float) -> None:
         self._session, self._artifacts, self._lease_seconds = session, artifacts, lease_seconds
-        self._repository, self._progress = MaskingRepository(session), MaskingProgress(session)
+        self._repository, self._progress = SecureAggregationRepository(session), SecureAggregationProgress(session)
 
-    def view(self, device_id: str, lease_id: str, known: Phase | None) -> tuple[MaskingView, bool]:
+    def view(self, device_id: str, lease_id: str, known: Phase | None) -> tuple[SecureAggregationView, bool]:
         """Returns the state of the round for a device, and whether the phase is past its deadline. Changes nothing.
 
         Raises NotFound or Gone if the device no longer holds the lease, Conflict if the job belongs to no masked round.
@@ -47,9 +47,9 @@ class MaskingService:
         found, _ = self._round(self._session.get_one(Job, lease.job_number))
         masked = self._repository.get(found.number)
         if masked is None:
-            return MaskingView(phase=Phase.KEYS, closes_at=found.deadline, waits=False), False
+            return SecureAggregationView(phase=Phase.KEYS, closes_at=found.deadline, waits=False), False
         late = not masked.phase.over and masked.closes_at is not None and masked.closes_at <= utc_now()
-        return self._masking(masked).view(device_id, known), late
+        return self._secure_aggregation(masked).view(device_id, known), late
 
     def size(self, device_id: str, lease_id: str) -> int:
         """Returns the size in bytes of a device's masked vector. Raises NotFound, Gone or Conflict."""
@@ -57,34 +57,36 @@ class MaskingService:
         lease, job = leases.find(device_id, lease_id)
         leases.renew(lease)
         found, cohort = self._round(job)
-        parameters = masking_parameters(cohort, found)
+        parameters = secure_aggregation_parameters(cohort, found)
         return 0 if parameters is None else vector_bytes(parameters)
 
-    def answer(self, device_id: str, lease_id: str, say: Callable[[MaskingSession], None]) -> MaskingView:
+    def answer(
+        self, device_id: str, lease_id: str, say: Callable[[SecureAggregationSession], None]
+    ) -> SecureAggregationView:
         """Applies a device's message to the round of its job, and ends the phase if the message completes it.
 
         Raises NotFound, Gone, Conflict, and the errors of `say`.
         """
-        CohortRepository(self._session).lock_of_lease(lease_id)  # before the job, as `server.database.locking` says
+        CohortRepository(self._session).lock_of_lease(lease_id)  # before the job, as `server.database.database` says
         leases = LeaseService(self._session, self._lease_seconds)
         lease, job = leases.find(device_id, lease_id)
         leases.renew(lease)
         masked = self._begun(job)
-        masking = self._masking(masked, job.number)
+        masking = self._secure_aggregation(masked, job.number)
         before = masked.phase
         say(masking)
         self._progress.tick(masked)
         return masking.view(device_id, before)
 
-    def _begun(self, job: Job) -> MaskedRound:
+    def _begun(self, job: Job) -> SecureAggregationRound:
         """Returns the masked round of a job, locked. Begins it if the cohort's round is open."""
         found, cohort = self._round(job)
         masked = self._repository.locked(found.number)
         if masked is not None:
             return masked
-        parameters, settings = masking_parameters(cohort, found), cohort.settings.masking
+        parameters, settings = secure_aggregation_parameters(cohort, found), cohort.settings.masking
         if found.state is not RoundState.OPEN or parameters is None or settings is None:
-            raise MaskingOut(f"round {found.position} of {cohort.name} has ended")
+            raise LeftOutOfRound(f"round {found.position} of {cohort.name} has ended")
         return self._repository.begin(found, parameters, settings.phase_seconds, cohort.settings.quorum)
 
     def _round(self, job: Job) -> tuple[CohortRound, Cohort]:
@@ -93,6 +95,6 @@ class MaskingService:
             raise Conflict("the job of this lease does not belong to a masked round")
         return found
 
-    def _masking(self, masked: MaskedRound, job_number: int = 0) -> MaskingSession:
+    def _secure_aggregation(self, masked: SecureAggregationRound, job_number: int = 0) -> SecureAggregationSession:
         store = DatabaseStore(self._session, masked, self._artifacts, job_number)
-        return MaskingSession(store, masked.parameters, masked.phase_seconds, utc_now())
+        return SecureAggregationSession(store, masked.parameters, masked.phase_seconds, utc_now())

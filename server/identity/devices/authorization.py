@@ -20,8 +20,7 @@ from enum import StrEnum
 from sqlalchemy import ForeignKey, String, delete, func, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.clock import utc_now
-from server.database.columns import Document, Moment, Numbered, Table, word
+from server.database.columns import Document, Moment, Numbered, Table, utc_now, word
 from server.identity.devices.repository import Device
 from server.identity.devices.service import DeviceService, UserNames, check_key
 from server.identity.tokens import Principal, new_token, token_digest
@@ -34,6 +33,8 @@ ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 LENGTH = 8  # characters of five bits
 _LOOKS_LIKE = str.maketrans("ILO", "110")
 _CODE = re.compile(rf"[{ALPHABET}]{{{LENGTH}}}")
+REQUEST_SECONDS = 900  # that a request waits for an operator
+WAITING_PER_ADDRESS = 20  # requests at once
 SLOWER_SECONDS = 5  # that each question asked too early adds to the interval (RFC 8628, 3.5)
 KEPT = timedelta(hours=1)  # after its end, so that a device that asks late is told that it was late
 
@@ -157,11 +158,11 @@ class AuthorizationService:
         check_key(device.public_key)
         now = utc_now()
         self._requests.forget(now - KEPT)
-        if self._requests.waiting(address, now) >= self._settings.device_requests_per_address:
+        if self._requests.waiting(address, now) >= WAITING_PER_ADDRESS:
             raise OAuthError(
                 "slow_down", "too many devices at this address wait for an operator; try again in some minutes", 429
             )
-        seconds, interval = self._settings.device_request_seconds, self._settings.device_request_interval_seconds
+        interval = self._settings.device_request_interval_seconds
         device_code, user_code = new_token("join"), new_user_code()
         self._requests.add(
             DeviceRequest(
@@ -175,10 +176,10 @@ class AuthorizationService:
                 state=RequestState.PENDING,
                 interval_seconds=interval,
                 created_at=now,
-                expires_at=now + timedelta(seconds=seconds),
+                expires_at=now + timedelta(seconds=REQUEST_SECONDS),
             )
         )
-        return Asked(device_code, shown(user_code), seconds, interval)
+        return Asked(device_code, shown(user_code), REQUEST_SECONDS, interval)
 
     def poll(self, client_id: str, device_code: str) -> tuple[Device, str] | OAuthError:
         """The device and its token, once; else why not, which is returned since it, too, changes what is stored.

@@ -8,16 +8,14 @@ from fastapi import Path
 from sqlalchemy.orm import Session
 
 from server.identity.access_rules import Enrolling, needs
-from server.identity.devices.bindings import BindingService
 from server.identity.devices.repository import BindingRepository, Device, DeviceRepository
-from server.identity.devices.service import DeviceService
+from server.identity.devices.service import BindingService, DeviceService
 from server.identity.signing_keys.service import KeyService, server_info
 from server.identity.tokens import Principal
-from server.web.etags import IfMatch
 from server.web.idempotency import Once
 from server.web.openapi import raises
 from server.web.pages import Paging
-from server.web.routes import Routes
+from server.web.routes import IfMatch, Routes
 from server.web.state import Reading, State, Writing
 from shared.access import Scope
 from shared.errors import Conflict

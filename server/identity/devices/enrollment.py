@@ -16,11 +16,10 @@ from server.identity.devices.authorization import Asked, AuthorizationService, O
 from server.identity.signing_keys.service import KeyService, server_info
 from server.identity.tokens import Principal
 from server.web.bodies import read_limited
-from server.web.limits import place_of
+from server.web.middleware import TooSlow
 from server.web.openapi import Responses, raises
-from server.web.problems import TooSlow
 from server.web.routes import Routes
-from server.web.state import AppState, Reading, State, Writing
+from server.web.state import AppState, Reading, State, Writing, place_of
 from shared.access import Scope
 from shared.errors import BadRequest, Conflict, TooLarge
 from shared.protocol import DeviceApproval, DeviceAuthorization, DeviceEnrollment, DeviceRequestView, DeviceToken

@@ -13,9 +13,8 @@ from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.clock import utc_now
-from server.database.columns import Document, Moment, Numbered, Table
-from server.database.locking import add_if_absent, locked
+from server.database.columns import Document, Moment, Numbered, Table, utc_now
+from server.database.database import add_if_absent, locked
 from server.database.paging import PageRequest, PageRows, page_of
 from shared.capabilities import Capabilities, Labels
 from shared.protocol import DeviceView

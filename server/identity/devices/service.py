@@ -1,27 +1,65 @@
-"""Devices: inviting, enrolling, labelling and revoking them, and the one-time tokens by which they enroll."""
+"""Devices: inviting, enrolling, labelling and revoking them, their one-time tokens, and whose jobs they train.
+
+Submitters name users freely, and enrolled devices name their data sets freely. A binding connects a user to a device,
+and a device gets jobs of its users only. Only an operator makes one: when it creates the enrollment token, approves the
+device, or later.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 
 from pydantic import RootModel, ValidationError
 from sqlalchemy import ForeignKey, String, update
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.clock import utc_now
-from server.database.columns import Document, Moment, Numbered, Table, new_id
-from server.identity.devices.bindings import BindingService
-from server.identity.devices.repository import Device, DeviceRepository, LabelSet
+from server.database.columns import Document, Moment, Numbered, Table, new_id, utc_now
+from server.identity.devices.repository import BindingRepository, Device, DeviceRepository, LabelSet
 from server.identity.tenants import TenantService
 from server.identity.tokens import TokenService, new_token, token_digest
+from server.ports import Port
+from server.settings import Settings
 from shared.access import Role
-from shared.errors import BadRequest, Conflict, NotFound, Unauthorized
-from shared.protocol import DeviceEnrollment, Enrollment
+from shared.errors import BadRequest, Conflict, DeviceNotBound, NotFound, Unauthorized
+from shared.protocol import MOST_USERS, DeviceEnrollment, Enrollment
 
 KEY_BYTES = 32
+# Take back what a device has of a user who was unbound from it, given the device's id and the user.
+UNBOUND: Port[tuple[Callable[[Session, Settings, str, str], None], ...]] = Port("devices.unbound")
+
+
+class BindingService:
+    """Bindings in one writing transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._bindings = BindingRepository(session)
+
+    def bind(self, device: Device, users: Iterable[str]) -> None:
+        """Binds users to a device, which is locked or new. Idempotent. Raises Conflict for too many users."""
+        new = frozenset(users) - self._bindings.users(device.id)
+        if len(self._bindings.users(device.id)) + len(new) > MOST_USERS:
+            raise Conflict(f"device {device.name} would have more than {MOST_USERS} users; unbind others first")
+        self._bindings.add(device.id, sorted(new), utc_now())
+
+    def unbind(self, device: Device, user: str, settings: Settings) -> None:
+        """Unbinds a user from a device, which is locked, and takes back the user's jobs. Idempotent."""
+        if self._bindings.remove(device.id, user):
+            for take_back in UNBOUND.get():
+                take_back(self._session, settings, device.id, user)
+
+    def check(self, device_id: str, *users: str) -> None:
+        """Raises DeviceNotBound unless a device trains for each of these users."""
+        bound = self._bindings.users(device_id)
+        for user in users:
+            if user not in bound:
+                raise DeviceNotBound(
+                    f"device {device_id} is not bound to user {user!r}; if the user's data is on it, an operator runs "
+                    f"`mobizo devices bind {device_id} {user}`"
+                )
 
 
 class UserNames(RootModel[tuple[str, ...]]):

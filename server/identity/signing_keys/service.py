@@ -23,8 +23,7 @@ from sqlalchemy import String, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.clock import utc_now
-from server.database.columns import Document, Moment, Numbered, Table
+from server.database.columns import Document, Moment, Numbered, Table, utc_now
 from server.database.database import Database
 from server.identity.devices.repository import DeviceRepository
 from server.identity.devices.service import DeviceService

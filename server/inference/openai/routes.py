@@ -8,8 +8,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 
+from server.web.middleware import from_validation, problem_response
 from server.web.openapi import PROBLEM_JSON, operation_id
-from server.web.problems import from_validation, problem_response
 from server.web.routes import Handler, Route
 from shared.errors import AdapterNotFound, MobizoError, RevisionNotFound, TooManyRequests, Unauthorized
 

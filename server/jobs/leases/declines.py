@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.identity.devices.repository import DeviceRepository
 from server.jobs.leases.repository import Ending, JobLease, LeaseRepository, MemoryDecline
 from server.jobs.leases.service import LeaseService
-from server.jobs.lifecycle import JobLifecycle
 from server.jobs.memory import rough
 from server.jobs.recipes import possible_for, scored_rows
 from server.jobs.repository import Job
+from server.jobs.service import JobLifecycle
 from server.jobs.shrink import describe_changes, estimated_need, lighter, smaller
 from server.programs.service import ProgramRepository, ProgramService
 from shared.job import JobError, JobState, Progress

@@ -26,11 +26,11 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, Session, load_only, mapped_column
 
 from server.database.columns import Moment, Numbered, Table, word
-from server.database.locking import locked
+from server.database.database import locked
 from server.identity.devices.repository import Device
 from server.jobs.repository import Job
 from server.programs.service import ProgramBlob
-from server.storage.references import FileColumn, FileReferences
+from server.storage.store import FileColumn, FileReferences
 from shared.capabilities import Labels
 from shared.job import JobState, RoundRef
 

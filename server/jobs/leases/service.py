@@ -12,8 +12,7 @@ from datetime import timedelta
 
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
-from server.database.columns import new_id
+from server.database.columns import new_id, utc_now
 from server.identity.devices.repository import (
     BindingRepository,
     DeviceRepository,
@@ -26,10 +25,10 @@ from server.identity.devices.repository import (
 )
 from server.identity.tokens import REVOKED
 from server.jobs.leases.repository import Ending, JobLease, LeaseRepository
-from server.jobs.lifecycle import ROUND_TASK, WARM_STARTS, JobLifecycle, subscribers
 from server.jobs.repository import Job, JobRepository
 from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import QueueRepository
+from server.jobs.service import ROUND_TASK, WARM_STARTS, JobLifecycle, subscribers
 from server.programs.service import ProgramRepository
 from server.settings import Settings
 from shared.errors import (

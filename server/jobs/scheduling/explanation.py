@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.identity.devices.repository import BindingRepository, Device, DeviceRepository, is_cooling_down
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.repository import Job

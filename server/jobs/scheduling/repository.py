@@ -18,7 +18,7 @@ from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Numbered, Table
-from server.database.locking import locked
+from server.database.database import locked
 from server.jobs.repository import Job
 from server.jobs.scheduling.matching import DeviceOffer, Needs, able, parse_needs
 from shared.canonical import canonical_json, sha256_hex

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.database.database import Database
 from server.database.schema import lacking, release
 from server.operations.backups.container import Reader, Writer, reading, writing
@@ -26,8 +26,7 @@ from server.operations.backups.manifest import KEYS, MANIFEST, OBJECTS, BackedUp
 from server.operations.backups.snapshot import POSTGRESQL, SQLITE, check_empty, restore_postgres, taken
 from server.settings import Settings
 from server.storage.opening import open_artifacts
-from server.storage.references import REFERENCES, FileColumn
-from server.storage.store import ArtifactStore
+from server.storage.store import REFERENCES, ArtifactStore, FileColumn
 from shared.canonical import file_sha256
 from shared.errors import BadRequest, Conflict, NotFound, Unavailable, Untrusted
 

@@ -13,7 +13,7 @@ from prometheus_client.exposition import generate_latest
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.database.database import Database
 from server.inference.metrics import ScorerMeters
 from server.jobs.endpoints import make_program_counter

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.identity.devices.repository import DeviceRepository
 from server.programs.service import ProgramRepository
 from server.registry.adapter_grants.models import AdapterGrant

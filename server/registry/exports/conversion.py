@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseRepository
 from server.catalog.calibrations.service import calibration_file
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.database.database import Database
 from server.registry.exports.converter_process import RESULT, ConverterCrashed, ConverterProcess, Order
 from server.registry.exports.models import CONVERT, ConversionFile, ConversionState
@@ -19,8 +19,7 @@ from server.registry.exports.service import move
 from server.registry.models import StoredVersion
 from server.registry.trajectories.reconstruction import b_file
 from server.settings import Settings
-from server.storage.references import hold
-from server.storage.store import ArtifactStore
+from server.storage.store import ArtifactStore, hold
 from server.tasks.child_process import Stopped
 from server.tasks.handlers import TaskRun
 from shared.errors import BaseMismatch, ConversionFailed, ConversionTooLarge, MobizoError, Unavailable

@@ -13,8 +13,8 @@ from server.registry.exports.service import MergedService
 from server.storage.store import Damaged
 from server.web.downloads import FILE_ROUTE, file_response
 from server.web.idempotency import Once
+from server.web.middleware import RangeNotSatisfiable
 from server.web.openapi import FILE, Responses, raises
-from server.web.problems import RangeNotSatisfiable
 from server.web.routes import Routes
 from server.web.state import Reading, State, Writing
 from shared.access import Scope

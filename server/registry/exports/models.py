@@ -8,7 +8,7 @@ from sqlalchemy import BigInteger, ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from server.database.columns import Document, Moment, Numbered, Table, word
-from server.storage.references import FileColumn, FileReferences
+from server.storage.store import FileColumn, FileReferences
 from shared.job import JobError
 from shared.protocol import ConversionState
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from server.database.locking import locked
+from server.database.database import locked
 from server.registry.exports.models import Conversion, ConversionFile
 from server.registry.models import Adapter, StoredVersion
 

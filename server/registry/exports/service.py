@@ -7,14 +7,13 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseModelEntry, BaseRepository
-from server.clock import utc_now
-from server.database.columns import new_id
-from server.database.locking import add_if_absent
+from server.database.columns import new_id, utc_now
+from server.database.database import add_if_absent
 from server.registry.exports.models import CONVERT, Conversion, ConversionFile, ConversionState
 from server.registry.exports.repository import ConversionRepository
 from server.registry.models import Adapter, StoredVersion
 from server.registry.repository import resolve
-from server.tasks.service import TaskService
+from server.tasks.repository import TaskService
 from shared.errors import BaseMismatch, Conflict, FileNotInAdapter, NotFound, UnknownBase
 from shared.protocol import MergedModel, PeftFile
 from shared.recipe import Recipe

@@ -22,12 +22,11 @@ from server.registry.hub.refusals import HubRoutes, NotReleased
 from server.registry.hub.repository import HubRepository
 from server.registry.hub.schemas import Account, CommitInfo, ModelInfo, Refs, TreeEntry
 from server.registry.hub.service import HubService, Snapshot
-from server.storage.references import Collected
-from server.storage.store import Damaged, StorageFull
+from server.storage.store import Collected, Damaged, StorageFull
 from server.web.downloads import FILE_ROUTE
+from server.web.middleware import RangeNotSatisfiable
 from server.web.openapi import FILE, raises
 from server.web.pages import InvalidCursor
-from server.web.problems import RangeNotSatisfiable
 from server.web.state import AppState, State
 from shared.access import Scope
 from shared.errors import AdapterNotFound, FileNotInAdapter, RevisionNotFound

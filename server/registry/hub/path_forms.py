@@ -9,8 +9,8 @@ from urllib.parse import parse_qsl
 from fastapi import Depends, Request
 
 from server.web.bodies import read_limited
+from server.web.middleware import TooSlow
 from server.web.openapi import may_raise
-from server.web.problems import TooSlow
 from shared.errors import BadRequest, TooLarge
 
 MOST_BYTES = 262_144

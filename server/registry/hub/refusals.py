@@ -12,8 +12,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from server.web.middleware import problem_response
 from server.web.openapi import operation_id
-from server.web.problems import problem_response
 from server.web.routes import Route
 from shared.errors import (
     AdapterNotFound,

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import numpy as np
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.database.database import Database
 from server.registry.models import Adapter, StoredVersion
 from server.registry.trajectories.service import MaterialisedStep, StoredTrajectory, TrajectoryRepository

@@ -11,7 +11,7 @@ from server.database.columns import Table
 from server.jobs.leases.repository import JobLease
 from server.registry.models import Adapter, StoredVersion
 from server.registry.repository import resolve
-from server.storage.references import FileColumn, FileReferences
+from server.storage.store import FileColumn, FileReferences
 from shared.errors import Conflict, NotFound
 from shared.protocol import Completion, TrajectoryView
 

@@ -39,7 +39,7 @@ from shared.federation.secure_aggregation.primitives import (
     sign,
     unseal,
 )
-from shared.federation.secure_aggregation.settings import MaskingParameters
+from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 from shared.federation.secure_aggregation.shamir import SHARE_BYTES, split
 
 SEALING, MASKING = b"sealing", b"masking"
@@ -56,7 +56,7 @@ class Knowledge(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    parameters: MaskingParameters
+    parameters: SecureAggregationParameters
     member: str
     sealing: Key
     masking: Key
@@ -96,7 +96,7 @@ class Knowledge(BaseModel):
         return self.delivery
 
 
-def begin(parameters: MaskingParameters, member: str) -> Knowledge:
+def begin(parameters: SecureAggregationParameters, member: str) -> Knowledge:
     """Returns the state of a new round, with new keys and a new seed."""
     return Knowledge(
         parameters=parameters, member=member, sealing=new_secret(), masking=new_secret(), seed=new_secret()
@@ -116,7 +116,7 @@ def advertise(knowledge: Knowledge, identity: Ed25519PrivateKey) -> Advertisemen
     )
 
 
-def check_roster(roster: Roster, parameters: MaskingParameters, trust: Trust) -> None:
+def check_roster(roster: Roster, parameters: SecureAggregationParameters, trust: Trust) -> None:
     """Raises Untrusted for a roster with too few or too many devices, in the wrong order, or with an invalid key.
 
     trust: raises Untrusted if an identity key does not belong to the device id that it comes with.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shared.errors import InvalidUpload
-from shared.federation.secure_aggregation.settings import MaskingParameters
+from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 
 F32 = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 F64 = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -30,12 +30,12 @@ class Total:
     count: int
 
 
-def word(parameters: MaskingParameters) -> np.dtype[Any]:
+def word(parameters: SecureAggregationParameters) -> np.dtype[Any]:
     """Returns the data type of one element on the wire."""
     return np.dtype(f"<u{parameters.bits // 8}")
 
 
-def vector_bytes(parameters: MaskingParameters) -> int:
+def vector_bytes(parameters: SecureAggregationParameters) -> int:
     """Returns the bytes of one device's masked vector: D elements and the weight."""
     return (parameters.size + 1) * word(parameters).itemsize
 
@@ -58,7 +58,7 @@ def clipped(update: F32, bound: float) -> F32:
     return np.clip(scaled, -largest, largest)
 
 
-def encode(update: F32, weight: int, parameters: MaskingParameters) -> Words:
+def encode(update: F32, weight: int, parameters: SecureAggregationParameters) -> Words:
     """Returns (D + 1,) integers modulo 2^bits: round(s w clip(update)), then w.
 
     Negative values are in two's complement.
@@ -77,7 +77,7 @@ def encode(update: F32, weight: int, parameters: MaskingParameters) -> Words:
     return words.view(word(parameters))
 
 
-def decode(total: Words, count: int, parameters: MaskingParameters) -> Total:
+def decode(total: Words, count: int, parameters: SecureAggregationParameters) -> Total:
     """Returns the weighted mean from the sum (D + 1,) of `count` encodings.
 
     |mean - true mean| <= count / (2 s weight) in each element, plus float64 rounding. Raises InvalidUpload if the sum
@@ -93,6 +93,6 @@ def decode(total: Words, count: int, parameters: MaskingParameters) -> Total:
     return Total(signed[:-1].astype(np.float64) / (parameters.scale * weight), weight, count)
 
 
-def mean_error(count: int, weight: int, parameters: MaskingParameters) -> float:
+def mean_error(count: int, weight: int, parameters: SecureAggregationParameters) -> float:
     """Returns the largest difference of an element of the decoded mean from that of the clipped updates."""
     return count / (2 * parameters.scale * weight)

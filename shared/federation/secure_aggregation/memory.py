@@ -39,7 +39,7 @@ class MemoryMember:
 
 @dataclass
 class MemoryStore:
-    """A `MaskingStore` in memory."""
+    """A `SecureAggregationStore` in memory."""
 
     session: MemorySession = field(default_factory=MemorySession)
     members: dict[str, MemoryMember] = field(default_factory=dict)

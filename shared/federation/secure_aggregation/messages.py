@@ -148,7 +148,7 @@ class Unmasking(_Message):
     )
 
 
-class MaskingView(_Message):
+class SecureAggregationView(_Message):
     """The state of a secure aggregation round for one device, with the inputs of the current phase."""
 
     phase: Phase

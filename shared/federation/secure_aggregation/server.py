@@ -18,7 +18,7 @@ from shared.federation.secure_aggregation.fixed_point import Total, Words, decod
 from shared.federation.secure_aggregation.masks import add_mask
 from shared.federation.secure_aggregation.messages import SEALED_BYTES, Advertisement, Roster, SealedShares, Unmasking
 from shared.federation.secure_aggregation.primitives import agree, check_public, check_signature, commitment, public_of
-from shared.federation.secure_aggregation.settings import MaskingParameters
+from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 from shared.federation.secure_aggregation.shamir import SHARE_BYTES, combine, weights_at_zero
 
 Found = TypeVar("Found")
@@ -31,7 +31,7 @@ class Gathered:
     commitments: of `shared`, by number. unmaskings: by number, at least t.
     """
 
-    parameters: MaskingParameters
+    parameters: SecureAggregationParameters
     roster: Roster
     shared: tuple[int, ...]
     survivors: tuple[int, ...]
@@ -68,7 +68,7 @@ def check_unmasking(unmasking: Unmasking, survivors: int, dropped: int) -> None:
         raise InvalidUpload(f"exactly the shares of {survivors} seeds and {dropped} keys are required")
 
 
-def vector_of(data: bytes, parameters: MaskingParameters) -> Words:
+def vector_of(data: bytes, parameters: SecureAggregationParameters) -> Words:
     """Returns a masked vector (D + 1,), read-only. Raises InvalidUpload for another length."""
     if len(data) != vector_bytes(parameters):
         raise InvalidUpload(f"the masked vector has {len(data)} bytes; the round requires {vector_bytes(parameters)}")

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from shared.errors import InvalidUpload, MaskingOut
+from shared.errors import InvalidUpload, LeftOutOfRound
 from shared.federation.secure_aggregation.fixed_point import Total
 from shared.federation.secure_aggregation.messages import (
     SEALED_BYTES,
@@ -22,10 +22,10 @@ from shared.federation.secure_aggregation.messages import (
     Consent,
     Consents,
     Delivery,
-    MaskingView,
     Phase,
     Roster,
     SealedShares,
+    SecureAggregationView,
     Unmasking,
     consented,
 )
@@ -38,7 +38,7 @@ from shared.federation.secure_aggregation.server import (
     unmasked,
     vector_of,
 )
-from shared.federation.secure_aggregation.settings import MaskingParameters
+from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 
 ORDER = (Phase.KEYS, Phase.SHARES, Phase.VECTORS, Phase.CONSENTS, Phase.UNMASKING, Phase.SUMMING)
 OUT = "the others of the round went on without this device"
@@ -68,7 +68,7 @@ class SessionRow(Protocol):
     roster: Roster | None
 
 
-class MaskingStore(Protocol):
+class SecureAggregationStore(Protocol):
     """Storage of the rows of one round. At most one caller changes them at a time."""
 
     @property
@@ -97,15 +97,21 @@ class MaskingStore(Protocol):
         """Deletes all stored shares and masked vectors."""
 
 
-class MaskingSession:
+class SecureAggregationSession:
     """One secure aggregation round at the server."""
 
-    def __init__(self, store: MaskingStore, parameters: MaskingParameters, phase_seconds: float, now: datetime) -> None:
+    def __init__(
+        self,
+        store: SecureAggregationStore,
+        parameters: SecureAggregationParameters,
+        phase_seconds: float,
+        now: datetime,
+    ) -> None:
         """phase_seconds: duration of every phase except the first, whose end the caller sets. now: the current time."""
         self._store, self._session, self._parameters = store, store.session, parameters
         self._lasts, self._now = timedelta(seconds=phase_seconds), now
 
-    def view(self, member: str, known: Phase | None = None) -> MaskingView:
+    def view(self, member: str, known: Phase | None = None) -> SecureAggregationView:
         """Returns the round's state for a device. The phase's inputs are included only if `known` is another phase."""
         phase, row = self._session.phase, self._store.row(member)
         answered = row is not None and _at(row.reached) >= _at(phase)
@@ -114,7 +120,7 @@ class MaskingSession:
         behind = phase is not Phase.KEYS if row is None else _at(row.reached) < _at(bar) - (not phase.over)
         out = behind and phase is not Phase.FAILED
         why = self._session.why or (OUT if out else None)
-        view = MaskingView(
+        view = SecureAggregationView(
             phase=phase,
             closes_at=self._session.closes_at,
             number=None if row is None else row.place,
@@ -146,7 +152,7 @@ class MaskingSession:
         """Phase 0. identity: the Ed25519 key that the device enrolled with.
 
         A device that lost its state may replace its keys until they are published in the roster.
-        Raises Untrusted, or MaskingOut when it is too late or the round is full.
+        Raises Untrusted, or LeftOutOfRound when it is too late or the round is full.
         """
         row = self._store.row(member)
         if row is not None and row.advertisement == advertisement:
@@ -156,12 +162,12 @@ class MaskingSession:
         if row is not None:
             row.advertisement = advertisement
         elif len(self._store.rows()) >= self._parameters.most_members:
-            raise MaskingOut(f"the round already has its maximum of {self._parameters.most_members} devices")
+            raise LeftOutOfRound(f"the round already has its maximum of {self._parameters.most_members} devices")
         else:
             self._store.add(member, advertisement)
 
     def share(self, member: str, shares: SealedShares) -> None:
-        """Phase 1. Raises InvalidUpload, or MaskingOut if it is too late."""
+        """Phase 1. Raises InvalidUpload, or LeftOutOfRound if it is too late."""
         row = self._row(member)
         if (row.sealed, row.commitment) == (shares.sealed, shares.commitment):
             return
@@ -171,7 +177,7 @@ class MaskingSession:
         row.reached = Phase.SHARES
 
     def check_vector(self, member: str, sha256: str) -> bool:
-        """Whether a masked vector must still be sent; False if this one was accepted. Raises MaskingOut."""
+        """Whether a masked vector must still be sent; False if this one was accepted. Raises LeftOutOfRound."""
         row = self._row(member)
         if row.vector_sha256 == sha256:
             return False
@@ -179,7 +185,7 @@ class MaskingSession:
         return True
 
     def masked(self, member: str, sha256: str, data: bytes) -> None:
-        """Phase 2. Raises InvalidUpload, or MaskingOut if it is too late."""
+        """Phase 2. Raises InvalidUpload, or LeftOutOfRound if it is too late."""
         if self.check_vector(member, sha256):
             vector_of(data, self._parameters)
             row = self._row(member)
@@ -187,7 +193,7 @@ class MaskingSession:
             row.reached = Phase.VECTORS
 
     def consent(self, member: str, consent: Consent) -> None:
-        """Phase 3. Raises Untrusted for a signature over anything else, or MaskingOut if it is too late."""
+        """Phase 3. Raises Untrusted for a signature over anything else, or LeftOutOfRound if it is too late."""
         row = self._row(member)
         if row.signature == consent.signature:
             return
@@ -198,7 +204,7 @@ class MaskingSession:
         row.reached = Phase.CONSENTS
 
     def unmask(self, member: str, unmasking: Unmasking) -> None:
-        """Phase 4. Raises InvalidUpload, or MaskingOut if it is too late."""
+        """Phase 4. Raises InvalidUpload, or LeftOutOfRound if it is too late."""
         row = self._row(member)
         if (row.seeds, row.keys) == (unmasking.seeds, unmasking.keys):
             return
@@ -238,9 +244,9 @@ class MaskingSession:
         return [row for row in self._store.rows() if _at(row.reached) >= _at(Phase.VECTORS)]
 
     def gathered(self) -> Gathered:
-        """Returns the inputs of `unmasked` except for the vectors. Raises MaskingOut before SUMMING."""
+        """Returns the inputs of `unmasked` except for the vectors. Raises LeftOutOfRound before SUMMING."""
         if self._session.phase is not Phase.SUMMING:
-            raise MaskingOut(f"the masked round is in phase {self._session.phase}; it is not ready to be summed")
+            raise LeftOutOfRound(f"the masked round is in phase {self._session.phase}; it is not ready to be summed")
         rows = [(row, row.place) for row in self._store.rows() if row.place is not None]
         return Gathered(
             parameters=self._parameters,
@@ -256,7 +262,7 @@ class MaskingSession:
         )
 
     def total(self) -> Total:
-        """Returns the decoded sum. Raises MaskingOut before SUMMING, and the errors of `unmasked`."""
+        """Returns the decoded sum. Raises LeftOutOfRound before SUMMING, and the errors of `unmasked`."""
         return unmasked(self.gathered(), self._store.vectors(self.in_sum()))
 
     def finish(self, why: str | None = None) -> None:
@@ -285,20 +291,22 @@ class MaskingSession:
         self._store.forget()
 
     def _expect(self, phase: Phase, row: MemberRow | None) -> None:
-        """Raises MaskingOut unless the round is in this phase and the device answered the one before."""
+        """Raises LeftOutOfRound unless the round is in this phase and the device answered the one before."""
         if self._session.phase is not phase or (
             row is not None and _at(row.reached) not in (_at(phase) - 1, _at(phase))
         ):
-            raise MaskingOut(
+            raise LeftOutOfRound(
                 f"the masked round is in phase {self._session.phase} and does not accept {phase} from this device"
             )
         if row is not None and phase is not Phase.KEYS and row.reached is phase:
-            raise MaskingOut(f"this device has already sent a different message in phase {phase}")
+            raise LeftOutOfRound(f"this device has already sent a different message in phase {phase}")
 
     def _row(self, member: str) -> MemberRow:
         row = self._store.row(member)
         if row is None:
-            raise MaskingOut("this device did not advertise keys in the first phase, so it is not part of the round")
+            raise LeftOutOfRound(
+                "this device did not advertise keys in the first phase, so it is not part of the round"
+            )
         return row
 
     def _roster(self) -> Roster:

@@ -16,7 +16,7 @@ MOST_MEMBERS = 1024
 LEAST_LEVELS = 1024  # minimum quantization steps between zero and the clip bound at weight 1
 
 
-class MaskingSettings(BaseModel):
+class SecureAggregationSettings(BaseModel):
     """A cohort's secure aggregation settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,7 +43,7 @@ class MaskingSettings(BaseModel):
         return self
 
 
-class MaskingParameters(BaseModel):
+class SecureAggregationParameters(BaseModel):
     """The parameters of one round. Devices with different parameters cannot take part together.
 
     Every key, share and signature is bound to `context`. If the server sends two devices different parameters, their

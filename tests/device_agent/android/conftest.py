@@ -3,7 +3,7 @@
 import pytest
 
 from device_agent.android.adb import Adb
-from device_agent.engines.native import NativeEngine
+from device_agent.engines.child_process import NativeEngine
 from device_agent.training.journal import RunDirectory
 from shared.zo.trajectory import Limits
 from tests.device_agent.android.packages import Missing

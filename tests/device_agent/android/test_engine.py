@@ -14,7 +14,7 @@ import pytest
 
 from device_agent.android.adb import Adb, NoPhone, NothingRuns, WrongProcessor
 from device_agent.engines.adb import AdbEngine
-from device_agent.engines.native import NativeEngine
+from device_agent.engines.child_process import NativeEngine
 from device_agent.errors import DoesNotFit, RuntimeFailed
 from device_agent.training.journal import RunDirectory
 from shared.zo.trajectory import Limits, parse_trajectory

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from device_agent.cli.main import complete_adb_option
-from device_agent.daemon.logs import log_path
+from device_agent.daemon.reporting import log_path
 from device_agent.home import AgentHome
 from tests.device_agent.conftest import ROOT, run_agent, start_agent
 

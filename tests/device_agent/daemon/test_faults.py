@@ -185,7 +185,7 @@ def short_pauses(monkeypatch):
     """Days pass in moments."""
     monkeypatch.setattr("device_agent.jobs.upload.PAUSE_SECONDS", 0.02)
     monkeypatch.setattr("device_agent.jobs.upload.LONGEST_PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr("device_agent.jobs.heartbeat.LONGEST_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("device_agent.jobs.lease_and_policy.LONGEST_RETRY_SECONDS", 0.02)
     monkeypatch.setattr("shared.transport.time.sleep", lambda _seconds, sleep=time.sleep: sleep(0.001))
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from device_agent.engines.child_process import PythonEngine
-from device_agent.engines.native import NativeEngine
+from device_agent.engines.child_process import NativeEngine, PythonEngine
 from tests.device_agent.android.conftest import adb, machine, phone
 
 __all__ = ["adb", "machine", "phone"]

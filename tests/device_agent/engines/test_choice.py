@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from device_agent.engines.adb import AdbEngine
-from device_agent.engines.child_process import PythonEngine
+from device_agent.engines.child_process import NativeEngine, PythonEngine
 from device_agent.engines.choice import (
     RUNNER_VARIABLE,
     EngineName,
@@ -15,7 +15,6 @@ from device_agent.engines.choice import (
     phone_platform,
     platform_name,
 )
-from device_agent.engines.native import NativeEngine
 from device_agent.errors import NoRunner
 from device_agent.inference.session import open_inference
 from device_agent.runner.location import RunnerLocation, host_platform

@@ -8,8 +8,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from device_agent.engines.child_process import PythonEngine
-from device_agent.engines.native import finish, prepare
+from device_agent.engines.child_process import PythonEngine, finish, prepare
 from device_agent.errors import DoesNotFit, RuntimeFailed
 from device_agent.training.journal import RunDirectory
 from device_agent.training.messages import TrainerMessage

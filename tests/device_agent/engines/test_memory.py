@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from device_agent.engines.native import NativeEngine
+from device_agent.engines.child_process import NativeEngine
 from server.compiler.checkpoints.base import locate_base
 from server.jobs.memory import planned_bytes, predicted_peak
 from shared.privacy import ExamplePrivacy

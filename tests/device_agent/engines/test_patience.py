@@ -2,8 +2,7 @@
 
 import pytest
 
-from device_agent.engines.child_process import PythonEngine
-from device_agent.engines.native import NativeEngine
+from device_agent.engines.child_process import NativeEngine, PythonEngine
 from device_agent.training.result import out_of_patience
 from shared.canonical import file_sha256
 from shared.zo.trajectory import Evaluation, Trajectory

@@ -11,7 +11,7 @@ import pytest
 
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.inference.pull import parse_reference, pull
-from device_agent.program_verification import RollbackProtection
+from device_agent.programs import RollbackProtection
 from device_agent.protocol.client import DeviceClient
 from shared.errors import AdapterNotFound, BadRequest, Untrusted
 from shared.protocol import DeviceAdapter

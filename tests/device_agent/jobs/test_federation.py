@@ -8,7 +8,7 @@ import pytest
 
 from device_agent.daemon.daemon import Daemon
 from device_agent.daemon.reporting import Display
-from device_agent.engines.native import NativeEngine
+from device_agent.engines.child_process import NativeEngine
 from device_agent.home import AgentHome
 from device_agent.jobs.leased_job import Outcome
 from device_agent.jobs.rounds import RoundLog
@@ -188,7 +188,7 @@ def test_a_job_of_ones_own_goes_on_from_the_cohort(federations, call, service):
 
 @pytest.mark.slow
 def test_a_masked_round_yields_the_mean_and_tells_of_nobody(call, service, runner_directory, tmp_path, monkeypatch):
-    monkeypatch.setattr("device_agent.jobs.masked_upload.CHECK_SECONDS", 0.1)
+    monkeypatch.setattr("device_agent.jobs.secure_aggregation_upload.CHECK_SECONDS", 0.1)
     masked = {"upload": "masked", "masking": {"minimum": 3}, "aggregator": {"name": "mean", "clip_norm": 50.0}}
     place = call, service.url, tmp_path, runner_directory, 1
     agents, (ended,), (made,) = federate(*place, "cohorts = true\nmasked_among = 3", **masked)

@@ -1,14 +1,17 @@
-"""The minutes trained per day."""
+"""The owner's rules.toml, and the minutes trained per day."""
 
 import json
 import signal
 import subprocess
 import sys
 from datetime import date, timedelta
+from pathlib import Path
 
 import pytest
 
-from device_agent.policy.evaluator import KEPT_DAYS, DailyMinutes
+from device_agent.policy.evaluator import KEPT_DAYS, DailyMinutes, OwnerConsent, load_consents, load_rules
+from shared.errors import BadRequest
+from shared.rules import QuietHours, Rules
 
 TODAY = date(2026, 11, 21)
 YESTERDAY = TODAY - timedelta(days=1)
@@ -91,3 +94,115 @@ def test_a_full_disk_is_told_and_the_minutes_still_count(tmp_path, monkeypatch):
             budget.add(4, TODAY)
     assert budget.spent(TODAY) == 5
     assert DailyMinutes(tmp_path / "budget.json").spent(TODAY) == 1
+
+
+WHOLE = """
+charging = false
+battery_floor = 30
+temperature_ceiling = 75.5
+memory_floor_bytes = 1_000_000_000
+idle = true
+hours = [{ start = "22:00", end = "06:00" }, { start = 21:30:00, end = 23:00:00 }]
+metered = false
+daily_minutes = 90
+"""
+
+
+def test_every_rule_is_read(tmp_path):
+    (tmp_path / "rules.toml").write_text(WHOLE)
+    assert load_rules(tmp_path / "rules.toml") == Rules(
+        battery_floor=30,
+        temperature_ceiling=75.5,
+        memory_floor_bytes=1_000_000_000,
+        idle=True,
+        hours=(QuietHours(start="22:00", end="06:00"), QuietHours(start="21:30", end="23:00")),
+        metered=False,
+        daily_minutes=90,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", OwnerConsent(trajectory=False, cohorts=False)),
+        ("trajectory = false", OwnerConsent(trajectory=False, cohorts=False)),
+        ("trajectory = true", OwnerConsent(trajectory=True, cohorts=False)),
+        ("cohorts = true", OwnerConsent(trajectory=False, cohorts=True)),
+        ('cohorts = ["reviews", "notes"]', OwnerConsent(trajectory=False, cohorts=("reviews", "notes"))),
+        ("cohorts = []", OwnerConsent(trajectory=False, cohorts=())),
+        ("masked_among = 10", OwnerConsent(masked_among=10)),
+        ("privacy_limit = 8", OwnerConsent(privacy_limit=8)),
+        (
+            "privacy_limit = { reviews = 3 }\nprivacy_delta = 1e-6",
+            OwnerConsent(privacy_limit={"reviews": 3.0}, privacy_delta=1e-6),
+        ),
+    ],
+)
+def test_nothing_more_leaves_this_device_unless_the_owner_says_so(tmp_path, text, said):
+    path = tmp_path / "rules.toml"
+    assert load_consents(path) == OwnerConsent(trajectory=False, cohorts=False)
+    path.write_text(f"idle = true\n{text}\n")
+    assert load_consents(path) == said
+    assert load_rules(path) == Rules(idle=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('trajectory = "asked"', "trajectory must be true or false"),
+        ("trajectory = 1", "trajectory must be true or false"),
+        ('cohorts = "reviews"', "cohorts must be true, false or a list"),
+        ("cohorts = 1", "cohorts must be true, false or a list"),
+        ('cohorts = ["Two Words"]', "cohorts must be true, false or a list"),
+        ("masked_among = true", "masked_among must be a number of devices, 3 to 1024, or 0"),
+        ("masked_among = -1", "masked_among must be a number of devices"),
+        ("privacy_limit = true", "privacy_limit must be an epsilon from 0 to 1000"),
+        ("privacy_limit = { reviews = -1 }", "privacy_limit must be an epsilon from 0 to 1000, or a table"),
+        ("privacy_delta = 0", "privacy_delta must be a number between 0 and 1"),
+        (f"cohorts = {[f'c{index}' for index in range(101)]}", "a list of up to 100 cohorts' names"),
+    ],
+)
+def test_a_consent_that_is_none(tmp_path, text, said):
+    (tmp_path / "rules.toml").write_text(text)
+    with pytest.raises(BadRequest, match=said):
+        load_consents(tmp_path / "rules.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("battery_floor = 130", "battery_floor must be a percentage from 0 to 100"),
+        ("battery_floor = nan", "battery_floor must be a percentage"),
+        ("temperature_ceiling = 0", "temperature_ceiling must be degrees Celsius above 0"),
+        ("memory_floor_bytes = 1.5", "memory_floor_bytes must be a number of bytes"),
+        ('charging = "sometimes"', "charging must be true or false"),
+        ('hours = ["22:00"]', "hours must be up to 24 spans"),
+        ('hours = [{ start = "22:00" }]', "hours must be up to 24 spans"),
+        ('hours = [{ start = "22:00Z", end = "06:00" }]', "local time without a zone"),
+        ('hours = [{ start = "25:00", end = "06:00" }]', "hours must be"),
+        ("daily_minutes = -1", "daily_minutes must be minutes from 0 to 1440"),
+        ("battery = 30", "'battery' is not a rule; the rules are charging, battery_floor"),
+        ("battery_floor 30", "is not valid TOML"),
+        ("battery_floor = 30\nbattery_floor = 40", "is not valid TOML"),
+    ],
+)
+def test_a_wrong_rule_is_named_with_what_may_be_said(tmp_path, text, said):
+    (tmp_path / "rules.toml").write_text(text)
+    with pytest.raises(BadRequest, match=said) as error:
+        load_rules(tmp_path / "rules.toml")
+    assert str(tmp_path / "rules.toml") in error.value.detail
+    assert "\n" not in error.value.detail
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    (tmp_path / "rules.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadRequest, match=r"rules\.toml cannot be read"):
+        load_rules(tmp_path / "rules.toml")
+    with pytest.raises(BadRequest, match="cannot be read"):
+        load_rules(tmp_path)
+
+
+def test_the_example_in_the_documentation_is_one(tmp_path):
+    text = (Path(__file__).resolve().parents[3] / "docs/policy.md").read_text()
+    (tmp_path / "rules.toml").write_text(text.split("```toml\n")[1].split("```")[0])
+    assert load_rules(tmp_path / "rules.toml").model_fields_set == set(Rules.model_fields)

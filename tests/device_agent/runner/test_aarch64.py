@@ -12,7 +12,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from device_agent.engines.native import NativeEngine, prepare
+from device_agent.engines.child_process import NativeEngine, prepare
 from device_agent.runner.archive import pack_runner, unpack_runner
 from device_agent.training.journal import RunDirectory
 from server.catalog.runner_builds.archive import read_archive

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from device_agent.engines.native import NativeEngine, prepare
+from device_agent.engines.child_process import NativeEngine, prepare
 from device_agent.inference.session import open_inference
 from shared.zo.trajectory import parse_trajectory
 

@@ -9,7 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from device_agent.engines.native import prepare
+from device_agent.engines.child_process import prepare
 from device_agent.training.plan import MAGIC
 from shared.zo.trajectory import frame
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from device_agent.engines.native import NativeEngine
+from device_agent.engines.child_process import NativeEngine
 from device_agent.errors import RuntimeFailed
 from device_agent.runtimes import open_runtime
 from device_agent.training.journal import RunDirectory

@@ -7,7 +7,7 @@ import pytest
 
 from device_agent.secure_aggregation.known_keys import KnownKeys
 from device_agent.secure_aggregation.participant import FileKnowledge
-from shared.errors import MaskingOut, Untrusted
+from shared.errors import LeftOutOfRound, Untrusted
 from shared.federation.secure_aggregation.device import begin
 from shared.federation.secure_aggregation.messages import Phase
 from tests.shared.federation.secure_aggregation.devices import Round
@@ -29,7 +29,7 @@ def test_what_is_known_of_a_round_is_on_disk_for_its_owner_alone(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", '{"member": "device-1"}'])
 def test_a_damaged_file_is_the_end_of_this_devices_part(tmp_path, text):
     (tmp_path / "masking.json").write_text(text)
-    with pytest.raises(MaskingOut, match="damaged"):
+    with pytest.raises(LeftOutOfRound, match="damaged"):
         FileKnowledge(tmp_path / "masking.json").read()
 
 

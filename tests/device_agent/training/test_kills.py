@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from device_agent.engines.native import NativeEngine, finish, prepare
+from device_agent.engines.child_process import NativeEngine, finish, prepare
 from device_agent.training.journal import RunDirectory
 from device_agent.training.messages import TrainerMessage
 from shared.zo.trajectory import parse_trajectory

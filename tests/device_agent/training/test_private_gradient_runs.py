@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from device_agent.engines.child_process import PythonEngine
-from device_agent.engines.native import NativeEngine
+from device_agent.engines.child_process import NativeEngine, PythonEngine
 from device_agent.runtimes import PrivateGradientInput, Rates, open_runtime
 from device_agent.training.dp_sampling import draw
 from device_agent.training.journal import RunDirectory

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from device_agent.engines.native import NativeEngine
+from device_agent.engines.child_process import NativeEngine
 from device_agent.jobs.leased_job import Outcome
 from device_agent.runtimes import PrivateStepInput, open_runtime
 from device_agent.training.dp_sampling import check_sample_size, draw

@@ -8,7 +8,7 @@ import pytest
 from server.catalog import bases
 from server.catalog.bases import BaseModelEntry
 from server.cli import home as home_cli
-from server.clock import utc_now
+from server.database.columns import utc_now
 from shared.errors import MobizoError, UnknownBase
 from tests.server.cli.conftest import call
 from tests.server.conftest import SHAPE

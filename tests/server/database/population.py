@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import MetaData, Table, insert, text
 from sqlalchemy.orm import Session
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.database.database import Database
 from server.identity.tenants import TenantService
 from server.jobs.leases.repository import Ending

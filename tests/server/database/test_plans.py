@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import event
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.database.database import Database
 from server.database.paging import PageRequest
 from server.database.schema import upgrade

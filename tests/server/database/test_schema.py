@@ -11,7 +11,7 @@ from server.database.database import Database
 from server.database.schema import SchemaBehind, check_current, downgrade, lacking, prepare, release, upgrade
 from server.identity.tenants import Tenant
 from server.schema import METADATA
-from server.storage.references import THE_ONE, GarbageCollection
+from server.storage.store import THE_ONE, GarbageCollection
 from tests.server.conftest import BOTH
 
 DATABASES = BOTH

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.federation.models import CohortRound
 from server.worker import create_worker
 from shared.canonical import canonical_json, sha256_hex

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from server.storage.references import referenced
+from server.storage.store import referenced
 from shared.canonical import sha256_hex
 from shared.zo.lora import load_adapter
 from tests.server.registry.trajectories.runs import Run, complete, send

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import select, text
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.identity.tokens import ALIVE, HOLDER, Token, TokenService
 
 

@@ -3,8 +3,7 @@
 import pytest
 
 from server.settings import Settings
-from server.web.limits import Buckets, Limits, place_of
-from server.web.state import AppState
+from server.web.state import AppState, Buckets, Limits, place_of
 from shared.errors import TooManyRequests
 
 

@@ -11,7 +11,7 @@ import pytest
 from fastapi import APIRouter, FastAPI
 from sqlalchemy import select
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.identity.access_rules import Device as DeviceCaller
 from server.identity.access_rules import Holder, OneTime, Open
 from server.identity.devices.service import DeviceService

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.inference.scorer import make_scorer
 from server.registry.repository import resolve
 from tests.server.homes import eventually

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import select, update
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.jobs.repository import Job, JobEvent
 from server.jobs.retention import BATCH, EventPurge
 from shared.job import JobState

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import update
 
 from server.catalog.bases import BaseModelEntry, BaseRepository
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.identity.tokens import TokenService
 from server.registry.models import StoredVersion
 from shared.access import Role, Scope

@@ -10,7 +10,7 @@ from sqlalchemy import update
 from typer.testing import CliRunner
 
 from server.cli import main as cli
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.database.schema import SchemaBehind
 from server.identity.devices.repository import Device
 from server.operations import doctor

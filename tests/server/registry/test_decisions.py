@@ -4,9 +4,8 @@ import itertools
 
 import pytest
 
-from server.registry.audit import Actor
 from server.registry.decisions import DecisionService
-from server.registry.models import StoredEvent
+from server.registry.models import Actor, StoredEvent
 from tests.server.homes import at_once
 from tests.server.registry.conftest import URL
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import ForeignKey, update
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.registry.models import Adapter, StoredVersion
 from server.registry.purge import AdapterPurge
 from server.schema import METADATA

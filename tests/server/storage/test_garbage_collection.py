@@ -11,17 +11,17 @@ from sqlalchemy import delete, select, update
 
 from server.catalog.bases import BaseModelEntry
 from server.catalog.runner_builds.service import RunnerBuildService
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.identity.signing_keys.service import load_key
 from server.jobs.leases.repository import Ending, JobLease
 from server.operations.backups.service import named_files
 from server.ports import Port
 from server.schema import METADATA
 from server.storage import garbage_collection as module
-from server.storage import references
+from server.storage import store
 from server.storage.bucket import BucketArtifacts
 from server.storage.garbage_collection import Collector, Housekeeping
-from server.storage.references import REFERENCES, Collected, GarbageCollection, hold, referenced
+from server.storage.store import REFERENCES, Collected, GarbageCollection, hold, referenced
 from shared.canonical import sha256_hex
 from shared.errors import NotFound
 from shared.protocol import RunnerBuild
@@ -78,7 +78,7 @@ def test_every_column_that_may_name_a_file_is_known():
 def test_nothing_is_collected_while_references_are_unknown(home, grow_old, monkeypatch):
     orphan = home.artifacts.put(b"unreferenced")
     grow_old(home.artifacts, orphan)
-    monkeypatch.setattr(references, "REFERENCES", Port("storage.references"))
+    monkeypatch.setattr(store, "REFERENCES", Port("storage.references"))
     with pytest.raises(RuntimeError, match=r"storage\.references.*not connected"):
         Collector(home.database, home.artifacts).collect(timedelta(0))
     assert home.artifacts.read(orphan) == b"unreferenced"

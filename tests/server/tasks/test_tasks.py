@@ -9,7 +9,7 @@ from sqlalchemy.exc import ProgrammingError
 from server.schema import METADATA
 from server.settings import Settings
 from server.tasks.engine import engine_of, prepare_engine
-from server.tasks.service import note_scheduled
+from server.tasks.repository import note_scheduled
 from shared.errors import BadRequest
 
 DATABASES = ("postgresql",)

@@ -6,7 +6,7 @@ import time
 import httpx
 import pytest
 
-import server.web.problems
+import server.web.middleware
 import server.web.routes
 from server.app import create_api, create_app
 from server.web.bodies import MAX_DEPTH, MAX_NAMES, MAX_VALUES, parse_json
@@ -131,7 +131,7 @@ def test_at_most_twenty_validation_errors_are_reported(app, problem):
 
 def test_errors_beyond_counting_are_not_collected(app, problem, monkeypatch):
     collected = []
-    monkeypatch.setattr(server.web.problems, "from_validation", collected.append)
+    monkeypatch.setattr(server.web.middleware, "from_validation", collected.append)
     many = {f"n{number}": number for number in range(MAX_NAMES - 10)}
     document = problem(app.post("/v1/jobs", json=many), 422, "invalid-request")
     assert "the body has 499" in document["detail"]

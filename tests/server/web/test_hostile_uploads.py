@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from server.app import create_api, create_app
-from server.federation.secure_aggregation.service import MaskingService
+from server.federation.secure_aggregation.service import SecureAggregationService
 from server.settings import MEBIBYTE
 from server.web.route_page import COSTS, UPLOADS
 from server.web.routes import BodyKind, Route
@@ -101,5 +101,5 @@ def test_a_trajectory(besieged, kind):
 def test_a_masked_vector(besieged, monkeypatch):
     """It is read and hashed before the round is asked, which this job does not have."""
     body = bytes(16 * MEBIBYTE)
-    monkeypatch.setattr(MaskingService, "size", lambda *_: len(body))
+    monkeypatch.setattr(SecureAggregationService, "size", lambda *_: len(body))
     measured(besieged, "masking/vector", body, {404, 409, 410, 422})

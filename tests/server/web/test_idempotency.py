@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import func, select, update
 
 from server.app import SLICES
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.identity.tokens import TokenService
 from server.schema import devices
 from server.web.idempotency import IdempotencyService, keep_once

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
 from server.web.downloads import requested_range
-from server.web.problems import RangeNotSatisfiable
+from server.web.middleware import RangeNotSatisfiable
 
 DATABASES = ("sqlite",)  # files lie in none
 ETAG = '"abc"'

@@ -3,10 +3,10 @@
 from fastapi import Depends, FastAPI
 from pydantic import BaseModel
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.database.database import TRIES, Collision
 from server.identity.signing_keys.service import load_key
-from server.web.problems import add_problem_handlers
+from server.web.middleware import add_problem_handlers
 from server.web.routes import Routes
 from server.web.state import AppState
 from tests.server.conftest import Actor, assert_problem, serving

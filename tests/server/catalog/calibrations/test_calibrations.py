@@ -8,11 +8,11 @@ import safetensors.numpy
 from server.catalog.bases import BaseModelEntry, BaseRepository
 from server.catalog.calibrations import service
 from server.catalog.calibrations.service import CalibrationRepository, CalibrationService
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.inference.frames import ServedAdapterRef
 from server.inference.model_cache import ModelCache
 from server.operations.backups.service import named_files
-from server.storage.references import referenced
+from server.storage.store import referenced
 from server.worker import create_worker
 from shared.canonical import sha256_hex
 from shared.errors import BadRequest, Conflict, InvalidUpload, NotFound, UnknownBase

@@ -3,7 +3,7 @@
 from shared.federation.secure_aggregation import device
 from shared.federation.secure_aggregation.fixed_point import encode
 from tests.server.federation.conftest import band
-from tests.server.federation.secure_aggregation.test_masked_rounds import USERS, assert_mean, masked, phase, turn
+from tests.server.federation.secure_aggregation.test_rounds import USERS, assert_mean, masked, phase, turn
 from tests.server.federation.test_workers import eventually
 from tests.server.operations.test_serving import running
 

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import select
 
 from device_agent.home import AgentHome, DeviceConfig
-from device_agent.program_verification import RollbackProtection, follow_key_rotation
+from device_agent.programs import RollbackProtection, follow_key_rotation
 from device_agent.protocol.client import DeviceClient
 from server.catalog.runner_builds.service import RunnerBuildService
 from server.identity.signing_keys.service import KeyFiles, KeyService, prepare_keys, retire_keys, rotate_key

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import update
 
-from server.clock import utc_now
+from server.database.columns import utc_now
 from server.jobs.leases.repository import MemoryDecline
 from shared.job import JobRequest
 from tests.server.conftest import job_request

@@ -11,8 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import update
 
-from server.clock import utc_now
-from server.database.columns import new_id
+from server.database.columns import new_id, utc_now
 from server.database.database import Database
 from server.jobs.repository import Job
 from server.operations.metrics import exposition as exposition_module

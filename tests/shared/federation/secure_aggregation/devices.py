@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_agent.secure_aggregation.participant import InMemoryKnowledge, MaskingParticipant
+from device_agent.secure_aggregation.participant import InMemoryKnowledge, SecureAggregationParticipant
 from shared.canonical import sha256_hex
-from shared.errors import MaskingOut
+from shared.errors import LeftOutOfRound
 from shared.federation.secure_aggregation.fixed_point import encode
 from shared.federation.secure_aggregation.memory import MemoryStore
 from shared.federation.secure_aggregation.messages import Phase
-from shared.federation.secure_aggregation.session import MaskingSession
+from shared.federation.secure_aggregation.session import SecureAggregationSession
 from tests.shared.federation.secure_aggregation.test_settings import parameters
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -30,7 +30,7 @@ class Server:
 
     @property
     def session(self):
-        return MaskingSession(self.store, self.parameters, PHASE_SECONDS, self.now)
+        return SecureAggregationSession(self.store, self.parameters, PHASE_SECONDS, self.now)
 
     @property
     def phase(self):
@@ -93,7 +93,7 @@ class Device:
 
     def restart(self):
         """A new process, which knows what the notebook kept."""
-        self.part = MaskingParticipant(
+        self.part = SecureAggregationParticipant(
             self.link,
             self.notebook,
             self.server.parameters,
@@ -124,7 +124,7 @@ class Round:
             if name not in without:
                 try:
                     device.part.advance()
-                except MaskingOut:
+                except LeftOutOfRound:
                     continue
 
     def run_to_end(self, absent):

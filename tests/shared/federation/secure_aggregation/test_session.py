@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.errors import InvalidUpload, MaskingOut, Untrusted
+from shared.errors import InvalidUpload, LeftOutOfRound, Untrusted
 from shared.federation.secure_aggregation.fixed_point import clipped, decode
 from shared.federation.secure_aggregation.messages import Phase
 from tests.shared.federation.secure_aggregation.devices import Device, Round
@@ -106,11 +106,11 @@ def test_one_that_comes_late_is_out_and_one_too_many_is_refused():
     *first, last = masked.devices.values()
     for device in first:
         device.part.advance()
-    with pytest.raises(MaskingOut, match="maximum of 3 devices"):
+    with pytest.raises(LeftOutOfRound, match="maximum of 3 devices"):
         last.part.advance()
     masked.server.pass_deadline()
     stranger = Device(masked.server, "stranger", np.zeros(5, np.float32), 1)
-    with pytest.raises(MaskingOut, match="without this device"):
+    with pytest.raises(LeftOutOfRound, match="without this device"):
         stranger.part.advance()
 
 
@@ -118,7 +118,7 @@ def test_below_the_minimum_nothing_is_begun():
     masked = Round(4, minimum=4)
     assert masked.run_to_end({Phase.KEYS: ["device-000"]}) is Phase.FAILED
     assert "3 devices" in masked.server.store.session.why
-    with pytest.raises(MaskingOut, match="3 devices"):
+    with pytest.raises(LeftOutOfRound, match="3 devices"):
         masked.devices["device-001"].part.advance()
 
 
@@ -132,7 +132,7 @@ def test_a_vector_of_another_length_or_sent_twice_differently_is_refused():
     with pytest.raises(InvalidUpload, match="bytes"):
         session.masked("device-000", "0" * 64, bytes(7))
     session.masked("device-000", "1" * 64, bytes(24))
-    with pytest.raises(MaskingOut, match="a different message"):
+    with pytest.raises(LeftOutOfRound, match="a different message"):
         session.masked("device-000", "2" * 64, bytes([1]) * 24)
 
 

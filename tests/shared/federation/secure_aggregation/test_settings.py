@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from shared.federation.secure_aggregation.settings import MaskingParameters, MaskingSettings
+from shared.federation.secure_aggregation.settings import SecureAggregationParameters, SecureAggregationSettings
 
 
 def parameters(**changes):
-    return MaskingParameters(
+    return SecureAggregationParameters(
         **{
             "cohort": "readers",
             "round": 3,
@@ -82,6 +82,6 @@ def test_32_bits_that_cannot_hold_the_weights_are_refused_with_the_remedy():
 
 def test_fewer_than_three_are_no_sum():
     with pytest.raises(ValidationError):
-        MaskingSettings(minimum=2)
+        SecureAggregationSettings(minimum=2)
     with pytest.raises(ValidationError, match="minimum"):
-        MaskingSettings(minimum=20, most_members=10)
+        SecureAggregationSettings(minimum=20, most_members=10)

@@ -14,9 +14,9 @@ from itertools import takewhile
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_agent.secure_aggregation.participant import InMemoryKnowledge, MaskingParticipant
+from device_agent.secure_aggregation.participant import InMemoryKnowledge, SecureAggregationParticipant
 from shared.canonical import sha256_hex
-from shared.errors import Conflict, MaskingOut
+from shared.errors import Conflict, LeftOutOfRound
 from shared.federation.aggregation import Combined
 from shared.federation.cohort import CohortSettings
 from shared.federation.robust import clip_scale
@@ -25,13 +25,13 @@ from shared.federation.secure_aggregation.memory import MemoryStore
 from shared.federation.secure_aggregation.messages import (
     Advertisement,
     Consent,
-    MaskingView,
     Phase,
     SealedShares,
+    SecureAggregationView,
     Unmasking,
 )
-from shared.federation.secure_aggregation.session import ORDER, MaskingSession
-from shared.federation.secure_aggregation.settings import MaskingParameters
+from shared.federation.secure_aggregation.session import ORDER, SecureAggregationSession
+from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 from shared.federation.update import Update
 from shared.program import ProgramManifest
 from simulation.draws import generator
@@ -43,14 +43,14 @@ PHASE = timedelta(seconds=60)
 class RoundServer:
     """A server of one round whose clock jumps to a phase's deadline when no device will answer any more."""
 
-    def __init__(self, parameters: MaskingParameters, expected: int) -> None:
+    def __init__(self, parameters: SecureAggregationParameters, expected: int) -> None:
         self.parameters, self.store, self._now, self._expected = parameters, MemoryStore(), BEGAN, expected
         self.store.session.closes_at = BEGAN + PHASE
 
     @property
-    def session(self) -> MaskingSession:
+    def session(self) -> SecureAggregationSession:
         """The round's current state."""
-        return MaskingSession(self.store, self.parameters, PHASE.total_seconds(), self._now)
+        return SecureAggregationSession(self.store, self.parameters, PHASE.total_seconds(), self._now)
 
     def end_phase(self) -> Phase:
         """Returns the next phase, after the deadline if a device is missing."""
@@ -70,36 +70,36 @@ class RoundLink:
     identity: Ed25519PrivateKey
     sent: int = 0
 
-    def look(self, known: Phase | None) -> MaskingView:
+    def look(self, known: Phase | None) -> SecureAggregationView:
         """Returns the state of the session."""
         return self.server.session.view(self.member, known)
 
-    def advertise(self, advertisement: Advertisement) -> MaskingView:
+    def advertise(self, advertisement: Advertisement) -> SecureAggregationView:
         """Sends the keys (phase 0)."""
         self.sent += len(advertisement.model_dump_json())
         public = self.identity.public_key().public_bytes_raw()
         self.server.session.advertise(self.member, public, advertisement)
         return self.look(Phase.KEYS)
 
-    def share(self, shares: SealedShares) -> MaskingView:
+    def share(self, shares: SealedShares) -> SecureAggregationView:
         """Sends the shares (phase 1)."""
         self.sent += len(shares.model_dump_json())
         self.server.session.share(self.member, shares)
         return self.look(Phase.SHARES)
 
-    def mask(self, vector: bytes) -> MaskingView:
+    def mask(self, vector: bytes) -> SecureAggregationView:
         """Sends the masked vector (phase 2)."""
         self.sent += len(vector)
         self.server.session.masked(self.member, sha256_hex(vector), vector)
         return self.look(Phase.VECTORS)
 
-    def consent(self, consent: Consent) -> MaskingView:
+    def consent(self, consent: Consent) -> SecureAggregationView:
         """Sends the consent (phase 3)."""
         self.sent += len(consent.model_dump_json())
         self.server.session.consent(self.member, consent)
         return self.look(Phase.CONSENTS)
 
-    def unmask(self, unmasking: Unmasking) -> MaskingView:
+    def unmask(self, unmasking: Unmasking) -> SecureAggregationView:
         """Sends the unmasking (phase 4)."""
         self.sent += len(unmasking.model_dump_json())
         self.server.session.unmask(self.member, unmasking)
@@ -107,7 +107,7 @@ class RoundLink:
 
 
 @dataclass(frozen=True)
-class MaskedRound:
+class SecureAggregationRound:
     """The result of a round. bytes_sent: mean per device."""
 
     combined: Combined | None
@@ -122,7 +122,7 @@ def combine_masked(
     staying: Sequence[Update],
     leaving: Sequence[Update],
     seed: int,
-) -> MaskedRound:
+) -> SecureAggregationRound:
     """Returns the mean of the updates whose masked vectors arrived.
 
     leaving: updates of devices that drop out in some phase.
@@ -130,12 +130,12 @@ def combine_masked(
     parameters = _parameters(cohort, manifest, number)
     server = RoundServer(parameters, len(staying) + len(leaving))
     links: list[RoundLink] = []
-    parts: dict[str, MaskingParticipant] = {}
+    parts: dict[str, SecureAggregationParticipant] = {}
     for update in (*staying, *leaving):
         link = RoundLink(server, update.member, Ed25519PrivateKey.generate())
         links.append(link)
         encoded = partial(_encoded, update, cohort, parameters)
-        parts[update.member] = MaskingParticipant(
+        parts[update.member] = SecureAggregationParticipant(
             link, InMemoryKnowledge(), parameters, update.member, link.identity, _trust, encoded
         )
     rng = generator(seed, "masked", number)
@@ -150,33 +150,35 @@ def combine_masked(
         phase = server.end_phase()
     sent = sum(link.sent for link in links) / len(links)
     if phase is not Phase.SUMMING:
-        return MaskedRound(None, server.store.session.why or "the masked round failed", sent)
+        return SecureAggregationRound(None, server.store.session.why or "the masked round failed", sent)
     total = server.session.total()
     clipped = sum(clip_scale(update.norm, parameters.clip) < 1 for update in staying)
-    return MaskedRound(Combined(total.mean.astype(np.float32), total.count, float(total.weight), clipped), "", sent)
+    return SecureAggregationRound(
+        Combined(total.mean.astype(np.float32), total.count, float(total.weight), clipped), "", sent
+    )
 
 
 def _trust(*_: object) -> None:
     """Accepts every identity key, because all devices are in this process."""
 
 
-def _turn(part: MaskingParticipant) -> None:
+def _turn(part: SecureAggregationParticipant) -> None:
     try:
         part.advance()
-    except (MaskingOut, Conflict):
+    except (LeftOutOfRound, Conflict):
         return
 
 
-def _encoded(update: Update, cohort: CohortSettings, parameters: MaskingParameters) -> Words:
+def _encoded(update: Update, cohort: CohortSettings, parameters: SecureAggregationParameters) -> Words:
     weight = min(max(update.examples, 1), cohort.most_examples) if cohort.weights == "examples" else 1
     return encode(update.flat, weight, parameters)
 
 
-def _parameters(cohort: CohortSettings, manifest: ProgramManifest, number: int) -> MaskingParameters:
+def _parameters(cohort: CohortSettings, manifest: ProgramManifest, number: int) -> SecureAggregationParameters:
     masking = cohort.masking
     if masking is None or cohort.aggregator.clip_norm is None:
         raise ValueError("a masked round requires the cohort's masking and clip_norm")
-    return MaskingParameters(
+    return SecureAggregationParameters(
         cohort=cohort.name,
         round=number,
         start_sha256=None,

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from server.database.database import Database
-from server.database.write_queue import GroupCommit, WriteQueue
+from server.web.state import GroupCommit, WriteQueue
 from shared.errors import Gone
 
 

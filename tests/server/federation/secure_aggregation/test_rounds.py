@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 from sqlalchemy import select, update
 
-from device_agent.jobs.masked_upload import LeaseMaskingTransport
+from device_agent.jobs.secure_aggregation_upload import LeaseSecureAggregationTransport
 from device_agent.protocol.client import DeviceClient
-from device_agent.secure_aggregation.participant import InMemoryKnowledge, MaskingParticipant
-from server.clock import utc_now
-from server.federation.secure_aggregation.models import MaskedMember, MaskedRound
+from device_agent.secure_aggregation.participant import InMemoryKnowledge, SecureAggregationParticipant
+from server.database.columns import utc_now
+from server.federation.secure_aggregation.models import SecureAggregationMember, SecureAggregationRound
 from server.web.state import AppState
-from shared.errors import MaskingOut
+from shared.errors import LeftOutOfRound
 from shared.federation.secure_aggregation.fixed_point import encode, mean_error
 from shared.federation.secure_aggregation.quiet import NO_FILE, quiet_result
-from shared.federation.secure_aggregation.settings import MaskingParameters
+from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 from shared.job import Result
 from tests.server.conftest import adapter_bytes, result
 from tests.server.federation.conftest import Band, band
@@ -35,11 +35,11 @@ class Member:
     def __init__(self, band, user, at):
         self.actor, self.lease = band.devices[user], band.lease(user)
         task = self.lease["round"]
-        self.parameters = MaskingParameters.model_validate(task["masking"])
+        self.parameters = SecureAggregationParameters.model_validate(task["masking"])
         # Of norms below and over the clip.
         self.flat = np.random.default_rng(at).normal(size=self.parameters.size, scale=0.02 + at).astype(np.float32)
-        self.link = LeaseMaskingTransport(self.client(band.fleet.url), self.lease["id"])
-        self.part = MaskingParticipant(
+        self.link = LeaseSecureAggregationTransport(self.client(band.fleet.url), self.lease["id"])
+        self.part = SecureAggregationParticipant(
             self.link,
             InMemoryKnowledge(),
             self.parameters,
@@ -78,13 +78,13 @@ def turn(band, *users):
 
 def phase(band):
     with band.home.database.reading() as session:
-        return session.scalars(select(MaskedRound)).one().phase
+        return session.scalars(select(SecureAggregationRound)).one().phase
 
 
 def pass_phase(band):
     """The deadline of the phase is over; whoever looks ends it."""
     with band.home.database.writing() as session:
-        session.execute(update(MaskedRound).values(closes_at=utc_now()))
+        session.execute(update(SecureAggregationRound).values(closes_at=utc_now()))
 
 
 def assert_mean(band, *users):
@@ -121,7 +121,7 @@ def test_a_version_is_made_of_updates_that_nobody_saw(masked, standing):
         assert part["bytes"] == 4 * (masked.b().size + 1)
         assert [part[name] for name in ("claimed_examples", "norm", "start_accuracy", "tuned_accuracy")] == [None] * 4
     with masked.home.database.reading() as session:
-        for row in session.scalars(select(MaskedMember)):
+        for row in session.scalars(select(SecureAggregationMember)):
             assert (row.sealed, row.seeds, row.keys, row.vector_sha256) == (None,) * 4
     job = masked.app.get(f"/v1/jobs/{masked.members['alice'].lease['job']['id']}").json()
     assert (job["state"], job["result"]["tuned_accuracy"], job["result"]["train_examples"]) == ("succeeded", None, None)
@@ -155,7 +155,7 @@ def test_with_too_few_left_the_round_is_abandoned_and_nothing_is_unmasked(masked
     assert ended["state"] == "abandoned"
     assert "2 of 4 devices remained in phase vectors" in ended["why"]
     with masked.home.database.reading() as session:
-        assert not any(row.vector_sha256 for row in session.scalars(select(MaskedMember)))
+        assert not any(row.vector_sha256 for row in session.scalars(select(SecureAggregationMember)))
     heard = masked.members["alice"].actor.post(f"/v1/leases/{masked.members['alice'].lease['id']}/release")
     assert heard.json()["stop"], "its job was cancelled with the round"
 
@@ -172,7 +172,7 @@ def test_who_left_the_cohort_or_was_late_is_waited_for_no_more(masked, left):
     for _ in range(4):
         turn(masked, *USERS[:3])
     if not left:
-        with pytest.raises(MaskingOut, match="without this device"):
+        with pytest.raises(LeftOutOfRound, match="without this device"):
             turn(masked, "dave")
     masked.work()
     assert (masked.round()["state"], masked.round()["updates"]) == ("published", 3)
@@ -202,7 +202,7 @@ def test_what_a_device_may_not_say(masked, problem):
     alice, bob = masked.members["alice"], masked.members["bob"]
     turn(masked, "alice", "bob")
     with masked.home.database.reading() as session:
-        rows = {row.member: row.advertisement for row in session.scalars(select(MaskedMember))}
+        rows = {row.member: row.advertisement for row in session.scalars(select(SecureAggregationMember))}
     theirs = rows[bob.actor.device_id].model_dump(mode="json")
     url = f"/v1/leases/{alice.lease['id']}/masking"
     problem(alice.actor.post(f"{url}/keys", json=theirs), 422, "untrusted")

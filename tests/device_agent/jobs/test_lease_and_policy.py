@@ -1,4 +1,6 @@
-"""Training under rules: real training processes, sensors that a test sets, a server that hears why."""
+"""A lease kept alive beside a run, and training under rules: real processes, and sensors that a test sets."""
+
+from datetime import timedelta
 
 import numpy as np
 import psutil
@@ -6,14 +8,24 @@ import pytest
 
 from device_agent.errors import PolicyForbids
 from device_agent.home import PauseFlag
+from device_agent.jobs.lease_and_policy import (
+    LONGEST_SECONDS,
+    SHORTEST_SECONDS,
+    Halted,
+    LeaseHeartbeat,
+    PolicyGatedRun,
+    interval,
+)
 from device_agent.jobs.leased_job import Outcome
-from device_agent.jobs.policy_gated_run import Halted, PolicyGatedRun
 from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator
 from device_agent.policy.rules import HEAT_EASE
+from device_agent.protocol.client import DeviceClient
+from shared.errors import Gone, NotFound, Unauthorized
 from shared.job import Progress
 from shared.rules import QuietHours, Rules
 from shared.zo.lora import load_adapter
 from shared.zo.trajectory import parse_trajectory
+from tests.device_agent.fake_server import FakeServer
 from tests.device_agent.sensing import BATTERY, FINE, METERED, NOON, SettableSensors, degrees
 
 FOREVER = 40_000  # steps: more than a minute of the native runner, whose plan names each of them
@@ -27,8 +39,8 @@ def sensors():
 @pytest.fixture
 def start(enrolled, make, sensors, monkeypatch):
     """A daemon in this home, under an owner's rules if they are given as TOML; it looks at its sensors all the time."""
-    monkeypatch.setattr("device_agent.jobs.policy_gated_run.CHECK_SECONDS", 0.1)
-    monkeypatch.setattr("device_agent.jobs.policy_gated_run.WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("device_agent.jobs.lease_and_policy.CHECK_SECONDS", 0.1)
+    monkeypatch.setattr("device_agent.jobs.lease_and_policy.WAIT_SECONDS", 0.05)
     monkeypatch.setattr("device_agent.daemon.daemon.CHECK_SECONDS", 0.05)
 
     def start(rules=""):
@@ -83,7 +95,7 @@ def test_a_device_that_warms_goes_slowly_then_waits_then_goes_on_to_the_same_b(
 
 
 def test_a_rule_of_the_job_holds_and_patience_ends(start, server, sensors, rademacher, home, monkeypatch):
-    monkeypatch.setattr("device_agent.jobs.policy_gated_run.PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr("device_agent.jobs.lease_and_policy.PATIENCE_SECONDS", 1.0)
     sensors.now = BATTERY
     server.lease_seconds = 0.8  # so that heartbeats come while it waits
     server.add_job(rademacher, rules=Rules(charging=True), steps=3)
@@ -103,7 +115,7 @@ def test_a_run_that_is_stopped_for_long_is_given_back_and_its_journal_stays(
     start, server, sensors, rademacher, home, monkeypatch, in_background
 ):
     # Nothing here is waited for: from eleven at night it is seven hours until the day begins.
-    monkeypatch.setattr("device_agent.jobs.policy_gated_run.WAIT_SECONDS", 1e6)
+    monkeypatch.setattr("device_agent.jobs.lease_and_policy.WAIT_SECONDS", 1e6)
     day = QuietHours.model_validate({"start": "06:00", "end": "22:00"})
     server.add_job(rademacher, rules=Rules(hours=(day,)), steps=FOREVER)
     thread, ended = in_background(start(), once=True)
@@ -184,7 +196,7 @@ def test_downloads_wait_for_a_network_that_is_not_metered(start, server, sensors
 
 
 def test_a_link_that_becomes_metered_stops_a_transfer_which_goes_on_later(home, sensors, monkeypatch):
-    monkeypatch.setattr("device_agent.jobs.policy_gated_run.CHECK_SECONDS", 0.0)
+    monkeypatch.setattr("device_agent.jobs.lease_and_policy.CHECK_SECONDS", 0.0)
     evaluator = PolicyEvaluator(Rules(metered=False), sensors, DailyMinutes(home.budget))
     told, arrived, closed = [], [], []
 
@@ -217,9 +229,64 @@ def test_a_wait_ends_when_the_daemon_is_stopped(home, sensors):
 
 def test_seconds_add_up_by_phase(home, sensors, monkeypatch):
     clock = iter(range(100))
-    monkeypatch.setattr("device_agent.jobs.policy_gated_run.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("device_agent.jobs.lease_and_policy.time.monotonic", lambda: next(clock))
     evaluator = PolicyEvaluator(Rules(), sensors, DailyMinutes(home.budget))
     run = PolicyGatedRun(evaluator, Rules(), lambda _: None, lambda: False, lambda _: False)
     for phase in ("loading", "evaluating", "training", "training", "evaluating"):
         run.report(Progress(phase=phase))
     assert run.phase_seconds() == {"downloading": 1, "loading": 1, "evaluating": 2, "training": 2}
+
+
+@pytest.fixture
+def short_leases(server_key, rademacher):
+    """A server with a short lease and one job."""
+    with FakeServer(server_key, lease_seconds=0.8) as double:
+        double.add_job(rademacher)
+        yield double
+
+
+@pytest.fixture
+def connected(short_leases):
+    with DeviceClient(short_leases.url, "token") as client:
+        yield client
+
+
+def test_heartbeats_carry_the_latest_progress(short_leases, connected):
+    with LeaseHeartbeat(connected, connected.lease(["movies"])) as heartbeat:
+        heartbeat.report(Progress(phase="training", step=3, steps=9, loss=0.5))
+        short_leases.wait_for(lambda: any(beat.step == 3 for beat in short_leases.beats))
+    assert not heartbeat.ended
+    assert short_leases.beats[-1].loss == 0.5
+
+
+@pytest.mark.parametrize(
+    ("error", "event"), [(Gone(), "lost"), (NotFound(), "lost"), (Unauthorized(), "refused"), (None, "cancelled")]
+)
+def test_what_the_server_answers_ends_it(short_leases, connected, error, event):
+    if error is None:
+        short_leases.stop.set()
+    else:
+        short_leases.broken["heartbeat"] = [error]
+    with LeaseHeartbeat(connected, connected.lease(["movies"])) as heartbeat:
+        assert getattr(heartbeat, event).wait(10)
+    assert heartbeat.ended
+    assert [name for name in ("lost", "refused", "cancelled") if getattr(heartbeat, name).is_set()] == [event]
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_a_lease_goes_by_the_servers_clock(server_key, rademacher, hours):
+    with FakeServer(server_key, lease_seconds=12, ahead=timedelta(hours=hours)) as server:
+        server.add_job(rademacher)
+        with DeviceClient(server.url, "token") as client:
+            left = client.clock.seconds_until(client.lease(["movies"]).expires_at)
+            assert client.clock.skew == pytest.approx(-3600 * hours, abs=2)
+    # A Date has whole seconds. By its own clock the device would find hours, or none at all.
+    assert left == pytest.approx(12, abs=2)
+    assert SHORTEST_SECONDS < interval(left) < LONGEST_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("left", "seconds"), [(-1e6, SHORTEST_SECONDS), (0, SHORTEST_SECONDS), (8, 2), (120, LONGEST_SECONDS)]
+)
+def test_heartbeats_come_four_times_in_a_lease_within_bounds(left, seconds):
+    assert interval(left) == seconds

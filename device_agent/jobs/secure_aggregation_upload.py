@@ -13,24 +13,24 @@ import structlog
 
 from device_agent.errors import PolicyForbids
 from device_agent.home import AgentHome
-from device_agent.jobs.policy_gated_run import PolicyGatedRun
+from device_agent.jobs.lease_and_policy import PolicyGatedRun
 from device_agent.jobs.upload import LONGEST_PAUSE_SECONDS, PAUSE_SECONDS, UploadSummary
 from device_agent.protocol.client import Backoff, DeviceClient
 from device_agent.secure_aggregation.known_keys import KnownKeys
-from device_agent.secure_aggregation.participant import FileKnowledge, MaskingParticipant
+from device_agent.secure_aggregation.participant import FileKnowledge, SecureAggregationParticipant
 from device_agent.training.journal import RunDirectory
 from shared.errors import Gone, NotFound, Unavailable, Untrusted
 from shared.federation.secure_aggregation.fixed_point import Words, encode
 from shared.federation.secure_aggregation.messages import (
     Advertisement,
     Consent,
-    MaskingView,
     Phase,
     SealedShares,
+    SecureAggregationView,
     Unmasking,
 )
 from shared.federation.secure_aggregation.quiet import NO_FILE, quiet_result
-from shared.federation.secure_aggregation.settings import MaskingParameters
+from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 from shared.job import Progress, Result
 from shared.protocol import Lease
 from shared.zo.lora import load_adapter
@@ -42,45 +42,45 @@ _log = structlog.get_logger()
 
 
 @dataclass
-class LeaseMaskingTransport:
+class LeaseSecureAggregationTransport:
     """The masked round's routes under one lease; counts the bytes sent."""
 
     client: DeviceClient
     lease_id: str
     sent_bytes: int = 0
 
-    def look(self, known: Phase | None) -> MaskingView:
+    def look(self, known: Phase | None) -> SecureAggregationView:
         """Returns the round's current state."""
-        return self.client.masking(self.lease_id, known)
+        return self.client.secure_aggregation(self.lease_id, known)
 
-    def advertise(self, advertisement: Advertisement) -> MaskingView:
+    def advertise(self, advertisement: Advertisement) -> SecureAggregationView:
         """Phase 0: sends this device's keys."""
         return self._post("keys", advertisement)
 
-    def share(self, shares: SealedShares) -> MaskingView:
+    def share(self, shares: SealedShares) -> SecureAggregationView:
         """Phase 1: sends the encrypted shares."""
         return self._post("shares", shares)
 
-    def mask(self, vector: bytes) -> MaskingView:
+    def mask(self, vector: bytes) -> SecureAggregationView:
         """Phase 2: sends the masked update."""
         self.sent_bytes += len(vector)
         return self.client.upload_masked(self.lease_id, vector)
 
-    def consent(self, consent: Consent) -> MaskingView:
+    def consent(self, consent: Consent) -> SecureAggregationView:
         """Phase 3: signs the set of survivors."""
         return self._post("consent", consent)
 
-    def unmask(self, unmasking: Unmasking) -> MaskingView:
+    def unmask(self, unmasking: Unmasking) -> SecureAggregationView:
         """Phase 4: sends the shares that unmask the sum."""
         return self._post("unmask", unmasking)
 
-    def _post(self, phase: str, body: Advertisement | SealedShares | Consent | Unmasking) -> MaskingView:
+    def _post(self, phase: str, body: Advertisement | SealedShares | Consent | Unmasking) -> SecureAggregationView:
         self.sent_bytes += len(body.model_dump_json())
-        return self.client.post_masking(self.lease_id, phase, body)
+        return self.client.post_secure_aggregation(self.lease_id, phase, body)
 
 
 @dataclass(frozen=True)
-class MaskedUpload:
+class SecureAggregationUpload:
     """The upload of one run of a masked round; `check` and `wait` as in `Upload`."""
 
     client: DeviceClient
@@ -94,12 +94,12 @@ class MaskedUpload:
     def send(self, policy_run: PolicyGatedRun, result: Result) -> UploadSummary:
         """Takes part in every phase and completes the job.
 
-        Raises MaskingOut or Untrusted if this device's update is not counted, Gone when the round is over,
+        Raises LeftOutOfRound or Untrusted if this device's update is not counted, Gone when the round is over,
         PolicyForbids if the rules forbid the network for too long.
         """
-        parameters = masking_parameters(self.lease)
-        transport = LeaseMaskingTransport(self.client, self.lease.id)
-        participant = MaskingParticipant(
+        parameters = secure_aggregation_parameters(self.lease)
+        transport = LeaseSecureAggregationTransport(self.client, self.lease.id)
+        participant = SecureAggregationParticipant(
             transport,
             FileKnowledge(self.run.path / "masking.json"),
             parameters,
@@ -116,13 +116,13 @@ class MaskedUpload:
             continue
         return UploadSummary("masked", transport.sent_bytes)
 
-    def _encoded(self, parameters: MaskingParameters, result: Result) -> Words:
+    def _encoded(self, parameters: SecureAggregationParameters, result: Result) -> Words:
         plan = self.run.plan()
         after = load_adapter(self.run.best.read_bytes(), plan.manifest.size)
         weight = min(max(result.train_examples or 1, 1), parameters.most_weight)
         return encode(plan.half.update(after, plan.begin_b()), weight, parameters)
 
-    def _complete(self, transport: LeaseMaskingTransport, result: Result) -> bool:
+    def _complete(self, transport: LeaseSecureAggregationTransport, result: Result) -> bool:
         receipt = self.client.complete_round(self.lease.id, NO_FILE, quiet_result(result))
         facts = {"cohort": receipt.cohort, "round": receipt.round, "updates": receipt.updates}
         _log.info("update accepted", **facts, form="masked", bytes=transport.sent_bytes)
@@ -145,7 +145,7 @@ class MaskedUpload:
                 self.wait(pause)
 
 
-def masking_parameters(lease: Lease) -> MaskingParameters:
+def secure_aggregation_parameters(lease: Lease) -> SecureAggregationParameters:
     """Returns the masking parameters of a lease. Raises Untrusted unless they match its job, program and start."""
     task = lease.round
     if task is None or task.masking is None:

@@ -1,4 +1,4 @@
-"""The cache of program files against a server that breaks them."""
+"""The cache of program files against a server that breaks them; and versions of programs only rise."""
 
 import os
 import shutil
@@ -7,11 +7,12 @@ from collections import namedtuple
 import pytest
 
 from device_agent.errors import DoesNotFit
-from device_agent.program_cache import ProgramCache
+from device_agent.programs import ProgramCache, RollbackProtection
 from device_agent.protocol.client import DeviceClient
 from shared.canonical import sha256_hex
 from shared.errors import NotFound, Unavailable, Untrusted
 from shared.program import ProgramFile
+from tests.device_agent.conftest import enroll
 from tests.device_agent.fake_server import FakeServer
 
 CONTENT = os.urandom(100_000)
@@ -181,3 +182,37 @@ def test_a_server_that_stops_sending_is_given_up_and_resumed_later(server, clien
         cache.fetch(client, FILE)
     server.drop_after = None
     assert cache.fetch(client, FILE).read_bytes() == CONTENT
+
+
+def version(program, number, recipe_id=None):
+    changes = {"version": number} | ({"recipe_id": recipe_id} if recipe_id else {})
+    return program.manifest.model_copy(update=changes)
+
+
+def test_an_older_version_is_refused_for_good(home, rademacher):
+    seen = RollbackProtection(home.program_versions)
+    for number in (1, 3, 3):
+        seen.check(version(rademacher, number))
+    for again in (seen, RollbackProtection(home.program_versions)):
+        with pytest.raises(Untrusted, match=r"version 2 of recipe .* seen version 3.*enroll this device again"):
+            again.check(version(rademacher, 2))
+    seen.check(version(rademacher, 4))
+
+
+def test_recipes_have_versions_of_their_own(home, rademacher):
+    seen = RollbackProtection(home.program_versions)
+    seen.check(version(rademacher, 5))
+    seen.check(version(rademacher, 1, recipe_id="a" * 64))
+
+
+def test_enrolling_again_trusts_anew(home, rademacher, server_key):
+    seen = RollbackProtection(home.program_versions)
+    seen.check(version(rademacher, 5))
+    enroll(home, "http://server", server_key)
+    seen.check(version(rademacher, 1))
+
+
+def test_a_damaged_file_lets_nothing_old_in(home, rademacher):
+    home.program_versions.write_text("{")
+    with pytest.raises(Untrusted, match=r"seen\.json cannot be read; enroll"):
+        RollbackProtection(home.program_versions).check(version(rademacher, 1))
