@@ -19,7 +19,6 @@ from shared.errors import CompileFailed, InvalidRecipe, MobizoError
 from shared.recipe import Recipe
 from shared.zo.calibration import read_calibration
 
-
 _M_MMAP_THRESHOLD = -3  # glibc's malloc.h
 _LARGE_BYTES = 1 << 20
 
