@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
 from torch import Tensor
 from torch.export import Dim
 
@@ -20,6 +19,7 @@ from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.export.backends.xnnpack import lower_layers
 from server.compiler.export.emission import Signature, emit
 from server.compiler.export.network import BaseNetwork, QuantizedBase
+from server.compiler.export.weights import StoredKeys
 from server.compiler.methods.noise import directions
 from server.compiler.methods.training import Adapter, Load, Network, Replay
 from shared.program_inputs import MIN_LENGTH
@@ -63,10 +63,10 @@ class PassLosses(Network):
         return -torch.log_softmax(logits, dim=-1)[:, :, 0]
 
 
-def emit_passes(recipe: Recipe, source: str, weights: Path, path: Path, grouping: Grouping) -> None:
-    """Writes the program to `path`. weights: the `.ptd` of a program of the same base and precision."""
-    stored = set(FlatTensorSerializer().deserialize(weights.read_bytes()).named_data)
+def emit_passes(recipe: Recipe, source: str, path: Path, grouping: Grouping) -> None:
+    """Writes the program to `path`. Its weights file is that of any program of the same base and precision."""
     base = QuantizedBase.of(load_checkpoint(source), recipe.precision)
+    stored = StoredKeys(base.stored)
     network = BaseNetwork(recipe, base, partial(lower_layers, stored=stored))
     paths = len(passes(grouping, recipe.queries)[0])
     stack = network.stack(recipe.effective_batch * paths, paths, slice(None))

@@ -33,6 +33,7 @@ from device_agent.memory import peak_rss_bytes, rss_bytes
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.export.backends.xnnpack import Xnnpack
 from server.compiler.export.network import BaseNetwork, QuantizedBase
+from server.compiler.export.weights import StoredKeys
 from shared.recipe import DEFAULT_EPS, BaseRef
 from shared.zo.lora import BaseShape, flat_size
 from shared.zo.noise import query_seeds
@@ -134,16 +135,16 @@ def write_program(order: Order) -> Row:
     recipe, target = cell.recipe(order.base), Xnnpack()
     if not weights.exists():
         part = weights.with_suffix(".part")
-        target.write_weights(QuantizedBase.of(load_checkpoint(order.source), recipe.precision).stored(), part)
+        target.write_weights(QuantizedBase.of(load_checkpoint(order.source), recipe.precision).stored, part)
         part.rename(weights)
     part = program.with_suffix(".part")
     if cell.contender == Contender.MOBIZO:
         base = QuantizedBase.of(load_checkpoint(order.source), recipe.precision)
-        stored = {key for tensor in base.stored() for key in (tensor.key, tensor.name) if key is not None}
+        stored = StoredKeys(base.stored)
         methods = BaseNetwork(recipe, base, partial(target.lower, stored=stored)).methods()
         target.emit({name: methods[name] for name in ("adapter", "step")}, stored, part)
     else:
-        emit_passes(recipe, order.source, weights, part, GROUPINGS[cell.contender])
+        emit_passes(recipe, order.source, part, GROUPINGS[cell.contender])
     part.rename(program)
     return {"compile_seconds": time.perf_counter() - began}
 

@@ -119,7 +119,7 @@ def against_sequential(run: Comparisons) -> None:
     """Times one call with 2q paths against 2q calls with one, q = 16, E = 1, at two lengths."""
     program = compile_cold(smollm2_recipe(queries=16, effective_batch=1), run.root / "q16")
     recipe, shape, weights_file = program.recipe, program.manifest.shape, program.path("weights")
-    emit_passes(recipe, str(model_file()), weights_file, run.root / "sequential.pte", "sequential")
+    emit_passes(recipe, str(model_file()), run.root / "sequential.pte", "sequential")
     sequential = Passes(recipe, program.manifest.size, run.root / "sequential.pte", weights_file, "sequential")
     for length, suffix in ((64, ""), (16, "_s16")):
         parallel = Stepper(program, length)

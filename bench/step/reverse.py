@@ -18,6 +18,7 @@ from server.compiler.export.backends.xnnpack import lower_layers
 from server.compiler.export.emission import Signature, emit
 from server.compiler.export.gradient_network import GradientNetwork
 from server.compiler.export.network import QuantizedBase, layer_example
+from server.compiler.export.weights import StoredKeys
 from shared.recipe import TARGETS, Precision
 
 ROWS, LENGTH, RANK = 16, 64, 8
@@ -47,7 +48,9 @@ def reverse_over_forward(checkpoint: Checkpoint, precision: Precision, rounds: i
         effective_batch=ROWS,
         sequence_length=length,
     )
-    network = GradientNetwork(recipe, QuantizedBase.of(checkpoint, precision), partial(lower_layers, stored=set()))
+    network = GradientNetwork(
+        recipe, QuantizedBase.of(checkpoint, precision), partial(lower_layers, stored=StoredKeys())
+    )
     last = network.stack(ROWS, 1, slice(checkpoint.facts.layers - 1, None))
     (shape,), (forward,), (_, (reverse,)) = last.shapes, last.layers, network.reverses(last)
     states = torch.randn(2, ROWS, length, shape.facts.hidden, generator=torch.Generator().manual_seed(0))

@@ -99,7 +99,7 @@ class MezoProgram(ProgramLearner):
         super().__init__(program)
         path, weights = program.directory / "sequential.pte", program.path("weights")
         if not path.exists():
-            emit_passes(self.recipe, str(model_file()), weights, path, "sequential")
+            emit_passes(self.recipe, str(model_file()), path, "sequential")
         self.prefix = None
         self._passes = Passes(self.recipe, program.manifest.size, path, weights, "sequential")
 

@@ -6,6 +6,7 @@ Prints one JSON object per line: {"stage", "fraction"} during the compilation, t
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import traceback
 from pathlib import Path
@@ -18,9 +19,13 @@ from shared.errors import CompileFailed, InvalidRecipe, MobizoError
 from shared.recipe import Recipe
 from shared.zo.calibration import read_calibration
 
+_M_MMAP_THRESHOLD = -3  # glibc's malloc.h
+_LARGE_BYTES = 1 << 20
+
 
 def main(arguments: list[str]) -> int:
     """Runs the compilation that the arguments describe. Returns the exit code."""
+    _return_large_blocks()
     lines = Lines()
     recipe_path, source, out_dir, *rest = arguments
     try:
@@ -36,6 +41,17 @@ def main(arguments: list[str]) -> int:
         return 1
     lines.say({"manifest": manifest.model_dump(mode="json")})
     return 0
+
+
+def _return_large_blocks() -> None:
+    """Makes glibc return each tensor's memory to the system when it is freed.
+
+    By default glibc raises its threshold up to 32 MB and keeps smaller blocks in a heap that the tensors of a base
+    fragment: on a base of 1.1 billion parameters, the heap grows by 1.2 GB. Other C libraries have no such function.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def _read_recipe(path: Path) -> Recipe:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from server.compiler.checkpoints.base import BaseFacts, locate_base
 from server.compiler.checkpoints.checkpoint import load_checkpoint
@@ -49,22 +50,23 @@ def compile_program(
     facts = checkpoint.facts
     check_recipe(recipe, facts)
     fingerprint = a_fingerprint(recipe, facts, calibration)
-    base = QuantizedBase.of(checkpoint, recipe.precision)
     files = {role: name for role, name in target.files.items() if inference or role != "inference"}
     out_dir.mkdir(parents=True, exist_ok=True)
     write_tokenizer(locate_base(source), out_dir / files["tokenizer"])
-    stored = target.write_weights(base.stored(), out_dir / files["weights"])
-    report("lower", 0.0)
-    kind = GradientNetwork if recipe.estimator in REVERSE_ESTIMATORS else BaseNetwork
-    network = kind(recipe, base, partial(target.lower, stored=stored), target.dynamic_length, calibration)
-    report("emit", 0.0)
-    methods = network.methods()
-    emitted = target.emit(methods, stored, out_dir / files["program"])
-    context = None
-    if "inference" in files:
-        serving = InferenceNetwork(recipe, base, partial(target.lower, stored=stored), calibration=calibration)
-        target.emit(serving.methods(), stored, out_dir / files["inference"])
-        context = serving.context
+    with TemporaryDirectory(prefix=".tensors-", dir=out_dir) as directory:
+        base = QuantizedBase.of(checkpoint, recipe.precision, Path(directory))
+        stored = target.write_weights(base.stored, out_dir / files["weights"])
+        report("lower", 0.0)
+        kind = GradientNetwork if recipe.estimator in REVERSE_ESTIMATORS else BaseNetwork
+        network = kind(recipe, base, partial(target.lower, stored=stored), target.dynamic_length, calibration)
+        report("emit", 0.0)
+        methods = network.methods()
+        emitted = target.emit(methods, stored, out_dir / files["program"])
+        context = None
+        if "inference" in files:
+            serving = InferenceNetwork(recipe, base, partial(target.lower, stored=stored), calibration=calibration)
+            target.emit(serving.methods(), stored, out_dir / files["inference"])
+            context = serving.context
     report("emit", 1.0)
     return ProgramManifest(
         recipe=recipe,

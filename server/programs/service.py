@@ -26,7 +26,7 @@ from server.tasks.repository import TaskService
 from shared.errors import Conflict, NotFound
 from shared.job import JobError, JobState, Progress
 from shared.program import SignedManifest
-from shared.recipe import Precision, Recipe
+from shared.recipe import Recipe
 from shared.signing import sign_manifest
 from shared.zo.lora import BaseShape, flat_size
 
@@ -134,18 +134,12 @@ class ProgramRepository:
 
 
 FindFile = Callable[[Session, str, str], ProgramBlob | None]
-LIBRARIES_BYTES = 450 << 20  # torch and ExecuTorch, before a model is read
-
-# Peak bytes for each weight of the base. Measured on SmolLM2-135M (134.5 million weights), XNNPACK, as the
-# compiler's largest resident size: fp32 1,458 MiB, which is 7.9 a weight; int8-weight 1,762 MiB, 10.2.
-_WEIGHT_BYTES: dict[Precision, float] = {
-    "fp32": 8.0,  # float32 when read, and float32 when written
-    "int8": 10.5,  # float32 when read, and quantized when written
-    "int4": 10.5,
-    "int8-weight": 10.5,
-    "int4-weight": 10.5,
-}
-_ADAPTED_BYTES = 30  # for each element of B: B, A and the graphs that contain them; rank 64 on all layers: 1,750 MiB
+# Parts of a compilation's peak resident size, fitted to what tests/server/programs/test_memory.py lists.
+LIBRARIES_BYTES = 500 << 20  # torch, ExecuTorch and a checkpoint's metadata
+_READ_BYTES = 8  # for each element of the largest tensor: as stored in the checkpoint, in float32, and rounded
+_CONSTANT_COPIES = 3  # of a tensor that graphs hold, while a program is emitted
+_LAYER_COPIES = 2  # of one decoder layer, while it is lowered
+_ADAPTED_BYTES = 55  # for each element of B: B, A and the graphs that contain them
 
 
 @dataclass(frozen=True)
@@ -206,9 +200,18 @@ class ProgramLifecycle:
 
 
 def compile_bytes(recipe: Recipe, shape: BaseShape, parameters: int) -> int:
-    """Estimates the peak resident bytes of compiling `recipe` for a base of that shape and number of parameters."""
-    weights = parameters * _WEIGHT_BYTES[recipe.precision]
-    return LIBRARIES_BYTES + round(weights) + _ADAPTED_BYTES * flat_size(recipe, shape)
+    """Estimates the peak resident bytes of compiling `recipe` for a base of that shape and number of parameters.
+
+    The compiler holds one tensor while it reads, then one layer and the tables. Back ends other than XNNPACK have all
+    weights in graphs.
+    """
+    layer = sum(int.__mul__(*shape.features(target)) for target in shape.linears)
+    outside = parameters - shape.layers * layer  # embedding, lm_head, positions and norms
+    largest = max(shape.vocabulary * shape.hidden, *(int.__mul__(*shape.features(each)) for each in shape.linears))
+    size = 4 if recipe.precision == "fp32" else 1
+    constants = outside if recipe.backend == "xnnpack" else parameters
+    emitted = size * (_CONSTANT_COPIES * constants + _LAYER_COPIES * layer) + _ADAPTED_BYTES * flat_size(recipe, shape)
+    return LIBRARIES_BYTES + max(_READ_BYTES * largest, emitted)
 
 
 OPERATOR = ""  # the tenant of an operator's requests in the task queue; no tenant can have this name

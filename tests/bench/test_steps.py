@@ -133,8 +133,8 @@ def test_fewer_paths_a_pass_in_executorch_give_the_same_losses(
     base: TinyBase, setting: Setting, reference: list[np.ndarray], grouping: Grouping, tmp_path: Path
 ) -> None:
     (recipe, shape), path, weights = setting.parts, tmp_path / "passes.pte", tmp_path / "weights.ptd"
-    Xnnpack().write_weights(QuantizedBase.of(load_checkpoint(str(base.directory)), "fp32").stored(), weights)
-    emit_passes(recipe, str(base.directory), weights, path, grouping)
+    Xnnpack().write_weights(QuantizedBase.of(load_checkpoint(str(base.directory)), "fp32").stored, weights)
+    emit_passes(recipe, str(base.directory), path, grouping)
     found = Passes(recipe, flat_size(recipe, shape), path, weights, grouping)
     for number, losses in enumerate(reference):
         np.testing.assert_allclose(found.step(*setting.inputs(number))[0], losses, rtol=1e-5)

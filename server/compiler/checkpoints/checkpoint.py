@@ -1,59 +1,70 @@
-"""Loads a base model's weights from any supported checkpoint format, under canonical names.
+"""Opens a base model's weights in any supported checkpoint format, under canonical names. Tensors are read when used.
 
 Rejects, by name, any tensor or option that the decoder would not compute exactly.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from server.compiler.checkpoints.base import BaseFacts, locate_base
-from server.compiler.checkpoints.gguf import gguf_checkpoint, gguf_facts
-from server.compiler.checkpoints.hf import hf_checkpoint, hf_facts
+from server.compiler.checkpoints.gguf import gguf_checkpoint
+from server.compiler.checkpoints.hf import hf_checkpoint
+from server.compiler.checkpoints.lazy import LazyTensor, LazyTensors
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Float32 weights under canonical names."""
+    """Weights under canonical names, float32 when read. Only norms are in memory."""
 
     facts: BaseFacts
-    tables: dict[str, Tensor]  # embedding (V, hidden); lm_head (V, hidden) unless tied; positions if learned
+    tables: Mapping[str, Tensor]  # embedding (V, hidden); lm_head (V, hidden) unless tied; positions if learned
     norms: Tensor  # (K layers + F, hidden): each layer's `layer_norms`, then `final_norms`
     head_norms: Tensor | None  # (2 layers, head_dim)
-    layers: tuple[dict[str, Tensor], ...]  # linear weights (out, in) and biases (out,) by name
+    layers: tuple[Mapping[str, Tensor], ...]  # linear weights (out, in) and biases (out,) by name
 
 
 def inspect_base(source: str) -> BaseFacts:
     """Returns the facts of the base model at `source`: a directory, a Hugging Face id, or a .gguf file.
 
-    Raises UnknownBase, UnreadableCheckpoint, or UnsupportedModel naming the feature that is not supported.
+    Raises UnknownBase, UnreadableCheckpoint if files or tensors are missing, truncated or of another shape or type, or
+    UnsupportedModel naming the feature that is not supported.
     """
-    files = locate_base(source)
-    return gguf_facts(files) if files.form == "gguf" else hf_facts(files)
+    return _opened(source)[0]
 
 
 def load_checkpoint(source: str) -> Checkpoint:
-    """Returns the facts and all weights of the base model at `source`. Raises the errors of `inspect_base`."""
+    """Returns the facts and the weights of the base model at `source`. Raises the errors of `inspect_base`.
+
+    Names, shapes and types of all tensors are checked here; tables and layers are read from the files when used.
+    """
+    facts, tensors = _opened(source)
+    prefixes = [f"layers.{index}." for index in range(facts.layers)]
+    vectors = [tensors[prefix + name].read() for prefix in prefixes for name in facts.layer_norms]
+    heads = [tensors[prefix + name].read() for prefix in prefixes for name in facts.head_norms]
+    return Checkpoint(
+        facts=facts,
+        tables=LazyTensors({name: tensors[name] for name in ("embedding", "lm_head", "positions") if name in tensors}),
+        norms=torch.stack([*vectors, *(tensors[name].read() for name in facts.final_norms)]),
+        head_norms=torch.stack(heads) if heads else None,
+        layers=tuple(
+            LazyTensors({name: tensors[prefix + name] for name in linear_shapes(facts)}) for prefix in prefixes
+        ),
+    )
+
+
+def _opened(source: str) -> tuple[BaseFacts, dict[str, LazyTensor]]:
     files = locate_base(source)
     facts, tensors = gguf_checkpoint(files) if files.form == "gguf" else hf_checkpoint(files)
     if facts.tied:
         tensors.pop("lm_head", None)  # some tied checkpoints contain a copy; the configuration takes precedence
     _check_shapes(facts, tensors)
-    vectors = [tensors[f"layers.{index}.{name}"] for index in range(facts.layers) for name in facts.layer_norms]
-    heads = [tensors[f"layers.{index}.{name}"] for index in range(facts.layers) for name in facts.head_norms]
-    return Checkpoint(
-        facts=facts,
-        tables={name: tensors[name] for name in ("embedding", "lm_head", "positions") if name in tensors},
-        norms=torch.stack([*vectors, *(tensors[name] for name in facts.final_norms)]),
-        head_norms=torch.stack(heads) if heads else None,
-        layers=tuple(
-            {name: tensors[f"layers.{index}.{name}"] for name in linear_shapes(facts)} for index in range(facts.layers)
-        ),
-    )
+    return facts, tensors
 
 
 def linear_shapes(facts: BaseFacts) -> dict[str, tuple[int, ...]]:
@@ -82,16 +93,19 @@ def tensor_shapes(facts: BaseFacts) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _check_shapes(facts: BaseFacts, tensors: dict[str, Tensor]) -> None:
+def _check_shapes(facts: BaseFacts, tensors: Mapping[str, LazyTensor]) -> None:
     expected = tensor_shapes(facts)
     if missing := sorted(expected.keys() - tensors.keys()):
-        raise UnreadableCheckpoint(f"the checkpoint lacks {len(missing)} tensors; the first is {missing[0]}")
+        raise UnreadableCheckpoint(
+            f"the checkpoint lacks {len(missing)} tensors; the first is {missing[0]}; copy or download all weight files"
+        )
     if unknown := sorted(tensors.keys() - expected.keys()):
         raise UnsupportedModel(
             f"the configuration does not use {len(unknown)} tensors of the checkpoint; the first is {unknown[0]}"
         )
     for name, shape in expected.items():
-        if tuple(tensors[name].shape) != shape:
+        if tensors[name].shape != shape:
             raise UnreadableCheckpoint(
-                f"{name} has shape {tuple(tensors[name].shape)}; the configuration requires {shape}"
+                f"{name} has shape {tensors[name].shape}; the configuration requires {shape}; use the weights and the "
+                "configuration of one model"
             )

@@ -1,13 +1,15 @@
 """Reads a Llama checkpoint in GGUF format: one file of metadata and (quantized) tensors.
 
-It maps tensor names, dequantizes blocks and restores the order of query and key rows. Tensors and settings that the
-decoder does not use are rejected.
+It maps tensor names, dequantizes blocks and restores the order of query and key rows. Tensors are read one at a time.
+Tensors and settings that the decoder does not use are rejected.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gguf
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 
 from server.compiler.checkpoints.base import BaseFacts, BaseFiles, Rope
+from server.compiler.checkpoints.lazy import LazyTensor
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 
 SUPPORTED = ("llama",)  # llama.cpp permutes and folds the tensors of other architectures differently
@@ -39,15 +42,16 @@ def gguf_facts(files: BaseFiles) -> BaseFacts:
     return _facts(files, _read(files))
 
 
-def gguf_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, torch.Tensor]]:
-    """Returns the facts and all weights by canonical name. Parses the metadata once, because that takes seconds."""
+def gguf_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, LazyTensor]]:
+    """Returns the facts and all tensors by canonical name. Parses the metadata once, because that takes seconds."""
     reader = _read(files)
-    return _facts(files, reader), dict(_tensors(reader))
+    return _facts(files, reader), dict(_tensors(files.root, reader))
 
 
 def gguf_tensors(files: BaseFiles) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields every weight with its canonical name."""
-    return _tensors(_read(files))
+    for name, tensor in _tensors(files.root, _read(files)):
+        yield name, tensor.read()
 
 
 def _facts(files: BaseFiles, reader: gguf.GGUFReader) -> BaseFacts:
@@ -108,21 +112,30 @@ def _scaling(reader: gguf.GGUFReader) -> str:
     return str(_field(reader, "llama.rope.scaling.type", "linear"))
 
 
-def _tensors(reader: gguf.GGUFReader) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields every weight, dequantized to float32, with its canonical name and in Hugging Face's row order."""
+def _tensors(path: Path, reader: gguf.GGUFReader) -> Iterator[tuple[str, LazyTensor]]:
+    """Yields every weight with its canonical name."""
     heads = int(_field(reader, "llama.attention.head_count"))
     kv_heads = int(_field(reader, "llama.attention.head_count_kv", heads))
     for tensor in _weights(reader):
         name = _canonical(tensor.name)
         try:
-            values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+            gguf.dequantize(np.array(tensor.data[:1]), tensor.tensor_type)
         except (NotImplementedError, ValueError) as error:
             raise UnsupportedModel(
-                f"tensor {tensor.name} has the unsupported type {tensor.tensor_type.name}"
+                f"tensor {tensor.name} has the unsupported type {tensor.tensor_type.name}; convert the file to another "
+                "type, for example Q8_0"
             ) from error
-        if name.endswith(("q_proj", "k_proj")):
-            values = _unpermute(values, heads if name.endswith("q_proj") else kv_heads)
-        yield name, torch.from_numpy(np.array(values, order="C"))  # a copy: the reader maps the file read-only
+        permuted = {"q_proj": heads, "k_proj": kv_heads}.get(name.rpartition(".")[2], 0)
+        shape = tuple(int(size) for size in reversed(tensor.shape))
+        yield name, LazyTensor(shape, partial(_dequantized, path, tensor, permuted))
+
+
+def _dequantized(path: Path, tensor: gguf.ReaderTensor, heads: int) -> torch.Tensor:
+    """Returns a tensor in float32 and in Hugging Face's row order. heads: those whose rows llama.cpp permuted, or 0."""
+    # Read, not mapped: the reader's mapping would keep the pages of all tensors in memory.
+    data = np.fromfile(path, tensor.data.dtype, tensor.data.size, offset=int(tensor.data_offset))
+    values = gguf.dequantize(data.reshape(tensor.data.shape), tensor.tensor_type).astype(np.float32, copy=False)
+    return torch.from_numpy(np.ascontiguousarray(_unpermute(values, heads) if heads else values))
 
 
 def _unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -136,7 +149,9 @@ def _read(files: BaseFiles) -> gguf.GGUFReader:
     try:
         return gguf.GGUFReader(files.root)
     except (ValueError, IndexError, KeyError, OSError, TypeError) as error:
-        raise UnreadableCheckpoint(f"{files.root.name} is not a complete GGUF file ({error})") from error
+        raise UnreadableCheckpoint(
+            f"{files.root.name} is not a complete GGUF file ({error}); copy or download it again"
+        ) from error
 
 
 def _field(reader: gguf.GGUFReader, name: str, default: Any = None) -> Any:

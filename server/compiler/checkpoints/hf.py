@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,6 +20,7 @@ from torch import Tensor
 
 from server.compiler.checkpoints.base import BaseFacts, BaseFiles
 from server.compiler.checkpoints.hf_config import config_facts
+from server.compiler.checkpoints.lazy import LazyTensor
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 from shared.recipe import TARGETS
 from shared.zo.lora import hf_module_name
@@ -49,10 +53,17 @@ DERIVED = re.compile(r".*rotary_emb\.inv_freq")  # stored by old checkpoints; de
 
 NORM_OFFSETS = {"gemma3_text": 1.0}  # norms of this architecture multiply by 1 + weight
 UNUSED_POSITIONS = 2  # unused leading rows of OPT's position table
+INDEX = "model.safetensors.index.json"
+FLOATS = ("BF16", "F16", "F32", "F64")
 
 
 def hf_facts(files: BaseFiles) -> BaseFacts:
     """Returns the facts in config.json. Raises UnreadableCheckpoint or UnsupportedModel."""
+    return hf_checkpoint(files)[0]
+
+
+def hf_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, LazyTensor]]:
+    """Returns the facts and all tensors by canonical name. Raises UnreadableCheckpoint, UnsupportedModel."""
     try:
         config = json.loads((files.root / "config.json").read_text(encoding="utf-8"))
         config["model_type"]
@@ -60,26 +71,66 @@ def hf_facts(files: BaseFiles) -> BaseFacts:
         raise UnreadableCheckpoint("config.json is not a model configuration with a model_type") from error
     try:
         fields = config_facts(config)
-        parameters = _parameters(files, fields["architecture"], fields["tied"])
-        return BaseFacts(**fields, sha256=files.sha256, form="huggingface", parameters=parameters)
+        tensors, parameters = _tensors(files, fields["architecture"], fields["tied"])
+        return BaseFacts(**fields, sha256=files.sha256, form="huggingface", parameters=parameters), tensors
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UnreadableCheckpoint(f"config.json lacks a usable value: {error}") from error
 
 
-def hf_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, Tensor]]:
-    """Returns the facts and all weights, float32 by canonical name. Raises UnreadableCheckpoint, UnsupportedModel."""
-    facts = hf_facts(files)
-    tensors: dict[str, Tensor] = {}
-    for path in _weight_files(files):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 - a safetensors handle is no mapping
-                    if not DERIVED.fullmatch(name):
-                        own = _canonical(facts.architecture, name)
-                        tensors[own] = _as_taken(facts.architecture, own, file.get_tensor(name).to(torch.float32))
-        except (SafetensorError, OSError) as error:
-            raise UnreadableCheckpoint(f"{path.name} is not a complete safetensors file ({error})") from error
-    return facts, tensors
+def _tensors(files: BaseFiles, architecture: str, tied: bool) -> tuple[dict[str, LazyTensor], int]:
+    """Returns the tensors of all files, and the number of their elements; tied tensors count once."""
+    _check_shards(files)
+    tensors: dict[str, LazyTensor] = {}
+    parameters = 0
+    for path in (path for path in files.pinned if path.suffix == ".safetensors"):
+        with opened(path) as file:
+            for name in file.keys():  # noqa: SIM118 - a safetensors handle is no mapping
+                if DERIVED.fullmatch(name):
+                    continue
+                own, part = _canonical(architecture, name), file.get_slice(name)
+                if (dtype := part.get_dtype()) not in FLOATS:
+                    raise UnreadableCheckpoint(
+                        f"{name} in {path.name} is stored as {dtype}; convert the weights to BF16, F16 or F32"
+                    )
+                rows, *columns = part.get_shape() or [1]
+                parameters += 0 if own == "lm_head" and tied else math.prod((rows, *columns))
+                unused = UNUSED_POSITIONS if own == "positions" else 0
+                tensors[own] = LazyTensor((rows - unused, *columns), partial(_read, path, name, architecture, own))
+    return tensors, parameters
+
+
+def _check_shards(files: BaseFiles) -> None:
+    """Raises UnreadableCheckpoint if a file that the index names is missing."""
+    if not (files.root / INDEX).is_file():
+        return
+    try:
+        shards = set(json.loads((files.root / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnreadableCheckpoint(f"{INDEX} has no weight_map; copy or download that file again") from error
+    if missing := sorted(shards - {path.name for path in files.pinned}):
+        raise UnreadableCheckpoint(
+            f"{missing[0]}, which {INDEX} names, is missing ({len(missing)} of {len(shards)} files); copy or download "
+            "all weight files"
+        )
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """Opens a safetensors file. Raises UnreadableCheckpoint if it is truncated or damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise UnreadableCheckpoint(
+            f"{path.name} is not a complete safetensors file ({error}); copy or download it again"
+        ) from error
+
+
+def _read(path: Path, name: str, architecture: str, own: str) -> Tensor:
+    # The file is mapped while it is open: opening it for each tensor keeps only that tensor's pages in memory.
+    with opened(path) as file:
+        tensor: Tensor = file.get_tensor(name).to(torch.float32)
+    return _as_taken(architecture, own, tensor)
 
 
 def _canonical(architecture: str, name: str) -> str:
@@ -105,23 +156,3 @@ def _as_taken(architecture: str, name: str, tensor: Tensor) -> Tensor:
     if name.endswith("norm") and architecture in NORM_OFFSETS:
         return tensor + NORM_OFFSETS[architecture]
     return tensor
-
-
-def _weight_files(files: BaseFiles) -> list[Path]:
-    return [path for path in files.pinned if path.suffix == ".safetensors"]
-
-
-def _parameters(files: BaseFiles, architecture: str, tied: bool) -> int:
-    """Returns the number of elements of all tensors; tied tensors count once."""
-    total = 0
-    for path in _weight_files(files):
-        try:
-            with safe_open(path, framework="np") as file:
-                for name in file.keys():  # noqa: SIM118 - a safetensors handle is no mapping
-                    if DERIVED.fullmatch(name):
-                        continue
-                    if not (_canonical(architecture, name) == "lm_head" and tied):
-                        total += math.prod(file.get_slice(name).get_shape())
-        except (SafetensorError, OSError) as error:
-            raise UnreadableCheckpoint(f"{path.name} is not a complete safetensors file ({error})") from error
-    return total

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from server.compiler.checkpoints.base import BaseFiles
 from server.compiler.checkpoints.gguf import gguf_facts, gguf_tensors
-from server.compiler.checkpoints.hf import DERIVED, LLAMA_NORMS, hf_facts
+from server.compiler.checkpoints.hf import DERIVED, LLAMA_NORMS, hf_facts, opened
 from server.compiler.checkpoints.hf_config import config_facts
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 from shared.recipe import TARGETS
@@ -51,13 +50,12 @@ def stock_tensors(files: BaseFiles) -> Iterator[tuple[str, F32]]:
             yield _from_gguf(name), tensor.numpy()
         return
     for path in (path for path in files.pinned if path.suffix == ".safetensors"):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 - a safetensors handle is no mapping
-                    if not DERIVED.fullmatch(name):
-                        yield name, file.get_tensor(name).float().numpy()
-        except (SafetensorError, OSError) as error:
-            raise UnreadableCheckpoint(f"{path.name} is not a complete safetensors file ({error})") from error
+        with opened(path) as file:
+            names = [name for name in file.keys() if not DERIVED.fullmatch(name)]  # noqa: SIM118 - no mapping
+        for name in names:
+            with opened(path) as file:  # mapped while it is open, with the pages of one tensor
+                tensor = file.get_tensor(name).float().numpy()
+            yield name, tensor
 
 
 def write_stock_files(files: BaseFiles, directory: Path) -> None:

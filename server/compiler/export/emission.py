@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,7 +86,7 @@ class InPlacePlanning(MemoryPlanningPass):
         return super().run(graph_module, graph_signature)
 
 
-def emit(methods: Mapping[str, Signature], stored: set[str], path: Path) -> Emitted:
+def emit(methods: Mapping[str, Signature], stored: Set[str], path: Path) -> Emitted:
     """Exports every method with its example inputs and writes the `.pte`. stored: buffers in the `.ptd`."""
     edge = to_edge(
         {name: signature.export() for name, signature in methods.items()},

@@ -7,8 +7,9 @@ Each kind of layer (rows, paths, adapted or not) is lowered once and shared by a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ from server.compiler.methods.training import (
 )
 from server.compiler.model.backbone import HeadLayer, Trunk, TrunkTensors
 from server.compiler.model.decoder import DecoderLayer, LayerShape, LayerTables, layer_shapes, quantized_layer
-from server.compiler.model.quantization import ROWS, SCALE, SCHEMES, Scheme, quantize, stored_bytes, stored_key
+from server.compiler.model.quantization import ROWS, SCALE, SCHEMES, Scheme, quantize
 from shared.program_inputs import MIN_LENGTH
 from shared.recipe import Precision, Recipe, Target
 from shared.zo.calibration import Calibration
@@ -52,30 +53,39 @@ class QuantizedBase:
     precision: Precision
     trunk: TrunkTensors
     layers: tuple[dict[str, Tensor], ...]
+    stored: tuple[Stored, ...]  # every tensor of the weights file
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, precision: Precision) -> QuantizedBase:
-        """Returns the quantized checkpoint. In a quantized precision, tables have 8-bit rows."""
-        tables: dict[str, Tensor | None] = {"lm_head": None, "positions": None, **checkpoint.tables}
-        for name in ("embedding", "lm_head"):
-            table = tables[name]
-            tables[name + SCALE] = None
-            if table is not None and precision != "fp32":
-                values, scales = quantize(table, ROWS)
-                tables[name], tables[name + SCALE] = values, scales.unsqueeze(1)
-        trunk = TrunkTensors(norms=checkpoint.norms, head_norms=checkpoint.head_norms, **tables)
-        layers = tuple(quantized_layer(layer, precision) for layer in checkpoint.layers)
-        return cls(checkpoint.facts, precision, trunk, layers)
+    def of(cls, checkpoint: Checkpoint, precision: Precision, directory: Path | None = None) -> QuantizedBase:
+        """Quantizes the checkpoint, one tensor at a time. In a quantized precision, tables have 8-bit rows.
 
-    def stored(self) -> Iterator[Stored]:
-        """Yields every tensor of the weights file."""
-        for name, tensor in self.trunk.named().items():
-            yield Stored(stored_bytes(name, tensor, ROWS), stored_key(name, tensor, ROWS), f"trunk.{name}", tensor)
-        scheme = SCHEMES.get(self.precision)
-        for index, layer in enumerate(self.layers):
-            for name, tensor in layer.items():
-                path = f"layers.{index}.frozen.{name}" if scheme is None else None
-                yield Stored(stored_bytes(name, tensor, scheme), stored_key(name, tensor, scheme), path, tensor)
+        directory: an empty directory that holds the tensors while the base is in use; None: they are in memory.
+        """
+        stored: list[Stored] = []
+
+        def kept(name: str, tensor: Tensor, scheme: Scheme | None, path: str | None) -> Tensor:
+            stored.append(Stored.of(name, tensor, scheme, path, directory))
+            return stored[-1].tensor
+
+        tables: dict[str, Tensor | None] = dict.fromkeys(field.name for field in fields(TrunkTensors))
+        for name in ("norms", "head_norms", *checkpoint.tables):
+            given = getattr(checkpoint, name) if name.endswith("norms") else checkpoint.tables[name]
+            if given is None:
+                continue
+            if precision != "fp32" and name in ("embedding", "lm_head"):
+                given, scales = quantize(given, ROWS)
+                tables[name + SCALE] = kept(name + SCALE, scales.unsqueeze(1), ROWS, f"trunk.{name}{SCALE}")
+            tables[name] = kept(name, given, ROWS, f"trunk.{name}")
+        scheme, layers = SCHEMES.get(precision), list[dict[str, Tensor]]()
+        for index, weights in enumerate(checkpoint.layers):
+            layer: dict[str, Tensor] = {}
+            for target in weights:
+                for name, tensor in quantized_layer({target: weights[target]}, precision).items():
+                    path = f"layers.{index}.frozen.{name}" if scheme is None else None
+                    layer[name] = kept(name, tensor, scheme, path)
+            layers.append(layer)
+        trunk = TrunkTensors(**tables)
+        return cls(checkpoint.facts, precision, trunk, tuple(layers), tuple(stored))
 
 
 class BaseNetwork:

@@ -21,6 +21,7 @@ from shared.recipe import Precision, Target
 from shared.zo.lora import BaseShape
 
 GROUP = 32  # input features that share a scale in 8da4w; XNNPACK requires multiples of 32
+BLOCK = 1 << 22  # elements of a weight that are rounded at once
 SCALE = "_scale"  # suffix of the names of scales
 _SCALE_KEY = "scale_"  # XNNPACK's prefix of the keys of scales
 
@@ -89,12 +90,17 @@ def quantize(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     Rounding is symmetric, to nearest. Group scales are first rounded to bfloat16, as XNNPACK stores them.
     """
     rows, columns = weight.shape
-    blocks = weight.reshape(rows, -1, scheme.group or columns)
-    scales = blocks.abs().amax(dim=2).clamp(min=torch.finfo(torch.float32).tiny) / scheme.largest
-    if scheme.group:
-        scales = scales.to(torch.bfloat16).to(torch.float32)
-    values = (blocks / scales.unsqueeze(2)).round().clamp(scheme.smallest, scheme.largest)
-    return values.reshape(rows, columns).to(torch.int8), scales if scheme.group else scales.squeeze(1)
+    values = torch.empty(rows, columns, dtype=torch.int8)
+    scales = torch.empty(rows, columns // (scheme.group or columns))
+    step = max(1, BLOCK // columns)
+    for at in range(0, rows, step):  # intermediate results of some rows at a time
+        part = slice(at, at + step)
+        blocks = weight[part].reshape(-1, scales.shape[1], scheme.group or columns)
+        scale = blocks.abs().amax(dim=2).clamp(min=torch.finfo(torch.float32).tiny) / scheme.largest
+        scales[part] = scale.to(torch.bfloat16).to(torch.float32) if scheme.group else scale
+        rounded = (blocks / scales[part].unsqueeze(2)).round_().clamp_(scheme.smallest, scheme.largest)
+        values[part] = rounded.reshape(-1, columns).to(torch.int8)
+    return values, scales if scheme.group else scales.squeeze(1)
 
 
 def dequantize(values: Tensor, scales: Tensor) -> Tensor:
@@ -130,8 +136,12 @@ def transposed_weight(values: Tensor) -> Tensor:
 
 def stored_key(name: str, tensor: Tensor, scheme: Scheme | None) -> str:
     """Returns the key that XNNPACK gives a constant: its sha256. name: buffer name, which distinguishes scales."""
-    prefix = _SCALE_KEY if name.endswith(SCALE) else ""
-    return prefix + hashlib.sha256(stored_bytes(name, tensor, scheme)).hexdigest()
+    return key_of(name, stored_bytes(name, tensor, scheme))
+
+
+def key_of(name: str, data: bytes) -> str:
+    """Returns the key of a constant with these stored bytes. name: see `stored_key`."""
+    return (_SCALE_KEY if name.endswith(SCALE) else "") + hashlib.sha256(data).hexdigest()
 
 
 def stored_bytes(name: str, tensor: Tensor, scheme: Scheme | None) -> bytes:

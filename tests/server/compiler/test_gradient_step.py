@@ -128,7 +128,7 @@ def test_micro_batches_share_packed_weights_and_bound_the_memory(
 
 def weights_sha256(base: TinyBase, precision: Precision, path: Path) -> str:
     """Of the weights file as the base alone makes it, whatever the recipe."""
-    write_weights(QuantizedBase.of(load_checkpoint(str(base.directory)), precision).stored(), path)
+    write_weights(QuantizedBase.of(load_checkpoint(str(base.directory)), precision).stored, path)
     return file_sha256(path)
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from server.compiler.export.emission import Emitted, Signature
-from server.compiler.export.weights import Stored
+from server.compiler.export.weights import Stored, StoredKeys
 from server.compiler.model.quantization import Scheme
 from shared.program import Role
 from shared.recipe import Backend as Name
@@ -38,11 +38,11 @@ class Backend(Protocol):
     def check(self) -> None:
         """Raises ToolchainMissing, naming what to install, if this machine cannot compile for the backend."""
 
-    def write_weights(self, tensors: Iterable[Stored], path: Path) -> set[str]:
+    def write_weights(self, tensors: Iterable[Stored], path: Path) -> StoredKeys:
         """Writes a base's tensors and returns their keys. The bytes depend on base and precision only."""
 
     def lower(
-        self, layers: Sequence[nn.Module], example: tuple[Tensor, ...], scheme: Scheme | None, stored: set[str]
+        self, layers: Sequence[nn.Module], example: tuple[Tensor, ...], scheme: Scheme | None, stored: StoredKeys
     ) -> list[nn.Module]:
         """Lowers layers that share one graph.
 
@@ -50,7 +50,7 @@ class Backend(Protocol):
         inputs for the export. stored: keys in the weights file.
         """
 
-    def emit(self, methods: Mapping[str, Signature], stored: set[str], path: Path) -> Emitted:
+    def emit(self, methods: Mapping[str, Signature], stored: StoredKeys, path: Path) -> Emitted:
         """Exports every method and writes the program file. stored: keys in the weights file."""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from server.compiler.export.emission import Emitted, Signature, emit
-from server.compiler.export.weights import Stored, write_weights
+from server.compiler.export.weights import Stored, StoredKeys, write_weights
 from server.compiler.model.quantization import Scheme
 from shared.program import Role
 from shared.recipe import Precision
@@ -24,16 +24,16 @@ class Portable:
     def check(self) -> None:
         """Does nothing: only ExecuTorch itself is required."""
 
-    def write_weights(self, tensors: Iterable[Stored], path: Path) -> set[str]:
+    def write_weights(self, tensors: Iterable[Stored], path: Path) -> StoredKeys:
         """Writes the `.ptd`; see `Backend.write_weights`."""
         return write_weights(tensors, path)
 
     def lower(
-        self, layers: Sequence[nn.Module], example: tuple[Tensor, ...], scheme: Scheme | None, stored: set[str]
+        self, layers: Sequence[nn.Module], example: tuple[Tensor, ...], scheme: Scheme | None, stored: StoredKeys
     ) -> list[nn.Module]:
         """Returns the layers unchanged."""
         return list(layers)
 
-    def emit(self, methods: Mapping[str, Signature], stored: set[str], path: Path) -> Emitted:
+    def emit(self, methods: Mapping[str, Signature], stored: StoredKeys, path: Path) -> Emitted:
         """Writes the `.pte`; see `Backend.emit`."""
         return emit(methods, stored, path)

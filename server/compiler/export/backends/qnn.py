@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from server.compiler.export.backends.portable import Portable
+from server.compiler.export.weights import StoredKeys
 from server.compiler.model.quantization import Scheme
 from shared.errors import ToolchainMissing
 
@@ -56,7 +57,7 @@ class Qnn(Portable):
             raise ToolchainMissing(f"backend qnn compiles for one chip; set {CHIP} to one of {', '.join(chips)}")
 
     def lower(
-        self, layers: Sequence[nn.Module], example: tuple[Tensor, ...], scheme: Scheme | None, stored: set[str]
+        self, layers: Sequence[nn.Module], example: tuple[Tensor, ...], scheme: Scheme | None, stored: StoredKeys
     ) -> list[nn.Module]:
         """Lowers each layer to one delegate with its own weights; see `Backend.lower`."""
         from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset

@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 from torch.export.pt2_archive import PT2ArchiveWriter, constants
 
 from server.compiler.export.emission import Emitted, Signature
-from server.compiler.export.weights import Stored
+from server.compiler.export.weights import Stored, StoredKeys
 from server.compiler.methods.estimators import STATE
 from server.compiler.model.quantization import Scheme
 from shared.errors import CompileFailed
@@ -43,19 +43,19 @@ class TorchExport:
     def check(self) -> None:
         """Does nothing: only torch is required."""
 
-    def write_weights(self, tensors: Iterable[Stored], path: Path) -> set[str]:
+    def write_weights(self, tensors: Iterable[Stored], path: Path) -> StoredKeys:
         """Writes a safetensors file of the tensors by name; see `Backend.write_weights`."""
-        named = {stored.name: stored.tensor.numpy() for stored in tensors if stored.name is not None}
-        save_file(named, path)
-        return set(named)
+        named = [stored for stored in tensors if stored.name is not None]
+        save_file({str(stored.name): stored.tensor.numpy() for stored in named}, path)
+        return StoredKeys(named)
 
     def lower(
-        self, layers: Sequence[nn.Module], example: tuple[Tensor, ...], scheme: Scheme | None, stored: set[str]
+        self, layers: Sequence[nn.Module], example: tuple[Tensor, ...], scheme: Scheme | None, stored: StoredKeys
     ) -> list[nn.Module]:
         """Returns the layers unchanged."""
         return list(layers)
 
-    def emit(self, methods: Mapping[str, Signature], stored: set[str], path: Path) -> Emitted:
+    def emit(self, methods: Mapping[str, Signature], stored: StoredKeys, path: Path) -> Emitted:
         """Writes the `.pt2`; see `Backend.emit`. torch does not plan memory ahead of time."""
         nodes, state, written = 0, set[str](), set[str]()
         with PT2ArchiveWriter(str(path)) as archive:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from server.compiler.export.backends.portable import Portable
+from server.compiler.export.weights import StoredKeys
 from server.compiler.model.quantization import Scheme
 from shared.errors import ToolchainMissing
 
@@ -32,7 +33,7 @@ class Vulkan(Portable):
             )
 
     def lower(
-        self, layers: Sequence[nn.Module], example: tuple[Tensor, ...], scheme: Scheme | None, stored: set[str]
+        self, layers: Sequence[nn.Module], example: tuple[Tensor, ...], scheme: Scheme | None, stored: StoredKeys
     ) -> list[nn.Module]:
         """Returns one delegate per layer, or the unchanged layers; see `Backend.lower`."""
         from executorch.backends.vulkan.vulkan_preprocess import VulkanBackend

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram, export
 
 from server.compiler.export.backends.portable import Portable
+from server.compiler.export.weights import StoredKeys
 from server.compiler.model.quantization import SCHEMES, Scheme, stored_bytes, stored_key
 from shared.errors import CompileFailed
 from shared.program import Role
@@ -39,7 +40,7 @@ class Xnnpack(Portable):
     files: Mapping[Role, str] = {**Portable.files, "inference": "inference.pte"}
 
     def lower(
-        self, layers: Sequence[nn.Module], example: Example, scheme: Scheme | None, stored: set[str]
+        self, layers: Sequence[nn.Module], example: Example, scheme: Scheme | None, stored: StoredKeys
     ) -> list[nn.Module]:
         """Returns one delegate per layer; see `Backend.lower`."""
         return lower_layers(layers, example, scheme, stored)
@@ -72,7 +73,7 @@ def lower_layers(
     layers: Sequence[nn.Module],
     example: Example,
     scheme: Scheme | None,
-    stored: set[str],
+    stored: StoredKeys,
     kind: type[BackendDetails] = XnnpackBackend,
 ) -> list[nn.Module]:
     """Returns one delegate per layer.
@@ -81,9 +82,9 @@ def lower_layers(
     the `.ptd`. kind: the partitioner; it must name constants as XNNPACK does.
     """
     template = _template(layers[0], scheme)
-    made = layers[0](*example)
-    stand_in = PairStandIn(made[1].shape[-1]) if isinstance(made, tuple) else StandIn(made.shape[-1])
     program = edge_program(template, example)
+    sizes = [output.shape for output in outputs(program)]
+    stand_in = StandIn(sizes[0][-1]) if len(sizes) == 1 else PairStandIn(sizes[1][-1])
     _mark_quantized_activations(program)
     result = kind.preprocess(program, [])
     keys = _keys(template, scheme)
@@ -104,18 +105,22 @@ def _keys(layer: nn.Module, scheme: Scheme | None) -> dict[str, str]:
 
 def _template(layer: nn.Module, scheme: Scheme | None) -> nn.Module:
     """Returns a copy of `layer` with distinct values in all persistent buffers, so that each has its own key."""
-    template = copy.deepcopy(layer)
+    template = copy.deepcopy(layer, {id(buffer): buffer for buffer in layer.buffers()})  # without their values
     generator = torch.Generator().manual_seed(0)
-    for name in template.state_dict():
+    for name, tensor in layer.state_dict().items():
         holder, _, attribute = name.rpartition(".")
-        tensor = template.get_buffer(name).clone()  # a buffer may be registered under two names
-        setattr(template.get_submodule(holder), attribute, tensor)
+        values = torch.empty_like(tensor)  # one for each name: a buffer may be registered under two
         if tensor.dtype == torch.int8 and scheme is not None:
-            largest = scheme.largest
-            tensor.copy_(torch.randint(-largest, largest + 1, tensor.shape, generator=generator))
+            values.random_(-scheme.largest, scheme.largest + 1, generator=generator)
         else:
-            tensor.copy_(torch.rand(tensor.shape, generator=generator))
+            values.uniform_(generator=generator)
+        setattr(template.get_submodule(holder), attribute, values)
     return template
+
+
+def outputs(program: ExportedProgram) -> list[Tensor]:
+    """Returns the outputs of a graph as tensors without values."""
+    return [node.meta["val"] for node in program.graph.output_node().args[0]]
 
 
 def edge_program(module: nn.Module, example: Example) -> ExportedProgram:
@@ -148,14 +153,14 @@ def _delegate(
     constants: Mapping[str, bytes],
     layer: nn.Module,
     scheme: Scheme | None,
-    stored: set[str],
+    stored: StoredKeys,
 ) -> LoweredBackendModule:
     """Returns the template's delegate with the layer's tensors. keys: names of the template's tensors."""
     data = NamedDataStore()
     for key, constant in constants.items():
         data.add_named_data(key, constant, alignment=16)
     for name, tensor in layer.state_dict().items():
-        own = stored_key(name, tensor, scheme)
+        own = stored.key(name, tensor, scheme)
         payload = payload.replace(keys[name].encode(), own.encode())
         if own not in stored:
             data.add_named_data(own, stored_bytes(name, tensor, scheme), alignment=16)

@@ -11,8 +11,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+from server.compiler import compile_program
 from server.compiler.checkpoints.base import Rope, locate_base
 from server.compiler.checkpoints.checkpoint import Checkpoint, inspect_base, load_checkpoint
 from server.compiler.checkpoints.tokenizer import write_tokenizer
@@ -51,6 +53,8 @@ def write_gguf(base: TinyBase, path: Path, rope_factors: np.ndarray | None = Non
         writer.add_tensor("rope_freqs.weight", rope_factors)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, tensor in base.model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
         values = tensor.numpy()
         if "q_proj" in name or "k_proj" in name:
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
@@ -140,9 +144,10 @@ def test_gguf_refusals(tiny: TinyBase, tmp_path: Path) -> None:
     write_gguf(tiny, tmp_path / "phi.gguf", architecture="phi3")
     with pytest.raises(UnsupportedModel, match="phi3"):
         inspect_base(str(tmp_path / "phi.gguf"))
-    (tmp_path / "torn.gguf").write_bytes((tmp_path / "scaled.gguf").read_bytes()[:1000])
-    with pytest.raises(UnreadableCheckpoint, match=r"torn\.gguf"):
-        inspect_base(str(tmp_path / "torn.gguf"))
+    for kept in (1000, -1000):  # within the metadata, within the tensors
+        (tmp_path / "torn.gguf").write_bytes((tmp_path / "scaled.gguf").read_bytes()[:kept])
+        with pytest.raises(UnreadableCheckpoint, match=r"torn\.gguf .*; copy or download it again"):
+            inspect_base(str(tmp_path / "torn.gguf"))
 
 
 def test_damaged_directories_are_refused(editable: Path) -> None:
@@ -161,6 +166,31 @@ def test_damaged_directories_are_refused(editable: Path) -> None:
     weights.unlink()
     with pytest.raises(UnreadableCheckpoint, match=r"no \.safetensors"):
         inspect_base(str(editable))
+
+
+def test_bad_shards_are_refused_before_anything_is_stored(tiny: TinyBase, tmp_path: Path) -> None:
+    source, out = tmp_path / "base", tmp_path / "program"
+    tiny.model.save_pretrained(source, max_shard_size="16KB")
+    shutil.copy(tiny.directory / "tokenizer.json", source)
+    first, *_ = shards = sorted(source.glob("*.safetensors"))
+    whole, tensors = first.read_bytes(), load_file(first)
+    assert_same_weights(load_checkpoint(str(source)), load_checkpoint(str(tiny.directory)))
+    name = next(iter(tensors))
+
+    def refused(named: str) -> None:
+        recipe = tiny.recipe()  # its base is checked after the files
+        with pytest.raises(UnreadableCheckpoint, match=named):
+            compile_program(recipe, str(source), out)
+        assert not out.exists()
+
+    first.unlink()
+    refused(rf"{first.name}, which .*index\.json names, is missing \(1 of {len(shards)} files\); copy or download")
+    first.write_bytes(whole[:-10])
+    refused(rf"{first.name} is not a complete safetensors file .*; copy or download it again")
+    save_file({**tensors, name: tensors[name].to(torch.int8)}, first)
+    refused(rf"{name} in {first.name} is stored as I8; convert the weights to BF16, F16 or F32")
+    save_file({**tensors, name: tensors[name][:-1].contiguous()}, first)
+    refused("has shape .* the configuration requires .* use the weights and the configuration of one model")
 
 
 def test_an_unknown_source_is_named() -> None:

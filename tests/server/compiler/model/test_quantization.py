@@ -166,7 +166,7 @@ def test_every_tensor_is_stored_once_in_the_bits_of_its_precision(
         num_hidden_layers=1,
         tie_word_embeddings=tied,
     )
-    write_weights(QuantizedBase.of(load_checkpoint(str(base.directory)), precision).stored(), tmp_path / "weights.ptd")
+    write_weights(QuantizedBase.of(load_checkpoint(str(base.directory)), precision).stored, tmp_path / "weights.ptd")
     linear = 256 * (256 + 128 + 128 + 256) + 3 * 256 * 512  # attention's four, the MLP's three
     rows = 256 + 128 + 128 + 256 + 2 * 512 + 256
     tables = 4096 * (1 if tied else 2)
