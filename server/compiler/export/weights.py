@@ -64,6 +64,11 @@ class StoredKeys(Set[str]):
         """Returns the tensor's key by content. Tensors of the base are not read; see `stored_key`."""
         return self._known.get(_place(tensor)) or stored_key(buffer, tensor, scheme)
 
+    @classmethod
+    def _from_iterable(cls, it: Iterable[str]) -> Set[str]:  # type: ignore[override]
+        """Makes the result of `|` and `&`, as `collections.abc.Set` asks of a class with another constructor."""
+        return frozenset(it)
+
     def __contains__(self, key: object) -> bool:
         return key in self._keys
 
