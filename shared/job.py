@@ -243,28 +243,29 @@ class Result(BaseModel):
     truncated_examples: int | None = Field(
         None,
         ge=0,
-        description="training examples whose prompt was cut to the sequence length, rounded down to 0, 1, 10 or 50 % "
-        "of the training examples, with noise of a scale of 10; fewer than 100 count as 0",
+        description="training examples whose prompt was cut to the sequence length, rounded down to 0, 1, 10 or 50 %, "
+        "with noise of a scale of 10; fewer than 100 count as 0",
     )
     # Omitted unless there are any, so that documents signed before this field existed keep their bytes.
     unusable_examples: int | None = Field(
         None,
         ge=1,
         exclude_if=lambda value: value is None,
-        description="training examples that were left out because they do not fit the task, rounded like "
-        "truncated_examples; null: 0, or not reported",
+        description="training examples left out because they do not fit the task, rounded as above; null: 0 or unknown",
     )
     evaluations: tuple[Evaluation, ...] = Field((), max_length=10_000)
     zero_shot_accuracy: float | None = Field(
         None, ge=0, le=1, description="accuracy of the base model alone; null if the run started from an adapter"
     )
     start_accuracy: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="accuracy of the adapter that the run started from; null if it started from the base",
+        None, ge=0, le=1, description="accuracy of the start adapter; null if the run started from the base"
     )
     tuned_accuracy: float | None = Field(None, ge=0, le=1)
+    accuracy_split: Literal["test", "validation"] | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="on which examples; validation: there are no test examples, and the adapter was chosen on these",
+    )
     phase_seconds: dict[Phase, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = Field(
         None,
         max_length=len(get_args(Phase)),

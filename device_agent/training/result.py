@@ -73,13 +73,10 @@ def build_result(plan: RunPlan, trajectory: Trajectory, spent: ResourceUsage, ex
     best = uploaded_validation(plan, trajectory)
     if best is None:
         raise Diverged("the run has no validation; remove its directory to train it anew")
-    # Without a test split, validation's numbers stand in for it: the tuned one is the best of several, so kind.
-    zero = recorded(trajectory, "test", 0)
-    tuned: Evaluation | None = best
-    if zero is not None:
-        tuned = recorded(trajectory, "test", best.step, "best")
-    else:
-        zero = recorded(trajectory, "validation", 0)
+    # Without test examples the accuracies are validation's, on which the adapter was chosen; the result says so.
+    tested = recorded(trajectory, "test", 0)
+    tuned = best if tested is None else recorded(trajectory, "test", best.step, "best")
+    zero = recorded(trajectory, "validation", 0) if tested is None else tested
     before = zero and zero.accuracy
     return Result(
         steps=trajectory.steps,
@@ -94,4 +91,5 @@ def build_result(plan: RunPlan, trajectory: Trajectory, spent: ResourceUsage, ex
         zero_shot_accuracy=before if plan.start is None else None,
         start_accuracy=None if plan.start is None else before,
         tuned_accuracy=tuned and tuned.accuracy,
+        accuracy_split="validation" if tested is None else "test",
     )

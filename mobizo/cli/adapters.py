@@ -16,6 +16,7 @@ from mobizo.cli.console import (
     Token,
     connected,
     err,
+    measured,
     out,
     percent,
     print_json,
@@ -60,7 +61,7 @@ def list_adapters(
         main = "" if adapter.main is None else f"v{adapter.main}"
         tuned, created = "", ""
         if adapter.latest is not None:
-            tuned = percent(adapter.latest.result.tuned_accuracy)
+            tuned = measured(adapter.latest.result)
             created = adapter.latest.created_at.isoformat(" ", "seconds")
         table.add_row(adapter.name, main, str(adapter.versions), adapter.user, tuned, created)
     out.print(table)
@@ -92,7 +93,7 @@ def list_versions(
             version.state,
             " ".join(tags),
             percent(version.result.before_accuracy),
-            percent(version.result.tuned_accuracy),
+            measured(version.result),
             version.created_at.date().isoformat(),
         )
     out.print(table)

@@ -16,6 +16,7 @@ from rich.table import Column
 from mobizo.client import Client
 from mobizo.pinned_keys import PinnedKeys, default_path
 from shared.errors import MobizoError
+from shared.job import Result
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -60,6 +61,12 @@ def invalid_field(error: ValidationError) -> str:
 def percent(value: float | None) -> str:
     """Returns a fraction as percent with one decimal, or an empty text for None."""
     return "" if value is None else f"{value:.1%}"
+
+
+def measured(result: Result) -> str:
+    """Returns the accuracy of an adapter, and its examples unless they are test examples."""
+    text = percent(result.tuned_accuracy)
+    return f"{text} (validation)" if text and result.accuracy_split == "validation" else text
 
 
 def unwrapped(name: str) -> Column:

@@ -47,6 +47,9 @@ def model_card(manifest: AdapterManifest) -> bytes:
     eps = "" if exact else f", eps {training.eps_for(recipe):g}"
     layers = recipe.layers if isinstance(recipe.layers, str) else ", ".join(map(str, recipe.layers))
     parent = manifest.parent
+    split = result.accuracy_split or "test"
+    chosen = ", on the examples by which the adapter was chosen" if split == "validation" else ""
+    how = "exact gradients" if exact else "forward passes only"
     rows = (
         ("base model", f"{recipe.base.name} (sha256 {recipe.base.sha256})"),
         ("adapter", f"{manifest.adapter}, version {manifest.version}"),
@@ -62,8 +65,8 @@ def model_card(manifest: AdapterManifest) -> bytes:
         ("task", manifest.task.name),
         ("loss", recipe.loss),
         ("training examples", "private" if result.train_examples is None else str(result.train_examples)),
-        ("test accuracy before", _share(result.before_accuracy)),
-        ("test accuracy after", _share(result.tuned_accuracy)),
+        (f"{split} accuracy before", _share(result.before_accuracy)),
+        (f"{split} accuracy after", _share(result.tuned_accuracy) + chosen),
         ("made by", _origin(manifest)),
         ("job", manifest.job_id or ""),
         ("recipe", manifest.recipe_id),
@@ -75,7 +78,7 @@ def model_card(manifest: AdapterManifest) -> bytes:
     text = (
         "---\nlibrary_name: peft\ntags:\n- lora\n- mobizo\n---\n\n"
         f"# {manifest.adapter}\n\n"
-        f"A LoRA adapter that was trained with forward passes only, on {where} the data. The data did\n"
+        f"A LoRA adapter that was trained with {how}, on {where} the data. The data did\n"
         "not leave the device.\n\n"
         f"| | |\n|---|---|\n{table}\n\n"
         "Load it with PEFT onto the base model named above:\n\n"

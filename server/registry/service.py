@@ -131,7 +131,7 @@ class ApprovalService:
         A score is the claim of the device that measured it. It may replace only a version of the same device.
         """
         rule = self.of_adapter(adapter).rule
-        objection = rule.objection(version.result, self._score(adapter.tenant, parent))
+        objection = rule.objection(version.result, self._score(adapter.tenant, parent, version.result))
         if objection is not None:
             return objection
         current = self._adapters.current(adapter)
@@ -139,11 +139,12 @@ class ApprovalService:
             return None
         return f"another device trained version {current.version}; a person approves a version of a different device"
 
-    def _score(self, tenant: str, parent: Parent | None) -> float | None:
-        if parent is None:
+    def _score(self, tenant: str, parent: Parent | None, result: Result) -> float | None:
+        """Returns the parent's accuracy if it was measured on the same split as `result`."""
+        version = None if parent is None else self._adapters.parent(tenant, parent.adapter, parent.revision)
+        if version is None or version.result.accuracy_split != result.accuracy_split:
             return None
-        version = self._adapters.parent(tenant, parent.adapter, parent.revision)
-        return None if version is None else version.result.tuned_accuracy
+        return version.result.tuned_accuracy
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ def test_evaluations_come_at_the_interval_and_at_both_ends(run, rademacher, data
     ]
     assert result.zero_shot_accuracy == result.evaluations[0].accuracy
     assert result.tuned_accuracy == result.evaluations[-1].accuracy
+    assert result.accuracy_split == "test"
     assert [item.step for item in told if item.phase == "training"] == list(range(1, 10))
     last = told[-1]
     assert (last.step, last.steps, last.accuracy) == (9, 9, result.evaluations[-2].accuracy)
@@ -126,6 +127,7 @@ def test_without_a_test_split_validation_stands_in(run, rademacher, dataset):
     assert {item.split for item in result.evaluations} == {"validation"}
     assert result.zero_shot_accuracy == result.evaluations[0].accuracy
     assert result.tuned_accuracy == max(item.accuracy for item in result.evaluations)
+    assert result.accuracy_split == "validation"
 
 
 @pytest.mark.parametrize("name", ["rademacher", *(pytest.param(n, marks=pytest.mark.slow) for n in PREFIXED)])

@@ -118,3 +118,9 @@ def test_a_version_that_went_on_from_another_says_so(app, publish):
     # Better than it was on this device's data, and still worse than its parent was on its own.
     worse = publish(job=start, **scores, tuned_accuracy=0.7)
     assert (worse["state"], worse["message"]) == ("held", "the score fell from 75.0% to 70.0%")
+    # An accuracy on the examples that chose the adapter is called so, and is not compared with one on test examples.
+    other = publish(job=start, **scores, tuned_accuracy=0.7, accuracy_split="validation")
+    assert other["state"] == "approved"
+    card = app.get(f"{URL}/versions/{other['version']}/peft/README.md").text
+    assert "| validation accuracy before | 60.0% |" in card
+    assert "| validation accuracy after | 70.0%, on the examples by which the adapter was chosen |" in card
