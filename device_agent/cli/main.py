@@ -20,6 +20,7 @@ from device_agent.errors import AlreadyRunning, NotEnrolled
 from device_agent.home import AgentHome, DeviceConfig
 from device_agent.protocol.client import DeviceClient
 from device_agent.protocol.enrollment import request_enrollment
+from shared.command_line import CONTEXT, common_options
 from shared.errors import BadRequest, MobizoError
 from shared.job import NAME
 from shared.protocol import DeviceAuthorization, DeviceGrant
@@ -28,13 +29,15 @@ from shared.transport import Transport
 
 USAGE, FAILURE = 2, 1  # exit statuses
 
+HELP = "Train personal adapters on this device for a server, and use them offline."
 app = typer.Typer(
     name="mobizo-agent",
-    help="Train personal adapters on this device for a server, and use them offline.",
+    help=HELP,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings=CONTEXT,
 )
+app.callback(help=HELP)(common_options)
 
 
 @app.command()

@@ -130,7 +130,7 @@ def open_runtime(manifest: ProgramManifest, program: Path, weights: Path, *, res
 
 def use_threads(count: int) -> None:
     """Sets the number of threads of every program of this process, for ExecuTorch and torch."""
-    from device_agent.runtimes.inprocess import use_threads as use
+    from device_agent.runtimes.threads import use_threads as use
 
     use(count)
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from device_agent.errors import RuntimeFailed
 from device_agent.runtimes import F32
+from device_agent.runtimes.threads import start_threads
 from shared.program import ProgramManifest
 from shared.program_inputs import TOKEN_DTYPE
 
@@ -28,6 +29,7 @@ class InferenceRuntime:
         """Loads the program with B = 0 and an empty cache. Raises RuntimeFailed."""
         self._manifest = manifest
         try:
+            start_threads()
             program = _C._load_program(str(inference), data_path=str(weights))
             self._methods = {name: program.load_method(name) for name in METHODS}
         except RuntimeError as error:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from device_agent.errors import RuntimeFailed
 from device_agent.memory import release_code_pages
 from device_agent.runtimes import CallingRuntime
+from device_agent.runtimes.threads import start_threads
 from shared.program import ProgramManifest
 from shared.recipe import Estimator
 
@@ -70,6 +71,7 @@ class InProcessRuntime(CallingRuntime):
     def _open(self, names: Sequence[str]) -> None:
         path, weights = self._files
         try:
+            start_threads()
             program = _C._load_program(path, data_path=weights)
             self._methods = {name: program.load_method(name) for name in names if name in self._manifest.methods}
         except RuntimeError as error:
@@ -114,10 +116,3 @@ class InProcessRuntime(CallingRuntime):
     def close(self) -> None:
         """Frees the program's memory."""
         self._methods = {}
-
-
-def use_threads(count: int) -> None:
-    """Sets the number of threads. Call it before loading a program, because loaded programs keep their thread pool."""
-    torch.set_num_threads(count)
-    if _C._threadpool_get_thread_count() != count:
-        _C._unsafe_reset_threadpool(count)

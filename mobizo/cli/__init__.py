@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from mobizo.cli import adapter_grants, adapters, cohorts, devices, jobs, privacy, scoring, simulate, tokens, versions
+from shared.command_line import CONTEXT, common_options
 
 PANELS = {
     "Jobs": (jobs.commands,),
@@ -14,7 +15,9 @@ PANELS = {
     "Federation and privacy": (simulate.commands,),
 }
 
-app = typer.Typer(help="Submit personalization jobs, watch them, download adapters.", no_args_is_help=True)
+HELP = "Submit personalization jobs, watch them, download adapters."
+app = typer.Typer(help=HELP, no_args_is_help=True, context_settings=CONTEXT)
+app.callback(help=HELP)(common_options)
 for panel, groups in PANELS.items():
     for group in groups:
         for command in group.registered_commands:

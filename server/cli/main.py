@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from server.cli.calibrate import calibrate
 from server.cli.compile import compile_program, inspect_file
 from server.cli.openapi import openapi
+from shared.command_line import CONTEXT, common_options
 from shared.errors import MobizoError
 
 complaints = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -57,12 +58,11 @@ class Commands(TyperGroup):
         }
 
 
+HELP = "A server that personalizes language models on the devices that hold the data."
 app = typer.Typer(
-    cls=Commands,
-    help="A server that personalizes language models on the devices that hold the data.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
+    cls=Commands, help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, context_settings=CONTEXT
 )
+app.callback(help=HELP)(common_options)
 app.command("compile")(compile_program)
 app.command("calibrate")(calibrate)
 app.command("inspect")(inspect_file)
