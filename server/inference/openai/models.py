@@ -20,7 +20,11 @@ MOST_PROMPTS = 16
 MOST_CHOICES = 16  # texts that one request generates
 MOST_LIKELIEST = 20
 COMPLETION_TOKENS = 16  # of a completion whose request does not say; of OpenAI's API
+MOST_STOPS = 8
 Stop = Annotated[str, Field(min_length=1, max_length=100)]
+Stops = Annotated[tuple[Stop, ...], Field(max_length=MOST_STOPS)]
+Prompt = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
+Prompts = Annotated[tuple[Prompt, ...], Field(min_length=1, max_length=MOST_PROMPTS)]
 
 
 class _Wire(BaseModel):
@@ -44,7 +48,7 @@ class _TextOptions(_Wire):
     top_p: float | None = Field(1, gt=0, le=1, allow_inf_nan=False)
     n: int | None = Field(1, ge=1, le=MOST_CHOICES, description="texts for each prompt")
     seed: int | None = Field(None, ge=-MAX_SEED, le=MAX_SEED, description="null: another one for each request")
-    stop: Stop | tuple[Stop, ...] | None = Field(None, description="texts before which the answer ends, at most 8")
+    stop: Stop | Stops | None = Field(None, description="texts before which the answer ends")
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     frequency_penalty: Literal[0] | None = Field(None, description="only 0")
@@ -57,9 +61,7 @@ class _TextOptions(_Wire):
         return () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else self.stop
 
     @model_validator(mode="after")
-    def _check_stops(self) -> _TextOptions:
-        if len(self.stops) > 8:
-            raise ValueError("stop: at most 8 texts")
+    def _check_stream(self) -> _TextOptions:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only with stream")
         return self
@@ -76,14 +78,8 @@ class Message(_Wire):
     """A turn of a conversation. Which roles may follow each other is for the base's chat template to say."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | tuple[TextPart, ...] = Field(max_length=MOST_TEXT)
+    content: Annotated[str, Field(max_length=MOST_TEXT)] | Annotated[tuple[TextPart, ...], Field(max_length=MOST_PARTS)]
     name: str | None = Field(None, max_length=100, description="not used")
-
-    @model_validator(mode="after")
-    def _check_parts(self) -> Message:
-        if not isinstance(self.content, str) and len(self.content) > MOST_PARTS:
-            raise ValueError(f"content: at most {MOST_PARTS} parts")
-        return self
 
     @property
     def turn(self) -> dict[str, str]:
@@ -124,7 +120,7 @@ class ChatRequest(_TextOptions):
 class CompletionRequest(_TextOptions):
     """Prompts to continue."""
 
-    prompt: str | tuple[str, ...]
+    prompt: Prompt | Prompts
     logprobs: int | None = Field(None, ge=0, le=MOST_LIKELIEST)
     echo: Literal[False] | None = Field(None, description="only false; POST /v1/score gives a prompt's probabilities")
     suffix: Literal[""] | None = None
@@ -137,10 +133,6 @@ class CompletionRequest(_TextOptions):
 
     @model_validator(mode="after")
     def _check_choices(self) -> CompletionRequest:
-        if not self.prompts or not all(self.prompts):
-            raise ValueError("prompt: must not be empty")
-        if max(map(len, self.prompts)) > MOST_TEXT:
-            raise ValueError(f"prompt: at most {MOST_TEXT} characters")
         if len(self.prompts) * (self.n or 1) > MOST_PROMPTS:
             raise ValueError(f"prompt: at most {MOST_PROMPTS} texts a request, counting n for each prompt")
         if self.best_of not in (None, self.n or 1):

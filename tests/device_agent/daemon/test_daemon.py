@@ -202,13 +202,15 @@ def test_results_are_numbers(daemon, server, rademacher):
     evaluations, seconds = sent.pop("evaluations"), sent.pop("phase_seconds")
     assert seconds.keys() == {"downloading", "loading", "evaluating", "training"}
     assert all(isinstance(value, float) for value in seconds.values())
+    assert sent.pop("accuracy_split") == "test"
     assert all(isinstance(value, int | float | None) for value in sent.values())
     assert {key for item in evaluations for key, value in item.items() if isinstance(value, str)} == {
         "split",
         "adapter",
     }
     # Left out unless there are any.
-    assert set(sent) | {"evaluations", "phase_seconds", "unusable_examples"} == set(Result.model_fields)
+    others = {"evaluations", "phase_seconds", "unusable_examples", "accuracy_split"}
+    assert set(sent) | others == set(Result.model_fields)
 
 
 def hand_over(server):
