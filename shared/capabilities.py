@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 from shared.recipe import Backend
-from shared.versions import conditions, release
 
 MOST_BYTES = 2**63 - 1  # largest integer of a database column
 MOST_COHORTS = 100  # largest number of cohorts in a device's report
@@ -54,7 +55,7 @@ class Capabilities(BaseModel):
     @classmethod
     def _is_a_release(cls, version: str | None) -> str | None:
         if version is not None:
-            release(version)
+            Version(version)
         return version
 
 
@@ -68,12 +69,15 @@ class Requirements(BaseModel):
     )
     memory_bytes: int | None = Field(None, ge=0, le=MOST_BYTES, description="minimum total memory of the machine")
     executorch: str | None = Field(
-        None, max_length=100, description="condition on the ExecuTorch release of its runtime, such as >=1.5,<2"
+        None,
+        min_length=1,
+        max_length=100,
+        description="condition on the ExecuTorch release of its runtime, such as >=1.5,<2",
     )
 
     @field_validator("executorch")
     @classmethod
     def _is_understood(cls, text: str | None) -> str | None:
         if text is not None:
-            conditions(text)
+            SpecifierSet(text)
         return text

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict
 
 from shared.capabilities import NOISE_OPERATOR, Capabilities, Labels, may_take_part
 from shared.job import JobRequest
 from shared.program import ProgramManifest
 from shared.recipe import REVERSE_ESTIMATORS, Backend, RequestedRecipe
-from shared.versions import release, satisfies
 
 
 class Needs(BaseModel):
@@ -113,7 +114,8 @@ def lacks(needs: Needs, offer: DeviceOffer) -> Iterator[str]:
     if _older(can.executorch, needs.executorch):
         yield f"ExecuTorch {needs.executorch} or later"
     if needs.executorch_asked is not None and not (
-        can.executorch is not None and satisfies(can.executorch, needs.executorch_asked)
+        can.executorch is not None
+        and SpecifierSet(needs.executorch_asked).contains(Version(can.executorch), prereleases=True)
     ):
         yield f"ExecuTorch {needs.executorch_asked}"
     yield from _power(needs, can)
@@ -132,8 +134,8 @@ def _older(version: str | None, least: str | None) -> bool:
     if version is None or least is None:
         return False
     try:
-        return release(version) < release(least)
-    except ValueError:
+        return Version(version) < Version(least)
+    except InvalidVersion:
         return False  # the program was made by a build without a version number
 
 
