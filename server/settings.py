@@ -1,4 +1,4 @@
-"""What an operator may set, read from `MOBIZO_*` environment variables."""
+"""The server's settings, read from `MOBIZO_*` environment variables."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ class Settings(BaseSettings):
 
     @property
     def tuning(self) -> Tuning:
-        """How to talk to it."""
+        """Returns the tuning of the database connection."""
         return Tuning(
             connections=self.database_connections,
             overflow=self.database_overflow,
@@ -265,12 +265,12 @@ class Settings(BaseSettings):
 
     @property
     def adapter_grace(self) -> timedelta:
-        """How long what was deleted of the registry can be taken back."""
+        """How long a deletion in the registry can be undone."""
         return timedelta(days=self.adapter_grace_days)
 
     @property
     def artifacts_path(self) -> Path:
-        """Where files lie."""
+        """Returns the location of stored files."""
         return self.home / "artifacts"
 
     @property

@@ -43,7 +43,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class UploadSummary:
-    """What was uploaded. bytes: of the accepted bodies, without headers and failed attempts."""
+    """The result of an upload. bytes: size of the accepted bodies, without headers and failed attempts."""
 
     form: UploadForm
     bytes: int

@@ -57,7 +57,7 @@ class PrivacyLimits(BaseModel):
 
 
 class DatasetSpending(BaseModel):
-    """What was spent on one data set."""
+    """The privacy spent on one data set."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

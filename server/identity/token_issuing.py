@@ -16,7 +16,7 @@ from shared.errors import Conflict, Forbidden, NotFound
 
 
 class TokenIssuingService:
-    """What one token's holder may do with tokens, in one transaction."""
+    """Issues, lists, rotates and revokes tokens on behalf of one token's holder, in one transaction."""
 
     def __init__(self, session: Session, maker: Principal) -> None:
         self._maker = maker

@@ -1,4 +1,4 @@
-"""How much may wait for the scorer, in tokens: a bound in all, and half of it for one tenant.
+"""Limits the tokens that wait for the scorer: a total, and half of it for one tenant.
 
 Used from one thread, the event loop's.
 """
@@ -16,7 +16,7 @@ RETRY_SECONDS = 2.0
 
 
 class Admission:
-    """What waits, or is being worked on, of one server's requests."""
+    """The tokens of one server's unanswered requests, in total and by tenant."""
 
     def __init__(self, limit: int) -> None:
         """limit: tokens."""

@@ -56,18 +56,18 @@ STREAMED: Responses = {200: {"content": {EVENTS: {"schema": {"type": "string"}}}
 
 @router.post("/score", responses=raises(*REFUSALS, InvalidDataset))
 async def score(principal: Asker, request: ScoreRequest, asker: Request, state: State) -> ScoreResult:
-    """The log-probabilities of answers after their prompts, each row by its own adapter, many adapters in one batch.
+    """Returns the log-probabilities of answers after their prompts. Each row has its own adapter; rows share batches.
 
-    An answer's score does not depend on what else is asked. Texts are read whole, up to the base's context.
+    A score does not depend on the other rows of a request. Texts are read whole, up to the base's context.
     """
     return await while_there(asker, answers.score(state, principal.tenant, request))
 
 
 @router.post("/generate", response_model=GenerateResult, responses=STREAMED | raises(*REFUSALS))
 async def generate(principal: Asker, request: GenerateRequest, asker: Request, state: State) -> Any:
-    """What follows a prompt. With `stream`, as server-sent events: `text` pieces, then `end` with all of it.
+    """Continues a prompt. With `stream`, sends server-sent events: `text` pieces, then `end` with the whole result.
 
-    A stream that cannot go on ends with a `problem` event.
+    A stream that fails ends with a `problem` event.
     """
     generation = answers.TextGeneration(
         state,
@@ -111,7 +111,7 @@ def _data(kind: str, text: str) -> bytes:
 
 
 async def while_there(asker: Request, work: Coroutine[Any, Any, Found]) -> Found:
-    """What `work` finds, while somebody waits for it; when nobody does any more, it is cancelled."""
+    """Returns the result of `work`; cancels it when the client disconnects."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(_left(asker))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What scoring refuses, beside what any route may.
+"""Errors of scoring and generating, in addition to those of every route.
 
 MobizoError
 |- BadRequest

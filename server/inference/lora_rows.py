@@ -24,7 +24,7 @@ Family = tuple[object, ...]
 
 
 def family_of(recipe: Recipe, shape: BaseShape) -> Family:
-    """What recipes must share to share A and the places of B: rank, alpha, targets, layers and where A is from."""
+    """The parts of a recipe that determine A and the layout of B: rank, alpha, targets, layers and the origin of A."""
     source = (recipe.a_seed, recipe.calibration)
     return (recipe.rank, recipe.alpha, recipe.targets, recipe.adapted_layers(shape.layers), *source)
 

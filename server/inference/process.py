@@ -32,7 +32,7 @@ class Link:
         writer: asyncio.StreamWriter,
         hear: Callable[[dict[str, Any]], None],
     ) -> None:
-        """hear: told what belongs to no conversation."""
+        """hear: called with messages that belong to no request."""
         self._process, self._reader, self._writer, self._hear = process, reader, writer, hear
         self._inboxes: dict[int, Inbox] = {}
         self._closing = False
@@ -41,7 +41,7 @@ class Link:
 
     @classmethod
     async def start(cls, settings: Settings, hear: Callable[[dict[str, Any]], None]) -> Link:
-        """A new process, killed by the kernel should this one die."""
+        """Starts a process that the kernel kills if this one dies."""
         ours, theirs = socket.socketpair()
         with theirs:
             # A session of its own: Ctrl-C in a terminal reaches the server, which stops it in order.
@@ -60,11 +60,11 @@ class Link:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The id of the process."""
         return self._process.pid
 
     def open(self, number: int) -> Inbox:
-        """Where what the scorer says to `number` comes in."""
+        """Returns the queue of messages about request `number`; None in it means that the scorer is gone."""
         inbox: Inbox = asyncio.Queue()
         if self.ended:
             inbox.put_nowait(None)
@@ -72,11 +72,11 @@ class Link:
         return inbox
 
     def shut(self, number: int) -> None:
-        """Nothing more is heard of `number`."""
+        """Drops further messages about request `number`."""
         self._inboxes.pop(number, None)
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Tells the scorer something; if it is gone, inboxes say so."""
+        """Sends a message to the scorer. If the scorer is gone, the queues of its requests report that."""
         with suppress(ConnectionError):
             self._writer.write(pack(message))
             await self._writer.drain()
@@ -101,7 +101,7 @@ class Link:
         self._writer.close()
 
     async def close(self) -> None:
-        """Ends the process."""
+        """Stops the process."""
         self._closing = True
         self._writer.close()  # it ends when its socket does, at once
         try:

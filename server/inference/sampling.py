@@ -9,7 +9,7 @@ F32 = NDArray[np.float32]
 
 
 class Sampler:
-    """How one text's tokens are chosen; the same seed chooses the same."""
+    """Chooses the tokens of one text. The same seed chooses the same tokens."""
 
     def __init__(self, temperature: float, top_p: float, seed: int) -> None:
         """temperature: divides the logits; 0 takes the likeliest. top_p: the likeliest of that share are drawn from."""

@@ -1,5 +1,5 @@
-"""The scorer as the server sees it: requests in tokens and content addresses, and a process that is started when it is
-needed and restarted after it died.
+"""The server's side of the scorer: sends requests in tokens and content hashes to a process, which it starts on demand
+and restarts after a crash.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class Scorer:
 
     @property
     def pid(self) -> int | None:
-        """Of its process; None while there is none."""
+        """The id of its process; None while none runs."""
         return None if self._link is None or self._link.ended else self._link.pid
 
     @property
     def waiting(self) -> int:
-        """Tokens of the requests that are not answered yet."""
+        """Number of tokens of unanswered requests."""
         return self._admission.waiting
 
     async def start(self) -> Link:
-        """The process that lives, started if there is none. Raises ScorerOff."""
+        """Returns the running process; starts one if there is none. Raises ScorerOff."""
         if self._settings.scorer == "off":
             raise ScorerOff
         async with self._starting:
@@ -67,7 +67,7 @@ class Scorer:
             return self._link
 
     async def close(self) -> None:
-        """Ends the process, if there is one."""
+        """Stops the process, if one runs."""
         if self._link is not None:
             await self._link.close()
             self._meters.gone()
@@ -79,9 +79,9 @@ class Scorer:
         adapters: Sequence[ServedAdapterRef],
         texts: Sequence[TextToScore],
     ) -> list[list[float]]:
-        """The log-probability of each answer of each text, nats.
+        """Returns the log-probability of each answer of each text, nats.
 
-        Raises TooManyRequests, ScorerBusy, ScorerOff, ScorerStopped, ScorerLate, and what the scorer found wrong.
+        Raises TooManyRequests, ScorerBusy, ScorerOff, ScorerStopped, ScorerLate, or an error of the scorer.
         """
         tokens = sum(len(text.tokens) for text in texts)
         task = ScoreTask(id=next(self._numbers), base=base, adapters=tuple(adapters), texts=tuple(texts))
@@ -92,9 +92,9 @@ class Scorer:
     async def generate(
         self, tenant: str, base: ServedBaseRef, adapters: Sequence[ServedAdapterRef], text: TextToGenerate
     ) -> AsyncGenerator[GeneratedToken | Finish, None]:
-        """The tokens that follow a text as they are found, then why there are no more. Raises as `score` does.
+        """Yields the tokens that follow a text, then the reason for the end. Close the iterator to stop.
 
-        Whoever has enough closes the iterator.
+        Raises as `score` does.
         """
         task = GenerateTask(id=next(self._numbers), base=base, adapters=tuple(adapters), text=text)
         async with self._conversation(tenant, len(text.tokens) + text.most, task) as inbox:
@@ -109,7 +109,7 @@ class Scorer:
 
     @asynccontextmanager
     async def _conversation(self, tenant: str, tokens: int, task: ScoreTask | GenerateTask) -> AsyncIterator[Inbox]:
-        """What the scorer says to a task, which it lets be once nobody listens."""
+        """Sends a task and yields the queue of its answers; cancels the task when the context ends."""
         with self._admission.admitted(tenant, tokens):
             link = await self.start()
             inbox = link.open(task.id)
@@ -121,7 +121,7 @@ class Scorer:
                 await link.send({"id": task.id, "kind": "cancel"})
 
     async def _heard(self, inbox: Inbox) -> dict[str, Any]:
-        """The next message. Raises ScorerLate, ScorerStopped, or the problem that it is."""
+        """Returns the next message. Raises ScorerLate, ScorerStopped, or the error that the message reports."""
         try:
             message = await asyncio.wait_for(inbox.get(), self._settings.scorer_seconds)
         except TimeoutError as error:

@@ -10,7 +10,7 @@ from shared.text_stream import TextStream
 
 
 class StoppingText:
-    """One answer while it is generated. What may yet turn out to be a stop text is held back."""
+    """One answer while it is generated. Holds back text that may turn out to be the beginning of a stop text."""
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stops: Sequence[str]) -> None:
         """before: the tokens that it follows. stops: texts before which it ends."""
@@ -21,12 +21,12 @@ class StoppingText:
         self.stopped = False
 
     def push(self, token: int) -> str:
-        """The text that one more token lets out."""
+        """Adds a token; returns the text that can be shown."""
         self.tokens += 1
         return self._let_out(self._stream.push(token), last=False)
 
     def finish(self) -> str:
-        """The text that was held back."""
+        """Returns the text that was held back."""
         return self._let_out(self._stream.flush(), last=True)
 
     def _let_out(self, piece: str, *, last: bool) -> str:
@@ -42,7 +42,7 @@ class StoppingText:
         return out
 
     def _held(self) -> int:
-        """Characters at the end with which a stop text may begin."""
+        """Returns the number of characters at the end with which a stop text may begin."""
         longest = max((len(stop) - 1 for stop in self._stops), default=0)
         for size in range(min(longest, len(self.text) - self._given), 0, -1):
             if any(stop.startswith(self.text[-size:]) for stop in self._stops):

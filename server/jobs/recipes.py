@@ -158,7 +158,7 @@ def _check(recipe: Recipe, task: Task, shape: BaseShape, request: JobRequest) ->
 
 @dataclass(frozen=True)
 class RecipeBase:
-    """What a recipe needs to know of its base. parameters: its number of weights."""
+    """The facts of a base model that a recipe depends on. parameters: its number of weights."""
 
     reference: BaseRef
     shape: BaseShape

@@ -27,7 +27,7 @@ NOT_PURGED = text("NOT purged AND state IN ('succeeded', 'failed', 'cancelled')"
 
 
 class StateTimes(BaseModel):
-    """How long a job was in each of its former states, in seconds, and since when it is in its present one."""
+    """The seconds that a job was in each of its former states, and the start of its present one."""
 
     model_config = ConfigDict(frozen=True)
 

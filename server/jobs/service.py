@@ -43,7 +43,7 @@ class PinnedStart(Protocol):
 
     @property
     def parent(self) -> Parent:
-        """How the lineage of the result names the version."""
+        """Returns the version as the lineage of the result names it."""
 
     @property
     def user(self) -> str | None:

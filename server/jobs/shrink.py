@@ -80,7 +80,7 @@ def estimated_need(manifest: ProgramManifest, recipe: Recipe, needed_bytes: int)
 
 
 def _planned(manifest: ProgramManifest, recipe: Recipe) -> int:
-    """What the runtime plans for `recipe`, bytes; none where it plans none for `manifest`'s program."""
+    """Returns the planned memory of `recipe`, bytes; 0 if the runtime plans none for `manifest`'s program."""
     before, planned, size = manifest.recipe, manifest.planned_bytes, manifest.size
     if recipe.estimator != before.estimator and planned:
         return planned_bytes(recipe, manifest.shape)

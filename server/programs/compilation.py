@@ -66,7 +66,7 @@ class CompileProgress:
 
 @dataclass(frozen=True)
 class CompileOrder:
-    """What a worker compiles."""
+    """The input of one compilation."""
 
     recipe: Recipe
     source: str

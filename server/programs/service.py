@@ -122,7 +122,7 @@ class ProgramRepository:
         return self._session.scalars(select(Program).where(Program.signed.is_not(None)).order_by(Program.number)).all()
 
     def source(self, program: Program) -> str:
-        """Where the program's base model lies."""
+        """Returns the location of the program's base model."""
         return self.base(program).source
 
     def set_files(self, recipe_id: str, version: int, files: Sequence[ProgramBlob]) -> None:

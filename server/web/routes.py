@@ -118,7 +118,7 @@ IfMatch = Annotated[Precondition, Depends(precondition)]
 
 
 class BodyKind(StrEnum):
-    """What a route reads as its body."""
+    """The kind of body that a route reads."""
 
     NONE = "none"
     JSON = "JSON"
@@ -149,7 +149,7 @@ class Rule:
 
     @property
     def rate_limit(self) -> RateLimit:
-        """What limits how often."""
+        """The rate limit that applies."""
         raise NotImplementedError
 
     async def admit(self, request: Request) -> None:
@@ -225,7 +225,7 @@ class Route(APIRoute):
 
     @property
     def body_kind(self) -> BodyKind:
-        """What the route reads as its body."""
+        """The kind of body that the route reads."""
         described = (self.openapi_extra or {}).get("requestBody")
         if self.takes_json:
             return BodyKind.JSON

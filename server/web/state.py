@@ -53,7 +53,7 @@ Clock = Callable[[], float]
 
 
 class RateLimit(StrEnum):
-    """What the requests of a route are counted by."""
+    """The key by which a route counts its requests."""
 
     CREDENTIAL = "token"
     ADDRESS = "address"

@@ -1,1 +1,1 @@
-"""What private jobs spend of their users' privacy, and the budgets that hold them to it."""
+"""Privacy budgets of users, and the privacy that jobs spend."""

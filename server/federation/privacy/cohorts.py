@@ -12,7 +12,7 @@ from shared.privacy import DELTA, CohortPrivacy
 
 
 def members_epsilon(settings: CohortSettings, rounds: int) -> float | None:
-    """What so many published rounds cost a member who was in each; None where members have no privacy."""
+    """Returns the cost of `rounds` published rounds to a member of all of them; None without members' privacy."""
     members = None if settings.privacy is None else settings.privacy.members
     if members is None:
         return None

@@ -24,13 +24,13 @@ User = Annotated[str, Path(pattern=NAME)]
 
 @router.get("/users/{user}/privacy")
 def spent(principal: Reader, user: User, session: Reading) -> UserPrivacy:
-    """What all jobs together have spent on a user's data, reserved runs included; nothing, where he had no job."""
+    """The privacy spent on a user's data by all jobs, reserved runs included; zero for a user without jobs."""
     return PrivacyService(session).of_user(principal.tenant, user)
 
 
 @router.get("/devices/{device_id}/privacy")
 def spent_on_device(principal: Reader, device_id: str, session: Reading) -> list[DatasetPrivacy]:
-    """What private runs have spent on each data set of a device, whatever users the jobs named."""
+    """The privacy that private runs have spent on each data set of a device, for all users together."""
     device = DeviceService(session).get(principal.tenant, device_id)
     return PrivacyService(session).of_device(principal.tenant, device.id)
 

@@ -92,7 +92,7 @@ class PrivacyRepository:
         return _spendings(self._sums(tenant, PrivacySpending.user == user).get(user, ()))
 
     def of_dataset(self, device_id: str, dataset: str) -> dict[str, list[Spending]]:
-        """What runs have spent on a device's data set, by the user whose job it was."""
+        """Returns the privacy that runs have spent on a device's data set, by the user of the job."""
         row = PrivacySpending
         statement = (
             select(row.user, row.sampling_rate, row.noise_multiplier, func.sum(row.steps))
@@ -105,13 +105,13 @@ class PrivacyRepository:
         return found
 
     def datasets_of(self, device_id: str) -> dict[str, int]:
-        """How many private runs each data set of a device was in, by its name."""
+        """Returns the number of private runs of each data set of a device, by its name."""
         row = PrivacySpending
         statement = select(row.dataset, func.count()).where(row.device_id == device_id).group_by(row.dataset)
         return {dataset: runs for dataset, runs in self._session.execute(statement.order_by(row.dataset))}  # noqa: C416
 
     def of_cohort(self, tenant: str, cohort: str) -> dict[str, list[Spending]]:
-        """What a cohort's rounds have spent on each user's examples."""
+        """Returns the privacy that a cohort's rounds have spent on each user's examples."""
         return {user: _spendings(rows) for user, rows in self._sums(tenant, PrivacySpending.cohort == cohort).items()}
 
     def _sums(self, tenant: str, chosen: object) -> dict[str, list[tuple[float, float, int]]]:
@@ -127,13 +127,13 @@ class PrivacyRepository:
         return found
 
     def runs(self, tenant: str, user: str) -> int:
-        """How many private runs of a user's data there were or will be."""
+        """Returns the number of private runs of a user's data, reserved ones included."""
         statement = select(func.count()).select_from(PrivacySpending)
         chosen = PrivacySpending.tenant == tenant, PrivacySpending.user == user
         return self._session.scalar(statement.where(*chosen)) or 0
 
     def unprotected(self, tenant: str, user: str) -> int:
-        """How many jobs of a user's data without privacy have been trained or are."""
+        """Returns the number of jobs without privacy that trained, or are training, on a user's data."""
         private = select(PrivacySpending.job_id).where(PrivacySpending.tenant == tenant, PrivacySpending.user == user)
         statement = select(func.count()).select_from(Job)
         chosen = Job.tenant == tenant, Job.user == user, Job.state.in_(SEEN), Job.id.not_in(private)

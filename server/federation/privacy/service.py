@@ -131,7 +131,7 @@ class PrivacyService(JobSubscriber):
         self._privacy.keep_limit(tenant, user, epsilon, delta)
 
     def of_user(self, tenant: str, user: str) -> UserPrivacy:
-        """What was spent on a user's data."""
+        """Returns the privacy spent on a user's data."""
         limit = self._privacy.limit(tenant, user)
         delta = DELTA if limit is None else limit.delta
         return UserPrivacy(
@@ -144,7 +144,7 @@ class PrivacyService(JobSubscriber):
         )
 
     def of_device(self, tenant: str, device_id: str) -> list[DatasetPrivacy]:
-        """What was spent on each data set of a device."""
+        """Returns the privacy spent on each data set of a device."""
         bound, found = self._bindings.users(device_id), []
         for dataset, runs in self._privacy.datasets_of(device_id).items():
             spent = self._privacy.of_dataset(device_id, dataset)
@@ -234,7 +234,7 @@ class PrivacyService(JobSubscriber):
 
 
 def _asked(request: JobRequest) -> Spending | None:
-    """What a run of a job (settled) spends; None: it is not private."""
+    """Returns the privacy that a run of a resolved job spends; None: it is not private."""
     return None if request.privacy is None else of_run(request.privacy, request.training.steps)
 
 

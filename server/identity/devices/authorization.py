@@ -40,7 +40,7 @@ KEPT = timedelta(hours=1)  # after its end, so that a device that asks late is t
 
 
 class RequestState(StrEnum):
-    """What became of a device's request to join."""
+    """The state of a device's request to join."""
 
     PENDING = "pending"
     APPROVED = "approved"
@@ -86,7 +86,7 @@ class DeviceRequestRepository:
         self._session.flush()
 
     def waiting(self, address: str, now: datetime) -> int:
-        """How many requests from an address are undecided and not over."""
+        """Returns the number of requests from an address that are neither decided nor expired."""
         statement = select(func.count()).where(
             DeviceRequest.address == address,
             DeviceRequest.state == RequestState.PENDING,
@@ -138,7 +138,7 @@ class OAuthError(MobizoError):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a device is told that asks to join; the codes are shown this once."""
+    """The answer to a device that asks to join. The codes are shown only here."""
 
     device_code: str
     user_code: str

@@ -201,7 +201,7 @@ def deny(
 
 @router.get("/device", dependencies=[PUBLIC], response_class=HTMLResponse)
 async def page(request: Request, state: State, user_code: Annotated[str, Query(max_length=100)] = "") -> HTMLResponse:
-    """What a person does who was sent here by a device. Says nothing of whether a code is known."""
+    """Explains to a person whom a device sent here what to do. Does not reveal whether a code is known."""
     code = read_user_code(user_code)
     name = shown(code) if code is not None else "CODE"
     server = _page_address(request, state).removesuffix("/device")

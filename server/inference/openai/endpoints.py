@@ -141,7 +141,7 @@ async def chat(principal: Asker, request: ChatRequest, asker: Request, state: St
 
 @router.post("/completions", response_model=Completion, responses=STREAMED | raises(*REFUSALS, RevisionNotFound))
 async def completions(principal: Asker, request: CompletionRequest, asker: Request, state: State) -> Any:
-    """What follows each prompt."""
+    """Continues each prompt."""
     most = request.max_tokens or COMPLETION_TOKENS
     prompts = [partial(_given, text) for text in request.prompts]
     texts = [

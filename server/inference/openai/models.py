@@ -32,13 +32,13 @@ class _Wire(BaseModel):
 
 
 class StreamOptions(_Wire):
-    """How a stream ends. include_usage: with a chunk that has the request's usage."""
+    """Options of a stream. include_usage: its last chunk has the request's usage."""
 
     include_usage: bool = False
 
 
 class _TextOptions(_Wire):
-    """What chats and completions have in common."""
+    """The fields that chats and completions share."""
 
     model: str = Field(
         min_length=1, max_length=200, description="an adapter, `NAME` or `NAME@REVISION`, or else a base model"
@@ -228,7 +228,7 @@ class ChatCompletion(_Wire):
 
 
 class Delta(_Wire):
-    """What a chunk adds to a message."""
+    """The text that a chunk adds to a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None

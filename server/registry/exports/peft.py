@@ -60,7 +60,7 @@ def write_peft(
 
 
 def peft_config(recipe: Recipe, shape: BaseShape) -> dict[str, object]:
-    """What adapter_config.json says; everything it leaves out is PEFT's default."""
+    """Returns the content of adapter_config.json. PEFT's defaults apply to all other fields."""
     config: dict[str, object] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -36,7 +36,7 @@ FORM = {
 
 @dataclass(frozen=True)
 class AskedPaths:
-    """What a form asks about."""
+    """The paths that a form names."""
 
     paths: tuple[str, ...]
     expand: bool  # tell the version that each came with, too
@@ -44,7 +44,7 @@ class AskedPaths:
 
 @may_raise(TooLarge, TooSlow)
 async def asked_paths(request: Request) -> AskedPaths:
-    """What the body says, whatever it calls itself. Raises BadRequest, TooLarge."""
+    """Parses the body, whatever its content type says. Raises BadRequest or TooLarge."""
     raw = await read_limited(request, MOST_BYTES)
     try:
         fields = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=MOST_PATHS + 1, errors="strict")

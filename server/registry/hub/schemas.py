@@ -1,4 +1,4 @@
-"""What the Hub's read API answers, as huggingface_hub reads it; a field that is null there is left out.
+"""Responses of the Hub's read API, as huggingface_hub reads them. Fields that would be null are omitted.
 
 Said only of what this server knows: there are no likes, downloads or scans. Nothing names an Xet hash either: it would
 send clients to a store of chunks that we do not have, and without it they fetch whole files over HTTP.
@@ -20,7 +20,7 @@ class _Wire(BaseModel):
 
 
 class SiblingPointer(_Wire):
-    """Where a file's content lies, as a model's description tells it."""
+    """The location of a file's content in a model's description."""
 
     sha256: str
     size: int
@@ -56,7 +56,7 @@ class ModelInfo(_Wire):
 
 
 class TreePointer(_Wire):
-    """Where a file's content lies, as a listing tells it."""
+    """The location of a file's content in a listing."""
 
     oid: str = Field(description="its sha256")
     size: int
@@ -116,14 +116,14 @@ class CommitInfo(_Wire):
 
 
 class AccessToken(_Wire):
-    """What a token may do here: read."""
+    """The rights of a token here: reading."""
 
     display_name: str
     role: Literal["read"] = "read"
 
 
 class Auth(_Wire):
-    """How a caller made itself known."""
+    """The caller's means of authentication."""
 
     type: Literal["access_token"] = Field("access_token")
     access_token: AccessToken
