@@ -24,8 +24,8 @@ Base = Annotated[str | None, typer.Option(help="Name of a registered base model.
 
 @commands.command()
 def score(
+    prompt: Annotated[str | None, typer.Argument(help="Text before the answers.")] = None,
     adapter: Adapter = None,
-    prompt: Annotated[str | None, typer.Option(help="Text before the answers.")] = None,
     answer: Annotated[
         list[str] | None, typer.Option(help="Answer, with its leading space if it has one; repeatable.")
     ] = None,
@@ -43,7 +43,7 @@ def score(
 ) -> None:
     """Score answers with an adapter on the server. Each row of a file may name its own adapter."""
     if (prompt is None) == (file is None):
-        raise stop("give either --prompt and --answer, or --file", 2)
+        raise stop("give either a prompt and --answer, or --file", 2)
     try:
         rows = [{"prompt": prompt, "answers": answer or ()}] if file is None else _rows(file, task is not None)
         request = ScoreRequest.model_validate(

@@ -20,13 +20,13 @@ def call(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["score"], "--prompt"),
-        (["score", "--prompt", "a", "--file", "rows"], "--prompt"),
-        (["score", "--prompt", "It was"], "rows.0"),
+        (["score"], "a prompt"),
+        (["score", "a", "--file", "rows"], "a prompt"),
+        (["score", "It was"], "rows.0"),
         (["score", "--file", "broken"], "broken:2"),
         (["score", "--file", "list"], "list:1"),
         (["score", "--file", "none"], "none cannot be read"),
-        (["score", "--prompt", "a", "--answer", "b", "-a", "Not A Name"], "rows.0.adapter"),
+        (["score", "a", "--answer", "b", "-a", "Not A Name"], "rows.0.adapter"),
         (["generate", ""], "prompt"),
         (["generate", "a", "--max-tokens", "0"], "max_tokens"),
         (["generate", "a", "--top-p", "2"], "top_p"),
