@@ -26,7 +26,6 @@ from device_agent.policy.task_approvals import TaskApprovals, TaskState, is_ship
 from shared.errors import BadRequest, MobizoError
 from shared.job import NAME
 from shared.task import Task
-from shared.zo.encoding import read_jsonl
 
 SHOWN_CHARACTERS = 60  # of a value in the preview
 LARGE_BYTES = 8_000_000  # files from this size on get a progress bar
@@ -225,10 +224,9 @@ def check(
     agent_home = AgentHome.locate(home)
     store, found = DatasetStore(agent_home.data), _find_task(agent_home, task)
     few = []
-    directory = store.directory(name)
     for split in store.about(name).records:
         result = TaskCheck(found)
-        for where, record in read_jsonl(directory / f"{split}.jsonl"):
+        for where, record in store.records(name, split):
             result.add(where, record)
         if json_lines:
             typer.echo(json.dumps({"split": split} | result.facts()))

@@ -13,14 +13,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from device_agent.datasets.formats import Source
+from device_agent.datasets.formats import Located, Source
 from device_agent.datasets.splits import SplitRule, record_bytes
 from device_agent.datasets.store import DatasetAbout, DatasetStore
 from device_agent.datasets.task_check import TaskCheck
 from shared.errors import BadRequest, InvalidDataset, MobizoError
 from shared.scoring import MOST_TEXT
 from shared.task import Task
-from shared.zo.encoding import read_jsonl
 
 MOST_RECORD = MOST_TEXT  # bytes of a record as JSON; longer ones are dropped
 PREVIEW = 3  # records
@@ -116,7 +115,7 @@ def add(store: DatasetStore, addition: Addition, progress: Callable[[Path, int],
         raise MobizoError(f"data set {addition.name} is unchanged ({error}); correct that and add it again") from error
 
 
-def _existing(store: DatasetStore, addition: Addition) -> tuple[SplitRule, Iterable[tuple[str, dict[str, Any]]]]:
+def _existing(store: DatasetStore, addition: Addition) -> tuple[SplitRule, Iterable[Located]]:
     """Returns the rule, and the records that are kept."""
     name, present = addition.name, store.directories().get(addition.name)
     if addition.mode is not Mode.APPEND:
@@ -126,9 +125,7 @@ def _existing(store: DatasetStore, addition: Addition) -> tuple[SplitRule, Itera
     own = store.about(name).rule
     if addition.rule not in (None, own):
         raise BadRequest(f"data set {name!r} is split {own.text} with seed {own.seed}; it keeps both with --append")
-    directory = store.directory(name)
-    paths = [directory / f"{split}.jsonl" for split in own.used]
-    return own, (located for path in paths for located in read_jsonl(path))
+    return own, (located for split in own.used for located in store.records(name, split))
 
 
 def _check(added: Added) -> None:

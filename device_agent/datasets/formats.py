@@ -11,6 +11,7 @@ import codecs
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, time
@@ -31,6 +32,7 @@ MOST_LINE = 1 << 24  # characters of one line, field or object that a reader hol
 _CHUNK = 1 << 16  # characters
 _SNIFFED_ROWS = 20
 _PARQUET_ROWS = 1000  # of one batch
+_QUOTED_FROM = re.compile(r"^>(>*From )", re.MULTILINE)  # a line of a body that would look like the next message
 
 
 class Format(StrEnum):
@@ -248,8 +250,12 @@ def _mbox(path: Path) -> Iterator[Located]:
     box = mailbox.mbox(path, create=False)
     try:
         for number, message in enumerate(box, 1):
-            text = "\n".join(filter(None, map(_plain_part, message.walk())))
-            record = {"subject": _header(message, "subject"), "from": _header(message, "from"), "text": text.strip()}
+            text = "\n".join(filter(None, map(_plain_part, message.walk()))).strip()
+            record = {
+                "subject": _header(message, "subject"),
+                "from": _header(message, "from"),
+                "text": _QUOTED_FROM.sub(r"\1", text),
+            }
             yield f"{path}: message {number}", record
     finally:
         box.close()

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from device_agent.datasets.formats import Format, Located, Source
 from device_agent.datasets.splits import SplitRule
 from device_agent.durable import sync_directory, write_durably
 from shared.errors import BadRequest, Conflict, MobizoError, NotFound
@@ -74,6 +75,12 @@ class DatasetStore:
             return DatasetAbout.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
             raise MobizoError(f"{path} cannot be read; add the data set again with --replace") from error
+
+    def records(self, name: str, split: str) -> Iterator[Located]:
+        """Yields the records of a split with their places. Raises NotFound, and InvalidDataset for a damaged file."""
+        source = Source(self.directory(name) / f"{split}.jsonl", Format.JSONL, None, "utf-8")
+        with source.path.open("rb") as raw:
+            yield from source.records(raw)
 
     def owns(self, directory: Path) -> bool:
         """Returns whether a resolved directory lies in the store."""
