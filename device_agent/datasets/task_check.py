@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shared.errors import InvalidDataset
-from shared.task import Task, read_question, template_fields
+from shared.task import Answer, Task, read_question, template_fields
 
 CHARACTERS_PER_TOKEN = 4  # of English text, roughly; other languages need more tokens
 SEQUENCE_LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)  # tokens
@@ -38,7 +38,7 @@ class TaskCheck:
             self.first.setdefault(reason, where)
             return
         self.fitting += 1
-        self.labels[" ".join(self.task.answers[question.correct].labels)] += 1
+        self.labels[_label_name(self.task.answers[question.correct])] += 1
         length = max(len(choice.prompt) + len(choice.answer) for choice in question.choices)
         self._bits[max((length - 1).bit_length(), _LEAST_BITS)] += 1
 
@@ -68,7 +68,8 @@ class TaskCheck:
 
     def lengths(self) -> dict[int, int]:
         """Returns the number of fitting records by the upper end of their class, in characters of prompt and answer."""
-        return {1 << bits: self._bits[bits] for bits in range(_LEAST_BITS, max(self._bits, default=0) + 1)}
+        found = range(min(self._bits), max(self._bits) + 1) if self._bits else ()
+        return {1 << bits: self._bits[bits] for bits in found}
 
     def share(self, tokens: int) -> float:
         """Returns the share of the fitting records that `tokens` tokens hold uncut, by CHARACTERS_PER_TOKEN."""
@@ -97,7 +98,7 @@ class TaskCheck:
         }
 
     def _label_names(self) -> list[str]:
-        return [" ".join(answer.labels) for answer in self.task.answers]
+        return [_label_name(answer) for answer in self.task.answers]
 
     def lines(self) -> list[str]:
         """Returns the counts for people."""
@@ -105,7 +106,7 @@ class TaskCheck:
         lines += [f"  {count} do not: {reason}; first {self.first[reason]}" for reason, count in self.reasons.items()]
         if not self.fitting:
             return lines
-        lines.append("labels: " + ", ".join(f"{label} {self.labels[label]}" for label in self._label_names()))
+        lines.append("labels: " + ", ".join(f"{label}: {self.labels[label]}" for label in self._label_names()))
         lines.append("characters of prompt and answer:")
         classes = self.lengths()
         most = max(classes.values())
@@ -115,3 +116,7 @@ class TaskCheck:
             f"{CHARACTERS_PER_TOKEN} characters a token (English; other languages need more tokens)"
         )
         return lines
+
+
+def _label_name(answer: Answer) -> str:
+    return "/".join(answer.labels)
