@@ -213,7 +213,8 @@ class Daemon:
     def _work(self, client: DeviceClient, lease: Lease) -> JobEnd:
         job = lease.job
         run, dataset = self._home.run(job.id), self._datasets.get(job.request.dataset)
-        if dataset is None:
+        if dataset is None:  # it may have been removed while the request waited
+            client.release(lease.id)
             raise BadRequest(
                 f"the server sent a job on data set {job.request.dataset!r}, which this device does not have"
             )

@@ -43,10 +43,15 @@ class FieldMap:
     constants: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, where: str, record: Mapping[str, Any]) -> None:
-        """Raises InvalidDataset, which lists the columns, if the first record of a file lacks a mapped one."""
+        """Raises InvalidDataset if the first record of a file lacks a mapped column or already has a constant."""
         missing = [column for column in self.columns.values() if column not in record]
         if missing:
             raise InvalidDataset(f"{where}: there is no column {missing[0]!r}; the columns are {', '.join(record)}")
+        taken = sorted(set(self.constants) & set(self.columns or record))
+        if taken:
+            raise InvalidDataset(
+                f"{where}: there is a column {taken[0]!r}; choose another field for --set, or use --map"
+            )
 
     def apply(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the record's fields without the constants. A column that the record lacks is left out."""
@@ -195,7 +200,7 @@ class _Builder:
         """Writes a record to its split; returns False and counts it if it is a duplicate or too long."""
         try:
             content = record_bytes(record)
-        except ValueError as error:
+        except (ValueError, TypeError, RecursionError) as error:  # TypeError: dates or bytes deep in a Parquet row
             raise InvalidDataset(f"{where}: the record cannot be stored as JSON in UTF-8 ({error})") from error
         if len(content) > MOST_RECORD:
             self.added.too_long += 1

@@ -115,6 +115,20 @@ def test_a_daemon_offers_what_is_added_and_forgets_what_is_removed(agent, make, 
     assert str(enrolled.data).encode() not in server.sent
 
 
+@pytest.mark.parametrize("engines", ["python"], indirect=True)
+def test_a_job_on_a_data_set_that_was_removed_meanwhile_is_released(make, enrolled, server, rademacher, dataset):
+    class Removed(dict):
+        """Names that are gone once they were offered."""
+
+        def get(self, name):
+            return None
+
+    server.add_job(rademacher)
+    with pytest.raises(BadRequest, match="which this device does not have"):
+        make(enrolled, Removed(movies=dataset)).run(once=True)
+    assert ("POST", "release") in server.calls
+
+
 def test_run_finds_the_homes_data_sets(agent, enrolled, server, tickets):
     with pytest.raises(BadRequest, match="mobizo-agent data add"):
         agent("run", "--once")

@@ -130,6 +130,8 @@ def test_duplicates_empty_and_long_records_are_dropped_and_fields_mapped(store, 
     assert sum(len(part) for part in records(store).values()) == 60
     with pytest.raises(InvalidDataset, match="no column 'text'; the columns are body, n"):
         add(store, Addition(name="b", sources=sources, fields=FieldMap({"text": "text"})))
+    with pytest.raises(InvalidDataset, match="there is a column 'n'"):
+        add(store, Addition(name="b", sources=sources, fields=FieldMap({}, {"n": "1"})))
     path.write_text('{"text": NaN}\n')
     with pytest.raises(InvalidDataset, match=r"a\.jsonl:1: the record cannot be stored"):
         add(store, Addition(name="b", sources=sources))
