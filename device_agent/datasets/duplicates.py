@@ -14,6 +14,8 @@ class SeenDigests:
     def __init__(self, path: Path | None) -> None:
         """Creates the file, which `close` removes. Raises OSError."""
         self._path = path
+        if path is not None:
+            path.touch(0o600)
         try:
             self._database = sqlite3.connect("" if path is None else path, isolation_level=None)
             for setting in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{CACHE_KIB}"):
