@@ -5,6 +5,7 @@ device.key    the device's own Ed25519 key (0600)
 rules.toml    the owner's rules for training (device_agent.policy.evaluator)
 cache/        program files by sha256
 runs/         one directory per job
+data/         data sets that the owner added (device_agent.datasets.store)
 adapters/     adapters stored for use on this device (device_agent.inference.adapter_store)
 seen.json     the highest verified version of each recipe's program
 budget.json   minutes trained on each day
@@ -114,6 +115,11 @@ class AgentHome:
     def runs(self) -> Path:
         """Directory of run directories."""
         return self.path / "runs"
+
+    @property
+    def data(self) -> Path:
+        """Directory of the data sets that the owner added."""
+        return self.path / "data"
 
     @property
     def rules(self) -> Path:

@@ -37,7 +37,7 @@ def doctor(adb: AdbOption = None, home: HomeOption = None, json_lines: JsonOptio
 
 @app.command("install-service")
 def install_service(
-    data: DataOption,
+    data: DataOption = None,
     user: Annotated[
         bool, typer.Option("--user", help="install for this user's systemd: needs no root, but isolates less")
     ] = False,
@@ -56,7 +56,7 @@ def install_service(
     """Write the systemd unit that starts the agent with these options whenever the machine boots."""
     agent_home = AgentHome.locate(home)
     command = [sys.executable, "-m", "device_agent", "run"]
-    for name, directory in parse_datasets(data).items():
+    for name, directory in parse_datasets(data or []).items():
         command += ["--data", f"{name}={directory}"]
     if engine is not None:
         command += ["--engine", engine.value]

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from device_agent.cli import adapters as adapters_cli
+from device_agent.cli import data as data_cli
 from device_agent.cli import inference as inference_cli
 from device_agent.cli import machine as machine_cli
 from device_agent.cli import run as run_cli
@@ -111,6 +112,7 @@ app.add_typer(machine_cli.app)
 app.add_typer(inference_cli.app)
 app.add_typer(adapters_cli.app, name="adapters")
 app.add_typer(tasks_cli.app, name="tasks")
+app.add_typer(data_cli.app, name="data")
 
 
 def complete_adb_option(arguments: list[str]) -> list[str]:

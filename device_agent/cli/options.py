@@ -15,11 +15,11 @@ HomeOption = Annotated[
     ),
 ]
 DataOption = Annotated[
-    list[str],
+    list[str] | None,
     typer.Option(
         "--data",
         metavar="NAME=DIR",
-        help="a data set's directory with train.jsonl and optionally validation.jsonl and test.jsonl",
+        help="a further data set: its directory with train.jsonl and optionally validation.jsonl and test.jsonl",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON lines on standard output")]

@@ -21,6 +21,7 @@ from device_agent.cli.options import AdbOption, DataOption, HomeOption, JsonOpti
 from device_agent.daemon.control import ControlRequest, ControlResponse, ControlServer, Handler, ask
 from device_agent.daemon.daemon import Daemon
 from device_agent.daemon.reporting import Display, LogFile, Watchdog, configure_logs, follow, log_path, readable, tail
+from device_agent.datasets.store import AvailableDatasets, DatasetStore
 from device_agent.engines.choice import EngineName, EngineSelector
 from device_agent.home import PAUSED, AgentHome, DaemonStatus, PauseFlag
 from device_agent.jobs.leased_job import JobEnd, Outcome
@@ -53,7 +54,7 @@ def _enrolled(home: Path | None) -> AgentHome:
 
 @app.command()
 def run(
-    data: DataOption,
+    data: DataOption = None,
     once: Annotated[bool, typer.Option("--once", help="exit after one job, or if no job is waiting")] = False,
     engine: EngineOption = None,
     adb: AdbOption = None,
@@ -62,12 +63,12 @@ def run(
     json_lines: JsonOption = False,
 ) -> None:
     """Lease jobs and train them until stopped (Ctrl-C or SIGTERM); an unfinished run resumes at the next start."""
-    _work(AgentHome.locate(home), data, once, json_lines, engine, adb, rules)
+    _work(AgentHome.locate(home), data or [], once, json_lines, engine, adb, rules)
 
 
 @app.command()
 def train(
-    data: DataOption,
+    data: DataOption = None,
     once: Annotated[bool, typer.Option("--once", help="required: confirms that one job is trained")] = False,
     engine: EngineOption = None,
     adb: AdbOption = None,
@@ -78,7 +79,7 @@ def train(
     """Train one waiting job, then exit; exit status 1 if it failed."""
     if not once:
         raise BadRequest("`train` requires --once; use `run` to keep training")
-    _work(AgentHome.locate(home), data, True, json_lines, engine, adb, rules)
+    _work(AgentHome.locate(home), data or [], True, json_lines, engine, adb, rules)
 
 
 @app.command()
@@ -238,9 +239,13 @@ def _work(
     serial: str | None,
     rules: Path | None,
 ) -> None:
-    datasets = parse_datasets(data)
+    datasets = AvailableDatasets(DatasetStore(home.data), parse_datasets(data))
     home.config()
     home.create()
+    if not datasets:
+        raise BadRequest(
+            "this device has no data set; add one with `mobizo-agent data add NAME FILE`, or use --data NAME=DIR"
+        )
     engines = _engines(home, engine, serial)
     configure_logs(json_lines, LogFile(log_path(home.path)))
     live = sys.stderr.isatty() and not json_lines

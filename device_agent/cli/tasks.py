@@ -70,7 +70,7 @@ def approve(
     approvals = TaskApprovals(_existing(home).tasks)
     if (task is None) == (file is None):
         raise BadRequest("name one task, by digits of its digest or with --file")
-    found = _read_task(file) if file is not None else approvals.find(task or "")
+    found = read_task(file) if file is not None else approvals.find(task or "")
     _decide(approvals, found, data or approvals.waiting_for(found), TaskState.APPROVED, json_lines)
 
 
@@ -108,7 +108,8 @@ def _existing(home: Path | None) -> AgentHome:
     return agent_home
 
 
-def _read_task(file: Path) -> Task:
+def read_task(file: Path) -> Task:
+    """Returns the task in a JSON file. Raises BadRequest."""
     try:
         return Task.model_validate_json(file.read_bytes())
     except OSError as error:

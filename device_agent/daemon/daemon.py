@@ -76,13 +76,14 @@ class Daemon:
         rules: Path | None = None,
         capabilities: Callable[[], Capabilities] | None = None,
     ) -> None:
-        """datasets: directory of each data set by name. pause_seconds: shortest pause after an error. engines:
-        returns the engine for a program. sensors: default: this machine's. rules: the owner's rules file; default:
-        rules.toml in the home. capabilities: reported to the server; None reports nothing.
+        """datasets: directory of each data set by name, looked up before each request for a job. pause_seconds:
+        shortest pause after an error. engines: returns the engine for a program. sensors: default: this machine's.
+        rules: the owner's rules file; default: rules.toml in the home. capabilities: reported to the server; None
+        reports nothing.
 
         Raises NotEnrolled, or BadRequest for unreadable rules.
         """
-        self._home, self._datasets, self._display = home, dict(datasets), display
+        self._home, self._datasets, self._display = home, datasets, display
         self._config = home.config()
         self._capabilities = capabilities
         self._engines, self._watchdog = engines, watchdog or Watchdog()
@@ -212,7 +213,8 @@ class Daemon:
     def _work(self, client: DeviceClient, lease: Lease) -> JobEnd:
         job = lease.job
         run, dataset = self._home.run(job.id), self._datasets.get(job.request.dataset)
-        if dataset is None:
+        if dataset is None:  # it may have been removed while the request waited
+            client.release(lease.id)
             raise BadRequest(
                 f"the server sent a job on data set {job.request.dataset!r}, which this device does not have"
             )

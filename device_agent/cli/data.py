@@ -1,0 +1,258 @@
+"""The commands `data add|list|show|check|remove`: the owner's data sets in the agent's home."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from device_agent.cli.options import HomeOption, JsonOption
+from device_agent.cli.tasks import read_task
+from device_agent.datasets.build import Added, Addition, FieldMap, Mode, add
+from device_agent.datasets.formats import DELIMITERS, Format, Source, open_source
+from device_agent.datasets.splits import DEFAULT_SEED, SplitRule
+from device_agent.datasets.store import DatasetStore
+from device_agent.datasets.task_check import TaskCheck
+from device_agent.home import AgentHome
+from device_agent.policy.task_approvals import TaskApprovals, TaskState, is_shipped
+from shared.errors import BadRequest, MobizoError
+from shared.job import NAME
+from shared.task import Task
+
+SHOWN_CHARACTERS = 60  # of a value in the preview
+LARGE_BYTES = 8_000_000  # files from this size on get a progress bar
+
+app = typer.Typer(
+    help="Manage the data sets in the agent's home.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+
+DatasetArgument = Annotated[str, typer.Argument(metavar="NAME", help="data set; see `data list`")]
+TASK_HELP = "a task: a JSON file, a shipped task's name, or digits of a task's digest"
+
+
+@app.command("add")
+def add_files(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="the name by which jobs ask for the data set")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...")],
+    fields: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="FIELD=COLUMN", help="keep this column as this field; default: keep all columns"),
+    ] = None,
+    constants: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="give every record this field, such as a label"),
+    ] = None,
+    form: Annotated[Format | None, typer.Option("--format", help="default: by the file's suffix")] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(help=f"of CSV: one character or {', '.join(DELIMITERS)}; default: found from the first rows"),
+    ] = None,
+    encoding: Annotated[str | None, typer.Option(help="of text files, such as cp1252; default: UTF-8")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="percent of train/validation/test; default: 80/10/10, with --append as before")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="of the split; default: 0")] = None,
+    task: Annotated[str | None, typer.Option(help=f"compare the records with {TASK_HELP}")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="replace the data set of this name")] = False,
+    append: Annotated[bool, typer.Option("--append", help="add to the data set of this name")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be added and write nothing")] = False,
+    home: HomeOption = None,
+    json_lines: JsonOption = False,
+) -> None:
+    """Copy the records of files to the agent's home as a data set, split into train, validation and test."""
+    if not re.fullmatch(NAME, name):
+        raise BadRequest(f"NAME {name!r} must be lower-case letters, digits, '.', '_' or '-'")
+    if replace and append:
+        raise BadRequest("choose one of --replace and --append")
+    agent_home = AgentHome.locate(home)
+    rule = None
+    if split is not None or seed is not None:
+        rule = SplitRule.parse(split or SplitRule().text, DEFAULT_SEED if seed is None else seed)
+    addition = Addition(
+        name=name,
+        sources=[open_source(file, form, delimiter, encoding) for file in files],
+        fields=FieldMap(_pairs("--map", fields), _pairs("--set", constants)),
+        rule=rule,
+        mode=Mode.APPEND if append else Mode.REPLACE if replace else Mode.NEW,
+        task=None if task is None else _find_task(agent_home, task),
+        dry_run=dry_run,
+    )
+    if not dry_run:
+        agent_home.create()
+    with _progress(files, sys.stderr.isatty() and not json_lines) as progress:
+        added = add(DatasetStore(agent_home.data), addition, progress)
+    if json_lines:
+        typer.echo(json.dumps(_facts(addition, added)))
+        return
+    for line in _lines(addition, added):
+        typer.echo(line)
+
+
+@contextmanager
+def _progress(files: Sequence[Path], live: bool) -> Iterator[Any]:
+    """Yields the callback that moves a bar on standard error, or None if there is none."""
+    sizes = {file: file.stat().st_size for file in files}
+    if not live or max(sizes.values()) < LARGE_BYTES:
+        yield None
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        shown = {file: bars.add_task(file.name, total=size) for file, size in sizes.items()}
+        yield lambda file, done: bars.update(shown[file], completed=done)
+
+
+def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier() or name in pairs:
+            raise BadRequest(
+                f"{option} {text!r} must be FIELD=..., each FIELD once and made of letters, digits and '_'"
+            )
+        pairs[name] = value
+    return pairs
+
+
+def _find_task(home: AgentHome, given: str) -> Task:
+    return read_task(Path(given)) if Path(given).is_file() else TaskApprovals(home.tasks).find(given)
+
+
+def _source_facts(source: Source) -> dict[str, Any]:
+    return {"file": str(source.path), "format": source.format, "delimiter": source.delimiter}
+
+
+def _facts(addition: Addition, added: Added) -> dict[str, Any]:
+    """Returns what `add` prints with --json; it has no record's text."""
+    return {
+        "name": addition.name,
+        "sources": [_source_facts(source) for source in addition.sources],
+        "fields": sorted(added.fields),
+        "read": added.read,
+        "added": added.added,
+        "duplicates": added.duplicates,
+        "empty": added.empty,
+        "too_long": added.too_long,
+        "records": added.records,
+        "split": added.rule.text,
+        "seed": added.rule.seed,
+        "task": None if added.check is None else added.check.facts(),
+        "dry_run": addition.dry_run,
+    }
+
+
+def _lines(addition: Addition, added: Added) -> Iterator[str]:
+    for source in addition.sources:
+        names = {value: key for key, value in DELIMITERS.items()}
+        cut = source.delimiter and f", delimiter {names.get(source.delimiter, source.delimiter)}"
+        yield f"{source.path}: {source.format}{cut or ''}"
+    for record in added.preview:
+        yield "  " + ", ".join(f"{_shown(name)}: {_shown(value)}" for name, value in record.items())
+    yield (
+        f"{added.read} records read, {added.added} added; dropped: {added.duplicates} duplicates, "
+        f"{added.empty} empty, {added.too_long} too long"
+    )
+    if added.check is not None:
+        yield from added.check.lines()
+    counts = ", ".join(f"{split} {count}" for split, count in added.records.items())
+    done = "nothing was written; it would have" if addition.dry_run else "it has"
+    yield f"data set {addition.name}: {done} {counts} (split {added.rule.text}, seed {added.rule.seed})"
+    if addition.task is not None and not is_shipped(addition.task) and not addition.dry_run:
+        yield f"let the task read it: mobizo-agent tasks approve --file TASK --data {addition.name}"
+
+
+def _shown(value: Any) -> str:
+    """Returns a value on one line, shortened; characters that do not print, such as terminal controls, are replaced."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    cut = text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
+    return "".join(character if character.isprintable() else "�" for character in cut)
+
+
+@app.command("list")
+def list_datasets(home: HomeOption = None, json_lines: JsonOption = False) -> None:
+    """List the data sets in the agent's home; `run` offers them to the server by name."""
+    store = DatasetStore(AgentHome.locate(home).data)
+    names = list(store.directories())
+    for name in names:
+        about = store.about(name)
+        if json_lines:
+            typer.echo(json.dumps({"name": name, "records": about.records, "changed_at": about.changed_at.isoformat()}))
+            continue
+        counts = ", ".join(f"{split} {count}" for split, count in about.records.items())
+        typer.echo(f"{name}: {counts}; changed {about.changed_at:%Y-%m-%d %H:%M} UTC")
+    if not names and not json_lines:
+        typer.echo("no data sets yet; add one with `mobizo-agent data add NAME FILE`")
+
+
+@app.command()
+def show(name: DatasetArgument, home: HomeOption = None, json_lines: JsonOption = False) -> None:
+    """Show a data set: its fields, its splits, where it lies, and the owner's decisions about tasks."""
+    agent_home = AgentHome.locate(home)
+    store = DatasetStore(agent_home.data)
+    about, directory = store.about(name), store.directory(name)
+    size = sum(path.stat().st_size for path in directory.glob("*.jsonl"))
+    decisions = [entry for entry in TaskApprovals(agent_home.tasks).decisions() if entry.dataset == name]
+    if json_lines:
+        facts = {"name": name, "directory": str(directory), "bytes": size} | about.model_dump(mode="json")
+        tasks = [{"task": entry.task.name, "sha256": entry.sha256, "state": entry.state} for entry in decisions]
+        typer.echo(json.dumps(facts | {"tasks": tasks}))
+        return
+    typer.echo(f"{name} in {directory}, {size / 1e6:.1f} MB, changed {about.changed_at:%Y-%m-%d %H:%M} UTC")
+    typer.echo(f"fields: {', '.join(map(_shown, about.fields))}")
+    for split, count in about.records.items():
+        typer.echo(f"{split}: {count} records")
+    typer.echo(f"split {about.rule.text}, seed {about.seed}")
+    for entry in decisions:
+        typer.echo(f"task {entry.task.name} ({entry.sha256[:12]}): {entry.state}")
+
+
+@app.command()
+def check(
+    name: DatasetArgument,
+    task: Annotated[str, typer.Option(help=TASK_HELP)],
+    home: HomeOption = None,
+    json_lines: JsonOption = False,
+) -> None:
+    """Compare a data set with a task; exit status 1 if so few records of a split fit that a job would fail."""
+    agent_home = AgentHome.locate(home)
+    store, found = DatasetStore(agent_home.data), _find_task(agent_home, task)
+    few = []
+    for split in store.about(name).records:
+        result = TaskCheck(found)
+        for where, record in store.records(name, split):
+            result.add(where, record)
+        if json_lines:
+            typer.echo(json.dumps({"split": split} | result.facts()))
+        else:
+            typer.echo(f"{split}:")
+            for line in result.lines():
+                typer.echo(f"  {line}")
+        if not result.enough:
+            few.append(split)
+    if few:
+        raise MobizoError(f"less than half of {', '.join(few)} fits task {found.name!r}; correct the data or the task")
+
+
+@app.command()
+def remove(name: DatasetArgument, home: HomeOption = None, json_lines: JsonOption = False) -> None:
+    """Remove a data set from the agent's home. Decisions about tasks and the privacy spent stay with its name."""
+    agent_home = AgentHome.locate(home)
+    store = DatasetStore(agent_home.data)
+    store.directory(name)
+    with store.changing():
+        store.remove(name)
+    decisions = TaskApprovals(agent_home.tasks).decisions()
+    approved = [entry for entry in decisions if entry.dataset == name and entry.state is TaskState.APPROVED]
+    if json_lines:
+        typer.echo(json.dumps({"removed": name, "tasks_approved": len(approved)}))
+        return
+    typer.echo(f"{name} was removed from this device")
+    if approved:
+        typer.echo(f"{len(approved)} tasks may still read a data set of this name; see `mobizo-agent tasks revoke`")

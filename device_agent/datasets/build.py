@@ -1,0 +1,229 @@
+"""Adds the records of files to a data set: maps fields, drops what cannot be used, splits, writes and publishes.
+
+Memory is bounded, whatever the files' sizes: readers and writers stream, and duplicates are found by digests on disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from device_agent.datasets.formats import Located, Source
+from device_agent.datasets.splits import SplitRule, record_bytes
+from device_agent.datasets.store import DatasetAbout, DatasetStore
+from device_agent.datasets.task_check import TaskCheck
+from shared.errors import BadRequest, InvalidDataset, MobizoError
+from shared.scoring import MOST_TEXT
+from shared.task import Task
+
+MOST_RECORD = MOST_TEXT  # bytes of a record as JSON; longer ones are dropped
+PREVIEW = 3  # records
+PROGRESS_EVERY = 1000  # records
+MOST_NAMES = 1000  # of fields that are remembered for the owner
+
+
+class Mode(StrEnum):
+    """What happens to a data set of the same name."""
+
+    NEW = "new"  # it is an error
+    REPLACE = "replace"
+    APPEND = "append"
+
+
+@dataclass(frozen=True)
+class FieldMap:
+    """columns: the source column of each field; empty: all columns under their own names. constants: added fields."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, where: str, record: Mapping[str, Any]) -> None:
+        """Raises InvalidDataset if the first record of a file lacks a mapped column or already has a constant."""
+        missing = [column for column in self.columns.values() if column not in record]
+        if missing:
+            raise InvalidDataset(f"{where}: there is no column {missing[0]!r}; the columns are {', '.join(record)}")
+        taken = sorted(set(self.constants) & set(self.columns or record))
+        if taken:
+            raise InvalidDataset(
+                f"{where}: there is a column {taken[0]!r}; choose another field for --set, or use --map"
+            )
+
+    def apply(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the record's fields without the constants. A column that the record lacks is left out."""
+        if not self.columns:
+            return dict(record)
+        return {name: record[column] for name, column in self.columns.items() if column in record}
+
+
+@dataclass(frozen=True)
+class Addition:
+    """What the owner asked for. rule: None takes the data set's own rule, of a new one the default."""
+
+    name: str
+    sources: Sequence[Source]
+    fields: FieldMap = FieldMap()
+    rule: SplitRule | None = None
+    mode: Mode = Mode.NEW
+    task: Task | None = None
+    dry_run: bool = False
+
+
+@dataclass
+class Added:
+    """What came of it. All counts except `records` are of the new files only."""
+
+    rule: SplitRule
+    records: dict[str, int]  # of the whole data set, by split
+    check: TaskCheck | None
+    read: int = 0
+    added: int = 0
+    duplicates: int = 0
+    empty: int = 0
+    too_long: int = 0
+    fields: set[str] = field(default_factory=set)
+    preview: list[dict[str, Any]] = field(default_factory=list)
+
+
+def add(store: DatasetStore, addition: Addition, progress: Callable[[Path, int], None] | None = None) -> Added:
+    """Adds files to a data set. Either the whole change happens or none of it, also after a kill.
+
+    progress: called with the file and the bytes read so far. Raises BadRequest for an existing name or a rule that
+    differs from it, InvalidDataset for files that cannot be used and splits that are too small, Conflict while another
+    process changes data sets, and MobizoError if the disk is full.
+    """
+    try:
+        with nullcontext() if addition.dry_run else store.changing():
+            rule, known = _existing(store, addition)
+            with nullcontext(None) if addition.dry_run else store.staging(addition.name) as version:
+                with _Builder(version, rule, addition) as builder:
+                    for where, record in known:
+                        builder.keep(where, record)
+                    for source in addition.sources:
+                        builder.read(source, progress)
+                added = builder.added
+                _check(added)
+                if version is not None:
+                    about = DatasetAbout(
+                        shares=rule.shares,
+                        seed=rule.seed,
+                        records=added.records,
+                        fields=tuple(sorted(added.fields)),
+                    )
+                    store.publish(addition.name, version, about)
+            return added
+    except OSError as error:
+        raise MobizoError(f"data set {addition.name} is unchanged ({error}); correct that and add it again") from error
+
+
+def _existing(store: DatasetStore, addition: Addition) -> tuple[SplitRule, Iterable[Located]]:
+    """Returns the rule, and the records that are kept."""
+    name, present = addition.name, store.directories().get(addition.name)
+    if addition.mode is not Mode.APPEND:
+        if present is not None and addition.mode is Mode.NEW:
+            raise BadRequest(f"there is a data set {name!r}; replace it with --replace, or add to it with --append")
+        return addition.rule or SplitRule(), ()
+    own = store.about(name).rule
+    if addition.rule not in (None, own):
+        raise BadRequest(f"data set {name!r} is split {own.text} with seed {own.seed}; it keeps both with --append")
+    return own, (located for split in own.used for located in store.records(name, split))
+
+
+def _check(added: Added) -> None:
+    """Raises InvalidDataset for a data set that no job could train."""
+    if sum(added.records.values()) == 0:
+        raise InvalidDataset("the files contain no usable records; nothing was added")
+    for split, count in added.records.items():
+        least = added.rule.least(split)
+        if count < least:
+            raise InvalidDataset(
+                f"split {split} has {count} records and needs at least {least}; nothing was added; add more records, "
+                "or choose other shares with --split, such as 80/20 or 100"
+            )
+    if added.check is not None and not added.check.enough:
+        reasons = ", ".join(f"{count}: {reason}" for reason, count in added.check.reasons.items())
+        raise InvalidDataset(
+            f"{added.check.fitting} of {added.check.records} records fit task {added.check.task.name!r}, and at least "
+            f"half must ({reasons}); nothing was added; name the task's fields with --map FIELD=COLUMN"
+        )
+
+
+class _Builder:
+    """Writes records to the files of a version; without a directory it only counts them."""
+
+    def __init__(self, directory: Path | None, rule: SplitRule, addition: Addition) -> None:
+        self._directory, self._fields, self._rule = directory, addition.fields, rule
+        check = None if addition.task is None else TaskCheck(addition.task)
+        self.added = Added(rule, dict.fromkeys(rule.used, 0), check)
+        self._stack = ExitStack()
+        self._files: dict[str, BinaryIO] = {}
+
+    def __enter__(self) -> _Builder:
+        # Imported here to keep the daemon's memory small.
+        from device_agent.datasets.duplicates import SeenDigests
+
+        self._seen = SeenDigests(None if self._directory is None else self._directory / "seen")
+        self._stack.callback(self._seen.close)
+        if self._directory is not None:
+            for split in self._rule.used:
+                self._files[split] = self._stack.enter_context(_synced(self._directory / f"{split}.jsonl"))
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._stack.close()
+
+    def read(self, source: Source, progress: Callable[[Path, int], None] | None) -> None:
+        """Adds the records of a file."""
+        added = self.added
+        with source.path.open("rb") as raw:
+            for number, (where, record) in enumerate(source.records(raw)):
+                if number == 0:
+                    self._fields.check(where, record)
+                if progress is not None and number % PROGRESS_EVERY == 0:
+                    progress(source.path, raw.tell())
+                added.read += 1
+                fields = self._fields.apply(record)
+                if all(value is None or (isinstance(value, str) and not value.strip()) for value in fields.values()):
+                    added.empty += 1
+                    continue
+                fields |= self._fields.constants
+                if self.keep(where, fields):
+                    added.added += 1
+                    if len(added.preview) < PREVIEW:
+                        added.preview.append(fields)
+
+    def keep(self, where: str, record: dict[str, Any]) -> bool:
+        """Writes a record to its split; returns False and counts it if it is a duplicate or too long."""
+        try:
+            content = record_bytes(record)
+        except (ValueError, TypeError, RecursionError) as error:  # TypeError: dates or bytes deep in a Parquet row
+            raise InvalidDataset(f"{where}: the record cannot be stored as JSON in UTF-8 ({error})") from error
+        if len(content) > MOST_RECORD:
+            self.added.too_long += 1
+            return False
+        digest = self._rule.digest(content)
+        if not self._seen.add(digest):
+            self.added.duplicates += 1
+            return False
+        split = self._rule.split(digest)
+        if self._files:
+            self._files[split].write(content + b"\n")
+        self.added.records[split] += 1
+        if len(self.added.fields) < MOST_NAMES:
+            self.added.fields.update(record)
+        if self.added.check is not None:
+            self.added.check.add(where, record)
+        return True
+
+
+@contextmanager
+def _synced(path: Path) -> Iterator[BinaryIO]:
+    """Opens a new file of mode 0600 and syncs it when it is complete."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,330 @@
+"""Reads records from the owner's files: CSV, TSV, JSON Lines, JSON, plain text, mbox and Parquet.
+
+Every reader streams: it holds one record (of Parquet: one batch of rows; of mbox: one message and the offsets of all).
+A file of a wrong structure is an error that names file and line, because half a file would train silently on half the
+data.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date, datetime, time
+from decimal import Decimal
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TextIO
+
+from shared.errors import BadRequest, InvalidDataset
+
+if TYPE_CHECKING:
+    from email.message import Message
+
+Located = tuple[str, dict[str, Any]]  # "FILE:LINE" (of mbox, JSON and Parquet: the record's number), and the record
+DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
+DEFAULT_ENCODING = "utf-8-sig"  # UTF-8 with or without a byte order mark
+MOST_LINE = 1 << 24  # characters of one line, field or object that a reader holds
+_CHUNK = 1 << 16  # characters
+_SNIFFED_ROWS = 20
+_PARQUET_ROWS = 1000  # of one batch
+_QUOTED_FROM = re.compile(r"^>(>*From )", re.MULTILINE)  # a line of a body that would look like the next message
+
+
+class Format(StrEnum):
+    """A file's format; the default follows from the file's suffix."""
+
+    CSV = "csv"
+    TSV = "tsv"
+    JSONL = "jsonl"
+    JSON = "json"
+    TXT = "txt"
+    MBOX = "mbox"
+    PARQUET = "parquet"
+
+
+_SUFFIXES = {f".{value}": value for value in Format} | {".ndjson": Format.JSONL, ".pq": Format.PARQUET}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file and how it is read. delimiter: of CSV and TSV, else None. encoding: None for mbox and Parquet."""
+
+    path: Path
+    format: Format
+    delimiter: str | None
+    encoding: str | None
+
+    def records(self, raw: BinaryIO) -> Iterator[Located]:
+        """Yields the records of the file, which `raw` has open at its beginning.
+
+        Raises InvalidDataset for a file that is not what its format says, and BadRequest for Parquet without pyarrow.
+        """
+        if self.encoding is None:
+            yield from (_mbox if self.format is Format.MBOX else _parquet)(self.path)
+            return
+        newline = "" if self.format in (Format.CSV, Format.TSV) else None
+        text = io.TextIOWrapper(raw, self.encoding, newline=newline)
+        try:
+            yield from _TEXT_READERS[self.format](text, self)
+        except UnicodeError as error:
+            raise _undecodable(self.path, self.encoding, error) from error
+        finally:
+            text.detach()
+
+
+def open_source(path: Path, form: Format | None, delimiter: str | None, encoding: str | None) -> Source:
+    """Returns how a file is read; a CSV file's delimiter is found from its first rows unless given.
+
+    Raises BadRequest for an unknown suffix without a format, an unknown encoding, or a path that is no file.
+    """
+    if not path.is_file():
+        raise BadRequest(f"{path} is no file")
+    found = form or _SUFFIXES.get(path.suffix.lower())
+    if found is None:
+        raise BadRequest(f"{path}: the suffix names no known format; name it with --format {'|'.join(Format)}")
+    if found in (Format.MBOX, Format.PARQUET):
+        return Source(path, found, None, None)
+    encoding = encoding or DEFAULT_ENCODING
+    try:
+        codecs.lookup(encoding)
+    except LookupError as error:
+        raise BadRequest(f"--encoding {encoding!r} is unknown; try utf-8, cp1252, latin-1 or utf-16") from error
+    if found is Format.CSV:
+        return Source(path, found, _delimiter(delimiter) if delimiter else _sniff(path, encoding), encoding)
+    return Source(path, found, "\t" if found is Format.TSV else None, encoding)
+
+
+def _delimiter(given: str) -> str:
+    found = DELIMITERS.get(given, given)
+    if len(found) != 1 or found in '"\r\n':
+        raise BadRequest(f"--delimiter {given!r} must be one character, or one of {', '.join(DELIMITERS)}")
+    return found
+
+
+def _sniff(path: Path, encoding: str) -> str:
+    """Returns the delimiter that cuts the first rows into the most columns, the same number in each."""
+    with path.open(encoding=encoding, newline="", errors="replace") as file:
+        sample = file.read(_CHUNK)
+    whole = len(sample) < _CHUNK
+
+    def columns(delimiter: str) -> int:
+        rows = [row for row in csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter) if row]
+        widths = {len(row) for row in (rows if whole else rows[:-1] or rows)[:_SNIFFED_ROWS]}
+        return widths.pop() if len(widths) == 1 else 0
+
+    return max(DELIMITERS.values(), key=columns)
+
+
+def _table(text: TextIO, source: Source) -> Iterator[Located]:
+    """Rows by the names of the first row. TSV has no quotation marks; in CSV they are those of RFC 4180."""
+    path = source.path
+    quoting: Literal[0, 3] = csv.QUOTE_NONE if source.format is Format.TSV else csv.QUOTE_MINIMAL
+    before = csv.field_size_limit(MOST_LINE)
+    rows = csv.reader(text, delimiter=source.delimiter or ",", quoting=quoting, strict=True)
+    try:
+        header = next(rows, [])
+        if "" in header or len(set(header)) != len(header):
+            raise InvalidDataset(f"{path}:1: the first row must name each column once, but is {', '.join(header)!r}")
+        for row in rows:
+            if not row:
+                continue
+            where = f"{path}:{rows.line_num}"
+            if len(row) != len(header):
+                raise InvalidDataset(
+                    f"{where}: the row has {len(row)} columns and the first row {len(header)}; correct the row, or "
+                    "name the delimiter with --delimiter"
+                )
+            yield where, dict(zip(header, row, strict=True))
+    except csv.Error as error:
+        raise InvalidDataset(f"{path}:{rows.line_num}: {error}; a quotation mark may be missing") from error
+    finally:
+        csv.field_size_limit(before)
+
+
+def _numbered_lines(text: TextIO, source: Source) -> Iterator[tuple[str, str]]:
+    """Yields (where, line) of the lines that are not blank."""
+    number = 0
+    while line := text.readline(MOST_LINE):
+        number += 1
+        if len(line) == MOST_LINE:
+            raise InvalidDataset(f"{source.path}:{number}: the line has more than {MOST_LINE} characters")
+        if line.strip():
+            yield f"{source.path}:{number}", line
+
+
+def _json_lines(text: TextIO, source: Source) -> Iterator[Located]:
+    for where, line in _numbered_lines(text, source):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InvalidDataset(f"{where}: the line is not JSON ({error})") from error
+        if not isinstance(record, dict):
+            raise InvalidDataset(f"{where}: the line is {type(record).__name__}; it must be a JSON object")
+        yield where, record
+
+
+def _plain_text(text: TextIO, source: Source) -> Iterator[Located]:
+    """One record a line, with the only field `text`."""
+    for where, line in _numbered_lines(text, source):
+        yield where, {"text": line.strip()}
+
+
+def _json_array(text: TextIO, source: Source) -> Iterator[Located]:
+    """The objects of one array, of which at most one is held."""
+    objects, decoder, number = _Buffer(text), json.JSONDecoder(), 0
+    wrong = InvalidDataset(f"{source.path}: the file must be a JSON array of objects; JSON Lines need --format jsonl")
+    if objects.take() != "[":
+        raise wrong
+    following = objects.peek()
+    while following != "]":
+        number += 1
+        where = f"{source.path}: record {number}"
+        if following != "{":
+            raise wrong
+        yield where, objects.decode(decoder, where)
+        following = objects.take()
+        if following == ",":
+            following = "{" if objects.peek() == "{" else ""
+        elif following != "]":
+            raise InvalidDataset(f"{where}: no comma or closing bracket follows; the file may be cut off")
+
+
+class _Buffer:
+    """The part of a JSON text that is not decoded yet."""
+
+    def __init__(self, text: TextIO) -> None:
+        self._text, self._held, self._at = text, "", 0
+
+    def peek(self) -> str:
+        """Returns the next character that is no white space, or the empty text at the end."""
+        while True:
+            while self._at < len(self._held) and self._held[self._at] in " \t\r\n":
+                self._at += 1
+            if self._at < len(self._held):
+                return self._held[self._at]
+            self._held, self._at = self._text.read(_CHUNK), 0
+            if not self._held:
+                return ""
+
+    def take(self) -> str:
+        """Returns the next character that is no white space, and goes past it."""
+        found = self.peek()
+        self._at += len(found)
+        return found
+
+    def decode(self, decoder: json.JSONDecoder, where: str) -> dict[str, Any]:
+        """Returns the object that begins here. Reads on in doubling pieces until it is whole."""
+        while True:
+            try:
+                record, end = decoder.raw_decode(self._held, self._at)
+            except (ValueError, RecursionError) as error:
+                more = self._text.read(max(_CHUNK, len(self._held) - self._at))
+                if not more or len(self._held) - self._at > MOST_LINE:
+                    raise InvalidDataset(f"{where}: the record is not JSON ({error})") from error
+                self._held, self._at = self._held[self._at :] + more, 0
+            else:
+                self._at = end
+                found: dict[str, Any] = record
+                return found
+
+
+_TEXT_READERS: dict[Format, Callable[[TextIO, Source], Iterator[Located]]] = {
+    Format.CSV: _table,
+    Format.TSV: _table,
+    Format.JSONL: _json_lines,
+    Format.JSON: _json_array,
+    Format.TXT: _plain_text,
+}
+
+
+def _mbox(path: Path) -> Iterator[Located]:
+    """Fields `subject`, `from` and `text`: the plain-text parts of a message that are no attachments."""
+    # Imported here to keep the daemon's memory small, as below.
+    import mailbox
+
+    box = mailbox.mbox(path, create=False)
+    try:
+        for number, message in enumerate(box, 1):
+            text = "\n".join(filter(None, map(_plain_part, message.walk()))).strip()
+            record = {
+                "subject": _header(message, "subject"),
+                "from": _header(message, "from"),
+                "text": _QUOTED_FROM.sub(r"\1", text),
+            }
+            yield f"{path}: message {number}", record
+    finally:
+        box.close()
+
+
+def _plain_part(part: Message) -> str:
+    if part.get_content_type() != "text/plain" or part.get_content_disposition() == "attachment":
+        return ""
+    payload = part.get_payload(decode=True)
+    if not isinstance(payload, bytes):
+        return ""
+    try:
+        return payload.decode(part.get_content_charset("utf-8"), "replace")
+    except LookupError:  # a charset that Python does not know
+        return payload.decode("utf-8", "replace")
+
+
+def _header(message: Message, name: str) -> str:
+    from email.errors import HeaderParseError
+    from email.header import decode_header, make_header
+
+    value = message.get(name, "")
+    try:
+        return str(make_header(decode_header(value)))
+    except (HeaderParseError, LookupError, ValueError):  # ValueError: also text that its charset cannot decode
+        return str(value)
+
+
+def _parquet(path: Path) -> Iterator[Located]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise BadRequest(f"{path}: Parquet files are read with pyarrow: pip install pyarrow") from error
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
+                for record in batch.to_pylist():
+                    number += 1
+                    where = f"{path}: row {number}"
+                    yield where, {name: _as_json(value, name, where) for name, value in record.items()}
+    except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
+        raise InvalidDataset(f"{path}: the file is not Parquet, or damaged ({error})") from error
+
+
+def _as_json(value: Any, column: str, where: str) -> Any:
+    if isinstance(value, (datetime, date, time, Decimal)):
+        return str(value)
+    if isinstance(value, bytes):
+        raise InvalidDataset(f"{where}: column {column!r} has bytes; choose other columns with --map FIELD=COLUMN")
+    return value
+
+
+def _undecodable(path: Path, encoding: str, error: UnicodeError) -> InvalidDataset:
+    """Returns the error that names the first byte that is not of the encoding; reads the file again to find it."""
+    name = "UTF-8" if encoding == DEFAULT_ENCODING else encoding
+    other = "cp1252" if name == "UTF-8" else "utf-8"
+    decoder, line, read = codecs.getincrementaldecoder(encoding)(), 1, 0
+    with path.open("rb") as file:
+        while piece := file.read(_CHUNK):
+            pending = len(decoder.getstate()[0])
+            try:
+                line += decoder.decode(piece).count("\n")
+            except UnicodeDecodeError as found:
+                line += found.object[: found.start].count(b"\n")
+                at = read - pending + found.start
+                return InvalidDataset(
+                    f"{path}:{line}: byte {at} of the file (0x{found.object[found.start]:02x}) is not {name}; name the "
+                    f"file's encoding, for example --encoding {other}"
+                )
+            read += len(piece)
+    return InvalidDataset(f"{path}: the end of the file is not {name} ({error}); name it with --encoding")

@@ -1,0 +1,122 @@
+"""Compares a data set's records with a task: how many fit it, why others do not, and how long the prompts are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.errors import InvalidDataset
+from shared.task import Answer, Task, read_question, template_fields
+
+CHARACTERS_PER_TOKEN = 4  # of English text, roughly; other languages need more tokens
+SEQUENCE_LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)  # tokens
+ENOUGH = 0.95  # of the records must fit the suggested sequence length
+LEAST_SHARE = 0.5  # of a file's records must fit the task, or jobs fail (device_agent.training.data)
+_LEAST_BITS = 5  # the shortest class of the histogram ends at 32 characters
+
+
+@dataclass
+class TaskCheck:
+    """Counts of the records that were added. Its size does not depend on their number."""
+
+    task: Task
+    fitting: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)  # by reason: where the first such record is
+    labels: Counter[str] = field(default_factory=Counter)
+    _bits: Counter[int] = field(default_factory=Counter)
+
+    def add(self, where: str, record: Mapping[str, Any]) -> None:
+        """Counts one record."""
+        try:
+            question = read_question(self.task, record, where)
+        except InvalidDataset:
+            reason = self._reason(record)
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
+            self.first.setdefault(reason, where)
+            return
+        self.fitting += 1
+        self.labels[_label_name(self.task.answers[question.correct])] += 1
+        length = max(len(choice.prompt) + len(choice.answer) for choice in question.choices)
+        self._bits[max((length - 1).bit_length(), _LEAST_BITS)] += 1
+
+    def _reason(self, record: Mapping[str, Any]) -> str:
+        """Returns why a record does not fit, in words that have no part of the record's text."""
+        task = self.task
+        names = {name for template in task.templates() for name in template_fields(template)}
+        needed = {task.mapped[name].field if name in task.mapped else name for name in names} | {task.label_field}
+        missing = sorted(needed - set(record))
+        if missing:
+            return f"field {missing[0]!r} is missing"
+        try:
+            read_question(task, {**record, task.label_field: task.answers[0].labels[0]}, "")
+        except InvalidDataset:
+            return "a field has a value that the task does not map"
+        return f"field {task.label_field!r} has no label of the task"
+
+    @property
+    def records(self) -> int:
+        """Number of records that were added."""
+        return self.fitting + sum(self.reasons.values())
+
+    @property
+    def enough(self) -> bool:
+        """Whether so many records fit that a job does not fail for the others."""
+        return self.fitting > 0 and self.fitting >= LEAST_SHARE * self.records
+
+    def lengths(self) -> dict[int, int]:
+        """Returns the number of fitting records by the upper end of their class, in characters of prompt and answer."""
+        found = range(min(self._bits), max(self._bits) + 1) if self._bits else ()
+        return {1 << bits: self._bits[bits] for bits in found}
+
+    def share(self, tokens: int) -> float:
+        """Returns the share of the fitting records that `tokens` tokens hold uncut, by CHARACTERS_PER_TOKEN."""
+        fits = sum(count for end, count in self.lengths().items() if end <= tokens * CHARACTERS_PER_TOKEN)
+        return fits / max(self.fitting, 1)
+
+    @property
+    def suggested(self) -> int:
+        """The shortest sequence length, in tokens, that holds most records."""
+        return next((tokens for tokens in SEQUENCE_LENGTHS if self.share(tokens) >= ENOUGH), SEQUENCE_LENGTHS[-1])
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the counts for JSON; it has names, line numbers and the task's own labels, and no record's text."""
+        reasons = [
+            {"reason": reason, "records": count, "first": self.first[reason]} for reason, count in self.reasons.items()
+        ]
+        return {
+            "task": self.task.name,
+            "records": self.records,
+            "fitting": self.fitting,
+            "unusable": reasons,
+            "labels": {label: self.labels[label] for label in self._label_names()},
+            "characters": {str(end): count for end, count in self.lengths().items()},
+            "sequence_length": self.suggested,
+            "share_uncut": round(self.share(self.suggested), 4),
+        }
+
+    def _label_names(self) -> list[str]:
+        return [_label_name(answer) for answer in self.task.answers]
+
+    def lines(self) -> list[str]:
+        """Returns the counts for people."""
+        lines = [f"task {self.task.name}: {self.fitting} of {self.records} records fit"]
+        lines += [f"  {count} do not: {reason}; first {self.first[reason]}" for reason, count in self.reasons.items()]
+        if not self.fitting:
+            return lines
+        lines.append("labels: " + ", ".join(f"{label}: {self.labels[label]}" for label in self._label_names()))
+        lines.append("characters of prompt and answer:")
+        classes = self.lengths()
+        most = max(classes.values())
+        lines += [f"  up to {end:>8} {'#' * round(30 * count / most):30} {count}" for end, count in classes.items()]
+        lines.append(
+            f"sequence_length {self.suggested} holds about {self.share(self.suggested):.0%} of the records uncut, at "
+            f"{CHARACTERS_PER_TOKEN} characters a token (English; other languages need more tokens)"
+        )
+        return lines
+
+
+def _label_name(answer: Answer) -> str:
+    return "/".join(answer.labels)

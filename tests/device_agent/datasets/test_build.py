@@ -1,0 +1,274 @@
+"""Adding files to a data set: splits by content, dropped records, atomicity and permissions."""
+
+import errno
+import json
+import os
+import signal
+import stat
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from device_agent.datasets.build import MOST_RECORD, Addition, FieldMap, Mode, add
+from device_agent.datasets.duplicates import SeenDigests
+from device_agent.datasets.formats import open_source
+from device_agent.datasets.splits import SPLITS, SplitRule, record_bytes
+from device_agent.datasets.store import AvailableDatasets, DatasetStore
+from device_agent.training.data import read_splits
+from shared.errors import BadRequest, Conflict, InvalidDataset, MobizoError, NotFound
+from shared.job import TrainingSettings
+from shared.recipe import BaseRef, Recipe
+from shared.task_templates import named_task
+from tests.device_agent.conftest import NOISE_KEY
+
+TASK = named_task("sst2")
+ROWS = [(f"the film {number} is warm", number % 2) for number in range(100)]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return DatasetStore(tmp_path / "data")
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Writes a CSV file of rows (text, label)."""
+
+    def source(rows=ROWS, name="a.csv"):
+        path = tmp_path / name
+        path.write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
+        return open_source(path, None, ",", None)
+
+    return source
+
+
+def content(directory):
+    return {path.name: path.read_bytes() for path in directory.glob("*.jsonl")}
+
+
+def records(store, name="a"):
+    return {split: [record for _, record in store.records(name, split)] for split in store.about(name).records}
+
+
+values = st.one_of(
+    st.text(st.characters(codec="utf-8")),
+    st.integers(),
+    st.booleans(),
+    st.none(),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+rows = st.lists(st.dictionaries(st.sampled_from(["text", "label", "é"]), values, min_size=1), min_size=1, max_size=40)
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=rows, seed=st.integers(0, 2**32 - 1), data=st.data())
+def test_a_record_has_one_split_whatever_is_added_with_it(tmp_path_factory, rows, seed, data):
+    directory = tmp_path_factory.mktemp("split")
+    store, rule = DatasetStore(directory / "data"), SplitRule((50, 30, 20), seed)
+    order = data.draw(st.permutations(rows + rows))
+    for name, listed in (("a", rows), ("b", order)):
+        path = directory / f"{name}.jsonl"
+        extra = [{"text": f"always {name} {number}"} for number in range(100)]  # so that no split is empty
+        path.write_text("".join(json.dumps(record) + "\n" for record in [*listed, *extra]))
+        add(store, Addition(name=name, sources=[open_source(path, None, None, None)], rule=rule))
+    placed = {}
+    for name in ("a", "b"):
+        for split, kept in records(store, name).items():
+            for record in kept:
+                assert placed.setdefault(record_bytes(record), split) == split
+        kept = [record_bytes(record) for part in records(store, name).values() for record in part]
+        assert len(kept) == len(set(kept))
+    expected = {
+        record_bytes(record)
+        for record in rows
+        if any(str(value).strip() for value in record.values() if value is not None)
+    }
+    assert expected <= set(placed)
+
+
+def test_shares_and_seeds(store, source):
+    many = source([(f"film {number}", 1) for number in range(4000)])
+    for name, seed in (("a", 0), ("b", 1)):
+        add(store, Addition(name=name, sources=[many], rule=SplitRule.parse("70/20/10", seed)))
+        counts = store.about(name).records
+        assert [round(counts[split] / 400) for split in SPLITS] == pytest.approx([7, 2, 1], abs=0.6)
+    assert records(store, "a")["test"] != records(store, "b")["test"]
+    add(store, Addition(name="c", sources=[many], rule=SplitRule.parse("100", 0)))
+    assert list(content(store.directory("c"))) == ["train.jsonl"]
+    for wrong in ("80/10", "0/100", "80/10/5/5", "a", "101/-1", ""):
+        with pytest.raises(BadRequest, match="sum to 100"):
+            SplitRule.parse(wrong, 0)
+
+
+def test_training_reads_what_was_added(store, source, base):
+    add(store, Addition(name="a", sources=[source()]))
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    recipe = Recipe(base=BaseRef(name="tiny", sha256="0" * 64), answer_length=8, choices=2)
+    splits = read_splits(store.directory("a"), TASK, tokenizer, recipe, TrainingSettings(), noise_key=NOISE_KEY)
+    counts = store.about("a").records
+    assert [len(part) for part in (splits.train, splits.validation, splits.test)] == [counts[split] for split in SPLITS]
+
+
+def test_duplicates_empty_and_long_records_are_dropped_and_fields_mapped(store, tmp_path):
+    lines = [{"body": f"film {number}", "n": 2**63} for number in range(60)]
+    lines += [
+        {"body": "film 1", "n": 2**63},
+        {"n": 2**63, "body": "film 2"},
+        {"body": " ", "n": None},
+        {"body": "x" * MOST_RECORD, "n": 1},
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sources = [open_source(path, None, None, None)]
+    fields = FieldMap({"text": "body", "number": "n"}, {"label": "1"})
+    added = add(store, Addition(name="a", sources=sources, fields=fields))
+    assert (added.read, added.added, added.duplicates, added.empty, added.too_long) == (64, 60, 2, 1, 1)
+    assert added.preview[0] == {"text": "film 0", "number": 2**63, "label": "1"}
+    assert sum(len(part) for part in records(store).values()) == 60
+    with pytest.raises(InvalidDataset, match="no column 'text'; the columns are body, n"):
+        add(store, Addition(name="b", sources=sources, fields=FieldMap({"text": "text"})))
+    with pytest.raises(InvalidDataset, match="there is a column 'n'"):
+        add(store, Addition(name="b", sources=sources, fields=FieldMap({}, {"n": "1"})))
+    path.write_text('{"text": NaN}\n')
+    with pytest.raises(InvalidDataset, match=r"a\.jsonl:1: the record cannot be stored"):
+        add(store, Addition(name="b", sources=sources))
+    assert list(store.directories()) == ["a"]
+
+
+def test_append_keeps_the_rule_and_replace_forgets_it(store, source):
+    sources, more = [source()], [source([*ROWS, ("one more", 1), ("two more", 0)], "more.csv")]
+    add(store, Addition(name="a", sources=sources, rule=SplitRule((60, 20, 20), 7)))
+    before = content(store.directory("a"))
+    with pytest.raises(BadRequest, match="--replace, or add to it with --append"):
+        add(store, Addition(name="a", sources=sources))
+    with pytest.raises(BadRequest, match="is split 60/20/20 with seed 7"):
+        add(store, Addition(name="a", sources=sources, rule=SplitRule(), mode=Mode.APPEND))
+    with pytest.raises(NotFound):
+        add(store, Addition(name="b", sources=sources, mode=Mode.APPEND))
+    assert content(store.directory("a")) == before
+    dry = add(store, Addition(name="a", sources=more, mode=Mode.APPEND, dry_run=True))
+    assert content(store.directory("a")) == before
+    added = add(store, Addition(name="a", sources=more, mode=Mode.APPEND))
+    assert (added.added, added.duplicates) == (dry.added, dry.duplicates) == (2, 100)
+    after = content(store.directory("a"))
+    assert all(after[name].startswith(lines) for name, lines in before.items())
+    add(store, Addition(name="a", sources=sources, mode=Mode.REPLACE))
+    assert store.about("a").rule == SplitRule()
+
+
+@pytest.mark.parametrize(
+    ("count", "shares", "words"),
+    [
+        (1, "100", "split train has 1 records and needs at least 2"),
+        (2, "1/98/1", "needs at least 1"),
+        (0, "100", "no usable"),
+    ],
+)
+def test_a_split_that_training_cannot_use_is_refused(store, source, count, shares, words):
+    with pytest.raises(InvalidDataset, match=words):
+        add(store, Addition(name="a", sources=[source(ROWS[:count])], rule=SplitRule.parse(shares, 0)))
+    assert not store.directories()
+
+
+def test_a_task_that_most_records_do_not_fit_is_refused_without_their_text(store, source):
+    bad = [(f"secret {number}", "spam") for number in range(150)]
+    with pytest.raises(
+        InvalidDataset, match=r"100 of 250 records fit task 'sst2'.*150: field 'label' has no label"
+    ) as error:
+        add(store, Addition(name="a", sources=[source([*ROWS, *bad])], task=TASK))
+    assert "secret" not in error.value.detail
+    added = add(store, Addition(name="a", sources=[source([*ROWS, *bad[:10]])], task=TASK))
+    facts = added.check.facts()
+    assert (facts["records"], facts["fitting"], facts["labels"]) == (110, 100, {"negative/0": 50, "positive/1": 50})
+    assert [(row["records"], row["first"].rpartition(":")[2]) for row in facts["unusable"]] == [(10, "102")]
+    # "the film 10 is warm It was terrible": 36 characters, so 32 tokens hold all.
+    assert (facts["characters"], facts["sequence_length"], facts["share_uncut"]) == ({"64": 100}, 32, 1.0)
+    assert "secret" not in json.dumps(facts) + "".join(added.check.lines())
+
+
+def test_files_are_the_owners_alone(store, source):
+    before = os.umask(0)
+    try:
+        add(store, Addition(name="a", sources=[source()]))
+    finally:
+        os.umask(before)
+    found = [store.path, *(path for path in store.path.rglob("*") if not path.is_symlink())]
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_file()}
+    assert (modes, {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_dir()}) == ({0o600}, {0o700})
+
+
+def test_a_full_disk_and_another_process_leave_everything_as_it_was(store, source, monkeypatch):
+    add(store, Addition(name="a", sources=[source()]))
+    before = content(store.directory("a"))
+    with store.changing(), pytest.raises(Conflict, match="another"):
+        add(store, Addition(name="b", sources=[source()]))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for owner, name in ((os, "fsync"), (SeenDigests, "add")):
+        with monkeypatch.context() as broken:
+            broken.setattr(owner, name, full)
+            with pytest.raises(MobizoError, match=r"data set a is unchanged .*No space left"):
+                add(store, Addition(name="a", sources=[source(ROWS[:50])], mode=Mode.REPLACE))
+        assert content(store.directory("a")) == before
+    assert len(list((store.path / ".versions").iterdir())) == 1
+
+
+def killed_at(call, number):
+    """Runs `call` in a child that dies by SIGKILL at its n-th access to the file system; returns whether it died."""
+    child = os.fork()
+    if child == 0:
+        left = [number]
+
+        def count(event, _):
+            if event.startswith(("open", "os.", "shutil.", "sqlite3.")):
+                left[0] -= 1
+                if left[0] == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            sys.addaudithook(count)
+            call()
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def test_a_kill_at_any_access_to_the_disk_leaves_the_old_or_the_new_data_set(store, source):
+    old, new = Addition(name="a", sources=[source()]), [source([*ROWS, ("more", 1)], "b.csv")]
+    change = Addition(name="a", sources=new, mode=Mode.APPEND)
+    add(store, old)
+    before = content(store.directory("a"))
+    number, seen = 0, set()
+    died = True
+    while died:
+        number += 1
+        died = killed_at(lambda: add(store, change), number)
+        found = content(DatasetStore(store.path).directory("a"))
+        about = store.about("a").records
+        assert {f"{split}.jsonl": count for split, count in about.items()} == {
+            name: lines.count(b"\n") for name, lines in found.items()
+        }
+        seen.add(found == before)
+        if found != before:
+            add(store, Addition(name="a", sources=old.sources, mode=Mode.REPLACE))
+            assert content(store.directory("a")) == before
+    assert number > 20
+    assert seen == {True, False}
+    with store.changing():
+        assert len(list((store.path / ".versions").iterdir())) == 1
+
+
+def test_names_given_by_the_owner_win_over_the_homes(store, source, tmp_path, dataset):
+    add(store, Addition(name="a", sources=[source()]))
+    available = AvailableDatasets(store, {"a": dataset, "z": dataset})
+    assert dict(available) == {"a": dataset, "z": dataset}
+    add(store, Addition(name="b", sources=[source()]))
+    assert available["b"] == store.directory("b")
+    assert len(available) == 3
+    with pytest.raises(BadRequest, match="lies in the agent's home"):
+        AvailableDatasets(store, {"c": store.directory("b").resolve()})

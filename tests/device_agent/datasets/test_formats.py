@@ -1,0 +1,191 @@
+"""Real files of each format, written by the standard library or by hand, read back as records."""
+
+import csv
+import json
+import mailbox
+import sys
+import tracemalloc
+from email.message import EmailMessage
+
+import pytest
+
+from device_agent.datasets.formats import MOST_LINE, open_source
+from shared.errors import BadRequest, InvalidDataset
+
+RECORDS = [
+    {"text": 'It says "no"; twice,\nover two lines', "label": "a"},
+    {"text": "  café | 雪\t", "label": "b"},
+]
+
+
+def read(path, form=None, delimiter=None, encoding=None):
+    with path.open("rb") as raw:
+        return list(open_source(path, form, delimiter, encoding).records(raw))
+
+
+def write_csv(path, delimiter, encoding="utf-8"):
+    with path.open("w", newline="", encoding=encoding) as file:
+        writer = csv.DictWriter(file, ["text", "label"], delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(RECORDS)
+    return path
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_csv_with_any_delimiter_is_read_as_it_was_written(tmp_path, delimiter):
+    path = write_csv(tmp_path / "a.csv", delimiter, "utf-8-sig")  # as Excel writes it
+    assert open_source(path, None, None, None).delimiter == delimiter
+    assert [record for _, record in read(path)] == RECORDS
+    assert [record for _, record in read(path, delimiter=delimiter)] == RECORDS
+
+
+def test_csv_of_one_column_and_rows_that_do_not_fit(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text\nwarm\n\ndull\n")
+    assert read(path) == [(f"{path}:2", {"text": "warm"}), (f"{path}:4", {"text": "dull"})]
+    path.write_text("text,label\nwarm,1\ndull, flat,0\n")
+    with pytest.raises(InvalidDataset, match=r"a\.csv:3: the row has 3 columns and the first row 2"):
+        read(path, delimiter="comma")
+    path.write_text('text,label\n"warm,1\n')
+    with pytest.raises(InvalidDataset, match="a quotation mark may be missing"):
+        read(path)
+    path.write_text("text,text\nwarm,1\n")
+    with pytest.raises(InvalidDataset, match="each column once"):
+        read(path)
+
+
+def test_tsv_has_no_quotation_marks(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text('sentence\tlabel\n"warm\t1\n')
+    assert read(path) == [(f"{path}:2", {"sentence": '"warm', "label": "1"})]
+
+
+def test_json_lines(tmp_path):
+    path = tmp_path / "a.ndjson"
+    path.write_text("\n\n".join(json.dumps(record) for record in RECORDS))
+    assert read(path) == [(f"{path}:1", RECORDS[0]), (f"{path}:3", RECORDS[1])]
+    for line, words in (('{"a": 1', "is not JSON"), ("[1]", "must be a JSON object"), ("[" * 100_000, "is not JSON")):
+        path.write_text(f"{{}}\n{line}\n")
+        with pytest.raises(InvalidDataset, match=f"ndjson:2.*{words}"):
+            read(path)
+
+
+@pytest.mark.parametrize("indent", [None, 4])
+def test_json_array_longer_than_a_buffer(tmp_path, indent):
+    path = tmp_path / "a.json"
+    records = [{"text": "é{[" * (7 * number), "deep": {"list": [number, None]}} for number in range(300)]
+    path.write_text(json.dumps(records, indent=indent))
+    assert path.stat().st_size > 8 * (1 << 16)
+    assert [record for _, record in read(path)] == records
+    path.write_text("[]")
+    assert read(path) == []
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": 1}', '[{"a": 1}, 2]', '[{"a": 1},]', '[{"a": 1} {"a": 2}]', '[{"a": 1}', "", '[{"a']
+)
+def test_json_that_is_no_array_of_objects(tmp_path, text):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(InvalidDataset, match=r"a\.json"):
+        read(path)
+
+
+def test_plain_text_is_a_record_a_line(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"warm\r\n\r\n dull film \r\nlast")
+    assert read(path) == [
+        (f"{path}:{line}", {"text": text}) for line, text in ((1, "warm"), (3, "dull film"), (4, "last"))
+    ]
+
+
+def test_mbox(tmp_path):
+    path = tmp_path / "mail.mbox"
+    box = mailbox.mbox(path)
+    message = EmailMessage()
+    message["Subject"], message["From"] = "Grüße aus Köln", "Ana <ana@example.org>"
+    message.set_content("From the start:\nit works é\n")
+    message.add_alternative("<p>it works</p>", subtype="html")
+    message.add_attachment("not this", filename="notes.txt")
+    box.add(message)
+    box.add(b"Subject: =?nonsense?b?x?= \nContent-Type: text/plain; charset=nonsense\n\nplain\xff\n")
+    box.close()
+    before = path.read_bytes()
+    (_, first), (where, second) = read(path)
+    assert first == {
+        "subject": "Grüße aus Köln",
+        "from": "Ana <ana@example.org>",
+        "text": "From the start:\nit works é",
+    }
+    assert (where, second["text"], second["from"]) == (f"{path}: message 2", "plain�", "")
+    assert path.read_bytes() == before
+
+
+def test_parquet(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "pyarrow", None)
+        with pytest.raises(BadRequest, match="pip install pyarrow"):
+            read(path)
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(RECORDS), path)
+    assert read(path) == [(f"{path}: row {number}", record) for number, record in enumerate(RECORDS, 1)]
+
+
+def test_text_that_is_not_utf_8_names_line_byte_and_remedy(tmp_path):
+    path = write_csv(tmp_path / "a.csv", ",")
+    text = "text,label\n" + "warm,1\n" * 20_000 + "café,0\n"
+    path.write_text(text, encoding="cp1252")
+    expected = rf"a\.csv:20002: byte {len(text) - 4} of the file \(0xe9\) is not UTF-8; .* --encoding cp1252"
+    with pytest.raises(InvalidDataset, match=expected):
+        read(path)
+    assert read(path, encoding="cp1252")[-1][1] == {"text": "café", "label": "0"}
+    path.write_text(text, encoding="utf-16")
+    with pytest.raises(InvalidDataset, match=r"a\.csv:1: byte 0 "):
+        read(path)
+    assert read(path, encoding="utf-16")[-1][1] == {"text": "café", "label": "0"}
+    path.write_bytes("text\ncafé".encode()[:-1])
+    with pytest.raises(InvalidDataset, match="is not UTF-8"):
+        read(path)
+    with pytest.raises(BadRequest, match="--encoding 'klingon' is unknown"):
+        read(path, encoding="klingon")
+
+
+def test_files_that_cannot_be_opened_as_a_source(tmp_path):
+    with pytest.raises(BadRequest, match="is no file"):
+        open_source(tmp_path / "none.csv", None, None, None)
+    (tmp_path / "data.bin").write_text("a")
+    with pytest.raises(BadRequest, match="name it with --format"):
+        open_source(tmp_path / "data.bin", None, None, None)
+    (tmp_path / "a.csv").write_text("a,b\n")
+    with pytest.raises(BadRequest, match="one character"):
+        open_source(tmp_path / "a.csv", None, "::", None)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json", "a.txt"])
+def test_a_reader_holds_one_record(tmp_path, name):
+    path, count = tmp_path / name, 20_000
+    record = '{"text": "%s"}' % ("warm " * 20)
+    texts = {
+        "a.csv": "text\n" + ("warm " * 20 + "\n") * count,
+        "a.jsonl": (record + "\n") * count,
+        "a.json": "[" + ",\n".join([record] * count) + "]",
+        "a.txt": ("warm " * 20 + "\n") * count,
+    }
+    path.write_text(texts[name])
+    source = open_source(path, None, None, None)
+    tracemalloc.start()
+    try:
+        with path.open("rb") as raw:
+            assert sum(1 for _ in source.records(raw)) == count
+        assert tracemalloc.get_traced_memory()[1] < path.stat().st_size / 2
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_line_without_end_is_refused_before_it_fills_memory(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"x" * (MOST_LINE + 10))
+    with pytest.raises(InvalidDataset, match="the line has more than"):
+        read(path)
