@@ -21,7 +21,7 @@ from device_agent.cli.options import AdbOption, DataOption, HomeOption, JsonOpti
 from device_agent.daemon.control import ControlRequest, ControlResponse, ControlServer, Handler, ask
 from device_agent.daemon.daemon import Daemon
 from device_agent.daemon.reporting import Display, LogFile, Watchdog, configure_logs, follow, log_path, readable, tail
-from device_agent.datasets.store import AvailableDatasets, DatasetStore
+from device_agent.datasets.store import AvailableDatasets, DatasetStore, check_directory
 from device_agent.engines.choice import EngineName, EngineSelector
 from device_agent.home import PAUSED, AgentHome, DaemonStatus, PauseFlag
 from device_agent.jobs.leased_job import JobEnd, Outcome
@@ -30,7 +30,6 @@ from device_agent.policy.evaluator import load_consents
 from device_agent.policy.privacy_ledger import PrivacyLedger
 from device_agent.policy.sensors import LinuxSensors, PhoneWithHost, Sensors
 from device_agent.policy.task_approvals import TaskApprovals, TaskState
-from device_agent.training.datasets import check_directory
 from shared.errors import BadRequest, MobizoError
 from shared.job import NAME
 

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from device_agent.datasets.formats import Format, Located, Source
 from device_agent.datasets.splits import SplitRule
 from device_agent.durable import sync_directory, write_durably
-from shared.errors import BadRequest, Conflict, MobizoError, NotFound
+from shared.errors import BadRequest, Conflict, InvalidDataset, MobizoError, NotFound
 from shared.job import NAME
 
 ABOUT = "about.json"
@@ -44,6 +44,14 @@ class DatasetAbout(BaseModel):
     def rule(self) -> SplitRule:
         """The rule by which records were split."""
         return SplitRule(self.shares, self.seed)
+
+
+def check_directory(directory: Path) -> None:
+    """Checks without reading records. Raises InvalidDataset unless `directory` can be a data set."""
+    if not directory.is_dir():
+        raise InvalidDataset(f"{directory} is no directory; a data set is a directory with a train.jsonl")
+    if not (directory / "train.jsonl").is_file():
+        raise InvalidDataset(f"{directory} has no train.jsonl, which every data set needs")
 
 
 class DatasetStore:

@@ -20,8 +20,8 @@ from typing import TypeVar
 
 from tokenizers import Tokenizer
 
+from device_agent.datasets.store import check_directory
 from device_agent.training.count_noise import CountNoise
-from device_agent.training.datasets import check_directory
 from device_agent.training.journal import ExampleCounts, RunPlan
 from shared.canonical import file_sha256
 from shared.errors import InvalidDataset, MobizoError
