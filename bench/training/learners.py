@@ -1,7 +1,7 @@
 """Contenders in training: programs in the agent's runtime, and baselines in PyTorch, behind one interface."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,9 +15,9 @@ from bench.baselines.mobizo_eager import EagerMobizo
 from bench.baselines.peft_adapters import PeftModel, Variant
 from bench.programs import Compiled, model_file
 from bench.timing import Batch
-from device_agent.runtimes import F32, Rates
-from device_agent.training.evaluation import SplitMetrics, measure
-from device_agent.training.prefix import PrefixCache
+from device_agent.runtimes import F32, Rates, Runtime
+from device_agent.training.evaluation import FrozenStates, SplitMetrics, measure
+from device_agent.training.prefix import PrefixCache, Upcoming
 from shared.job import TrainingSettings
 from shared.recipe import Recipe
 from shared.zo.calibration import Calibration
@@ -35,6 +35,12 @@ class Learner(ABC):
         """dynamic: batches are padded only to their longest example."""
         self.recipe, self.train, self.dynamic = recipe, train, dynamic
         self.prefix: PrefixCache | None = None
+        self.frozen: FrozenStates | None = None  # of measured examples: steps are not to gain from measurements
+        self._upcoming = Upcoming()
+
+    def expect(self, indices: Iterable[int]) -> None:
+        """Names the examples that the steps will visit, in order. Their states fill rows that would be empty."""
+        self._upcoming = Upcoming(self.train[index].right.tokens for index in indices)
 
     def inputs(self, indices: list[int]) -> Batch:
         """Packs training examples; with a prefix cache, hidden states stand in place of the tokens."""
@@ -42,7 +48,14 @@ class Learner(ABC):
         tokens, *labels = pack_step(examples, self.recipe, dynamic=self.dynamic)
         if self.prefix is None:
             return (tokens, *labels)
-        return (self.prefix.hidden([example.right.tokens for example in examples], tokens.shape), *labels)
+        texts = [example.right.tokens for example in examples]
+        return (self.prefix.hidden(texts, tokens.shape, self._upcoming), *labels)
+
+    def _cache(self, runtime: Runtime, size: int) -> None:
+        """Keeps the frozen layers' states from now on. runtime: has `prefix`. size: of a hidden state."""
+        rows, length = self.recipe.effective_batch, self.recipe.sequence_length
+        self.prefix = PrefixCache(runtime, size, rows, length, dynamic=self.dynamic)
+        self.frozen = FrozenStates(PrefixCache(runtime, size, rows, length, dynamic=self.dynamic))
 
     @abstractmethod
     def step(self, indices: list[int], number: int, settings: TrainingSettings) -> float:
@@ -65,8 +78,7 @@ class ProgramLearner(Learner):
         super().__init__(recipe, program.examples("train"), dynamic=manifest.dynamic_length)
         self._runtime = program.open(resident=True)
         if "suffix" in manifest.methods:
-            size, rows, length = manifest.shape.hidden, recipe.effective_batch, recipe.sequence_length
-            self.prefix = PrefixCache(self._runtime, size, rows, length, dynamic=self.dynamic)
+            self._cache(self._runtime, manifest.shape.hidden)
 
     def step(self, indices: list[int], number: int, settings: TrainingSettings) -> float:
         """Runs the program's step of its estimator."""
@@ -84,8 +96,8 @@ class ProgramLearner(Learner):
         return float(losses.mean())
 
     def measure(self, examples: Sequence[Example]) -> SplitMetrics:
-        """Measures with the program's own `score`."""
-        return measure(self._runtime, examples, self.recipe, dynamic=self.dynamic)
+        """Measures with the program's own `score` or `score_suffix`."""
+        return measure(self._runtime, examples, self.recipe, dynamic=self.dynamic, frozen=self.frozen)
 
     def close(self) -> None:
         """Frees the program."""
@@ -100,7 +112,7 @@ class MezoProgram(ProgramLearner):
         path, weights = program.directory / "sequential.pte", program.path("weights")
         if not path.exists():
             emit_passes(self.recipe, str(model_file()), path, "sequential")
-        self.prefix = None
+        self.prefix = self.frozen = None
         self._passes = Passes(self.recipe, program.manifest.size, path, weights, "sequential")
 
     def step(self, indices: list[int], number: int, settings: TrainingSettings) -> float:
@@ -128,8 +140,7 @@ class TorchLearner(Learner):
         frozen = self.recipe.frozen_layers(shape.layers)
         below, self.model.upper = split_backbone(self.model.model.model, frozen)
         runtime: Any = _Below(below)
-        rows, length = self.recipe.effective_batch, self.recipe.sequence_length
-        self.prefix = PrefixCache(runtime, shape.hidden, rows, length, dynamic=True)
+        self._cache(runtime, shape.hidden)
 
     @property
     def b(self) -> Tensor:
@@ -151,7 +162,7 @@ class TorchLearner(Learner):
     def measure_at(self, b: Tensor, examples: Sequence[Example]) -> SplitMetrics:
         """Measures another B."""
         runtime: Any = _Scorer(self.model, b)
-        return measure(runtime, examples, self.recipe, dynamic=True)
+        return measure(runtime, examples, self.recipe, dynamic=True, frozen=self.frozen)
 
     def close(self) -> None:
         """Takes the hooks off the model."""
@@ -194,7 +205,8 @@ class _Below:
 
 
 class _Scorer:
-    """The `score` method of a runtime, for a B in PyTorch."""
+    """The methods `score` and `score_suffix` of a runtime, for a B in PyTorch."""
 
     def __init__(self, model: AdaptedModel, b: Tensor) -> None:
         self.score = lambda inputs: model.score(inputs, b)
+        self.score_suffix = lambda hidden, others: model.score((hidden, *others), b)

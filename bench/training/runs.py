@@ -7,6 +7,7 @@ Steps count, with the frozen layers' states that they need; compiling and measur
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -123,6 +124,8 @@ def train(
     looks: steps after which it is measured, besides the evaluation interval and the last step. Divergence ends the run.
     """
     order = BatchSampler(settings.seed, tuple(each.correct for each in learner.train), learner.recipe.effective_batch)
+    later = replace(order)  # an order of its own, because each keeps two epochs only
+    learner.expect(index for step in range(settings.steps) for index in later.indices(step))
     more = True
     while more:
         indices = order.indices(run.steps)
