@@ -116,7 +116,7 @@ std::vector<Tensor> Program::call(const std::string &method, const std::vector<T
       check_indices(method, inputs[2], r.vocabulary);
     }
   }
-  if (r.trains && method == "suffix") {
+  if (r.trains && (method == "suffix" || method == "score_suffix")) {
     check_indices(method, inputs.at(1), inputs[0].shape.at(1));
     check_indices(method, inputs.at(2), r.vocabulary);
   }
@@ -138,7 +138,7 @@ std::vector<Tensor> Program::call(const std::string &method, const std::vector<T
     outputs.push_back(random_floats({1}, r.random));
   } else if (method == "prefix") {
     outputs.push_back(random_floats({inputs[0].shape.at(0), inputs[0].shape.at(1), b.width}, r.random));
-  } else if (method == "score" && inputs.size() == 3 && inputs[2].count() <= 1 << 20) {
+  } else if ((method == "score" || method == "score_suffix") && inputs.size() == 3 && inputs[2].count() <= 1 << 20) {
     outputs.push_back(random_floats(inputs[2].shape, r.random));
   } else if (method == "step" || method == "suffix") {
     const auto seeds = std::find_if(inputs.begin(), inputs.end(),
