@@ -80,10 +80,10 @@ class Source:
 def open_source(path: Path, form: Format | None, delimiter: str | None, encoding: str | None) -> Source:
     """Returns how a file is read; a CSV file's delimiter is found from its first rows unless given.
 
-    Raises BadRequest for an unknown suffix without a format, an unknown encoding, or a path that is no file.
+    Raises BadRequest for an unknown suffix without a format, an unknown encoding, or a path that is not a file.
     """
     if not path.is_file():
-        raise BadRequest(f"{path} is no file")
+        raise BadRequest(f"{path} is not a file")
     found = form or _SUFFIXES.get(path.suffix.lower())
     if found is None:
         raise BadRequest(f"{path}: the suffix names no known format; name it with --format {'|'.join(Format)}")
@@ -201,7 +201,7 @@ class _Buffer:
         self._text, self._held, self._at = text, "", 0
 
     def peek(self) -> str:
-        """Returns the next character that is no white space, or the empty text at the end."""
+        """Returns the next character that is not white space, or the empty text at the end."""
         while True:
             while self._at < len(self._held) and self._held[self._at] in " \t\r\n":
                 self._at += 1
@@ -212,7 +212,7 @@ class _Buffer:
                 return ""
 
     def take(self) -> str:
-        """Returns the next character that is no white space, and goes past it."""
+        """Returns the next character that is not white space, and goes past it."""
         found = self.peek()
         self._at += len(found)
         return found

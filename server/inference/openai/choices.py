@@ -86,8 +86,8 @@ class Ended(Step):
 class Choices:
     """The texts of one request. usage and fingerprint are known with the first step, and final at the end."""
 
-    def __init__(self, texts: Sequence[TextGeneration], model: str) -> None:
-        self._texts, self._model = texts, model
+    def __init__(self, texts: Sequence[TextGeneration]) -> None:
+        self._texts = texts
         self._generated = 0
         self.fingerprint: str | None = None
 

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
-from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseModelEntry, BaseService
 from server.catalog.chat_templates import InvalidConversation, NoChatTemplate
@@ -44,7 +43,6 @@ from server.inference.openai.routes import OpenAIRoutes, error_object
 from server.inference.responses import TextGeneration
 from server.inference.service import ModelName, ScoringService, TextRequest
 from server.registry.repository import AdapterRepository
-from server.storage.store import ArtifactStore
 from server.web.openapi import raises
 from server.web.state import AppState, State
 from shared.access import Scope
@@ -81,7 +79,7 @@ def models(principal: Asker, state: State) -> ModelList:
 def model(principal: Asker, model: str, state: State) -> Model:
     """One model, by the name that requests give it."""
     with state.database.reading() as session:
-        target = _service(session, state.artifacts, principal).resolve_model(ModelName(model))
+        target = ScoringService(session, state.artifacts, principal.tenant).resolve_model(ModelName(model))
         if target.version is None:
             return _base(target.base)
         return Model(
@@ -95,7 +93,7 @@ def model(principal: Asker, model: str, state: State) -> Model:
 @router.post(
     "/chat/completions",
     response_model=ChatCompletion,
-    responses=STREAMED | raises(*REFUSALS, RevisionNotFound, NoChatTemplate, InvalidConversation),
+    responses=STREAMED | raises(*REFUSALS, NoChatTemplate, InvalidConversation),
 )
 async def chat(principal: Asker, request: ChatRequest, asker: Request, state: State) -> Any:
     """The assistant's next turn, by the base model's own chat template."""
@@ -108,7 +106,7 @@ async def chat(principal: Asker, request: ChatRequest, asker: Request, state: St
 
     most = request.max_completion_tokens or request.max_tokens or MOST_NEW_TOKENS
     texts = [_text(request, number, prompt, most, special=False) for number in range(request.n or 1)]
-    choices = Choices([TextGeneration(state, principal.tenant, text) for text in texts], request.model)
+    choices = Choices([TextGeneration(state, principal.tenant, text) for text in texts])
     about = _about("chatcmpl", request.model)
     if not request.stream:
         ended = await while_there(asker, choices.whole())
@@ -139,7 +137,7 @@ async def chat(principal: Asker, request: ChatRequest, asker: Request, state: St
     return await _stream(state, choices, chunk, usage if _wants_usage(request) else None)
 
 
-@router.post("/completions", response_model=Completion, responses=STREAMED | raises(*REFUSALS, RevisionNotFound))
+@router.post("/completions", response_model=Completion, responses=STREAMED | raises(*REFUSALS))
 async def completions(principal: Asker, request: CompletionRequest, asker: Request, state: State) -> Any:
     """Continues each prompt."""
     most = request.max_tokens or COMPLETION_TOKENS
@@ -148,7 +146,7 @@ async def completions(principal: Asker, request: CompletionRequest, asker: Reque
         _text(request, number, prompt, most)
         for number, prompt in enumerate(prompt for prompt in prompts for _ in range(request.n or 1))
     ]
-    choices = Choices([TextGeneration(state, principal.tenant, text) for text in texts], request.model)
+    choices = Choices([TextGeneration(state, principal.tenant, text) for text in texts])
     about = _about("cmpl", request.model)
 
     def choice(step: Step) -> CompletionChoice:
@@ -212,10 +210,6 @@ def _seconds(moment: datetime) -> int:
 
 def _base(base: BaseModelEntry) -> Model:
     return Model(id=base.name, created=_seconds(base.created_at), owned_by="base")
-
-
-def _service(session: Session, artifacts: ArtifactStore, principal: Principal) -> ScoringService:
-    return ScoringService(session, artifacts, principal.tenant)
 
 
 async def _stream(state: AppState, choices: Choices, chunk: Any, usage: Any) -> StreamingResponse:

@@ -153,7 +153,7 @@ def test_text_that_is_not_utf_8_names_line_byte_and_remedy(tmp_path):
 
 
 def test_files_that_cannot_be_opened_as_a_source(tmp_path):
-    with pytest.raises(BadRequest, match="is no file"):
+    with pytest.raises(BadRequest, match="is not a file"):
         open_source(tmp_path / "none.csv", None, None, None)
     (tmp_path / "data.bin").write_text("a")
     with pytest.raises(BadRequest, match="name it with --format"):
