@@ -10,6 +10,7 @@ from mobizo.pinned_keys import PinnedKeys
 from mobizo.resources.adapter_grants import AdapterGrants
 from mobizo.resources.adapters import Adapters
 from mobizo.resources.approval_rules import ApprovalRules
+from mobizo.resources.bases import Bases
 from mobizo.resources.cohorts import Cohorts
 from mobizo.resources.devices import Devices
 from mobizo.resources.jobs import Jobs
@@ -39,6 +40,7 @@ class Client:
         self.adapters = Adapters(self._connection)
         self.adapter_grants = AdapterGrants(self._connection)
         self.approval_rules = ApprovalRules(self._connection)
+        self.bases = Bases(self._connection)
         self.cohorts = Cohorts(self._connection)
         self.devices = Devices(self._connection)
         self.jobs = Jobs(self._connection)

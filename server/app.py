@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from starlette.types import Lifespan
 
+from server.catalog import endpoints as bases
 from server.catalog.calibrations import endpoints as calibrations
 from server.catalog.runner_builds import endpoints as runner_builds
 from server.database.columns import utc_now
@@ -66,6 +67,7 @@ SLICES = (
     privacy,
     programs,
     runner_builds,
+    bases,
     calibrations,
     adapters,
     decisions,

@@ -18,7 +18,7 @@ from shared.capabilities import Capabilities, LabelName, Labels, LabelValue
 from shared.federation.cohort import CohortOrigin, RoundTask
 from shared.job import NAME, JobError, JobState, JobView, Result
 from shared.program import SignedManifest
-from shared.recipe import Recipe, Sha256
+from shared.recipe import Precision, Recipe, Sha256
 from shared.registry import Parent, SignedAdapter, VersionState
 
 Item = TypeVar("Item")
@@ -249,6 +249,25 @@ class SignedRunnerBuild(_Wire):
     build: RunnerBuild
     key_id: str
     signature: str = Field(description="Ed25519, base64")
+
+
+class BaseView(_Wire):
+    """A registered base model, which recipes name."""
+
+    name: str = Field(description="name by which jobs and recipes use it")
+    hub_id: str | None = Field(
+        description="its id on the Hugging Face Hub, which exported adapters name; null: unknown"
+    )
+    sha256: Sha256 = Field(description="pins its files")
+    architecture: str = Field(description="such as llama")
+    parameters: int = Field(description="number of weights; tied weights count once")
+    layers: int
+    hidden: int = Field(description="size of a hidden state")
+    vocabulary: int = Field(description="number of tokens")
+    context_length: int = Field(description="most tokens of a text")
+    precisions: list[Precision] = Field(description="precisions in which its programs can train")
+    chat_template: bool = Field(description="true: chat routes accept it")
+    created_at: datetime
 
 
 class CalibrationView(_Wire):

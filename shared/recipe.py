@@ -344,6 +344,11 @@ def resolve_layers(layers: Layers, count: int) -> Layers:
     return indices
 
 
+def trainable_precisions() -> list[Precision]:
+    """Returns the precisions that `check_trainable` accepts."""
+    return [each for each, correlation in GRADIENT_CORRELATION.items() if correlation >= LEAST_CORRELATION]
+
+
 def check_trainable(precision: Precision) -> None:
     """Raises InvalidRecipe if the precision's projected gradients correlate too little with those of fp32."""
     if (correlation := GRADIENT_CORRELATION[precision]) < LEAST_CORRELATION:

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from mobizo.cli import adapter_grants, adapters, cohorts, devices, jobs, privacy, scoring, simulate, tokens, versions
+from mobizo.cli import (
+    adapter_grants,
+    adapters,
+    bases,
+    cohorts,
+    devices,
+    jobs,
+    privacy,
+    scoring,
+    simulate,
+    tokens,
+    versions,
+)
 from shared.command_line import CONTEXT, common_options
 
 PANELS = {
@@ -23,6 +35,7 @@ for panel, groups in PANELS.items():
         for command in group.registered_commands:
             command.rich_help_panel = panel
             app.registered_commands.append(command)
+app.add_typer(bases.group, name="base", rich_help_panel="Jobs")
 app.add_typer(tokens.group, name="tokens", rich_help_panel="Access and devices")
 app.add_typer(devices.group, name="devices", rich_help_panel="Access and devices")
 app.add_typer(cohorts.group, name="cohort", rich_help_panel="Federation and privacy")

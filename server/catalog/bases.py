@@ -5,6 +5,7 @@ Torch is imported only in the process that registers a model.
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Sequence
 from datetime import datetime
@@ -19,7 +20,12 @@ from server.catalog.chat_templates import ChatTemplate, read_chat_template
 from server.database.columns import Document, Moment, Numbered, Table, utc_now
 from server.storage.store import ArtifactStore, FileColumn, FileReferences, hold
 from shared.errors import BadRequest, Conflict, UnknownBase
+from shared.protocol import BaseView
+from shared.recipe import trainable_precisions
 from shared.zo.lora import BaseShape
+
+MAX_NAME = 200
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class BaseModelEntry(Numbered, Table):
@@ -29,6 +35,7 @@ class BaseModelEntry(Numbered, Table):
 
     name: Mapped[str] = mapped_column(String(200), unique=True)
     source: Mapped[str] = mapped_column(String(4096))
+    hub_id: Mapped[str | None] = mapped_column(String(MAX_NAME))
     sha256: Mapped[str] = mapped_column(String(64))
     shape: Mapped[BaseShape] = mapped_column(Document(BaseShape))
     parameters: Mapped[int] = mapped_column(BigInteger)
@@ -60,13 +67,12 @@ class BaseRepository:
         return self._session.scalars(select(BaseModelEntry).order_by(BaseModelEntry.name)).all()
 
 
-MAX_NAME = 200
-
-
-def inspect(name: str, source: str, artifacts: ArtifactStore) -> BaseModelEntry:
+def inspect(name: str, source: str, artifacts: ArtifactStore, hub_id: str | None = None) -> BaseModelEntry:
     """Reads the model at `source` (a directory, a .gguf file or a Hugging Face id) and returns its unsaved row.
 
-    Imports the compiler, and torch with it. Raises UnknownBase, UnreadableCheckpoint or UnsupportedModel.
+    hub_id: the model's id on the Hugging Face Hub, which exported adapters name; by default `source` if it is one.
+    Imports the compiler, and torch with it. Raises UnknownBase, UnreadableCheckpoint, UnsupportedModel, or BadRequest
+    for a name or a Hub id that cannot be one.
     """
     from server.compiler import inspect_base
     from server.compiler.checkpoints.base import locate_base
@@ -74,10 +80,14 @@ def inspect(name: str, source: str, artifacts: ArtifactStore) -> BaseModelEntry:
 
     if not 0 < len(name) <= MAX_NAME:
         raise BadRequest(f"a base model's name has 1 to {MAX_NAME} characters")
+    if hub_id is not None and not (len(hub_id) <= MAX_NAME and HUB_ID.fullmatch(hub_id)):
+        raise BadRequest(f"{hub_id[:MAX_NAME]!r} is not an id of the Hugging Face Hub; it looks like OWNER/NAME")
     path = Path(source)
     if path.exists():
         # A relative path would be another file in the working directory of a worker.
         source = str(path.resolve())
+    else:
+        hub_id = hub_id or source
     facts = inspect_base(source)
     with tempfile.TemporaryDirectory() as directory:
         tokenizer = Path(directory) / "tokenizer.json"
@@ -87,6 +97,7 @@ def inspect(name: str, source: str, artifacts: ArtifactStore) -> BaseModelEntry:
     return BaseModelEntry(
         name=name,
         source=source,
+        hub_id=hub_id,
         sha256=facts.sha256,
         shape=BaseShape(**{field: getattr(facts, field) for field in BaseShape.model_fields}),
         parameters=facts.parameters,
@@ -110,7 +121,7 @@ class BaseService:
         self._artifacts = artifacts
 
     def register(self, base: BaseModelEntry) -> BaseModelEntry:
-        """Adds a base model. Registering the same model under its name again updates its source.
+        """Adds a base model. Registering the same model under its name again updates its source and Hub id.
 
         Raises Conflict if the name belongs to another model, because recipes pin the name.
         """
@@ -121,7 +132,7 @@ class BaseService:
             return base
         if known.sha256 != base.sha256:
             raise Conflict(f"{base.name!r} is already the name of another model; choose another name")
-        known.source, known.chat_template = base.source, base.chat_template
+        known.source, known.hub_id, known.chat_template = base.source, base.hub_id, base.chat_template
         return known
 
     def find(self, name: str) -> BaseModelEntry | None:
@@ -131,6 +142,10 @@ class BaseService:
     def all(self) -> Sequence[BaseModelEntry]:
         """Returns every base model, by name."""
         return self._bases.all()
+
+    def views(self) -> list[BaseView]:
+        """Returns every base model as the API shows it, by name."""
+        return [_view(base) for base in self._bases.all()]
 
     def named(self, name: str) -> BaseModelEntry:
         """Returns the base model of that name. Raises UnknownBase, whose message lists the registered names."""
@@ -143,3 +158,21 @@ class BaseService:
     def tokenizer(self, base: BaseModelEntry) -> Tokenizer:
         """Returns the base's tokenizer."""
         return _tokenizer(self._artifacts, base.tokenizer_sha256)
+
+
+def _view(base: BaseModelEntry) -> BaseView:
+    shape = base.shape
+    return BaseView(
+        name=base.name,
+        hub_id=base.hub_id,
+        sha256=base.sha256,
+        architecture=shape.architecture,
+        parameters=base.parameters,
+        layers=shape.layers,
+        hidden=shape.hidden,
+        vocabulary=shape.vocabulary,
+        context_length=shape.context_length,
+        precisions=trainable_precisions(),
+        chat_template=base.chat_template is not None,
+        created_at=base.created_at,
+    )

@@ -24,6 +24,7 @@ from shared.access import DEFAULT_TENANT, Role
 from shared.errors import BadRequest, Conflict
 
 app = typer.Typer()
+BASE_COLUMNS = ("name", "parameters", "hub_id", "sha256", "source")
 bases = typer.Typer(help="Base models that jobs may use.", no_args_is_help=True)
 app.add_typer(bases, name="bases")
 
@@ -133,23 +134,26 @@ def enroll_token(
 def add_base(
     name: Annotated[str, typer.Argument(help="name that jobs will use")],
     source: Annotated[str, typer.Argument(help="Hugging Face directory or id, or a .gguf file")],
+    hub_id: Annotated[
+        str | None,
+        typer.Option(metavar="OWNER/NAME", help="the model's id on the Hugging Face Hub, named by exported adapters"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Register a base model: read its configuration and tokenizer, and allow jobs to use it."""
     settings, database = open_home()
     artifacts = open_artifacts(settings)
-    inspected = inspect(name, source, artifacts)
+    inspected = inspect(name, source, artifacts, hub_id)
     with database.writing() as session:
         base = BaseService(session, artifacts).register(inspected)
-    value = {"name": base.name, "source": base.source, "sha256": base.sha256, "parameters": base.parameters}
+    value = {column: getattr(base, column) for column in BASE_COLUMNS}
     tell(as_json, value, f"{base.name}: {base.shape.architecture}, {base.parameters:,} parameters, {base.sha256}")
 
 
 @bases.command("list")
 def list_bases(as_json: Json = False) -> None:
     """List base models."""
-    columns = ("name", "parameters", "sha256", "source")
     _, database = open_home()
     with database.reading() as session:
-        rows = [{column: getattr(base, column) for column in columns} for base in BaseRepository(session).all()]
-    tell_rows(as_json, rows, columns)
+        rows = [{column: getattr(base, column) for column in BASE_COLUMNS} for base in BaseRepository(session).all()]
+    tell_rows(as_json, rows, BASE_COLUMNS)

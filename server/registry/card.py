@@ -39,8 +39,8 @@ def _origin(manifest: AdapterManifest) -> str:
     return text if origin.epsilon is None else f"{text}, epsilon {origin.epsilon:.3g}"
 
 
-def model_card(manifest: AdapterManifest) -> bytes:
-    """Returns README.md of a PEFT directory."""
+def model_card(manifest: AdapterManifest, hub_id: str | None = None) -> bytes:
+    """Returns README.md of a PEFT directory. hub_id: the base model's id on the Hugging Face Hub, if it is known."""
     recipe, result, training = manifest.recipe, manifest.result, manifest.training
     exact = recipe.estimator in REVERSE_ESTIMATORS
     noise = "" if recipe.estimator == "gradient" else f", {recipe.noise} noise"
@@ -75,13 +75,18 @@ def model_card(manifest: AdapterManifest) -> bytes:
     )
     where = "the device that holds" if manifest.cohort is None else "the devices that hold"
     table = "\n".join(f"| {name} | {_cell(value)} |" for name, value in rows if value)
+    header, usage = "", "from peft import PeftModel\n\nmodel = PeftModel.from_pretrained(base_model, directory)"
+    if hub_id is not None:
+        header = f"base_model: {hub_id}\n"
+        usage = (
+            "from peft import AutoPeftModelForCausalLM\n\nmodel = AutoPeftModelForCausalLM.from_pretrained(directory)"
+        )
     text = (
-        "---\nlibrary_name: peft\ntags:\n- lora\n- mobizo\n---\n\n"
+        f"---\nlibrary_name: peft\n{header}tags:\n- lora\n- mobizo\n---\n\n"
         f"# {manifest.adapter}\n\n"
         f"A LoRA adapter that was trained with {how}, on {where} the data. The data did\n"
         "not leave the device.\n\n"
         f"| | |\n|---|---|\n{table}\n\n"
-        "Load it with PEFT onto the base model named above:\n\n"
-        "```python\nfrom peft import PeftModel\n\nmodel = PeftModel.from_pretrained(base_model, directory)\n```\n"
+        f"Load it with PEFT:\n\n```python\n{usage}\n```\n"
     )
     return text.encode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from server.catalog.bases import BaseService
 from server.catalog.calibrations.service import calibration_of
 from server.database.database import Database
 from server.registry.card import CARD, model_card
@@ -19,6 +20,7 @@ from server.registry.repository import AdapterRepository
 from server.registry.trajectories.reconstruction import b_file
 from server.storage.store import ArtifactStore, hold
 from shared.errors import FileNotInAdapter
+from shared.recipe import Recipe
 from shared.zo.lora import F32, load_adapter
 
 RAW = "lora_B.safetensors"  # as the device uploaded it
@@ -86,14 +88,22 @@ def _generate(
     if MANIFEST in paths:
         found[MANIFEST] = (signed.model_dump_json(indent=1) + "\n").encode()
     if CARD in paths:
-        found[CARD] = model_card(signed.manifest)
+        found[CARD] = model_card(signed.manifest, _hub_id(database, artifacts, recipe))
     rest = [path for path in paths if path not in found]
     if rest:
         flat = flat_b(database, artifacts, version)
         arguments = recipe, shape, flat, a_sha256, calibration_of(artifacts, recipe)
-        found |= peft_files(*arguments) if {CONFIG_NAME, TENSORS_NAME} & set(rest) else {}
+        if {CONFIG_NAME, TENSORS_NAME} & set(rest):
+            found |= peft_files(*arguments, _hub_id(database, artifacts, recipe))
         found |= {path: CONVERTERS[path](*arguments) for path in rest if path in CONVERTERS}
     return {path: found[path] for path in paths}
+
+
+def _hub_id(database: Database, artifacts: ArtifactStore, recipe: Recipe) -> str | None:
+    """Returns the Hub id of a recipe's base model, None if the operator gave none."""
+    with database.reading() as session:
+        base = BaseService(session, artifacts).find(recipe.base.name)
+        return base.hub_id if base is not None and base.sha256 == recipe.base.sha256 else None
 
 
 def _stored(artifacts: ArtifactStore, path: str, data: bytes) -> AdapterFile:

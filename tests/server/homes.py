@@ -185,6 +185,7 @@ def fill(settings, tokenizer):
             BaseModelEntry(
                 name="tiny",
                 source="set by the copy",
+                hub_id="acme/tiny",
                 sha256="b" * 64,
                 shape=SHAPE,
                 parameters=1000,

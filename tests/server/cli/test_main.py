@@ -80,12 +80,13 @@ def test_tokens(command, home):
 def inspected(monkeypatch):
     """Stands in for the compiler's look at a model: sha256 by source."""
 
-    def inspect(name, source, artifacts):
+    def inspect(name, source, artifacts, hub_id):
         if source == "nothing":
             raise UnknownBase
         return BaseModelEntry(
             name=name,
             source=source,
+            hub_id=hub_id,
             sha256=source[0] * 64,
             shape=SHAPE,
             parameters=1000,
@@ -113,6 +114,9 @@ def test_names_that_are_none(command, home):
     for name in ("", "x" * 201):
         with pytest.raises(MobizoError, match="name"):
             command("bases", "add", name, home)
+    for hub_id in ("", "no-owner", "../etc/passwd", "a/b/c", "o/" + "x" * 200):
+        with pytest.raises(MobizoError, match="looks like OWNER/NAME"):
+            command("bases", "add", "tiny", home, "--hub-id", hub_id)
 
 
 def test_running_unsafely(command, home):

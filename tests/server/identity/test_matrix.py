@@ -99,6 +99,7 @@ ROWS = {
     "GET /v1/files/{sha256}": Row(EITHER + "jobs:read"),
     "GET /v1/runner-builds/{platform}": Row(DEVICE, shared=True),
     "GET /v1/runner-builds/{platform}/{sha256}": Row(DEVICE, shared=True),
+    "GET /v1/bases": Row("jobs:read", shared=True),
     "GET /v1/calibrations": Row("jobs:read"),
     "GET /v1/users/{user}/privacy": Row("jobs:read", shared=True),
     "PUT /v1/users/{user}/privacy": Row("privacy:write", {"epsilon": 8}, shared=True),

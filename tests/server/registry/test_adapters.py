@@ -68,7 +68,7 @@ def test_a_peft_directory(home, app, device, lease):
     config = json.loads(files["adapter_config.json"])
     assert config["peft_type"] == "LORA"
     assert config["r"] == 2
-    assert config["base_model_name_or_path"] == "tiny"
+    assert config["base_model_name_or_path"] == "acme/tiny"  # the Hub's id of the base
     tensors = safetensors.numpy.load(files["adapter_model.safetensors"])
     recipe = Recipe.model_validate(lease["job"]["recipe"])
     modules = lora_modules(recipe, SHAPE)

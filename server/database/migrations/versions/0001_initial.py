@@ -118,6 +118,7 @@ def upgrade() -> None:
         "bases",
         sa.Column("name", sa.String(200), nullable=False),
         sa.Column("source", sa.String(4096), nullable=False),
+        sa.Column("hub_id", sa.String(200), nullable=True),
         sa.Column("sha256", sa.String(64), nullable=False),
         sa.Column("shape", sa.Text(), nullable=False),
         sa.Column("parameters", sa.BigInteger(), nullable=False),

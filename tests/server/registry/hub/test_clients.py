@@ -249,11 +249,11 @@ def test_a_download_that_breaks_off_goes_on(version, client, at, relay, big, tmp
 PEFT = """
 import json, sys
 import torch
-from peft import PeftModel
+from peft import AutoPeftModelForCausalLM
 from transformers import LlamaConfig, LlamaForCausalLM
 shape = json.loads(sys.argv[1])
-model = LlamaForCausalLM(LlamaConfig(**shape))
-peft = PeftModel.from_pretrained(model, "default/alice-movies")
+LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained("acme/tiny")  # in place of the Hub's copy of the base
+peft = AutoPeftModelForCausalLM.from_pretrained("default/alice-movies")
 told = {name: value.tolist() for name, value in peft.state_dict().items() if ".lora_" in name}
 print(json.dumps(told))
 """
@@ -271,7 +271,12 @@ def test_peft_loads_an_adapter_by_its_name(hub, second, tmp_path):
     }
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub.token, "HF_HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", PEFT, json.dumps(shape)], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", PEFT, json.dumps(shape)],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     loaded = json.loads(done.stdout)
