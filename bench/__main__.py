@@ -17,7 +17,7 @@ from bench.registry import publish, replay, scoring
 from bench.runner import Parts, command_of
 from bench.server import downloads, kills, polls, queries, strangers
 from bench.step.command import step
-from bench.variance.command import variance
+from bench.variance import variance
 
 SERVER: Parts = {
     "polls": polls.measure,
