@@ -42,22 +42,14 @@ class Orders(BaseModel):
         return job(number, recipe, priority=number % 3)
 
 
-def start_process(module: str, orders: BaseModel) -> "subprocess.Popen[str]":
-    """Starts `python -m module`, gives it its orders as one line and waits until it is ready.
-
-    The process reads further lines, and prints its findings when it ends.
-    """
-    command = [sys.executable, "-m", module]
+def start_load(orders: Orders) -> "subprocess.Popen[str]":
+    """Starts the load in a process of its own and waits until it is ready."""
+    command = [sys.executable, "-m", "bench.server.load"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
+    assert process.stdout is not None
     process.stdin.write(orders.model_dump_json() + "\n")
     process.stdin.flush()
-    assert process.stdout is not None
     if process.stdout.readline() != "ready\n":
-        raise SystemExit(f"{module} did not start")
+        raise SystemExit("the load did not start")
     return process
-
-
-def start_load(orders: Orders) -> "subprocess.Popen[str]":
-    """Starts the load."""
-    return start_process("bench.server.load", orders)

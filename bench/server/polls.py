@@ -8,18 +8,18 @@ import json
 import tempfile
 from pathlib import Path
 
-import numpy as np
-
 from bench.result import Measured, Row
 from bench.server.home import (
     add_devices,
     both_databases,
     client,
+    cpu_seconds,
     job,
     make_home,
     new_token,
     peak_memory,
     running,
+    spread,
     submit,
 )
 from bench.server.orders import Orders, start_load
@@ -56,23 +56,16 @@ def poll(settings: Settings, database: str, devices: int, **orders: float) -> li
         with client(url, token) as app:  # compiles the only program
             compiled = submit(app, job(-1))
             app.post(f"/v1/jobs/{compiled['id']}/cancel").raise_for_status()
-        before = server.cpu_times()
+        before = cpu_seconds(server)
         load = start_load(Orders(url=url, app=token, devices=credentials, **orders))
         output, _ = load.communicate()
         if load.returncode:
             raise SystemExit("the load failed")
-        after, peak = server.cpu_times(), peak_memory(server.pid)
+        spent, peak = cpu_seconds(server) - before, peak_memory(server.pid)
     found = json.loads(output)
     about = {"database": database, "devices": devices}
     rows = [about | {"what": what, **spread(times)} for what, times in found["seconds"].items() if what != "poll"]
-    spent = after.user + after.system - before.user - before.system
     errors = found["errors"]
     rows.append({"database": database, "what": "errors", "count": len(errors), "first": errors[:3]})
     rows.append({"database": database, "what": "server", "peak_rss_bytes": peak, "cpu_seconds": spent})
     return rows
-
-
-def spread(seconds: list[float]) -> Row:
-    """Returns the count, and the milliseconds within which half, 99 % and all of them ended."""
-    half, most, longest = (1000 * float(value) for value in np.quantile(seconds, (0.5, 0.99, 1.0)))
-    return {"count": len(seconds), "p50_ms": half, "p99_ms": most, "max_ms": longest}

@@ -1,4 +1,4 @@
-"""`bench server`, queries: lists, leases and claims among 10,000 jobs in every state, on both databases.
+"""`bench server`, queries: lists and leases among 10,000 jobs in every state, on both databases.
 
 Each is one transaction, timed whole: connection, statements and objects. The claims are the slowest list and lease.
 """
@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from bench.result import Measured, Row
-from bench.server.home import both_databases
+from bench.server.home import both_databases, spread
 from server.database.columns import utc_now
 from server.database.database import Database
 from server.database.paging import PageRequest
@@ -24,8 +23,6 @@ from server.jobs.leases.service import LeaseService
 from server.jobs.repository import JobFilter, JobRepository
 from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import QueueRepository
-from server.programs.service import COMPILE
-from server.tasks.repository import TaskRepository
 from server.wiring import wire
 from shared.job import JobState, Progress
 from shared.protocol import LeaseRequest
@@ -72,8 +69,6 @@ def _measure(url: str, number: int, times: int) -> list[Row]:
         # Each time another device, since a device that has a job gets no other.
         ("lease: a new one", True, lambda session, _, turn: _acquire(session, busy + turn)),
         ("lease: heartbeat", True, lambda session, rng, turn: _heartbeat(session, rng.randrange(busy), turn, held)),
-        ("claim: is there any", False, lambda session, *_: TaskRepository(session).any(utc_now())),
-        ("claim: the next", True, lambda session, *_: TaskRepository(session).next([COMPILE], utc_now())),
     ]
     rows = []
     for name, writes, query in queries:
@@ -83,8 +78,7 @@ def _measure(url: str, number: int, times: int) -> list[Row]:
             with database.writing() if writes else database.reading() as session:
                 query(session, rng, turn)
             seconds.append(time.perf_counter() - began)
-        p50, p95, p99 = (1000 * float(value) for value in np.percentile(seconds, (50, 95, 99)))
-        rows.append({"query": name, "jobs": number, "times": times, "p50_ms": p50, "p95_ms": p95, "p99_ms": p99})
+        rows.append({"query": name, "jobs": number, **spread(seconds)})
     database.close()
     return rows
 
