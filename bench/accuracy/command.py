@@ -2,7 +2,7 @@
 
 Zero-shot, first-order SGD, MeZO and MobiZO (q E = 16 throughout) on LoRA-FA; the number of queries; quantized weights;
 other adapters. Training runs in PyTorch, on a CPU or GPU, from any base that the compiler reads, on the shipped reviews
-or the paper's own tasks. One step of any method is 32 sequences through the network, forward or back, so that equal
+or other records of a shipped template. One step of any method is 32 sequences through the network, forward or back, so that equal
 steps are equal compute; the number of examples seen differs.
 """
 
@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from bench.accuracy.data import SHIPPED, TASKS, read_data
+from bench.accuracy.data import SHIPPED, read_data
 from bench.accuracy.parts import FULL, PARTS, PLAIN, QUICK, Parts
 from bench.accuracy.runs import Runner, Setting
 from bench.programs import model_file
@@ -28,8 +28,10 @@ def accuracy(
     full: Full = False,
     keep: Keep = None,
     part: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(PARTS)}, or all; default: main.")] = None,
-    task: Annotated[list[str] | None, typer.Option(help=f"Some of {', '.join(TASKS)}; default: movies.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Directory of the task's files, unpacked.")] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help="movies, products or a shipped template; default: movies.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Directory of the task's train.jsonl and test.jsonl.")] = None,
     base: Annotated[str | None, typer.Option(help="Model directory, .gguf file or id; default: SmolLM2-135M.")] = None,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="The device of PyTorch.")] = "cpu",
     dtype: Annotated[
@@ -61,8 +63,6 @@ def accuracy(
                 parts = Parts(Runner(setting, records, keep or Path(directory)), budget)
             except MobizoError as error:
                 raise SystemExit(error.detail) from error
-            if records.left_out:
-                notes.print(f"{name}: {records.left_out} damaged or unusable records were left out")
             for one in names:
                 notes.print(f"{name}: {one}")
                 getattr(parts, one)()

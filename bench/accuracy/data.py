@@ -1,12 +1,12 @@
-"""The data of `bench accuracy`: the shipped reviews, or one of the paper's tasks from its own files."""
+"""The data of `bench accuracy`: the shipped reviews, or records of another task in the form that agents read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
-from bench.accuracy.glue import FORMATS, Located, read_task
 from bench.programs import MOVIES, PRODUCTS
 from device_agent.training.data import Splits, hold_out, sample
 from shared.errors import InvalidDataset
@@ -16,7 +16,7 @@ from shared.task_templates import named_task
 from shared.zo.encoding import check_tokenizer, encode_choice, encode_question, read_jsonl
 
 SHIPPED = {"movies": MOVIES, "products": PRODUCTS}
-TASKS = (*SHIPPED, *FORMATS)
+Located = tuple[str, dict[str, Any]]  # "file:line" for errors, and the record
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class Data:
     train: Sequence[Located]
     validation: Sequence[Located]
     test: Sequence[Located]
-    left_out: int = 0
 
     def answer_sizes(self, tokenizer: Tokenizer) -> tuple[int, int]:
         """Returns (T, C): the most tokens of an answer and the most candidates, over all records."""
@@ -59,29 +58,19 @@ class Data:
 def read_data(name: str, directory: Path | None, sizes: Sizes) -> Data:
     """Returns a task's records, at most `sizes` of them, the same ones in every run.
 
-    directory: holds the files of one of the paper's tasks. A task without a validation file holds out a fifth of its
-    training records.
-    Raises InvalidDataset for an unknown name or unusable files.
+    name: of shipped reviews or, with a directory of train.jsonl, test.jsonl and possibly validation.jsonl, of a shipped
+    template. Without validation.jsonl a fifth of the training records is held out.
+    Raises InvalidTask for an unknown name, InvalidDataset for unusable files.
     """
-    if name in SHIPPED:
-        place = SHIPPED[name]
-        read = {path.stem: list(read_jsonl(path)) for path in sorted(place.glob("*.jsonl"))}
-        data = Data(name, named_task("sst2"), read["train"], read.get("validation", ()), read["test"])
-    elif name not in FORMATS:
-        raise InvalidDataset(f"no task is named {name!r}; the tasks are {', '.join(TASKS)}")
-    elif directory is None:
+    task = named_task("sst2" if name in SHIPPED else name)
+    place = directory or SHIPPED.get(name)
+    if place is None:
         raise InvalidDataset(f"the data of {name!r} is not shipped: pass its directory with --data")
-    else:
-        place, files = directory, read_task(name, directory)
-        data = Data(name, named_task(files.task), files.train, (), files.test, files.left_out)
-    if not data.validation:
-        train, validation = hold_out(data.train, place)
-        data = replace(data, train=train, validation=validation)
-    if not data.test:
-        raise InvalidDataset(f"{place}: no records of {name!r} to test on")
-    return replace(
-        data,
-        train=sample(data.train, sizes.train),
-        validation=sample(data.validation, sizes.validation),
-        test=sample(data.test, sizes.test),
-    )
+    read = {path.stem: list(read_jsonl(path)) for path in sorted(place.glob("*.jsonl"))}
+    train, validation, test = (read.get(split, []) for split in ("train", "validation", "test"))
+    if not train or not test:
+        raise InvalidDataset(f"{place} has no data of {name!r}: it needs train.jsonl and test.jsonl")
+    if not validation:
+        train, validation = hold_out(train, place)
+    most = (sizes.train, sizes.validation, sizes.test)
+    return Data(name, task, *(sample(of, count) for of, count in zip((train, validation, test), most, strict=True)))

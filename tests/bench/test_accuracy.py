@@ -296,14 +296,14 @@ def test_the_shipped_reviews_are_read_in_the_papers_sizes() -> None:
     assert not texts[0] & texts[1]
 
 
-def test_the_command_writes_every_part_and_reads_the_papers_files(base: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "glue" / "SST-2"
-    folder.mkdir(parents=True)
-    lines = [f"the film is {word}\t{label}\n" for word, label in (("warm", 1), ("dull", 0), ("bright", 1), ("flat", 0))]
-    (folder / "train.tsv").write_text("sentence\tlabel\n" + "".join(lines * 6))
-    (folder / "dev.tsv").write_text("sentence\tlabel\n" + "".join(lines))
+def test_the_command_writes_every_part_and_reads_other_records(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    words = (("warm", "positive"), ("dull", "negative"), ("bright", "positive"), ("flat", "negative"))
+    lines = [json.dumps({"text": f"the film is {word}", "label": label}) + "\n" for word, label in words]
+    (tmp_path / "data" / "train.jsonl").write_text("".join(lines * 6))
+    (tmp_path / "data" / "test.jsonl").write_text("".join(lines))
     out = tmp_path / "found.json"
-    arguments = ["accuracy", "--quick", "--part", "all", "--task", "sst2", "--data", str(tmp_path / "glue")]
+    arguments = ["accuracy", "--quick", "--part", "all", "--task", "sst2", "--data", str(tmp_path / "data")]
     arguments += ["--base", str(base), "--seq-len", str(LENGTH), "--keep", str(tmp_path / "keep"), "--json", str(out)]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
