@@ -20,12 +20,15 @@ from device_agent.runtimes import Runtime, open_runtime
 from server.compiler.checkpoints.base import locate_base
 from server.compiler.checkpoints.tokenizer import write_tokenizer
 from shared.program import ProgramManifest
-from shared.recipe import BaseRef, Recipe
+from shared.recipe import DEFAULT_EPS, BaseRef, Recipe
 from shared.task_templates import named_task
 from shared.zo.encoding import Example, load_examples
+from shared.zo.noise import query_seeds
 
 MOVIES = Path(__file__).resolve().parent.parent / "examples" / "data" / "movie_reviews"
 PRODUCTS = MOVIES.parent / "product_reviews"
+LR = 1e-3
+Batch = tuple[np.ndarray, ...]
 
 
 def model_file() -> Path:
@@ -133,3 +136,26 @@ def run_module(module: str, argument: object) -> Any:
     if done.returncode:
         raise RuntimeError(f"{module} failed: {done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def random_batch(recipe: Recipe, vocabulary: int, length: int, number: int) -> Batch:
+    """Returns the data inputs of a step: `length` random tokens per example, the answer after the last one."""
+    rng = np.random.default_rng(number)
+    e, t, c = recipe.effective_batch, recipe.answer_length, recipe.choices
+    tokens = rng.integers(0, vocabulary, (e, length))
+    choices = rng.integers(0, vocabulary, (e, t, c))
+    positions = np.full((e, t), length - 1)
+    return tokens, positions, choices, np.ones((e, t, c), np.float32), np.ones((e, t), np.float32)
+
+
+class Stepper:
+    """Runs the `step` method of one program on random batches; a call returns the losses (2q,)."""
+
+    def __init__(self, program: Compiled, length: int) -> None:
+        self.recipe, self._vocabulary, self._length = program.recipe, program.manifest.shape.vocabulary, length
+        self._methods = program.methods("step")
+        self._scalars = np.array([LR], np.float32), np.array([DEFAULT_EPS[self.recipe.precision]], np.float32)
+
+    def __call__(self, number: int) -> np.ndarray:
+        batch = random_batch(self.recipe, self._vocabulary, self._length, number)
+        return self._methods("step", *batch, query_seeds(0, number, self.recipe.queries), *self._scalars)[0]

@@ -2,8 +2,8 @@
 
 Zero-shot, first-order SGD, MeZO and MobiZO (q E = 16 throughout) on LoRA-FA; the number of queries; quantized weights;
 other adapters. Training runs in PyTorch, on a CPU or GPU, from any base that the compiler reads, on the shipped reviews
-or other records of a shipped template. One step of any method is 32 sequences through the network, forward or back, so that equal
-steps are equal compute; the number of examples seen differs.
+or other records of a shipped template. One step of any method is 32 sequences through the network, forward or back, so
+that equal steps are equal compute; the number of examples seen differs.
 """
 
 import tempfile

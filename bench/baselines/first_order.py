@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from bench.baselines.adapted import AdaptedModel
-from bench.timing import Batch
+from bench.programs import Batch
 from server.compiler.methods.optimizers import BETAS, MOMENTUM, STABILITY
 from shared.recipe import Recipe
 from shared.zo.calibration import Calibration

@@ -1,14 +1,12 @@
 """One MobiZO step (Algorithm 1) in PyTorch eager on a stock transformers model, its paths grouped into passes."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bench.baselines.adapted import AdaptedModel
-from shared.recipe import Recipe
-from shared.zo.lora import BaseShape
 from shared.zo.noise import direction
 
 Grouping = Literal["sequential", "inner", "outer", "both"]
@@ -29,13 +27,12 @@ def passes(grouping: Grouping, queries: int) -> list[list[int]]:
 
 
 class EagerMobizo:
-    """B, and a model that runs its 2q perturbed copies in one forward pass or in several, as `grouping` says."""
+    """A flat vector of trained numbers, and a model that runs its 2q perturbed copies in passes, as `grouping` says."""
 
-    def __init__(self, model: Any, recipe: Recipe, shape: BaseShape, grouping: Grouping = "both") -> None:
-        """model: transformers' AutoModelForCausalLM."""
-        self.adapted, self.recipe = AdaptedModel(model, recipe, shape), recipe
-        self.b = self.adapted.zeros()
-        self.passes = passes(grouping, recipe.queries)
+    def __init__(self, adapted: AdaptedModel, grouping: Grouping = "both") -> None:
+        self.adapted, self.recipe = adapted, adapted.recipe
+        self.b = adapted.start()
+        self.passes = passes(grouping, self.recipe.queries)
 
     @torch.no_grad()
     def step(self, batch: tuple[np.ndarray, ...], seeds: np.ndarray, lr: float, eps: float) -> tuple[Tensor, Tensor]:
@@ -46,7 +43,7 @@ class EagerMobizo:
         losses = torch.zeros(self.recipe.paths, device=self.b.device)
         for group in self.passes:
             paths = [self.b + (eps if path < q else -eps) * z[path % q] for path in group]
-            losses[group] = self.adapted.losses(batch, torch.stack(paths))
+            losses[group] = self.adapted.losses(batch, torch.stack(paths)).float()
         coefficients = lr / q * (losses[:q] - losses[q:]) / (2 * eps)
         for query in range(q):
             self.b -= coefficients[query] * z[query]

@@ -1,17 +1,14 @@
 """`bench registry`, downloads: a PEFT directory by the Hub-compatible route, as a ratio to nginx on the same files.
 
 One adapter of TinyLlama's shape (D = 6.3 million), with a random B. Each download fetches every file of the directory;
-see `bench.server.downloads` for the sources. `snapshot_download` is the Hub's stock client, one directory at a time,
-into an empty cache.
+see `bench.server.downloads` for the sources.
 """
 
-import statistics
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi
 
 from bench.registry.publish import JOB, Device, publish
 from bench.result import Measured
@@ -29,25 +26,17 @@ Files = tuple[tuple[str, int, str], ...]  # path, bytes, sha256
 
 
 def measure(quick: bool) -> Measured:
-    """Returns a row for each source and for the stock client, and the ratios of median times."""
+    """Returns a row for each source, and the ratios of median times."""
     downloads, rounds = (QUICK_DOWNLOADS, QUICK_ROUNDS) if quick else (DOWNLOADS, ROUNDS)
     with tempfile.TemporaryDirectory() as name:
-        root = Path(name)
-        settings = make_home(root, TINYLLAMA, delivery=Delivery.ACCEL)
+        settings = make_home(Path(name), TINYLLAMA, delivery=Delivery.ACCEL)
         token = new_token(settings, Role.APP)
         with running(settings) as (url, process):
             revision, files = publish_directory(settings, url, token)
             sets = (hub_paths(files, revision),), (plain_paths(files),)
             rows, claims = against_nginx(settings, (url, process.pid), token, sets, downloads, rounds)
-            seconds = []
-            for number in range(rounds):
-                began = time.perf_counter()
-                snapshot_download(REPOSITORY, endpoint=url, token=token, cache_dir=root / f"cache-{number}")
-                seconds.append(time.perf_counter() - began)
-    rows = [row | {"what": "directory downloads", "files": len(files)} if "by" in row else row for row in rows]
-    rows.append({"what": "snapshot_download", "seconds": statistics.median(seconds), "all_seconds": seconds})
     claims.pop("download_rss_bytes", None)
-    return rows, claims
+    return [row | {"files": len(files)} for row in rows], claims
 
 
 def publish_directory(settings: Settings, url: str, token: str) -> tuple[str, Files]:

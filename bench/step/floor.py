@@ -1,8 +1,7 @@
 """Parts of a step alone: its matrix products, and its directions and update."""
 
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.export import export
 from torch.nn import functional
 
 from bench.programs import Methods
+from bench.timing import by_turns
 from server.compiler.export.emission import Signature, emit
 from server.compiler.methods.estimators import state_of
 from shared.recipe import TARGETS, Recipe
@@ -92,7 +92,7 @@ def gemm_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[float]:
         path = Path(name) / "gemms.pte"
         path.write_bytes(program.buffer)
         methods = Methods(path, None, ["forward"])
-        return _timed(methods, "forward", [tensor.numpy() for tensor in example], rounds)
+        return _timed(methods, "forward", example, rounds)
 
 
 def noise_update_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[float]:
@@ -103,14 +103,9 @@ def noise_update_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "noise.pte"
         emit({"adapter": Signature(module, example)}, set(), path)
-        return _timed(Methods(path, None, ["adapter"]), "adapter", [tensor.numpy() for tensor in example], rounds)
+        return _timed(Methods(path, None, ["adapter"]), "adapter", example, rounds)
 
 
-def _timed(methods: Callable[..., Any], name: str, inputs: Sequence[Any], rounds: int) -> list[float]:
-    methods(name, *inputs)
-    seconds = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        methods(name, *inputs)
-        seconds.append(time.perf_counter() - began)
-    return seconds
+def _timed(methods: Methods, name: str, example: Sequence[Tensor], rounds: int) -> list[float]:
+    inputs = [tensor.numpy() for tensor in example]
+    return by_turns(rounds, {name: lambda _number: methods(name, *inputs)})[name]

@@ -21,14 +21,13 @@ from pydantic import BaseModel
 
 from bench.baselines.adapted import AdaptedModel
 from bench.baselines.first_order import FirstOrder, FullFirstOrder
-from bench.baselines.mezo_in_place import VectorMezo, mezo_full
+from bench.baselines.mezo_in_place import FullMezo
 from bench.baselines.mezo_program import Passes, emit_passes
 from bench.baselines.mobizo_eager import EagerMobizo
 from bench.baselines.rounding import load_model
-from bench.programs import Methods
+from bench.programs import Batch, Methods, random_batch
 from bench.result import Row
 from bench.step.cells import FIRST_ORDER, GROUPINGS, Cell, Contender
-from bench.timing import Batch, random_batch
 from device_agent.memory import peak_rss_bytes, rss_bytes
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.export.backends.xnnpack import Xnnpack
@@ -95,12 +94,9 @@ def torch_step(order: Order) -> Step:
     elif first:
         learner = FirstOrder(model, recipe, shape, checkpointing=cell.contender == Contender.FO_CHECKPOINTING)
     elif cell.contender == Contender.MEZO_FULL:
-        learner, _ = mezo_full(model, recipe, shape)
-    elif cell.contender == Contender.MEZO_LORA_FA:
-        adapted = AdaptedModel(model, recipe, shape)
-        learner = VectorMezo(adapted, adapted.zeros())
+        learner = FullMezo(model, recipe, shape)
     else:
-        learner = EagerMobizo(model, recipe, shape, GROUPINGS[cell.contender])
+        learner = EagerMobizo(AdaptedModel(model, recipe, shape), GROUPINGS[cell.contender])
     if cell.engine == "compile":
         model.model.compile()
 

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.baselines.adapted import AdaptedModel
 from bench.baselines.mezo_program import Passes, emit_passes
 from bench.baselines.mobizo_eager import EagerMobizo
 from bench.baselines.rounding import load_model
-from bench.programs import Compiled, compile_cold, model_file, smollm2_recipe
+from bench.programs import LR, Compiled, Stepper, compile_cold, model_file, random_batch, smollm2_recipe
 from bench.result import Claims, Measured, Row, notes
 from bench.step.floor import gemm_seconds, noise_update_seconds
-from bench.step.memory import peak_rss
 from bench.step.reverse import reverse_over_forward
-from bench.timing import LR, Stepper, by_turns, random_batch, ratio
+from bench.timing import by_turns, ratio
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from shared.recipe import DEFAULT_EPS, TARGETS, Precision
 from shared.zo.noise import query_seeds
@@ -40,8 +40,6 @@ def measure(rounds: int) -> Measured:
         notes.print("compiling")
         fp32 = compile_cold(smollm2_recipe(), root / "fp32")
         int8 = compile_cold(smollm2_recipe(precision="int8"), root / "int8")
-        notes.print("measuring memory")
-        peak = peak_rss(fp32.directory)
         claims = {
             "compile_seconds_fp32": fp32.seconds,
             "compile_seconds_int8": int8.seconds,
@@ -49,9 +47,6 @@ def measure(rounds: int) -> Measured:
             "pte_bytes": fp32.size("program"),
             "ptd_bytes": fp32.size("weights"),
             "ptd_bytes_int8": int8.size("weights"),
-            "planned_bytes": fp32.manifest.planned_bytes,
-            "peak_rss_bytes": peak,
-            "peak_rss_over_ptd": peak / fp32.size("weights"),
         }
         run = Comparisons(root, fp32, int8, rounds, claims)
         for part in (against_eager, share_of_step, against_sequential, frozen_layers, all_targets, reverse):
@@ -81,7 +76,7 @@ class Comparisons:
 def against_eager(run: Comparisons) -> None:
     """Times the whole step at q = 4, E = 4, S = 64 in both precisions and in PyTorch eager, and a shorter one."""
     recipe, shape = run.fp32.recipe, run.fp32.manifest.shape
-    model = EagerMobizo(load_model(str(model_file()), "cpu", "float32"), recipe, shape)
+    model = EagerMobizo(AdaptedModel(load_model(str(model_file()), "cpu", "float32"), recipe, shape))
 
     def eager(number: int) -> np.ndarray:
         batch = random_batch(recipe, shape.vocabulary, recipe.sequence_length, number)

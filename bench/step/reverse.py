@@ -7,7 +7,6 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -66,9 +65,5 @@ def reverse_over_forward(checkpoint: Checkpoint, precision: Precision, rounds: i
         emit(methods, set(), path)
         program = Methods(path, None, list(methods))
         inputs = {method: [each.numpy() for each in signature.example] for method, signature in methods.items()}
-        seconds = by_turns(rounds, {method: partial(_call, program, method, inputs[method]) for method in methods})
+        seconds = by_turns(rounds, {name: lambda _number, name=name: program(name, *inputs[name]) for name in methods})
     return ratio(seconds["reverse"], seconds["adapter"])
-
-
-def _call(program: Methods, method: str, inputs: list[np.ndarray], _number: int) -> None:
-    program(method, *inputs)

@@ -25,7 +25,7 @@ def test_every_file_is_read_whole(published):
     names = {"README.md", "adapter_config.json", "adapter_model.safetensors", "mobizo.json"}
     assert {path for path, _, _ in files} == names
     source = Source("stream", port, (hub_paths(files, revision),), token)
-    assert min(race((source,), 3, 2)[source]) > 0
+    assert min(race((source,), 3, 2)["stream"]) > 0
     wrong = Source("stream", port, (tuple((path, size + 1) for path, size in source.sets[0]),), token)
     with pytest.raises(RuntimeError, match="did not send all files"):
         race((wrong,), 3, 1)
