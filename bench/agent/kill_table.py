@@ -11,6 +11,7 @@ from bench.agent.kills import TWICE, Daemon, Finals, Kind, Trainer, Victim, meas
 from bench.programs import Compiled
 from bench.result import Measured, Row, notes
 from bench.tiny import plan_of
+from device_agent.engines.child_process import NativeEngine, PythonEngine
 from device_agent.engines.choice import RUNNER_VARIABLE
 from shared.job import TrainingSettings
 
@@ -36,7 +37,8 @@ def measure_all(root: Path, programs: Mapping[str, Compiled], data: Path, runner
         def make(directory: Path) -> Victim:
             if killed == "daemon":
                 return Daemon(directory, program, data, TRAINING, "--engine", engine, **env)
-            return Trainer(directory, plan_of(program, data, TRAINING), runner if engine == "native" else None)
+            chosen = NativeEngine(runner) if engine == "native" else PythonEngine()
+            return Trainer(directory, plan_of(program, data, TRAINING), chosen)
 
         return Kind(engine, estimator, killed, trials, make)
 

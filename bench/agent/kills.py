@@ -14,25 +14,27 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Self
 
-from bench.agent.server import DATASET, JOB, fake_server
+import psutil
+
+from bench.agent.server import JOB, fake_server, start_agent
 from bench.programs import Compiled
 from bench.result import Row
-from device_agent.engines.child_process import finish, prepare
-from device_agent.home import HOME_VARIABLE
+from device_agent.engines import Engine
+from device_agent.engines.child_process import prepare
+from device_agent.errors import DoesNotFit
 from device_agent.training.journal import RunDirectory, RunPlan
-from device_agent.training.messages import TrainerMessage
 from shared.canonical import file_sha256
-from shared.job import TrainingSettings
+from shared.job import Progress, TrainingSettings
 from shared.zo.trajectory import parse_trajectory
 
 FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
@@ -54,12 +56,6 @@ def steps_in(ledger: Path) -> int:
     """Returns the whole steps of a trajectory file."""
     found = parse_trajectory(ledger.read_bytes())[0] if ledger.exists() else None
     return 0 if found is None else found.steps
-
-
-def told_steps(output: bytes) -> list[int]:
-    """Returns the steps that a process reported, in order; its last line may be torn."""
-    lines = [TrainerMessage.model_validate_json(line) for line in output.split(b"\n")[:-1]]
-    return [line.progress.step for line in lines if line.progress is not None and line.progress.phase == "training"]
 
 
 @dataclass(frozen=True)
@@ -98,10 +94,6 @@ class Victim(ABC):
 
     run: RunDirectory
 
-    def __init__(self, directory: Path) -> None:
-        """directory: of this run alone."""
-        self.directory = directory
-
     @abstractmethod
     def work(self, kill_after: float | None) -> Work:
         """Works until the run is done or was killed. kill_after: seconds from now, or None."""
@@ -113,104 +105,73 @@ class Victim(ABC):
         return None
 
 
-class Child(Victim):
-    """A process that is started, awaited and killed."""
+class Trainer(Victim):
+    """A run by an engine in this process, whose training process is killed."""
 
-    @abstractmethod
-    def start(self) -> subprocess.Popen[bytes]:
-        """Starts the process."""
-
-    @abstractmethod
-    def ended(self, process: subprocess.Popen[bytes]) -> bool:
-        """Returns whether the run is done, after its process ended by itself. Raises RuntimeError if it failed."""
-
-    def told(self) -> list[int]:
-        """Returns the steps that the last process reported."""
-        return []
-
-    def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """Kills the process with -9."""
-        process.kill()
-
-    def work(self, kill_after: float | None) -> Work:
-        process = self.start()
-        try:
-            process.wait(kill_after)
-            killed = False
-        except subprocess.TimeoutExpired:
-            self.kill(process)
-            killed = process.wait() == -signal.SIGKILL
-        if process.stdin is not None:
-            process.stdin.close()
-        return Work(not killed and self.ended(process), killed, self.told(), steps_in(self.run.ledger))
-
-
-class Trainer(Child):
-    """The training process alone: the native runner, or Python's."""
-
-    def __init__(self, directory: Path, plan: RunPlan, runner: Path | None) -> None:
-        """runner: the native runner's directory; None for Python."""
-        super().__init__(directory)
-        self._plan, self._runner = plan, runner
-        self.run = RunDirectory(directory / "run")
+    def __init__(self, directory: Path, plan: RunPlan, engine: Engine) -> None:
+        """directory: of this run alone."""
+        self.run, self.engine = RunDirectory(directory / "run"), engine
         self.run.begin(plan)
-        if runner is not None and prepare(self.run) is not None:
+        if engine.name != "python" and prepare(self.run) is not None:
             raise RuntimeError("the data was refused")
 
-    def start(self) -> subprocess.Popen[bytes]:
-        path, plan = str(self.run.path), self._plan
-        command = [sys.executable, "-m", "device_agent.training.trainer_process", path]
-        if self._runner is not None:
-            command = [str(self._runner / "mobizo-runner"), "train", "--attached", "--run", path]
-            command += ["--program", str(plan.program), "--weights", str(plan.weights)]
-        with (self.directory / "out").open("wb") as out, (self.directory / "err").open("wb") as err:
-            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err)
+    def work(self, kill_after: float | None) -> Work:
+        told: list[int] = []
+        killed: list[bool] = []
 
-    def ended(self, process: subprocess.Popen[bytes]) -> bool:
-        last = (self.directory / "out").read_bytes().strip().split(b"\n")[-1]
-        message = TrainerMessage.model_validate_json(last or b"{}")
-        if self._runner is not None and message.trained:
-            message = finish(self.run, message)
-        if message.result is None:
-            raise RuntimeError(f"the trainer ended with {last!r}: {(self.directory / 'err').read_text()[-500:]}")
-        return True
+        def hear(progress: Progress) -> None:
+            if progress.phase == "training":
+                told.append(progress.step)
 
-    def told(self) -> list[int]:
-        return told_steps((self.directory / "out").read_bytes())
+        timer = threading.Timer(kill_after or 0.0, lambda: killed.append(self.kill()))
+        if kill_after is not None:
+            timer.start()
+        done = False
+        # An engine takes a kill for a lack of memory; the daemon tries again later.
+        with contextlib.suppress(DoesNotFit):
+            done = self.engine.train(self.run, hear, lambda: False).result is not None
+        timer.cancel()
+        if kill_after is not None:
+            timer.join()
+        return Work(done, any(killed) and not done, told, steps_in(self.run.ledger))
+
+    def kill(self) -> bool:
+        """Kills the training process with -9; returns whether there was one."""
+        found = False
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if str(self.run.path) in child.cmdline():
+                    child.kill()
+                    found = True
+        return found
 
 
-class Daemon(Child):
+class Daemon(Victim):
     """The whole agent, `mobizo-agent run`; every second kill hits all processes that it started."""
 
     def __init__(
         self, directory: Path, program: Compiled, dataset: Path, training: TrainingSettings, *options: str, **env: str
     ) -> None:
-        """options, env: of `mobizo-agent run`."""
-        super().__init__(directory)
+        """directory: of this run alone. options, env: of `mobizo-agent run`."""
         self._stack = contextlib.ExitStack()
         self._server, home = self._stack.enter_context(fake_server(directory / "home", program, training))
-        self.run = home.run(JOB)
-        self._command = [sys.executable, "-m", "device_agent", "run", "--once", "--json", *options]
-        self._command += ["--data", f"{DATASET}={dataset}"]
-        self._environment = os.environ | env | {HOME_VARIABLE: str(home.path)}
+        self.run, self._log = home.run(JOB), directory / "log"
+        self._start = partial(start_agent, home, dataset, "--once", *options, log=self._log, **env)
         self._whole = False
 
-    def start(self) -> subprocess.Popen[bytes]:
-        with (self.directory / "log").open("ab") as log:
-            return subprocess.Popen(
-                self._command, stdout=log, stderr=log, env=self._environment, start_new_session=True
-            )
-
-    def kill(self, process: subprocess.Popen[bytes]) -> None:
-        self._whole = not self._whole
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL) if self._whole else process.kill()
-
-    def ended(self, process: subprocess.Popen[bytes]) -> bool:
-        if self._server.failures or not self._server.completions:
-            log = (self.directory / "log").read_text()[-2000:]
+    def work(self, kill_after: float | None) -> Work:
+        process, killed = self._start(), False
+        try:
+            process.wait(kill_after)
+        except psutil.TimeoutExpired:
+            self._whole = not self._whole
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL) if self._whole else process.kill()
+            killed = process.wait() == -signal.SIGKILL
+        if not killed and (self._server.failures or not self._server.completions):
+            log = self._log.read_text()[-2000:]
             raise RuntimeError(f"the agent ended with {process.returncode}, {self._server.failures}: {log}")
-        return True
+        return Work(not killed, killed, [], steps_in(self.run.ledger))
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()

@@ -2,17 +2,17 @@
 
 import contextlib
 import tempfile
-import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.agent.kills import Victim, Work, steps_in, told_steps
+from bench.agent.kills import Trainer, Work, steps_in
 from device_agent.android.adb import Adb
 from device_agent.android.phone import ROOT
 from device_agent.engines.adb import AdbEngine
-from device_agent.errors import DoesNotFit
-from device_agent.training.journal import RunDirectory, RunPlan
+from device_agent.training.journal import RunPlan
+from device_agent.training.messages import TrainerMessage
 from shared.zo.trajectory import Limits
 from tests.device_agent.android.packages import Missing
 from tests.device_agent.android.phone import Phone
@@ -39,43 +39,31 @@ def phone() -> Iterator[Any]:
             found.close()
 
 
-class PhoneRunner(Victim):
+class PhoneRunner(Trainer):
     """The runner on the phone, killed there; the engine here continues."""
 
     def __init__(self, directory: Path, plan: RunPlan, runner: Path, phone: Any) -> None:
-        super().__init__(directory)
-        self._phone, self._job = phone, plan.job_id
-        self.run = RunDirectory(directory / "run")
-        self.run.begin(plan)
+        engine = AdbEngine(Adb(phone.serial, phone.adb), runner, poll_seconds=POLL_SECONDS)
+        super().__init__(directory, plan, engine)
+        self._phone, self._there = phone, phone.path(f"{ROOT}/runs/{plan.job_id}")
+        self._seen: list[tuple[list[int], int]] = []  # by a kill
         self.run.limit(REST)
-        self._engine = AdbEngine(Adb(phone.serial, phone.adb), runner, poll_seconds=POLL_SECONDS)
         forget(phone)
 
+    def kill(self) -> bool:
+        if "killed" not in self._phone.run(KILL):
+            return False
+        told: list[int] = []
+        with contextlib.suppress(FileNotFoundError):  # another runner starts
+            lines = (self._there / "out").read_bytes().split(b"\n")[:-1]  # the last one may be torn
+            messages = [TrainerMessage.model_validate_json(line).progress for line in lines]
+            told = [each.step for each in messages if each is not None and each.phase == "training"]
+        self._seen.append((told, steps_in(self._there / "trajectory.bin")))
+        return True
+
     def work(self, kill_after: float | None) -> Work:
-        seen: list[tuple[list[int], int]] = []
-
-        def kill() -> None:
-            if "killed" not in self._phone.run(KILL):
-                return
-            there = self._phone.path(f"{ROOT}/runs/{self._job}")
-            told: list[int] = []
-            with contextlib.suppress(FileNotFoundError):  # another runner starts
-                told = told_steps((there / "out").read_bytes())
-            seen.append((told, steps_in(there / "trajectory.bin")))
-
-        timer = threading.Timer(kill_after, kill) if kill_after is not None else None
-        if timer is not None:
-            timer.start()
-        done = False
-        # The engine takes a kill before the first step for a lack of memory; the daemon tries again later.
-        with contextlib.suppress(DoesNotFit):
-            done = self._engine.train(self.run, lambda _: None, lambda: False).result is not None
-        if timer is not None:
-            timer.cancel()
-            timer.join()
-        if not seen:
-            return Work(done, False, [], steps_in(self.run.ledger))
-        return Work(done, True, *seen[0])
+        found = super().work(kill_after)
+        return Work(found.done, True, *self._seen.pop()) if self._seen else replace(found, told=[])
 
 
 def forget(phone: Any) -> None:

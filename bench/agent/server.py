@@ -1,11 +1,15 @@
 """The tests' fake server with a device enrolled: it offers one job until the job is completed, or none."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from bench.programs import Compiled
-from device_agent.home import AgentHome, DeviceConfig
+from device_agent.home import HOME_VARIABLE, AgentHome, DeviceConfig
 from shared.job import TrainingSettings
 from shared.protocol import LeaseRequest
 from shared.signing import key_id, new_private_key, public_text
@@ -38,3 +42,13 @@ def fake_server(
         about = {"server": server.url, "name": "bench", "device_id": "device-1", "token": "token"}
         home.enroll(DeviceConfig(**about, public_key=public_text(public), key_id=key_id(public)))
         yield server, home
+
+
+def start_agent(
+    home: AgentHome, dataset: Path, *options: str, log: Path = Path(os.devnull), **environment: str
+) -> psutil.Popen:
+    """Starts `mobizo-agent run` in a session of its own."""
+    command = [sys.executable, "-m", "device_agent", "run", "--json", "--data", f"{DATASET}={dataset}", *options]
+    environment = os.environ | environment | {HOME_VARIABLE: str(home.path)}
+    with log.open("ab") as output:
+        return psutil.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
