@@ -12,8 +12,7 @@ from bench.federation.command import federation
 from bench.figures import figures
 from bench.padding import padding
 from bench.precision import precision
-from bench.registry import downloads as directories
-from bench.registry import publish, replay, scoring
+from bench.registry import registry
 from bench.runner import Parts, command_of
 from bench.server import downloads, kills, polls, queries, strangers
 from bench.step.command import step
@@ -26,12 +25,6 @@ SERVER: Parts = {
     "queries": queries.measure,
     "kills": kills.measure,
 }
-REGISTRY: Parts = {
-    "publish": publish.measure,
-    "downloads": directories.measure,
-    "scoring": scoring.measure,
-    "replay": replay.measure,
-}
 COMMANDS: dict[str, Callable[..., None]] = {
     "step": step,
     "precision": precision,
@@ -42,7 +35,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "padding": padding,
     "agent": agent,
     "server": command_of(SERVER, "Load the server with devices, downloads and jobs, and kill it at random points."),
-    "registry": command_of(REGISTRY, "Publish, download, score and replay adapters."),
+    "registry": registry,
     "federation": federation,
     "figures": figures,
 }

@@ -12,9 +12,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from bench.accuracy.data import SHIPPED, read_data
 from bench.accuracy.parts import FULL, PARTS, PLAIN, QUICK, Parts
-from bench.accuracy.runs import Runner, Setting
+from bench.accuracy.runs import SHIPPED, Runner, Setting, read_data
 from bench.programs import model_file
 from bench.result import Claims, Row, notes, write
 from bench.runner import Full, JsonFile, Keep, chosen

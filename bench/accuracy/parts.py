@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.accuracy.data import Sizes
-from bench.accuracy.runs import Point, Runner
+from bench.accuracy.runs import Point, Runner, Sizes
 from bench.baselines.peft_adapters import VARIANTS
 from bench.result import Claims, Row
 from bench.training.runs import Contender, Run

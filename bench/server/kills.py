@@ -31,7 +31,7 @@ from bench.server.home import (
     start_server,
     wait_until_answers,
 )
-from bench.server.orders import Orders, start_load
+from bench.server.polls import Orders, start_load
 from server.database.database import Database
 from server.schema import adapters, jobs, programs
 from server.settings import Settings

@@ -26,7 +26,7 @@ from locust.exception import StopUser
 # The imports above patch sockets and threads, so they come before everything that uses them.
 import numpy as np  # isort: skip
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # isort: skip
-from bench.server.orders import STEPS, Orders  # isort: skip
+from bench.server.polls import STEPS, Orders  # isort: skip
 from device_agent.protocol.client import jittered  # isort: skip
 from shared.canonical import sha256_hex  # isort: skip
 from shared.zo.lora import dump_adapter  # isort: skip

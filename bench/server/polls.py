@@ -1,15 +1,25 @@
 """`bench server`, polls: devices that wait for jobs with long-polls and send heartbeats, and one server process.
 
 On SQLite and on PostgreSQL, both as durable as they ship. The time until a device gets a job counts from the moment at
-which its request could be answered: from the submission's first byte, which is before the job exists.
+which its request could be answered: from the submission's first byte, which is before the job exists. The load is
+`bench.server.load`.
 """
 
 import json
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
 
 from bench.result import Measured, Row
 from bench.server.home import (
+    DATASET,
+    RECIPE,
+    RESULT,
+    Credentials,
     add_devices,
     both_databases,
     client,
@@ -22,9 +32,55 @@ from bench.server.home import (
     spread,
     submit,
 )
-from bench.server.orders import Orders, start_load
 from server.settings import Settings
 from shared.access import Role
+
+STEPS = 2  # heartbeats of a lease
+
+
+class Orders(BaseModel):
+    """What the load does. jobs: their number, or None until `enough`; rate: jobs per second; vanish: share of leases
+    that a device abandons; jobs_per_recipe: one program for so many jobs."""
+
+    url: str
+    app: str
+    devices: list[Credentials]
+    jobs: int | None = None
+    rate: float = 5.0
+    wait_seconds: float = 0.0
+    beat_seconds: float = 0.05
+    ramp_seconds: float = 0.0
+    vanish: float = 0.0
+    retry: bool = False
+    jobs_per_recipe: int | None = None
+    dataset: str = DATASET
+    capabilities: dict[str, Any] = {
+        "backends": ["xnnpack", "portable"],
+        "engines": ["native"],
+        "executorch": "1.5.1",
+    }
+    result: dict[str, Any] = RESULT.model_dump(mode="json")
+
+    def job(self, number: int) -> dict[str, Any]:
+        """Returns the body of one job."""
+        if self.jobs_per_recipe is None:
+            return job(number)
+        recipe = RECIPE | {"a_seed": number // self.jobs_per_recipe}
+        return job(number, recipe, priority=number % 3)
+
+
+def start_load(orders: Orders) -> "subprocess.Popen[str]":
+    """Starts the load in a process of its own and waits until it is ready."""
+    command = [sys.executable, "-m", "bench.server.load"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(orders.model_dump_json() + "\n")
+    process.stdin.flush()
+    if process.stdout.readline() != "ready\n":
+        raise SystemExit("the load did not start")
+    return process
+
 
 DEVICES, SECONDS, RATE = 500, 60.0, 5.0  # jobs a second
 QUICK_DEVICES, QUICK_SECONDS = 100, 10.0

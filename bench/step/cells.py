@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from bench.baselines.mobizo_eager import Grouping
+from bench.baselines.steps import Grouping
 from shared.recipe import BaseRef, Precision, Recipe
 
 Engine = Literal["eager", "compile", "executorch"]

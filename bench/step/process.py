@@ -20,11 +20,9 @@ import torch
 from pydantic import BaseModel
 
 from bench.baselines.adapted import AdaptedModel
-from bench.baselines.first_order import FirstOrder, FullFirstOrder
-from bench.baselines.mezo_in_place import FullMezo
 from bench.baselines.mezo_program import Passes, emit_passes
-from bench.baselines.mobizo_eager import EagerMobizo
 from bench.baselines.rounding import load_model
+from bench.baselines.steps import EagerMobizo, FirstOrder, FullFirstOrder, FullMezo
 from bench.programs import Batch, Methods, random_batch
 from bench.result import Row
 from bench.step.cells import FIRST_ORDER, GROUPINGS, Cell, Contender

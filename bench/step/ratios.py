@@ -18,12 +18,11 @@ import numpy as np
 
 from bench.baselines.adapted import AdaptedModel
 from bench.baselines.mezo_program import Passes, emit_passes
-from bench.baselines.mobizo_eager import EagerMobizo
 from bench.baselines.rounding import load_model
+from bench.baselines.steps import EagerMobizo
 from bench.programs import LR, Compiled, Stepper, compile_cold, model_file, random_batch, smollm2_recipe
 from bench.result import Claims, Measured, Row, notes
-from bench.step.floor import gemm_seconds, noise_update_seconds
-from bench.step.reverse import reverse_over_forward
+from bench.step.floor import gemm_seconds, noise_update_seconds, reverse_over_forward
 from bench.timing import by_turns, ratio
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from shared.recipe import DEFAULT_EPS, TARGETS, Precision

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from bench.baselines.adapted import AdaptedModel, split_backbone
-from bench.baselines.first_order import FirstOrder
 from bench.baselines.mezo_program import Passes, emit_passes
-from bench.baselines.mobizo_eager import EagerMobizo
 from bench.baselines.peft_adapters import PeftModel, Variant
+from bench.baselines.steps import EagerMobizo, FirstOrder
 from bench.programs import Batch, Compiled, model_file
 from device_agent.runtimes import F32, Rates, Runtime
 from device_agent.training.evaluation import FrozenStates, SplitMetrics, measure

@@ -24,12 +24,11 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
 
     from bench.__main__ import app
     from bench.accuracy import runs
-    from bench.accuracy.data import Data, Sizes, read_data
-    from bench.accuracy.runs import BATCH, Point, Runner, Setting
+    from bench.accuracy.runs import BATCH, Data, Point, Runner, Setting, Sizes, read_data
     from bench.baselines.adapted import AdaptedModel
-    from bench.baselines.mobizo_eager import EagerMobizo
     from bench.baselines.peft_adapters import VARIANTS, PeftModel, Variant
     from bench.baselines.rounding import load_model, round_weights
+    from bench.baselines.steps import EagerMobizo
     from bench.tiny import TASK, write_base, write_sentences
     from bench.training.runs import Contender, Look, Run
     from server.compiler import inspect_base

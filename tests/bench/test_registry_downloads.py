@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from bench.registry.downloads import hub_paths, plain_paths, publish_directory
+from bench.registry import hub_paths, plain_paths, publish_directory
 from bench.server.downloads import Source, race
 from bench.server.home import make_home, new_token, running
 from server.storage.opening import open_artifacts

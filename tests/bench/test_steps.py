@@ -22,18 +22,16 @@ from tests.server.compiler.conftest import TinyBase, make_tiny
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
     warnings.simplefilter("ignore")
     from bench.baselines.adapted import AdaptedModel
-    from bench.baselines.first_order import FirstOrder, FullFirstOrder
-    from bench.baselines.mezo_in_place import FullMezo, torch_noise
     from bench.baselines.mezo_program import Passes, emit_passes
-    from bench.baselines.mobizo_eager import EagerMobizo, Grouping, passes
+    from bench.baselines.steps import EagerMobizo, FirstOrder, FullFirstOrder, FullMezo, Grouping, passes, torch_noise
     from bench.padding import padding_of, sequence_lengths
     from bench.programs import Compiled, random_batch
     from bench.step import grid, memory
     from bench.step.cells import Cell, Contender, Extent, cells
+    from bench.step.floor import reverse_over_forward
     from bench.step.grid import Place, grid_claims, measure, measure_grid, open_place
     from bench.step.process import Order
     from bench.step.process import measure as measure_here
-    from bench.step.reverse import reverse_over_forward
     from bench.tiny import write_base
     from server.compiler import compile_program
     from server.compiler.checkpoints.checkpoint import load_checkpoint
