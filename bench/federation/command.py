@@ -1,14 +1,32 @@
-"""`bench federation`: what devices' updates cost to aggregate, to mask and to simulate, and what a cohort is worth."""
+"""`bench federation`: what devices' updates cost to aggregate, to mask and to simulate, and what a cohort is worth.
+
+- bytes: what one device sends in one round, in each form: the files themselves, before HTTP, created and not estimated.
+  The keys and shares of a masked round grow with the number of devices; only part `masking` includes them.
+- simulate: the duration of `mobizo simulate`, 200 virtual devices, 5 rounds, the built-in base. The whole command in a
+  process of its own, with Python's start, workers, plots and report. The program is compiled before, as it is kept
+  between simulations; compiling has a row of its own.
+"""
 
 import json
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from bench.federation import aggregate, learning, secure_aggregation, simulation, upload_size
-from bench.result import Measured, commit
+import numpy as np
+
+from bench.federation import aggregate, learning, secure_aggregation
+from bench.federation.secure_aggregation import SIZE
+from bench.result import Measured, Row, commit
 from bench.runner import JsonFile, Keep, Only, Quick, run_parts
+from shared.federation.secure_aggregation.fixed_point import vector_bytes
+from shared.federation.secure_aggregation.settings import Bits
+from shared.zo.lora import adapter_file
+from shared.zo.trajectory import MAGIC, Evaluation, TrajectoryHeader, frame
 
 
 def federation(json_file: JsonFile = None, quick: Quick = False, only: Only = None, keep: Keep = None) -> None:
@@ -18,9 +36,9 @@ def federation(json_file: JsonFile = None, quick: Quick = False, only: Only = No
         place.mkdir(parents=True, exist_ok=True)
         parts: dict[str, Callable[[bool], Measured]] = {
             "aggregate": aggregate.measure,
-            "bytes": upload_size.measure,
-            "masking": secure_aggregation.measure,
-            "simulate": simulation.measure,
+            "bytes": upload_sizes,
+            "masking": secure_aggregation.masking,
+            "simulate": simulating,
             # The cohort without privacy is the same for both parts and is trained once.
             "warm-start": partial(learning.warm_start, place=place),
             "privacy": partial(learning.privacy, place=place),
@@ -37,3 +55,66 @@ def _kept(place: Path, part: str, measure: Callable[[bool], Measured], quick: bo
         path.write_text(json.dumps([[{"commit": commit(), **row} for row in rows], claims]))
     rows, claims = json.loads(path.read_text())
     return rows, claims
+
+
+STEPS, QUERIES, INTERVAL = 150, 4, 25  # a job's defaults
+
+
+def upload_sizes(quick: bool) -> Measured:
+    """Returns a row for each form. quick: has no effect."""
+    empty = np.zeros(SIZE, np.float32)
+    weights = len(adapter_file(empty, job_id="j" * 32, recipe_id="0" * 64, a_sha256="0" * 64, step=1))
+    trajectory = trajectory_bytes(SIZE, STEPS, QUERIES, INTERVAL)
+    forms: list[Row] = [{"form": "weights", "bytes": weights}, {"form": "trajectory", "bytes": trajectory}]
+    masked: tuple[Bits, ...] = (32, 64)  # in a round of at most 256 devices of equal weight
+    for bits in masked:
+        size = vector_bytes(secure_aggregation.parameters_of(256, bits))
+        forms.append({"form": "masked", "bits": bits, "bytes": size})
+    about = {"what": "upload", "size_d": SIZE, "steps": STEPS, "queries": QUERIES}
+    return [about | form for form in forms], {"weights_vs_trajectory_bytes": weights / trajectory}
+
+
+def trajectory_bytes(size: int, steps: int, queries: int, interval: int) -> int:
+    """Returns the bytes of the trajectory of a run that validates every `interval` steps."""
+    header = TrajectoryHeader(
+        job_id="j" * 32, job_seed=2**53 - 1, recipe_id="0" * 64, noise="rademacher", queries=queries, size=size
+    )
+    step = frame(b"S", 0, bytes(4 * queries))
+    evaluation = Evaluation(step=steps, split="validation", correct=100, total=200, loss=2 / 3)
+    notes = (steps // interval + 1) * len(frame(b"E", 0, evaluation.model_dump_json().encode()))
+    return len(MAGIC) + len(frame(b"H", 0, header.model_dump_json().encode())) + steps * len(step) + notes
+
+
+SIMULATED, SIMULATED_ROUNDS = 200, 5
+
+
+def simulating(quick: bool) -> Measured:
+    """Returns rows of the rounds, and the seconds of the whole command."""
+    devices = SIMULATED // 10 if quick else SIMULATED
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        compiled, _ = _simulate(root / "first", root / "program", 4, 1)
+        seconds, output = _simulate(root / "simulation", root / "program", devices, SIMULATED_ROUNDS)
+    rows: list[Row] = [{"what": "first simulation, compile included", "devices": 4, "rounds": 1, "seconds": compiled}]
+    rows += [
+        {"what": "round", **{name: one[name] for name in ("number", "accuracy", "counted", "bytes", "seconds")}}
+        for one in output["rounds"]
+    ]
+    sent = output["rounds"][-1]["bytes"]
+    return rows, {
+        "simulate_seconds": seconds,
+        "simulate_accuracy": output["rounds"][-1]["accuracy"],
+        "simulate_weights_bytes": sent["weights"],
+        "simulate_trajectory_bytes": sent["trajectory"],
+    }
+
+
+def _simulate(directory: Path, program: Path, devices: int, rounds: int) -> tuple[float, dict[str, Any]]:
+    command = [sys.executable, "-m", "simulation", "--json", "--devices", str(devices), "--rounds", str(rounds)]
+    began = time.monotonic()
+    done = subprocess.run(
+        [*command, "--program", str(program), str(directory)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr[-2000:])
+    return time.monotonic() - began, json.loads(done.stdout)

@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bench.federation.upload_size import SIZE, secure_aggregation_parameters
 from bench.result import Measured, Row
 from device_agent.secure_aggregation.participant import InMemoryKnowledge, SecureAggregationParticipant
 from shared.federation.secure_aggregation.fixed_point import Words, decode, encode, mean_error, word
 from shared.federation.secure_aggregation.messages import Phase, SecureAggregationView
-from shared.federation.secure_aggregation.settings import SecureAggregationParameters
+from shared.federation.secure_aggregation.settings import Bits, SecureAggregationParameters
 from simulation.secure_aggregation import RoundLink, RoundServer
 
+SIZE = 368_640  # D of SmolLM2-135M at rank 16 on q_proj and v_proj
 DEVICES, QUICK_DEVICES = (16, 64, 256), (16,)
 
 
-def measure(quick: bool) -> Measured:
+def masking(quick: bool) -> Measured:
     """Returns a row for each number of devices. quick: only 16."""
     rows = [masked_round(count) for count in (QUICK_DEVICES if quick else DEVICES)]
     last = rows[-1]
@@ -54,7 +54,7 @@ class MeasuredLink:
 
 def masked_round(count: int) -> Row:
     """Runs one round of `count` devices, of which a tenth drops out before its vector."""
-    parameters = secure_aggregation_parameters(count, 32)
+    parameters = parameters_of(count, 32)
     server = RoundServer(parameters, count)
     links: list[Any] = []
     parts = []
@@ -101,3 +101,19 @@ def _encoded(number: int, parameters: SecureAggregationParameters) -> Words:
     """Returns the update of one device, the same at every call."""
     update = np.random.default_rng(number).normal(size=SIZE, scale=parameters.clip / np.sqrt(SIZE)).astype(np.float32)
     return encode(update, 1, parameters)
+
+
+def parameters_of(members: int, bits: Bits) -> SecureAggregationParameters:
+    """Returns the parameters of a round of devices of equal weight."""
+    return SecureAggregationParameters(
+        cohort="cohort",
+        round=1,
+        start_sha256=None,
+        recipe_id="0" * 64,
+        size=SIZE,
+        clip=1.0,
+        most_members=members,
+        minimum=3,
+        threshold="two-thirds",
+        bits=bits,
+    )
