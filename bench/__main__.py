@@ -6,8 +6,7 @@ import typer
 
 from bench.accuracy.command import accuracy
 from bench.agent.command import agent
-from bench.end_to_end.command import end_to_end
-from bench.end_to_end.options import options
+from bench.end_to_end.command import end_to_end, options
 from bench.federation.command import federation
 from bench.figures import figures
 from bench.padding import padding

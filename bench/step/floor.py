@@ -5,7 +5,7 @@ all seven linear layers adapted, on 16 rows of 64 tokens, lowered as in programs
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,14 +95,13 @@ def gemm_example(recipe: Recipe, shape: BaseShape) -> tuple[Tensor, ...]:
 def gemm_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[float]:
     """Returns the seconds of one layer's matrix products in XNNPACK, once per round."""
     example = gemm_example(recipe, shape)
-    program = to_edge_transform_and_lower(
-        export(LayerGemms(recipe, shape), example, strict=False), partitioner=[XnnpackPartitioner()]
-    ).to_executorch()
+    exported = export(LayerGemms(recipe, shape), example, strict=False)
+    lowered = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()]).to_executorch()
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "gemms.pte"
-        path.write_bytes(program.buffer)
-        methods = Methods(path, None, ["forward"])
-        return _timed(methods, "forward", example, rounds)
+        path.write_bytes(lowered.buffer)
+        program, inputs = Methods(path, None, ["forward"]), [tensor.numpy() for tensor in example]
+        return by_turns(rounds, {"gemms": lambda _number: program("forward", *inputs)})["gemms"]
 
 
 def noise_update_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[float]:
@@ -110,15 +109,17 @@ def noise_update_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[
     queries = recipe.queries
     example = (torch.zeros((queries, 2), dtype=torch.int32), torch.ones(queries), torch.ones(1))
     module = NoiseAndUpdate(recipe, flat_size(recipe, shape))
-    with tempfile.TemporaryDirectory() as name:
-        path = Path(name) / "noise.pte"
-        emit({"adapter": Signature(module, example)}, set(), path)
-        return _timed(Methods(path, None, ["adapter"]), "adapter", example, rounds)
+    return _timed({"adapter": Signature(module, example)}, rounds)["adapter"]
 
 
-def _timed(methods: Methods, name: str, example: Sequence[Tensor], rounds: int) -> list[float]:
-    inputs = [tensor.numpy() for tensor in example]
-    return by_turns(rounds, {name: lambda _number: methods(name, *inputs)})[name]
+def _timed(methods: Mapping[str, Signature], rounds: int) -> dict[str, list[float]]:
+    """Returns the seconds of each method of a program, by turns. The emitter asks for a method `adapter`."""
+    inputs = {name: [tensor.numpy() for tensor in signature.example] for name, signature in methods.items()}
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "parts.pte"
+        emit(methods, set(), path)
+        program = Methods(path, None, list(methods))
+        return by_turns(rounds, {name: lambda _number, name=name: program(name, *inputs[name]) for name in methods})
 
 
 ROWS, LENGTH, RANK = 16, 64, 8
@@ -156,15 +157,9 @@ def reverse_over_forward(checkpoint: Checkpoint, precision: Precision, rounds: i
     states = torch.randn(2, ROWS, length, shape.facts.hidden, generator=torch.Generator().manual_seed(0))
     others, scales = layer_example(shape, length)[1:], network.scales(last)
     returned = () if scales is None else (scales[0],)
-    # The emitter asks for a method `adapter`: here it is the forward pass.
     methods = {
-        "adapter": Signature(OneLayer(forward), (states[0], *others)),
+        "adapter": Signature(OneLayer(forward), (states[0], *others)),  # the forward pass
         "reverse": Signature(OneLayer(reverse), (states[0], states[1], *others, *returned)),
     }
-    with tempfile.TemporaryDirectory() as name:
-        path = Path(name) / "layer.pte"
-        emit(methods, set(), path)
-        program = Methods(path, None, list(methods))
-        inputs = {method: [each.numpy() for each in signature.example] for method, signature in methods.items()}
-        seconds = by_turns(rounds, {name: lambda _number, name=name: program(name, *inputs[name]) for name in methods})
+    seconds = _timed(methods, rounds)
     return ratio(seconds["reverse"], seconds["adapter"])
