@@ -13,9 +13,8 @@ from typing import Annotated, Any
 import platformdirs
 import typer
 
-from bench.agent import overhead, phone_kills
+from bench.agent import overhead
 from bench.agent.kills import TWICE, Daemon, Finals, Kind, Trainer, Victim, measure
-from bench.programs import Compiled
 from bench.result import Measured, Row, notes
 from bench.runner import JsonFile, Only, Quick, run_parts
 from bench.tiny import compile_tiny, plan_of, write_base, write_sentences
@@ -27,11 +26,11 @@ from shared.job import TrainingSettings
 
 TRAINING = TrainingSettings(steps=400, evaluation_interval=50, seed=7)
 QUICK_FEWER = 10
-# Engine, estimator, what is killed, trials. With a phone's 16, 200 trials; 60 of them with exact gradients.
+# Engine, estimator, what is killed, trials: 200, of which 60 are with exact gradients.
 TABLE = (
-    ("native", "replay", "trainer", 84),
+    ("native", "replay", "trainer", 96),
     ("python", "replay", "trainer", 10),
-    ("native", "replay", "daemon", 24),
+    ("native", "replay", "daemon", 28),
     ("python", "replay", "daemon", 6),
     ("python", "gradient", "trainer", 45),
     ("python", "gradient", "daemon", 15),
@@ -61,43 +60,15 @@ def measure_kills(root: Path, kept: Path, data: Path, runner: Path, quick: bool)
     kinds = [kind(*line) for line in TABLE]
     rows: list[Row] = []
     expected: dict[str, Finals] = {}
-    with phone_kills.phone() as phone:
-        if isinstance(phone, str):
-            notes.print(f"no phone: {phone}")
-            about = {"what": "kills", "engine": "adb", "trials": 0, "skipped": phone}
-            rows += [about | {"killed": killed} for killed in ("trainer", "daemon")]
-        else:
-            kinds += _phone_kinds(phone, programs["replay"], data, runner)
-        for each in kinds:
-            notes.print(f"kills: {each.name}")
-            few = replace(each, trials=max(each.trials // QUICK_FEWER, 1)) if quick else each
-            row, found = measure(few, root / "kills" / each.name, expected.get(each.estimator) if each.same else None)
-            expected.setdefault(each.estimator, found)
-            rows.append(row)
-    claims = {
-        f"kill_{name}": sum(row.get(name, 0) for row in rows) for name in ("trials", "kills", "mismatches", TWICE)
-    }
-    gradient = [row for row in rows if row.get("estimator") == "gradient"]
+    for each in kinds:
+        notes.print(f"kills: {each.name}")
+        few = replace(each, trials=max(each.trials // QUICK_FEWER, 1)) if quick else each
+        row, found = measure(few, root / "kills" / each.name, expected.get(each.estimator))
+        expected.setdefault(each.estimator, found)
+        rows.append(row)
+    claims = {f"kill_{name}": sum(row[name] for row in rows) for name in ("trials", "kills", "mismatches", TWICE)}
+    gradient = [row for row in rows if row["estimator"] == "gradient"]
     return rows, claims | {"kill_trials_gradient": sum(row["trials"] for row in gradient)}
-
-
-def _phone_kinds(phone: Any, program: Compiled, data: Path, runner: Path) -> list[Kind]:
-    """Returns the rows of a phone, which run one at a time."""
-    few = TRAINING.model_copy(update={"steps": 60, "evaluation_interval": 20})
-    env = {RUNNER_VARIABLE: str(runner), "PATH": os.pathsep.join((str(phone.adb.parent), os.environ["PATH"]))}
-    options = ("--engine", "adb", "--adb", phone.serial)
-
-    def daemon(directory: Path) -> Victim:
-        phone_kills.forget(phone)
-        return Daemon(directory, program, data, TRAINING, *options, **env)
-
-    def trainer(directory: Path) -> Victim:
-        return phone_kills.PhoneRunner(directory, plan_of(program, data, few), runner, phone)
-
-    return [
-        Kind("adb", "replay", "trainer", 8, trainer, alone=True, same=False),
-        Kind("adb", "replay", "daemon", 8, daemon, alone=True),
-    ]
 
 
 def agent(

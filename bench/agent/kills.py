@@ -179,18 +179,13 @@ class Daemon(Victim):
 
 @dataclass(frozen=True)
 class Kind:
-    """A row of the table. make: creates a run in an empty directory. alone: one at a time.
-
-    same: its bytes are those of the other rows of its estimator.
-    """
+    """A row of the table. make: creates a run in an empty directory."""
 
     engine: str
     estimator: str
     killed: str
     trials: int
     make: Callable[[Path], Victim]
-    alone: bool = False
-    same: bool = True
 
     @property
     def name(self) -> str:
@@ -236,7 +231,7 @@ def measure(kind: Kind, directory: Path, expected: Finals | None) -> tuple[Row, 
     found, whole = left_alone(kind, directory)
     wanted = expected or found
     numbers = range(kind.trials)
-    with ThreadPoolExecutor(1 if kind.alone else WORKERS) as pool:
+    with ThreadPoolExecutor(WORKERS) as pool:
         seed = f"{SEED}-{kind.name}"
         trials = list(
             pool.map(lambda n: trial(kind, directory / str(n), random.Random(f"{seed}-{n}"), wanted, whole), numbers)
