@@ -107,7 +107,12 @@ class Compiled:
 def compile_cold(
     recipe: Recipe, directory: Path, base: Path | None = None, calibration: Path | None = None
 ) -> Compiled:
-    """Compiles in a fresh process. base: SmolLM2-135M if None. calibration: the file that the recipe names."""
+    """Compiles in a fresh process, unless `directory` has the program.
+
+    base: SmolLM2-135M if None. calibration: the file that the recipe names.
+    """
+    if (directory / "manifest.json").exists():
+        return reopen(directory)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "recipe.json"
     path.write_text(recipe.model_dump_json())

@@ -6,7 +6,6 @@ import os
 import sys
 import tempfile
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,9 +41,7 @@ def measure_kills(root: Path, kept: Path, data: Path, runner: Path, quick: bool)
     base = write_base(root / "base")
     exact: dict[str, Any] = {"estimator": "gradient", "queries": 1, "layers": "last:1", "loss": "candidates"}
     settings: dict[str, dict[str, Any]] = {"replay": {}, "gradient": exact}
-    programs = {
-        name: overhead.once(kept / name, partial(compile_tiny, base, **each)) for name, each in settings.items()
-    }
+    programs = {name: compile_tiny(base, kept / name, **each) for name, each in settings.items()}
 
     def kind(engine: str, estimator: str, killed: str, trials: int) -> Kind:
         program, env = programs[estimator], {RUNNER_VARIABLE: str(runner)}

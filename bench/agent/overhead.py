@@ -1,15 +1,13 @@
 """`bench agent`, idle and loop: the cost of the agent without a job, of the training loop, and its memory."""
 
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import psutil
 
 from bench.agent.kills import steps_in
 from bench.agent.server import JOB, fake_server, start_agent
-from bench.programs import MOVIES, Compiled, compile_cold, reopen, smollm2_recipe
+from bench.programs import MOVIES, Compiled, compile_cold, smollm2_recipe
 from bench.result import Claims, Measured, Row, notes
 from bench.tiny import plan_of
 from device_agent.engines import Engine
@@ -61,8 +59,7 @@ def loop(root: Path, kept: Path, runner: Path, quick: bool) -> Measured:
     claims: Claims = {}
     notes.print("compiling SmolLM2-135M")
     programs = {
-        precision: once(kept / precision, partial(compile_cold, smollm2_recipe(precision=precision)))
-        for precision in ("int8", "fp32")
+        precision: compile_cold(smollm2_recipe(precision=precision), kept / precision) for precision in ("int8", "fp32")
     }
     data = reviews(root / "reviews")
     plan = plan_of(programs["int8"], data, training(steps))
@@ -83,11 +80,6 @@ def loop(root: Path, kept: Path, runner: Path, quick: bool) -> Measured:
             rows.append(about | {"peak_rss_bytes": peak, "weights_bytes": weights})
             claims[f"peak_rss_over_weights_{engine.name}_{precision}"] = peak / weights
     return rows, claims
-
-
-def once(directory: Path, compile_program: Callable[[Path], Compiled]) -> Compiled:
-    """Returns the program in `directory`; compiles it if it is not there."""
-    return reopen(directory) if (directory / "manifest.json").exists() else compile_program(directory)
 
 
 def reviews(directory: Path) -> Path:

@@ -17,7 +17,6 @@ from bench.programs import (
     compile_cold,
     model_file,
     movie_reviews,
-    reopen,
     smollm2_recipe,
     tokenizer_of,
 )
@@ -118,9 +117,6 @@ class Track:
     def program(self, contender: Contender) -> Compiled:
         """Returns the contender's program, compiled once."""
         recipe = self.recipe(contender)
-        directory = self.keep / "programs" / recipe.id[:24]
-        if (directory / "manifest.json").exists():
-            return reopen(directory)
-        notes.print(f"compiling for {contender.name}")
+        notes.print(f"opening the program of {contender.name}")
         given = None if contender.calibration is None else self.calibration(contender.calibration)
-        return compile_cold(recipe, directory, calibration=given)
+        return compile_cold(recipe, self.keep / "programs" / recipe.id[:24], calibration=given)

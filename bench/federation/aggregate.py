@@ -2,7 +2,7 @@
 
 Only a few files are written, and each stands for many members, so that reads come from the system's cache, as from a
 fast disk. Each measurement is a process of its own; its peak resident memory includes Python, NumPy and the list of
-members. The floor is reading and sha256 alone, on as many threads.
+members.
 """
 
 import json
@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy as np
 from bench.programs import run_module
 from bench.result import Measured, Row
 from device_agent.memory import peak_rss_bytes
-from shared.canonical import file_sha256, sha256_hex
+from shared.canonical import sha256_hex
 from shared.federation.aggregation import Weighing, combine
 from shared.federation.cohort import AggregatorSettings
 from shared.federation.files import FileSource, UploadedFile
@@ -37,16 +36,15 @@ SCALE = 1e-3  # of B, as after training
 
 
 def measure(quick: bool) -> Measured:
-    """Returns rows for the mean and its floor; the claims are those of the mean."""
+    """Returns a row for the mean, and its claims."""
     uploads, rounds = (QUICK_UPLOADS, QUICK_ROUNDS) if quick else (UPLOADS, ROUNDS)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         _write(directory, QUICK_FILES if quick else FILES)
-        mean, floor = (_row(directory, what, uploads, rounds) for what in ("mean", "read and hash"))
-    return [mean, floor], {
-        "aggregate_rss_bytes": mean["peak_rss_bytes"],
-        "aggregate_bytes_per_second": mean["bytes_per_second"],
-        "aggregate_vs_floor": mean["bytes_per_second"] / floor["bytes_per_second"],
+        row = _row(directory, uploads, rounds)
+    return [row], {
+        "aggregate_rss_bytes": row["peak_rss_bytes"],
+        "aggregate_bytes_per_second": row["bytes_per_second"],
     }
 
 
@@ -58,15 +56,15 @@ def _write(directory: Path, count: int) -> None:
         (directory / sha256_hex(data)).write_bytes(data)
 
 
-def _row(directory: Path, what: str, uploads: int, rounds: int) -> Row:
+def _row(directory: Path, uploads: int, rounds: int) -> Row:
     """Returns the median of some rounds, each in a process of its own."""
-    order = {"directory": str(directory), "what": what, "uploads": uploads}
+    order = {"directory": str(directory), "uploads": uploads}
     found = [run_module("bench.federation.aggregate", order) for _ in range(rounds)]
     files = list(directory.iterdir())
     size = uploads * files[0].stat().st_size
     seconds = statistics.median(each["seconds"] for each in found)
     return {
-        "what": what,
+        "what": "mean",
         "uploads": uploads,
         "files": len(files),
         "size_d": SIZE,
@@ -82,11 +80,9 @@ def _row(directory: Path, what: str, uploads: int, rounds: int) -> Row:
 
 def _work(order: Row) -> Callable[[], None]:
     """Prepares a measurement."""
-    directory, what, uploads = Path(order["directory"]), order["what"], order["uploads"]
+    directory, uploads = Path(order["directory"]), order["uploads"]
     hashes = sorted(path.name for path in directory.iterdir())
     names = [hashes[number % len(hashes)] for number in range(uploads)]
-    if what == "read and hash":
-        return lambda: _hash_all([directory / name for name in names])
     start = np.random.default_rng(8).normal(scale=SCALE, size=SIZE).astype(np.float32)
     files = [
         UploadedFile(Contribution(f"member-{number:06}", examples=1 + number % 300), name, start)
@@ -99,13 +95,6 @@ def _work(order: Row) -> Callable[[], None]:
             raise AssertionError("not every update was counted")
 
     return run
-
-
-def _hash_all(paths: list[Path]) -> None:
-    """Reads and hashes every file on some threads."""
-    with ThreadPoolExecutor(THREADS) as pool:
-        if list(pool.map(file_sha256, paths)) != [path.name for path in paths]:
-            raise AssertionError("a file is damaged")
 
 
 if __name__ == "__main__":

@@ -29,9 +29,10 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from bench.baselines.peft_adapters import VARIANTS, PeftModel, Variant
     from bench.baselines.rounding import load_model, round_weights
     from bench.baselines.steps import EagerMobizo
-    from bench.tiny import TASK, write_base, write_sentences
+    from bench.tiny import write_base, write_sentences
     from bench.training.runs import Contender, Look, Run
     from server.compiler import inspect_base
+    from tests.device_agent.conftest import TASK
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:::executorch", "ignore:::torch", "ignore:::copyreg", "ignore:::transformers", "ignore:::peft"

@@ -16,7 +16,7 @@ from shared.zo.lora import init_a, lora_modules
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
     warnings.simplefilter("ignore")
     from bench.programs import tokenizer_of
-    from bench.tiny import TASK, WORDS, write_base
+    from bench.tiny import write_base
     from bench.variance import (
         Bench,
         Effort,
@@ -31,6 +31,7 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     )
     from server.compiler import inspect_base
     from shared.recipe import BaseRef, Recipe
+    from tests.device_agent.conftest import TASK, WORDS
 
 pytestmark = pytest.mark.filterwarnings("ignore:::executorch", "ignore:::torch", "ignore:::copyreg")
 
