@@ -83,15 +83,10 @@ def _publish_on(settings: Settings, rounds: int) -> Row:
     (credentials,), token = add_devices(settings, 1), new_token(settings, Role.APP)
     with running(settings) as (url, _), client(url, token) as app, Device(url, credentials) as device:
         found = [publish(app, device, np.random.default_rng(SEED + number)) for number in range(rounds)]
-    both = [one.check + one.complete for one in found]
-    return {
-        "d": found[0].size,
-        "rounds": rounds,
-        "check_seconds": statistics.median(one.check for one in found),
-        "complete_seconds": statistics.median(one.complete for one in found),
-        "publish_seconds": statistics.median(both),
-        "slowest_seconds": max(both),
-    }
+    seconds = {"check": [one.check for one in found], "complete": [one.complete for one in found]}
+    seconds["publish"] = [one.check + one.complete for one in found]
+    medians = {f"{name}_seconds": statistics.median(each) for name, each in seconds.items()}
+    return {"d": found[0].size, "rounds": rounds, **medians}
 
 
 @dataclass
@@ -150,7 +145,7 @@ def publish(
 
 DOWNLOADS, QUICK_DOWNLOADS = 40, 8  # at once
 REPOSITORY = f"{DEFAULT_TENANT}/{JOB['adapter']}"
-Files = tuple[tuple[str, int, str], ...]  # path, bytes, sha256
+Set = tuple[tuple[str, int], ...]  # path and bytes of each file
 
 
 def downloading(quick: bool) -> Measured:
@@ -160,34 +155,21 @@ def downloading(quick: bool) -> Measured:
         settings = make_home(Path(name), TINYLLAMA, delivery=Delivery.ACCEL)
         token = new_token(settings, Role.APP)
         with running(settings) as (url, process):
-            revision, files = publish_directory(settings, url, token)
-            sets = (hub_paths(files, revision),), (plain_paths(files),)
-            rows, claims = against_nginx(settings, (url, process.pid), token, sets, downloads, rounds)
+            served, stored = publish_directory(settings, url, token)
+            rows, claims = against_nginx(settings, (url, process.pid), token, ((served,), (stored,)), downloads, rounds)
     claims.pop("download_rss_bytes", None)
-    return [row | {"files": len(files)} for row in rows], claims
+    return [row | {"files": len(served)} for row in rows], claims
 
 
-def publish_directory(settings: Settings, url: str, token: str) -> tuple[str, Files]:
-    """Publishes an adapter; returns its revision and the files of its PEFT directory."""
+def publish_directory(settings: Settings, url: str, token: str) -> tuple[Set, Set]:
+    """Publishes an adapter; returns the files of its PEFT directory by the Hub's route, and in the store."""
     (credentials,) = add_devices(settings, 1)
     with client(url, token) as app, Device(url, credentials) as device:
         publish(app, device, np.random.default_rng(SEED), deviation=0.01)
     info = HfApi(url, token).model_info(REPOSITORY, files_metadata=True)
-    files = [(file.rfilename, file.size, file.lfs and file.lfs.sha256) for file in info.siblings or ()]
-    whole = tuple((path, size, sha256) for path, size, sha256 in files if size is not None and sha256 is not None)
-    if len(whole) != len(files) or info.sha is None:
-        raise RuntimeError(f"the listing is incomplete: {files}")
-    return info.sha, whole
-
-
-def hub_paths(files: Files, revision: str) -> tuple[tuple[str, int], ...]:
-    """Returns path and bytes of each file by the Hub's route."""
-    return tuple((f"/{REPOSITORY}/resolve/{revision}/{path}", size) for path, size, _ in files)
-
-
-def plain_paths(files: Files) -> tuple[tuple[str, int], ...]:
-    """Returns path and bytes of each file in the store."""
-    return tuple((f"/{DiskArtifacts.name(sha256)}", size) for _, size, sha256 in files)
+    files = [(file.rfilename, file.size or 0, file.lfs.sha256) for file in info.siblings or () if file.lfs]
+    served = tuple((f"/{REPOSITORY}/resolve/{info.sha}/{path}", size) for path, size, _ in files)
+    return served, tuple((f"/{DiskArtifacts.name(sha256)}", size) for _, size, sha256 in files)
 
 
 ADAPTERS = 64  # as many rows

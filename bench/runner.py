@@ -1,8 +1,9 @@
 """What every benchmark command shares: its options, and benchmarks that consist of parts."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,3 +44,16 @@ def command_of(parts: Parts, about: str) -> Callable[..., None]:
 
     command.__doc__ = about
     return command
+
+
+def kept(path: Path, make: Callable[[], Any]) -> Any:
+    """Returns the JSON value in `path`; if it is not there, makes it, and keeps it unless it is an error's row."""
+    if path.exists():
+        return json.loads(path.read_bytes())
+    value = make()
+    if "error" not in value:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(value))
+        part.replace(path)
+    return value

@@ -4,8 +4,8 @@ SmolLM2-135M in PyTorch, where autograd gives the gradient that directions only 
 where training starts, with the default recipe: rank 16, q_proj and v_proj of all layers, q = 4, E = 4. Tables:
 
 - choices: of the energy of the mean gradient by the weights, on the user's training examples, what A keeps over the
-  most that orthogonal columns of equal length can keep. A is random or a calibration of the product, from the user's
-  own data set or from the other one (the proxy).
+  most that orthogonal columns of equal length can keep. A is random, or a calibration of the product from the other
+  data set (the proxy).
 - losses: the loss over the candidates against the paper's, over the vocabulary. steps: predicted steps to lower the
   candidates' loss by as much, if only the noise of directions decides the learning rate.
 - queries: alignment with the gradient of a batch, and variance, over q and noise, beside their closed forms.
@@ -81,8 +81,7 @@ def measure(base: str, data: tuple[Path, Path], task: Task, effort: Effort, leng
         return some_examples(directory / f"{split}.jsonl", task, tokenizer, recipe, effort.examples)
 
     bench, tested = Bench(base, recipe, facts), examples(data[0], "test")
-    train = {"own": examples(data[0], "train"), "proxy": examples(data[1], "train")}
-    rows, claims = choices_of_a(bench, train)
+    rows, claims = choices_of_a(bench, examples(data[0], "train"), examples(data[1], "train"))
     notes.print("gradients of single examples, by loss")
     moments = {loss: bench.moments(tested, loss) for loss in get_args(Loss)}
     notes.print("directions and curvature")
@@ -190,17 +189,16 @@ def drawn(noise: str, seed: int, number: int, count: int, size: int) -> np.ndarr
     return np.stack([direction(noise, (int(a), int(b)), size) for a, b in query_seeds(seed, number, count)])
 
 
-def choices_of_a(bench: Bench, train: dict[str, list[Example]]) -> Measured:
-    """Compares the choices of A. train: the training examples of the user's data set, `own`, and of the proxy."""
+def choices_of_a(bench: Bench, own: list[Example], proxy: list[Example]) -> Measured:
+    """Compares the choices of A. own, proxy: training examples of the user's data set, and of the other one."""
     modules, recipe = lora_modules(bench.recipe, bench.shape), bench.recipe
     found = {"random": {module.name: init_a(recipe, module) for module in modules}}
     kinds: tuple[Kind, ...] = get_args(Kind)
-    for whose, examples in train.items():
-        for kind in kinds:
-            notes.print(f"A from {whose} {kind}")
-            file = calibrate(bench.base, recipe, kind, "task", examples)
-            found[f"{whose} {kind}"] = dict(load_calibration(file).directions)
-    gradients = bench.weight_gradients(train["own"])
+    for kind in kinds:
+        notes.print(f"A from proxy {kind}")
+        file = calibrate(bench.base, recipe, kind, "task", proxy)
+        found[f"proxy {kind}"] = dict(load_calibration(file).directions)
+    gradients = bench.weight_gradients(own)
     rows: list[Row] = []
     for rank in RANKS:
         most = sum(most_captured(gradient, rank) for gradient in gradients.values())

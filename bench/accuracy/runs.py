@@ -18,7 +18,7 @@ from bench.baselines.rounding import load_model
 from bench.programs import MOVIES, PRODUCTS, tokenizer_of
 from bench.result import notes
 from bench.training.learners import TorchLearner, torch_learner
-from bench.training.runs import Contender, Look, Run, begin, kept, train
+from bench.training.runs import Contender, Look, Run, begin, kept_run, train
 from device_agent.errors import Diverged
 from device_agent.training.data import Splits, hold_out, sample
 from server.compiler import inspect_base
@@ -167,7 +167,7 @@ class Runner:
     def run(self, contender: Contender, point: Point, seed: int) -> Run:
         """Returns a finished run, from `keep` if it is there."""
         contender = contender.at(lr=point.lr, eps=point.eps, seed=seed)
-        return kept(self._keep, self._facts, contender, lambda: self._run(contender))
+        return kept_run(self._keep, self._facts, contender, lambda: self._run(contender))
 
     def _run(self, contender: Contender) -> Run:
         run = begin(contender, "validation", task=self.data.name)

@@ -76,7 +76,6 @@ class Trial:
     lost: int = 0
     told_twice: int = 0
     same: bool = False
-    seconds: float = 0.0
     _reached: int = field(default=0, repr=False)
     _told: set[int] = field(default_factory=set, repr=False)
 
@@ -210,7 +209,7 @@ def left_alone(kind: Kind, directory: Path) -> tuple[Finals, float]:
 def trial(kind: Kind, directory: Path, rng: random.Random, expected: Finals, whole: float) -> Trial:
     """Runs once with at least one kill. whole: seconds of an undisturbed run."""
     while True:
-        began, result, kills = time.monotonic(), Trial(), 1 + (rng.random() < SECOND_KILL)
+        result, kills = Trial(), 1 + (rng.random() < SECOND_KILL)
         with kind.make(_fresh(directory)) as victim:
             for _ in range(MOST_STARTS):
                 work = victim.work(rng.uniform(0, whole) if result.kills < kills else None)
@@ -220,7 +219,6 @@ def trial(kind: Kind, directory: Path, rng: random.Random, expected: Finals, who
             else:
                 raise RuntimeError(f"{kind.name}: the run does not end")
             result.same = finals(victim.run) == expected
-        result.seconds = time.monotonic() - began
         if result.kills:
             shutil.rmtree(directory)
             return result
@@ -246,7 +244,6 @@ def measure(kind: Kind, directory: Path, expected: Finals | None) -> tuple[Row, 
         "mismatches": sum(not each.same for each in trials) + (found != wanted),
         TWICE: sum(each.lost + each.told_twice for each in trials),
         "seconds_left_alone": whole,
-        "seconds": sum(each.seconds for each in trials),
     }
     return row, found
 

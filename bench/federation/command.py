@@ -22,7 +22,7 @@ import numpy as np
 from bench.federation import aggregate, learning, secure_aggregation
 from bench.federation.secure_aggregation import SIZE
 from bench.result import Measured, Row, commit
-from bench.runner import JsonFile, Keep, Only, Quick, run_parts
+from bench.runner import JsonFile, Keep, Only, Quick, kept, run_parts
 from shared.federation.secure_aggregation.fixed_point import vector_bytes
 from shared.federation.secure_aggregation.settings import Bits
 from shared.zo.lora import adapter_file
@@ -33,7 +33,6 @@ def federation(json_file: JsonFile = None, quick: Quick = False, only: Only = No
     """Aggregate, mask, simulate, and train a cohort of the real model, with and without privacy."""
     with tempfile.TemporaryDirectory() as name:
         place = keep or Path(name)
-        place.mkdir(parents=True, exist_ok=True)
         parts: dict[str, Callable[[bool], Measured]] = {
             "aggregate": aggregate.measure,
             "bytes": upload_sizes,
@@ -43,17 +42,19 @@ def federation(json_file: JsonFile = None, quick: Quick = False, only: Only = No
             "warm-start": partial(learning.warm_start, place=place),
             "privacy": partial(learning.privacy, place=place),
         }
-        kept = {part: partial(_kept, place, part, measure) for part, measure in parts.items()}
-        run_parts(kept, json_file, quick, only)
+        remembered = {part: partial(_kept, place, part, measure) for part, measure in parts.items()}
+        run_parts(remembered, json_file, quick, only)
 
 
 def _kept(place: Path, part: str, measure: Callable[[bool], Measured], quick: bool) -> Measured:
     """Measures a part unless its figures are in `place` already."""
     path = place / f"{part}{'.quick' if quick else ''}.json"
-    if not path.exists():
+
+    def measured() -> list[object]:
         rows, claims = measure(quick)
-        path.write_text(json.dumps([[{"commit": commit(), **row} for row in rows], claims]))
-    rows, claims = json.loads(path.read_text())
+        return [[{"commit": commit(), **row} for row in rows], claims]
+
+    rows, claims = kept(path, measured)
     return rows, claims
 
 

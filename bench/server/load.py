@@ -118,8 +118,7 @@ class App(ApiUser):
         body = ORDERS.job(number)
         sent[body["adapter"]] = time.monotonic()
         key = {"Idempotency-Key": str(uuid.uuid4())}
-        _, job = self.ask("submission", "POST", "/v1/jobs", body, **key)
-        submitted[job["id"]] = body["adapter"]
+        submitted[self.ask("submission", "POST", "/v1/jobs", body, **key)[1]["id"]] = body["adapter"]
 
 
 class Device(ApiUser):
@@ -137,11 +136,8 @@ class Device(ApiUser):
     @task
     def work(self) -> None:
         """Asks for one job and trains it."""
-        wait = jittered(ORDERS.wait_seconds) if ORDERS.wait_seconds else 0.0
-        body = {"datasets": [ORDERS.dataset], "capabilities": ORDERS.capabilities} | (
-            {"wait_seconds": wait} if wait else {}
-        )
-        began = time.monotonic()
+        wait, began = jittered(ORDERS.wait_seconds), time.monotonic()
+        body = {"datasets": [ORDERS.dataset], "capabilities": ORDERS.capabilities, "wait_seconds": wait}
         status, lease = self.ask("poll", "POST", "/v1/leases", body)
         now = time.monotonic()
         if status == 204:

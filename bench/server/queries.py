@@ -55,15 +55,15 @@ def _measure(url: str, number: int, times: int) -> list[Row]:
     with database.reading() as session:
         live = session.execute(select(JobLease.device_id, JobLease.id).where(JobLease.ending.is_(None)))
         held = {row.device_id: row.id for row in live}
-    filters = [
-        JobFilter(),
-        JobFilter(state=JobState.READY),
-        JobFilter(user="user-3"),
-        JobFilter(adapter="user-3-1"),
-        JobFilter(state=JobState.FAILED, user="user-3"),
-    ]
+    filters = {
+        "all": JobFilter(),
+        "state": JobFilter(state=JobState.READY),
+        "user": JobFilter(user="user-3"),
+        "adapter": JobFilter(adapter="user-3-1"),
+        "state and user": JobFilter(state=JobState.FAILED, user="user-3"),
+    }
     queries: list[tuple[str, bool, Query]] = [
-        *((f"list {_name(each)}", False, _list(each, number)) for each in filters),
+        *((f"list {name}", False, _list(each, number)) for name, each in filters.items()),
         ("lease: is there work", False, lambda session, rng, _: _look(session, busy + rng.randrange(busy))),
         ("lease: the one it has", True, lambda session, rng, _: _acquire(session, rng.randrange(busy))),
         # Each time another device, since a device that has a job gets no other.
@@ -81,10 +81,6 @@ def _measure(url: str, number: int, times: int) -> list[Row]:
         rows.append({"query": name, "jobs": number, **spread(seconds)})
     database.close()
     return rows
-
-
-def _name(filters: JobFilter) -> str:
-    return " and ".join(name for name in ("state", "user", "adapter") if getattr(filters, name)) or "all"
 
 
 def _list(filters: JobFilter, number: int) -> Query:
