@@ -11,7 +11,6 @@
 - replay: a trajectory read strictly, replayed in blocks and compared with B, on one core.
 """
 
-import base64
 import json
 import os
 import random
@@ -26,28 +25,13 @@ from typing import Any
 
 import httpx
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from huggingface_hub import HfApi
 
 from bench.programs import MOVIES, model_file
 from bench.result import Measured, Row
 from bench.runner import Parts, command_of
+from bench.server import home
 from bench.server.downloads import against_nginx
-from bench.server.home import (
-    ALL_TARGETS,
-    DATASET,
-    RESULT,
-    TINYLLAMA,
-    Credentials,
-    add_devices,
-    both_databases,
-    client,
-    job,
-    make_home,
-    new_token,
-    running,
-    submit,
-)
 from bench.timing import by_turns, ratio
 from server.catalog.bases import BaseService, inspect
 from server.database.database import Database
@@ -56,13 +40,12 @@ from server.storage.directory import DiskArtifacts
 from server.storage.opening import open_artifacts
 from shared.access import DEFAULT_TENANT, Role
 from shared.canonical import canonical_json, sha256_hex
-from shared.request_signature import RequestSigner
 from shared.zo.lora import dump_adapter
 from shared.zo.replay import replay
 from shared.zo.trajectory import MAGIC, TrajectoryHeader, frame
 from shared.zo.trajectory_reader import read_ledger
 
-JOB = job(0, ALL_TARGETS)
+JOB = home.job(0, home.ALL_TARGETS)
 ROUNDS, QUICK_ROUNDS = 7, 2
 SEED = 6
 PIECE = 1 << 20
@@ -71,17 +54,17 @@ PIECE = 1 << 20
 def publishing(quick: bool) -> Measured:
     """Returns a row for each database, and the claim."""
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as name, both_databases("publish") as databases:
+    with tempfile.TemporaryDirectory() as name, home.both_databases("publish") as databases:
         for kind, url in databases:
-            settings = make_home(Path(name) / kind, TINYLLAMA, database_url=url)
+            settings = home.make_home(Path(name) / kind, home.TINYLLAMA, database_url=url)
             row = _publish_on(settings, QUICK_ROUNDS if quick else ROUNDS)
             rows.append({"what": "publish", "database": kind, **row})
     return rows, {"publish_seconds": max(row["publish_seconds"] for row in rows)}
 
 
 def _publish_on(settings: Settings, rounds: int) -> Row:
-    (credentials,), token = add_devices(settings, 1), new_token(settings, Role.APP)
-    with running(settings) as (url, _), client(url, token) as app, Device(url, credentials) as device:
+    (credentials,), token = home.add_devices(settings, 1), home.new_token(settings, Role.APP)
+    with home.running(settings) as (url, _), home.client(url, token) as app, Device(url, credentials) as device:
         found = [publish(app, device, np.random.default_rng(SEED + number)) for number in range(rounds)]
     seconds = {"check": [one.check for one in found], "complete": [one.complete for one in found]}
     seconds["publish"] = [one.check + one.complete for one in found]
@@ -114,10 +97,9 @@ class Pieces:
 class Device(httpx.Client):
     """A device that signs its requests."""
 
-    def __init__(self, url: str, credentials: Credentials) -> None:
+    def __init__(self, url: str, credentials: home.Credentials) -> None:
         super().__init__(base_url=url, timeout=60, headers={"Authorization": f"Bearer {credentials.token}"})
-        key = Ed25519PrivateKey.from_private_bytes(base64.b64decode(credentials.key))
-        self._signer = RequestSigner(key, time.time)
+        self._signer = credentials.signer()
 
     def ask(self, method: str, path: str, body: object) -> tuple[httpx.Response, float]:
         """Returns the answer, and the seconds from the body's last byte to it."""
@@ -133,12 +115,12 @@ def publish(
     app: httpx.Client, device: Device, rng: np.random.Generator, body: dict[str, Any] = JOB, deviation: float = 1.0
 ) -> Published:
     """Submits a job and publishes a random B for it through the routes of a device."""
-    submit(app, body)
-    lease = device.ask("POST", "/v1/leases", {"datasets": [DATASET]})[0].json()
+    home.submit(app, body)
+    lease = device.ask("POST", "/v1/leases", {"datasets": [home.DATASET]})[0].json()
     size, path = lease["manifest"]["manifest"]["size"], f"/v1/leases/{lease['id']}"
     data = dump_adapter(rng.normal(0, deviation, size).astype(np.float32), {"job": lease["job"]["id"]})
     _, check = device.ask("PUT", f"{path}/adapter", data)
-    done = {"adapter_sha256": sha256_hex(data), "result": RESULT.model_dump(mode="json")}
+    done = {"adapter_sha256": sha256_hex(data), "result": home.RESULT.model_dump(mode="json")}
     _, complete = device.ask("POST", f"{path}/complete", done)
     return Published(size, check, complete)
 
@@ -152,9 +134,9 @@ def downloading(quick: bool) -> Measured:
     """Returns a row for each source, and the ratios of median times."""
     downloads, rounds = (QUICK_DOWNLOADS, QUICK_ROUNDS) if quick else (DOWNLOADS, ROUNDS)
     with tempfile.TemporaryDirectory() as name:
-        settings = make_home(Path(name), TINYLLAMA, delivery=Delivery.ACCEL)
-        token = new_token(settings, Role.APP)
-        with running(settings) as (url, process):
+        settings = home.make_home(Path(name), home.TINYLLAMA, delivery=Delivery.ACCEL)
+        token = home.new_token(settings, Role.APP)
+        with home.running(settings) as (url, process):
             served, stored = publish_directory(settings, url, token)
             rows, claims = against_nginx(settings, (url, process.pid), token, ((served,), (stored,)), downloads, rounds)
     claims.pop("download_rss_bytes", None)
@@ -163,8 +145,8 @@ def downloading(quick: bool) -> Measured:
 
 def publish_directory(settings: Settings, url: str, token: str) -> tuple[Set, Set]:
     """Publishes an adapter; returns the files of its PEFT directory by the Hub's route, and in the store."""
-    (credentials,) = add_devices(settings, 1)
-    with client(url, token) as app, Device(url, credentials) as device:
+    (credentials,) = home.add_devices(settings, 1)
+    with home.client(url, token) as app, Device(url, credentials) as device:
         publish(app, device, np.random.default_rng(SEED), deviation=0.01)
     info = HfApi(url, token).model_info(REPOSITORY, files_metadata=True)
     files = [(file.rfilename, file.size or 0, file.lfs.sha256) for file in info.siblings or () if file.lfs]
@@ -183,17 +165,17 @@ def scored(quick: bool) -> Measured:
     rounds = QUICK_ROUNDS if quick else ROUNDS
     with tempfile.TemporaryDirectory() as name:
         source = Path(name) / "source"
-        settings = make_home(Path(name), signed_requests="none", scorer_seconds=SECONDS)
+        settings = home.make_home(Path(name), signed_requests="none", scorer_seconds=SECONDS)
         register(settings, source)
-        (credentials,), token = add_devices(settings, 1), new_token(settings, Role.APP)
-        with running(settings) as (url, _), client(url, token, SECONDS) as app:
+        (credentials,), token = home.add_devices(settings, 1), home.new_token(settings, Role.APP)
+        with home.running(settings) as (url, _), home.client(url, token, SECONDS) as app:
             with Device(url, credentials) as device:
                 for number in range(ADAPTERS):
-                    body = job(number, {"rank": 16}, base=SMOLLM2)
+                    body = home.job(number, {"rank": 16}, base=SMOLLM2)
                     publish(app, device, np.random.default_rng(number), body, DEVIATION)
             register(settings, model_file())
             seconds = _score(app, [f"adapter-{number}" for number in range(ADAPTERS)], rounds)
-            with client(url, new_token(settings, Role.OPERATOR)) as operator:
+            with home.client(url, home.new_token(settings, Role.OPERATOR)) as operator:
                 metrics = operator.get("/metrics").raise_for_status().text
     about = {"what": "score", "rows": ADAPTERS}
     rows: list[Row] = [

@@ -29,7 +29,8 @@ from bench.baselines.adapted import AdaptedModel
 from bench.baselines.rounding import load_model
 from bench.programs import MOVIES, PRODUCTS, model_file, tokenizer_of
 from bench.result import Claims, Measured, Row, notes, write
-from bench.runner import JsonFile, Quick
+from bench.runner import JsonFile
+from bench.runner import Quick as QuickOption
 from server.compiler.calibrate import calibrate
 from server.compiler.checkpoints.checkpoint import inspect_base
 from shared.recipe import DEFAULT_EPS, BaseRef, Loss, Recipe
@@ -43,28 +44,18 @@ from shared.zo.noise import direction, permutation, query_seeds
 BATCH, EXAMPLES = 16, 4  # examples of a packed batch, and of a step of the default recipe
 RANKS, QUERIES = (16, 4, 1), (1, 2, 4, 8, 16)
 PATHS = 4  # directions whose two copies of B run at once
+QUICK, PLAIN = (64, 256, 16), (256, 512, 64)  # examples of a split, directions for q, and for the curvature
 
 
-@dataclass(frozen=True)
-class Effort:
-    """Sample sizes. examples: of each data set and split. directions: for q. differences: for the curvature."""
-
-    examples: int
-    directions: int
-    differences: int
-
-
-QUICK, PLAIN = Effort(64, 256, 16), Effort(256, 512, 64)
-
-
-def variance(json_file: JsonFile = None, quick: Quick = False) -> None:
+def variance(json_file: JsonFile = None, quick: QuickOption = False) -> None:
     """Variance and alignment of gradient estimates by q, noise and loss; what each choice of A keeps; curvature."""
     found = measure(str(model_file()), (MOVIES, PRODUCTS), named_task("sst2"), QUICK if quick else PLAIN)
     write(json_file, *found)
 
 
-def measure(base: str, data: tuple[Path, Path], task: Task, effort: Effort, length: int = 64) -> Measured:
-    """Returns all tables and claims. data: directories of the user's data set, and of the proxy."""
+def measure(base: str, data: tuple[Path, Path], task: Task, effort: tuple[int, int, int], length: int = 64) -> Measured:
+    """Returns all tables and claims. data: directories of the user's data set, and of the proxy. effort: as QUICK."""
+    count, directions, differences = effort
     with tempfile.TemporaryDirectory() as name:
         tokenizer = tokenizer_of(base, Path(name))
     facts, (answer, choices) = inspect_base(base), answer_sizes(task, tokenizer)
@@ -78,16 +69,16 @@ def measure(base: str, data: tuple[Path, Path], task: Task, effort: Effort, leng
     )
 
     def examples(directory: Path, split: str) -> list[Example]:
-        return some_examples(directory / f"{split}.jsonl", task, tokenizer, recipe, effort.examples)
+        return some_examples(directory / f"{split}.jsonl", task, tokenizer, recipe, count)
 
     bench, tested = Bench(base, recipe, facts), examples(data[0], "test")
     rows, claims = choices_of_a(bench, examples(data[0], "train"), examples(data[1], "train"))
     notes.print("gradients of single examples, by loss")
     moments = {loss: bench.moments(tested, loss) for loss in get_args(Loss)}
     notes.print("directions and curvature")
-    for found in (losses(moments), queries(bench, tested, effort.directions)):
+    for found in (losses(moments), queries(bench, tested, directions)):
         rows, claims = rows + found[0], claims | found[1]
-    curvature = bench.curvature(tested[:EXAMPLES], effort.differences)
+    curvature = bench.curvature(tested[:EXAMPLES], differences)
     return rows, claims | {"curvature_over_second_moment": curvature / moments["candidates"].total}
 
 
@@ -136,7 +127,7 @@ class Bench:
 
     def gradient(self, examples: Sequence[Example], loss: Loss = "candidates") -> Tensor:
         """Returns the gradient of the mean loss of some examples with respect to B: float64 (D,)."""
-        adapted = self._adapted(len(examples), loss)
+        adapted = self.adapted(len(examples), loss)
         b = adapted.zeros().requires_grad_()
         batch = pack_step(examples, adapted.recipe, dynamic=True)
         (found,) = torch.autograd.grad(adapted.losses(batch, b.unsqueeze(0)).sum(), b)
@@ -155,7 +146,7 @@ class Bench:
 
     def weight_gradients(self, examples: Sequence[Example]) -> dict[str, Tensor]:
         """Returns dL/dW of the mean loss for every linear layer that the recipe adapts: by name, float64 (in, out)."""
-        adapted, layers = self._adapted(BATCH, "candidates"), dict(self.model.named_modules())
+        adapted, layers = self.adapted(BATCH, "candidates"), dict(self.model.named_modules())
         weights = {m.name: layers[m.name].weight.requires_grad_() for m in lora_modules(self.recipe, self.shape)}
         for at in range(0, len(examples), BATCH):
             batch = pack_step(examples[at : at + BATCH], self.recipe, dynamic=True)
@@ -169,7 +160,7 @@ class Bench:
     @torch.no_grad()
     def curvature(self, examples: Sequence[Example], count: int) -> float:
         """Returns the mean of z^T H z over `count` Rademacher directions, which estimates tr H of a batch's loss."""
-        adapted, eps, bends = self._adapted(len(examples), "candidates"), DEFAULT_EPS["fp32"], []
+        adapted, eps, bends = self.adapted(len(examples), "candidates"), DEFAULT_EPS["fp32"], []
         batch = pack_step(examples, adapted.recipe, dynamic=True)
         middle = float(adapted.losses(batch, adapted.zeros().unsqueeze(0))[0])
         for number in range(count // PATHS):
@@ -179,7 +170,8 @@ class Bench:
         adapted.remove()
         return float(np.mean(bends))
 
-    def _adapted(self, examples: int, loss: Loss) -> AdaptedModel:
+    def adapted(self, examples: int, loss: Loss) -> AdaptedModel:
+        """Returns the model with the recipe's LoRA, for batches of so many examples; `remove` takes it off."""
         recipe = self.recipe.model_copy(update={"loss": loss, "effective_batch": examples})
         return AdaptedModel(self.model, recipe, self.shape)
 

@@ -6,7 +6,7 @@ schedules and evaluation are those of the product; the forward passes are PyTorc
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -198,19 +198,13 @@ class Runner:
             self._loaded = (precision, model)
         return self._loaded[1]
 
-    @contextlib.contextmanager
-    def _learner(self, contender: Contender) -> Iterator[TorchLearner]:
-        """Yields the contender at its start; afterwards the model is the stock one again."""
+    def _learner(self, contender: Contender) -> contextlib.closing[TorchLearner]:
+        """Returns a context of the contender at its start; afterwards the model is the stock one again."""
         model, recipe = self._model(contender.recipe.precision), self.recipe(contender)
-        learner = torch_learner(
-            *(contender.engine, model, recipe, self.shape, self.splits.train),
-            variant=contender.variant,
-            vera_rank=contender.vera_rank,
+        about: dict[str, Any] = {"variant": contender.variant, "vera_rank": contender.vera_rank}
+        return contextlib.closing(
+            torch_learner(contender.engine, model, recipe, self.shape, self.splits.train, **about)
         )
-        try:
-            yield learner
-        finally:
-            learner.close()
 
 
 def _tested(learner: TorchLearner, b: Tensor, examples: Sequence[Example]) -> float:

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.result import Row
 from server.catalog.bases import BaseRepository
@@ -33,6 +34,7 @@ from server.tasks.engine import prepare_engine
 from shared.access import DEFAULT_TENANT, Role
 from shared.job import Result
 from shared.recipe import TARGETS
+from shared.request_signature import RequestSigner
 from shared.signing import new_private_key, private_bytes, public_text
 from shared.zo.lora import BaseShape
 from tests.postgres import Postgres
@@ -55,6 +57,10 @@ class Credentials:
 
     token: str
     key: str
+
+    def signer(self) -> RequestSigner:
+        """Returns the signer of the device's requests."""
+        return RequestSigner(Ed25519PrivateKey.from_private_bytes(base64.b64decode(self.key)), time.time)
 
 
 def job(number: int = 0, recipe: dict[str, Any] = RECIPE, **fields: Any) -> dict[str, Any]:

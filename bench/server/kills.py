@@ -21,16 +21,7 @@ import psutil
 from sqlalchemy import select
 
 from bench.result import Measured, Row
-from bench.server.home import (
-    PATIENCE,
-    add_devices,
-    both_databases,
-    free_port,
-    make_home,
-    new_token,
-    start_server,
-    wait_until_answers,
-)
+from bench.server import home
 from bench.server.polls import Orders, start_load
 from server.database.database import Database
 from server.schema import adapters, jobs, programs
@@ -57,9 +48,9 @@ def measure(quick: bool) -> Measured:
     """Returns a row for each database, and the claims over both."""
     kills = (QUICK_KILLS if quick else KILLS) // 2
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as name, both_databases("kills") as databases:
+    with tempfile.TemporaryDirectory() as name, home.both_databases("kills") as databases:
         for (kind, url), engine in zip(databases, ("embedded", "procrastinate"), strict=True):
-            settings = make_home(Path(name) / engine, database_url=url, engine=engine, **SETTINGS)
+            settings = home.make_home(Path(name) / engine, database_url=url, engine=engine, **SETTINGS)
             about = {"what": "server kills", "database": kind, "engine": engine}
             rows.append(about | _measure(settings, kills))
     names = ("kill_trials", "jobs_lost", "jobs_doubled", "torn_files")
@@ -68,7 +59,7 @@ def measure(quick: bool) -> Measured:
 
 def _measure(settings: Settings, kills: int) -> Row:
     began, rng = time.monotonic(), random.Random(f"{SEED}-{settings.engine}")
-    devices, token = add_devices(settings, DEVICES), new_token(settings, Role.APP)
+    devices, token = home.add_devices(settings, DEVICES), home.new_token(settings, Role.APP)
     with closing(Victim(settings)) as server:
         orders = Orders(url=server.url, app=token, devices=devices, vanish=0.05, retry=True, jobs_per_recipe=6)
         load = start_load(orders)
@@ -100,13 +91,13 @@ class Victim:
     """A server that is started again on its port after each kill."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings, self._port = settings, free_port()
-        self._process = start_server(settings, self._port, WORKERS)
+        self._settings, self._port = settings, home.free_port()
+        self._process = home.start_server(settings, self._port, WORKERS)
         self.url = self.wait_until_answers()
 
     def wait_until_answers(self) -> str:
         """Returns the URL. Raises RuntimeError if the server does not start."""
-        return wait_until_answers(self._settings, self._port, self._process)
+        return home.wait_until_answers(self._settings, self._port, self._process)
 
     def workers(self) -> list[psutil.Process]:
         """Returns its worker processes, without the compilers that these started."""
@@ -122,12 +113,12 @@ class Victim:
         """Kills the server with -9, and starts it again."""
         self._process.kill()
         self._process.wait()
-        self._process = start_server(self._settings, self._port, WORKERS)
+        self._process = home.start_server(self._settings, self._port, WORKERS)
 
     def stop(self) -> int:
         """Stops the server in order; returns its exit status."""
         self._process.terminate()
-        return int(self._process.wait(PATIENCE))
+        return int(self._process.wait(home.PATIENCE))
 
     def close(self) -> None:
         """Kills the server if it still runs."""
@@ -144,7 +135,7 @@ def _kill(server: Victim, rng: random.Random) -> str:
     if rng.random() < SERVER_SHARE:
         server.kill()
         return "server"
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + home.PATIENCE
     while time.monotonic() < deadline:
         if workers := server.workers():
             with suppress(psutil.NoSuchProcess):
@@ -156,7 +147,7 @@ def _kill(server: Victim, rng: random.Random) -> str:
 
 def _wait_for_jobs(settings: Settings) -> None:
     """Waits until every job has ended; jobs that have not ended after PATIENCE count as lost."""
-    database, deadline = Database(settings.url), time.monotonic() + PATIENCE
+    database, deadline = Database(settings.url), time.monotonic() + home.PATIENCE
     unfinished = select(jobs.Job.id).where(jobs.Job.state.in_([state for state in JobState if not state.final]))
     left: str | None = ""
     while left is not None and time.monotonic() < deadline:

@@ -15,27 +15,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from bench.result import Measured, Row
-from bench.server.home import (
-    DATASET,
-    RECIPE,
-    RESULT,
-    Credentials,
-    add_devices,
-    both_databases,
-    client,
-    cpu_seconds,
-    job,
-    make_home,
-    new_token,
-    peak_memory,
-    running,
-    spread,
-    submit,
-)
+from bench.server import home
 from server.settings import Settings
 from shared.access import Role
 
 STEPS = 2  # heartbeats of a lease
+CAPABILITIES = {"backends": ["xnnpack", "portable"], "engines": ["native"], "executorch": "1.5.1"}
 
 
 class Orders(BaseModel):
@@ -44,7 +29,7 @@ class Orders(BaseModel):
 
     url: str
     app: str
-    devices: list[Credentials]
+    devices: list[home.Credentials]
     jobs: int | None = None
     rate: float = 5.0
     wait_seconds: float = 0.0
@@ -53,20 +38,13 @@ class Orders(BaseModel):
     vanish: float = 0.0
     retry: bool = False
     jobs_per_recipe: int | None = None
-    dataset: str = DATASET
-    capabilities: dict[str, Any] = {
-        "backends": ["xnnpack", "portable"],
-        "engines": ["native"],
-        "executorch": "1.5.1",
-    }
-    result: dict[str, Any] = RESULT.model_dump(mode="json")
 
     def job(self, number: int) -> dict[str, Any]:
         """Returns the body of one job."""
         if self.jobs_per_recipe is None:
-            return job(number)
-        recipe = RECIPE | {"a_seed": number // self.jobs_per_recipe}
-        return job(number, recipe, priority=number % 3)
+            return home.job(number)
+        recipe = home.RECIPE | {"a_seed": number // self.jobs_per_recipe}
+        return home.job(number, recipe, priority=number % 3)
 
 
 def start_load(orders: Orders) -> "subprocess.Popen[str]":
@@ -94,9 +72,9 @@ def measure(quick: bool) -> Measured:
     rows: list[Row] = []
     devices, seconds = (QUICK_DEVICES, QUICK_SECONDS) if quick else (DEVICES, SECONDS)
     orders = {"wait_seconds": WAIT_SECONDS, "beat_seconds": BEAT_SECONDS, "ramp_seconds": WAIT_SECONDS / 2}
-    with tempfile.TemporaryDirectory() as name, both_databases("polls", **DURABLE) as databases:
+    with tempfile.TemporaryDirectory() as name, home.both_databases("polls", **DURABLE) as databases:
         for kind, url in databases:
-            settings = make_home(Path(name) / kind, database_url=url)
+            settings = home.make_home(Path(name) / kind, database_url=url)
             rows += poll(settings, kind, devices, jobs=round(seconds * RATE), **orders)
     return rows, {
         "poll_p99_ms": max(row["p99_ms"] for row in rows if row["what"] in CLAIMED),
@@ -107,20 +85,20 @@ def measure(quick: bool) -> Measured:
 
 def poll(settings: Settings, database: str, devices: int, **orders: float) -> list[Row]:
     """Runs the load once. orders: fields of Orders."""
-    token, credentials = new_token(settings, Role.APP), add_devices(settings, devices)
-    with running(settings) as (url, server):
-        with client(url, token) as app:  # compiles the only program
-            compiled = submit(app, job(-1))
+    token, credentials = home.new_token(settings, Role.APP), home.add_devices(settings, devices)
+    with home.running(settings) as (url, server):
+        with home.client(url, token) as app:  # compiles the only program
+            compiled = home.submit(app, home.job(-1))
             app.post(f"/v1/jobs/{compiled['id']}/cancel").raise_for_status()
-        before = cpu_seconds(server)
+        before = home.cpu_seconds(server)
         load = start_load(Orders(url=url, app=token, devices=credentials, **orders))
         output, _ = load.communicate()
         if load.returncode:
             raise SystemExit("the load failed")
-        spent, peak = cpu_seconds(server) - before, peak_memory(server.pid)
+        spent, peak = home.cpu_seconds(server) - before, home.peak_memory(server.pid)
     found = json.loads(output)
     about = {"database": database, "devices": devices}
-    rows = [about | {"what": what, **spread(times)} for what, times in found["seconds"].items() if what != "poll"]
+    rows = [about | {"what": what, **home.spread(times)} for what, times in found["seconds"].items() if what != "poll"]
     errors = found["errors"]
     rows.append({"database": database, "what": "errors", "count": len(errors), "first": errors[:3]})
     rows.append({"database": database, "what": "server", "peak_rss_bytes": peak, "cpu_seconds": spent})

@@ -89,17 +89,7 @@ def cells(extent: Extent, device: Device = "cpu") -> list[Cell]:
     inner, mobizo, mezo = Contender.INNER, Contender.MOBIZO, Contender.MEZO_LORA_FA
     if device == "cuda":
         found = _grid(Contender, ("eager", "compile"), precisions=("fp32", "fp16"), device=device)
-    elif extent == "quick":  # every contender and engine at length 64, on as few sequences as its loops need
-        found = [
-            *_grid(Contender, ("eager",), (64,), (1,)),
-            *_grid(BOTH_QUERIES, ("eager",), (64,), (8,), queries=(4,)),
-            *_grid((inner,), ("compile",), (64,), (1,), queries=(1,)),
-            *_grid((mezo, inner), ("executorch",), (64,), (1,), queries=(1,)),
-            *_grid((mobizo,), ("executorch",), (64,), (8,), ("fp32", "int8"), queries=(4,)),
-        ]
-    elif (
-        extent == "plain"
-    ):  # all of PyTorch eager, the telling part of ExecuTorch, torch.compile (a minute a cell) once
+    elif extent != "full":  # all of PyTorch eager, the telling part of ExecuTorch, torch.compile (a minute a cell) once
         found = [
             *_grid(Contender, ("eager",)),
             *_grid((Contender.FO_LORA_FA, mezo, mobizo), ("compile",), (64,), (8,), queries=(1, 4)),
@@ -115,7 +105,12 @@ def cells(extent: Extent, device: Device = "cpu") -> list[Cell]:
             *_grid(Contender, ("eager", "compile")),
             *_grid(zeroth, ("executorch",), precisions=("fp32", "int8", "int4")),
         ]
-    return sorted(dict.fromkeys(found), key=lambda cell: cell.length * cell.batch)
+    found = sorted(dict.fromkeys(found), key=lambda cell: cell.length * cell.batch)
+    if extent != "quick":
+        return found
+    # The smallest cell of every contender and engine.
+    first = {(cell.engine, cell.engine == "compile" or cell.contender): cell for cell in reversed(found)}
+    return sorted(first.values(), key=lambda cell: cell.length * cell.batch)
 
 
 def _grid(

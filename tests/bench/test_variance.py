@@ -19,7 +19,6 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from bench.tiny import write_base
     from bench.variance import (
         Bench,
-        Effort,
         Moments,
         alignment,
         captured,
@@ -67,10 +66,11 @@ def test_gradients_by_b_and_by_the_weights_are_of_the_same_loss(
     expected = np.mean([bench.gradient(examples[at : at + 16]).numpy() for at in (0, 16)], axis=0)
     np.testing.assert_allclose(np.concatenate([part.ravel() for part in found]), expected, rtol=1e-3, atol=1e-6)
     # And each is the slope of the loss along a direction.
-    adapted, batch = bench._adapted(16, "candidates"), pack_step(examples[:16], recipe, dynamic=True)
-    z = torch.from_numpy(np.random.default_rng(1).choice([-1.0, 1.0], adapted.size).astype(np.float32)) * 1e-2
+    adapted, batch = bench.adapted(16, "candidates"), pack_step(examples[:16], recipe, dynamic=True)
+    z = torch.from_numpy(np.random.default_rng(1).choice([-1.0, 1.0], adapted.size).astype(np.float32)) * 1e-3
     with torch.no_grad():
         plus, minus = adapted.losses(batch, torch.stack((z, -z))).double().tolist()
+    adapted.remove()
     assert float(bench.gradient(examples[:16]) @ z.double()) == pytest.approx((plus - minus) / 2, rel=1e-2)
     each = [bench.gradient([example]).numpy() for example in examples]
     moments = bench.moments(examples, "candidates")
@@ -116,7 +116,7 @@ def test_rademacher_variance_is_exact() -> None:
 
 
 def test_every_table_is_measured(base: Path, data: tuple[Path, Path]) -> None:
-    rows, claims = measure(str(base), data, TASK, Effort(32, 16, 16))
+    rows, claims = measure(str(base), data, TASK, (32, 16, 16))
     assert {row["table"] for row in rows} == {"choices", "losses", "queries"}
     assert claims["energy_of_best_random_r16"] < claims["energy_of_best_proxy_gradients_r16"] <= 1 + 1e-6
     assert {"curvature_over_second_moment", "predicted_steps_full_loss"} & set(claims)
