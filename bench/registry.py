@@ -29,10 +29,9 @@ from huggingface_hub import HfApi
 
 from bench.programs import MOVIES, model_file
 from bench.result import Measured, Row
-from bench.runner import Parts, command_of
+from bench.runner import Parts, by_turns, command_of, ratio
 from bench.server import home
 from bench.server.downloads import against_nginx
-from bench.timing import by_turns, ratio
 from server.catalog.bases import BaseService, inspect
 from server.database.database import Database
 from server.settings import Delivery, Settings
@@ -66,19 +65,10 @@ def _publish_on(settings: Settings, rounds: int) -> Row:
     (credentials,), token = home.add_devices(settings, 1), home.new_token(settings, Role.APP)
     with home.running(settings) as (url, _), home.client(url, token) as app, Device(url, credentials) as device:
         found = [publish(app, device, np.random.default_rng(SEED + number)) for number in range(rounds)]
-    seconds = {"check": [one.check for one in found], "complete": [one.complete for one in found]}
-    seconds["publish"] = [one.check + one.complete for one in found]
+    seconds = {"check": [check for _, check, _ in found], "complete": [complete for *_, complete in found]}
+    seconds["publish"] = [check + complete for _, check, complete in found]
     medians = {f"{name}_seconds": statistics.median(each) for name, each in seconds.items()}
-    return {"d": found[0].size, "rounds": rounds, **medians}
-
-
-@dataclass
-class Published:
-    """A published adapter with D = `size`, and seconds."""
-
-    size: int
-    check: float
-    complete: float
+    return {"d": found[0][0], "rounds": rounds, **medians}
 
 
 @dataclass
@@ -113,8 +103,11 @@ class Device(httpx.Client):
 
 def publish(
     app: httpx.Client, device: Device, rng: np.random.Generator, body: dict[str, Any] = JOB, deviation: float = 1.0
-) -> Published:
-    """Submits a job and publishes a random B for it through the routes of a device."""
+) -> tuple[int, float, float]:
+    """Submits a job and publishes a random B for it through the routes of a device.
+
+    Returns D, and the seconds of the check and of the completion.
+    """
     home.submit(app, body)
     lease = device.ask("POST", "/v1/leases", {"datasets": [home.DATASET]})[0].json()
     size, path = lease["manifest"]["manifest"]["size"], f"/v1/leases/{lease['id']}"
@@ -122,7 +115,7 @@ def publish(
     _, check = device.ask("PUT", f"{path}/adapter", data)
     done = {"adapter_sha256": sha256_hex(data), "result": home.RESULT.model_dump(mode="json")}
     _, complete = device.ask("POST", f"{path}/complete", done)
-    return Published(size, check, complete)
+    return size, check, complete
 
 
 DOWNLOADS, QUICK_DOWNLOADS = 40, 8  # at once

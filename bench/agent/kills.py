@@ -7,6 +7,8 @@ A kill may cost one computed step that is not yet in the trajectory, because no 
 the disk. More would show in two ways, and both are counted: a step that a process reported and the trajectory lacks
 afterwards, and a trajectory that became shorter. A run with exact gradients computes the steps since its last
 checkpoint again and does not report them.
+
+The agent's server is the tests' fake one, with a device enrolled: it offers one job until that is completed, or none.
 """
 
 import contextlib
@@ -14,11 +16,13 @@ import os
 import random
 import shutil
 import signal
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,16 +30,58 @@ from typing import Self
 
 import psutil
 
-from bench.agent.server import JOB, fake_server, start_agent
 from bench.programs import Compiled
 from bench.result import Row
 from device_agent.engines import Engine
 from device_agent.engines.child_process import prepare
 from device_agent.errors import DoesNotFit
+from device_agent.home import HOME_VARIABLE, AgentHome, DeviceConfig
 from device_agent.training.journal import RunDirectory, RunPlan
 from shared.canonical import file_sha256
 from shared.job import Progress, TrainingSettings
+from shared.protocol import LeaseRequest
+from shared.signing import key_id, new_private_key, public_text
 from shared.zo.trajectory import parse_trajectory
+from tests.device_agent.fake_server import FakeServer
+
+DATASET, JOB = "movies", "job-1"
+
+
+class LongPollServer(FakeServer):
+    """Holds a request for work as long as the device allows, like the server does."""
+
+    def _leases(self, body: bytes, parts: list[str]) -> object:
+        found = super()._leases(body, parts)
+        if found is None:
+            self.changed.wait_for(lambda: self.jobs, LeaseRequest.model_validate_json(body).wait_seconds)
+        return found
+
+
+@contextmanager
+def fake_server(
+    directory: Path, program: Compiled | None = None, training: TrainingSettings | None = None
+) -> Iterator[tuple[LongPollServer, AgentHome]]:
+    """Yields the server, and the home of a device enrolled there. program: of the one job."""
+    key = new_private_key()
+    with LongPollServer(key, lease_seconds=5.0) as server:
+        if program is not None and training is not None:
+            server.add_job(program, DATASET, JOB, **training.model_dump(exclude_unset=True))
+        home, public = AgentHome(directory), key.public_key()
+        home.create()
+        about = {"server": server.url, "name": "bench", "device_id": "device-1", "token": "token"}
+        home.enroll(DeviceConfig(**about, public_key=public_text(public), key_id=key_id(public)))
+        yield server, home
+
+
+def start_agent(
+    home: AgentHome, dataset: Path, *options: str, log: Path = Path(os.devnull), **environment: str
+) -> psutil.Popen:
+    """Starts `mobizo-agent run` in a session of its own."""
+    command = [sys.executable, "-m", "device_agent", "run", "--json", "--data", f"{DATASET}={dataset}", *options]
+    environment = os.environ | environment | {HOME_VARIABLE: str(home.path)}
+    with log.open("ab") as output:
+        return psutil.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+
 
 FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
 TWICE = "steps_computed_twice_beyond_one"

@@ -3,12 +3,10 @@
 import time
 from pathlib import Path
 
-import psutil
-
-from bench.agent.kills import steps_in
-from bench.agent.server import JOB, fake_server, start_agent
+from bench.agent.kills import JOB, fake_server, start_agent, steps_in
 from bench.programs import MOVIES, Compiled, compile_cold, smollm2_recipe
 from bench.result import Claims, Measured, Row, notes
+from bench.runner import cpu_seconds
 from bench.tiny import plan_of
 from device_agent.engines import Engine
 from device_agent.engines.child_process import NativeEngine, PythonEngine
@@ -28,9 +26,9 @@ def idle(directory: Path, dataset: Path, quick: bool) -> Measured:
         try:
             server.wait_for(lambda: server.asked)
             time.sleep(SETTLE_SECONDS)
-            asked, before, began = len(server.calls), used(process), time.monotonic()
+            asked, before, began = len(server.calls), cpu_seconds(process), time.monotonic()
             time.sleep(QUICK_IDLE_SECONDS if quick else IDLE_SECONDS)
-            spent, seconds = used(process) - before, time.monotonic() - began
+            spent, seconds = cpu_seconds(process) - before, time.monotonic() - began
             memory = process.memory_full_info()
         finally:
             process.terminate()
@@ -44,12 +42,6 @@ def idle(directory: Path, dataset: Path, quick: bool) -> Measured:
         "own_bytes": memory.uss,
     }
     return [row], {"idle_rss_bytes": row["rss_bytes"], "idle_core_share": row["core_share"]}
-
-
-def used(process: psutil.Popen) -> float:
-    """Returns the processor seconds of a process so far."""
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 def loop(root: Path, kept: Path, runner: Path, quick: bool) -> Measured:
@@ -128,7 +120,7 @@ def agent_seconds(program: Compiled, runner: Path, data: Path, home: Path, steps
         while agent.poll() is None:
             at = steps_in(ledger)
             if at in (WARM, steps) and at not in marks:
-                marks[at] = (used(agent), time.perf_counter())
+                marks[at] = (cpu_seconds(agent), time.perf_counter())
             time.sleep(0.01)
     (cpu, began), (cpu_after, ended) = marks[WARM], marks[steps]
     return (cpu_after - cpu) / (steps - WARM), (ended - began) / (steps - WARM)

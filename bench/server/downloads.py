@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.result import Measured, Row
+from bench.runner import by_turns
 from bench.server.home import client, job, make_home, new_token, peak_memory, running, submit
-from bench.timing import by_turns
 from server.database.database import Database
 from server.schema import programs
 from server.settings import Delivery, Settings

@@ -7,7 +7,6 @@ import base64
 import json
 import os
 import re
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -39,6 +38,7 @@ from shared.signing import new_private_key, private_bytes, public_text
 from shared.zo.lora import BaseShape
 from tests.postgres import Postgres
 from tests.server import actors, fake_compiler, homes
+from tests.server.nginx import free_ports
 
 BASE, DATASET = "tiny", "reviews"
 PATIENCE = 300.0  # seconds
@@ -141,12 +141,6 @@ def add_devices(settings: Settings, count: int) -> list[Credentials]:
     return found
 
 
-def free_port() -> int:
-    """Returns a port on which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
 def log_of(settings: Settings) -> Path:
     """Returns the path of the server's log."""
     return settings.home.parent / "log"
@@ -164,7 +158,7 @@ def start_server(settings: Settings, port: int, workers: int = 1) -> psutil.Pope
 @contextmanager
 def running(settings: Settings) -> Iterator[tuple[str, psutil.Process]]:
     """Runs a server with one worker; yields its URL and its process."""
-    port = free_port()
+    (port,) = free_ports(1)
     process = start_server(settings, port)
     try:
         yield wait_until_answers(settings, port, process), process
@@ -196,11 +190,8 @@ def client(url: str, token: str, seconds: float = 60) -> httpx.Client:
 def submit(app: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
     """Submits a job and waits until its program is compiled; returns the job."""
     found = app.post("/v1/jobs", json=body).raise_for_status().json()
-    deadline = time.monotonic() + PATIENCE
-    while app.get(f"/v1/jobs/{found['id']}").raise_for_status().json()["state"] in ("queued", "compiling"):
-        if time.monotonic() > deadline:
-            raise RuntimeError("the program is not compiled")
-        time.sleep(0.1)
+    path, waiting = f"/v1/jobs/{found['id']}", ("queued", "compiling")
+    homes.eventually(lambda: app.get(path).raise_for_status().json()["state"] not in waiting, PATIENCE)
     return dict(found)
 
 
@@ -208,12 +199,6 @@ def peak_memory(pid: int) -> int:
     """Returns the highest resident set of a process, bytes."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(found[1]) * 1024 if found else 0
-
-
-def cpu_seconds(process: psutil.Process) -> float:
-    """Returns the processor time of a process so far."""
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 def spread(seconds: list[float]) -> Row:

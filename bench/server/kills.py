@@ -29,6 +29,8 @@ from server.settings import Settings
 from shared.access import Role
 from shared.canonical import file_sha256
 from shared.job import JobState
+from tests.server.homes import eventually
+from tests.server.nginx import free_ports
 
 KILLS, QUICK_KILLS = 100, 10  # over both databases
 DEVICES, WORKERS = 6, 2
@@ -91,7 +93,7 @@ class Victim:
     """A server that is started again on its port after each kill."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings, self._port = settings, home.free_port()
+        self._settings, self._port = settings, free_ports(1)[0]
         self._process = home.start_server(settings, self._port, WORKERS)
         self.url = self.wait_until_answers()
 
@@ -135,14 +137,10 @@ def _kill(server: Victim, rng: random.Random) -> str:
     if rng.random() < SERVER_SHARE:
         server.kill()
         return "server"
-    deadline = time.monotonic() + home.PATIENCE
-    while time.monotonic() < deadline:
-        if workers := server.workers():
-            with suppress(psutil.NoSuchProcess):
-                rng.choice(workers).kill()
-                return "worker"
-        time.sleep(0.02)
-    raise RuntimeError("the server has no workers")
+    while True:
+        with suppress(psutil.NoSuchProcess):
+            rng.choice(eventually(server.workers, home.PATIENCE)).kill()
+            return "worker"
 
 
 def _wait_for_jobs(settings: Settings) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from bench.result import Measured, Row
+from bench.runner import cpu_seconds
 from bench.server import home
 from server.settings import Settings
 from shared.access import Role
@@ -90,12 +91,12 @@ def poll(settings: Settings, database: str, devices: int, **orders: float) -> li
         with home.client(url, token) as app:  # compiles the only program
             compiled = home.submit(app, home.job(-1))
             app.post(f"/v1/jobs/{compiled['id']}/cancel").raise_for_status()
-        before = home.cpu_seconds(server)
+        before = cpu_seconds(server)
         load = start_load(Orders(url=url, app=token, devices=credentials, **orders))
         output, _ = load.communicate()
         if load.returncode:
             raise SystemExit("the load failed")
-        spent, peak = home.cpu_seconds(server) - before, home.peak_memory(server.pid)
+        spent, peak = cpu_seconds(server) - before, home.peak_memory(server.pid)
     found = json.loads(output)
     about = {"database": database, "devices": devices}
     rows = [about | {"what": what, **home.spread(times)} for what, times in found["seconds"].items() if what != "poll"]

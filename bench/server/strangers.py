@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.result import Measured, Row
-from bench.server.home import client, cpu_seconds, job, make_home, new_token, peak_memory, running, spread, submit
+from bench.runner import cpu_seconds
+from bench.server.home import client, job, make_home, new_token, peak_memory, running, spread, submit
 from server.settings import Settings
 from shared.access import Role
 

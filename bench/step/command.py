@@ -26,12 +26,11 @@ from bench.baselines.rounding import load_model
 from bench.baselines.steps import EagerMobizo
 from bench.programs import LR, Compiled, Stepper, compile_cold, model_file, random_batch, smollm2_recipe
 from bench.result import Claims, Measured, Row, notes
-from bench.runner import Full, JsonFile, Keep, Only, Quick, run_parts
-from bench.step.cells import Device, Extent
+from bench.runner import Full, JsonFile, Keep, Only, Quick, by_turns, ratio, run_parts
 from bench.step.floor import gemm_seconds, noise_update_seconds, reverse_over_forward
 from bench.step.grid import grid
 from bench.step.memory import peak_memory, peak_rss
-from bench.timing import by_turns, ratio
+from bench.step.process import Device, Extent
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from shared.recipe import DEFAULT_EPS, TARGETS, Precision
 from shared.zo.noise import query_seeds

@@ -18,7 +18,7 @@ from torch.export import export
 from torch.nn import functional
 
 from bench.programs import Methods, smollm2_recipe
-from bench.timing import by_turns, ratio
+from bench.runner import by_turns, ratio
 from server.compiler.checkpoints.checkpoint import Checkpoint
 from server.compiler.export.backends.xnnpack import lower_layers
 from server.compiler.export.emission import Signature, emit

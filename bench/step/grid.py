@@ -18,8 +18,7 @@ import psutil
 from bench.programs import model_file
 from bench.result import Claims, Measured, Row, commit, notes
 from bench.runner import kept
-from bench.step.cells import Cell, Contender, Device, Extent, cells
-from bench.step.process import Order
+from bench.step.process import Cell, Contender, Device, Extent, Order, cells
 from server.compiler.checkpoints.base import locate_base
 from server.compiler.checkpoints.checkpoint import inspect_base
 from shared.recipe import BaseRef

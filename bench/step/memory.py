@@ -12,8 +12,8 @@ from pathlib import Path
 from bench.programs import Compiled, compile_cold, reopen, run_module
 from bench.result import Claims, Row, commit, notes
 from bench.runner import kept
-from bench.step.cells import Cell, Contender
 from bench.step.grid import Place, measure, open_place
+from bench.step.process import Cell, Contender
 from device_agent.memory import peak_rss_bytes
 from device_agent.runtimes import Rates
 from shared.recipe import DEFAULT_EPS, Precision, Recipe

@@ -27,10 +27,9 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from bench.padding import padding_of, sequence_lengths
     from bench.programs import Compiled, random_batch
     from bench.step import grid, memory
-    from bench.step.cells import Cell, Contender, Extent, cells
     from bench.step.floor import reverse_over_forward
     from bench.step.grid import Place, grid_claims, measure, measure_grid, open_place
-    from bench.step.process import Order
+    from bench.step.process import Cell, Contender, Extent, Order, cells
     from bench.step.process import measure as measure_here
     from bench.tiny import write_base
     from server.compiler import compile_program
