@@ -26,7 +26,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Self
 
 import psutil
 
@@ -135,7 +134,7 @@ class Trial:
 
 
 class Victim(ABC):
-    """One run that can be killed. Leaving its context ends what it started."""
+    """One run that can be killed."""
 
     run: RunDirectory
 
@@ -143,11 +142,8 @@ class Victim(ABC):
     def work(self, kill_after: float | None) -> Work:
         """Works until the run is done or was killed. kill_after: seconds from now, or None."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
+    def close(self) -> None:  # noqa: B027  # most have nothing to end
+        """Ends what was started for the run."""
 
 
 class Trainer(Victim):
@@ -218,7 +214,7 @@ class Daemon(Victim):
             raise RuntimeError(f"the agent ended with {process.returncode}, {self._server.failures}: {log}")
         return Work(not killed, killed, [], steps_in(self.run.ledger))
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._stack.close()
 
 
@@ -242,7 +238,7 @@ def left_alone(kind: Kind, directory: Path) -> tuple[Finals, float]:
     """Returns the files of an undisturbed run, and its seconds."""
     seconds = []
     for number in range(2):  # the first has cold caches
-        with kind.make(_fresh(directory / f"alone-{number}")) as victim:
+        with contextlib.closing(kind.make(_fresh(directory / f"alone-{number}"))) as victim:
             began = time.monotonic()
             done = victim.work(None).done
             seconds.append(time.monotonic() - began)
@@ -256,7 +252,7 @@ def trial(kind: Kind, directory: Path, rng: random.Random, expected: Finals, who
     """Runs once with at least one kill. whole: seconds of an undisturbed run."""
     while True:
         result, kills = Trial(), 1 + (rng.random() < SECOND_KILL)
-        with kind.make(_fresh(directory)) as victim:
+        with contextlib.closing(kind.make(_fresh(directory))) as victim:
             for _ in range(MOST_STARTS):
                 work = victim.work(rng.uniform(0, whole) if result.kills < kills else None)
                 result.note(work)

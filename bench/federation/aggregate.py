@@ -36,51 +36,32 @@ SCALE = 1e-3  # of B, as after training
 
 
 def measure(quick: bool) -> Measured:
-    """Returns a row for the mean, and its claims."""
+    """Returns a row for the mean, of some rounds in a process of its own each, and its claims."""
     uploads, rounds = (QUICK_UPLOADS, QUICK_ROUNDS) if quick else (UPLOADS, ROUNDS)
     with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        _write(directory, QUICK_FILES if quick else FILES)
-        row = _row(directory, uploads, rounds)
-    return [row], {
-        "aggregate_rss_bytes": row["peak_rss_bytes"],
-        "aggregate_bytes_per_second": row["bytes_per_second"],
+        size = uploads * _write(Path(name), QUICK_FILES if quick else FILES)
+        found = [run_module("bench.federation.aggregate", [name, uploads]) for _ in range(rounds)]
+    seconds, cpu = (statistics.median(each[what] for each in found) for what in ("seconds", "cpu_seconds"))
+    claims = {
+        "aggregate_rss_bytes": max(each["peak_rss_bytes"] for each in found),
+        "aggregate_bytes_per_second": size / seconds,
     }
+    about: Row = {"what": "mean", "uploads": uploads, "size_d": SIZE, "threads": THREADS, "rounds": rounds}
+    return [about | {"input_bytes": size, "seconds": seconds, "cpu_seconds": cpu} | claims], claims
 
 
-def _write(directory: Path, count: int) -> None:
-    rng = np.random.default_rng(7)
+def _write(directory: Path, count: int) -> int:
+    """Writes some uploads; returns the bytes of one."""
+    rng, data = np.random.default_rng(7), b""
     for number in range(count):
         flat = rng.normal(scale=SCALE, size=SIZE).astype(np.float32)
         data = adapter_file(flat, job_id=f"job-{number}", recipe_id="0" * 64, a_sha256=A_SHA256, step=150)
         (directory / sha256_hex(data)).write_bytes(data)
+    return len(data)
 
 
-def _row(directory: Path, uploads: int, rounds: int) -> Row:
-    """Returns the median of some rounds, each in a process of its own."""
-    order = {"directory": str(directory), "uploads": uploads}
-    found = [run_module("bench.federation.aggregate", order) for _ in range(rounds)]
-    files = list(directory.iterdir())
-    size = uploads * files[0].stat().st_size
-    seconds = statistics.median(each["seconds"] for each in found)
-    return {
-        "what": "mean",
-        "uploads": uploads,
-        "files": len(files),
-        "size_d": SIZE,
-        "threads": THREADS,
-        "rounds": rounds,
-        "input_bytes": size,
-        "seconds": seconds,
-        "cpu_seconds": statistics.median(each["cpu_seconds"] for each in found),
-        "bytes_per_second": size / seconds,
-        "peak_rss_bytes": max(each["peak_rss_bytes"] for each in found),
-    }
-
-
-def _work(order: Row) -> Callable[[], None]:
+def _work(directory: Path, uploads: int) -> Callable[[], None]:
     """Prepares a measurement."""
-    directory, uploads = Path(order["directory"]), order["uploads"]
     hashes = sorted(path.name for path in directory.iterdir())
     names = [hashes[number % len(hashes)] for number in range(uploads)]
     start = np.random.default_rng(8).normal(scale=SCALE, size=SIZE).astype(np.float32)
@@ -98,7 +79,8 @@ def _work(order: Row) -> Callable[[], None]:
 
 
 if __name__ == "__main__":
-    work = _work(json.loads(sys.argv[1]))
+    place, uploads = json.loads(sys.argv[1])
+    work = _work(Path(place), uploads)
     began, cpu = time.perf_counter(), time.process_time()
     work()
     found = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
