@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -73,11 +73,11 @@ def fake_server(
 
 
 def start_agent(
-    home: AgentHome, dataset: Path, *options: str, log: Path = Path(os.devnull), **environment: str
+    home: AgentHome, dataset: Path, *options: str, log: Path = Path(os.devnull), env: Mapping[str, str] = {}
 ) -> psutil.Popen:
     """Starts `mobizo-agent run` in a session of its own."""
     command = [sys.executable, "-m", "device_agent", "run", "--json", "--data", f"{DATASET}={dataset}", *options]
-    environment = os.environ | environment | {HOME_VARIABLE: str(home.path)}
+    environment = os.environ | env | {HOME_VARIABLE: str(home.path)}
     with log.open("ab") as output:
         return psutil.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
 
@@ -197,7 +197,7 @@ class Daemon(Victim):
         self._stack = contextlib.ExitStack()
         self._server, home = self._stack.enter_context(fake_server(directory / "home", program, training))
         self.run, self._log = home.run(JOB), directory / "log"
-        self._start = partial(start_agent, home, dataset, "--once", *options, log=self._log, **env)
+        self._start = partial(start_agent, home, dataset, "--once", *options, log=self._log, env=env)
         self._whole = False
 
     def work(self, kill_after: float | None) -> Work:

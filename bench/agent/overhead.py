@@ -116,7 +116,7 @@ def agent_seconds(program: Compiled, runner: Path, data: Path, home: Path, steps
     marks: dict[int, tuple[float, float]] = {}
     with fake_server(home, program, training(steps)) as (_, place):
         ledger = place.run(JOB).ledger
-        agent = start_agent(place, data, "--once", "--engine", "native", **{RUNNER_VARIABLE: str(runner)})
+        agent = start_agent(place, data, "--once", "--engine", "native", env={RUNNER_VARIABLE: str(runner)})
         while agent.poll() is None:
             at = steps_in(ledger)
             if at in (WARM, steps) and at not in marks:

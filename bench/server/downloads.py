@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench.result import Measured, Row
@@ -136,10 +137,10 @@ def nginx_in_front(root: Path, settings: Settings, port: int) -> Iterator[tuple[
 
 def race(sources: tuple[Source, ...], downloads: int, rounds: int) -> dict[str, list[float]]:
     """Returns the seconds of each round by source; the sources take turns."""
-    return by_turns(rounds, {each.name: lambda _number, each=each: _download(each, downloads) for each in sources})
+    return by_turns(rounds, {source.name: partial(_download, source, downloads) for source in sources})
 
 
-def _download(source: Source, downloads: int) -> None:
+def _download(source: Source, downloads: int, _number: int) -> None:
     """Downloads everything at once with curl. Raises RuntimeError if bytes are missing."""
     files = source.files(downloads)
     command = ["curl", "--no-progress-meter", "--fail", "--parallel", "--parallel-immediate", "--config", "-"]

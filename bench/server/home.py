@@ -84,7 +84,7 @@ def make_home(directory: Path, shape: BaseShape = SMALL, **settings: Any) -> Set
     homes.write_source(source)
     (source / "shape.json").write_text(shape.model_dump_json())
     (source / "behaviour.json").write_text(json.dumps({"seconds": 0.2}))
-    limits = dict.fromkeys(("token_rate", "address_rate", "refusal_rate"), 1e6)
+    limits: dict[str, Any] = dict.fromkeys(("token_rate", "address_rate", "refusal_rate"), 1e6)
     compiler = [sys.executable, fake_compiler.__file__]
     chosen = Settings(home=directory / "home", migrate_at_start=True, compiler_command=compiler, **limits, **settings)
     chosen.home.mkdir()
@@ -94,6 +94,7 @@ def make_home(directory: Path, shape: BaseShape = SMALL, **settings: Any) -> Set
     prepare_engine(database, chosen)
     with database.writing() as session:
         base = BaseRepository(session).by_name(BASE)
+        assert base is not None
         base.source, base.shape = str(source), shape
     database.close()
     return chosen

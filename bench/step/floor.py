@@ -5,7 +5,7 @@ all seven linear layers adapted, on 16 rows of 64 tokens, lowered as in programs
 """
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,11 @@ def _timed(methods: Mapping[str, Signature], rounds: int) -> dict[str, list[floa
         path = Path(directory) / "parts.pte"
         emit(methods, set(), path)
         program = Methods(path, None, list(methods))
-        return by_turns(rounds, {name: lambda _number, name=name: program(name, *inputs[name]) for name in methods})
+
+        def call(name: str) -> Callable[[int], object]:
+            return lambda _number: program(name, *inputs[name])
+
+        return by_turns(rounds, {name: call(name) for name in methods})
 
 
 ROWS, LENGTH, RANK = 16, 64, 8
