@@ -134,15 +134,6 @@ def reopen(directory: Path) -> Compiled:
     return Compiled(ProgramManifest.model_validate_json((directory / "manifest.json").read_bytes()), directory)
 
 
-def run_module(module: str, argument: object) -> Any:
-    """Runs `python -m module JSON` and returns its JSON output: a measurement in a process of its own."""
-    command = [sys.executable, "-W", "ignore", "-m", module, json.dumps(argument)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{module} failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
 def random_batch(recipe: Recipe, vocabulary: int, length: int, number: int) -> Batch:
     """Returns the data inputs of a step: `length` random tokens per example, the answer after the last one."""
     rng = np.random.default_rng(number)

@@ -2,6 +2,8 @@
 
 import json
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -83,3 +85,12 @@ def cpu_seconds(process: psutil.Process) -> float:
     """Returns the processor time of a process so far."""
     times = process.cpu_times()
     return float(times.user + times.system)
+
+
+def run_module(module: str, argument: object) -> Any:
+    """Runs `python -m module JSON` and returns its JSON output: a measurement in a process of its own."""
+    command = [sys.executable, "-W", "ignore", "-m", module, json.dumps(argument)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{module} failed: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])

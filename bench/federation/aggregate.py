@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.programs import run_module
 from bench.result import Measured, Row
+from bench.runner import run_module
 from device_agent.memory import peak_rss_bytes
 from shared.canonical import sha256_hex
 from shared.federation.aggregation import Weighing, combine

@@ -9,9 +9,9 @@ import json
 import sys
 from pathlib import Path
 
-from bench.programs import Compiled, compile_cold, reopen, run_module
+from bench.programs import Compiled, compile_cold, reopen
 from bench.result import Claims, Row, commit, notes
-from bench.runner import kept
+from bench.runner import kept, run_module
 from bench.step.grid import Place, measure, open_place
 from bench.step.process import Cell, Contender
 from device_agent.memory import peak_rss_bytes
