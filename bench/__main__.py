@@ -6,18 +6,16 @@ import typer
 
 from bench.accuracy.command import accuracy
 from bench.agent.command import agent
-from bench.end_to_end.command import end_to_end
-from bench.end_to_end.options import options
+from bench.end_to_end.command import end_to_end, options
 from bench.federation.command import federation
 from bench.figures import figures
 from bench.padding import padding
 from bench.precision import precision
-from bench.registry import downloads as directories
-from bench.registry import publish, replay, scoring
+from bench.registry import registry
 from bench.runner import Parts, command_of
 from bench.server import downloads, kills, polls, queries, strangers
 from bench.step.command import step
-from bench.variance.command import variance
+from bench.variance import variance
 
 SERVER: Parts = {
     "polls": polls.measure,
@@ -25,12 +23,6 @@ SERVER: Parts = {
     "downloads": downloads.measure,
     "queries": queries.measure,
     "kills": kills.measure,
-}
-REGISTRY: Parts = {
-    "publish": publish.measure,
-    "downloads": directories.measure,
-    "scoring": scoring.measure,
-    "replay": replay.measure,
 }
 COMMANDS: dict[str, Callable[..., None]] = {
     "step": step,
@@ -42,7 +34,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "padding": padding,
     "agent": agent,
     "server": command_of(SERVER, "Load the server with devices, downloads and jobs, and kill it at random points."),
-    "registry": command_of(REGISTRY, "Publish, download, score and replay adapters."),
+    "registry": registry,
     "federation": federation,
     "figures": figures,
 }

@@ -6,7 +6,6 @@ last token. Batches are drawn at random, without replacement within a batch.
 """
 
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -29,25 +28,16 @@ DRAWS, QUICK_DRAWS = 10_000, 1000
 Lengths = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Padding:
-    """Shares of one data set's tokens that are padding, in 0..1, by batch size; fewer: static tokens over ours."""
+def padding_of(lengths: Lengths, draws: int) -> dict[int, float]:
+    """Returns the share of tokens that are padding, in 0..1, by batch size.
 
-    static: float
-    batched: dict[int, float]
-    fewer: dict[int, float]
-
-
-def padding_of(lengths: Lengths, draws: int) -> Padding:
-    """lengths: tokens of every sequence of a data set. draws: random batches of each size."""
-    rng = np.random.default_rng(0)
-    batched, fewer = {}, {}
+    lengths: tokens of every sequence of a data set. draws: random batches of each size.
+    """
+    rng, found = np.random.default_rng(0), {}
     for size in BATCHES:
         batches = np.stack([rng.choice(lengths, size, replace=size > len(lengths)) for _ in range(draws)])
-        longest = batches.max(axis=1)
-        batched[size] = float(np.mean(1 - batches.mean(axis=1) / longest))
-        fewer[size] = float(lengths.max() / longest.mean())
-    return Padding(float(1 - lengths.mean() / lengths.max()), batched, fewer)
+        found[size] = float(np.mean(1 - batches.mean(axis=1) / batches.max(axis=1)))
+    return found
 
 
 def sequence_lengths(path: Path, task: str, tokenizer: Tokenizer) -> Lengths:
@@ -81,13 +71,8 @@ def padding(
         found = padding_of(lengths, QUICK_DRAWS if quick else DRAWS)
         about = {"data": name, "task": task, "records": len(lengths), "mean_tokens": float(lengths.mean())}
         about |= {"longest_tokens": int(lengths.max())}
-        rows += [
-            about
-            | {"batch": size, "static_share": found.static, "padded_share": found.batched[size]}
-            | {"static_tokens_over_ours": found.fewer[size]}
-            for size in BATCHES
-        ]
+        about |= {"static_share": float(1 - lengths.mean() / lengths.max())}
+        rows += [about | {"batch": size, "padded_share": share} for size, share in found.items()]
         prefix = "padding_" + "".join(letter if letter.isalnum() else "_" for letter in name)
-        claims[f"{prefix}_static"] = found.static
-        claims |= {f"{prefix}_batch{size}": found.batched[size] for size in PAPER_BATCHES}
+        claims |= {f"{prefix}_batch{size}": found[size] for size in PAPER_BATCHES}
     write(json_file, rows, claims)

@@ -20,12 +20,15 @@ from device_agent.runtimes import Runtime, open_runtime
 from server.compiler.checkpoints.base import locate_base
 from server.compiler.checkpoints.tokenizer import write_tokenizer
 from shared.program import ProgramManifest
-from shared.recipe import BaseRef, Recipe
+from shared.recipe import DEFAULT_EPS, BaseRef, Recipe
 from shared.task_templates import named_task
 from shared.zo.encoding import Example, load_examples
+from shared.zo.noise import query_seeds
 
 MOVIES = Path(__file__).resolve().parent.parent / "examples" / "data" / "movie_reviews"
 PRODUCTS = MOVIES.parent / "product_reviews"
+LR = 1e-3
+Batch = tuple[np.ndarray, ...]
 
 
 def model_file() -> Path:
@@ -104,7 +107,12 @@ class Compiled:
 def compile_cold(
     recipe: Recipe, directory: Path, base: Path | None = None, calibration: Path | None = None
 ) -> Compiled:
-    """Compiles in a fresh process. base: SmolLM2-135M if None. calibration: the file that the recipe names."""
+    """Compiles in a fresh process, unless `directory` has the program.
+
+    base: SmolLM2-135M if None. calibration: the file that the recipe names.
+    """
+    if (directory / "manifest.json").exists():
+        return reopen(directory)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "recipe.json"
     path.write_text(recipe.model_dump_json())
@@ -126,10 +134,24 @@ def reopen(directory: Path) -> Compiled:
     return Compiled(ProgramManifest.model_validate_json((directory / "manifest.json").read_bytes()), directory)
 
 
-def run_module(module: str, argument: object) -> Any:
-    """Runs `python -m module JSON` and returns its JSON output: a measurement in a process of its own."""
-    command = [sys.executable, "-W", "ignore", "-m", module, json.dumps(argument)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{module} failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+def random_batch(recipe: Recipe, vocabulary: int, length: int, number: int) -> Batch:
+    """Returns the data inputs of a step: `length` random tokens per example, the answer after the last one."""
+    rng = np.random.default_rng(number)
+    e, t, c = recipe.effective_batch, recipe.answer_length, recipe.choices
+    tokens = rng.integers(0, vocabulary, (e, length))
+    choices = rng.integers(0, vocabulary, (e, t, c))
+    positions = np.full((e, t), length - 1)
+    return tokens, positions, choices, np.ones((e, t, c), np.float32), np.ones((e, t), np.float32)
+
+
+class Stepper:
+    """Runs the `step` method of one program on random batches; a call returns the losses (2q,)."""
+
+    def __init__(self, program: Compiled, length: int) -> None:
+        self.recipe, self._vocabulary, self._length = program.recipe, program.manifest.shape.vocabulary, length
+        self._methods = program.methods("step")
+        self._scalars = np.array([LR], np.float32), np.array([DEFAULT_EPS[self.recipe.precision]], np.float32)
+
+    def __call__(self, number: int) -> np.ndarray:
+        batch = random_batch(self.recipe, self._vocabulary, self._length, number)
+        return self._methods("step", *batch, query_seeds(0, number, self.recipe.queries), *self._scalars)[0]

@@ -1,9 +1,15 @@
-"""What every benchmark command shares: its options, and benchmarks that consist of parts."""
+"""What every benchmark command shares: its options, parts and what is kept of them, and timing by turns."""
 
+import json
+import statistics
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import psutil
 import typer
 
 from bench.result import Claims, Measured, Row, notes, write
@@ -43,3 +49,48 @@ def command_of(parts: Parts, about: str) -> Callable[..., None]:
 
     command.__doc__ = about
     return command
+
+
+def kept(path: Path, make: Callable[[], Any]) -> Any:
+    """Returns the JSON value in `path`; if it is not there, makes it, and keeps it unless it is an error's row."""
+    if path.exists():
+        return json.loads(path.read_bytes())
+    value = make()
+    if "error" not in value:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(value))
+        part.replace(path)
+    return value
+
+
+def by_turns(rounds: int, calls: Mapping[str, Callable[[int], Any]]) -> dict[str, list[float]]:
+    """Returns the seconds of each call, `rounds` times in turn after one warm-up, so that all see the same load."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 1):
+        for name, call in calls.items():
+            began = time.perf_counter()
+            call(number)
+            if number:
+                seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def ratio(slow: list[float], fast: list[float]) -> float:
+    """Returns how many times faster the second call is: the median over turns."""
+    return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """Returns the processor time of a process so far."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def run_module(module: str, argument: object) -> Any:
+    """Runs `python -m module JSON` and returns its JSON output: a measurement in a process of its own."""
+    command = [sys.executable, "-W", "ignore", "-m", module, json.dumps(argument)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{module} failed: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])

@@ -9,9 +9,6 @@ from shared.canonical import sha256_hex
 from shared.job import TrainingSettings
 from shared.recipe import BaseRef, Recipe
 from tests.device_agent import conftest
-from tests.device_agent.conftest import TASK, WORDS
-
-__all__ = ["TASK", "WORDS", "compile_tiny", "plan_of", "write_base", "write_sentences"]
 
 SPLITS = {"train": 13, "validation": 9, "test": 7}
 
@@ -43,7 +40,7 @@ def plan_of(program: Compiled, dataset: Path, training: TrainingSettings, job: s
     """Returns the plan of a run of the program on a data set."""
     return RunPlan(
         job_id=job,
-        task=TASK,
+        task=conftest.TASK,
         training=training,
         manifest=program.manifest,
         dataset=dataset,

@@ -1,30 +1,96 @@
 """Training runs of `bench accuracy` on one task, in PyTorch: validated on the way, tested at their best and their end.
 
-Example order, noise, schedules and evaluation are those of the product; the forward passes are PyTorch's.
+The data are the shipped reviews, or records of another task in the form that agents read. Example order, noise,
+schedules and evaluation are those of the product; the forward passes are PyTorch's.
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tokenizers import Tokenizer
 from torch import Tensor
 
-from bench.accuracy.data import Data
 from bench.baselines.rounding import load_model
-from bench.programs import tokenizer_of
+from bench.programs import MOVIES, PRODUCTS, tokenizer_of
 from bench.result import notes
 from bench.training.learners import TorchLearner, torch_learner
-from bench.training.runs import Contender, Look, Run, begin, kept, train
+from bench.training.runs import Contender, Look, Run, begin, kept_run, train
 from device_agent.errors import Diverged
+from device_agent.training.data import Splits, hold_out, sample
 from server.compiler import inspect_base
 from server.compiler.checkpoints.base import locate_base
 from shared.canonical import canonical_json, sha256_hex
+from shared.errors import InvalidDataset
 from shared.job import TrainingSettings
 from shared.recipe import BaseRef, Precision, Recipe, RecipeSettings
-from shared.zo.encoding import Example
+from shared.task import Task, read_question
+from shared.task_templates import named_task
+from shared.zo.encoding import Example, check_tokenizer, encode_choice, encode_question, read_jsonl
+
+SHIPPED = {"movies": MOVIES, "products": PRODUCTS}
+Located = tuple[str, dict[str, Any]]  # "file:line" for errors, and the record
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The most examples of each split: train, choose the learning rate, report."""
+
+    train: int
+    validation: int
+    test: int
+
+
+@dataclass(frozen=True)
+class Data:
+    """The records of one task, not yet tokenized."""
+
+    name: str
+    task: Task
+    train: Sequence[Located]
+    validation: Sequence[Located]
+    test: Sequence[Located]
+
+    def answer_sizes(self, tokenizer: Tokenizer) -> tuple[int, int]:
+        """Returns (T, C): the most tokens of an answer and the most candidates, over all records."""
+        check_tokenizer(tokenizer)
+        records = (*self.train, *self.validation, *self.test)
+        choices = [read_question(self.task, record, where).choices for where, record in records]
+        longest = max(len(encode_choice(tokenizer, choice).answer) for several in choices for choice in several)
+        return longest, max(map(len, choices))
+
+    def encode(self, tokenizer: Tokenizer, recipe: Recipe) -> Splits:
+        """Returns every record as an example of the recipe's shapes."""
+        train, validation, test = (
+            [encode_question(tokenizer, read_question(self.task, record, where), recipe, where) for where, record in of]
+            for of in (self.train, self.validation, self.test)
+        )
+        return Splits.of(train, validation, test)
+
+
+def read_data(name: str, directory: Path | None, sizes: Sizes) -> Data:
+    """Returns a task's records, at most `sizes` of them, the same ones in every run.
+
+    name: of shipped reviews or, with a directory of train.jsonl, test.jsonl and possibly validation.jsonl, of a shipped
+    template. Without validation.jsonl a fifth of the training records is held out.
+    Raises InvalidTask for an unknown name, InvalidDataset for unusable files.
+    """
+    task = named_task("sst2" if name in SHIPPED else name)
+    place = directory or SHIPPED.get(name)
+    if place is None:
+        raise InvalidDataset(f"the data of {name!r} is not shipped: pass its directory with --data")
+    read = {path.stem: list(read_jsonl(path)) for path in sorted(place.glob("*.jsonl"))}
+    train, validation, test = (read.get(split, []) for split in ("train", "validation", "test"))
+    if not train or not test:
+        raise InvalidDataset(f"{place} has no data of {name!r}: it needs train.jsonl and test.jsonl")
+    if not validation:
+        train, validation = hold_out(train, place)
+    most = (sizes.train, sizes.validation, sizes.test)
+    return Data(name, task, *(sample(of, count) for of, count in zip((train, validation, test), most, strict=True)))
+
 
 BATCH = 16  # q E, in the paper's experiments and here
 
@@ -101,7 +167,7 @@ class Runner:
     def run(self, contender: Contender, point: Point, seed: int) -> Run:
         """Returns a finished run, from `keep` if it is there."""
         contender = contender.at(lr=point.lr, eps=point.eps, seed=seed)
-        return kept(self._keep, self._facts, contender, lambda: self._run(contender))
+        return kept_run(self._keep, self._facts, contender, lambda: self._run(contender))
 
     def _run(self, contender: Contender) -> Run:
         run = begin(contender, "validation", task=self.data.name)
@@ -132,19 +198,13 @@ class Runner:
             self._loaded = (precision, model)
         return self._loaded[1]
 
-    @contextlib.contextmanager
-    def _learner(self, contender: Contender) -> Iterator[TorchLearner]:
-        """Yields the contender at its start; afterwards the model is the stock one again."""
+    def _learner(self, contender: Contender) -> contextlib.closing[TorchLearner]:
+        """Returns a context of the contender at its start; afterwards the model is the stock one again."""
         model, recipe = self._model(contender.recipe.precision), self.recipe(contender)
-        learner = torch_learner(
-            *(contender.engine, model, recipe, self.shape, self.splits.train),
-            variant=contender.variant,
-            vera_rank=contender.vera_rank,
+        about: dict[str, Any] = {"variant": contender.variant, "vera_rank": contender.vera_rank}
+        return contextlib.closing(
+            torch_learner(contender.engine, model, recipe, self.shape, self.splits.train, **about)
         )
-        try:
-            yield learner
-        finally:
-            learner.close()
 
 
 def _tested(learner: TorchLearner, b: Tensor, examples: Sequence[Example]) -> float:

@@ -7,6 +7,8 @@ A kill may cost one computed step that is not yet in the trajectory, because no 
 the disk. More would show in two ways, and both are counted: a step that a process reported and the trajectory lacks
 afterwards, and a trajectory that became shorter. A run with exact gradients computes the steps since its last
 checkpoint again and does not report them.
+
+The agent's server is the tests' fake one, with a device enrolled: it offers one job until that is completed, or none.
 """
 
 import contextlib
@@ -14,26 +16,71 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Self
 
-from bench.agent.server import DATASET, JOB, fake_server
+import psutil
+
 from bench.programs import Compiled
 from bench.result import Row
-from device_agent.engines.child_process import finish, prepare
-from device_agent.home import HOME_VARIABLE
+from device_agent.engines import Engine
+from device_agent.engines.child_process import prepare
+from device_agent.errors import DoesNotFit
+from device_agent.home import HOME_VARIABLE, AgentHome, DeviceConfig
 from device_agent.training.journal import RunDirectory, RunPlan
-from device_agent.training.messages import TrainerMessage
 from shared.canonical import file_sha256
-from shared.job import TrainingSettings
+from shared.job import Progress, TrainingSettings
+from shared.protocol import LeaseRequest
+from shared.signing import key_id, new_private_key, public_text
 from shared.zo.trajectory import parse_trajectory
+from tests.device_agent.fake_server import FakeServer
+
+DATASET, JOB = "movies", "job-1"
+
+
+class LongPollServer(FakeServer):
+    """Holds a request for work as long as the device allows, like the server does."""
+
+    def _leases(self, body: bytes, parts: list[str]) -> object:
+        found = super()._leases(body, parts)
+        if found is None:
+            self.changed.wait_for(lambda: self.jobs, LeaseRequest.model_validate_json(body).wait_seconds)
+        return found
+
+
+@contextmanager
+def fake_server(
+    directory: Path, program: Compiled | None = None, training: TrainingSettings | None = None
+) -> Iterator[tuple[LongPollServer, AgentHome]]:
+    """Yields the server, and the home of a device enrolled there. program: of the one job."""
+    key = new_private_key()
+    with LongPollServer(key, lease_seconds=5.0) as server:
+        if program is not None and training is not None:
+            server.add_job(program, DATASET, JOB, **training.model_dump(exclude_unset=True))
+        home, public = AgentHome(directory), key.public_key()
+        home.create()
+        about = {"server": server.url, "name": "bench", "device_id": "device-1", "token": "token"}
+        home.enroll(DeviceConfig(**about, public_key=public_text(public), key_id=key_id(public)))
+        yield server, home
+
+
+def start_agent(
+    home: AgentHome, dataset: Path, *options: str, log: Path = Path(os.devnull), env: Mapping[str, str] = {}
+) -> psutil.Popen:
+    """Starts `mobizo-agent run` in a session of its own."""
+    command = [sys.executable, "-m", "device_agent", "run", "--json", "--data", f"{DATASET}={dataset}", *options]
+    environment = os.environ | env | {HOME_VARIABLE: str(home.path)}
+    with log.open("ab") as output:
+        return psutil.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+
 
 FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
 TWICE = "steps_computed_twice_beyond_one"
@@ -56,12 +103,6 @@ def steps_in(ledger: Path) -> int:
     return 0 if found is None else found.steps
 
 
-def told_steps(output: bytes) -> list[int]:
-    """Returns the steps that a process reported, in order; its last line may be torn."""
-    lines = [TrainerMessage.model_validate_json(line) for line in output.split(b"\n")[:-1]]
-    return [line.progress.step for line in lines if line.progress is not None and line.progress.phase == "training"]
-
-
 @dataclass(frozen=True)
 class Work:
     """What a process did until it ended. told: steps that it reported. ledger: steps in the trajectory after that."""
@@ -80,7 +121,6 @@ class Trial:
     lost: int = 0
     told_twice: int = 0
     same: bool = False
-    seconds: float = 0.0
     _reached: int = field(default=0, repr=False)
     _told: set[int] = field(default_factory=set, repr=False)
 
@@ -94,142 +134,99 @@ class Trial:
 
 
 class Victim(ABC):
-    """One run that can be killed. Leaving its context ends what it started."""
+    """One run that can be killed."""
 
     run: RunDirectory
-
-    def __init__(self, directory: Path) -> None:
-        """directory: of this run alone."""
-        self.directory = directory
 
     @abstractmethod
     def work(self, kill_after: float | None) -> Work:
         """Works until the run is done or was killed. kill_after: seconds from now, or None."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
+    def close(self) -> None:  # noqa: B027  # most have nothing to end
+        """Ends what was started for the run."""
 
 
-class Child(Victim):
-    """A process that is started, awaited and killed."""
+class Trainer(Victim):
+    """A run by an engine in this process, whose training process is killed."""
 
-    @abstractmethod
-    def start(self) -> subprocess.Popen[bytes]:
-        """Starts the process."""
-
-    @abstractmethod
-    def ended(self, process: subprocess.Popen[bytes]) -> bool:
-        """Returns whether the run is done, after its process ended by itself. Raises RuntimeError if it failed."""
-
-    def told(self) -> list[int]:
-        """Returns the steps that the last process reported."""
-        return []
-
-    def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """Kills the process with -9."""
-        process.kill()
-
-    def work(self, kill_after: float | None) -> Work:
-        process = self.start()
-        try:
-            process.wait(kill_after)
-            killed = False
-        except subprocess.TimeoutExpired:
-            self.kill(process)
-            killed = process.wait() == -signal.SIGKILL
-        if process.stdin is not None:
-            process.stdin.close()
-        return Work(not killed and self.ended(process), killed, self.told(), steps_in(self.run.ledger))
-
-
-class Trainer(Child):
-    """The training process alone: the native runner, or Python's."""
-
-    def __init__(self, directory: Path, plan: RunPlan, runner: Path | None) -> None:
-        """runner: the native runner's directory; None for Python."""
-        super().__init__(directory)
-        self._plan, self._runner = plan, runner
-        self.run = RunDirectory(directory / "run")
+    def __init__(self, directory: Path, plan: RunPlan, engine: Engine) -> None:
+        """directory: of this run alone."""
+        self.run, self.engine = RunDirectory(directory / "run"), engine
         self.run.begin(plan)
-        if runner is not None and prepare(self.run) is not None:
+        if engine.name != "python" and prepare(self.run) is not None:
             raise RuntimeError("the data was refused")
 
-    def start(self) -> subprocess.Popen[bytes]:
-        path, plan = str(self.run.path), self._plan
-        command = [sys.executable, "-m", "device_agent.training.trainer_process", path]
-        if self._runner is not None:
-            command = [str(self._runner / "mobizo-runner"), "train", "--attached", "--run", path]
-            command += ["--program", str(plan.program), "--weights", str(plan.weights)]
-        with (self.directory / "out").open("wb") as out, (self.directory / "err").open("wb") as err:
-            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err)
+    def work(self, kill_after: float | None) -> Work:
+        told: list[int] = []
+        killed: list[bool] = []
 
-    def ended(self, process: subprocess.Popen[bytes]) -> bool:
-        last = (self.directory / "out").read_bytes().strip().split(b"\n")[-1]
-        message = TrainerMessage.model_validate_json(last or b"{}")
-        if self._runner is not None and message.trained:
-            message = finish(self.run, message)
-        if message.result is None:
-            raise RuntimeError(f"the trainer ended with {last!r}: {(self.directory / 'err').read_text()[-500:]}")
-        return True
+        def hear(progress: Progress) -> None:
+            if progress.phase == "training":
+                told.append(progress.step)
 
-    def told(self) -> list[int]:
-        return told_steps((self.directory / "out").read_bytes())
+        timer = threading.Timer(kill_after or 0.0, lambda: killed.append(self.kill()))
+        if kill_after is not None:
+            timer.start()
+        done = False
+        # An engine takes a kill for a lack of memory; the daemon tries again later.
+        with contextlib.suppress(DoesNotFit):
+            done = self.engine.train(self.run, hear, lambda: False).result is not None
+        timer.cancel()
+        if kill_after is not None:
+            timer.join()
+        return Work(done, any(killed) and not done, told, steps_in(self.run.ledger))
+
+    def kill(self) -> bool:
+        """Kills the training process with -9; returns whether there was one."""
+        found = False
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if str(self.run.path) in child.cmdline():
+                    child.kill()
+                    found = True
+        return found
 
 
-class Daemon(Child):
+class Daemon(Victim):
     """The whole agent, `mobizo-agent run`; every second kill hits all processes that it started."""
 
     def __init__(
         self, directory: Path, program: Compiled, dataset: Path, training: TrainingSettings, *options: str, **env: str
     ) -> None:
-        """options, env: of `mobizo-agent run`."""
-        super().__init__(directory)
+        """directory: of this run alone. options, env: of `mobizo-agent run`."""
         self._stack = contextlib.ExitStack()
         self._server, home = self._stack.enter_context(fake_server(directory / "home", program, training))
-        self.run = home.run(JOB)
-        self._command = [sys.executable, "-m", "device_agent", "run", "--once", "--json", *options]
-        self._command += ["--data", f"{DATASET}={dataset}"]
-        self._environment = os.environ | env | {HOME_VARIABLE: str(home.path)}
+        self.run, self._log = home.run(JOB), directory / "log"
+        self._start = partial(start_agent, home, dataset, "--once", *options, log=self._log, env=env)
         self._whole = False
 
-    def start(self) -> subprocess.Popen[bytes]:
-        with (self.directory / "log").open("ab") as log:
-            return subprocess.Popen(
-                self._command, stdout=log, stderr=log, env=self._environment, start_new_session=True
-            )
-
-    def kill(self, process: subprocess.Popen[bytes]) -> None:
-        self._whole = not self._whole
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL) if self._whole else process.kill()
-
-    def ended(self, process: subprocess.Popen[bytes]) -> bool:
-        if self._server.failures or not self._server.completions:
-            log = (self.directory / "log").read_text()[-2000:]
+    def work(self, kill_after: float | None) -> Work:
+        process, killed = self._start(), False
+        try:
+            process.wait(kill_after)
+        except psutil.TimeoutExpired:
+            self._whole = not self._whole
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL) if self._whole else process.kill()
+            killed = process.wait() == -signal.SIGKILL
+        if not killed and (self._server.failures or not self._server.completions):
+            log = self._log.read_text()[-2000:]
             raise RuntimeError(f"the agent ended with {process.returncode}, {self._server.failures}: {log}")
-        return True
+        return Work(not killed, killed, [], steps_in(self.run.ledger))
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._stack.close()
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A row of the table. make: creates a run in an empty directory. alone: one at a time.
-
-    same: its bytes are those of the other rows of its estimator.
-    """
+    """A row of the table. make: creates a run in an empty directory."""
 
     engine: str
     estimator: str
     killed: str
     trials: int
     make: Callable[[Path], Victim]
-    alone: bool = False
-    same: bool = True
 
     @property
     def name(self) -> str:
@@ -241,7 +238,7 @@ def left_alone(kind: Kind, directory: Path) -> tuple[Finals, float]:
     """Returns the files of an undisturbed run, and its seconds."""
     seconds = []
     for number in range(2):  # the first has cold caches
-        with kind.make(_fresh(directory / f"alone-{number}")) as victim:
+        with contextlib.closing(kind.make(_fresh(directory / f"alone-{number}"))) as victim:
             began = time.monotonic()
             done = victim.work(None).done
             seconds.append(time.monotonic() - began)
@@ -254,8 +251,8 @@ def left_alone(kind: Kind, directory: Path) -> tuple[Finals, float]:
 def trial(kind: Kind, directory: Path, rng: random.Random, expected: Finals, whole: float) -> Trial:
     """Runs once with at least one kill. whole: seconds of an undisturbed run."""
     while True:
-        began, result, kills = time.monotonic(), Trial(), 1 + (rng.random() < SECOND_KILL)
-        with kind.make(_fresh(directory)) as victim:
+        result, kills = Trial(), 1 + (rng.random() < SECOND_KILL)
+        with contextlib.closing(kind.make(_fresh(directory))) as victim:
             for _ in range(MOST_STARTS):
                 work = victim.work(rng.uniform(0, whole) if result.kills < kills else None)
                 result.note(work)
@@ -264,7 +261,6 @@ def trial(kind: Kind, directory: Path, rng: random.Random, expected: Finals, who
             else:
                 raise RuntimeError(f"{kind.name}: the run does not end")
             result.same = finals(victim.run) == expected
-        result.seconds = time.monotonic() - began
         if result.kills:
             shutil.rmtree(directory)
             return result
@@ -275,7 +271,7 @@ def measure(kind: Kind, directory: Path, expected: Finals | None) -> tuple[Row, 
     found, whole = left_alone(kind, directory)
     wanted = expected or found
     numbers = range(kind.trials)
-    with ThreadPoolExecutor(1 if kind.alone else WORKERS) as pool:
+    with ThreadPoolExecutor(WORKERS) as pool:
         seed = f"{SEED}-{kind.name}"
         trials = list(
             pool.map(lambda n: trial(kind, directory / str(n), random.Random(f"{seed}-{n}"), wanted, whole), numbers)
@@ -290,7 +286,6 @@ def measure(kind: Kind, directory: Path, expected: Finals | None) -> tuple[Row, 
         "mismatches": sum(not each.same for each in trials) + (found != wanted),
         TWICE: sum(each.lost + each.told_twice for each in trials),
         "seconds_left_alone": whole,
-        "seconds": sum(each.seconds for each in trials),
     }
     return row, found
 

@@ -1,37 +1,22 @@
-"""`bench agent`, idle and loop: the cost of the agent without a job, of the training loop, and of its start."""
+"""`bench agent`, idle and loop: the cost of the agent without a job, of the training loop, and its memory."""
 
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-import psutil
-
-from bench.agent.kills import steps_in
-from bench.agent.server import DATASET, JOB, fake_server
-from bench.programs import MOVIES, Compiled, compile_cold, reopen, smollm2_recipe
+from bench.agent.kills import JOB, fake_server, start_agent, steps_in
+from bench.programs import MOVIES, Compiled, compile_cold, smollm2_recipe
 from bench.result import Claims, Measured, Row, notes
+from bench.runner import cpu_seconds
 from bench.tiny import plan_of
 from device_agent.engines import Engine
 from device_agent.engines.child_process import NativeEngine, PythonEngine
 from device_agent.engines.choice import RUNNER_VARIABLE
-from device_agent.home import HOME_VARIABLE, AgentHome
 from device_agent.training.journal import ResourceUsage, RunDirectory, RunPlan
-from shared.job import Progress, TrainingSettings
+from shared.job import TrainingSettings
 
 COUNTS = {"train": 200, "validation": 8, "test": 8}  # few to evaluate, since only steps are timed
 STEPS, QUICK_STEPS, WARM = 24, 6, 2
 SETTLE_SECONDS, IDLE_SECONDS, QUICK_IDLE_SECONDS = 5.0, 60.0, 10.0
-
-
-def start_agent(home: AgentHome, dataset: Path, *options: str, **environment: str) -> psutil.Popen:
-    """Starts `mobizo-agent run` without output."""
-    command = [sys.executable, "-m", "device_agent", "run", "--json", "--data", f"{DATASET}={dataset}", *options]
-    environment = os.environ | {HOME_VARIABLE: str(home.path)} | environment
-    return psutil.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def idle(directory: Path, dataset: Path, quick: bool) -> Measured:
@@ -41,9 +26,9 @@ def idle(directory: Path, dataset: Path, quick: bool) -> Measured:
         try:
             server.wait_for(lambda: server.asked)
             time.sleep(SETTLE_SECONDS)
-            asked, before, began = len(server.calls), process.cpu_times(), time.monotonic()
+            asked, before, began = len(server.calls), cpu_seconds(process), time.monotonic()
             time.sleep(QUICK_IDLE_SECONDS if quick else IDLE_SECONDS)
-            after, seconds = process.cpu_times(), time.monotonic() - began
+            spent, seconds = cpu_seconds(process) - before, time.monotonic() - began
             memory = process.memory_full_info()
         finally:
             process.terminate()
@@ -52,7 +37,7 @@ def idle(directory: Path, dataset: Path, quick: bool) -> Measured:
         "what": "idle",
         "seconds": seconds,
         "requests": len(server.calls) - asked,
-        "core_share": (after.user + after.system - before.user - before.system) / seconds,
+        "core_share": spent / seconds,
         "rss_bytes": memory.rss,
         "own_bytes": memory.uss,
     }
@@ -60,14 +45,13 @@ def idle(directory: Path, dataset: Path, quick: bool) -> Measured:
 
 
 def loop(root: Path, kept: Path, runner: Path, quick: bool) -> Measured:
-    """Measures the loop's share of a step, and memory and start of both engines, int8 and fp32."""
+    """Measures the loop's share of a step, and memory of both engines, int8 and fp32."""
     steps = QUICK_STEPS if quick else STEPS
     rows: list[Row] = []
     claims: Claims = {}
     notes.print("compiling SmolLM2-135M")
     programs = {
-        precision: once(kept / precision, partial(compile_cold, smollm2_recipe(precision=precision)))
-        for precision in ("int8", "fp32")
+        precision: compile_cold(smollm2_recipe(precision=precision), kept / precision) for precision in ("int8", "fp32")
     }
     data = reviews(root / "reviews")
     plan = plan_of(programs["int8"], data, training(steps))
@@ -82,16 +66,12 @@ def loop(root: Path, kept: Path, runner: Path, quick: bool) -> Measured:
     claims["loop_overhead_share"] = claims["loop_share_outside_native"] + cpu / wall
     for precision, program in programs.items():
         for engine in (NativeEngine(runner), PythonEngine()):
-            found = first_step(engine, plan_of(program, data, training(3)), root / f"{precision}-{engine.name}")
-            rows.append(found)
-            for name in ("peak_rss_over_weights", "seconds_to_first_step"):
-                claims[f"{name}_{engine.name}_{precision}"] = found[name]
+            found = figures(engine, plan_of(program, data, training(3)), root / f"{precision}-{engine.name}")
+            peak, weights = found.peak_rss_bytes, program.size("weights")
+            about = {"what": "memory", "engine": engine.name, "precision": precision}
+            rows.append(about | {"peak_rss_bytes": peak, "weights_bytes": weights})
+            claims[f"peak_rss_over_weights_{engine.name}_{precision}"] = peak / weights
     return rows, claims
-
-
-def once(directory: Path, compile_program: Callable[[Path], Compiled]) -> Compiled:
-    """Returns the program in `directory`; compiles it if it is not there."""
-    return reopen(directory) if (directory / "manifest.json").exists() else compile_program(directory)
 
 
 def reviews(directory: Path) -> Path:
@@ -123,7 +103,7 @@ def share_outside(engine: Engine, plan: RunPlan, path: Path) -> tuple[float, flo
 
 
 def figures(engine: Engine, plan: RunPlan, path: Path) -> ResourceUsage:
-    """Returns the times of a whole run."""
+    """Returns the times and the memory of a whole run."""
     run = RunDirectory(path)
     run.begin(plan)
     if engine.train(run, lambda _: None, lambda: False).result is None:
@@ -136,37 +116,11 @@ def agent_seconds(program: Compiled, runner: Path, data: Path, home: Path, steps
     marks: dict[int, tuple[float, float]] = {}
     with fake_server(home, program, training(steps)) as (_, place):
         ledger = place.run(JOB).ledger
-        agent = start_agent(place, data, "--once", "--engine", "native", **{RUNNER_VARIABLE: str(runner)})
+        agent = start_agent(place, data, "--once", "--engine", "native", env={RUNNER_VARIABLE: str(runner)})
         while agent.poll() is None:
             at = steps_in(ledger)
             if at in (WARM, steps) and at not in marks:
-                used = agent.cpu_times()
-                marks[at] = (used.user + used.system, time.perf_counter())
+                marks[at] = (cpu_seconds(agent), time.perf_counter())
             time.sleep(0.01)
     (cpu, began), (cpu_after, ended) = marks[WARM], marks[steps]
     return (cpu_after - cpu) / (steps - WARM), (ended - began) / (steps - WARM)
-
-
-def first_step(engine: Engine, plan: RunPlan, path: Path) -> Row:
-    """Measures the seconds until the first reported step, and the peak memory of a run of a few steps."""
-    run, first = RunDirectory(path), []
-    run.begin(plan)
-
-    def hear(progress: Progress) -> None:
-        if progress.phase == "training":
-            first.append(time.perf_counter() - began)
-
-    began = time.perf_counter()
-    result = engine.train(run, hear, lambda: False).result
-    if result is None:
-        raise RuntimeError("the run did not end")
-    weights = plan.manifest.file("weights").size
-    return {
-        "what": "memory and start",
-        "engine": engine.name,
-        "precision": plan.manifest.recipe.precision,
-        "peak_rss_bytes": result.peak_rss_bytes,
-        "weights_bytes": weights,
-        "peak_rss_over_weights": result.peak_rss_bytes / weights,
-        "seconds_to_first_step": first[0],
-    }

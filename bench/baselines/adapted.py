@@ -46,6 +46,10 @@ class AdaptedModel:
         """Returns B = 0, float32 (D,), on the model's device."""
         return torch.zeros(self.size, device=self.device)
 
+    def start(self) -> Tensor:
+        """Returns the vector at which training begins: B = 0."""
+        return self.zeros()
+
     def losses(self, batch: tuple[np.ndarray, ...], paths: Tensor) -> Tensor:
         """Returns the mean negative log-likelihood of the answers under each B of `paths` (n, D): float32 (n,).
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-from bench.baselines.mobizo_eager import Grouping, passes
+from bench.baselines.steps import Grouping, passes
 from bench.programs import Methods
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.export.backends.xnnpack import lower_layers

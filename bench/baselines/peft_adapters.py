@@ -41,7 +41,10 @@ class PeftModel(AdaptedModel):
                 parameter.requires_grad_("lora_B" in name)
         self._trained = [parameter for parameter in self._wrapped.parameters() if parameter.requires_grad]
         self.size = sum(parameter.numel() for parameter in self._trained)
-        self.start = parameters_to_vector(self._trained).detach().float()
+
+    def start(self) -> Tensor:
+        """Returns the adapter's own first values: float32 (D,)."""
+        return parameters_to_vector(self._trained).detach().float()
 
     def remove(self) -> None:
         """Removes the adapter; the model is the stock one again."""

@@ -17,13 +17,12 @@ from bench.programs import (
     compile_cold,
     model_file,
     movie_reviews,
-    reopen,
     smollm2_recipe,
     tokenizer_of,
 )
 from bench.result import notes
 from bench.training.learners import Learner, MezoProgram, ProgramLearner, torch_learner
-from bench.training.runs import Contender, Run, Split, begin, kept, train
+from bench.training.runs import Contender, Run, Split, begin, kept_run, train
 from device_agent.runtimes import use_threads
 from server.compiler import inspect_base
 from shared.canonical import sha256_hex
@@ -58,7 +57,7 @@ class Track:
         looks: steps after which it is measured, besides the evaluation interval and the last step.
         """
         facts = {"split": split, "cap": cap, "stop": stop, "looks": list(looks)}
-        return kept(self.keep, facts, contender, lambda: self._run(contender, split, cap, stop, looks))
+        return kept_run(self.keep, facts, contender, lambda: self._run(contender, split, cap, stop, looks))
 
     def _run(self, contender: Contender, split: Split, cap: float | None, stop: bool, looks: Sequence[int]) -> Run:
         # One thread: a second one waits for the first for a tenth of its time and more.
@@ -118,9 +117,6 @@ class Track:
     def program(self, contender: Contender) -> Compiled:
         """Returns the contender's program, compiled once."""
         recipe = self.recipe(contender)
-        directory = self.keep / "programs" / recipe.id[:24]
-        if (directory / "manifest.json").exists():
-            return reopen(directory)
-        notes.print(f"compiling for {contender.name}")
+        notes.print(f"opening the program of {contender.name}")
         given = None if contender.calibration is None else self.calibration(contender.calibration)
-        return compile_cold(recipe, directory, calibration=given)
+        return compile_cold(recipe, self.keep / "programs" / recipe.id[:24], calibration=given)

@@ -2,23 +2,21 @@
 
 Only a few files are written, and each stands for many members, so that reads come from the system's cache, as from a
 fast disk. Each measurement is a process of its own; its peak resident memory includes Python, NumPy and the list of
-members. The floor is reading and sha256 alone, on as many threads.
+members.
 """
 
-import hashlib
 import json
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from bench.programs import run_module
 from bench.result import Measured, Row
+from bench.runner import run_module
 from device_agent.memory import peak_rss_bytes
 from shared.canonical import sha256_hex
 from shared.federation.aggregation import Weighing, combine
@@ -30,7 +28,6 @@ from shared.zo.lora import adapter_file
 
 SIZE = 368_640  # D of SmolLM2-135M at rank 16 on q_proj and v_proj
 UPLOADS, QUICK_UPLOADS = 10_000, 500
-ROBUST_UPLOADS, QUICK_ROBUST_UPLOADS = 200, 20
 FILES, QUICK_FILES = 64, 8
 ROUNDS, QUICK_ROUNDS = 3, 1
 THREADS = 2
@@ -39,99 +36,51 @@ SCALE = 1e-3  # of B, as after training
 
 
 def measure(quick: bool) -> Measured:
-    """Returns rows for the mean, its floors and the robust aggregators; the claims are those of the mean."""
+    """Returns a row for the mean, of some rounds in a process of its own each, and its claims."""
     uploads, rounds = (QUICK_UPLOADS, QUICK_ROUNDS) if quick else (UPLOADS, ROUNDS)
-    robust = QUICK_ROBUST_UPLOADS if quick else ROBUST_UPLOADS
     with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        _write(directory, QUICK_FILES if quick else FILES)
-        asked: list[tuple[str, int, Row]] = [
-            ("mean", uploads, {"threads": THREADS}),
-            ("mean", uploads, {"threads": 1}),
-            ("read and hash", uploads, {"threads": THREADS}),
-            *((name, robust, {"threads": THREADS}) for name in ("median", "trimmed_mean", "multi_krum")),
-        ]
-        rows = [_row(directory, what, count, how, rounds if count == uploads else 1) for what, count, how in asked]
-    mean, floor = rows[0], rows[2]
-    return rows, {
-        "aggregate_rss_bytes": mean["peak_rss_bytes"],
-        "aggregate_bytes_per_second": mean["bytes_per_second"],
-        "aggregate_vs_floor": mean["bytes_per_second"] / floor["bytes_per_second"],
+        size = uploads * _write(Path(name), QUICK_FILES if quick else FILES)
+        found = [run_module("bench.federation.aggregate", [name, uploads]) for _ in range(rounds)]
+    seconds, cpu = (statistics.median(each[what] for each in found) for what in ("seconds", "cpu_seconds"))
+    claims = {
+        "aggregate_rss_bytes": max(each["peak_rss_bytes"] for each in found),
+        "aggregate_bytes_per_second": size / seconds,
     }
+    about: Row = {"what": "mean", "uploads": uploads, "size_d": SIZE, "threads": THREADS, "rounds": rounds}
+    return [about | {"input_bytes": size, "seconds": seconds, "cpu_seconds": cpu} | claims], claims
 
 
-def _write(directory: Path, count: int) -> None:
-    rng = np.random.default_rng(7)
+def _write(directory: Path, count: int) -> int:
+    """Writes some uploads; returns the bytes of one."""
+    rng, data = np.random.default_rng(7), b""
     for number in range(count):
         flat = rng.normal(scale=SCALE, size=SIZE).astype(np.float32)
         data = adapter_file(flat, job_id=f"job-{number}", recipe_id="0" * 64, a_sha256=A_SHA256, step=150)
         (directory / sha256_hex(data)).write_bytes(data)
+    return len(data)
 
 
-def _row(directory: Path, what: str, uploads: int, how: Row, rounds: int) -> Row:
-    """Returns the median of some rounds, each in a process of its own."""
-    order = {"directory": str(directory), "what": what, "uploads": uploads, **how}
-    found = [run_module("bench.federation.aggregate", order) for _ in range(rounds)]
-    files = list(directory.iterdir())
-    size = uploads * files[0].stat().st_size
-    seconds = statistics.median(each["seconds"] for each in found)
-    return {
-        "what": what,
-        "uploads": uploads,
-        "files": len(files),
-        "size_d": SIZE,
-        **how,
-        "rounds": rounds,
-        "input_bytes": size,
-        "seconds": seconds,
-        "cpu_seconds": statistics.median(each["cpu_seconds"] for each in found),
-        "bytes_per_second": size / seconds,
-        "peak_rss_bytes": max(each["peak_rss_bytes"] for each in found),
-    }
-
-
-def _work(order: Row) -> Callable[[], None]:
+def _work(directory: Path, uploads: int) -> Callable[[], None]:
     """Prepares a measurement."""
-    directory, what, uploads, threads = Path(order["directory"]), order["what"], order["uploads"], order["threads"]
     hashes = sorted(path.name for path in directory.iterdir())
     names = [hashes[number % len(hashes)] for number in range(uploads)]
-    if what == "read and hash":
-        return lambda: _spread(names, threads, lambda name: _hash(directory / name))
     start = np.random.default_rng(8).normal(scale=SCALE, size=SIZE).astype(np.float32)
     files = [
         UploadedFile(Contribution(f"member-{number:06}", examples=1 + number % 300), name, start)
         for number, name in enumerate(names)
     ]
-    source = FileSource(files, Rules(SIZE, A_SHA256), lambda name: (directory / name).open("rb", buffering=0), threads)
-    settings = AggregatorSettings(name=what, clip_norm=SCALE * SIZE**0.5, krum_f=uploads // 5)
-    weighing = Weighing(by="examples" if what == "mean" else "equal")
+    source = FileSource(files, Rules(SIZE, A_SHA256), lambda name: (directory / name).open("rb", buffering=0), THREADS)
 
     def run() -> None:
-        if combine(source, settings, weighing).count != uploads:
+        if combine(source, AggregatorSettings(name="mean"), Weighing(by="examples")).count != uploads:
             raise AssertionError("not every update was counted")
 
     return run
 
 
-def _spread(names: list[str], threads: int, work: Callable[[str], None]) -> None:
-    """Processes every file once on some threads."""
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, names))
-
-
-def _hash(path: Path) -> None:
-    """Hashes like `file_sha256`, in pieces that stay in a core's cache."""
-    digest, piece = hashlib.sha256(), bytearray(256 << 10)
-    view = memoryview(piece)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(piece):
-            digest.update(view[:count])
-    if digest.hexdigest() != path.name:
-        raise AssertionError(f"{path} is damaged")
-
-
 if __name__ == "__main__":
-    work = _work(json.loads(sys.argv[1]))
+    place, uploads = json.loads(sys.argv[1])
+    work = _work(Path(place), uploads)
     began, cpu = time.perf_counter(), time.process_time()
     work()
     found = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}

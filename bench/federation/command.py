@@ -1,39 +1,224 @@
-"""`bench federation`: what devices' updates cost to aggregate, to mask and to simulate, and what a cohort is worth."""
+"""`bench federation`: what devices' updates cost to aggregate, to mask and to simulate, and what a cohort is worth.
+
+- bytes: what one device sends in one round, in each form: the files themselves, before HTTP, created and not estimated.
+  The keys and shares of a masked round grow with the number of devices; only part `masking` includes them.
+- masking: bytes and seconds of each device and the server in masked rounds of 16, 64, 256 devices. The real halves of
+  device and server run in one process, without HTTP and database (`simulation.secure_aggregation`). A tenth of the
+  devices fails when it costs the server most, after the shares and before the vectors. The sum must equal that of the
+  devices' integers.
+- simulate: the duration of `mobizo simulate`, 200 virtual devices, 5 rounds, the built-in base. The whole command in a
+  process of its own, with Python's start, workers, plots and report. The program is compiled before, as it is kept
+  between simulations; compiling has a row of its own.
+"""
 
 import json
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
-from bench.federation import aggregate, learning, secure_aggregation, simulation, upload_size
-from bench.result import Measured, commit
-from bench.runner import JsonFile, Keep, Only, Quick, run_parts
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from bench.federation import aggregate, learning
+from bench.result import Measured, Row, commit
+from bench.runner import JsonFile, Keep, Only, Quick, kept, run_parts
+from device_agent.secure_aggregation.participant import InMemoryKnowledge, SecureAggregationParticipant
+from shared.federation.secure_aggregation.fixed_point import Words, decode, encode, vector_bytes, word
+from shared.federation.secure_aggregation.messages import Phase, SecureAggregationView
+from shared.federation.secure_aggregation.settings import Bits, SecureAggregationParameters
+from shared.zo.lora import adapter_file
+from shared.zo.trajectory import MAGIC, Evaluation, TrajectoryHeader, frame
+from simulation.secure_aggregation import RoundLink, RoundServer
+
+SIZE = 368_640  # D of SmolLM2-135M at rank 16 on q_proj and v_proj
+DEVICES, QUICK_DEVICES = (16, 64, 256), (16,)
+
+
+def masking(quick: bool) -> Measured:
+    """Returns a row for each number of devices. quick: only 16."""
+    rows = [masked_round(count) for count in (QUICK_DEVICES if quick else DEVICES)]
+    last = rows[-1]
+    return rows, {
+        "masking_device_seconds": last["device_seconds"],
+        "masking_device_bytes": last["sent_bytes"] + last["received_bytes"],
+    }
+
+
+class MeasuredLink:
+    """A device's link that counts the bytes received and the seconds of the server's half."""
+
+    def __init__(self, link: RoundLink) -> None:
+        self.link, self.received, self.server_seconds = link, 0, 0.0
+
+    def __getattr__(self, name: str) -> Callable[..., SecureAggregationView]:
+        def call(*arguments: object) -> SecureAggregationView:
+            began = time.perf_counter()
+            view: SecureAggregationView = getattr(self.link, name)(*arguments)
+            self.server_seconds += time.perf_counter() - began
+            self.received += len(view.model_dump_json())
+            return view
+
+        return call
+
+
+def masked_round(count: int) -> Row:
+    """Runs one round of `count` devices, of which a tenth drops out before its vector."""
+    parameters = parameters_of(count, 32)
+    server = RoundServer(parameters, count)
+    links: list[Any] = []
+    parts = []
+    for number in range(count):
+        link = RoundLink(server, f"device_{number:04}", Ed25519PrivateKey.generate())
+        links.append(MeasuredLink(link))
+        about = (links[-1], InMemoryKnowledge(), parameters, link.member, link.identity)
+        parts.append(SecureAggregationParticipant(*about, lambda _members: None, partial(_encoded, number, parameters)))
+    staying = count - count // 10
+    seconds = [0.0] * count
+    phase = Phase.KEYS
+    while phase is not Phase.SUMMING:
+        there = count if phase in (Phase.KEYS, Phase.SHARES) else staying
+        for number, part in enumerate(parts[:there]):
+            entered = time.perf_counter()
+            part.advance()
+            seconds[number] += time.perf_counter() - entered
+        phase = server.end_phase()
+    began = time.perf_counter()
+    total = server.session.total()
+    unmask_seconds = time.perf_counter() - began
+    true = np.zeros(SIZE + 1, word(parameters))
+    for number in range(staying):
+        true += _encoded(number, parameters)
+    if not np.array_equal(total.mean, decode(true, staying, parameters).mean):
+        raise AssertionError("the sum is not that of the devices' integers")
+    return {
+        "what": "masked round",
+        "devices": count,
+        "dropped": count - staying,
+        "size_d": SIZE,
+        "bits": parameters.bits,
+        "sent_bytes": mean(each.link.sent for each in links[:staying]),
+        "received_bytes": mean(each.received for each in links[:staying]),
+        "device_seconds": mean(seconds[at] - links[at].server_seconds for at in range(staying)),
+        "server_phase_seconds": sum(each.server_seconds for each in links),
+        "unmask_seconds": unmask_seconds,
+    }
+
+
+def _encoded(number: int, parameters: SecureAggregationParameters) -> Words:
+    """Returns the update of one device, the same at every call."""
+    update = np.random.default_rng(number).normal(size=SIZE, scale=parameters.clip / np.sqrt(SIZE)).astype(np.float32)
+    return encode(update, 1, parameters)
+
+
+def parameters_of(members: int, bits: Bits) -> SecureAggregationParameters:
+    """Returns the parameters of a round of devices of equal weight."""
+    return SecureAggregationParameters(
+        cohort="cohort",
+        round=1,
+        start_sha256=None,
+        recipe_id="0" * 64,
+        size=SIZE,
+        clip=1.0,
+        most_members=members,
+        minimum=3,
+        threshold="two-thirds",
+        bits=bits,
+    )
 
 
 def federation(json_file: JsonFile = None, quick: Quick = False, only: Only = None, keep: Keep = None) -> None:
     """Aggregate, mask, simulate, and train a cohort of the real model, with and without privacy."""
     with tempfile.TemporaryDirectory() as name:
         place = keep or Path(name)
-        place.mkdir(parents=True, exist_ok=True)
         parts: dict[str, Callable[[bool], Measured]] = {
             "aggregate": aggregate.measure,
-            "bytes": upload_size.measure,
-            "masking": secure_aggregation.measure,
-            "simulate": simulation.measure,
+            "bytes": upload_sizes,
+            "masking": masking,
+            "simulate": simulating,
             # The cohort without privacy is the same for both parts and is trained once.
             "warm-start": partial(learning.warm_start, place=place),
             "privacy": partial(learning.privacy, place=place),
         }
-        kept = {part: partial(_kept, place, part, measure) for part, measure in parts.items()}
-        run_parts(kept, json_file, quick, only)
+        remembered = {part: partial(_kept, place, part, measure) for part, measure in parts.items()}
+        run_parts(remembered, json_file, quick, only)
 
 
 def _kept(place: Path, part: str, measure: Callable[[bool], Measured], quick: bool) -> Measured:
     """Measures a part unless its figures are in `place` already."""
     path = place / f"{part}{'.quick' if quick else ''}.json"
-    if not path.exists():
+
+    def measured() -> list[object]:
         rows, claims = measure(quick)
-        path.write_text(json.dumps([[{"commit": commit(), **row} for row in rows], claims]))
-    rows, claims = json.loads(path.read_text())
+        return [[{"commit": commit(), **row} for row in rows], claims]
+
+    rows, claims = kept(path, measured)
     return rows, claims
+
+
+STEPS, QUERIES, INTERVAL = 150, 4, 25  # a job's defaults
+
+
+def upload_sizes(quick: bool) -> Measured:
+    """Returns a row for each form. quick: has no effect."""
+    empty = np.zeros(SIZE, np.float32)
+    weights = len(adapter_file(empty, job_id="j" * 32, recipe_id="0" * 64, a_sha256="0" * 64, step=1))
+    trajectory = trajectory_bytes(SIZE, STEPS, QUERIES, INTERVAL)
+    forms: list[Row] = [{"form": "weights", "bytes": weights}, {"form": "trajectory", "bytes": trajectory}]
+    masked: tuple[Bits, ...] = (32, 64)  # in a round of at most 256 devices of equal weight
+    for bits in masked:
+        size = vector_bytes(parameters_of(256, bits))
+        forms.append({"form": "masked", "bits": bits, "bytes": size})
+    about = {"what": "upload", "size_d": SIZE, "steps": STEPS, "queries": QUERIES}
+    return [about | form for form in forms], {"weights_vs_trajectory_bytes": weights / trajectory}
+
+
+def trajectory_bytes(size: int, steps: int, queries: int, interval: int) -> int:
+    """Returns the bytes of the trajectory of a run that validates every `interval` steps."""
+    header = TrajectoryHeader(
+        job_id="j" * 32, job_seed=2**53 - 1, recipe_id="0" * 64, noise="rademacher", queries=queries, size=size
+    )
+    step = frame(b"S", 0, bytes(4 * queries))
+    evaluation = Evaluation(step=steps, split="validation", correct=100, total=200, loss=2 / 3)
+    notes = (steps // interval + 1) * len(frame(b"E", 0, evaluation.model_dump_json().encode()))
+    return len(MAGIC) + len(frame(b"H", 0, header.model_dump_json().encode())) + steps * len(step) + notes
+
+
+SIMULATED, SIMULATED_ROUNDS = 200, 5
+
+
+def simulating(quick: bool) -> Measured:
+    """Returns rows of the rounds, and the seconds of the whole command."""
+    devices = SIMULATED // 10 if quick else SIMULATED
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        compiled, _ = _simulate(root / "first", root / "program", 4, 1)
+        seconds, output = _simulate(root / "simulation", root / "program", devices, SIMULATED_ROUNDS)
+    rows: list[Row] = [{"what": "first simulation, compile included", "devices": 4, "rounds": 1, "seconds": compiled}]
+    rows += [
+        {"what": "round", **{name: one[name] for name in ("number", "accuracy", "counted", "bytes", "seconds")}}
+        for one in output["rounds"]
+    ]
+    sent = output["rounds"][-1]["bytes"]
+    return rows, {
+        "simulate_seconds": seconds,
+        "simulate_accuracy": output["rounds"][-1]["accuracy"],
+        "simulate_weights_bytes": sent["weights"],
+        "simulate_trajectory_bytes": sent["trajectory"],
+    }
+
+
+def _simulate(directory: Path, program: Path, devices: int, rounds: int) -> tuple[float, dict[str, Any]]:
+    command = [sys.executable, "-m", "simulation", "--json", "--devices", str(devices), "--rounds", str(rounds)]
+    began = time.monotonic()
+    done = subprocess.run(
+        [*command, "--program", str(program), str(directory)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr[-2000:])
+    return time.monotonic() - began, json.loads(done.stdout)

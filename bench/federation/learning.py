@@ -15,7 +15,7 @@ examples a step on average.
 
 import math
 import os
-from dataclasses import dataclass
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,9 @@ from simulation.shards import Shard
 from simulation.worker import LocalTask, Worker, WorkerConfig, worker
 
 F32 = NDArray[np.float32]
+Files = dict[
+    str, list[Path]
+]  # of `cohort` and `personal`: a directory for each source, as `simulation.pool` reads them
 CORES = os.cpu_count() or 1
 SOURCES = {"movies": MOVIES, "products": PRODUCTS}
 DEVICES, PER_DEVICE, HELD_OUT = 16, 84, 4
@@ -56,30 +59,23 @@ RECIPE: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Files:
-    """Directories of data. cohort, personal: one for each source, as `simulation.pool` reads them."""
-
-    cohort: list[Path]
-    personal: list[Path]
-
-
 def warm_start(quick: bool, place: Path) -> Measured:
     """Returns rows of the cohort's rounds and of every user's curves, and the ratio. place: for programs and rounds."""
     files = _split(place / "data")
     found = _cohort(place, files, quick, None)
     task = named_task("sst2").model_dump_json()
-    personal = Worker(WorkerConfig(place / "program", tuple(files.personal), task, 1, CORES, place / "log"))
+    personal = Worker(WorkerConfig(place / "program", tuple(files["personal"]), task, 1, CORES, place / "log"))
     start = Store(place / "plain").adapter(len(found.rounds) - 1, found.manifest.size)
-    rows, curves = _rounds("plain", found), {}
+    rows, sums = _rounds("plain", found), {"cohort": Counter[int](), "zero": Counter[int]()}
     for name, begin in (("cohort", start), ("zero", np.zeros_like(start))):
-        curves[name] = [_curve(personal, source, user, begin, quick) for source, user in _users()]
-        rows += [
-            {"what": "personal", "from": name, "source": list(SOURCES)[source], "user": user, "right": curve}
-            for (source, user), curve in zip(_users(), curves[name], strict=True)
-        ]
-    cohort, zero = (_sum(curves[name]) for name in ("cohort", "zero"))
-    last, target, of = max(zero), max(zero.values()), TESTED * len(_users())
+        for number, source in enumerate(SOURCES):
+            for user in range(USERS):
+                curve = _curve(personal, number, user, begin, quick)
+                notes.print(f"  user {user} of {source}: {curve} of {TESTED}")
+                rows.append({"what": "personal", "from": name, "source": source, "user": user, "right": curve})
+                sums[name].update(curve)
+    cohort, zero = (dict(sorted(sums[name].items())) for name in ("cohort", "zero"))
+    last, target, of = max(zero), max(zero.values()), TESTED * USERS * len(SOURCES)
     reached = [step for step, right in cohort.items() if right >= target]
     rows.append({"what": "sums", "of": of, "cohort": cohort, "zero": zero})
     return rows, {
@@ -93,7 +89,7 @@ def warm_start(quick: bool, place: Path) -> Measured:
 
 def privacy(quick: bool, place: Path) -> Measured:
     """Returns rows of both cohorts' rounds, and the points between their adapters. place: for programs and rounds."""
-    steps = _rounds_of(quick) * STEPS
+    steps = (2 if quick else ROUNDS) * STEPS
     rate = EFFECTIVE_BATCH / PER_DEVICE
     noise = noise_for(EPSILON, DELTA, rate, steps)
     promised = ExamplePrivacy(clip=CLIP, noise_multiplier=noise, delta=DELTA, sampling_rate=rate)
@@ -113,15 +109,11 @@ def privacy(quick: bool, place: Path) -> Measured:
 def _tested(place: Path, files: Files, name: str, found: Simulated) -> float:
     """Returns the accuracy of a cohort's adapter on all test sentences, with the program without privacy."""
     task = named_task("sst2").model_dump_json()
-    whole = WorkerConfig(place / "program", tuple(files.cohort), task, TESTED * len(SOURCES), CORES, place / "log")
+    whole = WorkerConfig(place / "program", tuple(files["cohort"]), task, TESTED * len(SOURCES), CORES, place / "log")
     flat = Store(place / name).adapter(len(found.rounds) - 1, found.manifest.size)
     accuracy = worker(whole).test(flat).accuracy
     notes.print(f"  {name}: {accuracy:.1%} of {TESTED * len(SOURCES)} test sentences")
     return accuracy
-
-
-def _rounds_of(quick: bool) -> int:
-    return 2 if quick else ROUNDS
 
 
 def _cohort(place: Path, files: Files, quick: bool, promised: ExamplePrivacy | None) -> Simulated:
@@ -135,52 +127,38 @@ def _cohort(place: Path, files: Files, quick: bool, promised: ExamplePrivacy | N
     if promised is not None:
         cohort["recipe"] = RECIPE | {"privacy": "clipped"}
         cohort["privacy"] = {"examples": promised.model_dump()}
-    data = {
-        "sources": [str(each) for each in files.cohort],
-        "partition": "source",
-        "per_device": PER_DEVICE,
-        "held_out": HELD_OUT,
-        "test": LOOKED_AT,
-    }
-    given = {
-        "devices": DEVICES,
-        "rounds": _rounds_of(quick),
-        "measured": 1,
-        "base": str(model_file()),
-        "data": data,
-        "cohort": cohort,
-    }
+    sources = {"sources": [str(each) for each in files["cohort"]], "partition": "source"}
+    data = sources | {"per_device": PER_DEVICE, "held_out": HELD_OUT, "test": LOOKED_AT}
+    given = {"devices": DEVICES, "rounds": 2 if quick else ROUNDS, "measured": 1, "base": str(model_file())}
     program = place / ("program" if promised is None else "program-private")
 
     def tell(what: str, done: int, of: int) -> None:
         notes.print(f"  {name} {what} {done}/{of}")
 
-    return simulate(read_settings(None, given), place / name, Means(engine="inline", program=program), tell)
+    return simulate(
+        read_settings(None, given | {"data": data, "cohort": cohort}),
+        place / name,
+        Means(engine="inline", program=program),
+        tell,
+    )
 
 
 def _split(place: Path) -> Files:
     """Writes the disjoint sentences of the cohort and of the users, and the test sentences beside both."""
-    found = Files([], [])
+    found: Files = {"cohort": [], "personal": []}
     for name, source in SOURCES.items():
         lines = (source / "train.jsonl").read_text().splitlines(keepends=True)
         test = (source / "test.jsonl").read_text().splitlines(keepends=True)
         own = [lines[index] for index in np.random.default_rng(5).permutation(len(lines))]
         tested = [test[index] for index in np.random.default_rng(6).permutation(len(test))[:TESTED]]
         users = USERS * PER_USER
-        for which, train, to in (
-            ("cohort", own[users:], found.cohort),
-            ("personal", own[:users] + tested, found.personal),
-        ):
+        for which, train in (("cohort", own[users:]), ("personal", own[:users] + tested)):
             home = place / which / name
             home.mkdir(parents=True, exist_ok=True)
             (home / "train.jsonl").write_text("".join(train))
             (home / "test.jsonl").write_text("".join(tested))
-            to.append(home)
+            found[which].append(home)
     return found
-
-
-def _users() -> list[tuple[int, int]]:
-    return [(source, user) for source in range(len(SOURCES)) for user in range(USERS)]
 
 
 def _curve(personal: Worker, source: int, user: int, start: F32, quick: bool) -> dict[int, int]:
@@ -195,27 +173,13 @@ def _curve(personal: Worker, source: int, user: int, start: F32, quick: bool) ->
         start=start,
         start_sha256=sha256_hex(start.tobytes()) if start.any() else None,
         training=training,
-        round=None,
-        privacy=None,
         seed=0,
-        faults=None,
+        **dict.fromkeys(("round", "privacy", "faults")),
     )
     result = personal.train(local_task).result
-    curve = {each.step: each.correct for each in result.evaluations if each.split == "validation"}
-    notes.print(f"  user {user} of {list(SOURCES)[source]}: {curve} of {TESTED}")
-    return curve
-
-
-def _sum(curves: list[dict[int, int]]) -> dict[int, int]:
-    return {step: sum(curve[step] for curve in curves) for step in sorted(curves[0])}
+    return {each.step: each.correct for each in result.evaluations if each.split == "validation"}
 
 
 def _rounds(name: str, found: Simulated) -> list[Row]:
-    return [
-        {
-            "what": "round",
-            "cohort": name,
-            **told.model_dump(mode="json", include={"number", "accuracy", "loss", "seconds"}),
-        }
-        for told in found.rounds
-    ]
+    columns = {"number", "accuracy", "loss", "seconds"}
+    return [{"what": "round", "cohort": name, **one.model_dump(mode="json", include=columns)} for one in found.rounds]

@@ -11,13 +11,14 @@ import shutil
 import statistics
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench.result import Measured, Row
+from bench.runner import by_turns
 from bench.server.home import client, job, make_home, new_token, peak_memory, running, submit
 from server.database.database import Database
 from server.schema import programs
@@ -80,14 +81,14 @@ def against_nginx(
     rows: list[Row] = [
         {
             "what": "downloads",
-            "by": source.name,
+            "by": name,
             "downloads": downloads,
             "bytes": size,
             "seconds": statistics.median(times),
             "all_seconds": times,
             "bytes_per_second": size / statistics.median(times),
         }
-        for source, times in seconds.items()
+        for name, times in seconds.items()
     ]
     rows.append({"what": "memory while downloading", "before_bytes": idle, "peak_rss_bytes": peak_memory(pid)})
     ratios = [row["seconds"] / rows[0]["seconds"] for row in rows[:3]]
@@ -134,23 +135,18 @@ def nginx_in_front(root: Path, settings: Settings, port: int) -> Iterator[tuple[
         yield plain, accel
 
 
-def race(sources: tuple[Source, ...], downloads: int, rounds: int) -> dict[Source, list[float]]:
-    """Returns the seconds of each round; the sources take turns."""
-    seconds: dict[Source, list[float]] = {source: [] for source in sources}
-    for _ in range(rounds):
-        for source in sources:
-            seconds[source].append(_download(source, downloads))
-    return seconds
+def race(sources: tuple[Source, ...], downloads: int, rounds: int) -> dict[str, list[float]]:
+    """Returns the seconds of each round by source; the sources take turns."""
+    return by_turns(rounds, {source.name: partial(_download, source, downloads) for source in sources})
 
 
-def _download(source: Source, downloads: int) -> float:
-    """Downloads everything at once with curl; returns the seconds. Raises RuntimeError if bytes are missing."""
+def _download(source: Source, downloads: int, _number: int) -> None:
+    """Downloads everything at once with curl. Raises RuntimeError if bytes are missing."""
     files = source.files(downloads)
     command = ["curl", "--no-progress-meter", "--fail", "--parallel", "--parallel-immediate", "--config", "-"]
     command += ["--parallel-max", str(max(downloads // CLIENTS, 1)), "--write-out", "%{size_download}\n"]
     command += ["--header", f"Authorization: Bearer {source.token}"] if source.token else []
     url = f"http://127.0.0.1:{source.port}"
-    began = time.monotonic()
     clients = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(CLIENTS)
     ]
@@ -160,7 +156,5 @@ def _download(source: Source, downloads: int) -> float:
         process.stdin.close()
         process.stdin = None
     received = [int(line) for process in clients for line in process.communicate()[0].splitlines()]
-    seconds = time.monotonic() - began
     if sorted(received) != sorted(size for _, size in files):
         raise RuntimeError(f"{source.name} did not send all files")
-    return seconds

@@ -16,49 +16,39 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
-from tokenizers import Tokenizer, models, pre_tokenizers
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from bench.result import Row
+from server.catalog.bases import BaseRepository
 from server.database.columns import new_id, utc_now
 from server.database.database import Database
-from server.database.schema import upgrade
 from server.identity.devices.repository import Device
 from server.identity.devices.service import BindingService
 from server.identity.signing_keys import service as keys
 from server.identity.tokens import TokenService
-from server.schema import bases
 from server.settings import Settings
-from server.storage.opening import open_artifacts
 from server.tasks.engine import prepare_engine
-from server.wiring import wire
 from shared.access import DEFAULT_TENANT, Role
 from shared.job import Result
 from shared.recipe import TARGETS
+from shared.request_signature import RequestSigner
 from shared.signing import new_private_key, private_bytes, public_text
 from shared.zo.lora import BaseShape
 from tests.postgres import Postgres
-from tests.server import fake_compiler
+from tests.server import actors, fake_compiler, homes
+from tests.server.nginx import free_ports
 
 BASE, DATASET = "tiny", "reviews"
 PATIENCE = 300.0  # seconds
 USERS = 20
-_SMALL = {"layers": 2, "hidden": 8, "intermediate": 16, "heads": 2, "kv_heads": 1, "head_dim": 4, "vocabulary": 32}
 _LARGE = {"layers": 22, "hidden": 2048, "intermediate": 5632, "heads": 32, "kv_heads": 4, "head_dim": 64}
-SMALL = BaseShape(architecture="llama", context_length=64, **_SMALL)
+SMALL = homes.SHAPE
 TINYLLAMA = BaseShape(architecture="llama", context_length=2048, vocabulary=32000, **_LARGE)
 RECIPE = {"rank": 2, "sequence_length": 16, "queries": 1, "effective_batch": 2}
 ALL_TARGETS = {"rank": 16, "targets": list(TARGETS), "sequence_length": 16}  # D = 6.3 million on TINYLLAMA
-RESULT = Result(
-    steps=3,
-    best_step=2,
-    train_seconds=1,
-    seconds=2,
-    peak_rss_bytes=1000,
-    train_examples=10,
-    truncated_examples=0,
-    zero_shot_accuracy=0.5,
-    tuned_accuracy=0.75,
-)
+RESULT = Result.model_validate(actors.result())
 
 
 @dataclass(frozen=True)
@@ -67,6 +57,10 @@ class Credentials:
 
     token: str
     key: str
+
+    def signer(self) -> RequestSigner:
+        """Returns the signer of the device's requests."""
+        return RequestSigner(Ed25519PrivateKey.from_private_bytes(base64.b64decode(self.key)), time.time)
 
 
 def job(number: int = 0, recipe: dict[str, Any] = RECIPE, **fields: Any) -> dict[str, Any]:
@@ -86,40 +80,22 @@ def job(number: int = 0, recipe: dict[str, Any] = RECIPE, **fields: Any) -> dict
 def make_home(directory: Path, shape: BaseShape = SMALL, **settings: Any) -> Settings:
     """Creates a home like `mobizo-server init`, with one base of this shape. settings: fields of Settings."""
     source = directory / "source"
-    source.mkdir(parents=True)
-    words = {word: number for number, word in enumerate(("[UNK]", "It", "was", "terrible", "great"))}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(source / "tokenizer.json"))
+    directory.mkdir(parents=True, exist_ok=True)
+    homes.write_source(source)
     (source / "shape.json").write_text(shape.model_dump_json())
     (source / "behaviour.json").write_text(json.dumps({"seconds": 0.2}))
-    chosen = Settings(
-        home=directory / "home",
-        migrate_at_start=True,
-        compiler_command=[sys.executable, fake_compiler.__file__],
-        token_rate=1e6,
-        address_rate=1e6,
-        refusal_rate=1e6,
-        **settings,
-    )
-    wire()
+    limits: dict[str, Any] = dict.fromkeys(("token_rate", "address_rate", "refusal_rate"), 1e6)
+    compiler = [sys.executable, fake_compiler.__file__]
+    chosen = Settings(home=directory / "home", migrate_at_start=True, compiler_command=compiler, **limits, **settings)
     chosen.home.mkdir()
     keys.create_key(chosen.key_path)
+    homes.fill(chosen, (source / "tokenizer.json").read_bytes())
     database = Database(chosen.url)
-    upgrade(database.engine)
     prepare_engine(database, chosen)
     with database.writing() as session:
-        session.add(
-            bases.BaseModelEntry(
-                name=BASE,
-                source=str(source),
-                sha256="b" * 64,
-                shape=shape,
-                parameters=1000,
-                tokenizer_sha256=open_artifacts(chosen).put((source / "tokenizer.json").read_bytes()),
-                created_at=utc_now(),
-            )
-        )
+        base = BaseRepository(session).by_name(BASE)
+        assert base is not None
+        base.source, base.shape = str(source), shape
     database.close()
     return chosen
 
@@ -166,25 +142,27 @@ def add_devices(settings: Settings, count: int) -> list[Credentials]:
     return found
 
 
-def start_server(settings: Settings, log: Path, port: int = 0, workers: int = 1) -> psutil.Popen:
-    """Starts `mobizo-server run` in a session of its own; its output goes to `log`."""
+def log_of(settings: Settings) -> Path:
+    """Returns the path of the server's log."""
+    return settings.home.parent / "log"
+
+
+def start_server(settings: Settings, port: int, workers: int = 1) -> psutil.Popen:
+    """Starts `mobizo-server run` in a session of its own."""
     command = [sys.executable, "-m", "server.cli.main", "run", "--port", str(port), "--workers", str(workers)]
-    environment = os.environ | settings.environment() | {"PYTHONUNBUFFERED": "1"}
-    with log.open("ab") as output:
-        return psutil.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+    with log_of(settings).open("ab") as output:
+        return psutil.Popen(
+            command, env=os.environ | settings.environment(), stdout=output, stderr=output, start_new_session=True
+        )
 
 
 @contextmanager
 def running(settings: Settings) -> Iterator[tuple[str, psutil.Process]]:
     """Runs a server with one worker; yields its URL and its process."""
-    log = settings.home.parent / "log"
-    process = start_server(settings, log)
+    (port,) = free_ports(1)
+    process = start_server(settings, port)
     try:
-        while not (url := re.search(r"http://127\.0\.0\.1:\d+", log.read_text())):
-            if process.poll() is not None:
-                raise SystemExit(f"the server ended: {log.read_text()[-2000:]}")
-            time.sleep(0.05)
-        yield url[0], process
+        yield wait_until_answers(settings, port, process), process
     finally:
         with suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -192,6 +170,17 @@ def running(settings: Settings) -> Iterator[tuple[str, psutil.Process]]:
             process.wait(20)
         except psutil.TimeoutExpired:
             process.kill()
+
+
+def wait_until_answers(settings: Settings, port: int, process: psutil.Popen) -> str:
+    """Returns the server's URL. Raises RuntimeError if it does not start."""
+    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + PATIENCE
+    while time.monotonic() < deadline and process.poll() is None:
+        with suppress(httpx.TransportError):
+            if httpx.get(f"{url}/healthz").status_code == 200:
+                return url
+        time.sleep(0.05)
+    raise RuntimeError(f"the server does not answer: {log_of(settings).read_text()[-3000:]}")
 
 
 def client(url: str, token: str, seconds: float = 60) -> httpx.Client:
@@ -202,11 +191,8 @@ def client(url: str, token: str, seconds: float = 60) -> httpx.Client:
 def submit(app: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
     """Submits a job and waits until its program is compiled; returns the job."""
     found = app.post("/v1/jobs", json=body).raise_for_status().json()
-    deadline = time.monotonic() + PATIENCE
-    while app.get(f"/v1/jobs/{found['id']}").raise_for_status().json()["state"] in ("queued", "compiling"):
-        if time.monotonic() > deadline:
-            raise RuntimeError("the program is not compiled")
-        time.sleep(0.1)
+    path, waiting = f"/v1/jobs/{found['id']}", ("queued", "compiling")
+    homes.eventually(lambda: app.get(path).raise_for_status().json()["state"] not in waiting, PATIENCE)
     return dict(found)
 
 
@@ -214,3 +200,9 @@ def peak_memory(pid: int) -> int:
     """Returns the highest resident set of a process, bytes."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(found[1]) * 1024 if found else 0
+
+
+def spread(seconds: list[float]) -> Row:
+    """Returns the count, and the milliseconds within which half, 95 %, 99 % and all of them ended."""
+    half, most, nearly, longest = (1000 * float(value) for value in np.quantile(seconds, (0.5, 0.95, 0.99, 1.0)))
+    return {"count": len(seconds), "p50_ms": half, "p95_ms": most, "p99_ms": nearly, "max_ms": longest}

@@ -10,27 +10,27 @@ in its name.
 import json
 import random
 import re
-import socket
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from bench.result import Measured, Row
-from bench.server.home import PATIENCE, add_devices, both_databases, make_home, new_token, start_server
-from bench.server.orders import Orders, start_load
+from bench.server import home
+from bench.server.polls import Orders, start_load
 from server.database.database import Database
 from server.schema import adapters, jobs, programs
 from server.settings import Settings
 from shared.access import Role
 from shared.canonical import file_sha256
 from shared.job import JobState
+from tests.server.homes import eventually
+from tests.server.nginx import free_ports
 
 KILLS, QUICK_KILLS = 100, 10  # over both databases
 DEVICES, WORKERS = 6, 2
@@ -50,9 +50,9 @@ def measure(quick: bool) -> Measured:
     """Returns a row for each database, and the claims over both."""
     kills = (QUICK_KILLS if quick else KILLS) // 2
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as name, both_databases("kills") as databases:
+    with tempfile.TemporaryDirectory() as name, home.both_databases("kills") as databases:
         for (kind, url), engine in zip(databases, ("embedded", "procrastinate"), strict=True):
-            settings = make_home(Path(name) / engine, database_url=url, engine=engine, **SETTINGS)
+            settings = home.make_home(Path(name) / engine, database_url=url, engine=engine, **SETTINGS)
             about = {"what": "server kills", "database": kind, "engine": engine}
             rows.append(about | _measure(settings, kills))
     names = ("kill_trials", "jobs_lost", "jobs_doubled", "torn_files")
@@ -61,8 +61,8 @@ def measure(quick: bool) -> Measured:
 
 def _measure(settings: Settings, kills: int) -> Row:
     began, rng = time.monotonic(), random.Random(f"{SEED}-{settings.engine}")
-    devices, token = add_devices(settings, DEVICES), new_token(settings, Role.APP)
-    with Victim(settings) as server:
+    devices, token = home.add_devices(settings, DEVICES), home.new_token(settings, Role.APP)
+    with closing(Victim(settings)) as server:
         orders = Orders(url=server.url, app=token, devices=devices, vanish=0.05, retry=True, jobs_per_recipe=6)
         load = start_load(orders)
         assert load.stdin is not None
@@ -93,14 +93,13 @@ class Victim:
     """A server that is started again on its port after each kill."""
 
     def __init__(self, settings: Settings) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self._port}"
-        self._settings, self._log = settings, settings.home.parent / "log"
-        self._process = self._start()
+        self._settings, self._port = settings, free_ports(1)[0]
+        self._process = home.start_server(settings, self._port, WORKERS)
+        self.url = self.wait_until_answers()
 
-    def _start(self) -> psutil.Popen:
-        return start_server(self._settings, self._log, self._port, WORKERS)
+    def wait_until_answers(self) -> str:
+        """Returns the URL. Raises RuntimeError if the server does not start."""
+        return home.wait_until_answers(self._settings, self._port, self._process)
 
     def workers(self) -> list[psutil.Process]:
         """Returns its worker processes, without the compilers that these started."""
@@ -112,34 +111,19 @@ class Victim:
                         found.append(child)
         return found
 
-    def wait_until_answers(self) -> None:
-        """Raises RuntimeError if the server does not start."""
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            with suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/healthz").status_code == 200:
-                    return
-            if self._process.poll() is not None:
-                raise RuntimeError(f"the server ended: {self._log.read_text()[-3000:]}")
-            time.sleep(0.05)
-        raise RuntimeError("the server does not answer")
-
     def kill(self) -> None:
         """Kills the server with -9, and starts it again."""
         self._process.kill()
         self._process.wait()
-        self._process = self._start()
+        self._process = home.start_server(self._settings, self._port, WORKERS)
 
     def stop(self) -> int:
         """Stops the server in order; returns its exit status."""
         self._process.terminate()
-        return int(self._process.wait(PATIENCE))
+        return int(self._process.wait(home.PATIENCE))
 
-    def __enter__(self) -> "Victim":
-        self.wait_until_answers()
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Kills the server if it still runs."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -153,26 +137,21 @@ def _kill(server: Victim, rng: random.Random) -> str:
     if rng.random() < SERVER_SHARE:
         server.kill()
         return "server"
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        if workers := server.workers():
-            with suppress(psutil.NoSuchProcess):
-                rng.choice(workers).kill()
-                return "worker"
-        time.sleep(0.02)
-    raise RuntimeError("the server has no workers")
+    while True:
+        with suppress(psutil.NoSuchProcess):
+            rng.choice(eventually(server.workers, home.PATIENCE)).kill()
+            return "worker"
 
 
 def _wait_for_jobs(settings: Settings) -> None:
     """Waits until every job has ended; jobs that have not ended after PATIENCE count as lost."""
-    database, deadline = Database(settings.url), time.monotonic() + PATIENCE
-    unfinished = [state for state in JobState if not state.final]
-    count = select(func.count()).select_from(jobs.Job).where(jobs.Job.state.in_(unfinished))
-    left: int | None = 1
-    while left and time.monotonic() < deadline:
+    database, deadline = Database(settings.url), time.monotonic() + home.PATIENCE
+    unfinished = select(jobs.Job.id).where(jobs.Job.state.in_([state for state in JobState if not state.final]))
+    left: str | None = ""
+    while left is not None and time.monotonic() < deadline:
         time.sleep(0.2)
         with database.reading() as session:
-            left = session.scalar(count)
+            left = session.scalar(unfinished.limit(1))
     database.close()
 
 

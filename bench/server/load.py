@@ -8,7 +8,6 @@ answered; the app then submits until it reads the line `enough`, and the load en
 locust patches the standard library when it is imported, so this module runs only in a process of its own.
 """
 
-import base64
 import json
 import random
 import sys
@@ -25,8 +24,8 @@ from locust.exception import StopUser
 
 # The imports above patch sockets and threads, so they come before everything that uses them.
 import numpy as np  # isort: skip
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # isort: skip
-from bench.server.orders import STEPS, Orders  # isort: skip
+from bench.server.polls import CAPABILITIES, STEPS, Orders  # isort: skip
+from bench.server.home import DATASET, RESULT  # isort: skip
 from device_agent.protocol.client import jittered  # isort: skip
 from shared.canonical import sha256_hex  # isort: skip
 from shared.zo.lora import dump_adapter  # isort: skip
@@ -118,8 +117,7 @@ class App(ApiUser):
         body = ORDERS.job(number)
         sent[body["adapter"]] = time.monotonic()
         key = {"Idempotency-Key": str(uuid.uuid4())}
-        _, job = self.ask("submission", "POST", "/v1/jobs", body, **key)
-        submitted[job["id"]] = body["adapter"]
+        submitted[self.ask("submission", "POST", "/v1/jobs", body, **key)[1]["id"]] = body["adapter"]
 
 
 class Device(ApiUser):
@@ -130,18 +128,13 @@ class Device(ApiUser):
     def on_start(self) -> None:
         """Takes the next credentials."""
         credentials = waiting.pop()
-        self.token = credentials.token
-        key = Ed25519PrivateKey.from_private_bytes(base64.b64decode(credentials.key))
-        self.signer = RequestSigner(key, time.time)
+        self.token, self.signer = credentials.token, credentials.signer()
 
     @task
     def work(self) -> None:
         """Asks for one job and trains it."""
-        wait = jittered(ORDERS.wait_seconds) if ORDERS.wait_seconds else 0.0
-        body = {"datasets": [ORDERS.dataset], "capabilities": ORDERS.capabilities} | (
-            {"wait_seconds": wait} if wait else {}
-        )
-        began = time.monotonic()
+        wait, began = jittered(ORDERS.wait_seconds), time.monotonic()
+        body = {"datasets": [DATASET], "capabilities": CAPABILITIES, "wait_seconds": wait}
         status, lease = self.ask("poll", "POST", "/v1/leases", body)
         now = time.monotonic()
         if status == 204:
@@ -168,7 +161,7 @@ class Device(ApiUser):
         data = dump_adapter(np.full(size, random.random(), np.float32), {"job": lease["job"]["id"]})
         if self.ask("upload", "PUT", f"{path}/adapter", data)[0] != 200:
             return False
-        done = {"adapter_sha256": sha256_hex(data), "result": ORDERS.result}
+        done = {"adapter_sha256": sha256_hex(data), "result": RESULT.model_dump(mode="json")}
         return self.ask("completion", "POST", f"{path}/complete", done)[0] == 200
 
 

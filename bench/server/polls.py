@@ -1,30 +1,65 @@
 """`bench server`, polls: devices that wait for jobs with long-polls and send heartbeats, and one server process.
 
 On SQLite and on PostgreSQL, both as durable as they ship. The time until a device gets a job counts from the moment at
-which its request could be answered: from the submission's first byte, which is before the job exists.
+which its request could be answered: from the submission's first byte, which is before the job exists. The load is
+`bench.server.load`.
 """
 
 import json
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+from pydantic import BaseModel
 
 from bench.result import Measured, Row
-from bench.server.home import (
-    add_devices,
-    both_databases,
-    client,
-    job,
-    make_home,
-    new_token,
-    peak_memory,
-    running,
-    submit,
-)
-from bench.server.orders import Orders, start_load
+from bench.runner import cpu_seconds
+from bench.server import home
 from server.settings import Settings
 from shared.access import Role
+
+STEPS = 2  # heartbeats of a lease
+CAPABILITIES = {"backends": ["xnnpack", "portable"], "engines": ["native"], "executorch": "1.5.1"}
+
+
+class Orders(BaseModel):
+    """What the load does. jobs: their number, or None until `enough`; rate: jobs per second; vanish: share of leases
+    that a device abandons; jobs_per_recipe: one program for so many jobs."""
+
+    url: str
+    app: str
+    devices: list[home.Credentials]
+    jobs: int | None = None
+    rate: float = 5.0
+    wait_seconds: float = 0.0
+    beat_seconds: float = 0.05
+    ramp_seconds: float = 0.0
+    vanish: float = 0.0
+    retry: bool = False
+    jobs_per_recipe: int | None = None
+
+    def job(self, number: int) -> dict[str, Any]:
+        """Returns the body of one job."""
+        if self.jobs_per_recipe is None:
+            return home.job(number)
+        recipe = home.RECIPE | {"a_seed": number // self.jobs_per_recipe}
+        return home.job(number, recipe, priority=number % 3)
+
+
+def start_load(orders: Orders) -> "subprocess.Popen[str]":
+    """Starts the load in a process of its own and waits until it is ready."""
+    command = [sys.executable, "-m", "bench.server.load"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(orders.model_dump_json() + "\n")
+    process.stdin.flush()
+    if process.stdout.readline() != "ready\n":
+        raise SystemExit("the load did not start")
+    return process
+
 
 DEVICES, SECONDS, RATE = 500, 60.0, 5.0  # jobs a second
 QUICK_DEVICES, QUICK_SECONDS = 100, 10.0
@@ -38,9 +73,9 @@ def measure(quick: bool) -> Measured:
     rows: list[Row] = []
     devices, seconds = (QUICK_DEVICES, QUICK_SECONDS) if quick else (DEVICES, SECONDS)
     orders = {"wait_seconds": WAIT_SECONDS, "beat_seconds": BEAT_SECONDS, "ramp_seconds": WAIT_SECONDS / 2}
-    with tempfile.TemporaryDirectory() as name, both_databases("polls", **DURABLE) as databases:
+    with tempfile.TemporaryDirectory() as name, home.both_databases("polls", **DURABLE) as databases:
         for kind, url in databases:
-            settings = make_home(Path(name) / kind, database_url=url)
+            settings = home.make_home(Path(name) / kind, database_url=url)
             rows += poll(settings, kind, devices, jobs=round(seconds * RATE), **orders)
     return rows, {
         "poll_p99_ms": max(row["p99_ms"] for row in rows if row["what"] in CLAIMED),
@@ -51,28 +86,21 @@ def measure(quick: bool) -> Measured:
 
 def poll(settings: Settings, database: str, devices: int, **orders: float) -> list[Row]:
     """Runs the load once. orders: fields of Orders."""
-    token, credentials = new_token(settings, Role.APP), add_devices(settings, devices)
-    with running(settings) as (url, server):
-        with client(url, token) as app:  # compiles the only program
-            compiled = submit(app, job(-1))
+    token, credentials = home.new_token(settings, Role.APP), home.add_devices(settings, devices)
+    with home.running(settings) as (url, server):
+        with home.client(url, token) as app:  # compiles the only program
+            compiled = home.submit(app, home.job(-1))
             app.post(f"/v1/jobs/{compiled['id']}/cancel").raise_for_status()
-        before = server.cpu_times()
+        before = cpu_seconds(server)
         load = start_load(Orders(url=url, app=token, devices=credentials, **orders))
         output, _ = load.communicate()
         if load.returncode:
             raise SystemExit("the load failed")
-        after, peak = server.cpu_times(), peak_memory(server.pid)
+        spent, peak = cpu_seconds(server) - before, home.peak_memory(server.pid)
     found = json.loads(output)
     about = {"database": database, "devices": devices}
-    rows = [about | {"what": what, **spread(times)} for what, times in found["seconds"].items() if what != "poll"]
-    spent = after.user + after.system - before.user - before.system
+    rows = [about | {"what": what, **home.spread(times)} for what, times in found["seconds"].items() if what != "poll"]
     errors = found["errors"]
     rows.append({"database": database, "what": "errors", "count": len(errors), "first": errors[:3]})
     rows.append({"database": database, "what": "server", "peak_rss_bytes": peak, "cpu_seconds": spent})
     return rows
-
-
-def spread(seconds: list[float]) -> Row:
-    """Returns the count, and the milliseconds within which half, 99 % and all of them ended."""
-    half, most, longest = (1000 * float(value) for value in np.quantile(seconds, (0.5, 0.99, 1.0)))
-    return {"count": len(seconds), "p50_ms": half, "p99_ms": most, "max_ms": longest}

@@ -1,4 +1,4 @@
-"""`bench server`, queries: lists, leases and claims among 10,000 jobs in every state, on both databases.
+"""`bench server`, queries: lists and leases among 10,000 jobs in every state, on both databases.
 
 Each is one transaction, timed whole: connection, statements and objects. The claims are the slowest list and lease.
 """
@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from bench.result import Measured, Row
-from bench.server.home import both_databases
+from bench.server.home import both_databases, spread
 from server.database.columns import utc_now
 from server.database.database import Database
 from server.database.paging import PageRequest
@@ -24,8 +23,6 @@ from server.jobs.leases.service import LeaseService
 from server.jobs.repository import JobFilter, JobRepository
 from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import QueueRepository
-from server.programs.service import COMPILE
-from server.tasks.repository import TaskRepository
 from server.wiring import wire
 from shared.job import JobState, Progress
 from shared.protocol import LeaseRequest
@@ -58,22 +55,20 @@ def _measure(url: str, number: int, times: int) -> list[Row]:
     with database.reading() as session:
         live = session.execute(select(JobLease.device_id, JobLease.id).where(JobLease.ending.is_(None)))
         held = {row.device_id: row.id for row in live}
-    filters = [
-        JobFilter(),
-        JobFilter(state=JobState.READY),
-        JobFilter(user="user-3"),
-        JobFilter(adapter="user-3-1"),
-        JobFilter(state=JobState.FAILED, user="user-3"),
-    ]
+    filters = {
+        "all": JobFilter(),
+        "state": JobFilter(state=JobState.READY),
+        "user": JobFilter(user="user-3"),
+        "adapter": JobFilter(adapter="user-3-1"),
+        "state and user": JobFilter(state=JobState.FAILED, user="user-3"),
+    }
     queries: list[tuple[str, bool, Query]] = [
-        *((f"list {_name(each)}", False, _list(each, number)) for each in filters),
+        *((f"list {name}", False, _list(each, number)) for name, each in filters.items()),
         ("lease: is there work", False, lambda session, rng, _: _look(session, busy + rng.randrange(busy))),
         ("lease: the one it has", True, lambda session, rng, _: _acquire(session, rng.randrange(busy))),
         # Each time another device, since a device that has a job gets no other.
         ("lease: a new one", True, lambda session, _, turn: _acquire(session, busy + turn)),
         ("lease: heartbeat", True, lambda session, rng, turn: _heartbeat(session, rng.randrange(busy), turn, held)),
-        ("claim: is there any", False, lambda session, *_: TaskRepository(session).any(utc_now())),
-        ("claim: the next", True, lambda session, *_: TaskRepository(session).next([COMPILE], utc_now())),
     ]
     rows = []
     for name, writes, query in queries:
@@ -83,14 +78,9 @@ def _measure(url: str, number: int, times: int) -> list[Row]:
             with database.writing() if writes else database.reading() as session:
                 query(session, rng, turn)
             seconds.append(time.perf_counter() - began)
-        p50, p95, p99 = (1000 * float(value) for value in np.percentile(seconds, (50, 95, 99)))
-        rows.append({"query": name, "jobs": number, "times": times, "p50_ms": p50, "p95_ms": p95, "p99_ms": p99})
+        rows.append({"query": name, "jobs": number, **spread(seconds)})
     database.close()
     return rows
-
-
-def _name(filters: JobFilter) -> str:
-    return " and ".join(name for name in ("state", "user", "adapter") if getattr(filters, name)) or "all"
 
 
 def _list(filters: JobFilter, number: int) -> Query:

@@ -1,23 +1,28 @@
 """`bench server`, strangers: an honest client's requests while strangers without a token attack the server.
 
 The strangers hold idle connections and half-sent requests, and send bodies of the largest size that a JSON route and an
-upload take. Once from one address, which meets the limit of an address; once from many, more than the server accepts in
-all. The honest client has another address. It asks for `/healthz` and for a job, by turns, over one connection that it
-keeps and over a new one for each request; a request that gets no response counts as an error.
+upload take; each connects again a second after it was disconnected. Once from one address, which meets the limit of an
+address; once from many, more than the server accepts in all. The honest client has another address. It asks for
+`/healthz` and for a job, by turns, over one connection that it keeps and over a new one for each request; a request
+that gets no response counts as an error.
 """
 
-import json
+import asyncio
+import contextlib
+import multiprocessing
+import socket
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter
+from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from bench.result import Measured, Row
-from bench.server.attack import Attack
-from bench.server.home import client, job, make_home, new_token, peak_memory, running, submit
-from bench.server.orders import start_process
-from bench.server.polls import spread
+from bench.runner import cpu_seconds
+from bench.server.home import client, job, make_home, new_token, peak_memory, running, spread, submit
 from server.settings import Settings
 from shared.access import Role
 
@@ -28,6 +33,9 @@ PATIENCE = 10.0  # seconds; a request that takes longer is an error, and counts 
 IDLE, HALF, BODIES = 1000, 1000, 100
 MORE_THAN_ALL = 2.5  # times as many idle and half-sent connections meet the limit in all
 ADDRESSES = {"one": 1, "many": 8}
+PIECE = b" " * (256 << 10)
+HALF_SENT = b"POST /v1/jobs HTTP/1.1\r\nHost: strangers\r\nContent-Type: application/js"
+AGAIN_SECONDS = 1.0  # until a stranger that was disconnected connects again
 
 
 def measure(quick: bool) -> Measured:
@@ -35,9 +43,10 @@ def measure(quick: bool) -> Measured:
     seconds, rows = QUICK_SECONDS if quick else SECONDS, []
     with tempfile.TemporaryDirectory() as name:
         for addresses, number in ADDRESSES.items():
-            settings = make_home(Path(name) / addresses)
             factor = MORE_THAN_ALL if number > 1 else 1
-            rows += besieged(settings, addresses, number, (round(IDLE * factor), round(HALF * factor), BODIES), seconds)
+            strangers = {"idle": round(IDLE * factor), "half": round(HALF * factor), "bodies": BODIES}
+            found = besieged(make_home(Path(name) / addresses), number, strangers, seconds)
+            rows += [{"addresses": addresses, **row} for row in found]
     attacked = [row for row in rows if row["strangers"] and row["what"] != "server"]
     return rows, {
         "strangers_p99_ms": max(row["p99_ms"] for row in attacked),
@@ -46,94 +55,113 @@ def measure(quick: bool) -> Measured:
     }
 
 
-def besieged(
-    settings: Settings, addresses: str, number: int, strangers: tuple[int, int, int], seconds: float
-) -> list[Row]:
-    """Runs a server alone and with strangers. strangers: idle and half-sent connections, and bodies."""
-    token = new_token(settings, Role.APP)
-    limits = {"json_bytes": settings.max_body_bytes, "upload_bytes": settings.upload_bytes}
-    senders = [f"127.0.1.{last}" for last in range(1, number + 1)]
+def besieged(settings: Settings, addresses: int, strangers: dict[str, int], seconds: float) -> list[Row]:
+    """Runs a server alone and with strangers from some addresses. strangers: connections by kind."""
+    token, spawn = new_token(settings, Role.APP), multiprocessing.get_context("spawn")
     with running(settings) as (url, server):
         with client(url, token) as app:
-            path = f"/v1/jobs/{submit(app, job())['id']}"
+            paths = {"healthz": "/healthz", "job": f"/v1/jobs/{submit(app, job())['id']}"}
         port = int(url.rpartition(":")[2])
-        honest = Honest(port, token, ("/healthz", path))
-        rows = honest.ask({"addresses": addresses, "strangers": 0}, seconds / 4)
-        idle, half, bodies = strangers
-        orders = Attack(port=port, addresses=senders, idle=idle, half=half, bodies=bodies, **limits)
-        before = server.cpu_times()
-        attack = start_process("bench.server.attack", orders)
+        rows = [{"strangers": 0, **row} for row in asked(port, token, paths, seconds / 4)]
+        senders = tuple(f"127.0.1.{last}" for last in range(1, addresses + 1))
+        attack = Attack(port, senders, strangers, settings.max_body_bytes, settings.upload_bytes)
+        before, stop, found = cpu_seconds(server), spawn.Event(), spawn.Queue()
+        process = spawn.Process(target=attack.run, args=(stop, found), daemon=True)
+        process.start()
         try:
             time.sleep(GATHER_SECONDS)
-            rows += honest.ask({"addresses": addresses, "strangers": sum(strangers)}, seconds)
-            after, peak = server.cpu_times(), peak_memory(server.pid)
+            rows += [{"strangers": sum(strangers.values()), **row} for row in asked(port, token, paths, seconds)]
+            spent, peak = cpu_seconds(server) - before, peak_memory(server.pid)
         finally:
-            did = json.loads(attack.communicate("\n")[0])
-    rows.append(
-        {
-            "addresses": addresses,
-            "what": "server",
-            "strangers": sum(strangers),
-            "peak_rss_bytes": peak,
-            "cpu_seconds": after.user + after.system - before.user - before.system,
-            **{name.replace(" ", "_"): number for name, number in sorted(did.items())},
-        }
-    )
-    return rows
+            stop.set()
+            did = found.get(timeout=PATIENCE)
+            process.join()
+    about = {"strangers": sum(strangers.values()), "what": "server", "peak_rss_bytes": peak, "cpu_seconds": spent}
+    return [*rows, about | did]
 
 
-class Honest:
-    """A client that asks for each path by turns, over a kept connection and over new ones."""
-
-    def __init__(self, port: int, token: str, paths: tuple[str, str]) -> None:
-        self._port, self._headers = port, {"Authorization": f"Bearer {token}"}
-        self._what = dict(zip(paths, ("healthz", "job"), strict=True))
-        self._kept: HTTPConnection | None = None
-
-    def ask(self, about: Row, seconds: float) -> list[Row]:
-        """Asks for so many seconds; returns a row of each kind of request."""
-        times: dict[tuple[str, str], list[float]] = defaultdict(list)
-        errors: dict[tuple[str, str], int] = defaultdict(int)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            for path, what in self._what.items():
-                for kind in ("kept", "new"):
-                    began = time.monotonic()
-                    try:
-                        self._request(path, kind)
-                    except (OSError, HTTPException):
-                        errors[what, kind] += 1
-                        times[what, kind].append(PATIENCE)
-                    else:
-                        times[what, kind].append(time.monotonic() - began)
-                    time.sleep(PAUSE)
-        return [
-            {**about, "what": what, "connection": kind, "errors": errors[what, kind], **spread(times[what, kind])}
-            for what in self._what.values()
-            for kind in ("kept", "new")
-        ]
-
-    def _request(self, path: str, kind: str) -> None:
-        """Raises OSError or HTTPException unless the response has status 200."""
-        link = self._kept if kind == "kept" else None
-        if link is None:
-            link = HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)
-            if kind == "kept":
-                self._kept = link
-        try:
-            link.request("GET", path, headers=self._headers)
-            response = link.getresponse()
-            response.read()
-            if response.status != 200:
-                raise HTTPException(f"status {response.status}")
-        except (OSError, HTTPException):
-            self._close()
-            raise
-        finally:
+def asked(port: int, token: str, paths: dict[str, str], seconds: float) -> list[Row]:
+    """Asks for each path by turns, for so many seconds; returns a row of each kind of request. paths: by name."""
+    links = {kind: HTTPConnection("127.0.0.1", port, timeout=PATIENCE) for kind in ("kept", "new")}
+    times: dict[tuple[str, str], list[float]] = {each: [] for each in product(paths, links)}
+    errors: Counter[tuple[str, str]] = Counter()
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for (what, kind), found in times.items():
+            link, began = links[kind], time.monotonic()
+            try:
+                link.request("GET", paths[what], headers={"Authorization": f"Bearer {token}"})  # connects if needed
+                response = link.getresponse()
+                response.read()
+                if response.status != 200:
+                    raise HTTPException(f"status {response.status}")
+                found.append(time.monotonic() - began)
+            except (OSError, HTTPException):
+                errors[what, kind] += 1
+                found.append(PATIENCE)
+                link.close()
             if kind == "new":
                 link.close()
+            time.sleep(PAUSE)
+    return [
+        {"what": what, "connection": kind, "errors": errors[what, kind], **spread(found)}
+        for (what, kind), found in times.items()
+    ]
 
-    def _close(self) -> None:
-        if self._kept is not None:
-            self._kept.close()
-            self._kept = None
+
+@dataclass
+class Attack:
+    """Strangers in a process of their own. addresses: of the senders, in turn. did: connections and bodies by kind.
+
+    json_bytes, upload_bytes: sizes of the bodies, half of which go to a route of each kind.
+    """
+
+    port: int
+    addresses: tuple[str, ...]
+    strangers: dict[str, int]
+    json_bytes: int
+    upload_bytes: int
+    did: Counter[str] = field(default_factory=Counter)
+
+    def run(self, stop: Any, found: Any) -> None:
+        """Attacks until the event `stop`, and puts what it did into the queue `found`."""
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(self._attack(stop))
+        found.put(dict(sorted(self.did.items())))
+
+    async def _attack(self, stop: Any) -> None:
+        kinds = [(kind, place) for kind, number in self.strangers.items() for place in range(number)]
+        everyone = asyncio.gather(*(self._stay(*each, number) for number, each in enumerate(kinds)))
+        await asyncio.to_thread(stop.wait)
+        everyone.cancel()
+        await everyone
+
+    async def _stay(self, kind: str, place: int, number: int) -> None:
+        """One stranger, who connects again and again."""
+        loop, address = asyncio.get_running_loop(), self.addresses[number % len(self.addresses)]
+        while True:
+            with contextlib.suppress(OSError), socket.socket() as link:
+                link.setblocking(False)
+                link.bind((address, 0))
+                await loop.sock_connect(link, ("127.0.0.1", self.port))
+                self.did[f"{kind}_connections"] += 1
+                if kind == "bodies":
+                    await self._send_body(link, upload=place % 2 == 1)
+                elif kind == "half":
+                    await loop.sock_sendall(link, HALF_SENT)
+                while await loop.sock_recv(link, 1 << 16):
+                    pass
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _send_body(self, link: socket.socket, *, upload: bool) -> None:
+        loop, left = asyncio.get_running_loop(), self.upload_bytes if upload else self.json_bytes
+        path = "PUT /v1/leases/x/adapter" if upload else "POST /v1/jobs"
+        kind = "application/octet-stream" if upload else "application/json"
+        head = f"{path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {left}\r\n\r\n"
+        await loop.sock_sendall(link, head.encode())
+        while left:
+            piece = memoryview(PIECE)[: min(left, len(PIECE))]
+            await loop.sock_sendall(link, piece)
+            left -= len(piece)
+            self.did["body_bytes"] += len(piece)
+        self.did["whole_bodies"] += 1

@@ -1,17 +1,198 @@
-"""`bench step`: a grid of steps in seconds and memory, peak memory against first order, and ratios timed by turns."""
+"""`bench step`: a grid of steps in seconds and memory, peak memory against first order, and ratios timed by turns.
 
+The ratios are of a MobiZO step on SmolLM2-135M against PyTorch eager, sequential MeZO and the floor, each timed in one
+run, by turns, so that a slower machine slows both sides; claims are medians of ratios. Sequences hold random tokens of
+exactly the stated length.
+"""
+
+import json
 import math
+import statistics
+import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
-from bench.runner import Full, JsonFile, Keep, Only, Quick, run_parts
-from bench.step import ratios
-from bench.step.cells import Device, Extent
+from bench.baselines.adapted import AdaptedModel
+from bench.baselines.mezo_program import Passes, emit_passes
+from bench.baselines.rounding import load_model
+from bench.baselines.steps import EagerMobizo
+from bench.programs import LR, Compiled, Stepper, compile_cold, model_file, random_batch, smollm2_recipe
+from bench.result import Claims, Measured, Row, notes
+from bench.runner import Full, JsonFile, Keep, Only, Quick, by_turns, ratio, run_parts
+from bench.step.floor import gemm_seconds, noise_update_seconds, reverse_over_forward
 from bench.step.grid import grid
-from bench.step.memory import peak_memory
+from bench.step.memory import peak_memory, peak_rss
+from bench.step.process import Device, Extent
+from server.compiler.checkpoints.checkpoint import load_checkpoint
+from shared.recipe import DEFAULT_EPS, TARGETS, Precision
+from shared.zo.noise import query_seeds
+
+EPS = DEFAULT_EPS["fp32"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
+
+
+def ratios(rounds: int) -> Measured:
+    """Returns rows and claims. rounds: timed turns of each comparison."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        notes.print("compiling")
+        fp32 = compile_cold(smollm2_recipe(), root / "fp32")
+        int8 = compile_cold(smollm2_recipe(precision="int8"), root / "int8")
+        notes.print("measuring memory")
+        peak = peak_rss(fp32.directory)
+        claims = {
+            "compile_seconds_fp32": fp32.seconds,
+            "compile_seconds_int8": int8.seconds,
+            "compile_seconds_cached": cached_seconds(root / "cached"),
+            "pte_bytes": fp32.size("program"),
+            "ptd_bytes": fp32.size("weights"),
+            "ptd_bytes_int8": int8.size("weights"),
+            "planned_bytes": fp32.manifest.planned_bytes,
+            "peak_rss_bytes": peak,
+            "peak_rss_over_ptd": peak / fp32.size("weights"),
+        }
+        run = Comparisons(root, fp32, int8, rounds, claims)
+        for part in (against_eager, share_of_step, against_sequential, frozen_layers, all_targets, reverse):
+            notes.print(part.__name__.replace("_", " "))
+            part(run)
+    return run.rows, claims
+
+
+@dataclass
+class Comparisons:
+    """The programs under test, and the figures found so far."""
+
+    root: Path
+    fp32: Compiled
+    int8: Compiled
+    rounds: int
+    claims: Claims
+    rows: list[Row] = field(default_factory=list)
+
+    def record(self, name: str, seconds: Mapping[str, list[float]]) -> None:
+        """Adds a row for each side of a comparison."""
+        self.rows += [
+            {"comparison": name, "what": what, "seconds": statistics.median(s)} for what, s in seconds.items()
+        ]
+
+
+def against_eager(run: Comparisons) -> None:
+    """Times the whole step at q = 4, E = 4, S = 64 in both precisions and in PyTorch eager, and a shorter one."""
+    recipe, shape = run.fp32.recipe, run.fp32.manifest.shape
+    model = EagerMobizo(AdaptedModel(load_model(str(model_file()), "cpu", "float32"), recipe, shape))
+
+    def eager(number: int) -> np.ndarray:
+        batch = random_batch(recipe, shape.vocabulary, recipe.sequence_length, number)
+        losses: np.ndarray = model.step(batch, query_seeds(0, number, recipe.queries), LR, EPS)[0].numpy()
+        return losses
+
+    fp32, int8 = (Stepper(program, recipe.sequence_length) for program in (run.fp32, run.int8))
+    half = Stepper(run.fp32, recipe.sequence_length // 2)
+    # The comparison means something only if both implementations agree on the same seeds.
+    np.testing.assert_allclose(fp32(0), eager(0), rtol=1e-3)
+    seconds = by_turns(run.rounds, {"eager": eager, "fp32": fp32, "int8": int8, "fp32, half length": half})
+    run.record("step", seconds)
+    run.claims |= {
+        "fp32_speedup_vs_eager": ratio(seconds["eager"], seconds["fp32"]),
+        "int8_speedup_vs_eager": ratio(seconds["eager"], seconds["int8"]),
+        "half_length_speedup": ratio(seconds["fp32"], seconds["fp32, half length"]),
+        "step_seconds_fp32": statistics.median(seconds["fp32"]),
+        "step_seconds_int8": statistics.median(seconds["int8"]),
+    }
+
+
+def share_of_step(run: Comparisons) -> None:
+    """Measures the share of the fp32 step that its matrix products take alone."""
+    manifest = run.fp32.manifest
+    gemms = gemm_seconds(manifest.recipe, manifest.shape, run.rounds * 4)
+    step = by_turns(2 * run.rounds, {"step": Stepper(run.fp32, manifest.recipe.sequence_length)})["step"]
+    alone = statistics.median(gemms) * manifest.shape.layers
+    run.record("floor", {"step": step, "its matrix products alone": [alone]})
+    run.claims["gemm_share"] = alone / statistics.median(step)
+
+
+def against_sequential(run: Comparisons) -> None:
+    """Times one call with 2q paths against 2q calls with one, q = 16, E = 1, at two lengths."""
+    program = compile_cold(smollm2_recipe(queries=16, effective_batch=1), run.root / "q16")
+    recipe, shape, weights_file = program.recipe, program.manifest.shape, program.path("weights")
+    emit_passes(recipe, str(model_file()), run.root / "sequential.pte", "sequential")
+    sequential = Passes(recipe, program.manifest.size, run.root / "sequential.pte", weights_file, "sequential")
+    for length, suffix in ((64, ""), (16, "_s16")):
+        parallel = Stepper(program, length)
+        sequential.reset()
+
+        def one_by_one(number: int, length: int = length) -> np.ndarray:
+            batch = random_batch(recipe, shape.vocabulary, length, number)
+            return sequential.step(batch, query_seeds(0, number, recipe.queries), LR, EPS)[0]
+
+        np.testing.assert_allclose(parallel(0), one_by_one(0), rtol=1e-3)
+        seconds = by_turns(run.rounds, {"parallel": parallel, "sequential": one_by_one})
+        run.record(f"q = 16, E = 1, S = {length}", seconds)
+        run.claims[f"parallel_speedup_vs_sequential_q16{suffix}"] = ratio(seconds["sequential"], seconds["parallel"])
+
+
+def frozen_layers(run: Comparisons) -> None:
+    """Times adapting the last quarter of the layers, with and without cached prefixes, against adapting all."""
+    program = compile_cold(smollm2_recipe(layers="last:25%"), run.root / "last")
+    recipe, length = program.recipe, program.recipe.sequence_length
+    fresh, methods = Stepper(program, length), program.methods("prefix", "suffix")
+    vocabulary = program.manifest.shape.vocabulary
+    batches = [random_batch(recipe, vocabulary, length, number) for number in range(run.rounds + 1)]
+    hidden = [methods("prefix", batch[0])[0] for batch in batches]
+    scalars = np.array([LR], np.float32), np.array([EPS], np.float32)
+
+    def cached(number: int) -> np.ndarray:
+        seeds = query_seeds(0, number, recipe.queries)
+        return methods("suffix", hidden[number], *batches[number][1:], seeds, *scalars)[0]
+
+    np.testing.assert_array_equal(fresh(0), cached(0))
+    whole = Stepper(run.fp32, length)
+    calls: dict[str, Callable[[int], np.ndarray]] = {"all layers": whole, "last quarter": fresh}
+    calls["last quarter, cached prefix"] = cached
+    seconds = by_turns(run.rounds, calls)
+    run.record("frozen layers", seconds)
+    run.claims["last_quarter_speedup"] = ratio(seconds["all layers"], seconds["last quarter, cached prefix"])
+    run.claims["last_quarter_speedup_uncached"] = ratio(seconds["all layers"], seconds["last quarter"])
+
+
+def all_targets(run: Comparisons) -> None:
+    """Measures noise, perturbed copies and update of all seven linear layers' B, as a share of that step."""
+    program = compile_cold(smollm2_recipe(targets=TARGETS), run.root / "seven")
+    seconds = by_turns(run.rounds, {"step": Stepper(program, program.recipe.sequence_length)})
+    noise = noise_update_seconds(program.recipe, program.manifest.shape, run.rounds)
+    run.record("seven targets", seconds | {"noise and update alone": noise})
+    run.claims["noise_update_share"] = statistics.median(noise) / statistics.median(seconds["step"])
+    run.claims["pte_bytes_seven_targets"] = program.size("program")
+
+
+def reverse(run: Comparisons) -> None:
+    """Times a layer's reverse pass of estimator `gradient` against its forward pass."""
+    checkpoint = load_checkpoint(str(model_file()))
+    for precision in PRECISIONS:
+        run.claims[f"reverse_over_forward_{precision}"] = reverse_over_forward(checkpoint, precision, 4 * run.rounds)
+
+
+def cached_seconds(directory: Path) -> float:
+    """Returns the seconds of `mobizo-server compile` for a recipe that is in its cache, process start included."""
+    command = [str(Path(sys.executable).parent / "mobizo-server"), "compile", "--base", str(model_file())]
+    command += ["--out", str(directory)]
+    command += ["--layers", "last:1", "--targets", "v_proj", "--q", "1", "--effective-batch", "1", "--seq-len", "8"]
+    found = []
+    for _ in range(2):
+        began = time.perf_counter()
+        done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+        found.append((time.perf_counter() - began, json.loads(done.stdout)["cached"]))
+    assert [cached for _, cached in found] == [False, True]
+    return found[1][0]
+
 
 QUICK_LIMIT = 200.0
 ROUNDS = 7  # timed turns of each ratio
@@ -42,6 +223,6 @@ def step(
         parts = {
             "grid": lambda quick: grid(place, base, extent, device, limit),
             "memory": lambda quick: peak_memory(place, base),
-            "ratios": lambda quick: ratios.measure(ROUNDS),
+            "ratios": lambda quick: ratios(ROUNDS),
         }
         run_parts(parts, json_file, quick, only)

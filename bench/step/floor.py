@@ -1,8 +1,12 @@
-"""Parts of a step alone: its matrix products, and its directions and update."""
+"""Parts of a step alone: its matrix products, its directions and update, and a layer's reverse pass.
+
+The reverse pass of estimator `gradient` is timed by turns against the forward pass: the last layer of SmolLM2-135M with
+all seven linear layers adapted, on 16 rows of 64 tokens, lowered as in programs.
+"""
 
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +17,16 @@ from torch import Tensor, nn
 from torch.export import export
 from torch.nn import functional
 
-from bench.programs import Methods
+from bench.programs import Methods, smollm2_recipe
+from bench.runner import by_turns, ratio
+from server.compiler.checkpoints.checkpoint import Checkpoint
+from server.compiler.export.backends.xnnpack import lower_layers
 from server.compiler.export.emission import Signature, emit
+from server.compiler.export.gradient_network import GradientNetwork
+from server.compiler.export.network import QuantizedBase, layer_example
+from server.compiler.export.weights import StoredKeys
 from server.compiler.methods.estimators import state_of
-from shared.recipe import TARGETS, Recipe
+from shared.recipe import TARGETS, Precision, Recipe
 from shared.zo.lora import BaseShape, flat_size
 
 
@@ -85,14 +95,13 @@ def gemm_example(recipe: Recipe, shape: BaseShape) -> tuple[Tensor, ...]:
 def gemm_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[float]:
     """Returns the seconds of one layer's matrix products in XNNPACK, once per round."""
     example = gemm_example(recipe, shape)
-    program = to_edge_transform_and_lower(
-        export(LayerGemms(recipe, shape), example, strict=False), partitioner=[XnnpackPartitioner()]
-    ).to_executorch()
+    exported = export(LayerGemms(recipe, shape), example, strict=False)
+    lowered = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()]).to_executorch()
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "gemms.pte"
-        path.write_bytes(program.buffer)
-        methods = Methods(path, None, ["forward"])
-        return _timed(methods, "forward", [tensor.numpy() for tensor in example], rounds)
+        path.write_bytes(lowered.buffer)
+        program, inputs = Methods(path, None, ["forward"]), [tensor.numpy() for tensor in example]
+        return by_turns(rounds, {"gemms": lambda _number: program("forward", *inputs)})["gemms"]
 
 
 def noise_update_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[float]:
@@ -100,17 +109,61 @@ def noise_update_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[
     queries = recipe.queries
     example = (torch.zeros((queries, 2), dtype=torch.int32), torch.ones(queries), torch.ones(1))
     module = NoiseAndUpdate(recipe, flat_size(recipe, shape))
-    with tempfile.TemporaryDirectory() as name:
-        path = Path(name) / "noise.pte"
-        emit({"adapter": Signature(module, example)}, set(), path)
-        return _timed(Methods(path, None, ["adapter"]), "adapter", [tensor.numpy() for tensor in example], rounds)
+    return _timed({"adapter": Signature(module, example)}, rounds)["adapter"]
 
 
-def _timed(methods: Callable[..., Any], name: str, inputs: Sequence[Any], rounds: int) -> list[float]:
-    methods(name, *inputs)
-    seconds = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        methods(name, *inputs)
-        seconds.append(time.perf_counter() - began)
-    return seconds
+def _timed(methods: Mapping[str, Signature], rounds: int) -> dict[str, list[float]]:
+    """Returns the seconds of each method of a program, by turns. The emitter asks for a method `adapter`."""
+    inputs = {name: [tensor.numpy() for tensor in signature.example] for name, signature in methods.items()}
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "parts.pte"
+        emit(methods, set(), path)
+        program = Methods(path, None, list(methods))
+
+        def call(name: str) -> Callable[[int], object]:
+            return lambda _number: program(name, *inputs[name])
+
+        return by_turns(rounds, {name: call(name) for name in methods})
+
+
+ROWS, LENGTH, RANK = 16, 64, 8
+
+
+class OneLayer(nn.Module):
+    """A lowered layer as a whole method."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Runs the layer."""
+        found: Tensor | tuple[Tensor, Tensor] = self.layer(*inputs)
+        return found
+
+
+def reverse_over_forward(checkpoint: Checkpoint, precision: Precision, rounds: int, length: int = LENGTH) -> float:
+    """Returns the median ratio of a reverse pass's seconds to a forward pass's. checkpoint: of SmolLM2-135M."""
+    recipe = smollm2_recipe(
+        estimator="gradient",
+        precision=precision,
+        layers="last:1",
+        targets=TARGETS,
+        rank=RANK,
+        effective_batch=ROWS,
+        sequence_length=length,
+    )
+    network = GradientNetwork(
+        recipe, QuantizedBase.of(checkpoint, precision), partial(lower_layers, stored=StoredKeys())
+    )
+    last = network.stack(ROWS, 1, slice(checkpoint.facts.layers - 1, None))
+    (shape,), (forward,), (_, (reverse,)) = last.shapes, last.layers, network.reverses(last)
+    states = torch.randn(2, ROWS, length, shape.facts.hidden, generator=torch.Generator().manual_seed(0))
+    others, scales = layer_example(shape, length)[1:], network.scales(last)
+    returned = () if scales is None else (scales[0],)
+    methods = {
+        "adapter": Signature(OneLayer(forward), (states[0], *others)),  # the forward pass
+        "reverse": Signature(OneLayer(reverse), (states[0], states[1], *others, *returned)),
+    }
+    seconds = _timed(methods, rounds)
+    return ratio(seconds["reverse"], seconds["adapter"])

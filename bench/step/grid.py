@@ -17,8 +17,8 @@ import psutil
 
 from bench.programs import model_file
 from bench.result import Claims, Measured, Row, commit, notes
-from bench.step.cells import Cell, Contender, Device, Extent, cells
-from bench.step.process import Order
+from bench.runner import kept
+from bench.step.process import Cell, Contender, Device, Extent, Order, cells
 from server.compiler.checkpoints.base import locate_base
 from server.compiler.checkpoints.checkpoint import inspect_base
 from shared.recipe import BaseRef
@@ -89,14 +89,9 @@ def measure(cell: Cell, place: Place, rounds: int = 3, seconds: float = 60.0) ->
 
     seconds: after this time no further round begins; after twice the time the cell is ended.
     """
-    kept = place.file("cells", f"{cell.name}.json")
-    if not kept.exists():
-        row = {"commit": commit(), "who": cell.label, **cell.model_dump(mode="json")}
-        row |= _measured(cell, place, rounds, seconds)
-        if "error" in row:
-            return row
-        kept.write_text(json.dumps(row))
-    return dict(json.loads(kept.read_text()))
+    about = {"commit": commit(), "who": cell.label, **cell.model_dump(mode="json")}
+    path = place.file("cells", f"{cell.name}.json")
+    return dict(kept(path, lambda: about | _measured(cell, place, rounds, seconds)))
 
 
 def _measured(cell: Cell, place: Place, rounds: int, seconds: float) -> Row:

@@ -9,10 +9,11 @@ import json
 import sys
 from pathlib import Path
 
-from bench.programs import Compiled, compile_cold, reopen, run_module
+from bench.programs import Compiled, compile_cold, reopen
 from bench.result import Claims, Row, commit, notes
-from bench.step.cells import Cell, Contender
+from bench.runner import kept, run_module
 from bench.step.grid import Place, measure, open_place
+from bench.step.process import Cell, Contender
 from device_agent.memory import peak_rss_bytes
 from device_agent.runtimes import Rates
 from shared.recipe import DEFAULT_EPS, Precision, Recipe
@@ -65,22 +66,16 @@ def peak_memory(
 
 def _ours(place: Place, recipe: Recipe) -> Row:
     directory = place.file("product", recipe.id[:24])
-    kept = directory / "row.json"
-    if not kept.exists():
+    columns = {"precision", "queries", "effective_batch", "micro_batch", "sequence_length"}
+    about = {"commit": commit(), "who": f"{recipe.estimator}, training and evaluating"}
+
+    def measured() -> Row:
         notes.print(f"peak memory: {recipe.estimator}, {recipe.precision}")
         program = compile_cold(recipe, directory, Path(place.source))
-        row = {
-            "commit": commit(),
-            "who": f"{recipe.estimator}, training and evaluating",
-            **recipe.model_dump(
-                mode="json", include={"precision", "queries", "effective_batch", "micro_batch", "sequence_length"}
-            ),
-            "peak_rss_bytes": peak_rss(directory),
-            "weights_bytes": program.size("weights"),
-            "planned_bytes": program.manifest.planned_bytes,
-        }
-        kept.write_text(json.dumps(row))
-    return dict(json.loads(kept.read_text()))
+        row = about | recipe.model_dump(mode="json", include=columns) | {"peak_rss_bytes": peak_rss(directory)}
+        return row | {"weights_bytes": program.size("weights"), "planned_bytes": program.manifest.planned_bytes}
+
+    return dict(kept(directory / "row.json", measured))
 
 
 def peak_rss(directory: Path) -> int:

@@ -1,7 +1,9 @@
-"""`python -m bench.step.process JSON`: measures one cell in a process of its own and prints its figures as JSON.
+"""The cells of the grid, and `python -m bench.step.process JSON`, which measures one in a process of its own.
 
-Only the step is measured: the peak is that of resident memory after the model has been loaded. The process can also
-write a program that other processes load.
+A cell is a contender, an engine, a precision, a sequence length and a batch. qE = batch, so that all cells of one
+length and batch process the same amount of data, as in the paper's tables. Sequences hold random tokens of exactly the
+stated length, with one answer token and two candidates. Only the step is measured: the peak is that of resident memory
+after the model has been loaded. The process can also write a program that other processes load.
 """
 
 import ctypes
@@ -10,33 +12,147 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from enum import StrEnum
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from bench.baselines.adapted import AdaptedModel
-from bench.baselines.first_order import FirstOrder, FullFirstOrder
-from bench.baselines.mezo_in_place import VectorMezo, mezo_full
 from bench.baselines.mezo_program import Passes, emit_passes
-from bench.baselines.mobizo_eager import EagerMobizo
 from bench.baselines.rounding import load_model
-from bench.programs import Methods
+from bench.baselines.steps import EagerMobizo, FirstOrder, FullFirstOrder, FullMezo, Grouping
+from bench.programs import Batch, Methods, random_batch
 from bench.result import Row
-from bench.step.cells import FIRST_ORDER, GROUPINGS, Cell, Contender
-from bench.timing import Batch, random_batch
 from device_agent.memory import peak_rss_bytes, rss_bytes
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.export.backends.xnnpack import Xnnpack
 from server.compiler.export.network import BaseNetwork, QuantizedBase
 from server.compiler.export.weights import StoredKeys
-from shared.recipe import DEFAULT_EPS, BaseRef
+from shared.recipe import DEFAULT_EPS, BaseRef, Precision, Recipe
 from shared.zo.lora import BaseShape, flat_size
 from shared.zo.noise import query_seeds
+
+Engine = Literal["eager", "compile", "executorch"]
+Device = Literal["cpu", "cuda"]
+CellPrecision = Precision | Literal["fp16"]
+Extent = Literal["quick", "plain", "full"]
+LENGTHS, BATCHES, QUERIES = (64, 128, 256), (1, 8, 16), (1, 4, 16)
+
+
+class Contender(StrEnum):
+    """The method that makes the step."""
+
+    FO_FULL = "FO-SGD (full)"
+    FO_LORA_FA = "FO-SGD (LoRA-FA)"
+    FO_CHECKPOINTING = "FO-SGD (LoRA-FA, checkpointing)"
+    MEZO_FULL = "MeZO (full)"
+    MEZO_LORA_FA = "MeZO (LoRA-FA)"
+    INNER = "MobiZO (inner)"
+    OUTER = "MobiZO (outer)"
+    MOBIZO = "MobiZO (inner + outer)"
+
+
+FIRST_ORDER = (Contender.FO_FULL, Contender.FO_LORA_FA, Contender.FO_CHECKPOINTING)
+ONE_QUERY = (*FIRST_ORDER, Contender.MEZO_FULL, Contender.MEZO_LORA_FA)  # as in the paper
+BOTH_QUERIES = (Contender.OUTER, Contender.MOBIZO)  # with q = 1 they are MEZO_LORA_FA and INNER
+GROUPINGS: dict[Contender, Grouping] = {
+    Contender.MEZO_FULL: "sequential",
+    Contender.MEZO_LORA_FA: "sequential",
+    Contender.INNER: "inner",
+    Contender.OUTER: "outer",
+    Contender.MOBIZO: "both",
+}
+
+
+class Cell(BaseModel):
+    """One measurement. fp16: weights and activations on a GPU; first order uses autocast, as in the paper."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    contender: Contender
+    engine: Engine
+    length: int
+    batch: int
+    queries: int = 1
+    precision: CellPrecision = "fp32"
+    device: Device = "cpu"
+
+    @property
+    def name(self) -> str:
+        """Returns a file name."""
+        who = "".join(letter if letter.isalnum() else "-" for letter in self.contender.name.lower())
+        return f"{who}.{self.engine}.{self.precision}.{self.device}.s{self.length}.b{self.batch}.q{self.queries}"
+
+    @property
+    def label(self) -> str:
+        """Returns the name in tables."""
+        return self.contender if self.contender in FIRST_ORDER else f"{self.contender}, q = {self.queries}"
+
+    def recipe(self, base: BaseRef) -> Recipe:
+        """Returns the recipe: LoRA-FA of rank 16 on the default targets of all layers."""
+        return Recipe(
+            base=base,
+            queries=self.queries,
+            effective_batch=self.batch // self.queries,
+            sequence_length=self.length,
+            precision="fp32" if self.precision == "fp16" else self.precision,
+            answer_length=1,
+            choices=2,
+            loss="candidates",
+        )
+
+
+def cells(extent: Extent, device: Device = "cpu") -> list[Cell]:
+    """Returns the grid in the order in which it is measured, short cells first."""
+    inner, mobizo, mezo = Contender.INNER, Contender.MOBIZO, Contender.MEZO_LORA_FA
+    if device == "cuda":
+        found = _grid(Contender, ("eager", "compile"), precisions=("fp32", "fp16"), device=device)
+    elif extent != "full":  # all of PyTorch eager, the telling part of ExecuTorch, torch.compile (a minute a cell) once
+        found = [
+            *_grid(Contender, ("eager",)),
+            *_grid((Contender.FO_LORA_FA, mezo, mobizo), ("compile",), (64,), (8,), queries=(1, 4)),
+            *_grid((mezo, inner), ("executorch",), queries=(1,)),
+            *_grid((mobizo,), ("executorch",), batches=(16,), queries=(4, 16)),
+            *_grid((inner, Contender.OUTER), ("executorch",), (64,), (16,), queries=(4, 16)),
+            *_grid((mezo, inner), ("executorch",), (64,), BATCHES, ("int8", "int4"), queries=(1,)),
+            *_grid((mobizo,), ("executorch",), (64, 256), (16,), ("int8", "int4"), queries=(4,)),
+        ]
+    else:
+        zeroth = (mezo, inner, Contender.OUTER, mobizo)
+        found = [
+            *_grid(Contender, ("eager", "compile")),
+            *_grid(zeroth, ("executorch",), precisions=("fp32", "int8", "int4")),
+        ]
+    found = sorted(dict.fromkeys(found), key=lambda cell: cell.length * cell.batch)
+    if extent != "quick":
+        return found
+    # The smallest cell of every contender and engine.
+    first = {(cell.engine, cell.engine == "compile" or cell.contender): cell for cell in reversed(found)}
+    return sorted(first.values(), key=lambda cell: cell.length * cell.batch)
+
+
+def _grid(
+    contenders: Iterable[Contender],
+    engines: tuple[Engine, ...],
+    lengths: tuple[int, ...] = LENGTHS,
+    batches: tuple[int, ...] = BATCHES,
+    precisions: tuple[CellPrecision, ...] = ("fp32",),
+    device: Device = "cpu",
+    queries: tuple[int, ...] = QUERIES,
+) -> list[Cell]:
+    """Returns the product of all, without the cells that are equal to others: q must divide the batch."""
+    return [
+        Cell(contender=who, engine=engine, precision=precision, length=s, batch=b, queries=q, device=device)
+        for s, b, precision, engine, who, q in product(lengths, batches, precisions, engines, contenders, queries)
+        if b % q == 0 and not (who in ONE_QUERY and q > 1) and not (who in BOTH_QUERIES and q == 1)
+    ]
+
 
 LR = 1e-4
 Step = Callable[[Batch, int], Any]
@@ -95,12 +211,9 @@ def torch_step(order: Order) -> Step:
     elif first:
         learner = FirstOrder(model, recipe, shape, checkpointing=cell.contender == Contender.FO_CHECKPOINTING)
     elif cell.contender == Contender.MEZO_FULL:
-        learner, _ = mezo_full(model, recipe, shape)
-    elif cell.contender == Contender.MEZO_LORA_FA:
-        adapted = AdaptedModel(model, recipe, shape)
-        learner = VectorMezo(adapted, adapted.zeros())
+        learner = FullMezo(model, recipe, shape)
     else:
-        learner = EagerMobizo(model, recipe, shape, GROUPINGS[cell.contender])
+        learner = EagerMobizo(AdaptedModel(model, recipe, shape), GROUPINGS[cell.contender])
     if cell.engine == "compile":
         model.model.compile()
 

@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from bench.baselines.adapted import AdaptedModel, split_backbone
-from bench.baselines.first_order import FirstOrder
-from bench.baselines.mezo_in_place import VectorMezo
 from bench.baselines.mezo_program import Passes, emit_passes
-from bench.baselines.mobizo_eager import EagerMobizo
 from bench.baselines.peft_adapters import PeftModel, Variant
-from bench.programs import Compiled, model_file
-from bench.timing import Batch
+from bench.baselines.steps import EagerMobizo, FirstOrder
+from bench.programs import Batch, Compiled, model_file
 from device_agent.runtimes import F32, Rates, Runtime
 from device_agent.training.evaluation import FrozenStates, SplitMetrics, measure
 from device_agent.training.prefix import PrefixCache, Upcoming
@@ -130,7 +127,7 @@ class MezoProgram(ProgramLearner):
 class TorchLearner(Learner):
     """A baseline in PyTorch. It closes by taking its hooks off the model."""
 
-    def __init__(self, stepper: FirstOrder | VectorMezo | EagerMobizo, train: Sequence[Example]) -> None:
+    def __init__(self, stepper: FirstOrder | EagerMobizo, train: Sequence[Example]) -> None:
         self._stepper, self.model = stepper, stepper.adapted
         super().__init__(self.model.recipe, train, dynamic=True)
 
@@ -183,13 +180,11 @@ def torch_learner(
     """Returns a baseline of a stock model, at its start. variant: an adapter from peft, trained by MeZO."""
     if engine == "first-order":
         return TorchLearner(FirstOrder(model, recipe, shape, calibration=calibration), train)
-    if engine == "mobizo":
-        return TorchLearner(EagerMobizo(model, recipe, shape), train)
-    if variant is not None:
-        peft = PeftModel(model, recipe, shape, variant, vera_rank)
-        return TorchLearner(VectorMezo(peft, peft.start), train)
-    adapted = AdaptedModel(model, recipe, shape, calibration)
-    return TorchLearner(VectorMezo(adapted, adapted.zeros()), train)
+    if variant is None:
+        adapted = AdaptedModel(model, recipe, shape, calibration)
+    else:
+        adapted = PeftModel(model, recipe, shape, variant, vera_rank)
+    return TorchLearner(EagerMobizo(adapted, "both" if engine == "mobizo" else "sequential"), train)
 
 
 class _Below:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bench.baselines.peft_adapters import Variant
 from bench.result import notes
+from bench.runner import kept
 from bench.training.learners import Engine, Learner
 from device_agent.errors import Diverged
 from device_agent.training.data import BatchSampler
@@ -104,16 +105,12 @@ def begin(contender: Contender, split: Split, **fields: Any) -> Run:
     return Run(contender=contender.name, split=split, **about, **fields)
 
 
-def kept(directory: Path, facts: Mapping[str, Any], contender: Contender, make: Callable[[], Run]) -> Run:
+def kept_run(directory: Path, facts: Mapping[str, Any], contender: Contender, make: Callable[[], Run]) -> Run:
     """Returns the run with these facts and contender from `directory`; makes and keeps it if it is not there."""
-    directory.mkdir(parents=True, exist_ok=True)
     identity = {**facts, "contender": contender.model_dump(mode="json")}
     path = directory / f"{sha256_hex(canonical_json(identity))[:24]}.json"
-    if not path.exists():
-        part = path.with_suffix(".part")
-        part.write_text(make().model_dump_json(indent=2))
-        part.replace(path)
-    return Run.model_validate_json(path.read_bytes()).model_copy(update={"contender": contender.name})
+    found = Run.model_validate(kept(path, lambda: make().model_dump(mode="json")))
+    return found.model_copy(update={"contender": contender.name})
 
 
 def train(

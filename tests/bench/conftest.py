@@ -4,12 +4,11 @@ import pytest
 
 SLOW = (
     "test_accuracy",
-    "test_glue",
     "test_kills",
     "test_options",
     "test_registry_downloads",
     "test_server_kills",
-    "test_server_polls",
+    "test_server_load",
     "test_smoke",
     "test_steps",
     "test_variance",

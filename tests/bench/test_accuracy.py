@@ -24,16 +24,15 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
 
     from bench.__main__ import app
     from bench.accuracy import runs
-    from bench.accuracy.data import Data, Sizes, read_data
-    from bench.accuracy.runs import BATCH, Point, Runner, Setting
+    from bench.accuracy.runs import BATCH, Data, Point, Runner, Setting, Sizes, read_data
     from bench.baselines.adapted import AdaptedModel
-    from bench.baselines.mezo_in_place import VectorMezo
-    from bench.baselines.mobizo_eager import EagerMobizo
     from bench.baselines.peft_adapters import VARIANTS, PeftModel, Variant
     from bench.baselines.rounding import load_model, round_weights
-    from bench.tiny import TASK, write_base, write_sentences
+    from bench.baselines.steps import EagerMobizo
+    from bench.tiny import write_base, write_sentences
     from bench.training.runs import Contender, Look, Run
     from server.compiler import inspect_base
+    from tests.device_agent.conftest import TASK
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:::executorch", "ignore:::torch", "ignore:::copyreg", "ignore:::transformers", "ignore:::peft"
@@ -110,16 +109,15 @@ def test_a_variant_begins_at_the_base_moves_and_is_taken_off(
         expected = plain.losses(batch, plain.zeros().unsqueeze(0))
     plain.remove()
     peft = PeftModel(model, recipe, shape, variant, vera_rank=5)
-    assert len(peft.start) == peft.size == trained_count(variant, shape, recipe, 5)
-    mezo = VectorMezo(peft, peft.start)
+    start = peft.start()
+    assert len(start) == peft.size == trained_count(variant, shape, recipe, 5)
+    mezo = EagerMobizo(peft, "sequential")
     with torch.no_grad():
-        torch.testing.assert_close(peft.losses(batch, peft.start.unsqueeze(0)), expected, rtol=1e-5, atol=1e-5)
-        elsewhere = peft.start + torch.from_numpy(np.random.default_rng(4).normal(0, 1, peft.size).astype(np.float32))
+        torch.testing.assert_close(peft.losses(batch, start.unsqueeze(0)), expected, rtol=1e-5, atol=1e-5)
+        elsewhere = start + torch.from_numpy(np.random.default_rng(4).normal(0, 1, peft.size).astype(np.float32))
         assert not torch.allclose(peft.losses(batch, elsewhere.unsqueeze(0)), expected, rtol=1e-4)
-    before = peft.start.clone()
     mezo.step(batch, query_seeds(1, 0, 1), 0.1, 1e-2)
-    assert (mezo.b != before).all()  # signs leave out nothing
-    assert torch.equal(peft.start, before)
+    assert (mezo.b != start).all()  # signs leave out nothing
     peft.remove()
     assert {name: value.tolist() for name, value in model.state_dict().items()} == {
         name: value.tolist() for name, value in stock.items()
@@ -296,14 +294,14 @@ def test_the_shipped_reviews_are_read_in_the_papers_sizes() -> None:
     assert not texts[0] & texts[1]
 
 
-def test_the_command_writes_every_part_and_reads_the_papers_files(base: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "glue" / "SST-2"
-    folder.mkdir(parents=True)
-    lines = [f"the film is {word}\t{label}\n" for word, label in (("warm", 1), ("dull", 0), ("bright", 1), ("flat", 0))]
-    (folder / "train.tsv").write_text("sentence\tlabel\n" + "".join(lines * 6))
-    (folder / "dev.tsv").write_text("sentence\tlabel\n" + "".join(lines))
+def test_the_command_writes_every_part_and_reads_other_records(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    words = (("warm", "positive"), ("dull", "negative"), ("bright", "positive"), ("flat", "negative"))
+    lines = [json.dumps({"text": f"the film is {word}", "label": label}) + "\n" for word, label in words]
+    (tmp_path / "data" / "train.jsonl").write_text("".join(lines * 6))
+    (tmp_path / "data" / "test.jsonl").write_text("".join(lines))
     out = tmp_path / "found.json"
-    arguments = ["accuracy", "--quick", "--part", "all", "--task", "sst2", "--data", str(tmp_path / "glue")]
+    arguments = ["accuracy", "--quick", "--part", "all", "--task", "sst2", "--data", str(tmp_path / "data")]
     arguments += ["--base", str(base), "--seq-len", str(LENGTH), "--keep", str(tmp_path / "keep"), "--json", str(out)]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output

@@ -1,19 +1,20 @@
 """The kill table finds what it looks for: a B that a kill has changed, and steps that were computed again."""
 
-import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from device_agent.engines.child_process import supervise
 from device_agent.training.journal import RunDirectory
 from shared.zo.trajectory import TrajectoryFile, TrajectoryHeader
 
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
     warnings.simplefilter("ignore")
-    from bench.agent.kills import Child, Kind, Trial, Work, measure, steps_in, told_steps
+    from bench.agent.kills import Kind, Trainer, Trial, Work, measure, steps_in
 
 pytestmark = pytest.mark.filterwarnings("ignore:::executorch", "ignore:::torch", "ignore:::copyreg")
 
@@ -25,6 +26,7 @@ HEADER = TrajectoryHeader(job_id="job", job_seed=0, recipe_id="0" * 64, noise="r
 TRAINER = """
 import sys, time
 from pathlib import Path
+from types import SimpleNamespace
 import numpy as np
 from shared.zo.trajectory import TrajectoryFile, TrajectoryHeader
 run, header, steps, drifts = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4] == "drifts"
@@ -36,36 +38,35 @@ while ledger.trajectory.steps < steps:
 b = (run / "starts").read_bytes() if drifts else b"B"
 (run / "best.safetensors").write_bytes(b)
 (run / "last.safetensors").write_bytes(b)
+print('{"trained": true}', flush=True)
 """
 
 
-class Small(Child):
-    """A run of TRAINER."""
+class Small:
+    """An engine that runs TRAINER."""
 
-    def __init__(self, directory, word):
-        super().__init__(directory)
+    name = "python"
+
+    def __init__(self, word):
         self._word = word
 
-    @property
-    def run(self):
-        return RunDirectory(self.directory)
-
-    def start(self):
-        with (self.directory / "starts").open("a") as starts:
+    def train(self, run, report, stop):
+        with (run.path / "starts").open("a") as starts:
             starts.write("*")
-        words = [sys.executable, "-c", TRAINER, self.directory, HEADER.model_dump_json(), str(STEPS), self._word]
-        with (self.directory / "out").open("wb") as out:
-            return subprocess.Popen(words, cwd=ROOT, stdout=out)
+        words = [sys.executable, "-c", TRAINER, run.path, HEADER.model_dump_json(), str(STEPS), self._word]
+        supervise(list(map(str, words)), run, report, stop, {"PYTHONPATH": str(ROOT)})
+        return SimpleNamespace(result="whole")
 
-    def ended(self, process):
-        return process.returncode == 0
 
-    def told(self):
-        return told_steps((self.directory / "out").read_bytes())
+class Run(Trainer):
+    """A run without a plan, by a small engine."""
+
+    def __init__(self, directory, word):
+        self.run, self.engine = RunDirectory(directory), Small(word)
 
 
 def table_row(directory, word, expected=None):
-    row, found = measure(Kind("small", "replay", "trainer", 3, lambda path: Small(path, word)), directory, expected)
+    row, found = measure(Kind("small", "replay", "trainer", 3, lambda path: Run(path, word)), directory, expected)
     assert row["trials"] == 3
     assert row["kills"] >= 3
     return row, found
@@ -103,9 +104,7 @@ def test_steps_computed_twice_are_counted_beyond_the_one_in_progress():
     assert counted(Work(False, True, [], 4), Work(False, True, [], 1)) == 3
 
 
-def test_a_torn_line_tells_nothing(tmp_path):
-    said = b'{"progress": {"phase": "loading"}}\n{"progress": {"phase": "training", "step": 4}}\n{"progress": {"ph'
-    assert told_steps(said) == [4]
+def test_a_torn_frame_is_no_step(tmp_path):
     ledger = TrajectoryFile(tmp_path / "ledger", HEADER)
     ledger.append_step(np.array([1.0], np.float32))
     ledger.close()

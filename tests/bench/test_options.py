@@ -8,7 +8,7 @@ import typer
 
 with warnings.catch_warnings():  # ExecuTorch reads its package data the old way
     warnings.simplefilter("ignore")
-    from bench.end_to_end.options import options, slug
+    from bench.end_to_end.command import options, slug
     from bench.end_to_end.track import Track
     from bench.training.runs import Look, begin
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bench.server.home import make_home
-from bench.server.polls import poll, spread
+from bench.server.home import make_home, spread
+from bench.server.polls import poll
 
 
 def test_spread():

@@ -22,19 +22,15 @@ from tests.server.compiler.conftest import TinyBase, make_tiny
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
     warnings.simplefilter("ignore")
     from bench.baselines.adapted import AdaptedModel
-    from bench.baselines.first_order import FirstOrder, FullFirstOrder
-    from bench.baselines.mezo_in_place import VectorMezo, mezo_full, torch_noise
     from bench.baselines.mezo_program import Passes, emit_passes
-    from bench.baselines.mobizo_eager import EagerMobizo, Grouping, passes
+    from bench.baselines.steps import EagerMobizo, FirstOrder, FullFirstOrder, FullMezo, Grouping, passes, torch_noise
     from bench.padding import padding_of, sequence_lengths
-    from bench.programs import Compiled
+    from bench.programs import Compiled, random_batch
     from bench.step import grid, memory
-    from bench.step.cells import Cell, Contender, Extent, cells
+    from bench.step.floor import reverse_over_forward
     from bench.step.grid import Place, grid_claims, measure, measure_grid, open_place
-    from bench.step.process import Order
+    from bench.step.process import Cell, Contender, Extent, Order, cells
     from bench.step.process import measure as measure_here
-    from bench.step.reverse import reverse_over_forward
-    from bench.timing import random_batch
     from bench.tiny import write_base
     from server.compiler import compile_program
     from server.compiler.checkpoints.checkpoint import load_checkpoint
@@ -94,7 +90,7 @@ def setting(place: Place) -> Setting:
 @pytest.fixture(scope="module")
 def reference(base: TinyBase, setting: Setting) -> list[np.ndarray]:
     """Losses of three steps, all paths in one pass."""
-    mobizo = EagerMobizo(copy.deepcopy(base.model), *setting.parts)
+    mobizo = EagerMobizo(AdaptedModel(copy.deepcopy(base.model), *setting.parts))
     return [mobizo.step(*setting.inputs(number))[0].numpy() for number in range(3)]
 
 
@@ -123,7 +119,7 @@ def test_every_path_is_in_one_pass(grouping: Grouping) -> None:
 def test_fewer_paths_a_pass_in_pytorch_give_the_same_losses(
     base: TinyBase, setting: Setting, reference: list[np.ndarray], grouping: Grouping
 ) -> None:
-    mobizo = EagerMobizo(copy.deepcopy(base.model), *setting.parts, grouping)
+    mobizo = EagerMobizo(AdaptedModel(copy.deepcopy(base.model), *setting.parts), grouping)
     for number, losses in enumerate(reference):
         np.testing.assert_allclose(mobizo.step(*setting.inputs(number))[0].numpy(), losses, rtol=1e-5)
 
@@ -142,18 +138,12 @@ def test_fewer_paths_a_pass_in_executorch_give_the_same_losses(
     np.testing.assert_allclose(found.step(*setting.inputs(0))[0], reference[0], rtol=1e-5)
 
 
-def test_mezo_in_place_gives_the_same_losses(base: TinyBase, setting: Setting, reference: list[np.ndarray]) -> None:
-    adapted = AdaptedModel(copy.deepcopy(base.model), *setting.parts)
-    mezo = VectorMezo(adapted, adapted.zeros())
-    for number, losses in enumerate(reference):
-        np.testing.assert_allclose(mezo.step(*setting.inputs(number))[0].numpy(), losses, rtol=1e-4)
-
-
 def test_mezo_on_all_parameters_is_its_formula(base: TinyBase, setting: Setting) -> None:
     """Against parameters perturbed out of place, in float64: losses, coefficients and the parameters afterwards."""
     model = copy.deepcopy(base.model).double()
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    mezo, adapted = mezo_full(model, *setting.parts)
+    mezo = FullMezo(model, *setting.parts)
+    adapted = mezo.adapted
     batch, seeds, lr, eps = setting.inputs(0)
     losses, coefficients = mezo.step(batch, seeds, lr, eps)
     after = [parameter.detach().clone() for parameter in model.parameters()]
@@ -333,11 +323,10 @@ def test_padding_is_counted_as_in_the_papers_drawing() -> None:
     """fig:padding: eight sequences as one batch of 8, 448 tokens of padding; here every batch of 8 is that one."""
     lengths = np.array([40, 60, 100, 50, 30, 128, 70, 90])
     found = padding_of(lengths, draws=50)
-    assert found.batched[8] == pytest.approx(1 - 568 / (8 * 128)) == pytest.approx(found.static)
-    assert found.batched[1] == 0
+    assert found[8] == pytest.approx(1 - 568 / (8 * 128))
+    assert found[1] == 0
     pairs = [1 - (a + b) / (2 * max(a, b)) for a, b in itertools.combinations(lengths.tolist(), 2)]
-    assert padding_of(lengths, draws=20_000).batched[2] == pytest.approx(np.mean(pairs), abs=0.005)
-    assert found.fewer[1] == pytest.approx(128 / 71, rel=0.2)
+    assert padding_of(lengths, draws=20_000)[2] == pytest.approx(np.mean(pairs), abs=0.005)
 
 
 def test_lengths_are_of_what_the_network_reads(tmp_path: Path) -> None:

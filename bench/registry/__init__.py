@@ -1,1 +1,0 @@
-"""`bench registry`: how fast adapters are published, downloaded, scored and verified."""

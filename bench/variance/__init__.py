@@ -1,1 +1,0 @@
-"""`bench variance`: what a zeroth-order step sees of the gradient."""
