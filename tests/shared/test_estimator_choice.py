@@ -54,7 +54,7 @@ def test_a_trajectory_is_kept_by_directions(backend):
     [
         ({"queries": 8}, Demands(), ("directional", "replay")),
         ({"queries": 128}, Demands(), ("directional",)),
-        ({"optimizer": "sgd"}, Demands(), ("gradient",)),
+        ({"optimizer": "sgd"}, Demands(), ("gradient", "directional")),
         ({"micro_batch": 2}, Demands(), ("gradient", "directional")),
         ({}, Demands(unused="weight_decay"), ("gradient",)),
     ],
@@ -67,7 +67,7 @@ def test_a_setting_that_only_some_estimators_have_keeps_the_others_out(settings,
     ("settings", "demands", "causes"),
     [
         ({"backend": "qnn", "optimizer": "momentum"}, Demands(), ("backend qnn", "optimizer 'momentum'")),
-        ({"optimizer": "sgd"}, TRAJECTORY, ("requests a trajectory", "optimizer 'sgd'")),
+        ({"optimizer": "sgd", "noise": "gaussian"}, TRAJECTORY, ("requests a trajectory", "optimizer 'sgd'")),
         ({"precision": "int4"}, Demands(unused="max_norm"), ("precision int4", "training.max_norm")),
         ({"queries": 128, "backend": "vulkan"}, Demands(), ("backend vulkan", "at most 64 queries")),
         ({"privacy": "clipped", "micro_batch": 2}, Demands(), ("privacy 'clipped'", "recipe.micro_batch is 2")),

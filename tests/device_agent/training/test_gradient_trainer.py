@@ -9,7 +9,7 @@ from device_agent.errors import Diverged
 from device_agent.runtimes import Rates, open_runtime
 from device_agent.training.checkpoints import CheckpointDirectory, Checkpoints
 from device_agent.training.data import BatchSampler
-from device_agent.training.gradient_trainer import GradientTrainer
+from device_agent.training.gradient_trainer import trainer_of
 from device_agent.training.journal import RunDirectory
 from shared.zo.encoding import pack_step
 from shared.zo.lora import load_adapter
@@ -42,7 +42,8 @@ def train(run, plan, program, runtime=None, stop=lambda: False):
     if not run.path.exists():
         run.begin(plan)
     opened = runtime or open_runtime(plan.manifest, plan.program, plan.weights)
-    return GradientTrainer(run, plan, program.splits(plan.dataset, plan.training), opened, lambda _: None, stop).train()
+    splits = program.splits(plan.dataset, plan.training)
+    return trainer_of(plan.manifest)(run, plan, splits, opened, lambda _: None, stop).train()
 
 
 def read(path, program):
