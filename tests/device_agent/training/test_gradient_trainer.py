@@ -73,16 +73,20 @@ def test_a_run_is_the_steps_by_hand(run, gradient, dataset):
     runtime.close()
 
 
-def test_killed_at_every_call_it_ends_with_the_same_bytes(run, gradient, dataset, tmp_path):
-    plan = gradient.plan(dataset, **SETTINGS)
-    expected = outcome(run, train(run, plan, gradient))
+@pytest.mark.parametrize(
+    ("name", "longest"), [("gradient", 17), pytest.param("directional", 50, marks=pytest.mark.slow)]
+)
+def test_killed_at_every_call_it_ends_with_the_same_bytes(request, run, name, longest, dataset, tmp_path):
+    program = request.getfixturevalue(name)
+    plan = program.plan(dataset, **SETTINGS)
+    expected = outcome(run, train(run, plan, program))
     runtime = open_runtime(plan.manifest, plan.program, plan.weights, resident=True)
     pieces = RunDirectory(tmp_path / "pieces")
     kills = 0
     while True:
         try:
             # Each process lives a little longer than it takes to load, so that there is progress now and then.
-            result = train(pieces, plan, gradient, DyingRuntime(runtime, 1 + kills % 17))
+            result = train(pieces, plan, program, DyingRuntime(runtime, 1 + kills % longest))
             break
         except Killed:
             kills += 1
