@@ -29,8 +29,8 @@ use the updated B; `replay` takes eps after its coefficients, since the stored c
 
     flush    -> first element of B (1,); applies the pending update of the last step
 
-With estimator `directional` (an optimizer's direction u from the exact gradient, projected on the directions) `step` and
-`suffix` take the same inputs, but do not depend on eps, and return one loss:
+With estimator `directional` (an optimizer's direction u from the exact gradient, projected on the directions) `step`
+and `suffix` take the same inputs, but do not depend on eps, and return one loss:
 
              -> loss [1], the mean over answer tokens before the step; coefficients (q,), c_i = <u, z_i> lr / q. The
                 call has updated B: B -= c_i z_i, in order
