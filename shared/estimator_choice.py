@@ -101,8 +101,8 @@ def _obstacles(name: Estimator, requested: RequestedRecipe, demands: Demands) ->
         yield f"{demands.trajectory}, which runs of estimator {name} do not have"
     if name == "gradient" and requested.queries is not None:
         yield f"recipe.queries is {requested.queries}, and estimator gradient has no directions"
-    if name != "gradient" and requested.optimizer != "adam":
-        yield f"optimizer {requested.optimizer!r} needs estimator gradient"
+    if name not in REVERSE_ESTIMATORS and requested.optimizer != "adam":
+        yield f"optimizer {requested.optimizer!r} needs estimator gradient or directional"
     if name != "gradient" and demands.unused is not None:
         yield f"training.{demands.unused} needs estimator gradient"
     if name not in REVERSE_ESTIMATORS:

@@ -29,11 +29,14 @@ use the updated B; `replay` takes eps after its coefficients, since the stored c
 
     flush    -> first element of B (1,); applies the pending update of the last step
 
-With estimator `directional` (the exact gradient g, projected on the directions) `step` and `suffix` take the same
-inputs, but do not depend on eps, and return one loss:
+With estimator `directional` (an optimizer's direction u from the exact gradient, projected on the directions) `step`
+and `suffix` take the same inputs, but do not depend on eps, and return one loss:
 
-             -> loss [1], the mean over answer tokens before the step; coefficients (q,), c_i = <g, z_i> lr / q. The
+             -> loss [1], the mean over answer tokens before the step; coefficients (q,), c_i = <u, z_i> lr / q. The
                 call has updated B: B -= c_i z_i, in order
+
+With optimizer `sgd`, and with privacy, u is the gradient itself. With another one the program also has `state` and
+`restore` as below, and `replay` moves B alone.
 
 With estimator `gradient` a step has no directions, and the program has no `replay`. The state is one vector (M,): B,
 followed by the optimizer's moments. `load` resets the moments to zero:

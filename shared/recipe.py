@@ -125,14 +125,15 @@ class RequestedRecipe(BaseModel):
         "auto",
         description="auto: the server chooses gradient, directional or replay by the job and its device; replay: "
         "forward passes only (MobiZO); stored: the paper's Algorithm 2, two copies of B per query; gradient: the exact "
-        "gradient by a reverse pass, without directions (queries is 1); directional: the exact gradient's projections "
-        "on q directions, which replay as those of estimator replay do",
+        "gradient by a reverse pass, without directions (queries is 1); directional: the projections of the exact "
+        "gradient, or of an optimizer's direction, on q directions, which replay as those of estimator replay do",
     )
     # Excluded if it is "adam", so that the ids and signatures of older recipes stay valid.
     optimizer: Optimizer = Field(
         "adam",
         exclude_if=lambda optimizer: optimizer == "adam",
-        description="used only with estimator gradient: sgd, momentum (0.9) or adam; adam with weight decay is AdamW",
+        description="used only with estimators gradient and directional: sgd, momentum (0.9) or adam; adam with weight "
+        "decay is AdamW; directional projects the optimizer's direction, and with privacy it is always sgd",
     )
     precision: Precision = Field(
         "fp32", description="of frozen linear layers: int8 and int4 quantize activations too, on the fly (8da8w, 8da4w)"
@@ -193,8 +194,8 @@ class RequestedRecipe(BaseModel):
 
     @model_validator(mode="after")
     def _reverse_pass_of_estimator(self) -> Self:
-        if self.optimizer != "adam" and self.estimator not in ("auto", "gradient"):
-            raise ValueError(f"optimizer {self.optimizer!r} needs estimator 'gradient'")
+        if self.optimizer != "adam" and self.estimator not in ("auto", *REVERSE_ESTIMATORS):
+            raise ValueError(f"optimizer {self.optimizer!r} needs estimator 'gradient' or 'directional'")
         if self.estimator not in ("auto", *REVERSE_ESTIMATORS):
             if self.micro_batch is not None:
                 raise ValueError(
@@ -246,6 +247,12 @@ class RequestedRecipe(BaseModel):
                 )
             if self.backend not in PRIVATE_BACKENDS:
                 raise ValueError(f"privacy 'clipped' requires one of the backends {', '.join(PRIVATE_BACKENDS)}")
+            named = "optimizer" in self.model_fields_set and self.optimizer != "sgd"
+            if self.estimator == "directional" and named:
+                raise ValueError(
+                    f"estimator 'directional' has no optimizer {self.optimizer!r} with privacy 'clipped', because the "
+                    "noised projections are the update; omit optimizer, or use estimator 'gradient'"
+                )
         return self
 
     def requested(self) -> RequestedRecipe:
@@ -277,6 +284,13 @@ class Recipe(RecipeSettings):
     def paths(self) -> int:
         """n: the number of copies of B in one step: 2q perturbed ones, or 1 where the gradient is exact."""
         return 1 if self.estimator in REVERSE_ESTIMATORS else 2 * self.queries
+
+    @property
+    def keeps_optimizer(self) -> bool:
+        """Whether a program's state is B and an optimizer's state, which no trajectory reproduces."""
+        if self.estimator == "directional":
+            return self.privacy == "none" and self.optimizer != "sgd"
+        return self.estimator == "gradient"
 
     @property
     def noised_scalars(self) -> int | None:

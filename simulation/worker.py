@@ -18,9 +18,8 @@ from tokenizers import Tokenizer
 from device_agent.runtimes import open_runtime, use_threads
 from device_agent.training.data import Splits
 from device_agent.training.evaluation import SplitMetrics, measure
-from device_agent.training.gradient_trainer import GradientTrainer
+from device_agent.training.gradient_trainer import trainer_of
 from device_agent.training.journal import RunPlan
-from device_agent.training.trainer import Trainer
 from device_agent.training.transient import InMemoryRun
 from shared.canonical import sha256_hex
 from shared.federation.cohort import RoundTask
@@ -110,8 +109,9 @@ class Worker:
         # As on a real device, a private run is not evaluated.
         splits = Splits.of(examples, held_out if local_task.privacy is None else (), None)
         run = InMemoryRun(local_task.start, draws.entropy(local_task.seed, "device", local_task.device))
-        kind = GradientTrainer if self.manifest.recipe.estimator == "gradient" else Trainer
-        result = kind(run, plan, splits, self._runtime, lambda progress: None, lambda: False).train()
+        result = trainer_of(self.manifest)(
+            run, plan, splits, self._runtime, lambda progress: None, lambda: False
+        ).train()
         return Work(run.files[run.best], bytes(run.ledger_data), result, result.train_seconds)
 
     def measure(self, flat: F32, shards: tuple[tuple[int, ...], ...]) -> list[SplitMetrics]:

@@ -58,13 +58,14 @@ OURS = ours(
 )
 DIRECTIONAL = ours(
     "directional",
-    TrainingSettings(steps=80, lr=1e-2, schedule="cosine", evaluation_interval=20),
+    TrainingSettings(steps=80, lr=4e-3, schedule="cosine", evaluation_interval=20),
     "gradients",
     estimator="directional",
-    targets=("v_proj", "o_proj"),
+    optimizer="adam",
+    targets=("v_proj", "o_proj", "down_proj"),
     rank=1,
     alpha=8,
-    queries=256,
+    queries=512,
     effective_batch=8,
     precision="int8",
     **HELPED,
@@ -91,7 +92,7 @@ FIRST_ORDER = as_in_the_paper("first-order LoRA-FA", "first-order", 1)
 TABLE = (
     Entry(OURS, "", (5e-3, 7e-3), looks=(25, 75, 125, 175)),
     Entry(ours("gradient", SHORT, precision="int8", **EXACT), "gradient_", (5e-3, 1e-2), looks=EARLY),
-    Entry(DIRECTIONAL, "directional_", (6e-3, 1e-2), looks=EARLY),
+    Entry(DIRECTIONAL, "directional_", (3e-3, 4e-3), looks=EARLY),
     Entry(HELPED_FIRST_ORDER, "first_order_same_help_", (5e-3, 1e-2), looks=EARLY),
     Entry(as_in_the_paper("MobiZO q=4", "program", 4), None, SHORT_GRID, 30.0, 120.0),
     Entry(as_in_the_paper("MobiZO q=16", "program", 16), None, SHORT_GRID, 30.0, 120.0),

@@ -32,7 +32,7 @@ from shared.zo.encoding import Example
 
 TARGET = 0.75
 TESTED: dict[Split, int] = {"test": 500, "validation": 200}
-CALIBRATION = ["--layers", "last:8", "--targets", "v_proj,o_proj", "--width", "4", "--loss", "candidates"]
+CALIBRATION = ["--layers", "last:8", "--targets", "v_proj,o_proj,down_proj", "--width", "4", "--loss", "candidates"]
 CALIBRATION += ["--seq-len", "36", "--task", "sst2", "--data", str(PRODUCTS / "train.jsonl"), "--json"]
 
 

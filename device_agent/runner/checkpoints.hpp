@@ -1,4 +1,4 @@
-// Checkpoints of a run with exact gradients (device_agent/training/checkpoints.py): B and the optimizer's state after
+// Checkpoints of a run with an optimizer (device_agent/training/checkpoints.py): B and the optimizer's state after
 // some steps.
 #pragma once
 

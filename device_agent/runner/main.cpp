@@ -129,6 +129,8 @@ int train(const Options &options) {
   std::unique_ptr<Trainer> trainer;
   if (plan.gradient) {
     trainer = std::make_unique<GradientTrainer>(directory, plan, program, stop);
+  } else if (plan.checkpoint_steps) {
+    trainer = std::make_unique<DirectionalTrainer>(directory, plan, program, stop);
   } else {
     trainer = std::make_unique<Trainer>(directory, plan, program, stop);
   }

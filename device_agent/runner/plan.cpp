@@ -162,6 +162,10 @@ Plan Plan::read(const std::string &path) {
       }
       numbers.end();
       break;
+    case 'M':
+      plan.checkpoint_steps = numbers.one<int32_t>();
+      numbers.end();
+      break;
     case 'G':
       plan.gradient = numbers.one<GradientSettings>();
       numbers.end();

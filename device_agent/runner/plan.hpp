@@ -14,7 +14,7 @@
 namespace mobizo {
 
 constexpr int32_t NOISE_KEYS = 4; // of one step's noise on a gradient (shared/privacy.py)
-constexpr std::string_view PLAN_MAGIC = "MOBIZO-PLAN 3\n";
+constexpr std::string_view PLAN_MAGIC = "MOBIZO-PLAN 4\n";
 
 struct Settings {
   int64_t steps, interval, queries, batch, length, answer, choices, score_rows, size, dynamic, candidates, stored, width,
@@ -52,10 +52,9 @@ struct ScoreBatch {
   std::vector<Tokens> texts() const;
 };
 
-// A run with exact gradients.
+// A run with estimator `gradient`.
 struct GradientSettings {
-  int32_t checkpoint_steps; // between two checkpoints
-  float max_norm;           // upper bound of the mean gradient's L2 norm; infinity: no clipping
+  float max_norm; // upper bound of the mean gradient's L2 norm; infinity: no clipping
   float weight_decay;
 };
 
@@ -73,6 +72,7 @@ struct Plan {
   std::vector<float> noise;          // (steps, q), whole units; empty in a run with exact gradients
   float sigma = 0;                   // noise multiplier of a private run with exact gradients
   std::vector<int32_t> keys;         // (steps, NOISE_KEYS, 2): of its noise, secret
+  std::optional<int32_t> checkpoint_steps;  // between two checkpoints; absent if the program has no `state`
   std::optional<GradientSettings> gradient; // absent with every other estimator
   std::vector<Example> examples;
   std::vector<ScoreBatch> validation, test;

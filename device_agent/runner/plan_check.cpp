@@ -197,8 +197,13 @@ void check_plan(const Plan &plan) {
   check_memory(plan);
   check_finite("the clipping bound", static_cast<double>(plan.clip));
   check_finite("the noise", plan.noise);
+  if (plan.checkpoint_steps) {
+    check_range("the steps between checkpoints", *plan.checkpoint_steps, 1, MOST);
+  }
   if (plan.gradient) {
-    check_range("the steps between checkpoints", plan.gradient->checkpoint_steps, 1, MOST);
+    if (!plan.checkpoint_steps) {
+      refuse("has exact gradients and no steps between checkpoints");
+    }
     check_finite("the weight decay", static_cast<double>(plan.gradient->weight_decay));
     if (!(plan.gradient->max_norm > 0)) { // infinity: no clipping
       refuse("has " + std::to_string(plan.gradient->max_norm) + " for the bound of the gradient's norm");

@@ -72,17 +72,21 @@ void Trainer::restore(size_t steps) {
   load_start();
   for (size_t step = 0; step < steps; ++step) {
     pulse();
-    std::vector<float> coefficients = ledger_.numbers(step);
-    coefficients.resize(static_cast<size_t>(plan_.settings.queries));
-    std::vector<Tensor> inputs{plan_.seeds_of(step), floats(coefficients)};
-    if (plan_.settings.stored != 0) {
-      inputs.push_back(scalar(static_cast<float>(plan_.settings.eps)));
-    }
-    program_.call("replay", inputs);
+    replay(step);
     if (!plan_.pulls.empty()) {
       pull(ledger_.numbers(step).back());
     }
   }
+}
+
+void Trainer::replay(size_t step) {
+  std::vector<float> coefficients = ledger_.numbers(step);
+  coefficients.resize(static_cast<size_t>(plan_.settings.queries));
+  std::vector<Tensor> inputs{plan_.seeds_of(step), floats(coefficients)};
+  if (plan_.settings.stored != 0) {
+    inputs.push_back(scalar(static_cast<float>(plan_.settings.eps)));
+  }
+  program_.call("replay", inputs);
 }
 
 void Trainer::load_start() {
@@ -107,7 +111,6 @@ void Trainer::pull_towards_start(std::vector<float> &flat, float factor) const {
   }
 }
 
-// The current B (D,).
 std::vector<float> Trainer::current() const {
   return numbers_of(output_of(program_.call("adapter", {}), 0), static_cast<size_t>(plan_.settings.size));
 }

@@ -43,6 +43,10 @@ protected:
   virtual std::vector<Tensor> move_privately(size_t step, float lr);
 
   void load_start();
+  // Makes a step's recorded update again.
+  void replay(size_t step);
+  // The current B (D,).
+  std::vector<float> current() const;
   void pull_towards_start(std::vector<float> &flat, float factor) const;
   bool recorded(const std::string &split, int64_t best) const;
   std::vector<Tensor> move(size_t step, float lr);
@@ -59,7 +63,6 @@ protected:
 private:
   void obey_limits();
   void conclude();
-  std::vector<float> current() const;
   // The cache for an evaluation. Training's states have precedence in it, then validation's.
   FrozenStates frozen_states(const std::string &split);
   void rest(double seconds);

@@ -92,7 +92,7 @@ class Runtime(Protocol):
         """Like `gradient_step`, from the prefix's hidden states and a packed batch without its tokens."""
 
     def state(self) -> F32:
-        """Returns a copy of B (D,) and the optimizer's state in one vector (M,); for estimator `gradient`."""
+        """Returns a copy of B (D,) and the optimizer's state in one vector (M,), from programs with `state`."""
 
     def restore(self, state: F32) -> None:
         """Sets B and the optimizer's state to a vector that `state` returned."""

@@ -28,11 +28,11 @@ from shared.recipe import Estimator
 HEAVY = (("step",), ("prefix", "suffix", "score_suffix"), ("score",))
 LIGHT = ("adapter", "replay", "load", "state", "restore")
 
-# The buffers that contain B, which all methods share.
+# The buffers that contain B, which all methods share: of programs with `state`, and of the others by estimator.
+OPTIMIZED = ("state.optimized",)
 STATE: dict[Estimator, tuple[str, ...]] = {
     "replay": ("state.flat_b",),
     "stored": ("state.pairs", "state.pending"),
-    "gradient": ("state.optimized",),
     "directional": ("state.flat_b",),
 }
 
@@ -82,8 +82,9 @@ class InProcessRuntime(CallingRuntime):
 
     def _state(self) -> list[torch.Tensor]:
         """The program's own buffers that hold B, not copies."""
-        adapter = self._methods["adapter"]
-        return [adapter.get_attribute(name) for name in STATE[self._manifest.recipe.estimator]]
+        adapter, manifest = self._methods["adapter"], self._manifest
+        names = OPTIMIZED if "state" in manifest.methods else STATE[manifest.recipe.estimator]
+        return [adapter.get_attribute(name) for name in names]
 
     def _switch(self, method: str) -> None:
         """Loads a heavy method, and those that go with it, in place of others, in a fresh program that takes B over.

@@ -1,7 +1,7 @@
-"""Checkpoints of a run with exact gradients: B and the optimizer's state after some steps.
+"""Checkpoints of a run with an optimizer: B and the optimizer's state after some steps.
 
-The trajectory of such a run does not record its updates, so the run resumes from its last checkpoint and recomputes the
-steps after it.
+The trajectory of such a run does not reproduce the optimizer's state, so the run resumes from its last checkpoint and
+recomputes the steps after it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ start.safetensors   B that the run goes on from, if it goes on from an adapter
 plan.bin            the plan and the data as the native runner takes them (`device_agent.training.plan`)
 draws.npz           samples and noise of a private run; secret, and gone when it is done
 prepared.json       counts of the native plan, and its sha256
-checkpoints/        B and the optimizer's state after some steps, in a run with exact gradients
+checkpoints/        B and the optimizer's state after some steps, if the program has a `state`
 unusable.log        which records of the data set do not fit the task, and why; it stays on the device
 charge.json         the charge in the privacy ledger that pays for a private run
 best.f32, last.f32  the same B's from the native runner, D little-endian float32 each
@@ -223,7 +223,7 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """Checkpoints of B and the optimizer's state, in a run with exact gradients."""
+        """Checkpoints of B and the optimizer's state, if the program has a `state`."""
         return CheckpointDirectory(self.path / "checkpoints")
 
     @property

@@ -3,7 +3,7 @@
 `python -m device_agent.training.plan RUN_DIRECTORY` reads the device's data, writes the plan and exits, so that
 tokenizer and data use no memory during training. It prints a `TrainerMessage` on standard output only on an error.
 
-File: b"MOBIZO-PLAN 3\\n", then frames as the trajectory's (`shared.zo.trajectory`), little-endian, integers int32
+File: b"MOBIZO-PLAN 4\\n", then frames as the trajectory's (`shared.zo.trajectory`), little-endian, integers int32
 unless said otherwise. T steps, q queries, E examples a step, A answer positions, C choices, R score rows:
 
     C   settings: 17 int64 in the order of `_settings`, then eps as float64
@@ -13,8 +13,9 @@ unless said otherwise. T steps, q queries, E examples a step, A answer positions
     K   empty: B after the last step is uploaded, not the one with the best validation; absent otherwise
     L   learning rate of each step, float32 (T,)
     Q   seeds (T, q, 2)          O   examples of each step (T, E), of a private run as many as D says
-    G   a run with exact gradients: steps between checkpoints, then float32 bound of the gradient's norm (infinity: no
-        clipping) and weight decay; absent with every other estimator; comes before D
+    M   steps between checkpoints of B and the optimizer's state; absent if the program has no `state`
+    G   a run with estimator `gradient`: float32 bound of the gradient's norm (infinity: no clipping) and weight decay;
+        absent with every other estimator; comes before D
     D   draws of a private run: clip float32, count of examples of each step (T,), noise float32 (T, q); comes before O.
         Of a run with exact gradients, the noise multiplier float32 and keys (T, 4, 2) in place of the noise
     X   a training example: count n, tokens at the front that are never cut; tokens (n,), positions (A,); then answers
@@ -53,7 +54,7 @@ from shared.zo.encoding import Example, pack_step
 from shared.zo.noise import run_seeds
 from shared.zo.trajectory import frame
 
-MAGIC = b"MOBIZO-PLAN 3\n"
+MAGIC = b"MOBIZO-PLAN 4\n"
 I32 = NDArray[np.int32]
 
 
@@ -80,9 +81,11 @@ def _records(plan: RunPlan, splits: Splits, dp_samples: DPSamples | None) -> Ite
         yield b"K", b""
     yield b"L", np.array([plan.lr_at(step) for step in steps], "<f4").tobytes()
     yield b"Q", run_seeds(settings.seed, settings.steps, recipe.queries).astype("<i4").tobytes()
+    if "state" in plan.manifest.methods:
+        yield b"M", _integers((CHECKPOINT_STEPS,))
     if recipe.estimator == "gradient":
         rates = settings.max_norm if settings.max_norm is not None else np.inf, settings.weight_decay
-        yield b"G", struct.pack("<iff", CHECKPOINT_STEPS, *rates)
+        yield b"G", struct.pack("<ff", *rates)
     if dp_samples is not None and plan.privacy is not None:
         yield b"D", _draws(recipe, plan.privacy, dp_samples)
         yield b"O", dp_samples.order.astype("<i4").tobytes()

@@ -343,7 +343,7 @@ class RunStorage(Protocol):
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """Checkpoints of B and the optimizer's state, in a run with exact gradients."""
+        """Checkpoints of B and the optimizer's state, if the program has a `state`."""
 
     def begin_b(self, plan: RunPlan) -> F32:
         """Returns B (D,) before the first step."""

@@ -20,10 +20,10 @@ from device_agent.durable import disk_full_as_does_not_fit
 from device_agent.runtimes import open_runtime
 from device_agent.training.data import read_splits
 from device_agent.training.dp_sampling import check_sample_size
-from device_agent.training.gradient_trainer import GradientTrainer
+from device_agent.training.gradient_trainer import trainer_of
 from device_agent.training.journal import RunDirectory
 from device_agent.training.messages import TrainerMessage, describe
-from device_agent.training.trainer import Stopped, Trainer
+from device_agent.training.trainer import Stopped
 from shared.errors import MobizoError
 from shared.job import Progress
 from shared.stop_signal import StopSignal
@@ -61,8 +61,7 @@ def train(directory: Path, channel: BinaryIO) -> None:
                     check_sample_size(plan.privacy, splits.counts.records)
                 plan = splits.plan(plan)
                 runtime = open_runtime(plan.manifest, plan.program, plan.weights)
-                kind = GradientTrainer if plan.manifest.recipe.estimator == "gradient" else Trainer
-                trainer = kind(
+                trainer = trainer_of(plan.manifest)(
                     run, plan, splits, runtime, lambda progress: tell(TrainerMessage(progress=progress)), stop.is_set
                 )
                 tell(TrainerMessage(result=trainer.train()))

@@ -33,7 +33,7 @@ class InMemoryRun:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """Checkpoints of B and the optimizer's state, in a run with exact gradients."""
+        """Checkpoints of B and the optimizer's state, if the program has a `state`."""
         return self._checkpoints
 
     def begin_b(self, plan: RunPlan) -> F32:

@@ -65,7 +65,9 @@ def compile_program(
             "recorded as one number for each direction"
         ),
     ] = "replay",
-    optimizer: Annotated[str, typer.Option(help="of estimator gradient: sgd, momentum or adam")] = "adam",
+    optimizer: Annotated[
+        str, typer.Option(help="of estimators gradient and directional: sgd, momentum or adam")
+    ] = "adam",
     noise: Annotated[
         str,
         typer.Option(

@@ -12,7 +12,7 @@ from shared.zo.lora import BaseShape, flat_size
 
 PROCESS_BYTES = 12_500_000  # the native runner without a program
 FLOAT_BYTES = 4
-VECTORS: dict[Optimizer, int] = {"sgd": 1, "momentum": 2, "adam": 3}  # of D elements, that estimator `gradient` keeps
+VECTORS: dict[Optimizer, int] = {"sgd": 1, "momentum": 2, "adam": 3}  # of D elements: B and the moments
 QUARTER = 0.26  # size of 8-bit weights and their scales relative to float32 weights
 # Hidden states of a token that the methods plan, beside each adapted layer's input, which a reverse pass keeps.
 STATES, STATES_OF_PREFIX = 3, 2
@@ -59,7 +59,8 @@ def vector_bytes(recipe: Recipe, size: int) -> int:
         case "gradient":
             return FLOAT_BYTES * size * (10 + 15 * VECTORS[recipe.optimizer])
         case "directional":
-            return FLOAT_BYTES * (28 * size + 9 * min(recipe.queries * size, DIRECTION_BLOCK) // 4)
+            moments = VECTORS[recipe.optimizer] - 1 if recipe.keeps_optimizer else 0
+            return FLOAT_BYTES * ((28 + 15 * moments) * size + 9 * min(recipe.queries * size, DIRECTION_BLOCK) // 4)
         case "stored":
             return FLOAT_BYTES * size * (23 + 28 * recipe.queries)  # it keeps two copies per query
         case "replay":

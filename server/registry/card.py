@@ -14,8 +14,8 @@ def _method(recipe: Recipe) -> str:
         return f"exact gradients of LoRA-FA's B, {recipe.optimizer}, E = {recipe.effective_batch}"
     if recipe.estimator == "directional":
         return (
-            f"exact gradients of LoRA-FA's B, projected on q = {recipe.queries} random directions, "
-            f"E = {recipe.effective_batch}"
+            f"exact gradients of LoRA-FA's B, {recipe.optimizer if recipe.keeps_optimizer else 'sgd'}, projected on "
+            f"q = {recipe.queries} random directions, E = {recipe.effective_batch}"
         )
     return f"MobiZO: zeroth-order LoRA-FA, q = {recipe.queries}, E = {recipe.effective_batch}"
 

@@ -1,5 +1,7 @@
 """What `auto` may become, and why, as far as the request decides."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,7 +56,7 @@ def test_a_trajectory_is_kept_by_directions(backend):
     [
         ({"queries": 8}, Demands(), ("directional", "replay")),
         ({"queries": 128}, Demands(), ("directional",)),
-        ({"optimizer": "sgd"}, Demands(), ("gradient",)),
+        ({"optimizer": "sgd"}, Demands(), ("gradient", "directional")),
         ({"micro_batch": 2}, Demands(), ("gradient", "directional")),
         ({}, Demands(unused="weight_decay"), ("gradient",)),
     ],
@@ -67,7 +69,7 @@ def test_a_setting_that_only_some_estimators_have_keeps_the_others_out(settings,
     ("settings", "demands", "causes"),
     [
         ({"backend": "qnn", "optimizer": "momentum"}, Demands(), ("backend qnn", "optimizer 'momentum'")),
-        ({"optimizer": "sgd"}, TRAJECTORY, ("requests a trajectory", "optimizer 'sgd'")),
+        ({"optimizer": "sgd"}, replace(TRAJECTORY, unused="max_norm"), ("requests a trajectory", "training.max_norm")),
         ({"precision": "int4"}, Demands(unused="max_norm"), ("precision int4", "training.max_norm")),
         ({"queries": 128, "backend": "vulkan"}, Demands(), ("backend vulkan", "at most 64 queries")),
         ({"privacy": "clipped", "micro_batch": 2}, Demands(), ("privacy 'clipped'", "recipe.micro_batch is 2")),

@@ -120,7 +120,12 @@ def test_recipes_of_directional_gradients_say_what_they_add(recipe):
     fields = recipe.model_dump(exclude={"queries"}) | {"estimator": "directional", "effective_batch": 6}
     directional = Recipe.model_validate(fields)
     assert (directional.queries, directional.paths, directional.rows, directional.score_rows) == (256, 1, 6, 6)
-    assert "micro_batch" not in directional.model_dump(mode="json")
+    assert {"micro_batch", "optimizer"}.isdisjoint(directional.model_dump(mode="json"))
+    assert directional.keeps_optimizer
+    assert not Recipe.model_validate(fields | {"optimizer": "sgd"}).keeps_optimizer
+    private = Recipe.model_validate(fields | {"privacy": "clipped"})
+    assert not private.keeps_optimizer
+    assert Recipe.model_validate(private.model_dump(mode="json")) == private
     parts = Recipe.model_validate(fields | {"micro_batch": 2, "queries": 64})
     assert (parts.queries, parts.rows, parts.score_rows) == (64, 2, 2)
     assert parts.id != directional.id
@@ -138,8 +143,8 @@ def test_recipes_of_directional_gradients_say_what_they_add(recipe):
         ({"estimator": "gradient", "noise": "gaussian"}, "has no directions"),
         ({"estimator": "stored", "privacy": "clipped"}, "requires estimator 'gradient', 'directional' or 'replay'"),
         ({"estimator": "gradient", "optimizer": "lion"}, "'sgd', 'momentum' or 'adam'"),
-        ({"optimizer": "sgd"}, "needs estimator 'gradient'"),
-        ({"estimator": "directional", "optimizer": "sgd"}, "needs estimator 'gradient'"),
+        ({"optimizer": "sgd"}, "needs estimator 'gradient' or 'directional'"),
+        ({"estimator": "directional", "privacy": "clipped", "optimizer": "adam"}, "projections are the update; omit"),
         ({"estimator": "directional", "noise": "gaussian"}, "replayed bit for bit; omit noise"),
         ({"estimator": "directional", "backend": "qnn"}, "which estimator 'directional' needs"),
         ({"estimator": "directional", "precision": "int4"}, "use int8-weight or int8, or estimator 'replay'"),

@@ -79,11 +79,11 @@ class GradientNetwork(BaseNetwork):
             "adapter": Signature(Adapter(recipe, size), ()),
             "load": Signature(Load(recipe, size), (torch.zeros(size),)),
         }
-        if recipe.estimator == "gradient":
+        if recipe.keeps_optimizer:
             state = torch.zeros(state_size(recipe.optimizer, size))
             methods["state"] = Signature(State(recipe, size), ())
             methods["restore"] = Signature(Restore(recipe, size), (state,))
-        else:
+        if recipe.estimator == "directional":
             methods["replay"] = Signature(
                 Replay(recipe, size), (zero_seeds(recipe.queries), torch.zeros(recipe.queries))
             )

@@ -1,5 +1,7 @@
 """The state of B in a program, by estimator: `replay` and `directional` keep one flat B, `stored` two copies per query.
 
+`directional` keeps its optimizer's state beside B.
+
 `stored` is the paper's Mobile MP-LoRA module (Algorithm 2) for any q: a step first recovers the last step's directions
 from the difference of the copies, applies the pending update to both, and perturbs them again.
 """
@@ -9,6 +11,7 @@ from the difference of the copies, applies the pending update to both, and pertu
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -60,50 +63,88 @@ def descended(b: Tensor, z: Tensor, coefficients: Tensor) -> Tensor:
     return b
 
 
-class DirectionalB(FlatB):
-    """One flat B (D,), for estimator `directional`: updates along a gradient's projections on random directions.
+@dataclass(frozen=True)
+class Directions:
+    """The seeded directions of one step: z_i (D,), i < q.
 
-    With q in the hundreds all directions together would be large, so they are drawn in blocks of about DIRECTION_BLOCK
-    elements.
+    With q in the hundreds all of them together would be large, so they are drawn in blocks of about DIRECTION_BLOCK
+    elements. seeds: int32 (q, 2). size: D.
     """
 
-    def project(self, gradient: Tensor, seeds: Tensor, lr: Tensor) -> Tensor:
-        """Updates B -= c_i z_i with c_i = <g, z_i> lr / q, in order. Returns the coefficients (q,).
+    recipe: Recipe
+    seeds: Tensor
+    size: int
 
-        These are the coefficients of `replay` in the limit eps -> 0. gradient: (D,). seeds: int32 (q, 2).
+    def blocks(self) -> Iterator[tuple[Tensor, slice]]:
+        """The directions (n, D) of each block of queries, and the block's place among them."""
+        count = max(1, DIRECTION_BLOCK // self.size)
+        for start in range(0, self.recipe.queries, count):
+            part = slice(start, min(start + count, self.recipe.queries))
+            whole = part == slice(0, self.recipe.queries)
+            yield directions(self.recipe.noise, self.seeds if whole else self.seeds[part], self.size), part
+
+    def project(self, b: Tensor, descent: Tensor, lr: Tensor) -> tuple[Tensor, Tensor]:
+        """B - c_i z_i with c_i = <u, z_i> lr / q, in order, and the coefficients (q,). b: (D,). descent: u (D,).
+
+        With the gradient as u these are the coefficients of `replay` in the limit eps -> 0.
         """
-        b, rate = self.flat_b, lr / self.recipe.queries
+        rate = lr / self.recipe.queries
         coefficients: list[Tensor] = []
-        for z, _ in self._blocks(seeds):
-            coefficients.append(torch.mm(z, gradient.unsqueeze(1)).squeeze(1) * rate)
+        for z, _ in self.blocks():
+            coefficients.append(torch.mm(z, descent.unsqueeze(1)).squeeze(1) * rate)
             b = descended(b, z, coefficients[-1])
+        return b, torch.cat(coefficients) if len(coefficients) > 1 else coefficients[0]
+
+    def replay(self, b: Tensor, coefficients: Tensor) -> Tensor:
+        """B - c_i z_i for recorded coefficients (q,), in order. b: (D,)."""
+        for z, part in self.blocks():
+            b = descended(b, z, coefficients[part])
+        return b
+
+
+class DirectionalB(FlatB):
+    """One flat B (D,), for estimator `directional`: updates along a gradient's projections on random directions."""
+
+    def project(self, gradient: Tensor, seeds: Tensor, lr: Tensor) -> Tensor:
+        """Updates B by a gradient's projections; see `Directions.project`. Returns the coefficients (q,)."""
+        b, coefficients = self._directions(seeds).project(self.flat_b, gradient, lr)
         self.flat_b.copy_(b)
-        return torch.cat(coefficients) if len(coefficients) > 1 else coefficients[0]
+        return coefficients
 
     def projections(self, gradients: Tensor, seeds: Tensor) -> Tensor:
         """The projections <g_e, z_i> of each example's gradient, (q, rows). gradients: (rows, D). seeds: int32 (q, 2).
 
         Each example has a product of its own, so that no other example can change its rounding.
         """
-        rows = single_rows(gradients)
-        blocks = [torch.cat([torch.mm(z, row.reshape(-1, 1)) for row in rows], dim=1) for z, _ in self._blocks(seeds)]
-        return torch.cat(blocks) if len(blocks) > 1 else blocks[0]
+        rows, blocks = single_rows(gradients), self._directions(seeds).blocks()
+        found = [torch.cat([torch.mm(z, row.reshape(-1, 1)) for row in rows], dim=1) for z, _ in blocks]
+        return torch.cat(found) if len(found) > 1 else found[0]
 
     def replay(self, seeds: Tensor, coefficients: Tensor, eps: Tensor) -> Tensor:
         """See `FlatB.replay`."""
-        b = self.flat_b
-        for z, part in self._blocks(seeds):
-            b = descended(b, z, coefficients[part])
-        return self.flat_b.copy_(b)
+        return self.flat_b.copy_(self._directions(seeds).replay(self.flat_b, coefficients))
 
-    def _blocks(self, seeds: Tensor) -> Iterator[tuple[Tensor, slice]]:
-        """The directions (n, D) of each block of queries, and the block's place among them."""
-        size = self.flat_b.shape[0]
-        count = max(1, DIRECTION_BLOCK // size)
-        for start in range(0, self.recipe.queries, count):
-            part = slice(start, min(start + count, self.recipe.queries))
-            whole = part == slice(0, self.recipe.queries)
-            yield directions(self.recipe.noise, seeds if whole else seeds[part], size), part
+    def _directions(self, seeds: Tensor) -> Directions:
+        return Directions(self.recipe, seeds, self.flat_b.shape[0])
+
+
+class ProjectedB(OptimizedB):
+    """B (D,) and an optimizer's state, for estimator `directional`: updates along projections of its direction.
+
+    The optimizer's state follows the exact gradients, and B follows the recorded coefficients.
+    """
+
+    def project(self, gradient: Tensor, seeds: Tensor, lr: Tensor) -> Tensor:
+        """Updates B by the projections of the optimizer's direction, and its state. Returns the coefficients (q,)."""
+        descent, kept = self.direction(gradient)
+        b, coefficients = Directions(self.recipe, seeds, self.size).project(self.current(), descent, lr)
+        self.optimized.copy_(torch.cat((b, *kept)))
+        return coefficients
+
+    def replay(self, seeds: Tensor, coefficients: Tensor, eps: Tensor) -> Tensor:
+        """Updates B by recorded coefficients (q,); the optimizer's state does not change. Returns both."""
+        b = Directions(self.recipe, seeds, self.size).replay(self.current(), coefficients)
+        return self.optimized.copy_(torch.cat((b, self.optimized[self.size :])))
 
 
 class StoredPairs(nn.Module):
@@ -170,6 +211,6 @@ def state_of(recipe: Recipe, size: int) -> FlatB | StoredPairs | OptimizedB:
         "replay": FlatB,
         "stored": StoredPairs,
         "gradient": OptimizedB,
-        "directional": DirectionalB,
+        "directional": ProjectedB if recipe.keeps_optimizer else DirectionalB,
     }
     return kinds[recipe.estimator](recipe, size)

@@ -1,4 +1,5 @@
-"""B and an optimizer's state as one flat vector, and its update from a gradient (estimator `gradient`).
+"""B and an optimizer's state as one flat vector, and its update from a gradient (estimators `gradient` and
+`directional`).
 
 One buffer holds everything that a step changes, so that all methods share it, a checkpoint is one vector, and zeros are
 its beginning.
@@ -52,7 +53,7 @@ class OptimizedB(nn.Module):
     def __init__(self, recipe: Recipe, size: int) -> None:
         """size: D."""
         super().__init__()
-        self.optimizer, self.size = recipe.optimizer, size
+        self.recipe, self.optimizer, self.size = recipe, recipe.optimizer, size
         self.register_buffer("optimized", torch.zeros(state_size(recipe.optimizer, size)))
 
     def part(self, index: int) -> Tensor:
@@ -85,14 +86,23 @@ class OptimizedB(nn.Module):
         """B and the optimizer's state after one step with a gradient (D,)."""
         b = self.current()
         b = b - b * (rates.lr * rates.weight_decay)
+        direction, kept = self.direction(gradient)
+        b = b - direction * rates.lr
+        return torch.cat((b, *kept)) if kept else b
+
+    def direction(self, gradient: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The direction of descent (D,), and the optimizer's state after a step with a gradient (D,).
+
+        At a learning rate of 1 the optimizer subtracts the direction from B.
+        """
         if self.optimizer == "sgd":
-            return b - gradient * rates.lr
+            return gradient, []
         if self.optimizer == "momentum":
             velocity = self.part(1) * MOMENTUM + gradient
-            return torch.cat((b - velocity * rates.lr, velocity))
+            return velocity, [velocity]
         first = self.part(1) * BETAS[0] + gradient * (1 - BETAS[0])
         second = self.part(2) * BETAS[1] + gradient * gradient * (1 - BETAS[1])
         at = VECTORS["adam"] * self.size
         weights = [self.optimized[at + index : at + index + 1] * beta + (1 - beta) for index, beta in enumerate(BETAS)]
-        moved = (first / weights[0]) / (torch.sqrt(second / weights[1]) + STABILITY) * rates.lr
-        return torch.cat((b - moved, first, second, *weights))
+        direction = (first / weights[0]) / (torch.sqrt(second / weights[1]) + STABILITY)
+        return direction, [first, second, *weights]

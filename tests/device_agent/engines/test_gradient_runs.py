@@ -1,4 +1,4 @@
-"""The engine contract for runs with exact gradients: they resume from checkpoints, since no ledger replays them."""
+"""The engine contract for runs with an optimizer: they resume from checkpoints, since no ledger replays its state."""
 
 import shutil
 
@@ -10,7 +10,7 @@ from device_agent.errors import DoesNotFit
 from device_agent.training.checkpoints import CheckpointDirectory
 from device_agent.training.journal import RunDirectory
 from shared.zo.lora import load_adapter
-from shared.zo.trajectory import Limits
+from shared.zo.trajectory import Limits, TrajectoryFile
 from tests.device_agent.conftest import copy_run
 from tests.device_agent.engines.runs import KillAt, hashes, ledger
 from tests.device_agent.warm_starts import begin_from, random_b
@@ -159,6 +159,24 @@ def test_a_run_that_is_pulled_goes_on_from_its_start(gradient, dataset, tmp_path
     train(native, runs[1])
     assert hashes(runs[0]) == hashes(runs[1])
     assert ledger(runs[0]).pulls[0] == np.float32(1 - 0.4 * SETTINGS["lr"])
+
+
+@pytest.mark.slow
+def test_b_is_that_of_the_ledger_even_if_a_step_comes_out_otherwise(directional, dataset, run, engine):
+    """As a step may that another engine made. It also holds after a checkpoint, and with pulls."""
+    plan = directional.plan(dataset, **SETTINGS, proximal=0.4)
+    plan = begin_from(run, plan, random_b(directional.manifest))
+    until(engine, run, 12)
+    recorded = ledger(run)
+    run.ledger.unlink()
+    changed = TrajectoryFile(run.ledger, plan.header)
+    for coefficients, factor in zip(recorded.coefficients, recorded.pulls, strict=True):
+        changed.append_step(coefficients * np.float32(1.01), factor)
+    changed.close()
+    assert train(engine, run).result.steps == SETTINGS["steps"]
+    last = load_adapter(run.last.read_bytes(), directional.manifest.size)
+    np.testing.assert_array_equal(ledger(run).replay(plan.begin_b()), last)
+    assert kept(run).read(SETTINGS["steps"]).size == 3 * last.size + 2
 
 
 @pytest.mark.slow

@@ -160,11 +160,11 @@ HARMS = {
     "a long example": (changed(b"X", longer), "too long"),
     "a long batch to score": (changed(b"V", longer), "too long"),
     "a bound of the norm that is no number": (
-        lambda found: [*found, (b"G", struct.pack("<iff", 1, np.nan, 0.0))],
+        lambda found: [*found, (b"M", struct.pack("<i", 1)), (b"G", struct.pack("<ff", np.nan, 0.0))],
         "nan for the bound of the gradient's norm",
     ),
     "no steps between checkpoints": (
-        lambda found: [*found, (b"G", struct.pack("<iff", 0, 1.0, 0.0))],
+        lambda found: [*found, (b"M", struct.pack("<i", 0))],
         "0 for the steps between checkpoints",
     ),
     "a record of a later version": (lambda found: [*found, (b"?", b"")], "a record of another version"),

@@ -9,7 +9,7 @@ from device_agent.errors import Diverged
 from device_agent.runtimes import Rates, open_runtime
 from device_agent.training.checkpoints import CheckpointDirectory, Checkpoints
 from device_agent.training.data import BatchSampler
-from device_agent.training.gradient_trainer import GradientTrainer
+from device_agent.training.gradient_trainer import trainer_of
 from device_agent.training.journal import RunDirectory
 from shared.zo.encoding import pack_step
 from shared.zo.lora import load_adapter
@@ -42,7 +42,8 @@ def train(run, plan, program, runtime=None, stop=lambda: False):
     if not run.path.exists():
         run.begin(plan)
     opened = runtime or open_runtime(plan.manifest, plan.program, plan.weights)
-    return GradientTrainer(run, plan, program.splits(plan.dataset, plan.training), opened, lambda _: None, stop).train()
+    splits = program.splits(plan.dataset, plan.training)
+    return trainer_of(plan.manifest)(run, plan, splits, opened, lambda _: None, stop).train()
 
 
 def read(path, program):
@@ -72,16 +73,20 @@ def test_a_run_is_the_steps_by_hand(run, gradient, dataset):
     runtime.close()
 
 
-def test_killed_at_every_call_it_ends_with_the_same_bytes(run, gradient, dataset, tmp_path):
-    plan = gradient.plan(dataset, **SETTINGS)
-    expected = outcome(run, train(run, plan, gradient))
+@pytest.mark.parametrize(
+    ("name", "longest"), [("gradient", 17), pytest.param("directional", 50, marks=pytest.mark.slow)]
+)
+def test_killed_at_every_call_it_ends_with_the_same_bytes(request, run, name, longest, dataset, tmp_path):
+    program = request.getfixturevalue(name)
+    plan = program.plan(dataset, **SETTINGS)
+    expected = outcome(run, train(run, plan, program))
     runtime = open_runtime(plan.manifest, plan.program, plan.weights, resident=True)
     pieces = RunDirectory(tmp_path / "pieces")
     kills = 0
     while True:
         try:
             # Each process lives a little longer than it takes to load, so that there is progress now and then.
-            result = train(pieces, plan, gradient, DyingRuntime(runtime, 1 + kills % 17))
+            result = train(pieces, plan, program, DyingRuntime(runtime, 1 + kills % longest))
             break
         except Killed:
             kills += 1

@@ -10,9 +10,10 @@ from device_agent.runtimes import open_runtime
 from device_agent.training import prefix
 from device_agent.training.data import BatchSampler
 from device_agent.training.evaluation import measure
+from device_agent.training.gradient_trainer import trainer_of
 from device_agent.training.journal import RunDirectory
 from device_agent.training.prefix import STRIDE
-from device_agent.training.trainer import Stopped, Trainer
+from device_agent.training.trainer import Stopped
 from shared.canonical import file_sha256
 from shared.recipe import DEFAULT_EPS
 from shared.zo.encoding import pack_step
@@ -32,7 +33,7 @@ def train(run, plan, program, stop=lambda: False, runtime=None):
     opened = runtime or open_runtime(plan.manifest, plan.program, plan.weights)
     try:
         splits = program.splits(plan.dataset, plan.training)
-        return Trainer(run, plan, splits, opened, told.append, stop).train(), told
+        return trainer_of(plan.manifest)(run, plan, splits, opened, told.append, stop).train(), told
     finally:
         opened.close()
 

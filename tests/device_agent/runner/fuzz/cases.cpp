@@ -18,6 +18,7 @@ constexpr const char *HEADER = R"({"job_id":"job-1","job_seed":3,"recipe_id":"00
 struct Shape {
   Settings settings{};
   bool gradient = false, secret = false; // exact gradients; a private run
+  bool checkpoints = false;              // the program has a `state`
   bool pulls = false, start = false, uploads_last = false;
   int64_t examples = 1;
 };
@@ -53,6 +54,7 @@ Shape random_shape(Random &random) {
   s.dynamic = random.between(0, 1);
   s.candidates = random.between(0, 1);
   s.stored = shape.gradient ? 0 : random.between(0, 1);
+  shape.checkpoints = shape.gradient || (s.stored == 0 && !shape.secret && random.chance(2));
   s.width = random.chance(2) ? random.between(1, 3) : 0;
   s.stride = random.between(1, 16);
   s.prefix_bytes = random.chance(2) ? 1 << 20 : random.between(0, 300);
@@ -147,9 +149,11 @@ std::string plan(const Shape &shape, Random &random) {
   }
   put_reals(add('L'), s.steps, random);
   put_integers(add('Q'), s.steps * s.queries * 2, INT32_MAX, random);
+  if (shape.checkpoints) {
+    put(add('M'), static_cast<int32_t>(random.between(1, 4)));
+  }
   if (shape.gradient) {
     std::string &settings = add('G');
-    put(settings, static_cast<int32_t>(random.between(1, 4)));
     put(settings, random.chance(2) ? INFINITY : 1.0F);
     put(settings, 0.01F);
   }
@@ -217,7 +221,7 @@ void add_run(Case &files, const Shape &shape, Random &random) {
   if (random.chance(2)) {
     const int64_t steps = random.between(0, shape.settings.steps);
     files["trajectory.bin"] = ledger(shape, steps, random);
-    if (shape.gradient) {
+    if (shape.checkpoints) {
       const int64_t at = random.between(0, steps);
       std::string state;
       put_reals(state, 3 * shape.settings.size, random);

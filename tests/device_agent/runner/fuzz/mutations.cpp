@@ -19,7 +19,7 @@ constexpr const char *TEXTS[] = {
     "4294967296", "2147483648", "1e400", "-1e400", "1e-400", "nan", "inf", "-inf", "0x10", "1.5", "null", "true", "\"",
     "\\", "\"x\"", "{", "}", "[", "]", ",", ":", " ", "\n", "", "validation", "test", "current", "best", "rest ",
     "length ", "\"step\":", "\"total\":", "\"split\": \"validation\"", "\"loss\":", "\"max_length\":", "\"rest\":"};
-constexpr char KINDS[] = {'C', 'H', 'B', 'P', 'K', 'L', 'Q', 'D', 'G', 'O', 'X', 'V', 'T', 'Z', 'S', 'E', '?', '\0'};
+constexpr char KINDS[] = {'C', 'H', 'B', 'P', 'K', 'L', 'Q', 'D', 'M', 'G', 'O', 'X', 'V', 'T', 'Z', 'S', 'E', '?', '\0'};
 
 // A number near one that is in use, or one at an end of a type.
 int64_t number(Random &random, int64_t present) {
