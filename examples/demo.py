@@ -139,18 +139,16 @@ class Processes:
         return process
 
     def check(self) -> None:
-        """Raises MobizoError, with the end of its log, if one of the processes has failed."""
+        """Raises MobizoError, with the end of its log, if server or agent have ended."""
         for name, process in self._running:
-            if process.poll():
+            if name in ("server", "agent") and process.poll() is not None:
                 tail = (self._logs / f"{name}.log").read_text(errors="replace")[-2000:]
                 raise MobizoError(f"{name} ended with status {process.returncode}:\n{tail}")
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-    except ProcessLookupError:
-        return
 
 
 def _gguf() -> Path:
@@ -309,11 +307,14 @@ def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int |
     directory.mkdir(parents=True)
     os.environ["HF_HUB_OFFLINE"] = os.environ["PYTHONUNBUFFERED"] = "1"
     env = os.environ | {"MOBIZO_HOME": str(directory / "server"), "MOBIZO_AGENT_HOME": str(directory / "agent")}
-    console.print("[bold]server[/bold]: keys, database, base model")
-    operator = json.loads(_run([SERVER, "init", "--json"], env))["token"]
-    _run([SERVER, "bases", "add", BASE, str(_gguf()), "--json"], env)
     with ExitStack() as stack:
         processes = stack.enter_context(Processes(directory / "logs"))
+        # The device would build its native runner when it gets its first job; until then a core may be idle.
+        if "MOBIZO_AGENT_RUNNER" not in os.environ:
+            processes.start("build-runner", [AGENT, "build-runner"], env)
+        console.print("[bold]server[/bold]: keys, database, base model")
+        operator = json.loads(_run([SERVER, "init", "--json"], env))["token"]
+        _run([SERVER, "bases", "add", BASE, str(_gguf()), "--json"], env)
         calibration = Calibration(processes, directory, test_limit, env) if any(m.calibrated for m in chosen) else None
         # Two workers, so that the second program is compiled as soon as its calibration exists.
         processes.start("server", [SERVER, "run", "--port", "0", "--workers", "2"], env)
