@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 SENTENCES = (
     "A warm, funny, beautifully acted film that stays with you.",
@@ -46,7 +46,8 @@ def answer(model: Any, tokenizer: Any, sentence: str) -> tuple[str, float]:
 
 def main(gguf: Path, adapters: Iterable[Path], sentences: Sequence[str]) -> None:
     """Prints the answers."""
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    # The class that AutoTokenizer chooses, after it has read the model's configuration for seconds.
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(gguf.parent, gguf_file=gguf.name)
     base = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32).eval()
     answers = [[answer(base, tokenizer, sentence) for sentence in sentences]]
     for adapter in adapters:

@@ -40,11 +40,15 @@ from shared.recipe import TARGETS, RecipeSettings, Target
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
+SERVER, AGENT = str(BIN / "mobizo-server"), str(BIN / "mobizo-agent")
 DATA = ROOT / "examples" / "data" / "movie_reviews"
 PUBLIC_DATA = ROOT / "examples" / "data" / "product_reviews" / "train.jsonl"
 BASE = "smollm2-135m-instruct"
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 USER = "alice"
 START_SECONDS = 120
+# Threads that wait for each other would take the processor time of the processes beside them.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 ANNOUNCED = re.compile(r"listening on \S*?(https?://[\w.:]+)")
 STOP_SECONDS = 15
 VALIDATION_LIMIT = 200
@@ -126,10 +130,8 @@ class Processes:
         before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
         try:
             with (self._logs / f"{name}.log").open("wb") as log:
-                ends = (subprocess.PIPE, subprocess.PIPE) if pipes else (None, log)
-                process = subprocess.Popen(
-                    command, env=env, stdin=ends[0], stdout=ends[1], stderr=log, start_new_session=True
-                )
+                ends: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE} if pipes else {"stdout": log}
+                process = subprocess.Popen(command, env=env, stderr=log, start_new_session=True, **ends)
             self._running.append((name, process))
         finally:
             signal.signal(signal.SIGINT, before)
@@ -138,18 +140,16 @@ class Processes:
         return process
 
     def check(self) -> None:
-        """Raises MobizoError, with the end of its log, if one of the processes has ended."""
+        """Raises MobizoError, with the end of its log, if server or agent have ended."""
         for name, process in self._running:
-            if process.poll() is not None:
+            if name in ("server", "agent") and process.poll() is not None:
                 tail = (self._logs / f"{name}.log").read_text(errors="replace")[-2000:]
                 raise MobizoError(f"{name} ended with status {process.returncode}:\n{tail}")
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-    except ProcessLookupError:
-        return
 
 
 def _gguf() -> Path:
@@ -177,14 +177,23 @@ def _url_when_ready(log: Path, processes: Processes) -> str:
     return announced[1]
 
 
-def calibrate(server: str, directory: Path, examples: int, env: dict[str, str]) -> str:
-    """Registers a calibration from public data and returns its sha256. The forward-only adapter takes its A from it."""
-    path = str(directory / "calibration.safetensors")
-    command = [server, "calibrate", "--base", BASE, "--task", "sst2", "--data", str(PUBLIC_DATA), "--out", path]
-    command += ["--targets", ",".join(CALIBRATED), "--layers", "last:8", "--width", "4", "--loss", "candidates"]
-    made = json.loads(_run([*command, "--seq-len", "36", "--examples", str(examples), "--json"], env))
-    _run([server, "calibrations", "add", path, "--json"], env)
-    return str(made["sha256"])
+class Calibration:
+    """A calibration from public data, computed in a process beside the start of server and device."""
+
+    def __init__(self, processes: Processes, directory: Path, most: int, env: dict[str, str]) -> None:
+        """Starts the process. The base must be registered. The forward-only adapter takes its A from the result."""
+        console.print("[bold]calibration[/bold]: directions from product reviews, which are public")
+        self._path, self._env = str(directory / "calibration.safetensors"), env
+        command = [SERVER, "calibrate", "--base", BASE, "--task", "sst2", "--data", str(PUBLIC_DATA), "--json"]
+        command += ["--out", self._path, "--targets", ",".join(CALIBRATED), "--layers", "last:8", "--width", "4"]
+        command += ["--loss", "candidates", "--seq-len", "36", "--examples", str(min(most, CALIBRATION_EXAMPLES))]
+        self._process = processes.start("calibrate", command, env | ONE_THREAD)
+
+    def register(self) -> str:
+        """Waits for the calibration, registers it and returns its sha256. Raises MobizoError if it failed."""
+        if self._process.wait():
+            raise MobizoError("the calibration failed; calibrate.log says why")
+        return str(json.loads(_run([SERVER, "calibrations", "add", self._path, "--json"], self._env))["sha256"])
 
 
 class Classification:
@@ -193,8 +202,7 @@ class Classification:
     def __init__(self, processes: Processes, env: dict[str, str]) -> None:
         """Starts the process."""
         command = [sys.executable, str(ROOT / "examples" / "classify.py"), str(_gguf()), "--adapter", "-"]
-        # With one thread: threads that wait for each other would take the jobs' processor time.
-        self._process = processes.start("classify", command, env | {"OMP_NUM_THREADS": "1"}, pipes=True)
+        self._process = processes.start("classify", command, env | ONE_THREAD, pipes=True)
         psutil.Process(self._process.pid).nice(10)
 
     def use(self, adapter: Path) -> None:
@@ -298,40 +306,33 @@ def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int |
     began = time.monotonic()
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    env = os.environ | {
-        "MOBIZO_HOME": str(directory / "server"),
-        "MOBIZO_AGENT_HOME": str(directory / "agent"),
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    server, agent = str(BIN / "mobizo-server"), str(BIN / "mobizo-agent")
-    console.print("[bold]server[/bold]: keys, database, base model")
-    operator = json.loads(_run([server, "init", "--json"], env))["token"]
-    _run([server, "bases", "add", BASE, str(_gguf()), "--json"], env)
+    os.environ["HF_HUB_OFFLINE"] = os.environ["PYTHONUNBUFFERED"] = "1"
+    env = os.environ | {"MOBIZO_HOME": str(directory / "server"), "MOBIZO_AGENT_HOME": str(directory / "agent")}
     with ExitStack() as stack:
         processes = stack.enter_context(Processes(directory / "logs"))
+        # The device would build its native runner when it gets its first job; until then a core may be idle.
+        if "MOBIZO_AGENT_RUNNER" not in os.environ:
+            processes.start("build-runner", [AGENT, "build-runner"], env)
+        console.print("[bold]server[/bold]: keys, database, base model")
+        operator = json.loads(_run([SERVER, "init", "--json"], env))["token"]
+        _run([SERVER, "bases", "add", BASE, str(_gguf()), "--hub-id", HUB_ID, "--json"], env)
+        calibration = Calibration(processes, directory, test_limit, env) if any(m.calibrated for m in chosen) else None
         # Two workers, so that the second program is compiled as soon as its calibration exists.
-        processes.start("server", [server, "run", "--port", "0", "--workers", "2"], env)
+        processes.start("server", [SERVER, "run", "--port", "0", "--workers", "2"], env)
         url = _url_when_ready(directory / "logs" / "server.log", processes)
         client = stack.enter_context(Client(url, operator))
         console.print(f"  listening on {url}")
         console.print("[bold]device[/bold]: enrolls with a one-time token and waits for jobs")
         token = client.devices.create_enrollment_token(EnrollmentRequest(users=[USER])).token
-        _run([agent, "enroll", "--server", url, "--token", token, "--name", "demo-device"], env)
-        device = processes.start("agent", [agent, "run", "--data", f"movie_reviews={DATA}"], env)
+        _run([AGENT, "enroll", "--server", url, "--token", token, "--name", "demo-device"], env)
+        device = processes.start("agent", [AGENT, "run", "--data", f"movie_reviews={DATA}"], env)
         limits: dict[str, Any] = {"test_limit": test_limit, "validation_limit": min(test_limit, VALIDATION_LIMIT)}
         if steps is not None:
             limits["steps"] = steps
-        # All are submitted at once: A is calibrated while the server compiles the first program.
+        # Each is submitted as soon as it can be: A is calibrated while the server compiles the first program.
         jobs, used = [], core_seconds(device)
         for method in chosen:
-            own = {}
-            if method.calibrated:
-                console.print(
-                    f"[bold]calibration[/bold] of {method.name}: directions from product reviews, which are public"
-                )
-                own["calibration"] = calibrate(server, directory, min(test_limit, CALIBRATION_EXAMPLES), env)
+            own = {"calibration": calibration.register()} if calibration and method.calibrated else {}
             jobs.append(client.jobs.submit(_request(method, own, limits)))
         classification = Classification(processes, env)
         methods = {}
@@ -346,7 +347,7 @@ def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int |
             # The exact version, because a version that did not improve is held and not `main`.
             client.adapters.download(method.adapter, directory / method.adapter, job.adapter_version or "main")
             classification.use(directory / method.adapter)
-        _run([agent, "adapters", "pull"], env)
+        _run([AGENT, "adapters", "pull"], env)
         report = {
             "base_model": BASE,
             "methods": methods,

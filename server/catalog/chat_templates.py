@@ -146,16 +146,16 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _gguf(path: Path) -> tuple[str | None, dict[str, str]]:
-    from gguf import GGUFReader
+    from server.compiler.checkpoints.gguf_file import GgufFile
 
-    fields = GGUFReader(path).fields
-    template, spellings = fields.get("tokenizer.chat_template"), fields.get("tokenizer.ggml.tokens")
+    metadata = GgufFile.read(path).metadata
+    template, spellings = metadata.get("tokenizer.chat_template"), metadata.get("tokenizer.ggml.tokens")
     tokens = {}
     for name in TOKENS:
-        number = fields.get(f"tokenizer.ggml.{name.replace('unk', 'unknown').replace('pad', 'padding')}_id")
+        number = metadata.get(f"tokenizer.ggml.{name.replace('unk', 'unknown').replace('pad', 'padding')}_id")
         if number is not None and spellings is not None:
-            tokens[name] = str(spellings.contents(int(number.contents())))
-    return None if template is None else str(template.contents()), tokens
+            tokens[name] = spellings[number]
+    return template, tokens
 
 
 def _check(template: ChatTemplate) -> None:

@@ -8,9 +8,7 @@ gradient is held only during its layer's backward pass.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ from torch import Tensor
 
 from server.compiler.checkpoints.base import BaseFiles, locate_base
 from server.compiler.checkpoints.checkpoint import inspect_base
-from server.compiler.checkpoints.transformers_names import stock_tensors, write_stock_files
+from server.compiler.checkpoints.transformers_names import stock_config, stock_tensors
 from shared.errors import InvalidDataset, UnreadableCheckpoint, UnsupportedModel
 from shared.recipe import Recipe
 from shared.zo.calibration import F32, CalibrationAbout, Kind, dump_calibration
@@ -179,9 +177,8 @@ def _stock_model(source: str) -> Any:
 def _of_gguf(files: BaseFiles) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    with tempfile.TemporaryDirectory() as directory:
-        write_stock_files(files, Path(directory))
-        config = AutoConfig.from_pretrained(directory)
+    stock = stock_config(files)
+    config = AutoConfig.for_model(stock.pop("model_type"), **stock)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict({name: torch.from_numpy(weight) for name, weight in stock_tensors(files)}, strict=False)
     model.tie_weights()

@@ -22,6 +22,10 @@ import structlog
 from server.tasks.parent_death_signal import bound_to_parent
 from shared.errors import MobizoError, from_problem
 
+# A task computes in Python for the most part. Threads of its libraries would mostly wait for each other, which takes
+# processor time from other workers; on a machine with idle cores, more workers help. An operator's own setting wins.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
 _log = structlog.get_logger()
 
 
@@ -66,6 +70,7 @@ class ChildProcess:
             stdout=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             stderr=self.log,
+            env=ONE_THREAD | os.environ,
             start_new_session=True,
         )
         output = _Listener(process.stdout, self.on_stage, self.result)

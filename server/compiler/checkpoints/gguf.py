@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import torch
+from gguf import GGMLQuantizationType
 
 from server.compiler.checkpoints.base import BaseFacts, BaseFiles, Rope
+from server.compiler.checkpoints.gguf_file import GgufFile, GgufTensor
 from server.compiler.checkpoints.lazy import LazyTensor
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 
@@ -39,102 +39,98 @@ LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(.+)\.weight")
 
 def gguf_facts(files: BaseFiles) -> BaseFacts:
     """Returns the facts in the file's metadata. Raises UnreadableCheckpoint or UnsupportedModel."""
-    return _facts(files, _read(files))
+    return _facts(files, GgufFile.read(files.root))
 
 
 def gguf_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, LazyTensor]]:
-    """Returns the facts and all tensors by canonical name. Parses the metadata once, because that takes seconds."""
-    reader = _read(files)
-    return _facts(files, reader), dict(_tensors(files.root, reader))
+    """Returns the facts and all tensors by canonical name."""
+    file = GgufFile.read(files.root)
+    return _facts(files, file), dict(_tensors(file))
 
 
 def gguf_tensors(files: BaseFiles) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields every weight with its canonical name."""
-    for name, tensor in _tensors(files.root, _read(files)):
+    for name, tensor in _tensors(GgufFile.read(files.root)):
         yield name, tensor.read()
 
 
-def _facts(files: BaseFiles, reader: gguf.GGUFReader) -> BaseFacts:
-    architecture = str(_field(reader, "general.architecture"))
+def _facts(files: BaseFiles, file: GgufFile) -> BaseFacts:
+    architecture = str(_field(file, "general.architecture"))
     if architecture not in SUPPORTED:
         raise UnsupportedModel(f"architecture {architecture!r} is not supported; supported: {', '.join(SUPPORTED)}")
-    names = [_canonical(tensor.name) for tensor in _weights(reader)]
-    _refuse_features(reader)
-    heads = int(_field(reader, "llama.attention.head_count"))
-    hidden = int(_field(reader, "llama.embedding_length"))
-    head_dim = int(_field(reader, "llama.attention.key_length", hidden // heads))
-    if int(_field(reader, "llama.rope.dimension_count", head_dim)) != head_dim:
+    names = [_canonical(tensor.name) for tensor in _weights(file)]
+    _refuse_features(file)
+    heads = int(_field(file, "llama.attention.head_count"))
+    hidden = int(_field(file, "llama.embedding_length"))
+    head_dim = int(_field(file, "llama.attention.key_length", hidden // heads))
+    if int(_field(file, "llama.rope.dimension_count", head_dim)) != head_dim:
         raise UnsupportedModel(
             "this llama checkpoint uses partial rotary embedding, which the decoder does not compute"
         )
-    embedding = next((tensor for tensor in reader.tensors if tensor.name == "token_embd.weight"), None)
+    embedding = next((tensor for tensor in file.tensors if tensor.name == "token_embd.weight"), None)
     if embedding is None:
         raise UnreadableCheckpoint("the GGUF file has no token_embd.weight")
     return BaseFacts(
         architecture=architecture,
-        layers=int(_field(reader, "llama.block_count")),
+        layers=int(_field(file, "llama.block_count")),
         hidden=hidden,
-        intermediate=int(_field(reader, "llama.feed_forward_length")),
+        intermediate=int(_field(file, "llama.feed_forward_length")),
         heads=heads,
-        kv_heads=int(_field(reader, "llama.attention.head_count_kv", heads)),
+        kv_heads=int(_field(file, "llama.attention.head_count_kv", heads)),
         head_dim=head_dim,
-        vocabulary=int(embedding.shape[1]),
-        context_length=int(_field(reader, "llama.context_length")),
+        vocabulary=embedding.shape[0],
+        context_length=int(_field(file, "llama.context_length")),
         sha256=files.sha256,
         form="gguf",
         tied="lm_head" not in names,
-        rope=_rope(reader, head_dim),
+        rope=_rope(file, head_dim),
         attention_scale=head_dim**-0.5,
-        norm_eps=float(_field(reader, "llama.attention.layer_norm_rms_epsilon")),
-        parameters=sum(int(tensor.n_elements) for tensor in _weights(reader)),
+        norm_eps=float(_field(file, "llama.attention.layer_norm_rms_epsilon")),
+        parameters=sum(tensor.elements for tensor in _weights(file)),
     )
 
 
-def _weights(reader: gguf.GGUFReader) -> list[gguf.ReaderTensor]:
-    return [tensor for tensor in reader.tensors if tensor.name != ROPE_FACTORS]
+def _weights(file: GgufFile) -> list[GgufTensor]:
+    return [tensor for tensor in file.tensors if tensor.name != ROPE_FACTORS]
 
 
-def _rope(reader: gguf.GGUFReader, head_dim: int) -> Rope:
+def _rope(file: GgufFile, head_dim: int) -> Rope:
     """Returns the rotary embedding. As in llama.cpp, a factor without a type is linear, and a factor of 0 is none."""
-    theta = float(_field(reader, "llama.rope.freq_base", 10000.0))
-    factor = float(_field(reader, "llama.rope.scaling.factor", _field(reader, "llama.rope.scale_linear", 0.0)))
-    linear = factor not in (0.0, 1.0) and _scaling(reader) == "linear"
-    tensor = next((tensor for tensor in reader.tensors if tensor.name == ROPE_FACTORS), None)
+    theta = float(_field(file, "llama.rope.freq_base", 10000.0))
+    factor = float(_field(file, "llama.rope.scaling.factor", _field(file, "llama.rope.scale_linear", 0.0)))
+    linear = factor not in (0.0, 1.0) and _scaling(file) == "linear"
+    tensor = next((tensor for tensor in file.tensors if tensor.name == ROPE_FACTORS), None)
     if tensor is None:
         return Rope(theta=theta, kind="linear", factor=factor) if linear else Rope(theta=theta)
-    factors = tuple(float(value) for value in tensor.data.reshape(-1))
-    if linear or tensor.tensor_type != gguf.GGMLQuantizationType.F32 or len(factors) != head_dim // 2:
+    if linear or tensor.type != GGMLQuantizationType.F32 or tensor.elements != head_dim // 2:
         raise UnsupportedModel(f"{ROPE_FACTORS} is not {head_dim // 2} float32 factors of an otherwise unscaled RoPE")
-    return Rope(theta=theta, kind="factors", factors=factors)
+    return Rope(theta=theta, kind="factors", factors=tuple(float(value) for value in tensor.values().reshape(-1)))
 
 
-def _scaling(reader: gguf.GGUFReader) -> str:
-    return str(_field(reader, "llama.rope.scaling.type", "linear"))
+def _scaling(file: GgufFile) -> str:
+    return str(_field(file, "llama.rope.scaling.type", "linear"))
 
 
-def _tensors(path: Path, reader: gguf.GGUFReader) -> Iterator[tuple[str, LazyTensor]]:
+def _tensors(file: GgufFile) -> Iterator[tuple[str, LazyTensor]]:
     """Yields every weight with its canonical name."""
-    heads = int(_field(reader, "llama.attention.head_count"))
-    kv_heads = int(_field(reader, "llama.attention.head_count_kv", heads))
-    for tensor in _weights(reader):
+    heads = int(_field(file, "llama.attention.head_count"))
+    kv_heads = int(_field(file, "llama.attention.head_count_kv", heads))
+    for tensor in _weights(file):
         name = _canonical(tensor.name)
         try:
-            gguf.dequantize(np.array(tensor.data[:1]), tensor.tensor_type)
+            tensor.values(rows=1)
         except (NotImplementedError, ValueError) as error:
             raise UnsupportedModel(
-                f"tensor {tensor.name} has the unsupported type {tensor.tensor_type.name}; convert the file to another "
+                f"tensor {tensor.name} has the unsupported type {tensor.type.name}; convert the file to another "
                 "type, for example Q8_0"
             ) from error
         permuted = {"q_proj": heads, "k_proj": kv_heads}.get(name.rpartition(".")[2], 0)
-        shape = tuple(int(size) for size in reversed(tensor.shape))
-        yield name, LazyTensor(shape, partial(_dequantized, path, tensor, permuted))
+        yield name, LazyTensor(tensor.shape, partial(_dequantized, tensor, permuted))
 
 
-def _dequantized(path: Path, tensor: gguf.ReaderTensor, heads: int) -> torch.Tensor:
+def _dequantized(tensor: GgufTensor, heads: int) -> torch.Tensor:
     """Returns a tensor in float32 and in Hugging Face's row order. heads: those whose rows llama.cpp permuted, or 0."""
-    # Read, not mapped: the reader's mapping would keep the pages of all tensors in memory.
-    data = np.fromfile(path, tensor.data.dtype, tensor.data.size, offset=int(tensor.data_offset))
-    values = gguf.dequantize(data.reshape(tensor.data.shape), tensor.tensor_type).astype(np.float32, copy=False)
+    values = tensor.values()
     return torch.from_numpy(np.ascontiguousarray(_unpermute(values, heads) if heads else values))
 
 
@@ -145,19 +141,9 @@ def _unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
     return pairs.swapaxes(1, 2).reshape(out_features, in_features)
 
 
-def _read(files: BaseFiles) -> gguf.GGUFReader:
-    try:
-        return gguf.GGUFReader(files.root)
-    except (ValueError, IndexError, KeyError, OSError, TypeError) as error:
-        raise UnreadableCheckpoint(
-            f"{files.root.name} is not a complete GGUF file ({error}); copy or download it again"
-        ) from error
-
-
-def _field(reader: gguf.GGUFReader, name: str, default: Any = None) -> Any:
-    field = reader.fields.get(name)
-    if field is not None:
-        return field.contents()
+def _field(file: GgufFile, name: str, default: Any = None) -> Any:
+    if name in file.metadata:
+        return file.metadata[name]
     if default is None:
         raise UnreadableCheckpoint(f"the GGUF file has no {name}")
     return default
@@ -173,14 +159,14 @@ def _canonical(name: str) -> str:
     return f"layers.{match[1]}.{LAYER_NAMES[match[2]]}"
 
 
-def _refuse_features(reader: gguf.GGUFReader) -> None:
-    scaling = _scaling(reader)
-    attention = float(_field(reader, "llama.rope.scaling.attn_factor", 1.0))
+def _refuse_features(file: GgufFile) -> None:
+    scaling = _scaling(file)
+    attention = float(_field(file, "llama.rope.scaling.attn_factor", 1.0))
     found = {
         f"RoPE scaling {scaling!r}": scaling not in ("none", "linear"),
         f"RoPE attention factor {attention}": attention != 1.0,
-        "sliding-window attention": bool(_field(reader, "llama.attention.sliding_window", 0)),
-        "experts": bool(_field(reader, "llama.expert_count", 0)),
+        "sliding-window attention": bool(_field(file, "llama.attention.sliding_window", 0)),
+        "experts": bool(_field(file, "llama.expert_count", 0)),
     }
     if names := [name for name, present in found.items() if present]:
         raise UnsupportedModel(f"this llama checkpoint uses {', '.join(names)}, which the decoder does not compute")

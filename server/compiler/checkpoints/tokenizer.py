@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from server.compiler.checkpoints.base import BaseFiles
 from shared.errors import UnreadableCheckpoint
@@ -18,13 +19,21 @@ def write_tokenizer(files: BaseFiles, path: Path) -> None:
     if files.form == "huggingface" and own.is_file():
         shutil.copyfile(own, path)
         return
-    from transformers import AutoTokenizer
+    convert_tokenizer(files).backend_tokenizer.save(str(path))
+
+
+def convert_tokenizer(files: BaseFiles) -> Any:
+    """Returns the base's tokenizer as transformers converts it. Raises UnreadableCheckpoint if it cannot."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
         if files.form == "gguf":
-            tokenizer = AutoTokenizer.from_pretrained(str(files.root.parent), gguf_file=files.root.name)
-        else:
-            tokenizer = AutoTokenizer.from_pretrained(str(files.root))
-        tokenizer.backend_tokenizer.save(str(path))
+            # The class that AutoTokenizer chooses for every architecture that is supported here. AutoTokenizer itself
+            # reads the whole file's header with the slow reader first.
+            return PreTrainedTokenizerFast.from_pretrained(str(files.root.parent), gguf_file=files.root.name)
+        tokenizer = AutoTokenizer.from_pretrained(str(files.root))
+        if not tokenizer.is_fast:
+            raise ValueError("its tokenizer is written in Python")
+        return tokenizer
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise UnreadableCheckpoint(f"{files.root.name} has no tokenizer that transformers can convert") from error

@@ -18,6 +18,7 @@ from server.compiler.checkpoints.base import BaseFiles
 from server.compiler.checkpoints.gguf import gguf_facts, gguf_tensors
 from server.compiler.checkpoints.hf import DERIVED, LLAMA_NORMS, hf_facts, opened
 from server.compiler.checkpoints.hf_config import config_facts
+from server.compiler.checkpoints.tokenizer import convert_tokenizer
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 from shared.recipe import TARGETS
 from shared.zo.lora import hf_module_name
@@ -59,21 +60,30 @@ def stock_tensors(files: BaseFiles) -> Iterator[tuple[str, F32]]:
 
 
 def write_stock_files(files: BaseFiles, directory: Path) -> None:
-    """Writes the config.json of a float32 model, and the tokenizer files.
+    """Writes the config.json of a float32 model, and the tokenizer files. Raises as `stock_config`."""
+    config = stock_config(files)
+    if files.form == "gguf":
+        convert_tokenizer(files).save_pretrained(directory)
+    else:
+        for name in TEXT_FILES:
+            if (files.root / name).is_file():
+                shutil.copyfile(files.root / name, directory / name)
+    (directory / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def stock_config(files: BaseFiles) -> dict[str, Any]:
+    """Returns the contents of the config.json of a float32 model.
 
     Raises UnreadableCheckpoint, or UnsupportedModel if transformers reads a GGUF file's metadata differently.
     """
     if files.form == "gguf":
-        config = _gguf_text(files, directory)
+        config = _gguf_config(files)
     else:
         hf_facts(files)  # raises for an invalid configuration
         config = json.loads((files.root / CONFIG).read_text(encoding="utf-8"))
-        for name in TEXT_FILES:
-            if (files.root / name).is_file():
-                shutil.copyfile(files.root / name, directory / name)
     config.pop("torch_dtype", None)  # its name before transformers 5
     config["dtype"] = "float32"
-    (directory / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return config
 
 
 def _from_gguf(name: str) -> str:
@@ -82,16 +92,15 @@ def _from_gguf(name: str) -> str:
     return f"{stem}.weight"
 
 
-def _gguf_text(files: BaseFiles, directory: Path) -> dict[str, Any]:
-    """Writes the tokenizer files and returns the configuration, both converted by transformers."""
-    from transformers import AutoConfig, AutoTokenizer
+def _gguf_config(files: BaseFiles) -> dict[str, Any]:
+    """Returns the configuration as transformers converts it, which takes seconds."""
+    from transformers import AutoConfig
 
-    place, name = str(files.root.parent), files.root.name
+    name = files.root.name
     try:
-        config: dict[str, Any] = AutoConfig.from_pretrained(place, gguf_file=name).to_dict()
-        AutoTokenizer.from_pretrained(place, gguf_file=name).save_pretrained(directory)
+        config: dict[str, Any] = AutoConfig.from_pretrained(str(files.root.parent), gguf_file=name).to_dict()
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UnreadableCheckpoint(f"{name} has a tokenizer that transformers cannot convert") from error
+        raise UnreadableCheckpoint(f"{name} has a configuration that transformers cannot convert") from error
     facts = gguf_facts(files)
     config |= {
         "architectures": ["LlamaForCausalLM"],

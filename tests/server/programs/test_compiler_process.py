@@ -60,6 +60,16 @@ def test_a_crash(compile_):
         compile_(crash=True)
 
 
+@pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("3", "3")])
+def test_one_thread_unless_the_operator_sets_another_number(compile_, monkeypatch, given, expected):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    error = '{"error": {"code": "compile-failed", "detail": "threads: " + os.environ["OMP_NUM_THREADS"]}}'
+    with pytest.raises(CompileFailed, match=f"threads: {expected}"):
+        compile_(command=[sys.executable, "-c", f"import json, os; print(json.dumps({error}))"])
+
+
 SILENT = ("pass", "print('[1]')", "print('{\"error\"')", "print('\\x00\\xff')")
 
 

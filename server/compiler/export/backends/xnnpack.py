@@ -69,6 +69,31 @@ class PairStandIn(StandIn):
         return hidden + 0.0, hidden[:, 0, :1].repeat(1, self.width)
 
 
+class Outline(ExportedProgram):
+    """The graph of a stand-in. Every trace through a delegate asks for its module, which is made once."""
+
+    def __init__(self, stand_in: nn.Module, example: Example) -> None:
+        traced = export(stand_in, example, strict=False)
+        super().__init__(
+            root=traced.graph_module,
+            graph=traced.graph,
+            graph_signature=traced.graph_signature,
+            state_dict=traced.state_dict,
+            range_constraints=traced.range_constraints,
+            module_call_graph=traced.module_call_graph,
+            example_inputs=traced.example_inputs,
+            constants=traced.constants,
+            verifiers=traced.verifiers,
+        )
+        self._made: nn.Module | None = None
+
+    def module(self, check_guards: bool = True) -> nn.Module:
+        """See the base class."""
+        if self._made is None:
+            self._made = super().module(check_guards)
+        return self._made
+
+
 def lower_layers(
     layers: Sequence[nn.Module],
     example: Example,
@@ -94,7 +119,7 @@ def lower_layers(
         for key, entry in result.data_store_output.pte_data.items()
         if key not in keys.values()
     }
-    outline = export(stand_in, example, strict=False)
+    outline = Outline(stand_in, example)
     payload = result.processed_bytes
     return [_delegate(kind, outline, payload, keys, constants, layer, scheme, stored) for layer in layers]
 
