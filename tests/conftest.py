@@ -25,6 +25,13 @@ TESTS = Path(__file__).parent
 # Files that take minutes, the longest first; measured.
 LONGEST = (
     "examples/test_demo.py",
+    "bench/test_steps.py",
+    "server/compiler/test_gradient_step.py",
+    "device_agent/engines/test_memory.py",
+    "server/registry/exports/test_smollm2.py",
+    "device_agent/android/test_engine.py",
+    "server/operations/test_topology.py",
+    "server/compiler/test_private_gradient.py",
     "server/compiler/methods/test_inference.py",
     "device_agent/test_with_server.py",
     "device_agent/jobs/test_federation.py",
@@ -33,17 +40,11 @@ LONGEST = (
     "device_agent/runtimes/test_contract.py",
     "device_agent/engines/test_contract.py",
     "server/compiler/test_peft.py",
-    "bench/test_steps.py",
     "server/tasks/test_engines.py",
-    "server/registry/exports/test_smollm2.py",
-    "server/compiler/test_program.py",
-    "device_agent/android/test_engine.py",
-    "server/compiler/model/test_quantization.py",
     "simulation/test_command.py",
     "server/web/test_schemathesis.py",
     "simulation/test_private_examples.py",
     "server/cli/test_compile.py",
-    "server/operations/test_topology.py",
 )
 PLACES = {TESTS / name: place for place, name in enumerate(LONGEST)}
 

@@ -7,6 +7,7 @@ covers all four, so that a cached program is never older than the code under tes
 import ast
 import fcntl
 import functools
+import gc
 import hashlib
 import os
 import shutil
@@ -132,7 +133,11 @@ class ProgramStore:
             from server.compiler import compile_program
 
             list_operators_once()
-            manifest = compile_program(recipe, str(source), making, inference=inference, calibration=calibration)
+            gc.disable()  # it would walk through the many small objects of the graphs again and again
+            try:
+                manifest = compile_program(recipe, str(source), making, inference=inference, calibration=calibration)
+            finally:
+                gc.enable()
         (making / MANIFEST).write_text(manifest.model_dump_json())
         making.rename(kept)
 

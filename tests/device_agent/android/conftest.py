@@ -11,7 +11,7 @@ from tests.device_agent.android.phone import Phone
 from tests.device_agent.conftest import write_records
 
 TRAINING = {"steps": 16, "evaluation_interval": 8, "seed": 5, "lr": 1e-2}
-REST = Limits(rest=100)  # so that a run of tiny steps lasts long enough to be disturbed
+REST = Limits(rest=40)  # so that a run of tiny steps lasts long enough to be disturbed
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from shared.zo.trajectory import parse_trajectory
 from tests.device_agent.conftest import enroll
 from tests.device_agent.fake_server import FakeServer
 
-LONG = {"steps": 4000, "evaluation_interval": 2000, "seed": 9}
+LONG = {"steps": 2000, "evaluation_interval": 1000, "seed": 9}
 
 
 def ledger(home, job_id="job-1"):

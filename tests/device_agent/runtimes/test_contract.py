@@ -18,8 +18,7 @@ LR, EPS = 0.05, 0.01
 
 # Each kind of runtime, estimator and noise. The engines' contract shows that whole runs are alike for every program.
 FAST = [("inprocess", "rademacher"), ("runner", "rademacher")]
-SLOW = [("inprocess", "gaussian"), ("inprocess", "stored"), ("runner", "stored"), ("runner", "directional")]
-SLOW += [("torch", "stored")]
+SLOW = [("inprocess", "gaussian"), ("runner", "stored"), ("runner", "directional"), ("torch", "stored")]
 
 
 @pytest.fixture(params=[*FAST, *(pytest.param(pair, marks=pytest.mark.slow) for pair in SLOW)], ids="-".join)

@@ -46,7 +46,8 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
     return make_tiny(tmp_path_factory.mktemp("deep"), seed=2, num_hidden_layers=3, tie_word_embeddings=True)
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "opt"])  # the architectures that COMPILED leaves out, and LayerNorm
+# Head norms, and LayerNorm with biases; test_reverse.py has the reverse layer of every architecture.
+@pytest.mark.parametrize("name", ["qwen3", "opt"])
 def test_the_compiled_gradient_is_autograds(architectures: Architectures, programs: Programs, name: str) -> None:
     base = architectures.base(name)
     loss = "full" if name == "qwen3" else "candidates"
@@ -118,8 +119,8 @@ def test_b_begins_at_zero_with_zero_moments(suffixed: Program) -> None:
 def test_micro_batches_share_packed_weights_and_bound_the_memory(
     suffixed: Program, deep: TinyBase, programs: Programs
 ) -> None:
-    """Three micro-batches of two examples against a program of two examples."""
-    settings = {"layers": "last:2", "targets": TARGETS, "loss": "candidates", "effective_batch": 6, "micro_batch": 2}
+    """Two micro-batches of two examples against a program of two examples."""
+    settings = {"layers": "last:2", "targets": TARGETS, "loss": "candidates", "effective_batch": 4, "micro_batch": 2}
     parts = programs(deep, **MOMENTUM, **settings)
     check_gradient(parts, deep, reference.random_batch(np.random.default_rng(7), parts.manifest.recipe, VOCABULARY))
     assert parts.manifest.delegates == suffixed.manifest.delegates
@@ -136,16 +137,13 @@ def test_the_weights_file_is_the_same_to_the_byte(suffixed: Program, deep: TinyB
     assert suffixed.manifest.file("weights").sha256 == weights_sha256(deep, "fp32", tmp_path / "weights.ptd")
 
 
-@pytest.mark.parametrize(("precision", "loss"), [("int8", "full"), ("int8-weight", "candidates")])
-def test_quantized_gradients_have_the_direction_of_float32s(
-    programs: Programs, tmp_path: Path, precision: Precision, loss: str
-) -> None:
+def test_quantized_gradients_have_the_direction_of_float32s(programs: Programs, tmp_path: Path) -> None:
     base = make_tiny(tmp_path / "wide", seed=4, intermediate_size=64, num_hidden_layers=1, tie_word_embeddings=True)
-    program = programs(base, **MOMENTUM, precision=precision, loss=loss, targets=TARGETS)
+    program = programs(base, **MOMENTUM, precision="int8", loss="full", targets=TARGETS)
     manifest = program.manifest
     batch = reference.random_batch(np.random.default_rng(7), manifest.recipe, VOCABULARY)
     flat, found = gradient_of(program, batch)
     _, expected = reference.gradient(base.model, manifest.recipe, manifest.shape, flat, batch)
     assert found @ expected / np.linalg.norm(found) / np.linalg.norm(expected) > 0.99
     assert abs(np.linalg.norm(found) / np.linalg.norm(expected) - 1) < 0.1
-    assert manifest.file("weights").sha256 == weights_sha256(base, precision, tmp_path / "weights.ptd")
+    assert manifest.file("weights").sha256 == weights_sha256(base, "int8", tmp_path / "weights.ptd")

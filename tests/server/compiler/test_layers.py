@@ -19,11 +19,7 @@ from tests.server.compiler.checks import check_split, check_steps
 from tests.server.compiler.conftest import VOCABULARY, Program, Programs, TinyBase, make_tiny, token_batch
 
 LR, EPS, STEPS = 0.05, 0.02, 4
-SETTINGS: dict[str, dict[str, Any]] = {
-    "gap": {"layers": (1, 3), "queries": 2, "effective_batch": 3},  # a frozen layer between adapted ones
-    "last": {"layers": "last:50%", "queries": 1, "effective_batch": 4, "loss": "candidates", "noise": "gaussian"},
-}
-FROZEN = {"gap": 1, "last": 2}  # of 4 layers, below the first adapted one
+LAYERS, FROZEN = (1, 3), 1  # of 4 layers: one frozen below the first adapted one, another between the two
 
 
 @pytest.fixture(scope="session")
@@ -31,9 +27,9 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
     return make_tiny(tmp_path_factory.mktemp("deep"), seed=2, num_hidden_layers=4)
 
 
-@pytest.fixture(params=SETTINGS)
-def subset(request: pytest.FixtureRequest, programs: Programs, deep: TinyBase) -> Program:
-    return programs(deep, **SETTINGS[request.param])
+@pytest.fixture
+def subset(programs: Programs, deep: TinyBase) -> Program:
+    return programs(deep, layers=LAYERS, queries=2, effective_batch=3)
 
 
 def batches(program: Program) -> list[reference.Batch]:
@@ -73,21 +69,19 @@ def test_an_examples_state_depends_on_nothing_but_its_tokens(subset: Program) ->
 
 
 @pytest.mark.slow
-def test_the_prefix_is_the_stock_models_state(subset: Program, deep: TinyBase, request: pytest.FixtureRequest) -> None:
+def test_the_prefix_is_the_stock_models_state(subset: Program, deep: TinyBase) -> None:
     recipe = subset.manifest.recipe
     tokens = token_batch(np.random.default_rng(4), recipe.effective_batch, recipe.sequence_length)
     with torch.no_grad():
         states = deep.model(torch.from_numpy(tokens), output_hidden_states=True).hidden_states
-    frozen = FROZEN[request.node.callspec.params["subset"]]
-    np.testing.assert_allclose(subset("prefix", tokens)[0], states[frozen].numpy(), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(subset("prefix", tokens)[0], states[FROZEN].numpy(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
-def test_the_manifest_counts_what_each_method_runs(subset: Program, request: pytest.FixtureRequest) -> None:
-    frozen = FROZEN[request.node.callspec.params["subset"]]
+def test_the_manifest_counts_what_each_method_runs(subset: Program) -> None:
     assert subset.manifest.methods == (*METHODS, *PREFIX_METHODS)
     # step, score, prefix, suffix, score_suffix
-    assert subset.manifest.delegates == 4 + 4 + frozen + 2 * (4 - frozen)
+    assert subset.manifest.delegates == 4 + 4 + FROZEN + 2 * (4 - FROZEN)
     assert subset.manifest.flops_per_step == step_flops(subset.manifest.recipe, subset.manifest.shape)
 
 

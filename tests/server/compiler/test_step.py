@@ -18,13 +18,11 @@ from tests.server.compiler.conftest import VOCABULARY, Program, Programs, TinyBa
 
 LR, EPS, STEPS = 0.05, 0.02, 5
 LENGTHS = (12, 5, 9, 2, 12, 2, 7)  # up and down, between the shortest and S = 12
-CASES = [  # every pair of values of q, noise, loss and backend but portable's with q = 4
+CASES = [  # test_private_step.py and test_architectures.py have q and xnnpack with the other noise and loss
     (4, "rademacher", "full", "xnnpack"),
     (1, "gaussian", "candidates", "portable"),
     pytest.param((1, "rademacher", "full", "portable"), marks=pytest.mark.slow),
-    pytest.param((1, "rademacher", "candidates", "xnnpack"), marks=pytest.mark.slow),
     pytest.param((4, "gaussian", "candidates", "xnnpack"), marks=pytest.mark.slow),
-    pytest.param((1, "gaussian", "full", "xnnpack"), marks=pytest.mark.slow),
 ]
 
 
@@ -103,10 +101,11 @@ def padded(rng: np.random.Generator, batch: reference.Batch, length: int) -> ref
     return replace(batch, tokens=np.concatenate((batch.tokens, token_batch(rng, rows, length - own)), axis=1))
 
 
-def test_steps_of_changing_length_follow_the_algorithm(plain: Program, tiny: TinyBase) -> None:
-    assert plain.manifest.dynamic_length
+def test_steps_of_changing_length_follow_the_algorithm(case: tuple[Program, TinyBase]) -> None:
+    program, base = case
+    assert program.manifest.dynamic_length
     rng = np.random.default_rng(7)
-    check_steps(plain, tiny.model, [batch_of(rng, plain, length) for length in LENGTHS], LR, EPS)
+    check_steps(program, base.model, [batch_of(rng, program, length) for length in LENGTHS], LR, EPS)
 
 
 def test_padding_changes_nothing(plain: Program) -> None:

@@ -5,6 +5,7 @@ import json
 from server.web.bodies import MAX_DEPTH, MAX_NAMES, MAX_VALUES
 
 SPARE = 1000  # of a limit, for what is around the hostile part
+WORDS = ("title", "description", "default", "examples")  # of a schema, that validation does not read
 
 
 class Bodies:
@@ -12,18 +13,25 @@ class Bodies:
 
     def __init__(self, document, limit):
         self._schemas, self._limit = document["components"]["schemas"], limit
+        self._sent = set()
 
-    def of(self, schema):
-        """(name, bytes) of each body for a schema."""
-        schema = self._resolved(schema)
-        known = schema.get("properties", {})
+    def any(self):
+        """(name, bytes) of each body that costs the same whatever a route's schema."""
         yield "deepest", b'{"a":' * MAX_DEPTH + b"1" + b"}" * MAX_DEPTH
         yield "too deep", b"[" * self._limit
         yield "unknown names", _dump(self._mapping(0))
         yield "values", _dump([0] * self._most(2))
         yield "escapes", b'"' + b"\\u0041" * ((self._limit - 2) // 6) + b'"'
         yield "digits", b"[" + b",".join([b"9" * 4000] * ((self._limit - 2) // 4001)) + b"]"
+
+    def of(self, schema):
+        """(name, bytes) of each body for a schema. A part that an earlier schema has too is only in "all large"."""
+        known = self._resolved(schema).get("properties", {})
         for name, part in known.items():
+            kind = json.dumps({key: value for key, value in self._resolved(part).items() if key not in WORDS})
+            if kind in self._sent:
+                continue
+            self._sent.add(kind)
             yield f"{name}: empty lists", _dump({name: [[]] * self._most(3)})
             yield f"{name}: empty objects", _dump({name: [{}] * self._most(3)})
             yield f"{name}: a mapping", _dump({name: self._mapping([])})

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from shared.program import ProgramManifest
 from shared.program_inputs import TOKEN_DTYPE
@@ -24,7 +23,6 @@ from tests.server.compiler.conftest import (
     Program,
     Programs,
     TinyBase,
-    compile_to,
     token_batch,
 )
 
@@ -208,25 +206,3 @@ def test_the_context_holds_a_chat_and_never_less_than_training(tiny: TinyBase) -
     assert inference_context(recipe, wide) == CONTEXT
     assert inference_context(recipe, facts) == facts.context_length
     assert inference_context(recipe.model_copy(update={"sequence_length": 1024}), wide) == 1024
-
-
-@pytest.mark.acceptance
-@pytest.mark.slow
-def test_smollm2_goes_on_with_a_text_from_its_training_weights(smollm2_gguf: Path, tmp_path: Path) -> None:
-    source = str(smollm2_gguf)
-    base = BaseRef(name="SmolLM2", sha256=inspect_base(source).sha256)
-    recipe = Recipe(base=base, queries=1, effective_batch=1, sequence_length=32, answer_length=1, choices=2)
-    program = compile_to(tmp_path, recipe, source, inference=True)
-    manifest = program.manifest
-    assert manifest.file("inference").size < 12e6
-    assert manifest.file("weights").size > 500e6
-    assert manifest.inference_context == CONTEXT
-    ours = Served(tmp_path, manifest)
-    stock = AutoModelForCausalLM.from_pretrained(
-        smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
-    ).eval()
-    tokenizer = Tokenizer.from_file(str(tmp_path / manifest.file("tokenizer").name))
-    prompt = np.array(tokenizer.encode("My favourite film of all is").ids, TOKEN_DTYPE)
-    ours.b *= 0.1
-    ours("load", ours.b)
-    assert generated(ours, prompt, 12) == stock_text(ours, stock, prompt, 12)

@@ -35,7 +35,7 @@ def test_the_exporter_is_told_its_true_shape_and_type() -> None:
 @pytest.fixture(scope="module")
 def methods(tiny: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Method]:
     """Methods by name of a program whose lower layer is frozen, so that it has `suffix`."""
-    recipe = tiny.recipe(queries=2, layers="last:1", backend="portable", estimator="stored", noise="operator")
+    recipe = tiny.recipe(queries=2, layers="last:1", estimator="stored", noise="operator")
     directory = tmp_path_factory.mktemp("operator")
     manifest = shared_store().put(recipe, tiny.directory, directory)
     return {method.name: method for method in inspect_program(directory / manifest.file("program").name).methods}

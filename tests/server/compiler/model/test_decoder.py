@@ -1,6 +1,6 @@
-"""The export-friendly decoder's logits against transformers, on tiny random Llamas and on SmolLM2-135M.
+"""The export-friendly decoder's logits against transformers, on tiny random Llamas.
 
-Other architectures: `test_architectures.py`.
+Other architectures: `test_architectures.py`. SmolLM2-135M: tests/server/registry/exports/test_smollm2.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from tests.server.compiler.conftest import eager_logits, make_tiny
@@ -37,12 +36,3 @@ def largest_difference(source: str, stock: nn.Module, sequence: int) -> float:
 def test_logits_of_tiny_random_llamas(tmp_path: Path, overrides: dict) -> None:
     base = make_tiny(tmp_path / "base", seed=3, **overrides)
     assert largest_difference(str(base.directory), base.model, 33) < 1e-4
-
-
-@pytest.mark.acceptance
-@pytest.mark.slow
-def test_logits_of_smollm2(smollm2_gguf: Path) -> None:
-    stock = AutoModelForCausalLM.from_pretrained(
-        smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
-    ).eval()
-    assert largest_difference(str(smollm2_gguf), stock, 64) < 1e-3

@@ -1,4 +1,4 @@
-"""The real 135M model: PEFT, llama.cpp and the merged model give the same answers over 100 prompts."""
+"""The real 135M model: our decoder, PEFT, llama.cpp and the merged model give the same answers over 100 prompts."""
 
 import importlib.util
 from pathlib import Path
@@ -9,10 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.registry.exports.gguf import gguf_lora
 from server.registry.exports.merge import merge
 from server.registry.exports.peft import write_peft
 from shared.recipe import TARGETS
+from tests.server.compiler.conftest import eager_logits
 from tests.server.registry.exports.stock import LlamaCpp, adapted, next_token, prompts, with_peft
 
 PROMPTS = 100
@@ -55,6 +57,9 @@ def test_the_same_answers_from_every_format(source, tmp_path):
     tokens = prompts(PROMPTS, 12, base.shape.vocabulary)
     stock = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32).eval()
     plain = next_token(stock, tokens)
+    longer = torch.from_numpy(tokens[:10].reshape(2, 60))
+    with torch.no_grad():
+        assert float((eager_logits(load_checkpoint(str(source)), longer) - stock(longer).logits).abs().max()) < 1e-3
     theirs = with_peft(stock, tmp_path / "peft")
     expected = next_token(theirs, tokens)
     assert (plain.argmax(1) != expected.argmax(1)).sum() > PROMPTS / 10  # the adapter decides
