@@ -63,12 +63,14 @@ class GradientNetwork(BaseNetwork):
         e, s, t, c = recipe.effective_batch, recipe.sequence_length, recipe.answer_length, recipe.choices
         rows, frozen = recipe.rows, recipe.frozen_layers(self.facts.layers)
         head = self.head(rows, t)
+        # A private step computes each example's answers by itself.
+        step_head = self.head(1, t) if recipe.privacy == "clipped" else head
         below = [self.stack(rows, 1, slice(0, frozen), adapted=False)] if frozen else []
         adapted, reverses = self.reverses(self.stack(rows, 1, slice(frozen, None)))
         backward = (reverses, self.scales(adapted))
         inputs = StepInputs.example(recipe, size).flat
         length = {0: {1: Dim("S", min=MIN_LENGTH, max=s)}} if self.dynamic_length else {}
-        step = GradientStep(recipe, size, trunk, head, *backward, *below, adapted)
+        step = GradientStep(recipe, size, trunk, step_head, *backward, *below, adapted)
         methods = {
             "step": Signature(step, (zero_tokens(e, s), *inputs), length),
             "score": Signature(
@@ -89,7 +91,7 @@ class GradientNetwork(BaseNetwork):
             )
         if frozen:
             hidden = torch.zeros(e, s, self.facts.hidden)
-            suffix = GradientSuffix(recipe, size, trunk, head, *backward, adapted)
+            suffix = GradientSuffix(recipe, size, trunk, step_head, *backward, adapted)
             methods["prefix"] = Signature(Prefix(recipe, size, trunk, head, *below), (zero_tokens(e, s),), length)
             methods["suffix"] = Signature(suffix, (hidden, *inputs), length)
             methods["score_suffix"] = score_suffix(

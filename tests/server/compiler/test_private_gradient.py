@@ -12,7 +12,7 @@ from tests.server.compiler.conftest import Program, Programs, TinyBase
 
 EXAMPLES, QUERIES, SIGMA, CLIP = 3, 5, 0.8, 0.3
 CASES = {
-    "int8": {"loss": "candidates", "precision": "int8"},
+    "int8": {"loss": "full", "precision": "int8"},
     "torch": {"loss": "candidates", "backend": "torch"},
     "directional": {"loss": "candidates", "estimator": "directional", "queries": QUERIES},
 }
