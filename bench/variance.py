@@ -78,7 +78,7 @@ def measure(base: str, data: tuple[Path, Path], task: Task, effort: tuple[int, i
     notes.print("directions and curvature")
     for found in (losses(moments), queries(bench, tested, directions)):
         rows, claims = rows + found[0], claims | found[1]
-    curvature = bench.curvature(tested[:EXAMPLES], differences)
+    curvature = bench.curvature(tested[:BATCH], differences)
     return rows, claims | {"curvature_over_second_moment": curvature / moments["candidates"].total}
 
 
