@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: setup ## Personalize a real 135M model end to end in two ways, and compare them (about 6 minutes)
+demo: setup ## Personalize a real 135M model end to end in two ways, and compare them (about 4 minutes)
 	$(BIN)/python examples/demo.py $(ARGS)
 
 test: setup ## Run unit and integration tests, and the whole loop once on the real model (10 to 20 minutes on 2 cores)

@@ -82,7 +82,7 @@ METHODS = (
         "exact gradients",
         Adapter.GRADIENTS,
         RecipeSettings(estimator="gradient", targets=TARGETS, rank=8, effective_batch=8, **COMMON),
-        TrainingSettings(steps=40, lr=1e-2, schedule="cosine", evaluation_interval=20),
+        TrainingSettings(steps=80, lr=5e-3, schedule="cosine", evaluation_interval=40),
     ),
     Method(
         "forward passes only",
