@@ -13,6 +13,7 @@ tuning. A is from the product reviews where it is from data. The schedule is one
 at the end of a run.
 """
 
+import math
 import re
 import tempfile
 from collections.abc import Sequence
@@ -99,24 +100,32 @@ def end_to_end(
     write(json_file, rows, claims)
 
 
-def _best(trials: Sequence[Run]) -> Run:
-    """Returns the trial with the highest accuracy at its end, and among equals the lowest loss."""
-    return max(trials, key=lambda run: (not run.diverged, run.accuracy, -run.seen[-1].loss if run.seen else 0.0))
+def _best_rate(trials: Sequence[Run]) -> float:
+    """Returns the learning rate whose trials end with the highest mean accuracy, and among equals the lowest loss."""
+
+    def quality(lr: float) -> tuple[float, float]:
+        runs = [run for run in trials if run.lr == lr]
+        return mean(run.accuracy for run in runs), -mean(run.seen[-1].loss if run.seen else math.inf for run in runs)
+
+    return max(dict.fromkeys(run.lr for run in trials), key=quality)
 
 
 def _tried(track: Track, entry: Entry, seeds: Sequence[int]) -> Tried:
-    """Runs each seed at the grid's best learning rate; with a cap, until the cap or 75 %."""
-    contender = entry.contender
-    looks = list(entry.looks)
-    trials = [track.run(contender.at(lr=lr), split="validation", cap=entry.trial, looks=looks) for lr in entry.grid]
+    """Runs each seed at the grid's best learning rate; with a cap, until the cap or 75 %.
+
+    A rate is tried with each seed, since seeds differ by more than rates; under a cap, with the first.
+    """
+    contender, capped = entry.contender, entry.cap is not None
+    tried = [contender.at(lr=lr, seed=seed) for lr in entry.grid for seed in (seeds[:1] if capped else seeds)]
+    trials, looks = [track.run(each, split="validation", cap=entry.trial) for each in tried], list(entry.looks)
     if trials:
-        best = _best(trials)
-        contender = contender.at(lr=best.lr)
+        contender = contender.at(lr=_best_rate(trials))
         if entry.cap is not None and entry.trial is not None:
             # One measurement on the way: it takes as long as ten steps, though it is not counted.
-            looks = [round(best.steps * entry.cap / entry.trial / 2)]
-    stop = entry.cap is not None
-    return Tried(trials, [track.run(contender.at(seed=seed), cap=entry.cap, stop=stop, looks=looks) for seed in seeds])
+            steps = next(run.steps for run in trials if run.lr == contender.training.lr)
+            looks = [round(steps * entry.cap / entry.trial / 2)]
+    chosen_rate = [contender.at(seed=seed) for seed in seeds]
+    return Tried(trials, [track.run(each, cap=entry.cap, stop=capped, looks=looks) for each in chosen_rate])
 
 
 def _first_order(track: Track, entry: Entry, seeds: Sequence[int]) -> Tried:
@@ -125,7 +134,7 @@ def _first_order(track: Track, entry: Entry, seeds: Sequence[int]) -> Tried:
     tenth, steps = (max(1, round(examples / share / BATCH)) for share in (10, 1))
     contender = entry.contender.at(steps=steps)
     trials = [track.run(contender.at(steps=steps // 3, lr=lr), split="validation") for lr in entry.grid]
-    best = contender.at(lr=_best(trials).lr)
+    best = contender.at(lr=_best_rate(trials))
     return Tried(trials, [track.run(best.at(seed=seed), looks=[tenth]) for seed in seeds])
 
 

@@ -55,7 +55,7 @@ def test_commands_need_an_enrollment(agent, dataset):
     [
         ("movies", "NAME=DIR"),
         ("Movies=/tmp", "NAME=DIR"),
-        ("movies=/nowhere/at/all", "no directory"),
+        ("movies=/nowhere/at/all", "not a directory"),
         ("movies=.", "no train.jsonl"),
     ],
 )

@@ -208,6 +208,8 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 COMPILED = ("gemma3_text", pytest.param("opt", marks=pytest.mark.slow))
 # What each one's compiled program adapts: all linear layers, odd subsets, ranks that are no multiple of 8.
 ADAPTED: dict[str, dict[str, Any]] = {
+    "llama": {"targets": TARGETS},
+    "qwen2": {"targets": ("k_proj", "down_proj"), "rank": 5, "layers": "last:1"},
     "qwen3": {"targets": ("q_proj", "o_proj"), "rank": 3, "layers": (0, 2)},
     "opt": {"targets": tuple(target for target in TARGETS if target != "gate_proj"), "rank": 3},
     "gemma3_text": {"targets": ("v_proj", "gate_proj"), "rank": 8},
