@@ -7,7 +7,7 @@ from rich.table import Table
 
 from mobizo.cli.console import DEFAULT_SERVER, Json, Server, Token, connected, out, print_json
 
-group = typer.Typer(help="Show the base models that jobs may use.", no_args_is_help=True)
+group = typer.Typer(no_args_is_help=True)
 
 
 @group.callback()

@@ -153,9 +153,10 @@ def _gguf(path: Path) -> tuple[str | None, dict[str, str]]:
     tokens = {}
     for name in TOKENS:
         number = metadata.get(f"tokenizer.ggml.{name.replace('unk', 'unknown').replace('pad', 'padding')}_id")
-        if number is not None and spellings is not None:
-            tokens[name] = spellings[number]
-    return template, tokens
+        # A file without such a token may number one that its vocabulary lacks.
+        if isinstance(number, int) and isinstance(spellings, list) and 0 <= number < len(spellings):
+            tokens[name] = str(spellings[number])
+    return template if isinstance(template, str) else None, tokens
 
 
 def _check(template: ChatTemplate) -> None:

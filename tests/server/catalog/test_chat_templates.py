@@ -2,6 +2,7 @@
 
 import json
 
+import gguf
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -105,6 +106,20 @@ def test_a_template_without_end_is_refused(tmp_path, monkeypatch):
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = a %}{% endfor %}{% endfor %}"
     with pytest.raises(UnreadableCheckpoint, match="does not render a short conversation within 3 seconds"):
         read_chat_template(written(tmp_path, endless))
+
+
+@pytest.mark.parametrize("number", [0, 1, 4_294_967_295])
+def test_a_special_token_that_the_vocabulary_lacks_is_none(tmp_path, number):
+    """Some files number their missing tokens so."""
+    writer = gguf.GGUFWriter(str(tmp_path / "a.gguf"), "llama")
+    writer.add_token_list(["<s>"])
+    writer.add_bos_token_id(number)
+    writer.add_chat_template("{{ messages[0].content }}")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    found = read_chat_template(BaseFiles("gguf", tmp_path / "a.gguf", ()))
+    assert found.tokens == ({"bos_token": "<s>"} if number == 0 else {})
 
 
 def test_the_real_models_template_is_read_from_its_gguf_file():
