@@ -264,7 +264,17 @@ class Result(BaseModel):
     accuracy_split: Literal["test", "validation"] | None = Field(
         None,
         exclude_if=lambda value: value is None,
-        description="on which examples; validation: there are no test examples, and the adapter was chosen on these",
+        description="on which examples they and token losses were measured; validation: there are no test examples, and the adapter was chosen on these",
+    )
+    token_loss_before: float | None = Field(
+        None,
+        allow_inf_nan=False,
+        exclude_if=lambda value: value is None,
+        description="of a task that writes text, before the first step: -log P of an answer token, nats, the mean over "
+        "all answer tokens of the examples; its exponential is the perplexity",
+    )
+    token_loss_after: float | None = Field(
+        None, allow_inf_nan=False, exclude_if=lambda value: value is None, description="the same of the adapter"
     )
     phase_seconds: dict[Phase, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = Field(
         None,
@@ -273,6 +283,13 @@ class Result(BaseModel):
         description="seconds of the device's last attempt by phase, before the upload; null: not reported by private "
         "runs",
     )
+
+    @property
+    def perplexities(self) -> tuple[float, float] | None:
+        """Perplexity before and after, of a task that writes text; None if it was not measured."""
+        if self.token_loss_before is None or self.token_loss_after is None:
+            return None
+        return math.exp(min(self.token_loss_before, 700.0)), math.exp(min(self.token_loss_after, 700.0))
 
     @property
     def before_accuracy(self) -> float | None:
@@ -299,11 +316,18 @@ class Progress(BaseModel):
     rss_bytes: int | None = Field(None, ge=0)
     accuracy: float | None = Field(None, ge=0, le=1, description="latest validation accuracy")
     best_accuracy: float | None = Field(None, ge=0, le=1)
+    validation_loss: float | None = Field(
+        None, description="latest validation's mean of -log P(right answer | prompt) over examples, nats"
+    )
     why: str | None = Field(None, max_length=500, description="why it waits or is slow, or what it is doing")
 
     def private(self) -> Progress:
         """Returns a copy for a private run: without anything that depends on the data, and without speed and memory."""
         return Progress(phase=self.phase, step=self.step, steps=self.steps, lr=self.lr, why=self.why)
+
+    def of_writing(self) -> Progress:
+        """Returns a copy for a task that writes text: without accuracies, since it has no answers to choose from."""
+        return self.model_copy(update={"accuracy": None, "best_accuracy": None})
 
     def line(self) -> str:
         """Returns all fields as one line of text."""
@@ -323,6 +347,8 @@ class Progress(BaseModel):
             words.append(f"validation {self.accuracy:.1%}")
         if self.best_accuracy is not None:
             words.append(f"best {self.best_accuracy:.1%}")
+        elif self.validation_loss is not None:
+            words.append(f"validation loss {self.validation_loss:.3f}")
         if self.why is not None:
             words.append(self.why)
         return "  ".join(words)

@@ -77,6 +77,7 @@ from shared.zo.lora import BaseShape
 METHODS = ("step", "replay", "score", "adapter", "load")  # of every program; `randn` noise has no replay
 PREFIX_METHODS = ("prefix", "suffix", "score_suffix")
 STORED_METHODS = ("flush",)
+MOST_LOGITS = 1 << 22  # elements of logits over the vocabulary that a program holds at once: 16 MiB
 
 Role = Literal["program", "weights", "tokenizer", "inference"]
 
@@ -114,6 +115,13 @@ class ProgramManifest(BaseModel):
     delegates: int = Field(ge=0)
     nodes: int = Field(ge=0)
     executorch: str
+    # Omitted when null, so that manifests signed before this field existed keep their bytes.
+    end_of_text: int | None = Field(
+        None,
+        ge=0,
+        exclude_if=lambda token: token is None,
+        description="the base's token that ends a text; null: its files name none",
+    )
 
     @field_validator("files")
     @classmethod
@@ -143,6 +151,19 @@ class ProgramManifest(BaseModel):
     def canonical(self) -> bytes:
         """Returns the bytes that are signed."""
         return canonical_json(self.model_dump(mode="json"))
+
+
+def logits_part(rows: int, tokens: int, vocabulary: int) -> tuple[int, int]:
+    """Returns for how many of (rows, tokens) positions a program computes logits over the vocabulary at once.
+
+    Divisors of both, the largest whose logits have at most MOST_LOGITS elements, so that memory does not grow with the
+    number of answer tokens. All rows of fewer tokens would do as well; whole rows are few products.
+    """
+    at_once = max(MOST_LOGITS // vocabulary, 1)
+    part_tokens = max(size for size in range(1, tokens + 1) if tokens % size == 0 and (size <= at_once or size == 1))
+    at_once //= part_tokens
+    part_rows = max(size for size in range(1, rows + 1) if rows % size == 0 and (size <= at_once or size == 1))
+    return part_rows, part_tokens
 
 
 def transposed_bytes(recipe: Recipe, shape: BaseShape) -> int:

@@ -123,6 +123,8 @@ class ApprovalRule(_Fact):
         """
         if not self.automatic:
             return "a person approves each version of this adapter"
+        if result.perplexities is not None:
+            return self._objection_to_writing(result)
         before = [score for score in (result.before_accuracy, parent_score) if score is not None]
         if result.tuned_accuracy is None or not before:
             return None if self.unmeasured == "approve" else "the device measured no score before and after"
@@ -131,6 +133,13 @@ class ApprovalRule(_Fact):
         if fall > self.margin + 1e-9:
             return f"the score fell from {max(before):.1%} to {result.tuned_accuracy:.1%}"
         return None
+
+    def _objection_to_writing(self, result: Result) -> str | None:
+        """As `objection`, for a task that writes text: its held-out loss must have fallen, whatever the margin is."""
+        before, after = result.token_loss_before, result.token_loss_after
+        if before is None or after is None or after < before:
+            return None
+        return f"the loss per token did not fall: {before:.3f} before, {after:.3f} after"
 
 
 class RuleChange(_Wire):

@@ -1,7 +1,8 @@
-"""Tasks: how a JSONL record becomes a prompt, answer candidates and a metric.
+"""Tasks: how a JSONL record becomes text to learn from, and a metric.
 
-The paper's templates (Table 6, "The prompt template of the datasets") are available by name, see
-`shared.task_templates`. Users may define their own tasks.
+A task of kind `choice` chooses between given answers. The other kinds train a model to write: `completion` an answer
+after a prompt, `messages` the assistant's turns of a conversation, and `text` a whole document. The paper's templates
+(Table 6, "The prompt template of the datasets") are available by name, see `shared.task_templates`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ FieldName = Annotated[str, Field(max_length=100)]
 LabelText = Annotated[str, Field(max_length=200)]
 MappedText = Annotated[str, Field(max_length=1_000)]
 TaskName = Annotated[str, Field(max_length=100)]
+Kind = Literal["choice", "completion", "messages", "text"]
+Metric = Literal["accuracy", "loss"]
+ROLES = ("system", "user", "assistant", "tool")  # of a conversation's messages
 
 
 class Answer(BaseModel):
@@ -54,19 +58,73 @@ class Mapped(BaseModel):
 
 
 class Task(BaseModel):
-    """A prompt template over a record's fields and the answers to choose from.
+    """How a record becomes text, by its `kind`.
 
-    Templates name fields in braces, as in `{text} It was`. Literal braces are doubled. Nothing else is evaluated.
+    choice      `prompt` and two or more `answers`, of which the record's label names the right one
+    completion  `prompt` and `answer`, both templates; training counts the answer's tokens
+    messages    a conversation in field `messages_field`, a list of objects with `role` and `content` as OpenAI's API
+                and TRL write them; training counts the assistant's turns
+    text        `answer`, a template, is a document; training counts every token
+
+    What a model is to write ends with the base's end-of-text token. Templates name fields in braces, as in
+    `{text} It was`. Literal braces are doubled. Nothing else is evaluated.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(min_length=1, max_length=100, pattern=r"^[a-z0-9][a-z0-9_.-]*$")
-    prompt: str = Field(min_length=1, max_length=MOST_TEMPLATE)
-    answers: tuple[Answer, ...] = Field(min_length=2, max_length=64)
+    # The fields of other kinds are omitted at their defaults, so that tasks signed before they existed keep their bytes.
+    kind: Kind = Field("choice", exclude_if=lambda kind: kind == "choice")
+    prompt: str = Field("", max_length=MOST_TEMPLATE)
+    answers: tuple[Answer, ...] = Field((), max_length=64, description="of kind choice: at least 2")
     label_field: FieldName = "label"
     mapped: dict[FieldName, Mapped] = Field(default_factory=dict, max_length=MOST_FIELDS)
-    metric: Literal["accuracy"] = "accuracy"
+    metric: Metric = Field("accuracy", description="loss for every kind but choice: nats per answer token")
+    answer: str | None = Field(
+        None,
+        max_length=MOST_TEMPLATE,
+        exclude_if=lambda answer: answer is None,
+        description="template of the text to write: of kind completion, and of kind text (default {text})",
+    )
+    messages_field: FieldName | None = Field(
+        None,
+        exclude_if=lambda field: field is None,
+        description="of kind messages: the record's field with the list of messages (default messages)",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_kind(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("kind", "choice") == "choice":
+            return given
+        defaults: dict[str, Any] = {"metric": "loss"}
+        if given.get("kind") == "text":
+            defaults["answer"] = "{text}"
+        if given.get("kind") == "messages":
+            defaults["messages_field"] = "messages"
+        return defaults | {name: value for name, value in given.items() if value is not None}
+
+    @model_validator(mode="after")
+    def _has_what_its_kind_needs(self) -> Task:
+        wanted = {
+            "choice": {"prompt", "answers"},
+            "completion": {"prompt", "answer"},
+            "messages": {"messages_field"},
+            "text": {"answer"},
+        }[self.kind]
+        for name in ("prompt", "answers", "answer", "messages_field"):
+            present = bool(getattr(self, name))
+            if present and name not in wanted:
+                raise ValueError(f"a task of kind {self.kind} has no {name}; remove it or set another kind")
+            if not present and name in wanted:
+                raise ValueError(f"a task of kind {self.kind} needs {name}")
+        if self.kind == "choice" and len(self.answers) < 2:
+            raise ValueError("a task of kind choice needs at least 2 answers; kind completion has one, `answer`")
+        if (self.metric == "loss") != self.generates:
+            raise ValueError(f"the metric of kind {self.kind} is {'loss' if self.generates else 'accuracy'}")
+        if self.kind == "messages" and self.mapped:
+            raise ValueError("a task of kind messages has no templates, and so no mapped fields")
+        return self
 
     @model_validator(mode="after")
     def _check_templates(self) -> Task:
@@ -84,15 +142,21 @@ class Task(BaseModel):
             raise ValueError("each label may belong to one answer only")
         return self
 
+    @property
+    def generates(self) -> bool:
+        """Whether the task trains a model to write text, instead of choosing an answer."""
+        return self.kind != "choice"
+
     def templates(self) -> list[str]:
         """Returns all templates of the task."""
         own = [answer.prompt for answer in self.answers if answer.prompt is not None]
-        return [self.prompt, *own, *(answer.text for answer in self.answers)]
+        written = [] if self.answer is None else [self.answer]
+        return [self.prompt, *own, *(answer.text for answer in self.answers), *written]
 
     @property
     def fixed_answers(self) -> tuple[str, ...] | None:
         """The texts of the answers if they are the same for every record, otherwise None."""
-        if any(template_fields(answer.text) for answer in self.answers):
+        if self.generates or any(template_fields(answer.text) for answer in self.answers):
             return None
         return tuple(_fill(answer.text, {}) for answer in self.answers)
 
@@ -135,7 +199,10 @@ def template_fields(template: str) -> tuple[str, ...]:
 
 
 def filled_length(task: Task, record: Mapping[str, Any]) -> int:
-    """Returns how many characters the candidates of a record have in total, without building them."""
+    """Returns how many characters the candidates of a record have in total, without building them.
+
+    Of a task that writes text there are none.
+    """
     lengths: dict[str, int] = {}
     for template in task.templates():
         for field in template_fields(template):
@@ -160,11 +227,8 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def read_question(task: Task, record: Mapping[str, Any], where: str) -> Question:
-    """Returns the record's candidates and the index of the correct one.
-
-    `where` names the record (file and line) in errors. Raises InvalidDataset for a missing field or an unknown label.
-    """
+def template_values(task: Task, record: Mapping[str, Any], where: str) -> dict[str, str]:
+    """Returns the texts of all fields that the task's templates name. Raises InvalidDataset, naming `where`."""
     needed = {field for template in task.templates() for field in template_fields(template)}
     values: dict[str, str] = {}
     for field in sorted(needed):
@@ -180,6 +244,20 @@ def read_question(task: Task, record: Mapping[str, Any], where: str) -> Question
                 )
             value = known[value]
         values[field] = value
+    return values
+
+
+def read_question(task: Task, record: Mapping[str, Any], where: str) -> Question:
+    """Returns the record's candidates and the index of the correct one, for a task of kind choice.
+
+    `where` names the record (file and line) in errors. Raises InvalidDataset for a missing field or an unknown label,
+    and InvalidTask for a task of another kind.
+    """
+    if task.generates:
+        raise InvalidTask(
+            f"task {task.name!r} is of kind {task.kind}; it writes text and has no answers to choose from"
+        )
+    values = template_values(task, record, where)
     if task.label_field not in record:
         raise InvalidDataset(f"{where}: field {task.label_field!r} is missing, which task {task.name!r} needs")
     label = _plain(record[task.label_field])
@@ -191,3 +269,35 @@ def read_question(task: Task, record: Mapping[str, Any], where: str) -> Question
         Choice(_fill(answer.prompt or task.prompt, values), _fill(answer.text, values)) for answer in task.answers
     )
     return Question(choices, correct)
+
+
+def read_writing(task: Task, record: Mapping[str, Any], where: str) -> Choice:
+    """Returns the text to write and the prompt before it, for a task of kind completion or text (an empty prompt).
+
+    Raises InvalidDataset, naming `where`, for a missing field or an answer that is blank.
+    """
+    values = template_values(task, record, where)
+    answer = _fill(task.answer or "", values)
+    if not answer.strip():
+        raise InvalidDataset(f"{where}: the text to write is blank")
+    return Choice(_fill(task.prompt, values), answer)
+
+
+def read_messages(task: Task, record: Mapping[str, Any], where: str) -> list[dict[str, str]]:
+    """Returns the conversation of a record, for a task of kind messages.
+
+    Raises InvalidDataset, naming `where`, for anything but a list of messages with a known role and a text, and for a
+    conversation in which the assistant says nothing.
+    """
+    field = task.messages_field or ""
+    found = record.get(field)
+    if not isinstance(found, list) or not found:
+        raise InvalidDataset(f"{where}: field {field!r} must be a list of messages, which task {task.name!r} needs")
+    for number, message in enumerate(found, 1):
+        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+            raise InvalidDataset(f"{where}: message {number} must be an object with role and content, both texts")
+        if message.get("role") not in ROLES:
+            raise InvalidDataset(f"{where}: message {number} has a role that is none of {', '.join(ROLES)}")
+    if not any(message["role"] == "assistant" and message["content"].strip() for message in found):
+        raise InvalidDataset(f"{where}: the conversation has no turn of the assistant to learn from")
+    return [{"role": message["role"], "content": message["content"]} for message in found]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shared.errors import InvalidDataset
-from shared.task import Answer, Task, read_question, template_fields
+from shared.task import Answer, Task, read_messages, read_question, read_writing, template_fields, template_values
 
 CHARACTERS_PER_TOKEN = 4  # of English text, roughly; other languages need more tokens
 SEQUENCE_LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)  # tokens
@@ -31,26 +31,45 @@ class TaskCheck:
     def add(self, where: str, record: Mapping[str, Any]) -> None:
         """Counts one record."""
         try:
-            question = read_question(self.task, record, where)
+            length = self._read(record, where)
         except InvalidDataset:
             reason = self._reason(record)
             self.reasons[reason] = self.reasons.get(reason, 0) + 1
             self.first.setdefault(reason, where)
             return
         self.fitting += 1
-        self.labels[_label_name(self.task.answers[question.correct])] += 1
-        length = max(len(choice.prompt) + len(choice.answer) for choice in question.choices)
         self._bits[max((length - 1).bit_length(), _LEAST_BITS)] += 1
+
+    def _read(self, record: Mapping[str, Any], where: str) -> int:
+        """Returns the characters of prompt and answer; counts the label of a task that chooses answers.
+
+        Raises InvalidDataset.
+        """
+        if self.task.kind == "messages":
+            return sum(len(message["content"]) for message in read_messages(self.task, record, where))
+        if self.task.generates:
+            text = read_writing(self.task, record, where)
+            return len(text.prompt) + len(text.answer)
+        question = read_question(self.task, record, where)
+        self.labels[_label_name(self.task.answers[question.correct])] += 1
+        return max(len(choice.prompt) + len(choice.answer) for choice in question.choices)
 
     def _reason(self, record: Mapping[str, Any]) -> str:
         """Returns why a record does not fit, in words that have no part of the record's text."""
         task = self.task
         names = {name for template in task.templates() for name in template_fields(template)}
-        needed = {task.mapped[name].field if name in task.mapped else name for name in names} | {task.label_field}
+        needed = {task.mapped[name].field if name in task.mapped else name for name in names}
+        if task.messages_field is not None or not task.generates:
+            needed.add(task.messages_field or task.label_field)
         missing = sorted(needed - set(record))
         if missing:
             return f"field {missing[0]!r} is missing"
+        if task.kind == "messages":
+            return f"field {task.messages_field!r} is no list of messages with a turn of the assistant"
         try:
+            if task.generates:
+                template_values(task, record, "")
+                return "the text to write is blank"
             read_question(task, {**record, task.label_field: task.answers[0].labels[0]}, "")
         except InvalidDataset:
             return "a field has a value that the task does not map"
@@ -106,7 +125,8 @@ class TaskCheck:
         lines += [f"  {count} do not: {reason}; first {self.first[reason]}" for reason, count in self.reasons.items()]
         if not self.fitting:
             return lines
-        lines.append("labels: " + ", ".join(f"{label}: {self.labels[label]}" for label in self._label_names()))
+        if not self.task.generates:
+            lines.append("labels: " + ", ".join(f"{label}: {self.labels[label]}" for label in self._label_names()))
         lines.append("characters of prompt and answer:")
         classes = self.lengths()
         most = max(classes.values())

@@ -43,6 +43,11 @@ class Prediction:
 def predict(model: PersonalModel, record: Mapping[str, Any], where: str) -> Prediction:
     """Scores the candidates for one record, ignoring its label. Raises InvalidDataset naming `where`."""
     task = model.task
+    if task.generates:
+        raise BadRequest(
+            f"task {task.name!r} writes text and has no answers to choose from; `mobizo-agent chat` writes with the "
+            "adapter"
+        )
     unlabelled = dict(record) | {task.label_field: task.answers[0].labels[0]}
     question = read_question(task, unlabelled, where)
     example = encode_question(model.tokenizer, question, model.manifest.recipe, where)

@@ -287,6 +287,8 @@ class LeasedJob:
         return move(None) if self.context.cache.holds(file) else policy_run.transfer(move)
 
     def _report(self, progress: Progress) -> None:
+        if self.lease.job.task.generates:
+            progress = progress.of_writing()
         # Losses and accuracies would reveal the masked or noised update; reports of a private run must not depend on
         # the data.
         reported = quiet_progress(progress) if self._masked or self._private_member else progress

@@ -21,7 +21,7 @@ from device_agent.durable import write_durably
 from device_agent.errors import PolicyForbids, TaskNotApproved
 from shared.canonical import canonical_json, sha256_hex
 from shared.errors import BadRequest
-from shared.task import Task
+from shared.task import Kind, Task
 from shared.task_templates import TASKS
 
 MOST_WAITING = 50  # tasks that wait for a decision; more are refused without a record
@@ -61,6 +61,14 @@ class _File(BaseModel):
     decisions: list[TaskDecision] = []
 
 
+LEARNED: dict[Kind, str] = {
+    "choice": "",
+    "completion": "the text after the prompt",
+    "messages": "the assistant's turns of the conversations",
+    "text": "the whole text",
+}
+
+
 def task_sha256(task: Task) -> str:
     """Returns the sha256 of a task's canonical JSON: its name, prompt, answers and fields."""
     return sha256_hex(canonical_json(task.model_dump(mode="json")))
@@ -73,7 +81,14 @@ def is_shipped(task: Task) -> bool:
 
 def task_lines(task: Task) -> Iterator[str]:
     """Yields a task's text, one line for each part. Control characters are escaped, because a stranger wrote it."""
-    yield f"prompt    {_visible(task.prompt)}"
+    if task.generates:
+        yield f"learns to write  {LEARNED[task.kind]}"
+    if task.messages_field is not None:
+        yield f"messages  field {_visible(task.messages_field)}"
+    else:
+        yield f"prompt    {_visible(task.prompt)}"
+    if task.answer is not None:
+        yield f"text      {_visible(task.answer)}"
     for answer in task.answers:
         labels = ", ".join(_visible(label) for label in answer.labels)
         yield f"answer    {_visible(answer.text)} for {_visible(task.label_field)} {labels}"

@@ -324,7 +324,8 @@ void Trainer::tell(const std::string &phase, float lr) const {
                                    [](const Evaluation &found) { return found.split == "validation"; });
   if (latest != ledger_.evaluations().rend()) {
     line += ", \"accuracy\": " + number(latest->accuracy()) +
-            ", \"best_accuracy\": " + number(ledger_.best()->accuracy());
+            ", \"best_accuracy\": " + number(ledger_.best()->accuracy()) +
+            ", \"validation_loss\": " + number(latest->loss);
   }
   say(line + "}, \"spent\": " + spent() + "}");
 }

@@ -2,7 +2,8 @@
 
 The data never leaves the device. A record that does not fit the task is left out. Whether a job fails depends on the
 number of records, and on noised counts of those that fit the task (`count_noise`), so that no single record's content
-decides it. A split of which nothing fits has a blank example instead, and trains nothing.
+decides it. A split of which nothing fits has a blank example instead, and trains nothing. A record of a task of kind
+`text` becomes several examples, which stay in one split.
 
 A step's batch depends only on job seed and step number, so resumed runs see the same batches. The epochs' orders are
 laid end to end and cut into batches of E; the epoch's short last batch is filled from the next epoch, so every step has
@@ -27,10 +28,11 @@ from shared.canonical import file_sha256
 from shared.errors import InvalidDataset, MobizoError
 from shared.job import TrainingSettings
 from shared.recipe import Recipe
-from shared.task import Task, read_question
-from shared.zo.encoding import Example, Row, check_task, encode_question, score_rows, token_ids
+from shared.task import Task
+from shared.zo.encoding import Example, Row, check_task, score_rows, token_ids
 from shared.zo.example_order import alternating
 from shared.zo.noise import permutation
+from shared.zo.writing import Encoder, WritingStyle
 
 # One fixed seed and epochs that training never reaches: every job splits and samples alike, so runs of different
 # job seeds can be compared.
@@ -46,6 +48,7 @@ MOST_REASONS = 20  # that are kept for the owner
 REASON_LENGTH = 500  # characters
 
 T = TypeVar("T")  # examples, or records that are none yet
+Record = tuple[Example, ...]  # the examples of one record; none if it does not fit
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,12 @@ class Splits:
         truncated = sum(example.truncated for example in train)
         return cls(train, validation, test, ExampleCounts(records=len(train), truncated=truncated))
 
+    def counting_tokens(self) -> Splits:
+        """Returns the splits with the numbers of answer tokens that are measured, by which losses are divided."""
+        measured = {"validation": self.validation, "test": self.test or ()}
+        tokens = {name: sum(len(each.right.targets) for each in split) for name, split in measured.items()}
+        return replace(self, counts=self.counts.model_copy(update={"answer_tokens": tokens}))
+
     def plan(self, plan: RunPlan) -> RunPlan:
         """Returns the run's plan; a blank one, whose steps leave B as it is, if no training record fits."""
         return plan.model_copy(update={"blank": self.blank})
@@ -79,12 +88,14 @@ def read_splits(
     *,
     noise_key: str,
     with_test: bool = True,
+    style: WritingStyle = WritingStyle(),  # noqa: B008  (it is frozen)
 ) -> Splits:
     """Returns the splits of a data set: train.jsonl, and validation.jsonl and test.jsonl if present.
 
     Without validation.jsonl a fifth of train.jsonl is held out. with_test: also read the test split; without an example
     it is not read. Records are held out and sampled before those that do not fit the task are left out, so that a
-    record's content decides about that record only. noise_key: of `count_noise.derive_key`. Raises InvalidTask for a
+    record's content decides about that record only. noise_key: of `count_noise.derive_key`. style: how the base writes
+    texts, for tasks that write them. Raises InvalidTask for a
     task that no record could fit, and InvalidDataset for files that cannot be read or have no records, and for a file
     of which less than LEAST_SHARE fits the task: its noised count of fitting records must miss that share by more than
     SLACK. The recipe's lengths do not matter there: a submitter who varies them gets no further answers.
@@ -94,7 +105,8 @@ def read_splits(
     """
     check_directory(directory)
     check_task(task, tokenizer, recipe)
-    reader = _Reader(task, tokenizer, recipe, CountNoise(noise_key, task.model_dump(mode="json")))
+    encoder = Encoder(task, tokenizer, recipe, style)
+    reader = _Reader(encoder, CountNoise(noise_key, task.model_dump(mode="json")))
     train = reader.read(directory / "train.jsonl")
     if recipe.privacy == "clipped":
         return reader.splits(train)
@@ -109,37 +121,36 @@ def read_splits(
         test = reader.scored(sample(reader.read(directory / "test.jsonl"), settings.test_limit))
         reader.check(directory / "test.jsonl")
     validation = reader.scored(sample(validation, settings.validation_limit))
-    found = reader.splits(train, validation, test)
-    blank = _blank(tokenizer)
-    return replace(
+    found = reader.splits(train, validation, test, (settings.validation_limit, settings.test_limit))
+    blank = _blank(tokenizer, 1 if task.generates else 2)
+    found = replace(
         found,
         train=found.train or (blank,),
         validation=found.validation or (blank,),
         test=found.test or None,
         blank=not found.train,
     )
+    return found.counting_tokens() if task.generates else found
 
 
-def _blank(tokenizer: Tokenizer) -> Example:
-    """Returns an example that fits every recipe and that no model gets right: two equal candidates, and the first of
-    several best ones is the prediction.
+def _blank(tokenizer: Tokenizer, candidates: int) -> Example:
+    """Returns an example that fits every recipe. With two candidates, which are equal, no model gets it right: the
+    first of several best ones is the prediction.
     """
     tokens = tuple(token_ids(tokenizer, "x", special=False)[:1]) or (0,)
-    row = Row(tokens, tokens)
-    return Example((row, row), 1, truncated=False)
+    return Example((Row(tokens, tokens),) * candidates, candidates - 1, truncated=False)
 
 
-def _usable(examples: Sequence[Example | None]) -> list[Example]:
-    return [example for example in examples if example is not None]
+def _usable(records: Sequence[Record], limit: int | None = None) -> list[Example]:
+    """Returns the examples of all records; the first `limit` ones, if there is a limit."""
+    return [example for record in records for example in record][:limit]
 
 
 @dataclass
 class _Reader:
-    """Reads files record by record; None stands for a record that does not fit."""
+    """Reads files record by record."""
 
-    task: Task
-    tokenizer: Tokenizer
-    recipe: Recipe
+    encoder: Encoder
     noise: CountNoise
     unusable: int = 0
     reasons: list[str] = field(default_factory=list)
@@ -147,15 +158,15 @@ class _Reader:
     files: dict[str, tuple[int, int, str]] = field(default_factory=dict)
     _fit: int = 0
 
-    def read(self, path: Path) -> list[Example | None]:
+    def read(self, path: Path) -> list[Record]:
         """Returns one entry for each line that is not blank. Raises InvalidDataset if the file cannot be read."""
         self._fit = 0
         try:
-            examples = [self._example(line, f"{path}:{number}") for number, line in _lines(path)]
-            self.files[path.name] = len(examples), self._fit, file_sha256(path)
+            records = [self._record(line, f"{path}:{number}") for number, line in _lines(path)]
+            self.files[path.name] = len(records), self._fit, file_sha256(path)
         except OSError as error:
             raise InvalidDataset(f"{path}: cannot be read ({error})") from error
-        return examples
+        return records
 
     def check(self, path: Path) -> None:
         """Raises InvalidDataset for a file without records, and if clearly less than LEAST_SHARE of them fit the task,
@@ -166,58 +177,59 @@ class _Reader:
             raise InvalidDataset(f"{path}: the file contains no records")
         if self.noise.on(fit, "fit", sha256) < LEAST_SHARE * records - SLACK:
             raise InvalidDataset(
-                f"{path}: {fit} of {records} records fit task {self.task.name!r}; at least {LEAST_SHARE:.0%} must. "
-                f"{' '.join(self.reasons[:1])}"
+                f"{path}: {fit} of {records} records fit task {self.encoder.task.name!r}; at least {LEAST_SHARE:.0%} "
+                f"must. {' '.join(self.reasons[:1])}"
             )
 
-    def scored(self, examples: Sequence[Example | None]) -> list[Example | None]:
-        """Leaves out examples whose candidates do not fit the rows of one `score` call."""
-        rows = self.recipe.score_rows
-        kept: list[Example | None] = []
-        for example in examples:
-            if example is not None and len(score_rows(example)) > rows:
+    def scored(self, records: Sequence[Record]) -> list[Record]:
+        """Leaves out records whose candidates do not fit the rows of one `score` call."""
+        rows = self.encoder.recipe.score_rows
+        kept: list[Record] = []
+        for record in records:
+            if any(len(score_rows(example)) > rows for example in record):
                 self._leave_out(f"a record's candidates do not fit the program's {rows} score rows")
-                kept.append(None)
+                kept.append(())
             else:
-                kept.append(example)
+                kept.append(record)
         return kept
 
     def splits(
         self,
-        train: Sequence[Example | None],
-        validation: Sequence[Example | None] = (),
-        test: Sequence[Example | None] | None = None,
+        train: Sequence[Record],
+        validation: Sequence[Record] = (),
+        test: Sequence[Record] | None = None,
+        limits: tuple[int | None, int | None] = (None, None),
     ) -> Splits:
-        """Returns the splits without the records that do not fit."""
-        usable = _usable(train)
-        summary = f"{self.unusable} records of the data set do not fit task {self.task.name!r}"
+        """Returns the splits without the records that do not fit. limits: examples of validation, and of test."""
+        summary = f"{self.unusable} records of the data set do not fit task {self.encoder.task.name!r}"
+        truncated = sum(any(example.truncated for example in record) for record in train)
         return Splits(
-            train=usable,
-            validation=_usable(validation),
-            test=None if test is None else _usable(test),
+            train=_usable(train),
+            validation=_usable(validation, limits[0]),
+            test=None if test is None else _usable(test, limits[1]),
             counts=ExampleCounts(
                 records=len(train),
-                truncated=self._noised("truncated", sum(example.truncated for example in usable), len(train)),
-                unusable=self._noised("unusable", len(train) - len(usable), len(train)),
+                truncated=self._noised("truncated", truncated, len(train)),
+                unusable=self._noised("unusable", sum(not record for record in train), len(train)),
             ),
             reasons=(summary, *self.reasons) if self.unusable else (),
         )
 
     def _noised(self, what: str, count: int, records: int) -> int:
         """Returns a count of training records with noise, between 0 and their number."""
-        recipe, (_, _, sha256) = self.recipe, self.files["train.jsonl"]
+        recipe, (_, _, sha256) = self.encoder.recipe, self.files["train.jsonl"]
         # What the count depends on and nothing else: the same count must not get new noise with another rank.
         shape = [recipe.base.sha256, recipe.sequence_length, recipe.answer_length, recipe.choices]
         return min(max(self.noise.on(count, what, sha256, records, shape), 0), records)
 
-    def _example(self, line: bytes, where: str) -> Example | None:
+    def _record(self, line: bytes, where: str) -> Record:
         try:
             record = json.loads(line.decode("utf-8"))
             if not isinstance(record, dict):
                 raise InvalidDataset(f"{where}: the line is {type(record).__name__}; it must be a JSON object")
-            question = read_question(self.task, record, where)
+            self.encoder.read(record, where)
             self._fit += 1
-            return encode_question(self.tokenizer, question, self.recipe, where)
+            return self.encoder.encode(record, where)
         except UnicodeDecodeError:
             self._leave_out(f"{where}: the line is not UTF-8")
         except json.JSONDecodeError as error:
@@ -226,7 +238,7 @@ class _Reader:
             self._leave_out(
                 error.detail if isinstance(error, MobizoError) else f"{where}: {type(error).__name__}: {error}"
             )
-        return None
+        return ()
 
     def _leave_out(self, reason: str) -> None:
         self.unusable += 1

@@ -145,7 +145,8 @@ class ResourceUsage(BaseModel):
 
 class ExampleCounts(BaseModel):
     """How many records a training split has, how many of them were cut to the recipe's sequence length, and how many
-    do not fit the task. The latter two have noise (`count_noise`).
+    do not fit the task. The latter two have noise (`count_noise`). answer_tokens: how many answer tokens each measured
+    split has, where the task writes text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -153,6 +154,7 @@ class ExampleCounts(BaseModel):
     records: int = Field(ge=0)
     truncated: int = Field(0, ge=0)
     unusable: int = Field(0, ge=0)
+    answer_tokens: dict[str, int] | None = None
 
 
 class PreparedData(BaseModel):

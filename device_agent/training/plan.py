@@ -53,6 +53,7 @@ from shared.recipe import Recipe
 from shared.zo.encoding import Example, pack_step
 from shared.zo.noise import run_seeds
 from shared.zo.trajectory import frame
+from shared.zo.writing import style_of
 
 MAGIC = b"MOBIZO-PLAN 4\n"
 I32 = NDArray[np.int32]
@@ -172,6 +173,7 @@ def prepare(run: RunDirectory) -> None:
         plan.training,
         noise_key=plan.noise_key,
         with_test=not plan.uploads_last,
+        style=style_of(plan.manifest),
     )
     run.note_unusable(splits.reasons)
     if plan.privacy is not None:

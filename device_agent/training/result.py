@@ -77,7 +77,8 @@ def build_result(plan: RunPlan, trajectory: Trajectory, spent: ResourceUsage, ex
     tested = recorded(trajectory, "test", 0)
     tuned = best if tested is None else recorded(trajectory, "test", best.step, "best")
     zero = recorded(trajectory, "validation", 0) if tested is None else tested
-    before = zero and zero.accuracy
+    tokens = (examples.answer_tokens or {}).get("validation" if tested is None else "test")
+    scores = _accuracies(plan, zero, tuned) if tokens is None else _token_losses(tokens, zero, tuned)
     return Result(
         steps=trajectory.steps,
         best_step=best.step,
@@ -88,8 +89,20 @@ def build_result(plan: RunPlan, trajectory: Trajectory, spent: ResourceUsage, ex
         truncated_examples=rounded_down(examples.truncated, examples.records),
         unusable_examples=rounded_down(examples.unusable, examples.records) or None,
         evaluations=tuple(trajectory.evaluations),
-        zero_shot_accuracy=before if plan.start is None else None,
-        start_accuracy=None if plan.start is None else before,
-        tuned_accuracy=tuned and tuned.accuracy,
         accuracy_split="validation" if tested is None else "test",
+        **scores,
     )
+
+
+def _accuracies(plan: RunPlan, before: Evaluation | None, after: Evaluation | None) -> dict[str, float | None]:
+    """Returns the scores of a task that chooses answers, by the result's fields."""
+    first = "zero_shot_accuracy" if plan.start is None else "start_accuracy"
+    return {first: before and before.accuracy, "tuned_accuracy": after and after.accuracy}
+
+
+def _token_losses(tokens: int, before: Evaluation | None, after: Evaluation | None) -> dict[str, float | None]:
+    """Returns the scores of a task that writes text. tokens: answer tokens of the split."""
+    return {
+        "token_loss_before": before and before.loss * before.total / tokens,
+        "token_loss_after": after and after.loss * after.total / tokens,
+    }

@@ -325,6 +325,7 @@ class Trainer:
                     "rss_bytes": rss_bytes(),
                     "accuracy": validations[-1].accuracy if validations else None,
                     "best_accuracy": best and best.accuracy,
+                    "validation_loss": validations[-1].loss if validations else None,
                 }
             )
         )

@@ -27,6 +27,7 @@ from device_agent.training.trainer import Stopped
 from shared.errors import MobizoError
 from shared.job import Progress
 from shared.stop_signal import StopSignal
+from shared.zo.writing import style_of
 
 ORPHANED = 3  # exit status
 
@@ -55,6 +56,7 @@ def train(directory: Path, channel: BinaryIO) -> None:
                     plan.training,
                     noise_key=plan.noise_key,
                     with_test=not plan.uploads_last,
+                    style=style_of(plan.manifest),
                 )
                 run.note_unusable(splits.reasons)
                 if plan.privacy is not None:

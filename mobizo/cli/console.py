@@ -64,8 +64,10 @@ def percent(value: float | None) -> str:
 
 
 def measured(result: Result) -> str:
-    """Returns the accuracy of an adapter, and its examples unless they are test examples."""
+    """Returns the accuracy or perplexity of an adapter, and its examples unless they are test examples."""
     text = percent(result.tuned_accuracy)
+    if result.perplexities is not None:
+        text = f"perplexity {result.perplexities[1]:.2f}"
     return f"{text} (validation)" if text and result.accuracy_split == "validation" else text
 
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from server.compiler.checkpoints.base import BaseFacts, locate_base
 from server.compiler.checkpoints.checkpoint import load_checkpoint
-from server.compiler.checkpoints.tokenizer import write_tokenizer
+from server.compiler.checkpoints.tokenizer import end_of_text, write_tokenizer
 from server.compiler.cost import step_flops
 from server.compiler.export.backends import backend
 from server.compiler.export.gradient_network import GradientNetwork
@@ -52,7 +52,8 @@ def compile_program(
     fingerprint = a_fingerprint(recipe, facts, calibration)
     files = {role: name for role, name in target.files.items() if inference or role != "inference"}
     out_dir.mkdir(parents=True, exist_ok=True)
-    write_tokenizer(locate_base(source), out_dir / files["tokenizer"])
+    sources = locate_base(source)
+    write_tokenizer(sources, out_dir / files["tokenizer"])
     with TemporaryDirectory(prefix=".tensors-", dir=out_dir) as directory:
         base = QuantizedBase.of(checkpoint, recipe.precision, Path(directory))
         stored = target.write_weights(base.stored, out_dir / files["weights"])
@@ -84,6 +85,7 @@ def compile_program(
         delegates=emitted.delegates,
         nodes=emitted.nodes,
         executorch=version("executorch"),
+        end_of_text=end_of_text(sources),
     )
 
 

@@ -237,6 +237,11 @@ class ScoringService:
         choices: tuple[Choice, ...]
         labels: tuple[str | None, ...]
         if row.record is not None and task is not None:
+            if task.generates:
+                raise BadRequest(
+                    f"{where}: task {task.name!r} writes text and has no answers to score; send prompt and answers, or "
+                    "generate"
+                )
             unlabelled = row.record | {task.label_field: task.answers[0].labels[0]}
             choices = read_question(task, unlabelled, where).choices
             labels = tuple(answer.labels[0] for answer in task.answers)

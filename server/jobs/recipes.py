@@ -42,6 +42,8 @@ from shared.zo.lora import BaseShape, flat_size, lora_modules
 
 MOST_EXAMPLE_GRADIENTS = 1 << 28  # elements of the gradients of all examples computed at once: 1 GiB
 
+MOST_ANSWER_TOKENS = 512  # the largest recipe.answer_length
+
 MOST_DEVICES = 100  # newest devices whose reports are read
 
 
@@ -71,6 +73,8 @@ def resolve_recipe(request: JobRequest, task: Task, base: BaseRef, shape: BaseSh
 def _answer_sizes(request: JobRequest, task: Task, tokenizer: Tokenizer) -> tuple[int, int]:
     """Returns (T, C), tokens of an answer and number of choices, from the request or the task."""
     given_length, given_choices = request.recipe.answer_length, request.recipe.choices
+    if task.generates:
+        return _writing_sizes(request.recipe, task)
     if task.fixed_answers is None:
         if given_length is None or given_choices is None:
             answer_sizes(task, tokenizer)  # raises InvalidTask, which names the missing fields
@@ -87,6 +91,15 @@ def _answer_sizes(request: JobRequest, task: Task, tokenizer: Tokenizer) -> tupl
     if length < 1:
         raise InvalidTask(f"task {task.name!r} has an answer without a token")
     return given_length or length, given_choices or choices
+
+
+def _writing_sizes(settings: RequestedRecipe, task: Task) -> tuple[int, int]:
+    """Returns (T, C) of a task that writes text: by default every token of a document, and half of another text."""
+    if settings.choices not in (None, 1):
+        raise InvalidRecipe(f"recipe.choices is {settings.choices}; task {task.name!r} writes text and has one answer")
+    length = settings.sequence_length
+    default = length - 1 if task.kind == "text" else max(length // 2, 1)
+    return settings.answer_length or min(default, MOST_ANSWER_TOKENS), 1
 
 
 def scored_rows(recipe: Recipe, task: Task) -> int:
@@ -144,6 +157,8 @@ def _check(recipe: Recipe, task: Task, shape: BaseShape, request: JobRequest) ->
             f"recipe.sequence_length is {recipe.sequence_length}; answers of {recipe.answer_length} tokens leave no "
             "room for a prompt"
         )
+    if recipe.loss == "candidates" and task.generates:
+        raise InvalidRecipe(f"recipe.loss: task {task.name!r} writes text and has no candidates; use loss 'full'")
     if recipe.loss == "candidates" and not task.shares_prompt:
         raise InvalidRecipe(
             f"recipe.loss: task {task.name!r} has a separate prompt for each candidate; use loss 'full'"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shared.job import Result
 from shared.recipe import REVERSE_ESTIMATORS, Recipe
 from shared.registry import AdapterManifest
 
@@ -39,6 +40,18 @@ def _origin(manifest: AdapterManifest) -> str:
     return text if origin.epsilon is None else f"{text}, epsilon {origin.epsilon:.3g}"
 
 
+def _scores(result: Result) -> tuple[tuple[str, str], ...]:
+    """Returns the rows of the scores before and after: accuracies, or perplexities of a task that writes text."""
+    split = result.accuracy_split or "test"
+    chosen = ", on the examples by which the adapter was chosen" if split == "validation" else ""
+    found = result.perplexities
+    if found is not None:
+        name, before, after = "perplexity of answer tokens", f"{found[0]:.2f}", f"{found[1]:.2f}"
+    else:
+        name, before, after = "accuracy", _share(result.before_accuracy), _share(result.tuned_accuracy)
+    return (f"{split} {name} before", before), (f"{split} {name} after", after + chosen)
+
+
 def model_card(manifest: AdapterManifest, hub_id: str | None = None) -> bytes:
     """Returns README.md of a PEFT directory. hub_id: the base model's id on the Hugging Face Hub, if it is known."""
     recipe, result, training = manifest.recipe, manifest.result, manifest.training
@@ -47,8 +60,6 @@ def model_card(manifest: AdapterManifest, hub_id: str | None = None) -> bytes:
     eps = "" if exact else f", eps {training.eps_for(recipe):g}"
     layers = recipe.layers if isinstance(recipe.layers, str) else ", ".join(map(str, recipe.layers))
     parent = manifest.parent
-    split = result.accuracy_split or "test"
-    chosen = ", on the examples by which the adapter was chosen" if split == "validation" else ""
     how = "exact gradients" if exact else "forward passes only"
     rows = (
         ("base model", f"{recipe.base.name} (sha256 {recipe.base.sha256})"),
@@ -65,8 +76,7 @@ def model_card(manifest: AdapterManifest, hub_id: str | None = None) -> bytes:
         ("task", manifest.task.name),
         ("loss", recipe.loss),
         ("training examples", "private" if result.train_examples is None else str(result.train_examples)),
-        (f"{split} accuracy before", _share(result.before_accuracy)),
-        (f"{split} accuracy after", _share(result.tuned_accuracy) + chosen),
+        *_scores(result),
         ("made by", _origin(manifest)),
         ("job", manifest.job_id or ""),
         ("recipe", manifest.recipe_id),

@@ -19,7 +19,16 @@ from shared.registry import (
 )
 from shared.zo.lora import F32
 
-FIGURES = ("zero_shot_accuracy", "start_accuracy", "tuned_accuracy", "steps", "best_step", "train_examples")
+FIGURES = (
+    "zero_shot_accuracy",
+    "start_accuracy",
+    "tuned_accuracy",
+    "token_loss_before",
+    "token_loss_after",
+    "steps",
+    "best_step",
+    "train_examples",
+)
 _CHUNK = 1 << 18  # elements converted to float64 at once
 
 

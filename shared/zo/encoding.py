@@ -36,10 +36,15 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Row:
-    """The tokens of one candidate: the prompt's, followed by the answer's."""
+    """The tokens of one candidate: the prompt's, followed by the answer's.
+
+    counted: the places in the answer whose tokens are trained on and scored, ascending; None: all. A conversation's
+    `answer` begins with the assistant's first turn, and the turns of others after it do not count.
+    """
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
+    counted: tuple[int, ...] | None = None
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -47,9 +52,10 @@ class Row:
         return self.prompt + self.answer[:-1]
 
     @property
-    def positions(self) -> range:
-        """The positions whose logits predict the answer's tokens."""
-        return range(len(self.prompt) - 1, len(self.prompt) - 1 + len(self.answer))
+    def targets(self) -> list[tuple[int, int]]:
+        """The (position, token) pairs that count: the logits at the position predict the answer's token."""
+        places = range(len(self.answer)) if self.counted is None else self.counted
+        return [(len(self.prompt) - 1 + place, self.answer[place]) for place in places]
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class Example:
 
 def _shortened(row: Row, opening: int, most: int) -> Row:
     cut = min(max(len(row.tokens) - most, 0), max(len(row.prompt) - opening - 1, 0))
-    return Row(row.prompt[:opening] + row.prompt[opening + cut :], row.answer)
+    return replace(row, prompt=row.prompt[:opening] + row.prompt[opening + cut :])
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -137,15 +143,15 @@ def encode_choice(tokenizer: Tokenizer, choice: Choice) -> Row:
     return Row(tuple(prompt), tuple(answer))
 
 
-def _fit(row: Row, opening: tuple[int, ...], recipe: Recipe, where: str) -> tuple[Row, bool]:
+def fit_row(row: Row, opening: tuple[int, ...], recipe: Recipe, where: str) -> tuple[Row, bool]:
     """Returns the row cut to S tokens from the front of its prompt, and whether it was cut. `opening` (BOS) is kept."""
     if not row.prompt:
         raise InvalidDataset(f"{where}: the prompt is empty")
     if not row.answer:
         raise InvalidDataset(f"{where}: an answer is empty")
-    if len(row.answer) > recipe.answer_length:
+    if len(row.targets) > recipe.answer_length:
         raise InvalidDataset(
-            f"{where}: an answer has {len(row.answer)} tokens; the recipe's answer_length is {recipe.answer_length}"
+            f"{where}: an answer has {len(row.targets)} tokens; the recipe's answer_length is {recipe.answer_length}"
         )
     kept = opening if row.prompt[: len(opening)] == opening else ()
     room = recipe.sequence_length - (len(row.answer) - 1)
@@ -153,7 +159,7 @@ def _fit(row: Row, opening: tuple[int, ...], recipe: Recipe, where: str) -> tupl
         raise InvalidDataset(f"{where}: the answer leaves no room for a prompt in {recipe.sequence_length} tokens")
     if len(row.prompt) <= room:
         return row, False
-    return Row(kept + row.prompt[len(kept) - room :], row.answer), True
+    return replace(row, prompt=kept + row.prompt[len(kept) - room :]), True
 
 
 def encode_question(tokenizer: Tokenizer, question: Question, recipe: Recipe, where: str) -> Example:
@@ -161,7 +167,7 @@ def encode_question(tokenizer: Tokenizer, question: Question, recipe: Recipe, wh
     if len(question.choices) > recipe.choices:
         raise InvalidDataset(f"{where}: {len(question.choices)} candidates; the recipe's choices is {recipe.choices}")
     opening = tuple(tokenizer.encode("").ids)
-    fitted = [_fit(encode_choice(tokenizer, choice), opening, recipe, where) for choice in question.choices]
+    fitted = [fit_row(encode_choice(tokenizer, choice), opening, recipe, where) for choice in question.choices]
     rows = tuple(row for row, _ in fitted)
     kept = len(opening) if all(row.prompt[: len(opening)] == opening for row in rows) else 0
     return Example(rows, question.correct, any(cut for _, cut in fitted), kept)
@@ -169,6 +175,8 @@ def encode_question(tokenizer: Tokenizer, question: Question, recipe: Recipe, wh
 
 def check_task(task: Task, tokenizer: Tokenizer, recipe: Recipe) -> None:
     """Raises InvalidTask if recipe, tokenizer and task do not fit together, whatever the records are."""
+    if recipe.loss == "candidates" and task.generates:
+        raise InvalidTask(f"task {task.name!r} writes text and has no candidates; use loss 'full'")
     if recipe.loss == "candidates" and not task.shares_prompt:
         raise InvalidTask(f"task {task.name!r} has a separate prompt for each candidate; use loss 'full'")
     if len(task.answers) > recipe.choices:
@@ -236,8 +244,8 @@ def pack_step(examples: Sequence[Example], recipe: Recipe, *, dynamic: bool = Fa
     for e, example in enumerate(examples):
         row = example.right
         tokens[e, : len(row.tokens)] = row.tokens
-        for t, position in enumerate(row.positions):
-            positions[e, t], answers[e, t], mask[e, t] = position, row.answer[t], 1
+        for t, (position, token) in enumerate(row.targets):
+            positions[e, t], answers[e, t], mask[e, t] = position, token, 1
             if recipe.loss == "candidates":
                 allowed = _continuations(example, t)
                 choices[e, t, : len(allowed)] = allowed
@@ -310,11 +318,11 @@ def _score_batch(examples: Sequence[Example], recipe: Recipe, dynamic: bool) -> 
             first = example.rows[group[0]]
             texts.append(first.tokens)
             tokens[r, : len(first.tokens)] = first.tokens
-            positions[r, : len(first.answer)] = list(first.positions)
+            positions[r, : len(first.targets)] = [position for position, _ in first.targets]
             for c, index in enumerate(group):
                 row = example.rows[index]
-                choices[r, : len(row.answer), c] = row.answer
-                of_example[index] = tuple((r, t, c) for t in range(len(row.answer)))
+                choices[r, : len(row.targets), c] = [token for _, token in row.targets]
+                of_example[index] = tuple((r, t, c) for t in range(len(row.targets)))
             r += 1
         cells.append(tuple(of_example))
     return ScoreBatch((tokens, positions, choices), tuple(texts), tuple(cells))

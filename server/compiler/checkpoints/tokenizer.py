@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from server.compiler.checkpoints.base import BaseFiles
+from server.compiler.checkpoints.gguf_file import GgufFile
 from shared.errors import UnreadableCheckpoint
 
 
@@ -20,6 +22,24 @@ def write_tokenizer(files: BaseFiles, path: Path) -> None:
         shutil.copyfile(own, path)
         return
     convert_tokenizer(files).backend_tokenizer.save(str(path))
+
+
+def end_of_text(files: BaseFiles) -> int | None:
+    """Returns the id of the token that ends a text, as the base's own files say; None if they do not.
+
+    Of several such tokens the first one is taken.
+    """
+    if files.form == "gguf":
+        found = GgufFile.read(files.root).metadata.get("tokenizer.ggml.eos_token_id")
+    else:
+        found = None
+        for name in ("generation_config.json", "config.json"):
+            path = files.root / name
+            if found is None and path.is_file():
+                found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    if isinstance(found, list):
+        found = found[0] if found else None
+    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else None
 
 
 def convert_tokenizer(files: BaseFiles) -> Any:

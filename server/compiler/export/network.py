@@ -36,6 +36,7 @@ from server.compiler.methods.training import (
 from server.compiler.model.backbone import HeadLayer, Trunk, TrunkTensors
 from server.compiler.model.decoder import DecoderLayer, LayerShape, LayerTables, layer_shapes, quantized_layer
 from server.compiler.model.quantization import ROWS, SCALE, SCHEMES, Scheme, quantize
+from shared.program import logits_part
 from shared.program_inputs import MIN_LENGTH
 from shared.recipe import Precision, Recipe, Target
 from shared.zo.calibration import Calibration
@@ -127,9 +128,13 @@ class BaseNetwork:
         return Stack(shapes, self.layers(shapes, indices, self.recipe.sequence_length), indices.start)
 
     def head(self, rows: int, picks: int) -> nn.Module | None:
-        """Returns the lowered lm_head over a quantized table for (rows, picks) positions; None for a float32 table."""
+        """Returns the lowered lm_head over a quantized table; None for a float32 table.
+
+        It takes as many of (rows, picks) positions as a program computes logits of at once.
+        """
         if self._base.precision == "fp32":
             return None
+        rows, picks = logits_part(rows, picks, self.facts.vocabulary)
         name = "embedding" if self.trunk.tied else "lm_head"
         layer = HeadLayer(getattr(self.trunk, name), getattr(self.trunk, name + SCALE).squeeze(1))
         example = (torch.zeros(rows, picks, self.facts.hidden),)

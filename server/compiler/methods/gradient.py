@@ -159,7 +159,7 @@ class GradientSuffix(Network):
         vectors = trunk.final_vectors()
         answers = norm_output(picked, *vectors)
         if self.recipe.loss == "full":
-            nll, gradient = self.vocabulary_gradient(answers, inputs.answers)
+            nll, gradient = self.in_parts(self.vocabulary_gradient, answers, inputs.answers)
         else:
             nll, gradient = self.candidates_gradient(answers, inputs.choices, inputs.choice_mask)
         gradient = norm_reverse(trunk.final_norm, gradient * inputs.mask.unsqueeze(2), vectors[0], picked)
@@ -168,11 +168,11 @@ class GradientSuffix(Network):
         return nll, torch.bmm(at.to(torch.float32), gradient).view(-1, hidden.shape[1], facts.hidden)
 
     def vocabulary_gradient(self, answers: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss over the whole vocabulary: nll (E, T) and its gradient (E, T, hidden). truth: (E, T).
+        """The loss over the whole vocabulary of one part (rows, tokens): nll and its gradient, (rows, tokens, hidden).
 
         A softmax p's negative log-likelihood has the gradient p - 1 at the truth, p elsewhere.
         """
-        logits = self.trunk.cap(self.trunk.logits(answers) if self.head is None else self.head(answers))
+        logits = self.vocabulary_logits(answers)
         log_p = torch.log_softmax(logits, dim=-1)
         at, slope = truth.to(torch.int64).unsqueeze(2), self.cap_slope(logits)
         weights = torch.exp(log_p)

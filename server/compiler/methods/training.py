@@ -7,7 +7,7 @@ All methods share the same state. Methods that run layers use the same shapes, s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from server.compiler.methods.step_inputs import StepInputs, micro_batches
 from server.compiler.model.backbone import Trunk
 from server.compiler.model.decoder import LayerShape
 from shared.privacy import UNITS
+from shared.program import logits_part
 from shared.recipe import Recipe
 
 EXCLUDED = -1e9  # replaces the logit of a padded choice
@@ -63,8 +64,36 @@ class Network(Method):
 
     def log_probabilities(self, answers: Tensor, choices: Tensor) -> Tensor:
         """Log-softmax over the whole vocabulary at `answers` (R, T, hidden), of `choices` (R, T, C): (R, T, C)."""
-        logits = self.trunk.cap(self.trunk.logits(answers) if self.head is None else self.head(answers))
-        return torch.gather(torch.log_softmax(logits, dim=-1), 2, choices.to(torch.int64))
+        (found,) = self.in_parts(
+            lambda answers, choices: (
+                torch.gather(torch.log_softmax(self.vocabulary_logits(answers), -1), 2, choices.to(torch.int64)),
+            ),
+            answers,
+            choices,
+        )
+        return found
+
+    def vocabulary_logits(self, answers: Tensor) -> Tensor:
+        """Capped logits over the whole vocabulary of one part's `answers` (rows, tokens, hidden)."""
+        return self.trunk.cap(self.trunk.logits(answers) if self.head is None else self.head(answers))
+
+    def in_parts(self, compute: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Calls `compute` with the parts of `inputs` (R, T, ...) that `logits_part` allows; joins its results (R, T, ...).
+
+        Each part's logits are let go before the next one's are computed, and the runtime plans memory for one part.
+        """
+        rows, tokens = inputs[0].shape[:2]
+        part_rows, part_tokens = logits_part(rows, tokens, self.trunk.facts.vocabulary)
+        if (part_rows, part_tokens) == (rows, tokens):
+            return compute(*inputs)
+        columns = []
+        for row in range(0, rows, part_rows):
+            found = [
+                compute(*(each[row : row + part_rows, at : at + part_tokens] for each in inputs))
+                for at in range(0, tokens, part_tokens)
+            ]
+            columns.append([torch.cat(parts, 1) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)])
+        return tuple(torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*columns, strict=True))
 
     def choice_logits(self, answers: Tensor, choices: Tensor) -> Tensor:
         """Logits of `choices` (E, T, C) alone, by their rows of lm_head: (R, T, C) for `answers` (R, T, hidden)."""

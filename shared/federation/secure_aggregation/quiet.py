@@ -24,4 +24,5 @@ def quiet_result(result: Result) -> Result:
 
 def quiet_progress(progress: Progress) -> Progress:
     """Returns the progress without losses and accuracies."""
-    return progress.model_copy(update={"loss": None, "accuracy": None, "best_accuracy": None})
+    hidden = ("loss", "accuracy", "best_accuracy", "validation_loss")
+    return progress.model_copy(update=dict.fromkeys(hidden))

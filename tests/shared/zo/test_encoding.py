@@ -42,7 +42,7 @@ def test_rows_leave_out_the_last_answer_token_and_predict_from_the_prompts_last(
     row = encode_question(tokenizer, question(), recipe, "f:1").rows[0]
     assert list(row.tokens) == ids("a b c d")
     assert list(row.answer) == ids("d e")
-    assert list(row.positions) == [2, 3]
+    assert [position for position, _ in row.targets] == [2, 3]
 
 
 def test_a_special_first_token_belongs_to_the_prompt(tokenizer, recipe):
@@ -140,7 +140,7 @@ def test_pack_score_sums_the_tokens_of_each_candidate(tokenizer, recipe):
             for c in range(3)
             if choices[r, : len(row.answer), c].tolist() == list(row.answer)
             and tokens[r, : len(row.tokens)].tolist() == list(row.tokens)
-            and positions[r, : len(row.answer)].tolist() == list(row.positions)
+            and positions[r, : len(row.answer)].tolist() == [position for position, _ in row.targets]
         ]
         assert scores[candidate] in [pytest.approx(value) for value in found]
 
