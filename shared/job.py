@@ -264,7 +264,8 @@ class Result(BaseModel):
     accuracy_split: Literal["test", "validation"] | None = Field(
         None,
         exclude_if=lambda value: value is None,
-        description="on which examples they and token losses were measured; validation: there are no test examples, and the adapter was chosen on these",
+        description="on which examples accuracies or token losses were measured; validation: there are no test "
+        "examples, and the adapter was chosen on these",
     )
     token_loss_before: float | None = Field(
         None,

@@ -73,7 +73,7 @@ class Task(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(min_length=1, max_length=100, pattern=r"^[a-z0-9][a-z0-9_.-]*$")
-    # The fields of other kinds are omitted at their defaults, so that tasks signed before they existed keep their bytes.
+    # Fields of other kinds are omitted at their defaults, so that tasks signed before they existed keep their bytes.
     kind: Kind = Field("choice", exclude_if=lambda kind: kind == "choice")
     prompt: str = Field("", max_length=MOST_TEMPLATE)
     answers: tuple[Answer, ...] = Field((), max_length=64, description="of kind choice: at least 2")
@@ -254,9 +254,7 @@ def read_question(task: Task, record: Mapping[str, Any], where: str) -> Question
     and InvalidTask for a task of another kind.
     """
     if task.generates:
-        raise InvalidTask(
-            f"task {task.name!r} is of kind {task.kind}; it writes text and has no answers to choose from"
-        )
+        raise InvalidTask(f"task {task.name!r} of kind {task.kind} writes text and has no answers to choose from")
     values = template_values(task, record, where)
     if task.label_field not in record:
         raise InvalidDataset(f"{where}: field {task.label_field!r} is missing, which task {task.name!r} needs")

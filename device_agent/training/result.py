@@ -90,19 +90,22 @@ def build_result(plan: RunPlan, trajectory: Trajectory, spent: ResourceUsage, ex
         unusable_examples=rounded_down(examples.unusable, examples.records) or None,
         evaluations=tuple(trajectory.evaluations),
         accuracy_split="validation" if tested is None else "test",
-        **scores,
+        **scores,  # type: ignore[arg-type]  # by field
     )
 
 
 def _accuracies(plan: RunPlan, before: Evaluation | None, after: Evaluation | None) -> dict[str, float | None]:
     """Returns the scores of a task that chooses answers, by the result's fields."""
     first = "zero_shot_accuracy" if plan.start is None else "start_accuracy"
-    return {first: before and before.accuracy, "tuned_accuracy": after and after.accuracy}
+    return {
+        first: None if before is None else before.accuracy,
+        "tuned_accuracy": None if after is None else after.accuracy,
+    }
 
 
 def _token_losses(tokens: int, before: Evaluation | None, after: Evaluation | None) -> dict[str, float | None]:
     """Returns the scores of a task that writes text. tokens: answer tokens of the split."""
     return {
-        "token_loss_before": before and before.loss * before.total / tokens,
-        "token_loss_after": after and after.loss * after.total / tokens,
+        "token_loss_before": None if before is None else before.loss * before.total / tokens,
+        "token_loss_after": None if after is None else after.loss * after.total / tokens,
     }

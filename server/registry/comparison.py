@@ -19,16 +19,9 @@ from shared.registry import (
 )
 from shared.zo.lora import F32
 
-FIGURES = (
-    "zero_shot_accuracy",
-    "start_accuracy",
-    "tuned_accuracy",
-    "token_loss_before",
-    "token_loss_after",
-    "steps",
-    "best_step",
-    "train_examples",
-)
+ACCURACIES = ("zero_shot_accuracy", "start_accuracy", "tuned_accuracy")
+TOKEN_LOSSES = ("token_loss_before", "token_loss_after")
+FIGURES = ("steps", "best_step", "train_examples")
 _CHUNK = 1 << 18  # elements converted to float64 at once
 
 
@@ -42,7 +35,10 @@ def compare(left: AdapterManifest, right: AdapterManifest, weights: WeightsCompa
         recipe=list(_differences(left.recipe, right.recipe)),
         task=list(_differences(left.task, right.task)),
         training=list(_differences(left.training, right.training)),
-        scores=[_score(name, getattr(left.result, name), getattr(right.result, name)) for name in FIGURES],
+        scores=[
+            _score(name, getattr(left.result, name), getattr(right.result, name))
+            for name in (*(TOKEN_LOSSES if left.task.generates or right.task.generates else ACCURACIES), *FIGURES)
+        ],
         weights=weights,
     )
 

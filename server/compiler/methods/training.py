@@ -78,7 +78,7 @@ class Network(Method):
         return self.trunk.cap(self.trunk.logits(answers) if self.head is None else self.head(answers))
 
     def in_parts(self, compute: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Calls `compute` with the parts of `inputs` (R, T, ...) that `logits_part` allows; joins its results (R, T, ...).
+        """Calls `compute` with the parts of `inputs` (R, T, ...) that `logits_part` allows, and joins its results.
 
         Each part's logits are let go before the next one's are computed, and the runtime plans memory for one part.
         """
