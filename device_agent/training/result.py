@@ -90,7 +90,7 @@ def build_result(plan: RunPlan, trajectory: Trajectory, spent: ResourceUsage, ex
         unusable_examples=rounded_down(examples.unusable, examples.records) or None,
         evaluations=tuple(trajectory.evaluations),
         accuracy_split="validation" if tested is None else "test",
-        **scores,  # type: ignore[arg-type]  # by field
+        **scores,
     )
 
 

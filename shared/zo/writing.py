@@ -112,7 +112,8 @@ class Encoder:
             # As much of what comes before as could fit; the opening stays at the front.
             first = max(start - span, 0)
             before = tokens[first:start] if first == 0 else opening + tokens[first:start]
-            examples.append(self._example(Row(before, tokens[start : start + size]), where))
+            example = self._example(Row(before, tokens[start : start + size]), where)
+            examples.append(replace(example, truncated=False))  # what is cut counts in an earlier piece
         # A private step counts examples as records: one record must be one example.
         return tuple(examples[:1] if self.recipe.privacy == "clipped" else examples)
 
