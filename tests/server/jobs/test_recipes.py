@@ -21,6 +21,11 @@ FROM_RECORD = {
     "prompt": "{q}",
     "answers": [{"text": " {a}", "labels": ["0"]}, {"text": " {b}", "labels": ["1"]}],
 }
+WRITES = {
+    "text": {"name": "diary", "kind": "text"},
+    "completion": {"name": "reply", "kind": "completion", "prompt": "{q}", "answer": " {a}"},
+    "messages": {"name": "talk", "kind": "messages"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +50,13 @@ def test_sizes_come_from_the_task(resolve):
     assert recipe.base == BASE
     recipe = resolve(task=LONG.model_dump(mode="json"))
     assert (recipe.answer_length, recipe.choices) == (3, 2)
+
+
+@pytest.mark.parametrize(("kind", "tokens"), [("text", 31), ("completion", 16), ("messages", 16)])
+def test_a_task_that_writes_has_sizes_of_its_own(resolve, kind, tokens):
+    recipe = resolve(task=WRITES[kind], recipe={"sequence_length": 32})
+    assert (recipe.answer_length, recipe.choices, recipe.loss) == (tokens, 1, "full")
+    assert resolve(task=WRITES[kind], recipe={"sequence_length": 32, "answer_length": 5}).answer_length == 5
 
 
 def test_equal_requests_are_one_recipe(resolve):
@@ -72,6 +84,9 @@ def test_equal_requests_are_one_recipe(resolve):
         ({"recipe": {"answer_length": 2}, "task": LONG.model_dump(mode="json")}, "answer_length"),
         ({"recipe": {"choices": 1}}, "choices"),
         ({"recipe": {"choices": 5, "answer_length": 2}}, "choices"),
+        ({"task": WRITES["text"], "recipe": {"choices": 2}}, "has one answer"),
+        ({"task": WRITES["text"], "recipe": {"loss": "candidates"}}, "has no candidates"),
+        ({"task": WRITES["text"], "recipe": {"sequence_length": 8, "answer_length": 8}}, "no room"),
         ({"task": "winogrande", "recipe": {"loss": "candidates", "answer_length": 2, "choices": 2}}, "loss"),
     ],
 )

@@ -34,6 +34,13 @@ def test_the_rule(rule, before, after, parent, approved):
     assert (objection(parent, rule, zero_shot_accuracy=before, tuned_accuracy=after) is None) == approved
 
 
+@pytest.mark.parametrize(("before", "after", "approved"), [(3.1, 3.0, True), (3.1, 3.1, False), (3.0, 3.1, False)])
+def test_the_rule_for_texts(before, after, approved):
+    unmeasured = {"zero_shot_accuracy": None, "tuned_accuracy": None}
+    found = objection(None, {"margin": 1}, token_loss_before=before, token_loss_after=after, **unmeasured)
+    assert found is None if approved else "per token did not fall" in found
+
+
 def test_a_version_that_fell_waits_for_a_person(app, publish, decide, problem):
     held = publish(zero_shot_accuracy=0.75, tuned_accuracy=0.5)
     assert (held["state"], held["message"]) == ("held", "the score fell from 75.0% to 50.0%")
