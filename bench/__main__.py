@@ -10,6 +10,7 @@ from bench.end_to_end.command import end_to_end, options
 from bench.federation.command import federation
 from bench.figures import figures
 from bench.padding import padding
+from bench.personal import personal
 from bench.precision import precision
 from bench.registry import registry
 from bench.runner import Parts, command_of
@@ -30,6 +31,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "accuracy": accuracy,
     "end-to-end": end_to_end,
     "options": options,
+    "personal": personal,
     "variance": variance,
     "padding": padding,
     "agent": agent,

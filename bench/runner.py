@@ -1,6 +1,7 @@
 """What every benchmark command shares: its options, parts and what is kept of them, and timing by turns."""
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -9,10 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import platformdirs
 import psutil
 import typer
 
 from bench.result import Claims, Measured, Row, notes, write
+from device_agent.runner.build import build_runner
+from device_agent.runner.location import RunnerLocation
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A small run: shows that it works, not a figure to quote.")]
@@ -49,6 +53,14 @@ def command_of(parts: Parts, about: str) -> Callable[..., None]:
 
     command.__doc__ = about
     return command
+
+
+def native_runner() -> Path:
+    """Returns the directory of the native runner, which is built once per machine."""
+    # CMake and Ninja of this Python's environment come before the machine's, which may be too old.
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    place = RunnerLocation(Path(platformdirs.user_cache_dir("mobizo-bench")))
+    return place.find() or build_runner(place, notes.print)
 
 
 def kept(path: Path, make: Callable[[], Any]) -> Any:

@@ -8,6 +8,7 @@ from server.compiler.checkpoints.base import locate_base
 from shared.canonical import sha256_hex
 from shared.job import TrainingSettings
 from shared.recipe import BaseRef, Recipe
+from shared.task import Task
 from tests.device_agent import conftest
 
 SPLITS = {"train": 13, "validation": 9, "test": 7}
@@ -36,11 +37,13 @@ def write_sentences(directory: Path) -> Path:
     return directory
 
 
-def plan_of(program: Compiled, dataset: Path, training: TrainingSettings, job: str = "job-1") -> RunPlan:
+def plan_of(
+    program: Compiled, dataset: Path, training: TrainingSettings, job: str = "job-1", task: Task = conftest.TASK
+) -> RunPlan:
     """Returns the plan of a run of the program on a data set."""
     return RunPlan(
         job_id=job,
-        task=conftest.TASK,
+        task=task,
         training=training,
         manifest=program.manifest,
         dataset=dataset,

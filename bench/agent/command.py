@@ -2,25 +2,20 @@
 around the program, and the idle agent.
 """
 
-import os
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import platformdirs
 import typer
 
 from bench.agent import overhead
 from bench.agent.kills import TWICE, Daemon, Finals, Kind, Trainer, Victim, measure
 from bench.result import Measured, Row, notes
-from bench.runner import JsonFile, Only, Quick, run_parts
+from bench.runner import JsonFile, Only, Quick, native_runner, run_parts
 from bench.tiny import compile_tiny, plan_of, write_base, write_sentences
 from device_agent.engines.child_process import NativeEngine, PythonEngine
 from device_agent.engines.choice import RUNNER_VARIABLE
-from device_agent.runner.build import build_runner
-from device_agent.runner.location import RunnerLocation
 from shared.job import TrainingSettings
 
 TRAINING = TrainingSettings(steps=400, evaluation_interval=50, seed=7)
@@ -75,10 +70,7 @@ def agent(
     programs: Annotated[Path | None, typer.Option(help="Keep compiled programs in this directory.")] = None,
 ) -> None:
     """Kill the agent at random points, measure it while idle, and time the loop around the program."""
-    # CMake and Ninja of this Python's environment come before the machine's, which may be too old.
-    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    place = RunnerLocation(Path(platformdirs.user_cache_dir("mobizo-bench")))
-    runner = place.find() or build_runner(place, notes.print)  # built once per machine
+    runner = native_runner()
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         sentences, kept = write_sentences(root / "sentences"), programs or root / "programs"

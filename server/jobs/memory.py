@@ -6,7 +6,7 @@ The constants were fitted to compiled programs and to the peaks of runs in the n
 
 from __future__ import annotations
 
-from shared.program import transposed_bytes
+from shared.program import logits_part, transposed_bytes
 from shared.recipe import DIRECTION_BLOCK, REVERSE_ESTIMATORS, Optimizer, Recipe
 from shared.zo.lora import BaseShape, flat_size
 
@@ -22,6 +22,8 @@ KEPT_GRADIENTS, KEPT_GRADIENTS_DIRECTIONAL, LAYER_GRADIENTS, NOISE_VECTORS = 1, 
 # matrices of attention scores.
 WIDE_STATES, WIDE_STATES_REVERSE = 3, 10
 SCORES, SCORES_REVERSE = 1, 3
+# Copies of one part's logits (`logits_part`) that the methods plan together, where the loss is over the vocabulary.
+LOGITS, LOGITS_REVERSE = 6, 9
 
 
 def predicted_peak(recipe: Recipe, shape: BaseShape, parameters: int) -> int:
@@ -44,7 +46,17 @@ def planned_bytes(recipe: Recipe, shape: BaseShape) -> int:
     tokens = recipe.score_rows * recipe.sequence_length
     size, layers = flat_size(recipe, shape), len(recipe.adapted_layers(shape.layers))
     examples = _example_bytes(recipe, size, layers)
-    return vector_bytes(recipe, size) + examples + FLOAT_BYTES * states * shape.hidden * tokens
+    elements = states * shape.hidden * tokens + _logits(recipe, shape)
+    return vector_bytes(recipe, size) + examples + FLOAT_BYTES * elements
+
+
+def _logits(recipe: Recipe, shape: BaseShape) -> int:
+    """Predicts the planned elements of logits over the vocabulary."""
+    if recipe.loss != "full":
+        return 0
+    rows, tokens = logits_part(recipe.score_rows, recipe.answer_length, shape.vocabulary)
+    copies = LOGITS_REVERSE if recipe.estimator in REVERSE_ESTIMATORS else LOGITS
+    return copies * rows * tokens * shape.vocabulary
 
 
 def rough(size: int) -> int:

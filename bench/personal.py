@@ -1,0 +1,133 @@
+"""`bench personal`: learning to write from one person's texts, on SmolLM2-135M-Instruct, in the native runner.
+
+- completion: the next of a customer's reviews, after a prompt that says whether it praises; product reviews.
+- style: documents of one author; Jane Austen's "Northanger Abbey", trained on its first chapters and tested on later
+  ones.
+
+Both are runs as the agent makes them, from the plan to the adapter, by exact gradients and by forward passes only. The
+losses are means over all answer tokens of the test split, which chose nothing. `seconds` is the run's whole time on the
+device, with the measurements before and after; compiling the program is not part of it.
+"""
+
+import statistics
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from bench.programs import MOVIES, PRODUCTS, Compiled, compile_cold, smollm2_recipe
+from bench.result import Claims, Row, notes, write
+from bench.runner import JsonFile, Keep, Only, Quick, chosen, native_runner
+from bench.tiny import plan_of
+from device_agent.engines.child_process import NativeEngine
+from device_agent.training.journal import RunDirectory
+from shared.job import Result, TrainingSettings
+from shared.recipe import TARGETS
+from shared.task import Task
+
+SEEDS = (0, 1, 2)
+NOVEL = MOVIES.parent / "northanger_abbey"
+COMPLETION = Task(name="review", kind="completion", prompt="A {label} product review by a customer:\n", answer="{text}")
+STYLE = Task(name="novel", kind="text")
+COMMON: dict[str, Any] = {"rank": 8, "layers": "last:8", "loss": "full", "choices": 1, "precision": "int8"}
+ESTIMATORS: dict[str, dict[str, Any]] = {
+    "gradient": {"estimator": "gradient", "targets": TARGETS, "effective_batch": 8},
+    "replay": {"estimator": "replay", "targets": ("v_proj", "o_proj"), "effective_batch": 4, "queries": 4},
+}
+
+
+@dataclass(frozen=True)
+class Writing:
+    """What is learned: the data, the task and the program's lengths. steps, rates: by estimator."""
+
+    data: Path
+    task: Task
+    lengths: dict[str, int]
+    steps: dict[str, int]
+    rates: dict[str, float]
+
+    def training(self, estimator: str, seed: int, quick: bool) -> TrainingSettings:
+        """Returns the settings of one run: it is validated in its middle and at its end."""
+        steps = 2 if quick else self.steps[estimator]
+        return TrainingSettings(
+            steps=steps,
+            lr=self.rates[estimator],
+            seed=seed,
+            schedule="cosine",
+            evaluation_interval=max(steps // 2, 1),
+            validation_limit=40,
+            test_limit=4 if quick else 200,
+        )
+
+
+# Rates and steps were chosen on validation examples.
+WRITINGS = {
+    "completion": Writing(
+        PRODUCTS,
+        COMPLETION,
+        {"sequence_length": 64, "answer_length": 48},
+        {"gradient": 40, "replay": 100},
+        {"gradient": 3e-3, "replay": 5e-3},
+    ),
+    "style": Writing(
+        NOVEL,
+        STYLE,
+        {"sequence_length": 96, "answer_length": 95},
+        {"gradient": 30, "replay": 60},
+        {"gradient": 3e-3, "replay": 5e-3},
+    ),
+}
+
+
+def personal(json_file: JsonFile = None, quick: Quick = False, only: Only = None, keep: Keep = None) -> None:
+    """Learn to write from one person's texts: the fall of the held-out loss and perplexity."""
+    rows: list[Row] = []
+    claims: Claims = {}
+    with tempfile.TemporaryDirectory() as name:
+        kept = keep or Path(name)
+        engine = NativeEngine(native_runner())
+        for what in chosen(WRITINGS, only):
+            writing = WRITINGS[what]
+            for estimator, settings in ESTIMATORS.items():
+                recipe = smollm2_recipe(**(COMMON | settings | writing.lengths))
+                program = compile_cold(recipe, kept / f"{what}-{estimator}")
+                found = [_run(engine, program, writing, estimator, seed, quick) for seed in SEEDS[: 1 if quick else 3]]
+                rows += [{"what": what, "estimator": estimator, **row} for row in found]
+                falls = {key: statistics.mean(row[key] for row in found) for key in ("loss_drop", "perplexity_drop")}
+                seconds = max(row["seconds"] for row in found)
+                suffix = "" if estimator == "gradient" else f"_{estimator}"
+                fall = "loss_drop" if what == "completion" else "perplexity_drop"
+                claims |= {f"{what}_{fall}{suffix}": falls[fall], f"{what}_seconds{suffix}": seconds}
+    write(json_file, rows, claims)
+
+
+def _run(engine: NativeEngine, program: Compiled, writing: Writing, estimator: str, seed: int, quick: bool) -> Row:
+    """Trains once, in a directory of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        run = RunDirectory(Path(name) / "run")
+        run.begin(plan_of(program, writing.data, writing.training(estimator, seed, quick), task=writing.task))
+        result = engine.train(run, lambda _: None, lambda: False).result
+    if result is None or result.perplexities is None or result.token_loss_before is None:
+        raise typer.Exit(1)
+    return _row(result, seed)
+
+
+def _row(result: Result, seed: int) -> Row:
+    before, after = result.token_loss_before or 0.0, result.token_loss_after or 0.0
+    first, last = result.perplexities or (1.0, 1.0)
+    row = {
+        "seed": seed,
+        "steps": result.steps,
+        "best_step": result.best_step,
+        "loss_before": before,
+        "loss_after": after,
+        "loss_drop": 1 - after / before,
+        "perplexity_drop": 1 - last / first,
+        "seconds": result.seconds,
+        "train_seconds": result.train_seconds,
+        "peak_rss_bytes": result.peak_rss_bytes,
+    }
+    notes.print(f"seed {seed}: {before:.3f} to {after:.3f} nats a token in {result.seconds:.0f} s")
+    return row
