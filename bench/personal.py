@@ -68,14 +68,14 @@ WRITINGS = {
         PRODUCTS,
         COMPLETION,
         {"sequence_length": 64, "answer_length": 48},
-        {"gradient": 40, "replay": 100},
+        {"gradient": 40, "replay": 60},
         {"gradient": 3e-3, "replay": 5e-3},
     ),
     "style": Writing(
         NOVEL,
         STYLE,
         {"sequence_length": 96, "answer_length": 95},
-        {"gradient": 30, "replay": 60},
+        {"gradient": 30, "replay": 30},
         {"gradient": 3e-3, "replay": 5e-3},
     ),
 }
