@@ -71,6 +71,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from shared.canonical import canonical_json
+from shared.chat_template import ChatTemplate
 from shared.recipe import REVERSE_ESTIMATORS, Recipe, Sha256
 from shared.zo.lora import BaseShape
 
@@ -114,6 +115,11 @@ class ProgramManifest(BaseModel):
     delegates: int = Field(ge=0)
     nodes: int = Field(ge=0)
     executorch: str
+    chat_template: ChatTemplate | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="the base model's own; null: it has none, or the program is older than this field",
+    )
 
     @field_validator("files")
     @classmethod

@@ -7,8 +7,9 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from bench.programs import model_file
-from server.catalog.chat_templates import ChatTemplate, InvalidConversation, read_chat_template
+from server.catalog.chat_templates import read_chat_template
 from server.compiler.checkpoints.base import BaseFiles
+from shared.chat_template import ChatTemplate, InvalidConversation
 from shared.errors import UnreadableCheckpoint
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
