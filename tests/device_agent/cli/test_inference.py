@@ -95,7 +95,7 @@ def test_a_chat_needs_no_network_and_says_its_form(agent, home, kept):
     done = agent("chat", "alice-movies", "--text", "it was", *options, before=ALONE)
     assert done.returncode == 0, done.stderr
     model = open_personal(home, "alice-movies")
-    assert done.stdout == "".join(Chat(model, "plain", 9, 1.5, 3).answer("it was")) + "\n"
+    assert done.stdout == "".join(Chat(model, None, 9, 1.5, 3).answer("it was")) + "\n"
     model.close()
     assert "the model continues your text" in done.stderr
 
@@ -105,7 +105,7 @@ def test_a_chat_reads_lines_until_there_are_none(agent, home, kept):
     assert done.returncode == 0, done.stderr
     assert "share 64" in done.stderr  # one text too long does not end the conversation
     model = open_personal(home, "alice-movies")
-    texts = ["".join(Chat(model, "plain", 5).answer(text)) for text in ("it was", "so")]
+    texts = ["".join(Chat(model, None, 5).answer(text)) for text in ("it was", "so")]
     model.close()
     assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == texts
 
