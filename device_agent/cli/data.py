@@ -79,7 +79,7 @@ def add_files(
     addition = Addition(
         name=name,
         sources=[open_source(file, form, delimiter, encoding) for file in files],
-        fields=FieldMap(_pairs("--map", fields), _pairs("--set", constants)),
+        fields=FieldMap.parse(fields or (), constants or ()),
         rule=rule,
         mode=Mode.APPEND if append else Mode.REPLACE if replace else Mode.NEW,
         task=None if task is None else _find_task(agent_home, task),
@@ -107,18 +107,6 @@ def _progress(files: Sequence[Path], live: bool) -> Iterator[Any]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         shown = {file: bars.add_task(file.name, total=size) for file, size in sizes.items()}
         yield lambda file, done: bars.update(shown[file], completed=done)
-
-
-def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for text in given or ():
-        name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier() or name in pairs:
-            raise BadRequest(
-                f"{option} {text!r} must be FIELD=..., each FIELD once and made of letters, digits and '_'"
-            )
-        pairs[name] = value
-    return pairs
 
 
 def _find_task(home: AgentHome, given: str) -> Task:

@@ -12,6 +12,7 @@ from mobizo.cli import (
     devices,
     jobs,
     privacy,
+    quickstart,
     scoring,
     simulate,
     tokens,
@@ -35,7 +36,7 @@ app.add_typer(devices.group, name="device", rich_help_panel=NOUNS)
 app.add_typer(cohorts.group, name="cohort", rich_help_panel=NOUNS)
 app.add_typer(privacy.group, name="privacy", rich_help_panel=NOUNS)
 app.add_typer(tokens.group, name="token", rich_help_panel=NOUNS)
-for commands in (scoring.commands, simulate.commands, tokens.commands):
+for commands in (quickstart.commands, scoring.commands, simulate.commands, tokens.commands):
     app.add_typer(commands)
 
 
