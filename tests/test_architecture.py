@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("shared", "server", "device_agent", "mobizo", "simulation", "quickstart")
+PACKAGES = ("shared", "server", "device_agent", "mobizo", "simulation")
 RUNTIME = {"torch", "executorch"}
 WEB = {"fastapi", "starlette", "uvicorn"}
 
@@ -43,8 +43,7 @@ def is_under(path, *folders):
         ("server", {"device_agent", "mobizo", "simulation"}),
         ("device_agent", {"server", "mobizo", "simulation", "sqlalchemy", "transformers", *WEB}),
         ("simulation", {"mobizo", "sqlalchemy", "transformers", *RUNTIME, *WEB}),
-        ("quickstart", {"server", "simulation", "sqlalchemy", "transformers", *RUNTIME, *WEB}),
-        ("mobizo", {"server", "device_agent", "sqlalchemy", *RUNTIME, *WEB}),
+        ("mobizo", {"server", "sqlalchemy", "transformers", *RUNTIME, *WEB}),
         ("server/compiler", {"sqlalchemy", *WEB}),
     ],
 )
@@ -123,9 +122,17 @@ def test_a_simulation_knows_the_server_by_its_compiler_alone():
         assert all(name.startswith(allowed) for name in other), (path, other)
 
 
-@pytest.mark.parametrize(("package", "command"), [("simulation", "simulate"), ("quickstart", "quickstart")])
+def test_a_client_knows_the_device_only_in_quickstart():
+    users = [path for path in modules("mobizo") if "device_agent" in tops(path)]
+    assert users
+    assert all(is_under(path, "mobizo/quickstart") for path in users)
+
+
+@pytest.mark.parametrize(("package", "command"), [("simulation", "simulate"), ("mobizo.quickstart", "quickstart")])
 def test_a_client_loads_what_is_not_the_clients_only_in_its_command(package, command):
-    assert [path.name for path in modules("mobizo") if package in tops(path)] == [f"{command}.py"]
+    own = [path for path in modules("mobizo") if not is_under(path, package.replace(".", "/"))]
+    users = [path.name for path in own if any(name.startswith(package) for name in imports(path))]
+    assert users == [f"{command}.py"]
     tree = ast.parse((ROOT / "mobizo" / "cli" / f"{command}.py").read_text())
     top = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
     top |= {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}

@@ -47,8 +47,8 @@ def quickstart(
         for package in ("executorch", "fastapi", "transformers"):
             if find_spec(package) is None:
                 raise ImportError(name=package)
-        from quickstart.run import Options, show_report
-        from quickstart.run import quickstart as run
+        from mobizo.quickstart.run import Options, show_report
+        from mobizo.quickstart.run import quickstart as run
     except ImportError as error:
         raise stop(
             f"the package {error.name}, which quickstart needs, is not installed: pip install 'mobizo[demo]'", 2

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from device_agent.cli.tasks import read_task
 from device_agent.datasets.build import Addition, FieldMap, Mode, add
 from device_agent.datasets.formats import Source, open_source
+from device_agent.datasets.splits import DEFAULT_SEED, SplitRule
 from device_agent.datasets.store import DatasetStore
 from device_agent.datasets.task_check import TaskCheck
 from device_agent.home import AgentHome
 from device_agent.policy.task_approvals import TaskApprovals, TaskState
-from shared.errors import BadRequest
+from shared.errors import BadRequest, InvalidDataset
 from shared.task import Answer, Task
 from shared.task_templates import named_task
 
 TEXT, LABEL = "text", "label"
+SPLITS = (SplitRule().text, "80/20", "100")  # the first whose splits all have records
 MOST_LABELS = 16  # of a task that is suggested
 LEAST_RECORDS = 2  # of each label
 
@@ -54,11 +56,19 @@ def check_data(path: Path, pairs: list[str], task: str | None) -> OwnData:
         found = suggest_task(name, source, fields)
     else:
         found = read_task(Path(task)) if Path(task).is_file() else named_task(task)
-    addition = Addition(name, [source], fields, mode=Mode.REPLACE, task=found)
-    dry = Addition(name, [source], fields, mode=Mode.REPLACE, task=found, dry_run=True)
-    checked = add(DatasetStore(path.parent), dry).check
-    assert checked is not None  # noqa: S101  # there is a task
-    return OwnData(addition, found, task is None, checked)
+    refused: InvalidDataset | None = None
+    for split in SPLITS:
+        rule = SplitRule.parse(split, DEFAULT_SEED)
+        addition = Addition(name, [source], fields, rule, Mode.REPLACE, found)
+        try:
+            checked = add(DatasetStore(path.parent), replace(addition, dry_run=True)).check
+        except InvalidDataset as error:
+            refused = refused or error
+            continue
+        assert checked is not None  # noqa: S101  # there is a task
+        return OwnData(addition, found, task is None, checked)
+    assert refused is not None  # noqa: S101
+    raise refused
 
 
 def suggest_task(name: str, source: Source, fields: FieldMap) -> Task:

@@ -15,7 +15,7 @@ from device_agent.errors import NotEnrolled
 from device_agent.home import HOME_VARIABLE, AgentHome
 from device_agent.runner.location import RunnerLocation
 from mobizo import Client
-from quickstart.processes import AGENT, BIN, SERVER, Processes, run_command
+from mobizo.quickstart.processes import AGENT, BIN, SERVER, Processes, run_command
 from shared.errors import Unauthorized
 from shared.protocol import EnrollmentRequest
 

@@ -21,9 +21,9 @@ from device_agent.inference.predict import question_fields
 from device_agent.policy.task_approvals import task_lines
 from mobizo import Client
 from mobizo.cli.progress import show_job_progress
-from quickstart.data import OwnData, check_data, name_of
-from quickstart.processes import AGENT, Processes, run_command
-from quickstart.site import Site
+from mobizo.quickstart.data import OwnData, check_data, name_of
+from mobizo.quickstart.processes import AGENT, Processes, run_command
+from mobizo.quickstart.site import Site
 from shared.canonical import canonical_json, file_sha256, sha256_hex
 from shared.errors import BadRequest, Conflict, MobizoError, NotFound
 from shared.job import JobRequest, JobState, JobView, TrainingSettings
@@ -231,8 +231,8 @@ def show_report(report: dict[str, Any], console: Console) -> None:
             f"accuracy on the {report['split']} records: [bold]{before}[/bold] before, [bold]{after}[/bold] after"
         )
     console.print(
-        f"{report['adapter']} is on this device; {report['seconds']:.0f} seconds in all, "
-        f"{report['train_seconds']:.0f} of them training"
+        f"{report['adapter']} is on this device after {report['seconds']:.0f} seconds; "
+        f"training took {report['train_seconds']:.0f} seconds"
     )
     if not report["approved"]:
         console.print(
