@@ -28,10 +28,6 @@ class InvalidConversation(BadRequest):
     status, code, title = 422, "invalid-conversation", "Invalid conversation"
 
 
-class TemplateTooSlow(InvalidConversation):
-    """The base model's chat template takes too long with these messages; use /v1/completions."""
-
-
 class ChatTemplate(BaseModel):
     """A base model's chat template. tokens: the special tokens that it may name, such as `bos_token`."""
 
@@ -57,7 +53,7 @@ class ChatTemplate(BaseModel):
     ) -> str:
         """Like `render`, in a process of its own with limits of time and memory; it takes about 0.1 s.
 
-        Raises TemplateTooSlow too.
+        Raises InvalidConversation too if a limit is exceeded; its cause is TimeoutExpired if that is the time.
         """
         asked = self.model_dump() | {"messages": list(messages), "answer": answer}
         command = [sys.executable, "-m", "shared.chat_rendering"]
@@ -66,7 +62,7 @@ class ChatTemplate(BaseModel):
                 command, input=json.dumps(asked), capture_output=True, text=True, timeout=seconds, check=False
             )
         except subprocess.TimeoutExpired as error:
-            raise TemplateTooSlow(
+            raise InvalidConversation(
                 f"the chat template does not render the messages within {seconds:.0f} seconds"
             ) from error
         found = json.loads(done.stdout) if done.returncode == 0 else {"refused": done.stderr.rpartition("\n")[2]}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.chat_template import MOST_CHARACTERS, ChatTemplate, InvalidConversation, TemplateTooSlow
+from shared.chat_template import MOST_CHARACTERS, ChatTemplate, InvalidConversation
 from shared.errors import UnreadableCheckpoint
 
 if TYPE_CHECKING:
@@ -80,11 +81,11 @@ def _check(template: ChatTemplate) -> None:
     remedy = "remove it from the model's files to register the model without chat"
     try:
         text = template.render_apart([*SAMPLE, ASK_AGAIN], seconds=CHECK_SECONDS)
-    except TemplateTooSlow as error:
-        raise UnreadableCheckpoint(
-            f"the chat template does not render a short conversation within {CHECK_SECONDS:.0f} seconds; {remedy}"
-        ) from error
     except InvalidConversation as error:
+        if isinstance(error.__cause__, subprocess.TimeoutExpired):
+            raise UnreadableCheckpoint(
+                f"the chat template does not render a short conversation within {CHECK_SECONDS:.0f} seconds; {remedy}"
+            ) from error
         raise UnreadableCheckpoint(f"the chat template cannot be used: {error.detail}; {remedy}") from error
     if not text.strip():
         raise UnreadableCheckpoint(f"the chat template cannot be used: it renders nothing; {remedy}")

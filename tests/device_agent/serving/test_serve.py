@@ -1,9 +1,13 @@
 """`mobizo-agent serve`, asked by the unmodified `openai` client, against the library's own generation."""
 
 import json
+import os
+import re
 import signal
 import socket
 import stat
+import subprocess
+import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,11 +18,11 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from device_agent.engines.choice import RUNNER_VARIABLE
-from device_agent.home import AgentHome
+from device_agent.home import HOME_VARIABLE, AgentHome
 from device_agent.inference.personal_model import open_personal
 from shared.chat_template import ChatTemplate
 from shared.signing import new_private_key
-from tests.device_agent.conftest import start_agent
+from tests.device_agent.conftest import ROOT, start_agent
 from tests.device_agent.use import keep_adapter
 
 TURNS = [{"role": "system", "content": "warm"}, {"role": "user", "content": "dull plot"}]
@@ -207,3 +211,18 @@ def test_a_full_queue_refuses_and_clients_that_leave_make_room(site, client):
         connection.close()
     patient = client.with_options(max_retries=20)
     assert patient.completions.create(model="red", prompt="It", max_tokens=1).choices
+
+
+def test_the_page_runs_as_it_stands(site):
+    """docs/serving.md, without the line that starts the server."""
+    page = (ROOT / "docs" / "serving.md").read_text().replace("http://127.0.0.1:8321/v1", site.url)
+    shell, python = (
+        re.search(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1] for language in ("sh", "python")
+    )
+    start, *commands = shell.splitlines()
+    assert start.startswith("mobizo-agent serve &")
+    script = "\n".join([*commands, f"{sys.executable} - <<'END'", python, "END"]).replace("alice-movies", "red")
+    environment = os.environ | {HOME_VARIABLE: str(site.home.path)}
+    done = subprocess.run(["bash", "-ec", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert '"id": "red"' in done.stdout

@@ -50,7 +50,7 @@ def test_a_task_is_made_from_the_labels(records, tmp_path):
     data = check_data(mapped, ["text=says", "label=is it {good}?"], None)
     assert data.task.prompt == "{text}\nis it {{good}}?:"
     assert data.check.fitting == 60
-    sentiment = write_csv(tmp_path / "c.csv", 8, labels=("negative", "positive"))  # too few for three splits
+    sentiment = write_csv(tmp_path / "c.csv", 4, labels=("negative", "positive"))  # too few for three splits
     data = check_data(sentiment, [], "sst2")
     assert (data.task.name, data.suggested) == ("sst2", False)
     assert data.addition.rule.shares != (80, 10, 10)
@@ -125,18 +125,13 @@ def test_from_a_file_to_predictions_also_after_an_interruption(tmp_path, records
     assert first.returncode == 130
     assert not running_in(home)
 
-    def run():
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    report = run()
-    assert report["job_id"] in json.loads((home / "jobs.json").read_text()).values()
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert list(json.loads((home / "jobs.json").read_text()).values()) == [report["job_id"]]
     assert (report["adapter"], report["steps"]) == ("my-reviews@v1", 10)
     assert 0 <= report["accuracy_before"] <= 1
     assert not running_in(home)
-    again = run()
-    assert (again["job_id"], again["accuracy_after"]) == (report["job_id"], report["accuracy_after"])
 
     predict = shlex.split(report["next"][0])
     assert predict[:3] == ["mobizo-agent", "predict", "my-reviews"]
