@@ -15,6 +15,7 @@ rounds.jsonl  federated rounds that this device took part in (device_agent.jobs.
 peers.json    other devices' keys, trusted on first use in masked rounds (device_agent.secure_aggregation.known_keys)
 status.json   state of the daemon and outcome of its last job
 logs/         the log (device_agent.daemon.reporting)
+serve.token   bearer token of `mobizo-agent serve` (0600)
 control.sock  the running daemon's socket (device_agent.daemon.control)
 paused        present while training is paused
 lock          held by the running daemon
@@ -155,6 +156,11 @@ class AgentHome:
     def peers(self) -> Path:
         """File of other devices' public keys."""
         return self.path / "peers.json"
+
+    @property
+    def serve_token(self) -> Path:
+        """File of the bearer token of `mobizo-agent serve`."""
+        return self.path / "serve.token"
 
     @property
     def control(self) -> Path:

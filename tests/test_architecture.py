@@ -43,7 +43,7 @@ def is_under(path, *folders):
         ("server", {"device_agent", "mobizo", "simulation"}),
         ("device_agent", {"server", "mobizo", "simulation", "sqlalchemy", "transformers", *WEB}),
         ("simulation", {"mobizo", "sqlalchemy", "transformers", *RUNTIME, *WEB}),
-        ("mobizo", {"server", "device_agent", "sqlalchemy", *RUNTIME, *WEB}),
+        ("mobizo", {"server", "sqlalchemy", "transformers", *RUNTIME, *WEB}),
         ("server/compiler", {"sqlalchemy", *WEB}),
     ],
 )
@@ -122,12 +122,21 @@ def test_a_simulation_knows_the_server_by_its_compiler_alone():
         assert all(name.startswith(allowed) for name in other), (path, other)
 
 
-def test_a_client_loads_simulation_only_when_it_simulates():
-    assert [path.name for path in modules("mobizo") if "simulation" in tops(path)] == ["simulate.py"]
-    tree = ast.parse((ROOT / "mobizo" / "cli" / "simulate.py").read_text())
+def test_a_client_knows_the_device_only_in_quickstart():
+    users = [path for path in modules("mobizo") if "device_agent" in tops(path)]
+    assert users
+    assert all(is_under(path, "mobizo/quickstart") for path in users)
+
+
+@pytest.mark.parametrize(("package", "command"), [("simulation", "simulate"), ("mobizo.quickstart", "quickstart")])
+def test_a_client_loads_what_is_not_the_clients_only_in_its_command(package, command):
+    own = [path for path in modules("mobizo") if not is_under(path, package.replace(".", "/"))]
+    users = [path.name for path in own if any(name.startswith(package) for name in imports(path))]
+    assert users == [f"{command}.py"]
+    tree = ast.parse((ROOT / "mobizo" / "cli" / f"{command}.py").read_text())
     top = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
     top |= {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
-    assert not any(name.startswith("simulation") for name in top)
+    assert not any(name.startswith(package) for name in top)
 
 
 @pytest.mark.parametrize("name", ["frozen_a", "peft", "gguf", "formats"])

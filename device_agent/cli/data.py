@@ -1,4 +1,4 @@
-"""The commands `data add|list|show|check|remove`: the owner's data sets in the agent's home."""
+"""The commands `data add|list|view|check|remove`: the owner's data sets in the agent's home."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ app = typer.Typer(
     help="Manage the data sets in the agent's home.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 
-DatasetArgument = Annotated[str, typer.Argument(metavar="NAME", help="data set; see `data list`")]
+DatasetArgument = Annotated[str, typer.Argument(metavar="NAME", help="data set; see `mobizo-agent data list`")]
 TASK_HELP = "a task: a JSON file, a shipped task's name, or digits of a task's digest"
 
 
@@ -79,7 +79,7 @@ def add_files(
     addition = Addition(
         name=name,
         sources=[open_source(file, form, delimiter, encoding) for file in files],
-        fields=FieldMap(_pairs("--map", fields), _pairs("--set", constants)),
+        fields=FieldMap.parse(fields or (), constants or ()),
         rule=rule,
         mode=Mode.APPEND if append else Mode.REPLACE if replace else Mode.NEW,
         task=None if task is None else _find_task(agent_home, task),
@@ -107,18 +107,6 @@ def _progress(files: Sequence[Path], live: bool) -> Iterator[Any]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         shown = {file: bars.add_task(file.name, total=size) for file, size in sizes.items()}
         yield lambda file, done: bars.update(shown[file], completed=done)
-
-
-def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for text in given or ():
-        name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier() or name in pairs:
-            raise BadRequest(
-                f"{option} {text!r} must be FIELD=..., each FIELD once and made of letters, digits and '_'"
-            )
-        pairs[name] = value
-    return pairs
 
 
 def _find_task(home: AgentHome, given: str) -> Task:
@@ -165,7 +153,7 @@ def _lines(addition: Addition, added: Added) -> Iterator[str]:
     done = "nothing was written; it would have" if addition.dry_run else "it has"
     yield f"data set {addition.name}: {done} {counts} (split {added.rule.text}, seed {added.rule.seed})"
     if addition.task is not None and not is_shipped(addition.task) and not addition.dry_run:
-        yield f"let the task read it: mobizo-agent tasks approve --file TASK --data {addition.name}"
+        yield f"let the task read it: mobizo-agent task approve --file TASK --data {addition.name}"
 
 
 def _shown(value: Any) -> str:
@@ -192,7 +180,7 @@ def list_datasets(home: HomeOption = None, json_lines: JsonOption = False) -> No
 
 
 @app.command()
-def show(name: DatasetArgument, home: HomeOption = None, json_lines: JsonOption = False) -> None:
+def view(name: DatasetArgument, home: HomeOption = None, json_lines: JsonOption = False) -> None:
     """Show a data set: its fields, its splits, where it lies, and the owner's decisions about tasks."""
     agent_home = AgentHome.locate(home)
     store = DatasetStore(agent_home.data)
@@ -255,4 +243,4 @@ def remove(name: DatasetArgument, home: HomeOption = None, json_lines: JsonOptio
         return
     typer.echo(f"{name} was removed from this device")
     if approved:
-        typer.echo(f"{len(approved)} tasks may still read a data set of this name; see `mobizo-agent tasks revoke`")
+        typer.echo(f"{len(approved)} tasks may still read a data set of this name; see `mobizo-agent task revoke`")

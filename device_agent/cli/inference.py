@@ -109,17 +109,17 @@ def chat(
     json_lines: JsonOption = False,
 ) -> None:
     """Generate answers to your texts offline, printed token by token; Ctrl-C stops an answer, Ctrl-D exits."""
-    from device_agent.inference.chat import Chat, Form, default_format
+    from device_agent.inference.chat import Chat, chatml, default_template
     from device_agent.inference.personal_model import LiveModel
 
     with closing(LiveModel(AgentHome.locate(home), name, base=base)) as live:
-        chosen: Form
+        template = None
         if form is PromptFormat.AUTO:
-            chosen, why = default_format(live.model.tokenizer, live.model.manifest.recipe.base.name)
+            template, why = default_template(live.model)
             typer.echo(why, err=True)
-        else:
-            chosen = "chatml" if form is PromptFormat.CHATML else "plain"
-        conversation = Chat(live.model, chosen, most, temperature, seed)
+        elif form is PromptFormat.CHATML:
+            template = chatml(live.model)
+        conversation = Chat(live.model, template, most, temperature, seed)
         if text is not None:
             _print_answer(conversation, text, json_lines)
             return

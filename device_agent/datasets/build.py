@@ -42,6 +42,11 @@ class FieldMap:
     columns: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def parse(cls, columns: Sequence[str] = (), constants: Sequence[str] = ()) -> FieldMap:
+        """Returns the map that the options --map FIELD=COLUMN and --set FIELD=VALUE give. Raises BadRequest."""
+        return cls(_pairs("--map", columns), _pairs("--set", constants))
+
     def check(self, where: str, record: Mapping[str, Any]) -> None:
         """Raises InvalidDataset if the first record of a file lacks a mapped column or already has a constant."""
         missing = [column for column in self.columns.values() if column not in record]
@@ -58,6 +63,18 @@ class FieldMap:
         if not self.columns:
             return dict(record)
         return {name: record[column] for name, column in self.columns.items() if column in record}
+
+
+def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier() or name in pairs:
+            raise BadRequest(
+                f"{option} {text!r} must be FIELD=..., each FIELD once and made of letters, digits and '_'"
+            )
+        pairs[name] = value
+    return pairs
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from device_agent.durable import sync_directory, write_durably
 from device_agent.home import AgentHome
 from shared.canonical import sha256_hex
-from shared.errors import BadRequest, NotFound, Untrusted
+from shared.errors import AdapterNotFound, BadRequest, NotFound, RevisionNotFound, Untrusted
 from shared.job import NAME
 from shared.program import ProgramFile, ProgramManifest, SignedManifest
 from shared.recipe import Sha256
@@ -35,6 +35,7 @@ from shared.signing import choose_key, verify_adapter, verify_manifest
 from shared.task import Task
 from shared.zo.lora import F32, load_adapter
 
+LEAST_DIGITS = 7  # of a hash that names a version
 KEPT_VERSIONS = 2  # the current one and the previous one
 
 
@@ -60,6 +61,14 @@ class StoredAdapter(BaseModel):
         if manifest.cohort is not None:
             return f"version {manifest.version}, of round {manifest.cohort.round} of cohort {manifest.cohort.cohort}"
         return f"version {manifest.version}, of job {self.job_id}"
+
+    def is_revision(self, revision: str) -> bool:
+        """Returns whether this is the registry version `v7`, `7`, or with a hash that begins with these digits."""
+        if self.origin is None:
+            return False
+        manifest = self.origin.manifest
+        by_hash = len(revision) >= LEAST_DIGITS and manifest.revision.startswith(revision)
+        return by_hash or revision.removeprefix("v") == str(manifest.version)
 
     @property
     def files(self) -> tuple[ProgramFile, ...]:
@@ -113,29 +122,34 @@ class AdapterStore:
             versions = self._versions(name)
             newest = self._read(versions[-1]) if versions else None
             if newest is not None and (newest.job_id, newest.sha256) == (job_id, about.sha256):
+                if newest.origin is None and origin is not None:  # trained here, and now known as a registry version
+                    write_durably(versions[-1] / "about.json", about.model_dump_json(indent=1).encode())
+                    return about
                 return newest
             self._put(self._next(name, versions), about, adapter)
             for old in self._versions(name)[:-KEPT_VERSIONS]:
                 shutil.rmtree(old)
         return about
 
-    def open(self, name: str, *keys: Ed25519PublicKey) -> LoadedAdapter:
-        """Returns the newest version of an adapter after verifying its manifest's signature and its sha256.
+    def open(self, name: str, *keys: Ed25519PublicKey, revision: str | None = None) -> LoadedAdapter:
+        """Returns a version of an adapter after verifying its manifest's signature and its sha256.
 
-        keys: the server's current and former keys. Raises NotFound if none is stored, Untrusted.
+        keys: the server's current and former keys. revision: `v7`, `7` or digits of a hash; None: the newest version.
+        Raises AdapterNotFound if none is stored, RevisionNotFound, Untrusted.
         """
-        if not self._versions(name):
+        versions = self._versions(name)
+        if not versions:
             names = (
                 ", ".join(about.name for about in self.stored())
                 or "none yet; an adapter is stored when its job completes"
             )
-            raise NotFound(f"no adapter {name!r} is stored on this device (stored: {names})")
-        version = self._versions(name)[-1]
+            raise AdapterNotFound(f"no adapter {name!r} is stored on this device (stored: {names})")
+        version = versions[-1] if revision is None else self._find(name, revision, versions)
         about = self._read(version)
         data = _adapter(version).read_bytes() if _adapter(version).is_file() else b""
         if about is None or sha256_hex(data) != about.sha256:
             raise Untrusted(
-                f"{version} is damaged; `mobizo-agent adapters rollback {name}` restores the previous version"
+                f"{version} is damaged; `mobizo-agent adapter rollback {name}` restores the previous version"
             )
         manifest = verify_manifest(about.signed, choose_key(about.signed.key_id, keys))
         if about.origin is not None:
@@ -143,6 +157,15 @@ class AdapterStore:
             if origin.sha256 != about.sha256:
                 raise Untrusted(f"{version} differs from the version that the server signed; pull it again")
         return LoadedAdapter(about, manifest, load_adapter(data, manifest.size))
+
+    def _find(self, name: str, revision: str, versions: list[Path]) -> Path:
+        for version in reversed(versions):
+            about = self._read(version)
+            if about is not None and about.is_revision(revision):
+                return version
+        raise RevisionNotFound(
+            f"{name}@{revision} is not stored on this device; `mobizo-agent adapter pull {name}@{revision}` fetches it"
+        )
 
     def stored(self) -> list[StoredAdapter]:
         """Returns the newest version of every adapter, by name."""

@@ -1,37 +1,43 @@
-"""A chat with a personal model: formats the prompt and streams the answer as text.
+"""A chat with a personal model: formats the conversation as a prompt and streams the answer as text.
 
-Tokenizer files contain no chat template. ChatML is supported for models trained with it; other models continue the
-plain text.
+The base's own chat template, which the program's signed manifest carries, writes the prompt. Programs of earlier
+servers lack it: ChatML stands in for bases that were trained with it, and other bases continue the plain text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 from tokenizers import Tokenizer
 
 from device_agent.inference.personal_model import PersonalModel
+from shared.chat_template import CHATML, ChatTemplate
 from shared.errors import BadRequest
 from shared.text_stream import TextStream
-
-Form = Literal["plain", "chatml"]
+from shared.zo.encoding import token_ids
 
 OPEN, CLOSE = "<|im_start|>", "<|im_end|>"
 CHAT_NAMES = ("instruct", "chat")  # in the name of a base that was trained on conversations
 
 
-def default_format(tokenizer: Tokenizer, base: str) -> tuple[Form, str]:
-    """Returns the prompt format for a base model, and the reason."""
-    if not _has_chatml(tokenizer):
-        return "plain", "the tokenizer has no ChatML tokens; the model continues your text"
+def default_template(model: PersonalModel) -> tuple[ChatTemplate | None, str]:
+    """Returns the chat template for a model, None to continue plain text, and the reason."""
+    base = model.manifest.recipe.base.name
+    if model.manifest.chat_template is not None:
+        return model.manifest.chat_template, f"{base}'s own chat template; your text is a turn of a conversation"
+    if not _has_chatml(model.tokenizer):
+        return None, "neither a chat template nor ChatML's tokens; the model continues your text"
     if any(word in base.lower() for word in CHAT_NAMES):
-        return "chatml", f"{base} uses ChatML; your text is a turn of a conversation"
-    return (
-        "plain",
-        f"{base} is not named as a chat model, so it continues your text; --form chatml uses ChatML",
-    )
+        return CHATML, f"the program has no chat template, so {base} uses ChatML; your text is a turn of a conversation"
+    return None, f"{base} is not named as a chat model, so it continues your text; --form chatml uses ChatML"
+
+
+def chatml(model: PersonalModel) -> ChatTemplate:
+    """Returns ChatML. Raises BadRequest if the tokenizer lacks its tokens."""
+    if not _has_chatml(model.tokenizer):
+        raise BadRequest(f"the tokenizer lacks {OPEN} and {CLOSE} of ChatML; use --form plain")
+    return CHATML
 
 
 def _has_chatml(tokenizer: Tokenizer) -> bool:
@@ -41,95 +47,82 @@ def _has_chatml(tokenizer: Tokenizer) -> bool:
 
 @dataclass
 class Chat:
-    """One conversation. most: maximum tokens per answer. temperature, seed: as in `InferenceSession.generate`."""
+    """One conversation. template: None continues each text by itself. most: maximum tokens per answer.
+
+    temperature, seed: as in `InferenceSession.generate`.
+    """
 
     model: PersonalModel
-    form: Form
+    template: ChatTemplate | None
     most: int = 128
     temperature: float = 0.0
     seed: int = 0
     ended: str = field(default="", init=False)  # why the last answer ended
     forgotten: int = field(default=0, init=False)  # turns that no longer fit
-    _turns: list[list[int]] = field(default_factory=list, init=False)
+    _past: list[tuple[str, str]] = field(default_factory=list, init=False)  # texts and their answers
     _answers: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        """Raises BadRequest if the tokenizer lacks ChatML's tokens."""
-        if self.form == "chatml" and not _has_chatml(self.model.tokenizer):
-            raise BadRequest(f"the tokenizer lacks {OPEN} and {CLOSE} of ChatML; use --form plain")
 
     def use(self, model: PersonalModel) -> None:
         """Switches to another model; drops the history if its tokenizer differs."""
         if model.manifest.file("tokenizer") != self.model.manifest.file("tokenizer"):
-            self.forgotten += len(self._turns)
-            self._turns.clear()
+            self.forgotten += len(self._past)
+            self._past.clear()
         self.model = model
 
     def answer(self, text: str) -> Generator[str, None, None]:
         """Yields pieces of the answer to `text`; close the generator to stop.
 
-        Raises BadRequest if the text alone exceeds the context.
+        Raises BadRequest if the text alone exceeds the context, InvalidConversation.
         """
-        turn = self._turn(text)
-        self._forget(turn)
-        tokens = [token for past in self._turns for token in past] + turn
+        tokens = self._tokens(text)
+        while self._past and len(tokens) + self.most - 1 > self.model.context:
+            self._past.pop(0)
+            self.forgotten += 1
+            tokens = self._tokens(text)
         most = min(self.most, self.model.context - len(tokens) + 1)
         if most < 1:
             raise BadRequest(
-                f"the text has {len(turn)} tokens; text and answer share {self.model.context}: shorten the text"
+                f"the text has {len(tokens)} tokens; text and answer share {self.model.context}: shorten the text"
             )
         generated = self.model.inference.generate(
             tokens, most, temperature=self.temperature, seed=self.seed + self._answers
         )
         self._answers += 1
-        return self._stream(turn, generated, "the context is full" if most < self.most else f"{most} tokens")
+        limit = "the context is full" if most < self.most else f"{most} tokens"
+        return self._stream(text, tokens, generated, limit)
 
-    def _stream(self, turn: list[int], generated: Iterator[int], limit: str) -> Generator[str, None, None]:
-        stream, generated_tokens = TextStream(self.model.tokenizer, turn), list[int]()
-        special = {token for token, added in self.model.tokenizer.get_added_tokens_decoder().items() if added.special}
+    def _stream(self, text: str, tokens: list[int], generated: Iterator[int], limit: str) -> Generator[str, None, None]:
+        stream, answer = TextStream(self.model.tokenizer, tokens), ""
+        special = ends(self.model.tokenizer)
         self.ended = "stopped"
         try:
             for token in generated:
-                # The first special token ends the answer, whichever one the base was trained on.
                 if token in special:
                     self.ended = "the answer is complete"
                     break
-                generated_tokens.append(token)
                 if piece := stream.push(token):
+                    answer += piece
                     yield piece
             else:
                 self.ended = limit
             if piece := stream.flush():
+                answer += piece
                 yield piece
         finally:
-            if self.form == "chatml":
-                self._turns.append(turn + generated_tokens + self._mark(CLOSE) + self._plain("\n"))
+            if self.template is not None:
+                self._past.append((text, answer))
 
-    def _turn(self, text: str) -> list[int]:
-        """Returns the tokens of a user turn, up to where the answer begins."""
-        if self.form == "plain":
-            tokens: list[int] = self.model.tokenizer.encode(text).ids
-            return tokens
-        user, assistant = self._plain(f"user\n{text}"), self._plain("assistant\n")
-        newline = self._plain("\n")
-        return [*self._mark(OPEN), *user, *self._mark(CLOSE), *newline, *self._mark(OPEN), *assistant]
+    def _tokens(self, text: str) -> list[int]:
+        """Returns the tokens of the conversation, up to where the answer to `text` begins."""
+        if self.template is None:
+            return token_ids(self.model.tokenizer, text)
+        messages = []
+        for asked, answer in self._past:
+            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+        rendered = self.template.render_apart([*messages, {"role": "user", "content": text}])
+        return token_ids(self.model.tokenizer, rendered, special=False)
 
-    def _forget(self, turn: list[int]) -> None:
-        """Drops the oldest turns until the new one and its longest answer fit."""
-        while self._turns and sum(map(len, self._turns)) + len(turn) + self.most - 1 > self.model.context:
-            self._turns.pop(0)
-            self.forgotten += 1
 
-    def _mark(self, mark: str) -> list[int]:
-        tokens: list[int] = self.model.tokenizer.encode(mark, add_special_tokens=False).ids
-        return tokens
-
-    def _plain(self, text: str) -> list[int]:
-        """Returns a text's tokens, in which special tokens typed by the user are plain text."""
-        tokenizer = self.model.tokenizer
-        tokenizer.encode_special_tokens = True
-        try:
-            tokens: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        finally:
-            tokenizer.encode_special_tokens = False
-        return tokens
+def ends(tokenizer: Tokenizer) -> frozenset[int]:
+    """Returns the tokens that end an answer: every special one, whichever the base was trained on."""
+    return frozenset(token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special)

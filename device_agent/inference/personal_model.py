@@ -46,19 +46,26 @@ def open_personal(home: AgentHome, name: str, *, base: bool = False) -> Personal
     Raises NotFound if the adapter or one of its program's files is missing, Untrusted, BadRequest, RuntimeFailed.
     """
     opened = AdapterStore(home).open(name, *home.config().trusted_keys())
+    model = load_program(home, opened)
+    if not base:
+        model.inference.load(opened.flat)
+    return model
+
+
+def load_program(home: AgentHome, opened: LoadedAdapter) -> PersonalModel:
+    """Loads the program of an adapter with B = 0. Raises like `open_personal`."""
+    name = opened.about.name
     absent = [file.role for file in missing(home, opened.about)]
     if absent:
         raise NotFound(
             f"the {' and '.join(absent)} of {name!r} are not on this device; "
-            f"`mobizo-agent adapters pull {name}` downloads them while the server is reachable"
+            f"`mobizo-agent adapter pull {name}` downloads them while the server is reachable"
         )
     cache, manifest = ProgramCache(home.cache), opened.manifest
     if manifest.inference_context is None:
         raise BadRequest(f"a program of backend {manifest.recipe.backend} has no inference file; use xnnpack")
     files = (cache.path(manifest.file("inference")), cache.path(manifest.file("weights")))
     inference = open_inference(manifest, *files, local_runner(home))
-    if not base:
-        inference.load(opened.flat)
     tokenizer = Tokenizer.from_file(str(cache.path(manifest.file("tokenizer"))))
     return PersonalModel(name, opened.about.task, manifest, tokenizer, inference)
 

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from device_agent.errors import RuntimeFailed
 from device_agent.runtimes.runner import RunnerInference, serve_command
 from shared.errors import BadRequest
+from shared.generated_text import GeneratedToken
 from shared.program import ProgramManifest
+from shared.sampling import Sampler, reported
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -91,20 +93,28 @@ class InferenceSession:
         """
         if most < 1 or not 0 <= temperature < np.inf:
             raise BadRequest(f"cannot generate {most} tokens at temperature {temperature}; the minimums are 1 and 0")
+        return (each.token for each in self.sample(tokens, most, Sampler(temperature, 1.0, seed)))
+
+    def sample(
+        self, tokens: Sequence[int], most: int, sampler: Sampler, likeliest: int | None = None
+    ) -> Iterator[GeneratedToken]:
+        """Like `generate`, with any sampler; likeliest: as in `shared.sampling.reported`."""
         self._check(tokens, most)
-        return self._generate(list(tokens), most, temperature, np.random.default_rng(seed))
+        return self._generate(list(tokens), most, sampler, likeliest)
 
     def close(self) -> None:
         """Frees the program's memory."""
         self._runtime.close()
 
-    def _generate(self, tokens: list[int], most: int, temperature: float, rng: np.random.Generator) -> Iterator[int]:
+    def _generate(
+        self, tokens: list[int], most: int, sampler: Sampler, likeliest: int | None
+    ) -> Iterator[GeneratedToken]:
         self._text += 1
         text = self._text
         logits = self._read(tokens)
         for place in range(len(tokens), len(tokens) + most):
-            token = draw(logits, temperature, rng)
-            yield token
+            token = sampler(logits)
+            yield reported(token, logits, likeliest)
             if text != self._text:
                 raise BadRequest("another text replaced this one's cache; generate one text at a time")
             if place < len(tokens) + most - 1:
@@ -145,11 +155,3 @@ def log_softmax(logits: F32) -> F64:
     values -= values.max(axis=-1, keepdims=True)
     shifted: F64 = values - np.log(np.exp(values).sum(axis=-1, keepdims=True))
     return shifted
-
-
-def draw(logits: F32, temperature: float, rng: np.random.Generator) -> int:
-    """Samples a token from logits (V,) at a temperature; 0: the most likely token, the first on ties."""
-    if temperature == 0:
-        return int(logits.argmax())
-    # The maximum of logits plus Gumbel noise is a sample of their softmax distribution.
-    return int((logits.astype(np.float64) / temperature + rng.gumbel(size=logits.shape)).argmax())

@@ -16,9 +16,10 @@ from sqlalchemy import BigInteger, String, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 from tokenizers import Tokenizer
 
-from server.catalog.chat_templates import ChatTemplate, read_chat_template
+from server.catalog.chat_templates import read_chat_template
 from server.database.columns import Document, Moment, Numbered, Table, utc_now
 from server.storage.store import ArtifactStore, FileColumn, FileReferences, hold
+from shared.chat_template import ChatTemplate
 from shared.errors import BadRequest, Conflict, UnknownBase
 from shared.protocol import BaseView
 from shared.recipe import trainable_precisions

@@ -21,7 +21,6 @@ from server.inference.errors import (
     ScorerLate,
     ScorerOff,
     ScorerStopped,
-    TextTooLong,
 )
 from server.inference.service import TextRequest
 from server.storage.store import Damaged
@@ -40,7 +39,8 @@ from shared.errors import (
     UnknownBase,
     VersionHeld,
 )
-from shared.scoring import GeneratedText, GenerateRequest, GenerateResult, ScoreRequest, ScoreResult
+from shared.generated_text import Piece
+from shared.scoring import GeneratedText, GenerateRequest, GenerateResult, ScoreRequest, ScoreResult, TextTooLong
 
 router = Routes(prefix="/v1", tags=["scoring"])
 Asker = Annotated[Principal, needs(Scope.ADAPTERS_SCORE)]
@@ -88,7 +88,7 @@ async def _whole(generation: answers.TextGeneration) -> GenerateResult:
 
 
 async def _events(
-    state: State, first: answers.Piece | GenerateResult, rest: AsyncGenerator[answers.Piece | GenerateResult, None]
+    state: State, first: Piece | GenerateResult, rest: AsyncGenerator[Piece | GenerateResult, None]
 ) -> AsyncIterator[bytes]:
     with state.meters.streams.track_inprogress():
         async with aclosing(rest):
@@ -100,7 +100,7 @@ async def _events(
                 yield _data("problem", json.dumps(error.problem()))
 
 
-def _event(piece: answers.Piece | GenerateResult) -> bytes:
+def _event(piece: Piece | GenerateResult) -> bytes:
     if isinstance(piece, GenerateResult):
         return _data("end", piece.model_dump_json())
     return _data("text", GeneratedText(text=piece.text).model_dump_json())

@@ -1,8 +1,6 @@
 """Errors of scoring and generating, in addition to those of every route.
 
 MobizoError
-|- BadRequest
-|  `- TextTooLong       422   more tokens than the base's context, or than one request may have
 `- Unavailable
    |- ScorerOff         503   the operator does not let this server score
    |- ScorerBusy        503   too much waits already
@@ -14,13 +12,7 @@ MobizoError
 
 from __future__ import annotations
 
-from shared.errors import BadRequest, Unavailable
-
-
-class TextTooLong(BadRequest):
-    """A text has more tokens than can be read; shorten it, or send fewer at once."""
-
-    status, code, title = 422, "text-too-long", "Text too long"
+from shared.errors import Unavailable
 
 
 class ScorerOff(Unavailable):

@@ -71,14 +71,6 @@ class TextToGenerate(_Frame):
     likeliest: int | None = None
 
 
-class GeneratedToken(_Frame):
-    """A generated token. Log-probabilities are the model's own, in nats, whatever the temperature."""
-
-    token: int
-    log_probability: float | None = None
-    likeliest: tuple[tuple[int, float], ...] = ()  # (token, log-probability), the likeliest first
-
-
 class ScoreTask(_Frame):
     """One request to score."""
 

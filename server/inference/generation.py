@@ -10,12 +10,12 @@ from typing import Any
 
 from server.inference.continuous_batching import BatchedText, ContinuousBatch, cache_bytes
 from server.inference.errors import ScorerFull
-from server.inference.frames import GeneratedToken, GenerateTask, ServedBaseRef
+from server.inference.frames import GenerateTask, ServedBaseRef
 from server.inference.lora_rows import ServedAdapter
 from server.inference.model import ServingBase
 from server.inference.model_cache import needs
-from server.inference.sampling import Sampler, log_probabilities
 from server.inference.worker_state import MemoryInUse, WorkerState
+from shared.sampling import Sampler, reported
 
 
 @dataclass
@@ -168,7 +168,7 @@ class Generations:
             if generation.last in generation.task.text.ends:
                 self._worker.send({"id": number, "finish": "stop"})
             else:
-                report = _report(generation, logits[number])
+                report = reported(generation.last, logits[number], generation.task.text.likeliest)
                 self._worker.send({"id": number} | report.model_dump(exclude_defaults=True))
                 if generation.generated < generation.task.text.most:
                     continue
@@ -196,12 +196,3 @@ class Generations:
             self._worker.unpin(number)
             self._worker.fail(number, error)
         batch.generations.clear()
-
-
-def _report(generation: Generation, logits: Any) -> GeneratedToken:
-    """Returns the newest token with the log-probabilities that its request asks for. logits: (V,)."""
-    token, most = generation.last, generation.task.text.likeliest
-    if most is None:
-        return GeneratedToken(token=token)
-    own, likeliest = log_probabilities(logits, token, most)
-    return GeneratedToken(token=token, log_probability=own, likeliest=tuple(likeliest))

@@ -9,13 +9,12 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 
 import anyio.to_thread
 from anyio import CapacityLimiter
 from tokenizers import Tokenizer
 
-from server.inference.frames import GeneratedToken, ServedAdapterRef, TextToGenerate
+from server.inference.frames import ServedAdapterRef, TextToGenerate
 from server.inference.scorer import make_scorer
 from server.inference.service import (
     Call,
@@ -27,9 +26,9 @@ from server.inference.service import (
     refs_of,
     text_to_generate,
 )
-from server.inference.stop_texts import StoppingText
 from server.registry.trajectories.reconstruction import b_file
 from server.web.state import AppState
+from shared.generated_text import Piece, TextPieces
 from shared.scoring import GenerateResult, ScoreRequest, ScoreResult
 
 READERS = 2  # requests whose texts are tokenized at the same time
@@ -87,14 +86,6 @@ async def _ask(state: AppState, tenant: str, call: Call, scores: list[list[float
             scores[row][answer] = value
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A piece of a text, and the tokens that came since the piece before. A stop text has tokens but no piece."""
-
-    text: str
-    tokens: tuple[GeneratedToken, ...]
-
-
 class TextGeneration:
     """One text being generated. prompt_tokens and tokenizer are known with the first piece."""
 
@@ -113,8 +104,7 @@ class TextGeneration:
             self._read, limiter=self._state.get(_make_readers)
         )
         self.prompt_tokens = len(asked.tokens)
-        text = StoppingText(self.tokenizer, asked.tokens, self.request.stop)
-        tokens: list[GeneratedToken] = []
+        text = TextPieces(self.tokenizer, asked.tokens, self.request.stop, silent=self.request.likeliest is not None)
         finish = "stop"
         async with aclosing(
             self._state.get(make_scorer).generate(self._tenant, target.base_ref, adapters, asked)
@@ -123,15 +113,12 @@ class TextGeneration:
                 if isinstance(token, str):
                     finish = token
                     break
-                tokens.append(token)
-                if piece := text.push(token.token):
-                    yield Piece(piece, tuple(tokens))
-                    tokens.clear()
+                if piece := text.push(token):
+                    yield piece
                 if text.stopped:
                     break
-        silent = bool(tokens) and self.request.likeliest is not None and not text.stopped  # tokens without a text
-        if (piece := text.finish()) or silent:
-            yield Piece(piece, tuple(tokens))
+        if piece := text.finish():
+            yield piece
         result = {"text": text.text, "tokens": text.tokens, "finish": "stop" if text.stopped else finish}
         yield GenerateResult.model_validate(target.scored_by | result)
 

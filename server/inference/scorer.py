@@ -15,7 +15,6 @@ from server.inference.admission import Admission
 from server.inference.errors import ScorerLate, ScorerOff, ScorerStopped
 from server.inference.frames import (
     Batch,
-    GeneratedToken,
     GenerateTask,
     ScoreTask,
     ServedAdapterRef,
@@ -28,6 +27,7 @@ from server.inference.process import Inbox, Link
 from server.settings import Settings
 from server.web.state import AppState
 from shared.errors import from_problem
+from shared.generated_text import GeneratedToken
 
 RESTART_SECONDS = 1.0  # from one start to the next, at least
 Finish = Literal["stop", "length"]

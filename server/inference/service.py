@@ -14,14 +14,13 @@ from sqlalchemy.orm import Session
 from tokenizers import Tokenizer
 
 from server.catalog.bases import BaseModelEntry, BaseService
-from server.inference.errors import TextTooLong
 from server.inference.frames import ServedAdapterRef, ServedBaseRef, TextToGenerate, TextToScore
 from server.registry.models import StoredVersion
 from server.registry.repository import resolve
 from server.storage.store import ArtifactStore
 from shared.errors import AdapterNotFound, BadRequest, BaseMismatch, VersionHeld
 from shared.registry import MAIN, VersionState
-from shared.scoring import AnswerScore, RowScore, ScoredBy, ScoreRequest, ScoreRow
+from shared.scoring import AnswerScore, RowScore, ScoredBy, ScoreRequest, ScoreRow, TextTooLong
 from shared.task import Choice, Task, filled_length, read_question
 from shared.task_templates import named_task
 from shared.zo.encoding import Example, Row, check_tokenizer, encode_choice, score_rows, token_ids

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import structlog
 from sqlalchemy.orm import Session
 
+from server.catalog.bases import BaseService
 from server.catalog.calibrations.service import calibration_file
 from server.database.columns import utc_now
 from server.identity.signing_keys.service import KeyService
@@ -129,6 +130,9 @@ class CompileHandler:
     def publish(self, session: Session, order: CompileOrder, result: ProgramManifest) -> bool:
         """Signs the program and moves it and its jobs to READY, in one transaction with the signing key locked."""
         hold(session, self.artifacts, [file.sha256 for file in result.files])
+        base = BaseService(session, self.artifacts).find(result.recipe.base.name)
+        if base is not None and base.sha256 == result.recipe.base.sha256:
+            result = result.model_copy(update={"chat_template": base.chat_template})
         signed = sign_manifest(result, KeyService(session, self.settings).private())
         programs, version = ProgramRepository(session), result.version
         files = [

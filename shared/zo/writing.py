@@ -40,7 +40,8 @@ class WritingStyle:
 
 def style_of(manifest: ProgramManifest) -> WritingStyle:
     """Returns what a program's manifest says of its base's texts."""
-    return WritingStyle(manifest.end_of_text)
+    template = manifest.chat_template
+    return WritingStyle(manifest.end_of_text, None if template is None else template.render)
 
 
 @dataclass(frozen=True)

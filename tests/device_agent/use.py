@@ -13,13 +13,15 @@ from shared.zo.lora import dump_adapter
 from tests.device_agent.conftest import ROOT, TASK, enroll
 
 
-def keep_adapter(home, program, key, name="alice-movies", task=TASK, roles=("weights", "tokenizer", "inference")):
+def keep_adapter(
+    home, program, key, name="alice-movies", task=TASK, roles=("weights", "tokenizer", "inference"), seed=1
+):
     """Keeps a random adapter of `program`, signed by `key`; returns its flat B."""
     enroll(home, "http://127.0.0.1:9", key)  # nobody is there
     for role in roles:
         file = program.manifest.file(role)
         shutil.copy(program.path(role), home.cache / file.sha256)
-    flat = np.random.default_rng(1).normal(0, 0.1, program.manifest.size).astype(np.float32)
+    flat = np.random.default_rng(seed).normal(0, 0.1, program.manifest.size).astype(np.float32)
     AdapterStore(home).add(name, dump_adapter(flat, {}), sign_manifest(program.manifest, key), task, "job-1")
     return flat
 

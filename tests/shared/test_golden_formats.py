@@ -18,6 +18,8 @@ from server.jobs.repository import Job
 from server.registry.models import Adapter, StoredVersion
 from server.registry.service import RoundVersion, make_manifest, make_round_manifest, sign
 from shared.canonical import canonical_json, sha256_hex
+from shared.chat_template import ChatTemplate
+from shared.errors import Untrusted
 from shared.federation.cohort import AggregatorSettings, AlgorithmSettings, CohortOrigin, OptimizerSettings
 from shared.federation.secure_aggregation.messages import (
     Advertisement,
@@ -207,6 +209,15 @@ def test_program_manifest():
     KEY.public_key().verify(base64.b64decode(read.signature), golden("program.json"))
     assert verify_manifest(read, KEY.public_key()) == program_manifest()
     assert ProgramManifest.model_validate_json(golden("program.json")) == program_manifest()
+
+
+def test_a_manifest_with_a_chat_template_is_signed_with_it():
+    template = ChatTemplate(template="{{ messages[0].content }}", tokens={"eos_token": "</s>"})
+    signed = sign_manifest(program_manifest().model_copy(update={"chat_template": template}), KEY)
+    read = SignedManifest.model_validate_json(signed.model_dump_json())
+    assert verify_manifest(read, KEY.public_key()).chat_template == template
+    with pytest.raises(Untrusted):
+        verify_manifest(read.model_copy(update={"manifest": program_manifest()}), KEY.public_key())
 
 
 def test_runner_build():

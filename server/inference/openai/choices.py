@@ -5,82 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from server.inference.frames import GeneratedToken
-from server.inference.openai.models import (
-    ChatLogprob,
-    ChatLogprobs,
-    CompletionLogprobs,
-    Finish,
-    LikelyToken,
-    Usage,
-)
-from server.inference.responses import Piece, TextGeneration
+from server.inference.responses import TextGeneration
+from shared.generated_text import GeneratedToken, Piece
+from shared.openai.answers import Ended, Step
+from shared.openai.models import Usage
 from shared.scoring import GenerateResult
-
-
-@dataclass(frozen=True)
-class Step:
-    """A piece of a text. index: of the text in the request. start: characters of the text before it."""
-
-    index: int
-    text: str
-    tokens: tuple[GeneratedToken, ...]
-    tokenizer: Tokenizer
-    start: int = 0
-
-    @property
-    def first(self) -> bool:
-        """Whether the text begins with this piece."""
-        return self.start == 0
-
-    @property
-    def chat_logprobs(self) -> ChatLogprobs:
-        """The log-probabilities of its tokens, as chats have them."""
-        return ChatLogprobs(
-            content=tuple(
-                ChatLogprob(
-                    **self._likely(each.token, each.log_probability or 0.0).model_dump(),
-                    top_logprobs=tuple(self._likely(token, chance) for token, chance in each.likeliest),
-                )
-                for each in self.tokens
-            )
-        )
-
-    @property
-    def completion_logprobs(self) -> CompletionLogprobs:
-        """The log-probabilities of its tokens, as completions have them."""
-        words = [self._spelling(each.token) for each in self.tokens]
-        offsets, at = [], self.start
-        for word in words:
-            offsets.append(at)
-            at += len(word)
-        return CompletionLogprobs(
-            tokens=tuple(words),
-            token_logprobs=tuple(each.log_probability or 0.0 for each in self.tokens),
-            top_logprobs=tuple(
-                {self._spelling(token): chance for token, chance in each.likeliest} for each in self.tokens
-            ),
-            text_offset=tuple(offsets),
-        )
-
-    def _likely(self, token: int, chance: float) -> LikelyToken:
-        word = self._spelling(token)
-        return LikelyToken(token=word, logprob=chance, bytes=tuple(word.encode()))
-
-    def _spelling(self, token: int) -> str:
-        text: str = self.tokenizer.decode([token], skip_special_tokens=False)
-        return text
-
-
-@dataclass(frozen=True)
-class Ended(Step):
-    """A whole text, and why it ended."""
-
-    finish: Finish = "stop"
 
 
 class Choices:

@@ -11,7 +11,8 @@ from fastapi.exceptions import RequestValidationError
 from server.web.middleware import from_validation, problem_response
 from server.web.openapi import PROBLEM_JSON, operation_id
 from server.web.routes import Handler, Route
-from shared.errors import AdapterNotFound, MobizoError, RevisionNotFound, TooManyRequests, Unauthorized
+from shared.errors import MobizoError
+from shared.openai.answers import error_object
 
 JSON = "application/json"
 ERROR_SCHEMA: dict[str, Any] = {
@@ -30,21 +31,6 @@ ERROR_SCHEMA: dict[str, Any] = {
         }
     },
 }
-
-
-def error_object(error: MobizoError) -> dict[str, Any]:
-    """Returns an error as OpenAI's API writes it. An unknown model has OpenAI's code, other errors have ours."""
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    code, param = error.code, None
-    if isinstance(error, Unauthorized):
-        kind, code = "authentication_error", "invalid_api_key"
-    elif isinstance(error, TooManyRequests):
-        kind = "rate_limit_error"
-    elif isinstance(error, AdapterNotFound | RevisionNotFound):
-        code, param = "model_not_found", "model"
-    elif errors := error.extra.get("errors"):
-        param = errors[0]["field"]
-    return {"error": {"message": error.detail, "type": kind, "param": param, "code": code}}
 
 
 class OpenAIRoute(Route):

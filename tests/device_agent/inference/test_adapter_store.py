@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from device_agent.inference.adapter_store import AdapterStore
-from shared.errors import BadRequest, InvalidUpload, NotFound, Untrusted
+from shared.errors import BadRequest, InvalidUpload, NotFound, RevisionNotFound, Untrusted
 from shared.signing import new_private_key, sign_manifest
 from shared.task_templates import named_task
 from shared.zo.lora import dump_adapter
+from tests.device_agent.warm_starts import vouched
 
 TASK = named_task("sst2")
 
@@ -61,6 +62,24 @@ def test_the_same_jobs_adapter_twice_is_kept_once(store, signed):
     assert not store.has_previous("alice-movies")
     with pytest.raises(NotFound, match="no previous version"):
         store.rollback("alice-movies")
+
+
+def test_a_version_is_opened_by_number_or_digits(store, rademacher, server_key):
+    """A version that was trained here is one of the registry once it was pulled from there."""
+    origin, data = vouched(rademacher, server_key, seed=1, version=7)
+    signed, manifest = sign_manifest(rademacher.manifest, server_key), origin.manifest
+    store.add("alice-movies", data, signed, TASK, manifest.job_id)
+    key = server_key.public_key()
+    with pytest.raises(RevisionNotFound, match="adapter pull alice-movies@v7"):
+        store.open("alice-movies", key, revision="v7")
+    store.add("alice-movies", data, signed, TASK, manifest.job_id, origin)
+    assert not store.has_previous("alice-movies")
+    keep(store, signed, 2, "job-2")
+    for revision in ("v7", "7", manifest.revision[:7], manifest.revision):
+        assert store.open("alice-movies", key, revision=revision).about.origin == origin
+    for revision in ("v8", manifest.revision[:6]):
+        with pytest.raises(RevisionNotFound):
+            store.open("alice-movies", key, revision=revision)
 
 
 def test_names_are_listed_with_what_they_need_of_the_cache(store, signed):

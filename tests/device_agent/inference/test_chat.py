@@ -1,5 +1,6 @@
 """Conversations with a kept adapter: the tokens that the model reads, and its answers as text, piece by piece."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -8,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from device_agent.inference.chat import CLOSE, OPEN, Chat, default_format
+from device_agent.inference.chat import CLOSE, OPEN, Chat, chatml, default_template
 from device_agent.inference.personal_model import PersonalModel, open_personal
+from shared.chat_template import CHATML, ChatTemplate
 from shared.errors import BadRequest
 from shared.text_stream import TORN, TextStream
 from tests.device_agent.use import keep_adapter
@@ -99,7 +101,7 @@ def with_marks(model):
 
 def test_a_plain_text_is_gone_on_with_as_it_stands(model):
     tokens = list(model.inference.generate(model.tokenizer.encode("the plot was").ids, 12))
-    chat = Chat(model, "plain", most=12)
+    chat = Chat(model, None, most=12)
     assert "".join(chat.answer("the plot was")) == model.tokenizer.decode(tokens)
     assert chat.ended == "12 tokens"
 
@@ -111,35 +113,26 @@ def test_a_special_token_ends_the_answer_and_is_not_shown(model):
     tokenizer = Tokenizer.from_str(model.tokenizer.to_str())
     tokenizer.add_special_tokens([tokenizer.id_to_token(tokens[end])])
     ending = PersonalModel(model.name, model.task, model.manifest, tokenizer, model.inference)
-    chat = Chat(ending, "plain", most=12)
+    chat = Chat(ending, None, most=12)
     assert "".join(chat.answer("it")) == model.tokenizer.decode(tokens[:end])
     assert chat.ended == "the answer is complete"
 
 
-def test_chatml_is_the_form_as_it_is_written(model):
+def test_a_conversation_is_written_by_the_template(model):
     marked, asked = with_marks(model)
-    chat = Chat(marked, "chatml", most=3)
-    first = list(chat.answer("a"))
+    chat = Chat(marked, CHATML, most=3)
+    first = "".join(chat.answer("a"))
     list(chat.answer("b"))
     opening = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
     assert asked[0] == marked.tokenizer.encode(opening.format("a")).ids
-    # What was said stands in the second turn's tokens as it was generated.
+    assert asked[1] == marked.tokenizer.encode(f"{opening.format('a')}{first}<|im_end|>\n{opening.format('b')}").ids
     said = list(itertools.islice(model.inference.generate(asked[0], 3), 3))
-    between = marked.tokenizer.encode("<|im_end|>\n" + opening.format("b")).ids
-    assert asked[1] == asked[0] + said + between
-    assert "".join(first) == model.tokenizer.decode(said)
-
-
-def test_marks_that_a_person_writes_are_text(model):
-    marked, asked = with_marks(model)
-    list(Chat(marked, "chatml", most=1).answer("<|im_end|>"))
-    special = {marked.tokenizer.token_to_id(OPEN), marked.tokenizer.token_to_id(CLOSE)}
-    assert sum(token in special for token in asked[0]) == 3  # user's two, and the one that opens the answer
+    assert first == model.tokenizer.decode(said)
 
 
 def test_an_answer_that_is_stopped_stays_in_the_conversation(model):
     marked, asked = with_marks(model)
-    chat = Chat(marked, "chatml", most=8)
+    chat = Chat(marked, CHATML, most=8)
     pieces = chat.answer("a")
     next(pieces)
     pieces.close()
@@ -150,7 +143,7 @@ def test_an_answer_that_is_stopped_stays_in_the_conversation(model):
 
 def test_the_oldest_turns_go_when_the_context_is_full(model):
     marked, asked = with_marks(model)
-    chat = Chat(marked, "chatml", most=4)
+    chat = Chat(marked, CHATML, most=4)
     for _ in range(6):
         list(chat.answer("ab"))
     assert chat.forgotten > 0
@@ -159,7 +152,7 @@ def test_the_oldest_turns_go_when_the_context_is_full(model):
 
 
 def test_a_text_that_leaves_less_room_gets_a_shorter_answer_and_one_without_room_is_refused(model):
-    chat = Chat(model, "plain", most=50)
+    chat = Chat(model, None, most=50)
     text = "xyz" * 20  # 60 tokens of a context of 64
     assert len(model.tokenizer.encode(text).ids) == 60
     list(chat.answer(text))
@@ -168,12 +161,21 @@ def test_a_text_that_leaves_less_room_gets_a_shorter_answer_and_one_without_room
         chat.answer("xyz" * 30)
 
 
-def test_the_form_is_known_by_the_tokenizers_marks_and_the_bases_name(model):
+def test_the_template_is_the_programs_own_or_chatml_by_the_tokenizers_marks_and_the_bases_name(model):
     marked, _ = with_marks(model)
-    assert default_format(model.tokenizer, "smollm2-135m-instruct")[0] == "plain"
-    assert default_format(marked.tokenizer, "smollm2-135m-instruct")[0] == "chatml"
-    form, why = default_format(marked.tokenizer, "smollm2-135m")
-    assert form == "plain"
+
+    def named(model, name, template=None):
+        recipe = model.manifest.recipe
+        recipe = recipe.model_copy(update={"base": recipe.base.model_copy(update={"name": name})})
+        manifest = model.manifest.model_copy(update={"recipe": recipe, "chat_template": template})
+        return dataclasses.replace(model, manifest=manifest)
+
+    own = ChatTemplate(template="{{ messages[-1].content }}")
+    assert default_template(named(model, "smollm2-135m-instruct"))[0] is None
+    assert default_template(named(marked, "smollm2-135m-instruct"))[0] == CHATML
+    assert default_template(named(marked, "smollm2-135m-instruct", own))[0] == own
+    template, why = default_template(named(marked, "smollm2-135m"))
+    assert template is None
     assert "--form chatml" in why
     with pytest.raises(BadRequest, match="--form plain"):
-        Chat(model, "chatml")
+        chatml(model)

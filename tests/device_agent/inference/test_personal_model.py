@@ -100,7 +100,7 @@ def test_a_new_version_that_cannot_be_used_leaves_the_one_before_in_use(home, ke
     before = answers(live.model)
     keep(3, last)  # whose inference file is not here
     said = live.refresh()
-    assert "adapters pull" in said
+    assert "adapter pull" in said
     assert "stays in use" in said
     assert answers(live.model) == before
     assert live.refresh() is None  # said once
@@ -124,14 +124,14 @@ def test_the_base_alone_and_a_forgotten_adapter_stay_as_they_are(home, keep, liv
 
 def test_a_conversation_goes_on_under_another_adapter(home, keep, live):
     """The next answer is the new adapter's to all that was said; nothing of the old one's cache is left."""
-    talk = Chat(live.model, "plain", 6)
+    talk = Chat(live.model, None, 6)
     "".join(talk.answer("it was"))
     keep(2)
     live.refresh()
     talk.use(live.model)
     found = "".join(talk.answer("so"))
     model = open_personal(home, NAME)
-    assert found == "".join(Chat(model, "plain", 6).answer("so"))
+    assert found == "".join(Chat(model, None, 6).answer("so"))
     model.close()
     assert talk.forgotten == 0
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from device_agent.errors import RuntimeFailed
-from device_agent.inference.session import InferenceSession, draw
+from device_agent.inference.session import InferenceSession
 from device_agent.runtimes import open_runtime
 from device_agent.runtimes.inference import InferenceRuntime
 from shared.errors import BadRequest
@@ -100,11 +100,3 @@ def test_a_damaged_file_and_a_call_out_of_bounds_say_so(rademacher, runtime, tmp
         InferenceRuntime(rademacher.manifest, damaged, rademacher.path("weights"))
     with pytest.raises(RuntimeFailed, match="'extend'"):
         runtime.extend([1], 64, [0])
-
-
-def test_draws_follow_the_softmax_of_logits_over_temperature():
-    logits, rng = np.array([1.0, 0.0, -1.0], np.float32), np.random.default_rng(3)
-    counts = np.bincount([draw(logits, 2.0, rng) for _ in range(20_000)], minlength=3)
-    expected = np.exp([0.5, 0.0, -0.5]) / np.exp([0.5, 0.0, -0.5]).sum()
-    np.testing.assert_allclose(counts / 20_000, expected, atol=0.015)
-    assert draw(logits, 0.0, rng) == 0

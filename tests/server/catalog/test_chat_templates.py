@@ -7,8 +7,9 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from bench.programs import model_file
-from server.catalog.chat_templates import ChatTemplate, InvalidConversation, read_chat_template
+from server.catalog.chat_templates import read_chat_template
 from server.compiler.checkpoints.base import BaseFiles
+from shared.chat_template import ChatTemplate, InvalidConversation
 from shared.errors import UnreadableCheckpoint
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -70,6 +71,18 @@ def test_conversations_are_rendered_as_by_transformers(family):
 def test_what_a_template_may_not_do(template, reason):
     with pytest.raises(InvalidConversation, match=reason):
         ChatTemplate(template=template).render(CONVERSATIONS[0])
+
+
+def test_a_template_apart_is_held_to_time_and_memory():
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = a %}{% endfor %}{% endfor %}"
+    with pytest.raises(InvalidConversation, match="within 1 seconds"):
+        ChatTemplate(template=endless).render_apart(CONVERSATIONS[0], seconds=1)
+    with pytest.raises(InvalidConversation, match="MiB of memory"):
+        ChatTemplate(template="{{ ('x' * 9999999999) | length }}").render_apart(CONVERSATIONS[0])
+    with pytest.raises(InvalidConversation, match="only one turn"):
+        ChatTemplate(template="{{ raise_exception('only one turn') }}").render_apart(CONVERSATIONS[0])
+    template = ChatTemplate(template=FAMILIES["turns"], tokens=TOKENS)
+    assert template.render_apart(CONVERSATIONS[0]) == template.render(CONVERSATIONS[0])
 
 
 def written(directory, template, **files):

@@ -3,10 +3,9 @@
 import pytest
 
 from server.inference import service
-from server.inference.errors import TextTooLong
 from server.inference.service import ScoringService
 from shared.errors import BadRequest
-from shared.scoring import ScoreRequest
+from shared.scoring import ScoreRequest, TextTooLong
 from shared.task import MOST_TASK, Answer, Task, filled_length, read_question
 
 TOKENS = 1000  # of a request

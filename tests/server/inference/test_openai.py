@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from server.catalog.bases import BaseRepository
-from server.catalog.chat_templates import ChatTemplate
 from shared.access import Role
+from shared.chat_template import ChatTemplate
 
 TOLERANCE = 1e-3  # nats
 TURNS = [{"role": "system", "content": "a very"}, {"role": "user", "content": "good film"}]

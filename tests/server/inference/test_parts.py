@@ -10,9 +10,9 @@ from server.inference.admission import Admission
 from server.inference.errors import ScorerBusy
 from server.inference.frames import HEADER_BYTES, body_length, pack, unpack
 from server.inference.lru_cache import LruCache
-from server.inference.sampling import Sampler
-from server.inference.stop_texts import StoppingText
 from shared.errors import TooManyRequests
+from shared.generated_text import StoppingText
+from shared.sampling import Sampler
 
 
 def test_a_cache_keeps_what_was_used_last():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.generated_text import GeneratedToken
+
 F32 = NDArray[np.float32]
 
 
@@ -31,10 +33,15 @@ class Sampler:
         return int(self._random.choice(len(chances), p=chances))
 
 
-def log_probabilities(logits: F32, token: int, most: int) -> tuple[float, list[tuple[int, float]]]:
-    """Returns the log-probability of a token by its logits (V,), and the `most` likeliest tokens with theirs, nats."""
+def reported(token: int, logits: F32, most: int | None) -> GeneratedToken:
+    """Returns a token with its log-probability by its logits (V,), and the `most` likeliest tokens with theirs, nats.
+
+    most: None reports the token alone.
+    """
+    if most is None:
+        return GeneratedToken(token=token)
     values = logits.astype(np.float64)
     values -= values.max()
     values -= np.log(np.exp(values).sum())
-    likeliest = np.argsort(-values, kind="stable")[:most]
-    return float(values[token]), [(int(each), float(values[each])) for each in likeliest]
+    likeliest = tuple((int(each), float(values[each])) for each in np.argsort(-values, kind="stable")[:most])
+    return GeneratedToken(token=token, log_probability=float(values[token]), likeliest=likeliest)

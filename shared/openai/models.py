@@ -1,7 +1,7 @@
-"""JSON models of OpenAI's API, of the part that this server speaks.
+"""JSON models of OpenAI's API, of the part that server and device speak.
 
 Field names and meanings are those of OpenAI's API reference ("Models", "Chat Completions", "Completions"). A field that
-would change the text and that this server does not have is refused; `user`, `metadata` and `store` are accepted and not
+would change the text and that is not supported is refused; `user`, `metadata` and `store` are accepted and not
 used.
 """
 
@@ -113,7 +113,7 @@ class ChatRequest(_TextOptions):
 
     @property
     def likeliest(self) -> int | None:
-        """See `server.inference.frames.TextToGenerate`."""
+        """How many of the likeliest tokens are reported at each place; None: no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

@@ -1,0 +1,83 @@
+"""The command `serve`: OpenAI's API on this device, for programs of its owner."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from device_agent.cli.options import HomeOption, JsonOption
+from device_agent.durable import write_durably
+from device_agent.home import AgentHome
+from shared.errors import BadRequest
+
+STOP_SECONDS = 5.0  # that requests in progress may take when it is stopped
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+app = typer.Typer(pretty_exceptions_enable=False)
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="address to listen on; another than loopback has no encryption")] = LOOPBACK[
+        0
+    ],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port to listen on; 0: any free port")] = 8321,
+    queue: Annotated[int, typer.Option(min=1, max=1000, help="requests in progress and waiting; more get 429")] = 16,
+    home: HomeOption = None,
+    json_lines: JsonOption = False,
+) -> None:
+    """Serve stored adapters by OpenAI's API until interrupted; clients send the token that the first start prints."""
+    agent_home = AgentHome.locate(home)
+    agent_home.config()  # raises NotEnrolled
+    token, is_new = _token(agent_home.serve_token)
+    asyncio.run(_serve(agent_home, host, port, queue, token, is_new, json_lines))
+
+
+def _token(path: Path) -> tuple[str, bool]:
+    """Returns the token, creating it on first use, and whether it is new. Raises BadRequest for an empty file."""
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        token = secrets.token_urlsafe(32)
+        write_durably(path, f"{token}\n".encode())
+        return token, True
+    except (OSError, UnicodeError) as error:
+        raise BadRequest(f"{path} cannot be read ({error}); remove it for a new token") from error
+    if not token:
+        raise BadRequest(f"{path} is empty; remove it for a new token")
+    return token, False
+
+
+async def _serve(home: AgentHome, host: str, port: int, queue: int, token: str, is_new: bool, json_lines: bool) -> None:
+    from device_agent.serving.http import HttpServer, Limits
+    from device_agent.serving.models import DeviceModels
+    from device_agent.serving.routes import DeviceRoutes
+
+    routes = DeviceRoutes(DeviceModels(home), token, queue)
+    server, stop = HttpServer(routes, Limits()), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    try:
+        listening = await server.start(host, port)
+    except OSError as error:
+        routes.close()
+        raise BadRequest(f"cannot listen on {host}:{port} ({error}); choose another port with --port") from error
+    url = f"http://{f'[{host}]' if ':' in host else host}:{listening}/v1"
+    if json_lines:
+        facts = {"url": url, "token_file": str(home.serve_token)}
+        typer.echo(json.dumps(facts | ({"token": token} if is_new else {})))
+    else:
+        if is_new:
+            typer.echo(f"token (it is not shown again; {home.serve_token} has it): {token}")
+        if host not in LOOPBACK:
+            typer.echo(f"{host} is no loopback address: texts and token travel without encryption", err=True)
+        typer.echo(f"mobizo-agent serves OpenAI's API at {url}")
+    await stop.wait()
+    await server.stop(STOP_SECONDS)
+    routes.close()

@@ -1,0 +1,182 @@
+"""The models of one home, by the names that requests give them, with one program in memory at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from device_agent.errors import RuntimeFailed
+from device_agent.home import AgentHome
+from device_agent.inference.adapter_store import AdapterStore, LoadedAdapter, StoredAdapter
+from device_agent.inference.chat import default_template, ends
+from device_agent.inference.personal_model import PersonalModel, load_program, missing
+from shared.chat_template import NoChatTemplate
+from shared.errors import AdapterNotFound, BadRequest, Unavailable
+from shared.generated_text import GeneratedToken, TextPieces
+from shared.job import NAME
+from shared.openai.answers import Ended, Step, TextOptions, seconds
+from shared.openai.models import ChatRequest, CompletionRequest, Finish, Model, Usage
+from shared.program import ProgramFile, ProgramManifest
+from shared.sampling import Sampler
+from shared.scoring import TextTooLong
+from shared.zo.encoding import token_ids
+
+TEXT_CHARACTERS = 16  # of a prompt, for each token of the context; a longer one is not tokenized
+OWNER = "device"
+
+
+class DeviceModels:
+    """Adapters of the store and their bases. An adapter of another program replaces the loaded program. One thread."""
+
+    def __init__(self, home: AgentHome) -> None:
+        self._home, self._store = home, AdapterStore(home)
+        self._model: PersonalModel | None = None
+        self._loaded: str | None = None  # sha256 of the loaded adapter file; None: B = 0
+
+    def listed(self) -> list[Model]:
+        """Returns the adapters that can be used, then their bases."""
+        usable = [about for about in self._store.stored() if about.files and not missing(self._home, about)]
+        bases = {about.signed.manifest.recipe.base.name: about for about in usable}
+        return [*map(_adapter, usable), *(_base(name, about) for name, about in sorted(bases.items()))]
+
+    def find(self, name: str) -> Model:
+        """Returns one model. Raises AdapterNotFound, RevisionNotFound, Untrusted."""
+        opened, is_base = self._open(name)
+        return _base(name, opened.about) if is_base else _adapter(opened.about).model_copy(update={"id": name})
+
+    def use(self, name: str) -> tuple[PersonalModel, str | None]:
+        """Loads a model; returns it and the revision of its adapter's version, if it has one.
+
+        Raises AdapterNotFound, RevisionNotFound, NotFound if a file is missing, Untrusted, RuntimeFailed.
+        """
+        opened, is_base = self._open(name)
+        model = self._model
+        if model is None or _program(model.manifest) != _program(opened.manifest):
+            self.close()
+            model, self._loaded = load_program(self._home, opened), None
+        wanted = None if is_base else opened.about.sha256
+        if wanted != self._loaded:
+            model.inference.load(np.zeros_like(opened.flat) if is_base else opened.flat)
+            self._loaded = wanted
+        # The manifests of one program may differ in what does not change its files, such as its chat template.
+        self._model = replace(model, name=name, task=opened.about.task, manifest=opened.manifest)
+        origin = None if is_base else opened.about.origin
+        return self._model, None if origin is None else origin.manifest.revision
+
+    def close(self) -> None:
+        """Frees the program's memory."""
+        if self._model is not None:
+            self._model.close()
+        self._model = None
+
+    def _open(self, name: str) -> tuple[LoadedAdapter, bool]:
+        """Returns the adapter of a name, or an adapter of the base of that name and True."""
+        keys = self._home.config().trusted_keys()
+        adapter, at, revision = name.partition("@")
+        if re.fullmatch(NAME, adapter) and self._store.newest(adapter) is not None:
+            return self._store.open(adapter, *keys, revision=revision if at else None), False
+        stored = [about for about in self._store.stored() if about.signed.manifest.recipe.base.name == name]
+        if not stored:
+            raise AdapterNotFound(
+                f"no adapter and no base of an adapter is named {name!r} on this device; GET /v1/models lists them"
+            )
+        # The loaded program, if it is one of that base; another one would have to be loaded first.
+        loaded = None if self._model is None else _program(self._model.manifest)
+        stored.sort(key=lambda about: (_program(about.signed.manifest) == loaded, about.kept_at))
+        return self._store.open(stored[-1].name, *keys), True
+
+
+def _program(manifest: ProgramManifest) -> tuple[str, tuple[ProgramFile, ...]]:
+    return manifest.recipe_id, manifest.files
+
+
+def _adapter(about: StoredAdapter) -> Model:
+    base = about.signed.manifest.recipe.base.name
+    return Model(id=about.name, created=seconds(about.kept_at), owned_by=OWNER, parent=base)
+
+
+def _base(name: str, about: StoredAdapter) -> Model:
+    return Model(id=name, created=seconds(about.kept_at), owned_by="base")
+
+
+@dataclass
+class DeviceAnswers:
+    """The texts of one request, one after the other. fingerprint: revision of the adapter's version."""
+
+    models: DeviceModels
+    request: ChatRequest | CompletionRequest
+    fingerprint: str | None = None
+    usage: Usage = field(default_factory=lambda: Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0))
+
+    def steps(self) -> Generator[Step, None, None]:
+        """Yields the pieces of each text, and its end.
+
+        Raises the errors of `DeviceModels.use`, TextTooLong, NoChatTemplate, InvalidConversation, or Unavailable if the
+        program stopped; the next request loads it again.
+        """
+        try:
+            model, self.fingerprint = self.models.use(self.request.model)
+            prompts = [_tokens(model, *prompt) for prompt in self._prompts(model)]
+            self._count(sum(map(len, prompts)), 0)
+            texts = [prompt for prompt in prompts for _ in range(self.request.n or 1)]
+            for index, prompt in enumerate(texts):
+                yield from self._text(model, index, prompt)
+        except RuntimeFailed as error:
+            self.models.close()
+            raise Unavailable(error.detail) from error
+
+    def _prompts(self, model: PersonalModel) -> list[tuple[str, bool]]:
+        """Returns each prompt's text, and whether the tokenizer adds its own tokens, such as BOS."""
+        if isinstance(self.request, CompletionRequest):
+            return [(prompt, True) for prompt in self.request.prompts]
+        template, _ = default_template(model)
+        if template is None:
+            base = model.manifest.recipe.base.name
+            raise NoChatTemplate(f"base model {base!r} has no chat template; use /v1/completions")
+        return [(template.render_apart([message.turn for message in self.request.messages]), False)]
+
+    def _text(self, model: PersonalModel, index: int, prompt: list[int]) -> Iterator[Step]:
+        options = TextOptions.of(self.request, index)
+        most = min(options.max_tokens, model.context - len(prompt) + 1)
+        sampler = Sampler(options.temperature, options.top_p, options.seed)
+        text = TextPieces(model.tokenizer, prompt, options.stop, silent=options.likeliest is not None)
+        special, finish, start = ends(model.tokenizer), "length", 0
+        shown: list[GeneratedToken] = []
+        for token in model.inference.sample(prompt, most, sampler, options.likeliest):
+            if token.token in special:
+                finish = "stop"
+                break
+            self._count(0, 1)
+            if piece := text.push(token):
+                shown += piece.tokens
+                yield Step(index, piece.text, piece.tokens, model.tokenizer, start)
+                start += len(piece.text)
+            if text.stopped:
+                break
+        if piece := text.finish():
+            shown += piece.tokens
+            yield Step(index, piece.text, piece.tokens, model.tokenizer, start)
+        ended: Finish = "stop" if text.stopped or finish == "stop" else "length"
+        yield Ended(index, text.text, tuple(shown), model.tokenizer, finish=ended)
+
+    def _count(self, read: int, generated: int) -> None:
+        prompt, completion = self.usage.prompt_tokens + read, self.usage.completion_tokens + generated
+        self.usage = Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+
+
+def _tokens(model: PersonalModel, text: str, special: bool) -> list[int]:
+    """Returns a prompt's tokens. Raises TextTooLong if it exceeds the context, BadRequest if it has none."""
+    if len(text) > TEXT_CHARACTERS * model.context:
+        raise TextTooLong(
+            f"prompt: has {len(text)} characters; at most {TEXT_CHARACTERS * model.context} are read for a context of "
+            f"{model.context} tokens"
+        )
+    tokens = token_ids(model.tokenizer, text, special=special)
+    if not tokens:
+        raise BadRequest("prompt: has no tokens")
+    if len(tokens) > model.context:
+        raise TextTooLong(f"prompt: has {len(tokens)} tokens; the program's context has {model.context}")
+    return tokens

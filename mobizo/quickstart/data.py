@@ -1,0 +1,105 @@
+"""The owner's file as a data set of the device, and a task for it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from device_agent.cli.tasks import read_task
+from device_agent.datasets.build import Addition, FieldMap, Mode, add
+from device_agent.datasets.formats import Source, open_source
+from device_agent.datasets.splits import DEFAULT_SEED, SplitRule
+from device_agent.datasets.store import DatasetStore
+from device_agent.datasets.task_check import TaskCheck
+from device_agent.home import AgentHome
+from device_agent.policy.task_approvals import TaskApprovals, TaskState
+from shared.errors import BadRequest, InvalidDataset
+from shared.task import Answer, Task
+from shared.task_templates import named_task
+
+TEXT, LABEL = "text", "label"
+SPLITS = (SplitRule().text, "80/20", "100")  # the first whose splits all have records
+MOST_LABELS = 16  # of a task that is suggested
+LEAST_RECORDS = 2  # of each label
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """A file that was checked. suggested: whether the task was made from the file's labels."""
+
+    addition: Addition
+    task: Task
+    suggested: bool
+    check: TaskCheck
+
+    def keep(self, home: AgentHome) -> None:
+        """Copies the records to the device's home and lets the task read them: the caller is the owner."""
+        home.create()
+        add(DatasetStore(home.data), self.addition)
+        TaskApprovals(home.tasks).decide(self.task, [self.addition.name], TaskState.APPROVED)
+
+
+def name_of(text: str) -> str:
+    """Returns a name for data sets, adapters and bases that is made from any text."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60] or "data"
+
+
+def check_data(path: Path, pairs: list[str], task: str | None) -> OwnData:
+    """Reads a file and writes nothing. task: a file, a shipped task's name, or None to suggest one.
+
+    Raises BadRequest for options that are wrong, InvalidDataset for a file that cannot be used.
+    """
+    source, fields, name = open_source(path, None, None, None), FieldMap.parse(pairs), name_of(path.stem)
+    if task is None:
+        found = suggest_task(name, source, fields)
+    else:
+        found = read_task(Path(task)) if Path(task).is_file() else named_task(task)
+    refused: InvalidDataset | None = None
+    for split in SPLITS:
+        rule = SplitRule.parse(split, DEFAULT_SEED)
+        addition = Addition(name, [source], fields, rule, Mode.REPLACE, found)
+        try:
+            checked = add(DatasetStore(path.parent), replace(addition, dry_run=True)).check
+        except InvalidDataset as error:
+            refused = refused or error
+            continue
+        assert checked is not None  # noqa: S101  # there is a task
+        return OwnData(addition, found, task is None, checked)
+    assert refused is not None  # noqa: S101
+    raise refused
+
+
+def suggest_task(name: str, source: Source, fields: FieldMap) -> Task:
+    """Returns a choice task whose answers are the file's labels. Raises BadRequest if they are not few.
+
+    The name of the label's column ends the prompt.
+    """
+    labels: Counter[str] = Counter()
+    with source.path.open("rb") as raw:
+        for number, (where, record) in enumerate(source.records(raw)):
+            if number == 0:
+                fields.check(where, record)
+            found = fields.apply(record)
+            for needed in (TEXT, LABEL):
+                if number == 0 and needed not in found:
+                    raise BadRequest(
+                        f"{source.path} has no column {needed!r} (its columns: {', '.join(record)}); name it with "
+                        f"--map {TEXT}=COLUMN --map {LABEL}=COLUMN, or give a task with --task"
+                    )
+            label = found.get(LABEL)
+            text = str(int(label)) if isinstance(label, bool) else str(label)
+            if label is not None and text.strip():
+                labels[text] += 1
+    frequent = sorted(text for text, count in labels.items() if count >= LEAST_RECORDS)
+    if not 2 <= len(frequent) <= MOST_LABELS:
+        raise BadRequest(
+            f"column {fields.columns.get(LABEL, LABEL)!r} of {source.path} has {len(frequent)} different labels of "
+            f"{LEAST_RECORDS} records or more; a task is suggested for 2 to {MOST_LABELS}; give one with --task"
+        )
+    cue = fields.columns.get(LABEL, LABEL).strip().replace("{", "{{").replace("}", "}}")
+    answers = tuple(
+        Answer(text=" " + text.strip().replace("{", "{{").replace("}", "}}"), labels=(text,)) for text in frequent
+    )
+    return Task(name=name, prompt=f"{{{TEXT}}}\n{cue}:", answers=answers)

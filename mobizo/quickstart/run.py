@@ -1,0 +1,245 @@
+"""`mobizo quickstart`: from a base model and a file of records to a personal adapter on this device."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from device_agent.durable import write_durably
+from device_agent.inference.predict import question_fields
+from device_agent.policy.task_approvals import task_lines
+from mobizo import Client
+from mobizo.cli.progress import show_job_progress
+from mobizo.quickstart.data import OwnData, check_data, name_of
+from mobizo.quickstart.processes import AGENT, Processes, run_command
+from mobizo.quickstart.site import Site
+from shared.canonical import canonical_json, file_sha256, sha256_hex
+from shared.errors import BadRequest, Conflict, MobizoError, NotFound
+from shared.job import JobRequest, JobState, JobView, TrainingSettings
+from shared.protocol import BaseView
+from shared.recipe import TARGETS, RecipeSettings
+from shared.registry import VersionState
+
+USER, DEVICE = "me", "this-device"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+LAYERS = 8  # the last ones, which are adapted; the others run once for each example
+MOST_LENGTH = 512  # tokens of a record that are read; longer ones take too long on a laptop
+BATCH = 8
+STEPS, LEAST_STEPS, MOST_STEPS = 80, 10, 1_000
+EVALUATIONS = 2  # during training
+TEST_LIMIT, VALIDATION_LIMIT = 500, 200
+# Measured on 2 cores with 135M parameters: seconds a step for each token of its records and each parameter.
+STEP_SECONDS = 9e-12
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the person asked for. home: of server and device. minutes: about how long training may take."""
+
+    base: str
+    data: Path
+    home: Path
+    fields: tuple[str, ...] = ()
+    task: str | None = None
+    minutes: float | None = None
+
+
+def quickstart(options: Options, console: Console) -> dict[str, Any]:
+    """Trains an adapter on this machine and returns what came of it. Prints progress to the console.
+
+    Raises BadRequest or InvalidDataset, before anything is started, for options and files that cannot be used, and
+    MobizoError if a step fails. What was reached is kept; the same call goes on from there.
+    """
+    began = time.monotonic()
+    source = _source(options.base)
+    data = check_data(options.data, list(options.fields), options.task)
+    _show_data(data, console)
+    with ExitStack() as stack:
+        stack.enter_context(_locked(options.home))
+        processes = stack.enter_context(Processes(options.home / "logs"))
+        site = Site(options.home, processes)
+        console.print("[bold]server[/bold]: keys, database, base model")
+        site.set_up()
+        base = site.base(source) or _add_base(site, source)
+        data.keep(site.agent_home)
+        site.build_runner()
+        client = stack.enter_context(site.start_server())
+        site.start_device(client, DEVICE, USER)
+        view = next(view for view in client.bases.list() if view.name == base)
+        job = _job(client, site, data, _request(view, data, options.minutes), console)
+        if job.state is not JobState.SUCCEEDED:
+            processes.check()
+            raise MobizoError(f"the job is {job.state}: {job.error.detail if job.error else 'no reason given'}")
+        report = _report(client, job)
+        # A version that is not better than the base is held; the device has its file anyway.
+        reference = report["adapter"] if report["approved"] else data.addition.name
+        run_command([AGENT, "adapter", "pull", reference], site.env)
+        environment = site.keep_environment()
+    report |= {"seconds": round(time.monotonic() - began, 1), "next": _next(data, site, environment)}
+    return report
+
+
+def _source(base: str) -> str:
+    """Returns the source of a base model as the server registers it. Raises BadRequest if there is none."""
+    path = Path(base).expanduser()
+    if (path.is_file() and path.suffix == ".gguf") or (path / "config.json").is_file():
+        return str(path.resolve())
+    if path.exists():
+        raise BadRequest(f"--base {base} is neither a .gguf file nor a directory with config.json")
+    if not HUB_ID.fullmatch(base) or base.startswith("."):
+        raise BadRequest(f"--base {base} does not exist; give a .gguf file, a directory, or an id such as OWNER/NAME")
+    return base
+
+
+def _add_base(site: Site, source: str) -> str:
+    """Registers a base under a free name and returns that. Raises BadRequest if it cannot be used."""
+    name = name_of(Path(source).stem if source.endswith(".gguf") else Path(source).name)
+    if name in {base["name"] for base in site.server("base", "list")}:
+        name = f"{name}-{sha256_hex(source.encode())[:6]}"
+    try:
+        site.server("base", "add", name, source)
+    except MobizoError as error:
+        raise BadRequest(f"--base {source}: {error.detail}") from error
+    return name
+
+
+def _show_data(data: OwnData, console: Console) -> None:
+    origin = "made from the file's labels" if data.suggested else "as given"
+    console.print(f"[bold]task[/bold] {data.task.name}, {origin}:", soft_wrap=True)
+    for line in (*task_lines(data.task), *data.check.lines()):
+        console.print(f"  {line}", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    """Holds the directory, one process at a time. Raises BadRequest if it cannot be made, Conflict if it is held."""
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise BadRequest(f"--home {home} cannot be used ({error})") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise Conflict(f"another quickstart uses {home}; wait for its end, or choose another --home") from error
+    else:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _request(base: BaseView, data: OwnData, minutes: float | None) -> JobRequest:
+    """Returns the job, with the settings that were best for one person's data in the demo."""
+    length = min(data.check.suggested, base.context_length, MOST_LENGTH)
+    steps = STEPS
+    if minutes is not None:
+        step_seconds = STEP_SECONDS * base.parameters * BATCH * length
+        steps = int(min(max(60 * minutes / step_seconds, LEAST_STEPS), MOST_STEPS))
+    recipe = RecipeSettings(
+        estimator="gradient",
+        targets=TARGETS,
+        rank=8,
+        layers=f"last:{min(LAYERS, base.layers)}",
+        effective_batch=BATCH,
+        sequence_length=length,
+        loss="candidates" if data.task.shares_prompt else "full",
+        precision="int8",
+    )
+    training = TrainingSettings(
+        steps=steps,
+        lr=5e-3,
+        schedule="cosine",
+        evaluation_interval=max(steps // EVALUATIONS, 1),
+        validation_limit=VALIDATION_LIMIT,
+        test_limit=TEST_LIMIT,
+    )
+    name = data.addition.name
+    return JobRequest(
+        base=base.name, user=USER, adapter=name, task=data.task, dataset=name, recipe=recipe, training=training
+    )
+
+
+def _job(client: Client, site: Site, data: OwnData, request: JobRequest, console: Console) -> JobView:
+    """Submits a job, unless one for the same request and the same records exists, and returns its last view."""
+    known = site.directory / "jobs.json"
+    jobs: dict[str, str] = json.loads(known.read_text()) if known.is_file() else {}
+    files = [file_sha256(source.path) for source in data.addition.sources]
+    key = sha256_hex(canonical_json([request.model_dump(mode="json"), dict(data.addition.fields.columns), files]))
+    job = None
+    if key in jobs:
+        try:
+            job = client.jobs.get(jobs[key])
+        except NotFound:
+            job = None
+    if job is not None and job.state not in (JobState.FAILED, JobState.CANCELLED):
+        console.print(f"[bold]job[/bold] {job.id} of an earlier run goes on")
+    else:
+        job = client.jobs.submit(request)
+        write_durably(known, json.dumps(jobs | {key: job.id}, indent=1).encode())
+        console.print(f"[bold]job[/bold] {job.id} (recipe {job.recipe_id[:12]})")
+    return show_job_progress(client, job.id, console)
+
+
+def _report(client: Client, job: JobView) -> dict[str, Any]:
+    result = job.result
+    if result is None or job.adapter_version is None:
+        raise MobizoError(f"job {job.id} succeeded without a result")
+    version = client.adapters.version(job.request.adapter, job.adapter_version)
+    return {
+        "job_id": job.id,
+        "base": job.request.base,
+        "adapter": f"{job.request.adapter}@v{version.version}",
+        "approved": version.state is not VersionState.HELD,
+        "split": result.accuracy_split or "test",
+        "accuracy_before": result.zero_shot_accuracy,
+        "accuracy_after": result.tuned_accuracy,
+        "steps": result.steps,
+        "train_seconds": round(result.train_seconds, 1),
+    }
+
+
+def _next(data: OwnData, site: Site, environment: Path) -> list[str]:
+    """Returns the commands to type next."""
+    fields = question_fields(data.task)
+    own = ["--text", "Your own sentence."] if len(fields) == 1 else [f"--field={field}=..." for field in fields]
+    home = ["--home", str(site.agent_home.path)]
+    return [
+        shlex.join(["mobizo-agent", "predict", data.addition.name, *own, *home]),
+        shlex.join(["mobizo-agent", "serve", *home]),
+        f". {shlex.quote(str(environment))}; mobizo-server run & sleep 5; mobizo job list",
+    ]
+
+
+def show_report(report: dict[str, Any], console: Console) -> None:
+    """Prints what came of it, for people."""
+    if report["accuracy_after"] is not None:
+        before, after = (
+            "?" if value is None else f"{value:.1%}" for value in (report["accuracy_before"], report["accuracy_after"])
+        )
+        console.print(
+            f"accuracy on the {report['split']} records: [bold]{before}[/bold] before, [bold]{after}[/bold] after"
+        )
+    console.print(
+        f"{report['adapter']} is on this device after {report['seconds']:.0f} seconds; "
+        f"training took {report['train_seconds']:.0f} seconds"
+    )
+    if not report["approved"]:
+        console.print(
+            f"It is no better than the base, so the server holds it; `mobizo adapter approve {report['adapter']}` "
+            "approves it anyway.",
+            soft_wrap=True,
+        )
+    console.print("\nGo on with:")
+    for line in report["next"]:
+        console.print(f"  {line}", style="bold", markup=False, soft_wrap=True)

@@ -1,0 +1,95 @@
+"""Renders chat templates as `transformers` does (`apply_chat_template`): the same environment, filters and functions,
+in a sandbox that lets a template read its inputs and nothing else.
+
+Imports jinja2 and the standard library only. As a program it renders the conversation on standard input within a limit
+of memory; `ChatTemplate.render_apart` starts it, because a template may loop without end.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MOST_RENDERED = 8_000_000  # characters of a rendered conversation
+MOST_MEMORY = 1 << 30  # bytes of address space of the program
+
+
+class Refused(Exception):
+    """The template refuses the conversation, fails, or writes a text without end."""
+
+
+class _Generation(Extension):
+    """`{% generation %}`, by which a template marks the assistant's text; it renders what it encloses."""
+
+    tags = {"generation"}  # noqa: RUF012 (as jinja2 declares it)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Returns the enclosed nodes."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    made.filters["tojson"] = _json
+    made.globals["raise_exception"] = _raise
+    made.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
+    return made
+
+
+_ENVIRONMENT = _environment()
+
+
+def render(template: str, tokens: Mapping[str, str], messages: Sequence[Mapping[str, Any]], *, answer: bool) -> str:
+    """Returns a conversation as text. answer: the text ends where the assistant's next turn begins. Raises Refused."""
+    pieces: list[str] = []
+    left = MOST_RENDERED
+    try:
+        loaded = _ENVIRONMENT.from_string(template)
+        for piece in loaded.generate(messages=messages, add_generation_prompt=answer, **tokens):
+            left -= len(piece)
+            if left < 0:
+                raise Refused(f"the chat template writes more than {MOST_RENDERED} characters")
+            pieces.append(piece)
+    except SecurityError as error:
+        raise Refused(f"the chat template does what a template may not: {error}") from error
+    except (TemplateError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
+        raise Refused(f"the chat template does not take these messages: {error}") from error
+    return "".join(pieces)
+
+
+def main() -> None:
+    """Reads {"template", "tokens", "messages", "answer"} and writes {"text"} or {"refused"}."""
+    with suppress(ValueError, OSError):  # a system without this limit, or with a lower one
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    asked = json.load(sys.stdin)
+    try:
+        found = {"text": render(asked["template"], asked["tokens"], asked["messages"], answer=asked["answer"])}
+    except Refused as error:
+        found = {"refused": str(error)}
+    except MemoryError:
+        found = {"refused": f"the chat template takes more than {MOST_MEMORY >> 20} MiB of memory"}
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""A base model's chat template: how it writes a conversation as one text, in Jinja as its own files have it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.errors import BadRequest
+
+MOST_CHARACTERS = 200_000  # of a template
+RENDER_SECONDS = 20.0  # that a template may take in a process of its own, whose start is included
+
+
+class NoChatTemplate(BadRequest):
+    """The base model has no chat template; use /v1/completions, which continues a prompt."""
+
+    status, code, title = 422, "no-chat-template", "No chat template"
+
+
+class InvalidConversation(BadRequest):
+    """The base model's chat template refuses these messages; its reason says what it takes."""
+
+    status, code, title = 422, "invalid-conversation", "Invalid conversation"
+
+
+class ChatTemplate(BaseModel):
+    """A base model's chat template. tokens: the special tokens that it may name, such as `bos_token`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    template: str = Field(min_length=1, max_length=MOST_CHARACTERS)
+    tokens: dict[str, str] = Field(default_factory=dict)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True) -> str:
+        """Returns a conversation as text. answer: the text ends where the assistant's next turn begins.
+
+        Raises InvalidConversation if the template refuses the messages, fails, or writes a text without end.
+        """
+        from shared.chat_rendering import Refused, render  # jinja2, which a client of the server does not have
+
+        try:
+            return render(self.template, self.tokens, messages, answer=answer)
+        except Refused as error:
+            raise InvalidConversation(str(error)) from error
+
+    def render_apart(
+        self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True, seconds: float = RENDER_SECONDS
+    ) -> str:
+        """Like `render`, in a process of its own with limits of time and memory; it takes about 0.1 s.
+
+        Raises InvalidConversation too if a limit is exceeded; its cause is TimeoutExpired if that is the time.
+        """
+        asked = self.model_dump() | {"messages": list(messages), "answer": answer}
+        command = [sys.executable, "-m", "shared.chat_rendering"]
+        try:
+            done = subprocess.run(
+                command, input=json.dumps(asked), capture_output=True, text=True, timeout=seconds, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise InvalidConversation(
+                f"the chat template does not render the messages within {seconds:.0f} seconds"
+            ) from error
+        found = json.loads(done.stdout) if done.returncode == 0 else {"refused": done.stderr.rpartition("\n")[2]}
+        if "refused" in found:
+            raise InvalidConversation(found["refused"] or f"the chat template ends with status {done.returncode}")
+        return str(found["text"])
+
+
+# For programs whose manifest has no template, of bases that were trained with it.
+CHATML = ChatTemplate(
+    template="{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)

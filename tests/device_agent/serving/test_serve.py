@@ -1,0 +1,228 @@
+"""`mobizo-agent serve`, asked by the unmodified `openai` client, against the library's own generation."""
+
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import openai
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from device_agent.engines.choice import RUNNER_VARIABLE
+from device_agent.home import HOME_VARIABLE, AgentHome
+from device_agent.inference.personal_model import open_personal
+from shared.chat_template import ChatTemplate
+from shared.signing import new_private_key
+from tests.device_agent.conftest import ROOT, start_agent
+from tests.device_agent.use import keep_adapter
+
+TURNS = [{"role": "system", "content": "warm"}, {"role": "user", "content": "dull plot"}]
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m['role'][0] + ':' + m['content'] }}{% if not loop.last %} {% endif %}"
+)
+TEMPLATE += "{% endfor %}{% if add_generation_prompt %}\n{{ ' a:' }}{% endif %}"
+TOKENS = {"bos_token": "!"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory, rademacher, runner_directory):
+    """A running `serve` in a home with two adapters, whose program has a chat template; and the library's models."""
+    home, key = AgentHome(tmp_path_factory.mktemp("serving") / "home"), new_private_key()
+    home.create()
+    template = ChatTemplate(template=TEMPLATE, tokens=TOKENS)
+    program = replace(rademacher, manifest=rademacher.manifest.model_copy(update={"chat_template": template}))
+    for seed, name in ((1, "red"), (2, "blue")):
+        keep_adapter(home, program, key, name, seed=seed)
+    with pytest.MonkeyPatch.context() as monkeypatch, ExitStack() as stack:
+        monkeypatch.setenv(RUNNER_VARIABLE, str(runner_directory))
+        said = stack.enter_context(serving(home, "--queue", "3"))
+        models = {name: open_personal(home, name) for name in ("red", "blue")}
+        models["tiny"] = open_personal(home, "red", base=True)
+        for model in models.values():
+            stack.callback(model.close)
+        yield SimpleNamespace(home=home, url=said["url"], token=said["token"], models=models)
+
+
+@contextmanager
+def serving(home, *options):
+    """Runs `serve`; yields what it says at first."""
+    with start_agent(home, "serve", "--port", "0", "--json", *options, stdout=-1, text=True) as process:
+        yield json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+@pytest.fixture(scope="module")
+def client(site):
+    with openai.OpenAI(base_url=site.url, api_key=site.token, max_retries=0) as client:
+        yield client
+
+
+def generated(site, name, prompt, count):
+    model = site.models[name]
+    before = model.tokenizer.encode(prompt).ids
+    tokens = list(model.inference.generate(before, count))
+    return model.tokenizer.decode(before + tokens)[len(model.tokenizer.decode(before)) :]
+
+
+def address(site):
+    host, _, port = site.url.removeprefix("http://").removesuffix("/v1").rpartition(":")
+    return host, int(port)
+
+
+def raw(site, data):
+    """Returns what the server answers to these bytes, until it closes the connection."""
+    with socket.create_connection(address(site), timeout=30) as connection:
+        connection.sendall(data)
+        answer = b""
+        while piece := connection.recv(65536):
+            answer += piece
+    return answer
+
+
+def test_the_token_is_made_once_for_its_owner_alone(site):
+    path = site.home.path / "serve.token"
+    assert path.read_text().strip() == site.token
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with serving(site.home) as said:
+        assert "token" not in said
+
+
+def test_models_are_the_adapters_and_their_base(client):
+    listed = {model.id: model for model in client.models.list()}
+    assert set(listed) == {"red", "blue", "tiny"}
+    assert (listed["red"].owned_by, listed["red"].parent) == ("device", "tiny")
+    assert client.models.retrieve("tiny").owned_by == "base"
+
+
+def test_each_request_gets_its_own_adapter(site, client):
+    texts = {}
+    for name in ("red", "blue", "tiny", "red"):
+        found = client.completions.create(model=name, prompt=["It was", "a film"], max_tokens=6, temperature=0)
+        expected = [generated(site, name, prompt, 6) for prompt in ("It was", "a film")]
+        assert [choice.text for choice in found.choices] == expected
+        assert [choice.finish_reason for choice in found.choices] == ["length", "length"]
+        assert found.usage.completion_tokens == 12
+        texts[name] = expected[0]
+    assert len(set(texts.values())) == 3
+
+
+def test_a_chat_is_written_as_transformers_writes_it(site, client):
+    model = site.models["red"]
+    path = site.home.cache / model.manifest.file("tokenizer").sha256
+    stock = PreTrainedTokenizerFast(tokenizer_file=str(path), **TOKENS)
+    stock.chat_template = TEMPLATE
+    before = stock.apply_chat_template(TURNS, add_generation_prompt=True, tokenize=True, return_dict=False)
+    expected = stock.decode(list(model.inference.generate(before, 8)))
+    asked = {"model": "red", "messages": TURNS, "max_tokens": 8, "temperature": 0}
+    whole = client.chat.completions.create(**asked)
+    assert whole.choices[0].message.content == expected
+    assert whole.usage.prompt_tokens == len(before)
+    *pieces, end, usage = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    assert "".join(piece.choices[0].delta.content for piece in pieces) == expected
+    assert (end.choices[0].finish_reason, usage.usage) == ("length", whole.usage)
+
+
+def test_log_probabilities_stops_and_seeds(site, client):
+    asked = {"model": "blue", "prompt": "a film", "max_tokens": 8}
+    plain = client.completions.create(**asked, temperature=0, logprobs=2).choices[0]
+    model = site.models["blue"]
+    before = model.tokenizer.encode("a film").ids
+    tokens = list(model.inference.generate(before, 8))
+    scores = [model.inference.score(before + tokens[:at], [[token]])[0] for at, token in enumerate(tokens)]
+    np.testing.assert_allclose(plain.logprobs.token_logprobs, scores, atol=1e-3)
+    assert max(plain.logprobs.top_logprobs[0].values()) == plain.logprobs.token_logprobs[0]
+    stop = plain.text[3:5]
+    ended = client.completions.create(**asked, temperature=0, stop=stop).choices[0]
+    assert (ended.text, ended.finish_reason) == (plain.text[: plain.text.index(stop)], "stop")
+    drawn = [[choice.text for choice in client.completions.create(**asked, n=3, seed=5).choices] for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) > 1
+    nearly = client.completions.create(**asked, temperature=1, top_p=1e-6).choices[0]
+    assert nearly.text == plain.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "code", "param"),
+    [
+        ({"model": "nobody"}, openai.NotFoundError, "model_not_found", "model"),
+        ({"model": "red@v9"}, openai.NotFoundError, "model_not_found", "model"),
+        ({"temperature": 9}, openai.UnprocessableEntityError, "invalid-request", "temperature"),
+        ({"messages": []}, openai.UnprocessableEntityError, "invalid-request", "messages"),
+        ({"messages": TURNS * 20}, openai.UnprocessableEntityError, "text-too-long", None),
+    ],
+)
+def test_what_is_wrong_is_said_as_openai_says_it(client, changes, error, code, param):
+    with pytest.raises(error) as refused:
+        client.chat.completions.create(**{"model": "red", "messages": TURNS} | changes)
+    assert (refused.value.code, refused.value.param) == (code, param)
+    assert refused.value.body["message"]
+
+
+def test_a_stranger_is_refused_before_the_body(site, client):
+    with pytest.raises(openai.AuthenticationError) as refused:
+        client.with_options(api_key="wrong").models.list()
+    assert refused.value.code == "invalid_api_key"
+    announced = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n"
+    for more in (b"\r\n", b"authorization: Bearer \xff\r\n\r\n", b"expect: 100-continue\r\n\r\n"):
+        answer = raw(site, announced + more)  # no body comes, and the answer does not wait for it
+        assert answer.startswith(b"HTTP/1.1 401 ")
+        assert b"100 Continue" not in answer
+
+
+def test_sizes_methods_and_addresses_are_held(site, client):
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.completions.create(model="red", prompt="x" * 5_000_000)
+    assert (refused.value.status_code, refused.value.code) == (413, "too-large")
+    key = b"authorization: Bearer " + site.token.encode() + b"\r\n"
+    chunked = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n" + key + b"\r\n"
+    assert raw(site, chunked + (b"10000\r\n" + b"x" * 65536 + b"\r\n") * 64).startswith(b"HTTP/1.1 413 ")
+    assert raw(site, b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 40_000).startswith(b"HTTP/1.1 431 ")
+    assert raw(site, b"nonsense\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+    assert raw(site, b"DELETE /v1/models HTTP/1.0\r\nhost: x\r\n" + key + b"\r\n").startswith(b"HTTP/1.1 405 ")
+    assert raw(site, b"GET /v1/files HTTP/1.0\r\nhost: x\r\n" + key + b"\r\n").startswith(b"HTTP/1.1 404 ")
+
+
+def test_a_full_queue_refuses_and_clients_that_leave_make_room(site, client):
+    asked = {"model": "red", "prompt": ["It"] * 16, "max_tokens": 60}
+    body = json.dumps(asked).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {site.token}\r\n"
+    waiting = [socket.create_connection(address(site)) for _ in range(3)]
+    for connection in waiting:
+        connection.sendall(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
+
+    def ask_until_refused():
+        for _ in range(200):  # until all three have arrived
+            client.completions.create(model="red", prompt="It", max_tokens=1)
+
+    with pytest.raises(openai.RateLimitError) as refused:
+        ask_until_refused()
+    assert refused.value.response.headers["retry-after"] == "1"
+    for connection in waiting:
+        connection.close()
+    patient = client.with_options(max_retries=20)
+    assert patient.completions.create(model="red", prompt="It", max_tokens=1).choices
+
+
+def test_the_page_runs_as_it_stands(site):
+    """docs/serving.md, without the line that starts the server."""
+    page = (ROOT / "docs" / "serving.md").read_text().replace("http://127.0.0.1:8321/v1", site.url)
+    shell, python = (
+        re.search(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1] for language in ("sh", "python")
+    )
+    start, *commands = shell.splitlines()
+    assert start.startswith("mobizo-agent serve &")
+    script = "\n".join([*commands, f"{sys.executable} - <<'END'", python, "END"]).replace("alice-movies", "red")
+    environment = os.environ | {HOME_VARIABLE: str(site.home.path)}
+    done = subprocess.run(["bash", "-ec", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert '"id": "red"' in done.stdout

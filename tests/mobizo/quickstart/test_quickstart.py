@@ -1,0 +1,147 @@
+"""`mobizo quickstart`: what cannot work is refused before anything starts; and the whole way on a tiny base."""
+
+import io
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from device_agent.engines.choice import RUNNER_VARIABLE
+from mobizo.quickstart.data import check_data
+from mobizo.quickstart.run import Options, quickstart
+from shared.errors import BadRequest, InvalidDataset
+from tests import cached_compiler
+from tests.device_agent.conftest import WORDS, write_base
+from tests.device_agent.native import built_runner
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMAND = [sys.executable, "-c", "from mobizo.cli import main; main()", "quickstart"]
+
+
+def write_csv(path, count, header="text;label", labels=("dull", "bright")):
+    lines = [f"the {WORDS[number % 7]} film {number};{labels[number % len(labels)]}" for number in range(count)]
+    path.write_text("\n".join([header, *lines]))
+    return path
+
+
+@pytest.fixture
+def records(tmp_path):
+    return write_csv(tmp_path / "My reviews.csv", 80)
+
+
+def test_a_task_is_made_from_the_labels(records, tmp_path):
+    data = check_data(records, [], None)
+    assert (data.addition.name, data.suggested) == ("my-reviews", True)
+    assert data.task.prompt == "{text}\nlabel:"
+    assert [(answer.text, answer.labels) for answer in data.task.answers] == [
+        (" bright", ("bright",)),
+        (" dull", ("dull",)),
+    ]
+    assert (data.check.fitting, data.check.suggested) == (80, 32)
+    mapped = write_csv(tmp_path / "b.csv", 60, "says;is it {good}?", ("0", "1", "2"))
+    data = check_data(mapped, ["text=says", "label=is it {good}?"], None)
+    assert data.task.prompt == "{text}\nis it {{good}}?:"
+    assert data.check.fitting == 60
+    sentiment = write_csv(tmp_path / "c.csv", 4, labels=("negative", "positive"))  # too few for three splits
+    data = check_data(sentiment, [], "sst2")
+    assert (data.task.name, data.suggested) == ("sst2", False)
+    assert data.addition.rule.shares != (80, 10, 10)
+    assert not list(tmp_path.glob("*/"))  # nothing was written
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"base": "no/such/base"}, BadRequest, "does not exist"),
+        ({"base": "."}, BadRequest, "neither a .gguf file nor a directory"),
+        ({"data": Path("missing.csv")}, BadRequest, "is not a file"),
+        ({"data": "one-column"}, BadRequest, r"no column 'text' \(its columns: text\^label\)"),
+        ({"data": "unlabelled"}, BadRequest, "no column 'label'"),
+        ({"data": "many"}, BadRequest, "has 40 different labels"),
+        ({"fields": ("text",)}, BadRequest, "--map 'text' must be FIELD="),
+        ({"fields": ("text=x", "label=y")}, InvalidDataset, "no column 'x'"),
+        ({"task": "copa"}, InvalidDataset, "0 of 80 records fit task 'copa'"),
+        ({"task": "nobody"}, BadRequest, "nobody"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, records, changes, error, words):
+    base = tmp_path / "base"
+    write_base(base)
+    write_csv(tmp_path / "one-column.csv", 20, "text^label", ("a^b",))
+    write_csv(tmp_path / "unlabelled.csv", 20, "text;title")
+    write_csv(tmp_path / "many.csv", 80, labels=tuple(map(str, range(40))))
+    if isinstance(changes.get("data"), str):
+        changes = {"data": tmp_path / f"{changes['data']}.csv"}
+    options = Options(**{"base": str(base), "data": records, "home": tmp_path / "home"} | changes)
+    with pytest.raises(error, match=words):
+        quickstart(options, Console(file=io.StringIO()))
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_wrong_file_is_one_line_and_status_2(tmp_path):
+    options = ["--base", str(tmp_path), "--data", "missing.csv", "--home", str(tmp_path / "home")]
+    done = subprocess.run([*COMMAND, *options], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+
+
+def running_in(directory):
+    """Processes whose environment names the directory."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if any(str(directory) in value for value in process.environ().values()):
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_from_a_file_to_predictions_also_after_an_interruption(tmp_path, records):
+    write_base(tmp_path / "tiny")
+    home = tmp_path / "home"
+    environment = os.environ | cached_compiler.environment()
+    environment |= {RUNNER_VARIABLE: str(built_runner(tmp_path / "runner")), "PYTHONWARNINGS": "ignore"}
+    command = [*COMMAND, "--base", str(tmp_path / "tiny"), "--data", str(records), "--home", str(home)]
+    command += ["--minutes", "0", "--json"]
+
+    first = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not (home / "jobs.json").exists():
+        assert first.poll() is None, first.stderr.read().decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert len(running_in(home)) >= 2
+    first.send_signal(signal.SIGINT)
+    assert b"the same command goes on" in first.communicate(timeout=60)[1]
+    assert first.returncode == 130
+    assert not running_in(home)
+
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert list(json.loads((home / "jobs.json").read_text()).values()) == [report["job_id"]]
+    assert (report["adapter"], report["steps"]) == ("my-reviews@v1", 10)
+    assert 0 <= report["accuracy_before"] <= 1
+    assert not running_in(home)
+
+    predict = shlex.split(report["next"][0])
+    assert predict[:3] == ["mobizo-agent", "predict", "my-reviews"]
+    done = subprocess.run(
+        [sys.executable, "-m", "device_agent", *predict[1:], "--json"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["answer"] in (" bright", " dull")
