@@ -27,6 +27,7 @@ class TaskCheck:
     first: dict[str, str] = field(default_factory=dict)  # by reason: where the first such record is
     labels: Counter[str] = field(default_factory=Counter)
     _bits: Counter[int] = field(default_factory=Counter)
+    _answer_bits: Counter[int] = field(default_factory=Counter)  # of kind completion
 
     def add(self, where: str, record: Mapping[str, Any]) -> None:
         """Counts one record."""
@@ -49,6 +50,8 @@ class TaskCheck:
             return sum(len(message["content"]) for message in read_messages(self.task, record, where))
         if self.task.generates:
             text = read_writing(self.task, record, where)
+            if self.task.kind == "completion":
+                self._answer_bits[(len(text.answer) - 1).bit_length()] += 1
             return len(text.prompt) + len(text.answer)
         question = read_question(self.task, record, where)
         self.labels[_label_name(self.task.answers[question.correct])] += 1
@@ -100,6 +103,16 @@ class TaskCheck:
         """The shortest sequence length, in tokens, that holds most records."""
         return next((tokens for tokens in SEQUENCE_LENGTHS if self.share(tokens) >= ENOUGH), SEQUENCE_LENGTHS[-1])
 
+    @property
+    def suggested_answer(self) -> int | None:
+        """The smallest power of two of tokens that holds the answers of most records, of kind completion."""
+        if not self._answer_bits:
+            return None
+        within, bits = 0, min(self._answer_bits)
+        while (within := within + self._answer_bits[bits]) < ENOUGH * self.fitting:
+            bits += 1
+        return max((1 << bits) // CHARACTERS_PER_TOKEN, 8)
+
     def facts(self) -> dict[str, Any]:
         """Returns the counts for JSON; it has names, line numbers and the task's own labels, and no record's text."""
         reasons = [
@@ -114,6 +127,7 @@ class TaskCheck:
             "characters": {str(end): count for end, count in self.lengths().items()},
             "sequence_length": self.suggested,
             "share_uncut": round(self.share(self.suggested), 4),
+            **({} if self.suggested_answer is None else {"answer_length": self.suggested_answer}),
         }
 
     def _label_names(self) -> list[str]:
@@ -135,6 +149,8 @@ class TaskCheck:
             f"sequence_length {self.suggested} holds about {self.share(self.suggested):.0%} of the records uncut, at "
             f"{CHARACTERS_PER_TOKEN} characters a token (English; other languages need more tokens)"
         )
+        if self.suggested_answer is not None:
+            lines.append(f"answer_length {self.suggested_answer} holds about {ENOUGH:.0%} of the answers")
         return lines
 
 

@@ -25,7 +25,10 @@ def quickstart(
     data: Annotated[Path, typer.Option(help="File of records: CSV, TSV, JSON, JSON lines, text, mbox or Parquet.")],
     task: Annotated[
         str | None,
-        typer.Option(help="Task: a JSON file or a shipped task's name; default: made from the columns text and label."),
+        typer.Option(
+            help="Task: a JSON file or a shipped task's name; default: what the columns suggest: text "
+            "and label, text alone, prompt and answer, or messages."
+        ),
     ] = None,
     fields: Annotated[
         list[str] | None, typer.Option("--map", metavar="FIELD=COLUMN", help="Read this column as this field.")

@@ -20,6 +20,7 @@ from shared.task import Answer, Task
 from shared.task_templates import named_task
 
 TEXT, LABEL = "text", "label"
+PROMPT, ANSWER, MESSAGES = "prompt", "answer", "messages"
 SPLITS = (SplitRule().text, "80/20", "100")  # the first whose splits all have records
 MOST_LABELS = 16  # of a task that is suggested
 LEAST_RECORDS = 2  # of each label
@@ -72,23 +73,37 @@ def check_data(path: Path, pairs: list[str], task: str | None) -> OwnData:
 
 
 def suggest_task(name: str, source: Source, fields: FieldMap) -> Task:
+    """Returns the task that the first record's fields suggest.
+
+    `messages` makes a task of conversations, `prompt` and `answer` one of completions, `text` alone one of whole texts,
+    and `text` with `label` one that chooses between the labels. Raises BadRequest for other fields.
+    """
+    with source.path.open("rb") as raw:
+        where, record = next(iter(source.records(raw)), (str(source.path), {}))
+        fields.check(where, record)
+        found = fields.apply(record)
+    if isinstance(found.get(MESSAGES), list):
+        return Task(name=name, kind="messages")
+    if PROMPT in found and ANSWER in found:
+        return Task(name=name, kind="completion", prompt=f"{{{PROMPT}}}\n", answer=f"{{{ANSWER}}}")
+    if TEXT not in found:
+        raise BadRequest(
+            f"{source.path} has no column {TEXT!r} (its columns: {', '.join(record)}); name it with --map "
+            f"{TEXT}=COLUMN, and with --map {LABEL}=COLUMN what a model is to choose; columns {PROMPT!r} and {ANSWER!r}, or a list "
+            f"{MESSAGES!r}, teach it to answer; or give a task with --task"
+        )
+    return _suggest_choice(name, source, fields) if LABEL in found else Task(name=name, kind="text")
+
+
+def _suggest_choice(name: str, source: Source, fields: FieldMap) -> Task:
     """Returns a choice task whose answers are the file's labels. Raises BadRequest if they are not few.
 
     The name of the label's column ends the prompt.
     """
     labels: Counter[str] = Counter()
     with source.path.open("rb") as raw:
-        for number, (where, record) in enumerate(source.records(raw)):
-            if number == 0:
-                fields.check(where, record)
-            found = fields.apply(record)
-            for needed in (TEXT, LABEL):
-                if number == 0 and needed not in found:
-                    raise BadRequest(
-                        f"{source.path} has no column {needed!r} (its columns: {', '.join(record)}); name it with "
-                        f"--map {TEXT}=COLUMN --map {LABEL}=COLUMN, or give a task with --task"
-                    )
-            label = found.get(LABEL)
+        for _, record in source.records(raw):
+            label = fields.apply(record).get(LABEL)
             text = str(int(label)) if isinstance(label, bool) else str(label)
             if label is not None and text.strip():
                 labels[text] += 1

@@ -36,9 +36,13 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 LAYERS = 8  # the last ones, which are adapted; the others run once for each example
 MOST_LENGTH = 512  # tokens of a record that are read; longer ones take too long on a laptop
 BATCH = 8
+TEXT_LENGTH = 96  # of a piece of a document
 STEPS, LEAST_STEPS, MOST_STEPS = 80, 10, 1_000
+WRITING_STEPS = 40  # each has the loss of many answer tokens over the whole vocabulary
+LR, WRITING_LR = 5e-3, 3e-3
 EVALUATIONS = 2  # during training
 TEST_LIMIT, VALIDATION_LIMIT = 500, 200
+WRITING_TEST_LIMIT, WRITING_VALIDATION_LIMIT = 100, 40
 # Measured on 2 cores with 135M parameters: seconds a step for each token of its records and each parameter.
 STEP_SECONDS = 9e-12
 
@@ -141,8 +145,10 @@ def _locked(home: Path) -> Iterator[None]:
 
 def _request(base: BaseView, data: OwnData, minutes: float | None) -> JobRequest:
     """Returns the job, with the settings that were best for one person's data in the demo."""
-    length = min(data.check.suggested, base.context_length, MOST_LENGTH)
-    steps = STEPS
+    writes = data.task.generates
+    # A long document is read in pieces; each costs what its length does.
+    length = min(data.check.suggested, base.context_length, TEXT_LENGTH if data.task.kind == "text" else MOST_LENGTH)
+    steps = WRITING_STEPS if writes else STEPS
     if minutes is not None:
         step_seconds = STEP_SECONDS * base.parameters * BATCH * length
         steps = int(min(max(60 * minutes / step_seconds, LEAST_STEPS), MOST_STEPS))
@@ -153,16 +159,17 @@ def _request(base: BaseView, data: OwnData, minutes: float | None) -> JobRequest
         layers=f"last:{min(LAYERS, base.layers)}",
         effective_batch=BATCH,
         sequence_length=length,
-        loss="candidates" if data.task.shares_prompt else "full",
+        answer_length=None if data.check.suggested_answer is None else min(data.check.suggested_answer, length - 1),
+        loss="full" if writes or not data.task.shares_prompt else "candidates",
         precision="int8",
     )
     training = TrainingSettings(
         steps=steps,
-        lr=5e-3,
+        lr=WRITING_LR if writes else LR,
         schedule="cosine",
         evaluation_interval=max(steps // EVALUATIONS, 1),
-        validation_limit=VALIDATION_LIMIT,
-        test_limit=TEST_LIMIT,
+        validation_limit=WRITING_VALIDATION_LIMIT if writes else VALIDATION_LIMIT,
+        test_limit=WRITING_TEST_LIMIT if writes else TEST_LIMIT,
     )
     name = data.addition.name
     return JobRequest(
@@ -204,6 +211,7 @@ def _report(client: Client, job: JobView) -> dict[str, Any]:
         "split": result.accuracy_split or "test",
         "accuracy_before": result.zero_shot_accuracy,
         "accuracy_after": result.tuned_accuracy,
+        "perplexity": result.perplexities,
         "steps": result.steps,
         "train_seconds": round(result.train_seconds, 1),
     }
@@ -211,11 +219,16 @@ def _report(client: Client, job: JobView) -> dict[str, Any]:
 
 def _next(data: OwnData, site: Site, environment: Path) -> list[str]:
     """Returns the commands to type next."""
-    fields = question_fields(data.task)
-    own = ["--text", "Your own sentence."] if len(fields) == 1 else [f"--field={field}=..." for field in fields]
     home = ["--home", str(site.agent_home.path)]
+    if data.task.generates:
+        form = [] if data.task.kind == "messages" else ["--form", "plain"]
+        use = ["mobizo-agent", "chat", data.addition.name, *form, *home]
+    else:
+        fields = question_fields(data.task)
+        own = ["--text", "Your own sentence."] if len(fields) == 1 else [f"--field={field}=..." for field in fields]
+        use = ["mobizo-agent", "predict", data.addition.name, *own, *home]
     return [
-        shlex.join(["mobizo-agent", "predict", data.addition.name, *own, *home]),
+        shlex.join(use),
         shlex.join(["mobizo-agent", "serve", *home]),
         f". {shlex.quote(str(environment))}; mobizo-server run & sleep 5; mobizo job list",
     ]
@@ -229,6 +242,11 @@ def show_report(report: dict[str, Any], console: Console) -> None:
         )
         console.print(
             f"accuracy on the {report['split']} records: [bold]{before}[/bold] before, [bold]{after}[/bold] after"
+        )
+    if report["perplexity"] is not None:
+        before, after = (f"{value:.1f}" for value in report["perplexity"])
+        console.print(
+            f"perplexity of the {report['split']} texts: [bold]{before}[/bold] before, [bold]{after}[/bold] after"
         )
     console.print(
         f"{report['adapter']} is on this device after {report['seconds']:.0f} seconds; "

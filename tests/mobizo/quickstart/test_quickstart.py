@@ -58,13 +58,29 @@ def test_a_task_is_made_from_the_labels(records, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("record", "kind"),
+    [
+        ({"text": "A long day."}, "text"),
+        ({"prompt": "Two and two?", "answer": "Four, I believe."}, "completion"),
+        ({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}, "messages"),
+    ],
+)
+def test_records_without_labels_teach_to_write(tmp_path, record, kind):
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(record | {"number": number}) + "\n" for number in range(40)))
+    data = check_data(path, [], None)
+    assert (data.task.kind, data.suggested, data.check.fitting) == (kind, True, 40)
+    assert data.check.suggested_answer == (8 if kind == "completion" else None)
+
+
+@pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
         ({"base": "no/such/base"}, BadRequest, "does not exist"),
         ({"base": "."}, BadRequest, "neither a .gguf file nor a directory"),
         ({"data": Path("missing.csv")}, BadRequest, "is not a file"),
         ({"data": "one-column"}, BadRequest, r"no column 'text' \(its columns: text\^label\)"),
-        ({"data": "unlabelled"}, BadRequest, "no column 'label'"),
+        ({"data": "untold"}, BadRequest, "no column 'text'"),
         ({"data": "many"}, BadRequest, "has 40 different labels"),
         ({"fields": ("text",)}, BadRequest, "--map 'text' must be FIELD="),
         ({"fields": ("text=x", "label=y")}, InvalidDataset, "no column 'x'"),
@@ -76,7 +92,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, records, c
     base = tmp_path / "base"
     write_base(base)
     write_csv(tmp_path / "one-column.csv", 20, "text^label", ("a^b",))
-    write_csv(tmp_path / "unlabelled.csv", 20, "text;title")
+    write_csv(tmp_path / "untold.csv", 20, "title;label")
     write_csv(tmp_path / "many.csv", 80, labels=tuple(map(str, range(40))))
     if isinstance(changes.get("data"), str):
         changes = {"data": tmp_path / f"{changes['data']}.csv"}
