@@ -58,7 +58,7 @@ class Writing:
             schedule="cosine",
             evaluation_interval=max(steps // 2, 1),
             validation_limit=40,
-            test_limit=4 if quick else 200,
+            test_limit=4 if quick else 100,
         )
 
 

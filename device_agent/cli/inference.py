@@ -1,5 +1,5 @@
-"""The commands that use adapters on this device, offline: `predict` and `chat`. Both load a newer adapter version
-between two inputs without a restart.
+"""The commands that use adapters on this device, offline: `predict`, `chat` and `samples`. The first two load a newer
+adapter version between two inputs without a restart.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from device_agent.cli.options import HomeOption, JsonOption, NameArgument
+from device_agent.datasets.store import DatasetStore
 from device_agent.home import AgentHome
 from shared.errors import BadRequest, InvalidDataset
 
@@ -131,6 +132,32 @@ def chat(
                     _print_answer(conversation, line, json_lines)
                 except BadRequest as error:
                     typer.echo(error.detail, err=True)
+
+
+@app.command()
+def samples(
+    name: NameArgument,
+    data: Annotated[str, typer.Option("--data", metavar="NAME", help="data set of the home that has the records")],
+    count: Annotated[int, typer.Option(min=1, max=100, help="number of records")] = 3,
+    most: Annotated[int, typer.Option(min=1, help="maximum number of tokens of each text")] = 64,
+    home: HomeOption = None,
+    json_lines: JsonOption = False,
+) -> None:
+    """Show what base model and adapter write for records that were held out, beside the record's own text. Nothing of
+    it leaves the device.
+    """
+    from device_agent.inference.samples import as_json, write_samples
+
+    agent_home = AgentHome.locate(home)
+    found = write_samples(agent_home, name, DatasetStore(agent_home.data).directory(data), count, most)
+    if json_lines:
+        typer.echo(as_json(found))
+        return
+    typer.echo(f"held-out records of {data} ({found.split}):")
+    for number, text in enumerate(found.texts, 1):
+        typer.echo(f"\n{number}  {text.prompt}")
+        for who, written in (("own text", text.own), ("base model", text.base), (name, text.adapter)):
+            typer.echo(f"   {who}: {written.strip()}")
 
 
 def _report(message: str | None) -> None:

@@ -45,8 +45,8 @@ def predict(model: PersonalModel, record: Mapping[str, Any], where: str) -> Pred
     task = model.task
     if task.generates:
         raise BadRequest(
-            f"task {task.name!r} writes text and has no answers to choose from; `mobizo-agent chat` writes with the "
-            "adapter"
+            f"task {task.name!r} writes text and has no answers to choose from; `mobizo-agent chat` and "
+            "`mobizo-agent samples` write with the adapter"
         )
     unlabelled = dict(record) | {task.label_field: task.answers[0].labels[0]}
     question = read_question(task, unlabelled, where)

@@ -27,6 +27,7 @@ from device_agent.training.journal import ExampleCounts, RunPlan
 from shared.canonical import file_sha256
 from shared.errors import InvalidDataset, MobizoError
 from shared.job import TrainingSettings
+from shared.program import ProgramManifest
 from shared.recipe import Recipe
 from shared.task import Task
 from shared.zo.encoding import Example, Row, check_task, score_rows, token_ids
@@ -77,6 +78,12 @@ class Splits:
     def plan(self, plan: RunPlan) -> RunPlan:
         """Returns the run's plan; a blank one, whose steps leave B as it is, if no training record fits."""
         return plan.model_copy(update={"blank": self.blank})
+
+
+def style_of(manifest: ProgramManifest) -> WritingStyle:
+    """Returns what a program's manifest says of its base's texts."""
+    template = manifest.chat_template
+    return WritingStyle(manifest.end_of_text, None if template is None else template.render)
 
 
 def read_splits(

@@ -40,7 +40,7 @@ from tokenizers import Tokenizer
 
 from device_agent.durable import disk_full_as_does_not_fit, write_pieces
 from device_agent.training.checkpoints import CHECKPOINT_STEPS
-from device_agent.training.data import BatchSampler, Splits, read_splits
+from device_agent.training.data import BatchSampler, Splits, read_splits, style_of
 from device_agent.training.dp_sampling import DPSamples, check_sample_size
 from device_agent.training.evaluation import score_batches
 from device_agent.training.journal import PreparedData, RunDirectory, RunPlan
@@ -53,7 +53,6 @@ from shared.recipe import Recipe
 from shared.zo.encoding import Example, pack_step
 from shared.zo.noise import run_seeds
 from shared.zo.trajectory import frame
-from shared.zo.writing import style_of
 
 MAGIC = b"MOBIZO-PLAN 4\n"
 I32 = NDArray[np.int32]

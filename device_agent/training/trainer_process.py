@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from device_agent.durable import disk_full_as_does_not_fit
 from device_agent.runtimes import open_runtime
-from device_agent.training.data import read_splits
+from device_agent.training.data import read_splits, style_of
 from device_agent.training.dp_sampling import check_sample_size
 from device_agent.training.gradient_trainer import trainer_of
 from device_agent.training.journal import RunDirectory
@@ -27,7 +27,6 @@ from device_agent.training.trainer import Stopped
 from shared.errors import MobizoError
 from shared.job import Progress
 from shared.stop_signal import StopSignal
-from shared.zo.writing import style_of
 
 ORPHANED = 3  # exit status
 

@@ -89,8 +89,8 @@ def suggest_task(name: str, source: Source, fields: FieldMap) -> Task:
     if TEXT not in found:
         raise BadRequest(
             f"{source.path} has no column {TEXT!r} (its columns: {', '.join(record)}); name it with --map "
-            f"{TEXT}=COLUMN, and with --map {LABEL}=COLUMN what a model is to choose; columns {PROMPT!r} and {ANSWER!r}, or a list "
-            f"{MESSAGES!r}, teach it to answer; or give a task with --task"
+            f"{TEXT}=COLUMN, and with --map {LABEL}=COLUMN what a model is to choose; columns "
+            f"{PROMPT!r} and {ANSWER!r}, or a list {MESSAGES!r}, teach it to answer; or give a task with --task"
         )
     return _suggest_choice(name, source, fields) if LABEL in found else Task(name=name, kind="text")
 

@@ -17,7 +17,6 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from shared.errors import InvalidDataset, InvalidTask
-from shared.program import ProgramManifest
 from shared.recipe import Recipe
 from shared.task import Task, read_messages, read_question, read_writing
 from shared.zo.encoding import Example, Row, encode_choice, encode_question, fit_row, token_ids
@@ -36,12 +35,6 @@ class WritingStyle:
 
     end: int | None = None
     render: Callable[..., str] | None = None
-
-
-def style_of(manifest: ProgramManifest) -> WritingStyle:
-    """Returns what a program's manifest says of its base's texts."""
-    template = manifest.chat_template
-    return WritingStyle(manifest.end_of_text, None if template is None else template.render)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,49 @@
+"""What an adapter writes for held-out records, beside the base and the record's own text."""
+
+import json
+
+import pytest
+
+from device_agent.inference.personal_model import open_personal
+from device_agent.inference.samples import write_samples
+from shared.errors import BadRequest
+from shared.task import Task
+from tests.device_agent.use import keep_adapter
+
+SEQUEL = Task(name="sequel", kind="completion", prompt="{text}", answer=" It was")
+WHOLE = Task(name="whole", kind="text")
+
+
+@pytest.mark.parametrize("task", [SEQUEL, WHOLE], ids=["completion", "text"])
+def test_samples_are_held_out_and_what_the_models_write(home, rademacher, server_key, dataset, task):
+    keep_adapter(home, rademacher, server_key, task=task)
+    found = write_samples(home, "alice-movies", dataset, 4, 5)
+    records = [json.loads(line) for line in (dataset / "test.jsonl").read_text().splitlines()]
+    assert (found.split, len(found.texts)) == ("test", 4)
+    assert write_samples(home, "alice-movies", dataset, 4, 5) == found
+    models = {name: open_personal(home, "alice-movies", base=name == "base") for name in ("base", "adapter")}
+    for each in found.texts:
+        if task is SEQUEL:
+            assert each.prompt in [record["text"] for record in records]
+            assert each.own == " It was"
+        else:
+            assert any(record["text"].startswith(each.prompt + each.own) for record in records)
+        for name, model in models.items():
+            prompt = model.tokenizer.encode(each.prompt).ids
+            written = model.tokenizer.decode(list(model.inference.generate(prompt, 5)))
+            assert getattr(each, name) == written
+    assert any(each.base != each.adapter for each in found.texts)
+
+
+def test_without_a_split_of_their_own_samples_are_what_training_holds_out(home, rademacher, server_key, dataset):
+    keep_adapter(home, rademacher, server_key, task=SEQUEL)
+    for split in ("test", "validation"):
+        (dataset / f"{split}.jsonl").unlink()
+    found = write_samples(home, "alice-movies", dataset, 50, 1)
+    assert (found.split, len(found.texts)) == ("train", 13 // 5)
+
+
+def test_a_task_that_chooses_has_no_samples(home, rademacher, server_key, dataset):
+    keep_adapter(home, rademacher, server_key)
+    with pytest.raises(BadRequest, match="mobizo-agent predict"):
+        write_samples(home, "alice-movies", dataset, 1, 1)
