@@ -1,4 +1,4 @@
-"""What the commands `mobizo`, `mobizo-server` and `mobizo-agent` have in common: `-h`, `--version` and `--reference`."""
+"""Options that `mobizo`, `mobizo-server` and `mobizo-agent` have in common: `-h`, `--version` and `--reference`."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def command_page(context: typer.Context) -> str:
 
 
 def commands_of(group: Any, context: typer.Context) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields each command below a group with its path, such as `("job", "submit")`, sorted; hidden ones are left out."""
+    """Yields each command below a group with its path, such as `("job", "submit")`, sorted, without hidden ones."""
     for name in sorted(group.list_commands(context)):
         command = group.get_command(context, name)
         if command is None or command.hidden:
