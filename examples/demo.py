@@ -193,7 +193,7 @@ class Calibration:
         """Waits for the calibration, registers it and returns its sha256. Raises MobizoError if it failed."""
         if self._process.wait():
             raise MobizoError("the calibration failed; calibrate.log says why")
-        return str(json.loads(_run([SERVER, "calibrations", "add", self._path, "--json"], self._env))["sha256"])
+        return str(json.loads(_run([SERVER, "calibration", "add", self._path, "--json"], self._env))["sha256"])
 
 
 class Classification:
@@ -315,7 +315,7 @@ def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int |
             processes.start("build-runner", [AGENT, "build-runner"], env)
         console.print("[bold]server[/bold]: keys, database, base model")
         operator = json.loads(_run([SERVER, "init", "--json"], env))["token"]
-        _run([SERVER, "bases", "add", BASE, str(_gguf()), "--hub-id", HUB_ID, "--json"], env)
+        _run([SERVER, "base", "add", BASE, str(_gguf()), "--hub-id", HUB_ID, "--json"], env)
         calibration = Calibration(processes, directory, test_limit, env) if any(m.calibrated for m in chosen) else None
         # Two workers, so that the second program is compiled as soon as its calibration exists.
         processes.start("server", [SERVER, "run", "--port", "0", "--workers", "2"], env)
@@ -347,7 +347,7 @@ def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int |
             # The exact version, because a version that did not improve is held and not `main`.
             client.adapters.download(method.adapter, directory / method.adapter, job.adapter_version or "main")
             classification.use(directory / method.adapter)
-        _run([AGENT, "adapters", "pull"], env)
+        _run([AGENT, "adapter", "pull"], env)
         report = {
             "base_model": BASE,
             "methods": methods,
@@ -365,7 +365,7 @@ def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int |
     for line in (
         f". {shown}/env.sh",
         f'mobizo-agent predict {chosen[0].adapter} --text "An hour too long, and I loved every minute."',
-        "mobizo-server run & sleep 5; mobizo adapters",
+        "mobizo-server run & sleep 5; mobizo adapter list",
     ):
         console.print(f"  {line}", style="bold", soft_wrap=True)
 

@@ -12,6 +12,12 @@ from shared.protocol import AdapterVersion
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
+def split_reference(text: str) -> tuple[str, str | None]:
+    """Returns the adapter and the revision of `ADAPTER@REVISION`; the revision of `ADAPTER` is None."""
+    name, _, revision = text.partition("@")
+    return name, revision or None
+
+
 def adapter_path(name: str) -> str:
     """Returns the path of an adapter's routes. Raises AdapterNotFound if `name` is not a valid name."""
     if not re.fullmatch(NAME, name):

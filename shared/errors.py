@@ -109,7 +109,7 @@ class InvalidRecipe(BadRequest):
 
 
 class UnknownBase(BadRequest):
-    """No base model with this name is registered; `mobizo-server bases list` shows the registered ones."""
+    """No base model with this name is registered; `mobizo-server base list` shows the registered ones."""
 
     status, code, title = 404, "unknown-base", "Unknown base model"
 
@@ -277,7 +277,7 @@ class BudgetExceeded(Conflict):
 
 
 class DeviceNotBound(Conflict):
-    """The device does not train for this user; an operator binds the user to it with `mobizo devices bind`."""
+    """The device does not train for this user; an operator binds the user to it with `mobizo device bind`."""
 
     code, title = "device-not-bound", "Device not bound to the user"
 

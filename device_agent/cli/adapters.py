@@ -1,4 +1,4 @@
-"""The commands of the adapter store: `adapters list|pull|rollback|remove`. Only `pull` uses the network."""
+"""The commands of the adapter store: `adapter list|pull|rollback|remove`. Only `pull` uses the network."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _download_missing(agent_home: AgentHome, client: DeviceClient, name: str | N
     if name is not None and not stored:
         raise NotFound(
             f"no adapter {name!r} is stored on this device; an adapter is stored when its job completes here, or by "
-            f"`mobizo-agent adapters pull {name}@main`"
+            f"`mobizo-agent adapter pull {name}@main`"
         )
     cache = ProgramCache(agent_home.cache, pins=store.pins)
     for about in stored:
@@ -131,4 +131,4 @@ def _problem(agent_home: AgentHome, about: StoredAdapter) -> str | None:
     paths = ((cache.path(file), file.size) for file in about.files)
     if all(path.is_file() and path.stat().st_size == size for path, size in paths):
         return None
-    return f"`mobizo-agent adapters pull {about.name}` downloads its missing files"
+    return f"`mobizo-agent adapter pull {about.name}` downloads its missing files"

@@ -1,4 +1,4 @@
-"""The commands `data add|list|show|check|remove`: the owner's data sets in the agent's home."""
+"""The commands `data add|list|view|check|remove`: the owner's data sets in the agent's home."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ app = typer.Typer(
     help="Manage the data sets in the agent's home.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 
-DatasetArgument = Annotated[str, typer.Argument(metavar="NAME", help="data set; see `data list`")]
+DatasetArgument = Annotated[str, typer.Argument(metavar="NAME", help="data set; see `mobizo-agent data list`")]
 TASK_HELP = "a task: a JSON file, a shipped task's name, or digits of a task's digest"
 
 
@@ -165,7 +165,7 @@ def _lines(addition: Addition, added: Added) -> Iterator[str]:
     done = "nothing was written; it would have" if addition.dry_run else "it has"
     yield f"data set {addition.name}: {done} {counts} (split {added.rule.text}, seed {added.rule.seed})"
     if addition.task is not None and not is_shipped(addition.task) and not addition.dry_run:
-        yield f"let the task read it: mobizo-agent tasks approve --file TASK --data {addition.name}"
+        yield f"let the task read it: mobizo-agent task approve --file TASK --data {addition.name}"
 
 
 def _shown(value: Any) -> str:
@@ -192,7 +192,7 @@ def list_datasets(home: HomeOption = None, json_lines: JsonOption = False) -> No
 
 
 @app.command()
-def show(name: DatasetArgument, home: HomeOption = None, json_lines: JsonOption = False) -> None:
+def view(name: DatasetArgument, home: HomeOption = None, json_lines: JsonOption = False) -> None:
     """Show a data set: its fields, its splits, where it lies, and the owner's decisions about tasks."""
     agent_home = AgentHome.locate(home)
     store = DatasetStore(agent_home.data)
@@ -255,4 +255,4 @@ def remove(name: DatasetArgument, home: HomeOption = None, json_lines: JsonOptio
         return
     typer.echo(f"{name} was removed from this device")
     if approved:
-        typer.echo(f"{len(approved)} tasks may still read a data set of this name; see `mobizo-agent tasks revoke`")
+        typer.echo(f"{len(approved)} tasks may still read a data set of this name; see `mobizo-agent task revoke`")

@@ -83,7 +83,7 @@ def build_runner(
     toolchain: Annotated[Path | None, typer.Option(help="CMake toolchain file for another platform")] = None,
     platform: Annotated[str | None, typer.Option(help="target platform, such as android-arm64")] = None,
     archive: Annotated[
-        Path | None, typer.Option(help="also write the runner to this .tar.gz, for `mobizo-server runner-builds add`")
+        Path | None, typer.Option(help="also write the runner to this .tar.gz, for `mobizo-server runner-build add`")
     ] = None,
     home: HomeOption = None,
     json_lines: JsonOption = False,

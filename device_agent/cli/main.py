@@ -93,7 +93,7 @@ def _request_approval(agent_home: AgentHome, server: str, name: str, json_lines:
             return
         typer.echo(f"Code:        {authorization.user_code}")
         typer.echo(f"Fingerprint: {fingerprint(public)}")
-        typer.echo(f"Ask an operator to run: mobizo devices approve {authorization.user_code} --server {server}")
+        typer.echo(f"Ask an operator to run: mobizo device approve {authorization.user_code} --server {server}")
         typer.echo(f"(or to open {authorization.verification_uri_complete or authorization.verification_uri})")
         typer.echo(f"Waiting for at most {authorization.expires_in // 60} minutes; press Ctrl-C to cancel.")
 
@@ -110,8 +110,8 @@ def _request_approval(agent_home: AgentHome, server: str, name: str, json_lines:
 app.add_typer(run_cli.app)
 app.add_typer(machine_cli.app)
 app.add_typer(inference_cli.app)
-app.add_typer(adapters_cli.app, name="adapters")
-app.add_typer(tasks_cli.app, name="tasks")
+app.add_typer(adapters_cli.app, name="adapter")
+app.add_typer(tasks_cli.app, name="task")
 app.add_typer(data_cli.app, name="data")
 
 

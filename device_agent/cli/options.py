@@ -33,4 +33,6 @@ AdbOption = Annotated[
         "--adb", metavar="[SERIAL]", help="train on the phone with this serial number, or on the only connected phone"
     ),
 ]
-NameArgument = Annotated[str, typer.Argument(metavar="ADAPTER", help="the adapter's name; see `adapters list`")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="ADAPTER", help="name of an adapter; see `mobizo-agent adapter list`")
+]

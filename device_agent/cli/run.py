@@ -1,4 +1,4 @@
-"""The commands that control the daemon: `run`, `train`, `status`, `rounds`, `pause`, `resume`, `stop`, `logs`."""
+"""The commands that control the daemon: `run`, `train`, `status`, `round list`, `pause`, `resume`, `stop`, `logs`."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ STOP_SECONDS = 60.0  # `stop` waits this long for the current step
 POLL_SECONDS = 0.1
 
 app = typer.Typer(pretty_exceptions_enable=False)
+rounds = typer.Typer(help="Federated rounds that this device took part in.", no_args_is_help=True)
+app.add_typer(rounds, name="round")
 
 
 EngineOption = Annotated[
@@ -105,7 +107,7 @@ def status(rules: RulesOption = None, home: HomeOption = None, json_lines: JsonO
     for line in _status_lines(shown or DaemonStatus(), running, paused):
         typer.echo(line)
     if waiting:
-        typer.echo(f"tasks that wait for your decision: {waiting}; see `mobizo-agent tasks list`")
+        typer.echo(f"tasks that wait for your decision: {waiting}; see `mobizo-agent task list`")
     for spent in spendings:
         typer.echo(spent.line())
 
@@ -136,8 +138,8 @@ def _status_lines(shown: DaemonStatus, running: bool, paused: bool) -> list[str]
     return lines
 
 
-@app.command()
-def rounds(home: HomeOption = None, json_lines: JsonOption = False) -> None:
+@rounds.command("list")
+def list_rounds(home: HomeOption = None, json_lines: JsonOption = False) -> None:
     """List the federated rounds that this device took part in: its uploads and its locally measured accuracy."""
     agent_home = AgentHome.locate(home)
     past = RoundLog(agent_home.rounds).past()

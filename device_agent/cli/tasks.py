@@ -1,4 +1,4 @@
-"""The commands `tasks list|approve|revoke`: the owner decides which tasks may read which data set."""
+"""The commands `task list|approve|revoke`: the owner decides which tasks may read which data set."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class AdapterStore:
         data = _adapter(version).read_bytes() if _adapter(version).is_file() else b""
         if about is None or sha256_hex(data) != about.sha256:
             raise Untrusted(
-                f"{version} is damaged; `mobizo-agent adapters rollback {name}` restores the previous version"
+                f"{version} is damaged; `mobizo-agent adapter rollback {name}` restores the previous version"
             )
         manifest = verify_manifest(about.signed, choose_key(about.signed.key_id, keys))
         if about.origin is not None:

@@ -50,7 +50,7 @@ def open_personal(home: AgentHome, name: str, *, base: bool = False) -> Personal
     if absent:
         raise NotFound(
             f"the {' and '.join(absent)} of {name!r} are not on this device; "
-            f"`mobizo-agent adapters pull {name}` downloads them while the server is reachable"
+            f"`mobizo-agent adapter pull {name}` downloads them while the server is reachable"
         )
     cache, manifest = ProgramCache(home.cache), opened.manifest
     if manifest.inference_context is None:

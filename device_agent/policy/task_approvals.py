@@ -116,7 +116,7 @@ class TaskApprovals:
         digits = task_sha256(task)[:LEAST_DIGITS]
         raise TaskNotApproved(
             f"the owner of this device has not approved task {task.name!r} ({digits}) for data set {dataset!r}; ask "
-            f"the owner to run `mobizo-agent tasks approve {digits} --data {dataset}`, then submit the job again"
+            f"the owner to run `mobizo-agent task approve {digits} --data {dataset}`, then submit the job again"
         )
 
     def decisions(self) -> list[TaskDecision]:
@@ -143,7 +143,7 @@ class TaskApprovals:
         if len(found) != 1:
             why = "several tasks begin with these digits" if found else "no task has this name or digest"
             raise BadRequest(
-                f"{name!r}: {why}; `mobizo-agent tasks list` shows the digests, of which at least {LEAST_DIGITS} "
+                f"{name!r}: {why}; `mobizo-agent task list` shows the digests, of which at least {LEAST_DIGITS} "
                 "digits are needed"
             )
         return found[0]

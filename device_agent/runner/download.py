@@ -63,7 +63,7 @@ def _offered(client: DeviceClient, key: Ed25519PublicKey, place: RunnerLocation)
         build = verify_runner_build(client.runner(place.system), key)
     except NotFound as error:
         raise NoRunner(
-            f"the server has no runner for {place.system}; add one there with `mobizo-server runner-builds add`"
+            f"the server has no runner for {place.system}; add one there with `mobizo-server runner-build add`"
         ) from error
     if build.platform != place.system:
         raise Untrusted(f"the server sent a runner for {build.platform} where {place.system} was asked for")

@@ -143,4 +143,4 @@ def build_runner_command(
         systems = BUNDLED if options.bundles(place) else (place.system,)
         stated = " ".join(f"--platform {system}" for system in systems)
         stated += f" --version {version('mobizo')} --executorch {EXECUTORCH}"
-        typer.echo(f"offer it to devices with: mobizo-server runner-builds add {archive} {stated}")
+        typer.echo(f"offer it to devices with: mobizo-server runner-build add {archive} {stated}")

@@ -88,7 +88,7 @@ def check_compiler() -> None:
     if not any(shutil.which(name) for name in COMPILERS):
         raise NoRunner(
             "building the native runner takes a C++17 compiler and none is on PATH: install one (`apt install g++`), "
-            "or have the server's operator publish a build for this device (`mobizo-server runner-builds add`)"
+            "or have the server's operator publish a build for this device (`mobizo-server runner-build add`)"
         )
 
 
@@ -98,7 +98,7 @@ def check_cross_compiler() -> None:
         raise NoRunner(
             f"building the runner for aarch64 takes {CROSS_COMPILER}, which is not on PATH: "
             "on Debian or Ubuntu, `apt install g++-aarch64-linux-gnu`, or have the server's operator publish a build "
-            "(`make runner-aarch64`, then `mobizo-server runner-builds add`)"
+            "(`make runner-aarch64`, then `mobizo-server runner-build add`)"
         )
 
 
@@ -150,7 +150,7 @@ def fetch_wheel(
     if pinned is None or platform.system() != "Linux":
         raise NoRunner(
             f"{wheel.name} {wheel.version} is not known for {platform.system()} on {machine or platform.machine()}; "
-            "have the server's operator publish a build for this device (`mobizo-server runner-builds add`)"
+            "have the server's operator publish a build for this device (`mobizo-server runner-build add`)"
         )
     if importlib.util.find_spec("pip") is None:
         raise NoRunner(f"fetching {wheel.name} takes pip, which this Python lacks: run `{sys.executable} -m ensurepip`")

@@ -1,4 +1,4 @@
-"""`mobizo grant` and `mobizo revoke`: which devices may download an adapter that they did not train."""
+"""`mobizo adapter grant` and `mobizo adapter revoke`: which devices may download an adapter that they did not train."""
 
 from __future__ import annotations
 

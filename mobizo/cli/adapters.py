@@ -9,6 +9,7 @@ import typer
 from pydantic import BaseModel
 from rich.table import Table
 
+from mobizo.adapter_paths import split_reference
 from mobizo.cli.console import (
     DEFAULT_SERVER,
     Json,
@@ -25,16 +26,24 @@ from mobizo.cli.console import (
 )
 from mobizo.cli.progress import download_progress
 from mobizo.downloads import Format
-from shared.protocol import AdapterVersion
+from shared.protocol import AdapterVersion, AdapterView
 from shared.registry import Comparison, VersionState
 
 commands = typer.Typer()
-REVISION_HELP = "main, v7, a tag, or at least 7 digits of a revision."
+REVISIONS = "A revision is main, v7, a tag, or at least 7 digits of the version's revision."
 Name = Annotated[str, typer.Argument(metavar="ADAPTER", help="Name of the adapter.")]
-RevisionOption = Annotated[str, typer.Option("--revision", "-r", help=REVISION_HELP)]
-RevisionArgument = Annotated[str, typer.Argument(metavar="REVISION", help=REVISION_HELP)]
+Version = Annotated[
+    str,
+    typer.Argument(metavar="ADAPTER[@REVISION]", help=f"Adapter and version. Default: the version main. {REVISIONS}"),
+]
 
 SHOWN_DIGITS = 12  # of 40: a table with the whole revision does not fit in 80 columns
+
+
+def name_and_revision(text: str) -> tuple[str, str]:
+    """Returns the adapter and the revision of ADAPTER or ADAPTER@REVISION; without one, `main`."""
+    name, revision = split_reference(text)
+    return name, revision or "main"
 
 
 def version_line(version: AdapterVersion) -> str:
@@ -43,7 +52,7 @@ def version_line(version: AdapterVersion) -> str:
     return f"{version.adapter} v{version.version} {version.revision} {version.state}{message}"
 
 
-@commands.command("adapters")
+@commands.command("list")
 def list_adapters(
     deleted: Annotated[bool, typer.Option("--deleted", help="List deleted adapters that can be restored.")] = False,
     server: Server = DEFAULT_SERVER,
@@ -65,6 +74,39 @@ def list_adapters(
             created = adapter.latest.created_at.isoformat(" ", "seconds")
         table.add_row(adapter.name, main, str(adapter.versions), adapter.user, tuned, created)
     out.print(table)
+
+
+@commands.command()
+def view(
+    reference: Annotated[
+        str, typer.Argument(metavar="ADAPTER[@REVISION]", help=f"An adapter, or one of its versions. {REVISIONS}")
+    ],
+    server: Server = DEFAULT_SERVER,
+    token: Token = "",
+    as_json: Json = False,
+) -> None:
+    """Show an adapter with its `main`, its tags and its latest version, or one version."""
+    name, revision = split_reference(reference)
+    with connected(server, token) as client:
+        found = client.adapters.get(name) if revision is None else client.adapters.version(name, revision)
+    if as_json:
+        print_json(found)
+        return
+    lines = _adapter_lines(found) if isinstance(found, AdapterView) else _version_lines(found)
+    out.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _adapter_lines(adapter: AdapterView) -> list[str]:
+    named = ({} if adapter.main is None else {"main": adapter.main}) | adapter.tags
+    lines = [f"{adapter.name}: {adapter.versions} versions, user {adapter.user}"]
+    lines += [f"{tag}: v{version}" for tag, version in named.items()]
+    return lines if adapter.latest is None else [*lines, "latest:", *_version_lines(adapter.latest)]
+
+
+def _version_lines(version: AdapterVersion) -> list[str]:
+    scores = [percent(version.result.before_accuracy), measured(version.result)]
+    lines = [version_line(version), f"accuracy: {' -> '.join(filter(None, scores)) or 'not measured'}"]
+    return [*lines, f"created: {version.created_at:%Y-%m-%d %H:%M} UTC"]
 
 
 @commands.command("versions")
@@ -113,10 +155,9 @@ def list_tags(name: Name, server: Server = DEFAULT_SERVER, token: Token = "", as
 
 
 @commands.command()
-def download(
-    name: Name,
+def pull(
+    version: Version,
     to: Annotated[Path, typer.Option("--to", help="Directory to write to.")],
-    revision: RevisionOption = "main",
     format: Annotated[
         Format,
         typer.Option(
@@ -132,31 +173,35 @@ def download(
     as_json: Json = False,
 ) -> None:
     """Download a version and verify each file. An interrupted download is resumed."""
+    name, revision = name_and_revision(version)
     with connected(server, token) as client, download_progress(err) as progress:
-        version = client.adapters.download(name, to, revision, format, base_sha256=base_sha256, progress=progress)
-    print_json(version) if as_json else out.print(f"{version_line(version)} -> {to}", soft_wrap=True, markup=False)
+        pulled = client.adapters.download(name, to, revision, format, base_sha256=base_sha256, progress=progress)
+    print_json(pulled) if as_json else out.print(f"{version_line(pulled)} -> {to}", soft_wrap=True, markup=False)
 
 
 @commands.command()
-def card(name: Name, revision: RevisionOption = "main", server: Server = DEFAULT_SERVER, token: Token = "") -> None:
+def card(version: Version, server: Server = DEFAULT_SERVER, token: Token = "") -> None:
     """Print a version's model card."""
     with connected(server, token) as client:
-        typer.echo(client.adapters.card(name, revision), nl=False)
+        typer.echo(client.adapters.card(*name_and_revision(version)), nl=False)
 
 
 @commands.command()
 def compare(
-    name: Name,
-    left: RevisionArgument,
-    right: RevisionArgument,
-    other: Annotated[str | None, typer.Option(help="Adapter of the right version. Default: the same adapter.")] = None,
+    left: Version,
+    right: Annotated[
+        str | None,
+        typer.Argument(metavar="[ADAPTER[@REVISION]]", help="Default: the version main of the same adapter."),
+    ] = None,
     server: Server = DEFAULT_SERVER,
     token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Show the differences between two versions in settings, scores and weights."""
+    name, first = name_and_revision(left)
+    other, second = name_and_revision(right or name)
     with connected(server, token) as client:
-        found = client.adapters.compare(name, left, right, other=other)
+        found = client.adapters.compare(name, first, second, other=None if other == name else other)
     print_json(found) if as_json else out.print("\n".join(_lines(found)), markup=False, soft_wrap=True)
 
 
@@ -192,10 +237,9 @@ def list_events(name: Name, server: Server = DEFAULT_SERVER, token: Token = "", 
 
 @commands.command()
 def trajectory(
-    name: Name,
+    version: Version,
     to: Annotated[Path | None, typer.Option("--to", help="File to write the trajectory, or LoRA-B, to.")] = None,
     step: Annotated[int | None, typer.Option(min=0, help="Write LoRA-B as it was after this training step.")] = None,
-    revision: RevisionOption = "main",
     server: Server = DEFAULT_SERVER,
     token: Token = "",
     as_json: Json = False,
@@ -203,10 +247,11 @@ def trajectory(
     """Show or download a version's trajectory, or LoRA-B after one of its steps."""
     if step is not None and to is None:
         raise stop("--step needs --to, the file to write LoRA-B to", 2)
+    name, revision = name_and_revision(version)
     with connected(server, token) as client, download_progress(err) as progress:
         if step is not None and to is not None:
-            version = client.trajectories.download_step(name, step, to, revision)
-            print_json(version) if as_json else out.print(f"{name} v{version.version} after {step} steps -> {to}")
+            written = client.trajectories.download_step(name, step, to, revision)
+            print_json(written) if as_json else out.print(f"{name} v{written.version} after {step} steps -> {to}")
             return
         if to is None:
             found = client.trajectories.get(name, revision)

@@ -124,7 +124,7 @@ def list_cohorts(server: Server = DEFAULT_SERVER, token: Token = "", as_json: Js
 
 
 @group.command()
-def show(name: Name, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+def view(name: Name, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
     """Show a cohort, its settings and its latest round."""
     with connected(server, token) as client:
         _show(client.cohorts.get(name), as_json)

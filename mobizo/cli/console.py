@@ -26,6 +26,7 @@ Token = Annotated[
     str, typer.Option(envvar="MOBIZO_TOKEN", help="API token of an app or an operator.", show_default=False)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 DEFAULT_SERVER = "http://127.0.0.1:8000"
 
 

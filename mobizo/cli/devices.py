@@ -1,4 +1,4 @@
-"""`mobizo enroll-token` and `mobizo devices`: enrollment of devices by an operator."""
+"""`mobizo device`: enrollment of devices by an operator."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from mobizo.cli.console import (
     Json,
     Server,
     Token,
+    Yes,
     connected,
     err,
     invalid_field,
@@ -21,7 +22,6 @@ from mobizo.cli.console import (
 )
 from shared.protocol import DeviceApproval, DeviceRequestView, EnrollmentRequest
 
-commands = typer.Typer()
 group = typer.Typer(
     help="Approve devices that ask to enroll, and bind users to devices (operator).", no_args_is_help=True
 )
@@ -35,10 +35,10 @@ Users = Annotated[
 ]
 Device = Annotated[str, typer.Argument(metavar="DEVICE", help="Id of the device, such as device_4f1c.")]
 User = Annotated[str, typer.Argument(help="Name of the user, as jobs name it.")]
-NO_USERS = "No user was given: the device gets no job until `mobizo devices bind DEVICE USER` names one."
+NO_USERS = "No user was given: the device gets no job until `mobizo device bind DEVICE USER` names one."
 
 
-@commands.command("enroll-token")
+@group.command("enroll-token")
 def create_enrollment_token(
     user: Users = None, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False
 ) -> None:
@@ -59,7 +59,7 @@ def create_enrollment_token(
 def approve(
     code: Code,
     user: Users = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     server: Server = DEFAULT_SERVER,
     token: Token = "",
     as_json: Json = False,
@@ -76,7 +76,7 @@ def approve(
             for name, value in _facts(request):
                 err.print(f"{name:12} {value}", markup=False, soft_wrap=True)
             if not typer.confirm("Does the device show the same values, and do you want to let it enroll?", err=True):
-                raise stop("the device was not approved; `mobizo devices deny` rejects its request", 1)
+                raise stop("the device was not approved; `mobizo device reject` rejects its request", 1)
         decided = client.devices.approve(code, users)
     if not users:
         err.print(NO_USERS, markup=False, soft_wrap=True)
@@ -84,11 +84,11 @@ def approve(
 
 
 @group.command()
-def deny(code: Code, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+def reject(code: Code, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
     """Reject a device's request to enroll."""
     with connected(server, token) as client:
         decided = client.devices.deny(code)
-    print_json(decided) if as_json else out.print(f"{decided.name} is denied", markup=False)
+    print_json(decided) if as_json else out.print(f"{decided.name} is rejected", markup=False)
 
 
 @group.command()

@@ -1,4 +1,4 @@
-"""Reads a job from a JSON file and merges it with the options of `mobizo submit`."""
+"""Reads a job from a JSON file and merges it with the options of `mobizo job submit`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from mobizo.adapter_paths import split_reference
 from mobizo.cli.console import invalid_field
 from shared.errors import BadRequest
 from shared.job import JobRequest
@@ -50,5 +51,5 @@ def parse_hours(text: str) -> dict[str, Any]:
 
 def parse_start(text: str) -> dict[str, Any]:
     """Returns NAME or NAME@REVISION as the job's `start` holds it."""
-    adapter, _, revision = text.partition("@")
+    adapter, revision = split_reference(text)
     return {"adapter": adapter} | ({"revision": revision} if revision else {})

@@ -1,4 +1,4 @@
-"""`mobizo submit`, `show`, `watch`, `jobs` and `cancel`."""
+"""`mobizo job`: submission of jobs, their lists, views, progress and cancellation."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mobizo.cli.progress import show_job_progress
 from shared.errors import BadRequest
 from shared.job import MOST_PRIORITY, JobState, JobView
 
-commands = typer.Typer()
+group = typer.Typer(help="Submit personalization jobs and follow them.", no_args_is_help=True)
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.")]
 
 
-@commands.command()
+@group.command()
 def submit(
     file: Annotated[
         Path,
@@ -102,8 +102,8 @@ def submit(
             raise stop(job.error.detail, 1)
 
 
-@commands.command()
-def show(job_id: JobId, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+@group.command()
+def view(job_id: JobId, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
     """Show a job's state, and the reason if it waits or failed."""
     with connected(server, token) as client:
         job = client.jobs.get(job_id)
@@ -146,7 +146,7 @@ def _recipe_changes(job: JobView) -> list[str]:
     ]
 
 
-@commands.command()
+@group.command()
 def watch(job_id: JobId, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
     """Show a job's progress until it ends. With --json, print one event per line."""
     with connected(server, token) as client:
@@ -160,7 +160,7 @@ def watch(job_id: JobId, server: Server = DEFAULT_SERVER, token: Token = "", as_
             raise stop(job.error.detail, 1)
 
 
-@commands.command("jobs")
+@group.command("list")
 def list_jobs(server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
     """List jobs, newest first."""
     with connected(server, token) as client:
@@ -175,7 +175,7 @@ def list_jobs(server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json 
     out.print(table)
 
 
-@commands.command()
+@group.command()
 def cancel(job_id: JobId, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
     """Cancel a job."""
     with connected(server, token) as client:

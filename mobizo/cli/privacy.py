@@ -18,7 +18,7 @@ User = Annotated[str, typer.Argument(help="Name of the user.")]
 
 
 @group.command()
-def show(user: User, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+def view(user: User, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
     """Show the epsilon that all jobs of a user have spent together."""
     with connected(server, token) as client:
         _print(client.privacy.user(user), as_json)

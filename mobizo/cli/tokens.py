@@ -1,4 +1,4 @@
-"""`mobizo whoami` and `mobizo tokens`: API tokens of people and services."""
+"""`mobizo whoami` and `mobizo token`: API tokens of people and services."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def list_tokens(server: Server = DEFAULT_SERVER, token: Token = "", as_json: Jso
 
 @group.command("revoke")
 def revoke_token(
-    token_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the token, as `mobizo tokens list` shows it.")],
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the token, as `mobizo token list` shows it.")],
     server: Server = DEFAULT_SERVER,
     token: Token = "",
 ) -> None:

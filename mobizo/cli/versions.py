@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from mobizo.cli.adapters import Name, RevisionArgument, RevisionOption, version_line
-from mobizo.cli.console import DEFAULT_SERVER, Json, Server, Token, connected, out, print_json, stop
+from mobizo.adapter_paths import split_reference
+from mobizo.cli.adapters import REVISIONS, Name, Version, name_and_revision, version_line
+from mobizo.cli.console import DEFAULT_SERVER, Json, Server, Token, Yes, connected, out, print_json, stop
 from mobizo.client import Client
 from shared.protocol import AdapterVersion, AdapterView
 
 commands = typer.Typer()
 Reason = Annotated[str, typer.Option("--reason", help="Text for the audit trail.")]
+ExactVersion = Annotated[str, typer.Argument(metavar="ADAPTER@REVISION", help=f"Adapter and version. {REVISIONS}")]
+
+
+def _exact(reference: str) -> tuple[str, str]:
+    """Returns the adapter and the revision of ADAPTER@REVISION. Ends the command with status 2 without a revision."""
+    name, revision = split_reference(reference)
+    if revision is None:
+        raise stop(f"name the version as {name}@REVISION; `mobizo adapter versions {name}` lists them", 2)
+    return name, revision
 
 
 def _change(server: str, token: str, as_json: bool, change: Callable[[Client], AdapterView | AdapterVersion]) -> None:
@@ -35,41 +46,41 @@ def _change(server: str, token: str, as_json: bool, change: Callable[[Client], A
 
 @commands.command()
 def promote(
-    name: Name,
-    revision: RevisionArgument,
+    version: ExactVersion,
     reason: Reason = "",
     server: Server = DEFAULT_SERVER,
     token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Make an approved version `main`."""
-    _change(server, token, as_json, lambda client: client.adapters.promote(name, revision, reason))
+    _change(server, token, as_json, lambda client: client.adapters.promote(*_exact(version), reason))
 
 
 @commands.command()
 def rollback(
-    name: Name,
-    revision: Annotated[str | None, typer.Option("--revision", "-r", help="Default: the previous `main`.")] = None,
+    version: Annotated[
+        str, typer.Argument(metavar="ADAPTER[@REVISION]", help=f"Default: the previous `main`. {REVISIONS}")
+    ],
     reason: Reason = "",
     server: Server = DEFAULT_SERVER,
     token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Make an earlier version `main` again. The next approved version replaces it."""
-    _change(server, token, as_json, lambda client: client.adapters.rollback(name, revision, reason))
+    _change(server, token, as_json, lambda client: client.adapters.rollback(*split_reference(version), reason))
 
 
 @commands.command()
 def tag(
-    name: Name,
+    version: Version,
     tag: Annotated[str, typer.Argument(help="Name of the tag.")],
-    revision: RevisionOption = "main",
     reason: Reason = "",
     server: Server = DEFAULT_SERVER,
     token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Set a tag on a version, or move the tag to it."""
+    name, revision = name_and_revision(version)
     _change(server, token, as_json, lambda client: client.adapters.tag(name, tag, revision, reason))
 
 
@@ -88,34 +99,31 @@ def untag(
 
 @commands.command()
 def approve(
-    name: Name,
-    revision: RevisionArgument,
+    version: ExactVersion,
     reason: Reason = "",
     server: Server = DEFAULT_SERVER,
     token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Approve a held or deprecated version."""
-    _change(server, token, as_json, lambda client: client.adapters.approve(name, revision, reason))
+    _change(server, token, as_json, lambda client: client.adapters.approve(*_exact(version), reason))
 
 
 @commands.command()
 def reject(
-    name: Name,
-    revision: RevisionArgument,
+    version: ExactVersion,
     reason: Reason = "",
     server: Server = DEFAULT_SERVER,
     token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Delete a held version."""
-    _change(server, token, as_json, lambda client: client.adapters.reject(name, revision, reason))
+    _change(server, token, as_json, lambda client: client.adapters.reject(*_exact(version), reason))
 
 
 @commands.command()
 def deprecate(
-    name: Name,
-    revision: RevisionArgument,
+    version: ExactVersion,
     message: Annotated[str, typer.Option(help="Warning for users of the version.")],
     reason: Reason = "",
     server: Server = DEFAULT_SERVER,
@@ -123,33 +131,41 @@ def deprecate(
     as_json: Json = False,
 ) -> None:
     """Mark a version as deprecated. It can still be downloaded."""
-    _change(server, token, as_json, lambda client: client.adapters.deprecate(name, revision, message, reason))
+    _change(server, token, as_json, lambda client: client.adapters.deprecate(*_exact(version), message, reason))
 
 
 @commands.command()
 def delete(
-    name: Name,
-    revision: Annotated[str | None, typer.Option("--revision", "-r", help="Version to delete.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Delete the adapter with all its versions.")] = False,
+    reference: Annotated[
+        str,
+        typer.Argument(metavar="ADAPTER[@REVISION]", help=f"A version, or an adapter with all versions. {REVISIONS}"),
+    ],
+    yes: Yes = False,
     reason: Reason = "",
     server: Server = DEFAULT_SERVER,
     token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Delete a version or a whole adapter. Both can be restored for some time."""
-    if (revision is None) != everything:
-        raise stop("give either --revision or --all", 2)
+    name, revision = split_reference(reference)
+    if revision is None and not yes and not typer.confirm(f"Delete {name} with all its versions?", err=True):
+        raise stop(f"nothing was deleted; `mobizo adapter delete {name}@REVISION` deletes one version", 1)
     _change(server, token, as_json, lambda client: client.adapters.delete(name, revision, reason))
 
 
 @commands.command()
 def undelete(
-    name: Name,
-    version: Annotated[int | None, typer.Option(help="Number of the version. Default: the adapter.")] = None,
+    reference: Annotated[
+        str, typer.Argument(metavar="ADAPTER[@vN]", help="A deleted adapter, or a deleted version by its number.")
+    ],
     reason: Reason = "",
     server: Server = DEFAULT_SERVER,
     token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Restore a deleted version or a deleted adapter."""
-    _change(server, token, as_json, lambda client: client.adapters.undelete(name, version, reason))
+    name, revision = split_reference(reference)
+    if revision is not None and not re.fullmatch(r"v?[1-9][0-9]{0,8}", revision):
+        raise stop(f"a deleted version has only its number: mobizo adapter undelete {name}@v3, not @{revision}", 2)
+    number = None if revision is None else int(revision.removeprefix("v"))
+    _change(server, token, as_json, lambda client: client.adapters.undelete(name, number, reason))

@@ -19,9 +19,9 @@ tenants = typer.Typer(
 )
 users = typer.Typer(help="Users of a tenant, who own tokens.", no_args_is_help=True)
 tokens = typer.Typer(help="Tokens of operators, apps and devices.", no_args_is_help=True)
-app.add_typer(tenants, name="tenants")
-app.add_typer(users, name="users")
-app.add_typer(tokens, name="tokens")
+app.add_typer(tenants, name="tenant")
+app.add_typer(users, name="user")
+app.add_typer(tokens, name="token")
 
 NEVER = "never"
 
@@ -77,7 +77,7 @@ def create_user(
     tenant: Tenant = DEFAULT_TENANT,
     as_json: Json = False,
 ) -> None:
-    """Create a user. `mobizo-server tokens create --user` creates a token for the user."""
+    """Create a user. `mobizo-server token create --user` creates a token for the user."""
     _, database = open_home()
     with database.writing() as session:
         user = UserService(session).create(tenant, name, role)

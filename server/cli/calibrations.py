@@ -1,4 +1,4 @@
-"""`mobizo-server calibrations`: registers, lists and removes calibrations."""
+"""`mobizo-server calibration`: registers, lists and removes calibrations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared.errors import BadRequest
 
 app = typer.Typer()
 calibrations = typer.Typer(help="Calibrations from which recipes may take A.", no_args_is_help=True)
-app.add_typer(calibrations, name="calibrations")
+app.add_typer(calibrations, name="calibration")
 
 COLUMNS = ("sha256", "base", "kind", "task", "examples", "modules", "width", "size")
 

@@ -26,8 +26,8 @@ from shared.protocol import DeviceChange, RunnerBuild
 app = typer.Typer()
 devices = typer.Typer(help="Enrolled devices.", no_args_is_help=True)
 runner_builds = typer.Typer(help="Builds of the native runner for devices to download.", no_args_is_help=True)
-app.add_typer(devices, name="devices")
-app.add_typer(runner_builds, name="runner-builds")
+app.add_typer(devices, name="device")
+app.add_typer(runner_builds, name="runner-build")
 
 
 @devices.command("list")
@@ -43,6 +43,24 @@ def list_devices(tenant: Tenant = DEFAULT_TENANT, as_json: Json = False) -> None
             row["users"] = " ".join(row["users"])
             row["labels"] = " ".join(f"{key}={value}" for key, value in row["labels"].items())
     tell_rows(as_json, rows, ("id", "name", "platform", "users", "labels", "last_seen_at", "revoked_at"))
+
+
+@devices.command("enroll-token")
+def enroll_token(
+    tenant: Tenant = DEFAULT_TENANT,
+    expires_in_seconds: Annotated[int, typer.Option(min=1, help="lifetime of the token")] = 3600,
+    user: Annotated[
+        list[str] | None,
+        typer.Option(help="user whose data is on the device; repeatable; without one it gets no job until it is bound"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Create a one-time token that enrolls one device, which trains for the given users."""
+    users = checked_users(user or [])
+    _, database = open_home()
+    with database.writing() as session:
+        enrollment = DeviceService(session).invite(tenant, expires_in_seconds, users)
+    tell(as_json, enrollment.model_dump(mode="json"), enrollment.token)
 
 
 @devices.command("bind")

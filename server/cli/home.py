@@ -10,10 +10,9 @@ from typing import Annotated
 import typer
 
 from server.catalog.bases import BaseRepository, BaseService, inspect
-from server.cli.console import Json, Tenant, checked_users, complaints, moment, open_home, output, tell, tell_rows
+from server.cli.console import Json, complaints, moment, open_home, output, tell, tell_rows
 from server.database.database import Database
 from server.database.schema import upgrade
-from server.identity.devices.service import DeviceService
 from server.identity.signing_keys import service as keys
 from server.identity.tokens import TokenService
 from server.logs import configure_logs
@@ -26,7 +25,7 @@ from shared.errors import BadRequest, Conflict
 app = typer.Typer()
 BASE_COLUMNS = ("name", "parameters", "hub_id", "sha256", "source")
 bases = typer.Typer(help="Base models that jobs may use.", no_args_is_help=True)
-app.add_typer(bases, name="bases")
+app.add_typer(bases, name="base")
 
 
 @app.command()
@@ -34,7 +33,7 @@ def init(as_json: Json = False) -> None:
     """Set up a home: create the database, a signing key and an operator token, which is shown only once."""
     settings = Settings()
     if settings.key_path.exists():
-        raise Conflict(f"{settings.home} is already set up; create more tokens with `mobizo-server tokens create`")
+        raise Conflict(f"{settings.home} is already set up; create more tokens with `mobizo-server token create`")
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     open_artifacts(settings)
     database = Database(settings.url, settings.tuning)
@@ -110,24 +109,6 @@ def worker() -> None:
     from server.worker import main as work
 
     work()
-
-
-@app.command("enroll-token")
-def enroll_token(
-    tenant: Tenant = DEFAULT_TENANT,
-    expires_in_seconds: Annotated[int, typer.Option(min=1, help="lifetime of the token")] = 3600,
-    user: Annotated[
-        list[str] | None,
-        typer.Option(help="user whose data is on the device; repeatable; without one it gets no job until it is bound"),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Create a one-time token that enrolls one device, which trains for the given users."""
-    users = checked_users(user or [])
-    _, database = open_home()
-    with database.writing() as session:
-        enrollment = DeviceService(session).invite(tenant, expires_in_seconds, users)
-    tell(as_json, enrollment.model_dump(mode="json"), enrollment.token)
 
 
 @bases.command("add")

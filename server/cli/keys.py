@@ -1,4 +1,4 @@
-"""`mobizo-server keys`: lists, rotates and retires the keys that sign programs."""
+"""`mobizo-server key`: lists, rotates and retires the keys that sign programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.errors import BadRequest
 
 app = typer.Typer()
 keys = typer.Typer(help="Keys that sign programs.", no_args_is_help=True)
-app.add_typer(keys, name="keys")
+app.add_typer(keys, name="key")
 
 
 @keys.command("list")
@@ -74,7 +74,7 @@ def rotate(
     else:
         text += (
             f" The private half of the former key {done.before} stays in {KeyFiles(settings.key_path).former} until "
-            "`mobizo-server keys retire`."
+            "`mobizo-server key retire`."
         )
     tell(as_json, value, f"{text} Copy {settings.key_path} to every other host of this server.")
 

@@ -1,4 +1,4 @@
-"""`mobizo-server programs`: lists and recompiles programs."""
+"""`mobizo-server program`: lists and recompiles programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server.tasks.repository import TaskRepository
 
 app = typer.Typer()
 programs = typer.Typer(help="Programs compiled from recipes.", no_args_is_help=True)
-app.add_typer(programs, name="programs")
+app.add_typer(programs, name="program")
 
 COLUMNS = ("recipe_id", "base", "state", "version", "attempts", "next_attempt_at", "memory_bytes", "doing", "error")
 

@@ -108,7 +108,7 @@ class TenantService:
         """Returns the tenant of that name. Raises NotFound."""
         tenant = self._tenants.by_name(name)
         if tenant is None:
-            raise NotFound(f"there is no tenant {name!r}; create it with `mobizo-server tenants create`")
+            raise NotFound(f"there is no tenant {name!r}; create it with `mobizo-server tenant create`")
         return tenant
 
     def suspend(self, name: str) -> None:
@@ -148,7 +148,7 @@ class UserService:
         """Returns a tenant's user. Raises NotFound."""
         user = self._users.by_name(tenant, name)
         if user is None:
-            raise NotFound(f"tenant {tenant!r} has no user {name!r}; `mobizo-server users list` shows them")
+            raise NotFound(f"tenant {tenant!r} has no user {name!r}; `mobizo-server user list` shows them")
         return user
 
     def disable(self, tenant: str, name: str) -> User:

@@ -261,7 +261,7 @@ class TokenService:
         if role is None:
             raise BadRequest("give a role (operator or app), or a user")
         if role is Role.DEVICE:
-            raise BadRequest("devices get their tokens by enrolling; `mobizo-server enroll-token` lets one in")
+            raise BadRequest("devices get their tokens by enrolling; `mobizo-server device enroll-token` lets one in")
         if owner is not None and not allowed_scopes(role) <= allowed_scopes(owner.role):
             raise BadRequest(f"user {user!r} is an {owner.role} and can have no token of role {role}")
         return self.issue(role, tenant, name, scopes=scopes, lifetime=lifetime, user=owner)
@@ -300,7 +300,7 @@ class TokenService:
     def revoke(self, token_id: str) -> None:
         """Revokes a token at once. Raises NotFound."""
         if not self._tokens.revoke(token_id, utc_now()):
-            raise NotFound(f"no live token has id {token_id!r}; `mobizo-server tokens list` shows them")
+            raise NotFound(f"no live token has id {token_id!r}; `mobizo-server token list` shows them")
 
 
 class LastUsed:

@@ -258,7 +258,7 @@ class ProgramService:
         Raises NotFound, or Conflict if the program is waiting or being compiled.
         """
         if self._programs.get(recipe_id) is None:
-            raise NotFound(f"there is no program of recipe {recipe_id!r}; `mobizo-server programs list` shows them")
+            raise NotFound(f"there is no program of recipe {recipe_id!r}; `mobizo-server program list` shows them")
         program = self._programs.named_locked(recipe_id)
         if program.state not in (ProgramState.READY, ProgramState.FAILED):
             raise Conflict(f"the program of recipe {recipe_id} is {program.state}; it is compiled anyway")

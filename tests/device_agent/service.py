@@ -95,7 +95,7 @@ class Server:
 def service(call, environment, base, service_home):
     """A running server that has the tiny base."""
     token = json.loads(call("server", "init", "--json"))["token"]
-    call("server", "bases", "add", "tiny", str(base), "--json")
+    call("server", "base", "add", "tiny", str(base), "--json")
     made = Server(environment, token, service_home / "server.log")
     made.start()
     yield made

@@ -102,7 +102,7 @@ def test_a_device_gets_the_runner_that_the_operator_added(ask, call, service, ru
     pack_runner(runner_directory, archive)
     said = json.loads(subprocess.check_output([runner_directory / "mobizo-runner", "version"]))
     stated = ("--platform", place.system, "--version", said["version"], "--executorch", said["executorch"])
-    call("server", "runner-builds", "add", str(archive), *stated)
+    call("server", "runner-build", "add", str(archive), *stated)
     wait_until(lambda: ask("GET", "/v1/server"))
     once = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
     with DeviceClient(service.url, once) as client:
@@ -184,7 +184,7 @@ def test_a_job_goes_on_from_a_version_and_another_device_takes_that_while_it_is_
     once = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
     tablet = AgentHome(tmp_path / "tablet")
     call("device_agent", "enroll", "--server", service.url, "--token", once, "--name", "tablet", "--home", tablet.path)
-    pull = ("device_agent", "adapters", "pull", "--home", tablet.path)
+    pull = ("device_agent", "adapter", "pull", "--home", tablet.path)
     with pytest.raises(AssertionError, match="there is no adapter"):
         call(*pull, "lineage@v1")
     ask("PUT", f"/v1/adapters/lineage/devices/{tablet.config().device_id}")
@@ -193,6 +193,6 @@ def test_a_job_goes_on_from_a_version_and_another_device_takes_that_while_it_is_
     old = session.ask("a warm plot")
     assert "version 2" in call(*pull, "lineage@main")
     new = session.ask("a warm plot")
-    call("device_agent", "adapters", "rollback", "lineage", "--home", tablet.path)
+    call("device_agent", "adapter", "rollback", "lineage", "--home", tablet.path)
     assert session.ask("a warm plot") == old != new
     assert "now the adapter version 2" in session.end()

@@ -84,7 +84,7 @@ def place(tmp_path_factory):
         return subprocess.run(called, env=env, capture_output=True, text=True, check=True).stdout
 
     operator = re.search(r'"token": "([^"]+)"', command("init", "--json"))[1]
-    command("bases", "add", "tiny", str(root / "base"))
+    command("base", "add", "tiny", str(root / "base"))
     with (
         (root / "log").open("wb") as log,
         subprocess.Popen(

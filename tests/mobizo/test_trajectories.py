@@ -1,4 +1,4 @@
-"""`client.trajectories` and `mobizo trajectory` against a real server that verified a run."""
+"""`client.trajectories` and `mobizo adapter trajectory` against a real server that verified a run."""
 
 import json
 
@@ -37,7 +37,7 @@ def call(fleet, app, monkeypatch):
     monkeypatch.setenv("MOBIZO_TOKEN", app.token)
 
     def call(*arguments, exit_code=0):
-        done = CliRunner().invoke(cli, ["trajectory", *(str(argument) for argument in arguments)])
+        done = CliRunner().invoke(cli, ["adapter", "trajectory", *(str(argument) for argument in arguments)])
         assert done.exit_code == exit_code, done.output
         return done.stdout if exit_code == 0 else done.stderr
 
@@ -82,4 +82,4 @@ def test_the_command(call, run, tmp_path):
     assert f"v1 after 3 steps -> {tmp_path}" in call(NAME, "--step", 3, "--to", tmp_path / "b").replace("\n", "")
     np.testing.assert_array_equal(load_adapter((tmp_path / "b").read_bytes(), run.size), run.b(3))
     assert "--to" in call(NAME, "--step", 3, exit_code=2)
-    assert "v9" in call(NAME, "-r", "v9", exit_code=1)
+    assert "v9" in call(f"{NAME}@v9", exit_code=1)

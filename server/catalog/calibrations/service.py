@@ -113,11 +113,11 @@ def _loaded(artifacts: ArtifactStore, sha256: str) -> Calibration:
 def _gone(sha256: str) -> Damaged:
     return Damaged(
         f"the calibration {sha256} that the recipe takes A from is damaged or gone; register its file again "
-        "(`mobizo-server calibrations add`), or restore it from a backup"
+        "(`mobizo-server calibration add`), or restore it from a backup"
     )
 
 
-_LISTS = "`mobizo-server calibrations list` and GET /v1/calibrations list those that are"
+_LISTS = "`mobizo-server calibration list` and GET /v1/calibrations list those that are"
 
 
 class CalibrationService:
@@ -138,7 +138,7 @@ class CalibrationService:
         if not bases:
             raise UnknownBase(
                 f"the calibration was made for {made.about.base.name!r} of sha256 {made.about.base.sha256[:12]}..., "
-                "and no such base model is registered; `mobizo-server bases add` registers it"
+                "and no such base model is registered; `mobizo-server base add` registers it"
             )
         sha256 = self._artifacts.put(data)
         hold(self._session, self._artifacts, [sha256])

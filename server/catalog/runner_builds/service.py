@@ -35,7 +35,7 @@ class RunnerBuildService:
         if found is None:
             raise NotFound(
                 f"there is no runner for {platform} here; build it on the device, or ask the operator for one "
-                "(`mobizo-server runner-builds add`)"
+                "(`mobizo-server runner-build add`)"
             )
         return found.signed
 

@@ -212,7 +212,7 @@ async def page(request: Request, state: State, user_code: Annotated[str, Query(m
         if user_code
         else ""
     )
-    command = f"mobizo devices approve {name} --server {server}"
+    command = f"mobizo device approve {name} --server {server}"
     content = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Let a device in</title></head><body>'
         f"<h1>A device asks to join</h1>{answer}"

@@ -58,7 +58,7 @@ class BindingService:
             if user not in bound:
                 raise DeviceNotBound(
                     f"device {device_id} is not bound to user {user!r}; if the user's data is on it, an operator runs "
-                    f"`mobizo devices bind {device_id} {user}`"
+                    f"`mobizo device bind {device_id} {user}`"
                 )
 
 
@@ -172,7 +172,7 @@ class DeviceService:
             ids = ", ".join(found.id for found in named)
             raise Conflict(f"{len(named)} devices are named {name_or_id!r}; give the id of one: {ids}")
         if not named:
-            raise NotFound(f"no device is named {name_or_id!r}; `mobizo-server devices list` shows them")
+            raise NotFound(f"no device is named {name_or_id!r}; `mobizo-server device list` shows them")
         return named[0]
 
     def revoke(self, tenant: str, name_or_id: str) -> Device:

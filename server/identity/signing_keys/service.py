@@ -4,8 +4,8 @@ The table says which key signs; a host's file holds its private half. A rotation
 whose file is missing or outdated signs nothing, rather than signing what devices would reject.
 
 keys/manifest.ed25519        the key that signs
-keys/next.ed25519            the next key, while `keys rotate` runs
-keys/former/KEY_ID.ed25519   former keys, until `keys retire` destroys them
+keys/next.ed25519            the next key, while `key rotate` runs
+keys/former/KEY_ID.ed25519   former keys, until `key retire` destroys them
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class KeyService:
         if key_id(key.public_key()) != current.key_id:
             raise Unavailable(
                 f"this host has the signing key {key_id(key.public_key())}, but {current.key_id} signs now: copy "
-                f"{self._files.path} here from the host where `mobizo-server keys rotate` ran"
+                f"{self._files.path} here from the host where `mobizo-server key rotate` ran"
             )
         return key
 

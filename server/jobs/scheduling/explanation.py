@@ -53,7 +53,7 @@ class ExplanationService:
         if not devices and self._devices.newest(job.tenant, 1):
             why = (
                 f"no device is bound to user {job.user!r}; if the user's data is on a device, an operator runs "
-                f"`mobizo devices bind DEVICE {job.user}`"
+                f"`mobizo device bind DEVICE {job.user}`"
             )
             return JobWaiting(state=job.state, why=why, ahead=ahead, devices=0, able=0)
         if job.only_device_id is not None:

@@ -103,7 +103,7 @@ def lacks(needs: Needs, offer: DeviceOffer) -> Iterator[str]:
         if offer.labels.get(name) != value:
             yield f"label {name}={value}"
     if needs.start_user is not None and needs.start_user not in offer.users:
-        yield f"user {needs.start_user!r}, whose adapter the job starts from (`mobizo devices bind`)"
+        yield f"user {needs.start_user!r}, whose adapter the job starts from (`mobizo device bind`)"
     if needs.cohort is not None and not may_take_part(can.cohorts, needs.cohort):
         yield f"its owner's permission to take part in cohort {needs.cohort} (`cohorts` in the agent's rules.toml)"
     yield from _memory(needs, offer, can)

@@ -45,22 +45,22 @@ def test_add_list_show_check_and_remove(agent, tickets, home, tmp_path):
     assert shown.count("text: server") == 3
     assert "102 records read, 100 added; dropped: 1 duplicates, 1 empty, 0 too long" in shown
     assert "labels: 0: 50, 1: 50" in shown
-    assert "tasks approve --file TASK --data tickets" in shown
+    assert "task approve --file TASK --data tickets" in shown
     assert "\x1b" not in shown
     counts = json.loads(agent("data", "list", "--json"))["records"]
     assert sum(counts.values()) == 100
     assert f"tickets: train {counts['train']}," in agent("data", "list")
-    agent("tasks", "approve", "--file", task, "--data", "tickets")
-    facts = json.loads(agent("data", "show", "tickets", "--json"))
+    agent("task", "approve", "--file", task, "--data", "tickets")
+    facts = json.loads(agent("data", "view", "tickets", "--json"))
     assert (facts["fields"], facts["seed"], facts["tasks"][0]["state"]) == (["label", "text"], 0, "approved")
-    assert "task urgency" in agent("data", "show", "tickets")
+    assert "task urgency" in agent("data", "view", "tickets")
     checks = [json.loads(line) for line in agent("data", "check", "tickets", "--task", task, "--json").splitlines()]
     assert {check["split"]: check["fitting"] for check in checks} == counts
     with pytest.raises(MobizoError, match="less than half of train, validation, test fits task 'copa'"):
         agent("data", "check", "tickets", "--task", "copa")
     assert "1 tasks may still read" in agent("data", "remove", "tickets")
     assert "no data sets yet" in agent("data", "list")
-    for command in ("show", "remove"):
+    for command in ("view", "remove"):
         with pytest.raises(NotFound, match="data list"):
             agent("data", command, "tickets")
 

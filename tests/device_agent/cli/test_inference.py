@@ -77,8 +77,8 @@ def test_records_come_from_fields_files_and_standard_input(agent, expected, data
         (["predict", "alice-movies", "--file", "/no/such/file"], 2, "cannot be read"),
         (["chat", "alice-movies", "--text", "x" * 100], 2, "share 64"),
         (["chat", "alice-movies", "--text", "x", "--form", "chatml"], 2, "--form plain"),
-        (["adapters", "rollback", "alice-movies"], 1, "no previous version"),
-        (["adapters", "pull", "bob"], 1, "when its job completes here"),
+        (["adapter", "rollback", "alice-movies"], 1, "no previous version"),
+        (["adapter", "pull", "bob"], 1, "when its job completes here"),
     ],
 )
 def test_what_cannot_be_done_is_one_clear_line(agent, kept, arguments, status, words):
@@ -111,30 +111,30 @@ def test_a_chat_reads_lines_until_there_are_none(agent, home, kept):
 
 
 def test_adapters_are_listed_rolled_back_and_removed(agent, home, kept, rademacher):
-    (listed,) = [json.loads(line) for line in agent("adapters", "list", "--json").stdout.splitlines()]
+    (listed,) = [json.loads(line) for line in agent("adapter", "list", "--json").stdout.splitlines()]
     assert (listed["name"], listed["job_id"], listed["usable"]) == ("alice-movies", "job-1", True)
-    assert agent("adapters", "list").stdout.startswith("alice-movies: sst2, of job job-1")
+    assert agent("adapter", "list").stdout.startswith("alice-movies: sst2, of job job-1")
     store = AdapterStore(home)
     about = store.stored()[0]
     version = home.path / "adapters" / "alice-movies" / "00000001" / "adapter.safetensors"
     store.add("alice-movies", version.read_bytes(), about.signed, about.task, "job-2")
-    assert "is now the adapter of job job-1" in agent("adapters", "rollback", "alice-movies").stdout
-    assert json.loads(agent("adapters", "list", "--json").stdout)["job_id"] == "job-1"
-    assert agent("adapters", "remove", "alice-movies").returncode == 0
-    assert "no adapters stored yet" in agent("adapters", "list").stdout
+    assert "is now the adapter of job job-1" in agent("adapter", "rollback", "alice-movies").stdout
+    assert json.loads(agent("adapter", "list", "--json").stdout)["job_id"] == "job-1"
+    assert agent("adapter", "remove", "alice-movies").returncode == 0
+    assert "no adapters stored yet" in agent("adapter", "list").stdout
 
 
 def test_pulling_fetches_what_use_lacks(agent, home, rademacher, server_key, expected):
     inference = rademacher.manifest.file("inference")
     (home.cache / inference.sha256).unlink()
-    assert not json.loads(agent("adapters", "list", "--json").stdout)["usable"]
+    assert not json.loads(agent("adapter", "list", "--json").stdout)["usable"]
     lacking = agent("predict", "alice-movies", "--text", "dull")
     assert lacking.returncode == 1
-    assert "adapters pull alice-movies" in lacking.stderr
+    assert "adapter pull alice-movies" in lacking.stderr
     with FakeServer(server_key) as server:
         enroll(home, server.url, server_key)
         server.files[inference.sha256] = rademacher.path("inference").read_bytes()
-        done = agent("adapters", "pull", "--json")
+        done = agent("adapter", "pull", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"adapter": "alice-movies", "files": 1, "bytes": inference.size}
     assert agent("predict", "alice-movies", "--text", "dull").returncode == 0

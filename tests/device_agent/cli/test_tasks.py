@@ -42,13 +42,13 @@ def approvals(home):
 
 
 def test_a_waiting_task_is_shown_whole_and_approved_by_its_digits(agent, approvals):
-    shown = agent("tasks", "list")
+    shown = agent("task", "list")
     assert f"waiting  {DIGITS}  urgency for data set tickets" in shown
     assert 'prompt    "{text} Urgent?"' in shown
     assert 'answer    " yes" for "label" "1"' in shown
-    assert '"{text} Urgent?"' in agent("tasks", "approve", DIGITS)
+    assert '"{text} Urgent?"' in agent("task", "approve", DIGITS)
     approvals.check(URGENCY, "tickets")
-    agent("tasks", "revoke", DIGITS)
+    agent("task", "revoke", DIGITS)
     with pytest.raises(TaskNotApproved):
         approvals.check(URGENCY, "tickets")
 
@@ -57,15 +57,15 @@ def test_a_task_is_approved_from_a_file_before_a_job_brings_it(agent, home, tmp_
     file = tmp_path / "urgency.json"
     file.write_text(URGENCY.model_dump_json())
     with pytest.raises(BadRequest, match="name the data sets with --data"):
-        agent("tasks", "approve", "--file", str(file))
-    agent("tasks", "approve", "--file", str(file), "--data", "tickets", "--data", "letters")
+        agent("task", "approve", "--file", str(file))
+    agent("task", "approve", "--file", str(file), "--data", "tickets", "--data", "letters")
     for dataset in ("tickets", "letters"):
         TaskApprovals(home.tasks).check(URGENCY, dataset)
     file.write_text("{}")
     with pytest.raises(BadRequest, match="is not a task"):
-        agent("tasks", "approve", "--file", str(file), "--data", "tickets")
+        agent("task", "approve", "--file", str(file), "--data", "tickets")
     with pytest.raises(BadRequest, match="name one task"):
-        agent("tasks", "approve", "--data", "tickets")
+        agent("task", "approve", "--data", "tickets")
 
 
 def test_status_shows_what_waits_and_what_was_spent(agent, approvals, home, server_key, tmp_path):

@@ -58,7 +58,7 @@ def test_a_runner_made_elsewhere_is_used(choose, rademacher, runner_directory, m
 def test_without_a_runner_python_trains_unless_a_person_wanted_the_runner(choose, home, rademacher):
     assert isinstance(choose()(rademacher.manifest), PythonEngine)
     assert local_runner(home) is None
-    with pytest.raises(NoRunner, match=r"C\+\+17 compiler.*mobizo-server runner-builds add"):
+    with pytest.raises(NoRunner, match=r"C\+\+17 compiler.*mobizo-server runner-build add"):
         choose(EngineName.NATIVE)(rademacher.manifest)
 
 

@@ -100,7 +100,7 @@ def test_a_new_version_that_cannot_be_used_leaves_the_one_before_in_use(home, ke
     before = answers(live.model)
     keep(3, last)  # whose inference file is not here
     said = live.refresh()
-    assert "adapters pull" in said
+    assert "adapter pull" in said
     assert "stays in use" in said
     assert answers(live.model) == before
     assert live.refresh() is None  # said once

@@ -77,7 +77,7 @@ def test_a_label_is_not_looked_at(home, flat):
 
 def test_what_is_missing_is_named_with_the_way_to_get_it(home, rademacher, server_key):
     keep_adapter(home, rademacher, server_key, roles=("weights", "tokenizer"))
-    with pytest.raises(NotFound, match=r"the inference of 'alice-movies'.*adapters pull alice-movies"):
+    with pytest.raises(NotFound, match=r"the inference of 'alice-movies'.*adapter pull alice-movies"):
         open_personal(home, "alice-movies")
     with pytest.raises(NotFound, match="stored: alice-movies"):
         open_personal(home, "bob")
@@ -86,7 +86,7 @@ def test_what_is_missing_is_named_with_the_way_to_get_it(home, rademacher, serve
 def test_a_damaged_file_is_not_run(home, rademacher, flat):
     path = home.cache / rademacher.manifest.file("inference").sha256
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(NotFound, match="adapters pull"):
+    with pytest.raises(NotFound, match="adapter pull"):
         open_personal(home, "alice-movies")
 
 

@@ -153,11 +153,11 @@ def test_what_is_no_reference_is_refused(text):
 
 
 def test_killed_at_any_moment_the_store_has_one_complete_version(publish, server, home, opened, rademacher, fetch):
-    """`adapters pull` dies -9 as its download arrives and as it is put away; each time the next one ends it."""
+    """`adapter pull` dies -9 as its download arrives and as it is put away; each time the next one ends it."""
     publish("v1", seed=1, version=1)
     fetch("v1")
     publish("v2", seed=2, version=2)
-    command = [sys.executable, "-m", "device_agent", "adapters", "pull", f"{NAME}@v2", "--home", str(home.path)]
+    command = [sys.executable, "-m", "device_agent", "adapter", "pull", f"{NAME}@v2", "--home", str(home.path)]
     began = time.monotonic()
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
     takes = time.monotonic() - began

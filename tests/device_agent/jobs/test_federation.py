@@ -65,8 +65,8 @@ class Agent:
 
 def tenant(call, url, name):
     """A new tenant's operator's way to ask."""
-    call("server", "tenants", "create", name)
-    made = call("server", "tokens", "create", "--tenant", name, "--role", "operator", "--json")
+    call("server", "tenant", "create", name)
+    made = call("server", "token", "create", "--tenant", name, "--role", "operator", "--json")
     return Transport(url, json.loads(made)["token"])
 
 
@@ -172,7 +172,7 @@ def test_a_members_device_may_have_the_cohorts_versions_and_no_others(federation
 
 def test_a_job_of_ones_own_goes_on_from_the_cohort(federations, call, service):
     agents, _, versions = federations["weights"]
-    token = json.loads(call("server", "tokens", "create", "--tenant", "weights", "--role", "operator", "--json"))
+    token = json.loads(call("server", "token", "create", "--tenant", "weights", "--role", "operator", "--json"))
     with Transport(service.url, token["token"]) as transport:
         ask = transport.request
         body = JOB | {"user": "alice", "adapter": "alice-reviews", "start": {"adapter": "reviews"}}

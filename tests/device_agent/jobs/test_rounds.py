@@ -170,12 +170,12 @@ def test_the_log_forgets_the_oldest_and_outlives_a_torn_line(tmp_path):
 
 
 def test_past_rounds_are_shown(tmp_path):
-    said = CliRunner().invoke(app, ["rounds", "--home", str(tmp_path)])
+    said = CliRunner().invoke(app, ["round", "list", "--home", str(tmp_path)])
     assert "none yet" in said.output
     RoundLog(tmp_path / "rounds.jsonl").add(
         past_of(3, form="weights", bytes=1234, before_accuracy=0.5, after_accuracy=0.625)
     )
-    said = CliRunner().invoke(app, ["rounds", "--home", str(tmp_path)])
+    said = CliRunner().invoke(app, ["round", "list", "--home", str(tmp_path)])
     assert "round 3 of reviews  completed  1,234 bytes (weights)  validation 50.0% -> 62.5%" in said.output
-    said = CliRunner().invoke(app, ["rounds", "--home", str(tmp_path), "--json"])
+    said = CliRunner().invoke(app, ["round", "list", "--home", str(tmp_path), "--json"])
     assert json.loads(said.output)["bytes"] == 1234

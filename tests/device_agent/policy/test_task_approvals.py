@@ -54,7 +54,7 @@ def test_the_name_of_a_shipped_task_is_not_enough(approvals, change):
 def test_a_task_waits_and_is_approved_for_one_data_set(approvals):
     task = task_of()
     for _ in range(2):
-        with pytest.raises(TaskNotApproved, match=f"tasks approve {task_sha256(task)[:LEAST_DIGITS]} --data tickets"):
+        with pytest.raises(TaskNotApproved, match=f"task approve {task_sha256(task)[:LEAST_DIGITS]} --data tickets"):
             approvals.check(task, "tickets")
     (entry,) = approvals.decisions()
     assert (entry.task, entry.dataset, entry.state) == (task, "tickets", TaskState.WAITING)
@@ -84,7 +84,7 @@ def test_a_task_is_found_by_digits_and_not_by_a_name_that_a_stranger_chose(appro
     assert approvals.find(task_sha256(task)[:LEAST_DIGITS]) == task
     assert approvals.find("sst2") == named_task("sst2")
     for name in ("urgency", task_sha256(task)[: LEAST_DIGITS - 1], "0" * LEAST_DIGITS, ""):
-        with pytest.raises(BadRequest, match="tasks list"):
+        with pytest.raises(BadRequest, match="task list"):
             approvals.find(name)
 
 

@@ -167,7 +167,7 @@ def test_enroll_without_a_token_shows_a_code_and_joins(server, tmp_path):
     home = AgentHome(tmp_path / "home")
     own = public_text(home.stored_device_key().public_key())
     assert server.forms[0][1]["public_key"] == own
-    for words in ("WDJB-MJHT", f"mobizo devices approve WDJB-MJHT --server {server.url}", fingerprint(own)):
+    for words in ("WDJB-MJHT", f"mobizo device approve WDJB-MJHT --server {server.url}", fingerprint(own)):
         assert words in told
     assert (home.config().token, home.config().public_key) == ("the-token", SERVER_KEY)
 

@@ -189,7 +189,7 @@ def test_without_compiler_the_way_out_is_named_and_looked_for_anew(place, tmp_pa
     supply = ensure(place)
     assert supply.directory is None
     assert "apt install g++" in supply.reason
-    assert "mobizo-server runner-builds add" in supply.reason
+    assert "mobizo-server runner-build add" in supply.reason
     phone = ensure(RunnerLocation(tmp_path / "runners", "android-arm64", place.sources)).reason
     assert "apt install g++-aarch64-linux-gnu" in phone
     assert "make runner-aarch64" in phone

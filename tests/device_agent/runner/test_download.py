@@ -258,7 +258,7 @@ def test_without_either_way_both_reasons_are_told_and_a_later_runner_of_the_serv
     tools_on_path(monkeypatch)
     supply = ensure_runner(place, client, server.key.public_key(), quiet)
     assert supply.directory is None
-    assert "mobizo-server runner-builds add" in supply.reason
+    assert "mobizo-server runner-build add" in supply.reason
     assert "an error of these sources" in supply.reason
     server.offer(small_archive())
     assert ensure_runner(place, client, server.key.public_key(), quiet).directory == place.path

@@ -18,8 +18,8 @@ def call(fleet, app, monkeypatch):
     monkeypatch.setenv("MOBIZO_TOKEN", app.token)
     monkeypatch.setenv("COLUMNS", "200")
 
-    def call(*arguments, exit_code=0):
-        done = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    def call(*arguments, exit_code=0, typed=None):
+        done = CliRunner().invoke(cli, ["adapter", *(str(argument) for argument in arguments)], input=typed)
         assert done.exit_code == exit_code, done.output
         assert "Traceback" not in done.output
         return done.stdout if exit_code == 0 else done.stderr
@@ -45,7 +45,7 @@ def three(publish):
 
 
 def main_of(call):
-    return json.loads(call("adapters", "--json"))[0]["main"]
+    return json.loads(call("list", "--json"))[0]["main"]
 
 
 def test_lists_and_cards(call, three):
@@ -55,26 +55,35 @@ def test_lists_and_cards(call, three):
     table = call("versions", NAME)
     assert all(item["revision"][:12] in table for item in three)
     assert "80.0%" in table
-    assert NAME in call("adapters")
-    assert f"{NAME}, version 1 |" in call("card", NAME, "-r", "v1")
-    assert call("card", NAME) == call("card", NAME, "-r", three[1]["revision"][:9])
+    assert NAME in call("list")
+    assert f"{NAME}, version 1 |" in call("card", f"{NAME}@v1")
+    assert call("card", NAME) == call("card", f"{NAME}@{three[1]['revision'][:9]}")
     assert "held" in call("events", NAME)
     assert json.loads(call("events", NAME, "--json"))[0]["action"] == "held"
 
 
+def test_views(call, three):
+    shown = call("view", NAME)
+    assert f"{NAME}: 3 versions, user alice" in shown
+    assert "main: v2" in shown
+    assert json.loads(call("view", NAME, "--json"))["main"] == 2
+    assert "v1" in call("view", f"{NAME}@v1")
+    assert json.loads(call("view", f"{NAME}@v1", "--json"))["revision"] == three[0]["revision"]
+
+
 def test_promote_rollback_and_approve(call, three):
     assert main_of(call) == 2
-    assert "main v1" in call("promote", NAME, "v1")
+    assert "main v1" in call("promote", f"{NAME}@v1")
     assert "main v2" in call("rollback", NAME, "--reason", "the old one was better")
-    assert json.loads(call("rollback", NAME, "-r", "v1", "--json"))["main"] == 1
-    assert "v3" in call("approve", NAME, three[2]["revision"])
+    assert json.loads(call("rollback", f"{NAME}@v1", "--json"))["main"] == 1
+    assert "v3" in call("approve", f"{NAME}@{three[2]['revision']}")
     assert main_of(call) == 3
     assert json.loads(call("events", NAME, "--json"))[2]["reason"] == "the old one was better"
 
 
 def test_tags(call, three):
     assert call("tags", NAME) == "main  v2\n"
-    assert "best v1" in call("tag", NAME, "best", "-r", "v1")
+    assert "best v1" in call("tag", f"{NAME}@v1", "best")
     assert json.loads(call("tags", NAME, "--json")) == {"main": 2, "best": 1}
     assert "best" in call("versions", NAME)
     call("tag", NAME, "best")
@@ -84,24 +93,25 @@ def test_tags(call, three):
 
 
 def test_compare(call, three):
-    found = json.loads(call("compare", NAME, "v1", "main", "--json"))
+    found = json.loads(call("compare", f"{NAME}@v1", "--json"))
     assert (found["left"]["version"], found["right"]["version"]) == (1, 2)
     assert found["weights"]["cosine"] == pytest.approx(1)
-    shown = call("compare", NAME, "v1", "v2")
+    shown = call("compare", f"{NAME}@v1", f"{NAME}@v2")
     assert "tuned_accuracy: 0.75 -> 0.8 (+0.05)" in shown
     assert "cosine 1.0000" in shown
 
 
 def test_deprecate_reject_delete_and_undelete(call, three):
-    assert "too old" in call("deprecate", NAME, "v2", "--message", "too old")
+    assert "too old" in call("deprecate", f"{NAME}@v2", "--message", "too old")
     assert main_of(call) == 1
-    assert "can be restored until" in call("reject", NAME, "v3")
-    call("delete", NAME, "-r", "v1")
+    assert "can be restored until" in call("reject", f"{NAME}@v3")
+    call("delete", f"{NAME}@v1")
     assert {item["state"] for item in json.loads(call("versions", NAME, "--json"))} == {"deprecated", "deleted"}
-    assert "approved" in call("undelete", NAME, "--version", "1")
-    call("delete", NAME, "--all")
-    assert json.loads(call("adapters", "--json")) == []
-    assert NAME in call("adapters", "--deleted")
+    assert "approved" in call("undelete", f"{NAME}@v1")
+    assert "nothing was deleted" in call("delete", NAME, typed="n\n", exit_code=1)
+    call("delete", NAME, "--yes")
+    assert json.loads(call("list", "--json")) == []
+    assert NAME in call("list", "--deleted")
     call("undelete", NAME)
     assert main_of(call) == 1
 
@@ -130,20 +140,22 @@ def test_grants(call, fleet, app, three):
 
 
 REFUSED = [
-    (["promote", NAME, "v3"], 1, "held"),
-    (["promote", NAME, "v9"], 1, "v9"),
-    (["promote", "nobody", "v1"], 1, "nobody"),
-    (["promote", "../jobs", "v1"], 1, "../jobs"),
-    (["reject", NAME, "v1"], 1, "not held"),
-    (["rollback", NAME, "-r", "none"], 1, "none"),
-    (["compare", NAME, "v1", "../x"], 1, "../x"),
+    (["view", "nobody"], 1, "nobody"),
+    (["view", f"{NAME}@v7"], 1, "v7"),
+    (["promote", f"{NAME}@v3"], 1, "held"),
+    (["promote", f"{NAME}@v9"], 1, "v9"),
+    (["promote", NAME], 2, f"{NAME}@REVISION"),
+    (["promote", "nobody@v1"], 1, "nobody"),
+    (["promote", "../jobs@v1"], 1, "../jobs"),
+    (["reject", f"{NAME}@v1"], 1, "not held"),
+    (["rollback", f"{NAME}@none"], 1, "none"),
+    (["compare", f"{NAME}@v1", f"{NAME}@../x"], 1, "../x"),
     (["tag", NAME, "main"], 1, "main"),
     (["tag", NAME, "a/b"], 1, "a/b"),
     (["untag", NAME, "best"], 1, "best"),
-    (["delete", NAME], 2, "--all"),
-    (["delete", NAME, "-r", "v1", "--all"], 2, "--all"),
-    (["download", NAME, "--to", "x", "-r", "v7"], 1, "v7"),
-    (["card", NAME, "-r", ".."], 1, ".."),
+    (["undelete", f"{NAME}@best"], 2, f"undelete {NAME}@v3"),
+    (["pull", f"{NAME}@v7", "--to", "x"], 1, "v7"),
+    (["card", f"{NAME}@.."], 1, ".."),
 ]
 
 

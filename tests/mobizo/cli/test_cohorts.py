@@ -47,9 +47,9 @@ def test_from_a_file_to_a_round(call, fleet, home, file):
     assert "round 1 open, 0 of 2 updates, from B = 0" in call("open", "readers")
     home.compile()
     assert "waiting" in call("updates", "readers")
-    shown = json.loads(call("show", "readers", "--json"))
+    shown = json.loads(call("view", "readers", "--json"))
     assert (shown["round"]["state"], shown["members"]) == ("open", 2)
-    assert "fedavg, mean, sgd, weights equal, quorum 2" in call("show", "readers")
+    assert "fedavg, mean, sgd, weights equal, quorum 2" in call("view", "readers")
     call("leave", "readers", "bob")
     assert "round 1 abandoned" in call("close", "readers")
     assert "abandoned" in call("rounds", "readers")
@@ -58,8 +58,8 @@ def test_from_a_file_to_a_round(call, fleet, home, file):
 
 
 def test_errors(call, file, tmp_path):
-    assert "cohort 'nothing' does not exist" in call("show", "nothing", exit_code=1)
-    assert "there is no cohort 'No such'" in call("show", "No such", exit_code=1)
+    assert "cohort 'nothing' does not exist" in call("view", "nothing", exit_code=1)
+    assert "there is no cohort 'No such'" in call("view", "No such", exit_code=1)
     call("create", file)
     assert "cohort 'readers' already exists" in call("create", file, exit_code=1)
     assert "device 'device_none' is not enrolled" in call(

@@ -56,7 +56,7 @@ def call(fleet, operator, monkeypatch):
     monkeypatch.setenv("MOBIZO_TOKEN", operator.token)
 
     def call(*arguments, answer=None):
-        return CliRunner().invoke(cli, ["devices", *arguments], input=answer, terminal_width=200)
+        return CliRunner().invoke(cli, ["device", *arguments], input=answer, terminal_width=200)
 
     return call
 
@@ -77,7 +77,7 @@ def test_an_unconfirmed_device_keeps_waiting_until_it_is_denied(joining, call):
     done = call("approve", joining.code(), answer="n\n")
     assert done.exit_code == 1
     assert "was not approved" in done.stderr
-    refused = call("deny", joining.code(), "--json")
+    refused = call("reject", joining.code(), "--json")
     assert json.loads(refused.stdout)["state"] == "denied"
     joining.join(30)
     assert isinstance(joining.result, EnrollmentRefused)

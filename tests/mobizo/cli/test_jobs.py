@@ -33,25 +33,25 @@ def request_file(tmp_path):
 
 
 def test_submit_list_cancel(call, request_file):
-    submitted = call("submit", request_file, "--json")
+    submitted = call("job", "submit", request_file, "--json")
     assert submitted.exit_code == 0, submitted.output
     job = json.loads(submitted.stdout)
-    assert [found["id"] for found in json.loads(call("jobs", "--json").stdout)] == [job["id"]]
-    assert job["id"] in call("jobs").stdout
-    cancelled = json.loads(call("cancel", job["id"], "--json").stdout)
+    assert [found["id"] for found in json.loads(call("job", "list", "--json").stdout)] == [job["id"]]
+    assert job["id"] in call("job", "list").stdout
+    cancelled = json.loads(call("job", "cancel", job["id"], "--json").stdout)
     assert cancelled["state"] == "cancelled"
-    assert call("watch", job["id"]).exit_code == 0
+    assert call("job", "watch", job["id"]).exit_code == 0
 
 
 def test_a_job_chooses_its_whole_recipe(call, tmp_path):
     recipe = {"precision": "int8", "layers": [1], "estimator": "stored", "noise": "gaussian", "targets": ["down_proj"]}
     (tmp_path / "job.json").write_text(json.dumps(job_request(recipe=recipe, training={"eps": 0.02})))
-    job = json.loads(call("submit", tmp_path / "job.json", "--json").stdout)
+    job = json.loads(call("job", "submit", tmp_path / "job.json", "--json").stdout)
     assert {name: job["recipe"][name] for name in recipe} == recipe | {"layers": "last:1"}
     assert job["request"]["recipe"]["layers"] == [1]
     assert job["request"]["training"]["eps"] == 0.02
-    assert json.loads(call("show", job["id"], "--json").stdout) == job
-    (listed,) = json.loads(call("jobs", "--json").stdout)
+    assert json.loads(call("job", "view", job["id"], "--json").stdout) == job
+    (listed,) = json.loads(call("job", "list", "--json").stdout)
     assert {name: listed[name] for name in ("id", "state", "recipe_id")} == {
         name: job[name] for name in ("id", "state", "recipe_id")
     }
@@ -62,21 +62,21 @@ def test_a_finished_job_is_watched_listed_and_downloaded(call, fleet, app, devic
     lease = device.lease()
     device.post(f"/v1/leases/{lease['id']}/heartbeat", json={"phase": "training", "step": 2, "steps": 3, "loss": 0.5})
     version = device.finish(lease, phase_seconds={"loading": 0.5, "training": 1.5})
-    events = [json.loads(line) for line in call("watch", job["id"], "--json").stdout.splitlines()]
+    events = [json.loads(line) for line in call("job", "watch", job["id"], "--json").stdout.splitlines()]
     assert events[0]["state"] == "queued"
     assert any(event.get("step") == 2 and event.get("loss") == 0.5 for event in events)
     assert events[-1]["state"] == "succeeded"
     assert set(events[-1]["state_seconds"]) == {"queued", "compiling", "ready", "training"}
     lived = datetime.fromisoformat(events[-1]["updated_at"]) - datetime.fromisoformat(events[-1]["created_at"])
     assert sum(events[-1]["state_seconds"].values()) == pytest.approx(lived.total_seconds(), abs=0.01)
-    assert "seconds: queued " in call("show", job["id"]).stdout
-    assert "on the device: loading 0.5, training 1.5" in call("show", job["id"]).stdout
-    shown = call("watch", job["id"])
+    assert "seconds: queued " in call("job", "view", job["id"]).stdout
+    assert "on the device: loading 0.5, training 1.5" in call("job", "view", job["id"]).stdout
+    shown = call("job", "watch", job["id"])
     assert "succeeded" in shown.stdout
     assert "step 2/3" in shown.stderr
-    assert [found["name"] for found in json.loads(call("adapters", "--json").stdout)] == [version["adapter"]]
-    assert version["adapter"] in call("adapters").stdout
-    downloaded = call("download", version["adapter"], "--to", tmp_path / "adapter")
+    assert [found["name"] for found in json.loads(call("adapter", "list", "--json").stdout)] == [version["adapter"]]
+    assert version["adapter"] in call("adapter", "list").stdout
+    downloaded = call("adapter", "pull", version["adapter"], "--to", tmp_path / "adapter")
     assert downloaded.exit_code == 0, downloaded.output
     names = {path.name for path in (tmp_path / "adapter").iterdir()}
     assert names == {"adapter_config.json", "adapter_model.safetensors", "README.md", "mobizo.json"}
@@ -107,7 +107,7 @@ def test_the_client_reads_programs_and_usage(fleet, app, operator):
 
 
 def test_an_operator_creates_an_enrollment_token(call, fleet, operator):
-    made = call("enroll-token", "--token", operator.token)
+    made = call("device", "enroll-token", "--token", operator.token)
     assert made.exit_code == 0
     assert fleet.actor(made.stdout.strip()).get("/v1/jobs").status_code == 401  # it can only enroll
 
@@ -124,7 +124,7 @@ def test_an_operator_creates_an_enrollment_token(call, fleet, operator):
 )
 def test_server_errors_are_one_line_with_status_1(call, tmp_path, change, says):
     (tmp_path / "job.json").write_text(json.dumps(job_request(**change)))
-    refused = call("submit", tmp_path / "job.json")
+    refused = call("job", "submit", tmp_path / "job.json")
     assert refused.exit_code == 1
     assert says in refused.stderr
     assert "Traceback" not in refused.output
@@ -132,17 +132,17 @@ def test_server_errors_are_one_line_with_status_1(call, tmp_path, change, says):
 
 def test_an_invalid_job_names_the_field(call, tmp_path):
     (tmp_path / "job.json").write_text(json.dumps(job_request(recipe={"rank": 0})))
-    refused = call("submit", tmp_path / "job.json")
+    refused = call("job", "submit", tmp_path / "job.json")
     assert refused.exit_code == 2
     assert "recipe.rank" in refused.stderr
 
 
 def test_a_wrong_or_missing_token_names_the_remedy(call, monkeypatch):
-    wrong = call("jobs", "--token", "wrong")
+    wrong = call("job", "list", "--token", "wrong")
     assert wrong.exit_code == 1
     assert "token" in wrong.stderr
     monkeypatch.delenv("MOBIZO_TOKEN")
-    missing = call("jobs")
+    missing = call("job", "list")
     assert missing.exit_code == 2
     assert "MOBIZO_TOKEN" in missing.stderr
 
@@ -152,7 +152,7 @@ def test_options_replace_the_rules_of_the_file(call, tmp_path):
     (tmp_path / "job.json").write_text(json.dumps(job_request(rules=rules)))
     options = ["--charging", "--battery-floor", "40", "--temperature-ceiling", "42.5", "--daily-minutes", "90"]
     options += ["--hours", "22:00-06:00", "--hours", "12:30 - 13:00", "--unmetered", "--shrink", "--priority", "-3"]
-    request = json.loads(call("submit", tmp_path / "job.json", *options, "--json").stdout)["request"]
+    request = json.loads(call("job", "submit", tmp_path / "job.json", *options, "--json").stdout)["request"]
     assert request["shrink"] is True
     assert request["priority"] == -3
     assert request["rules"] == {
@@ -165,7 +165,7 @@ def test_options_replace_the_rules_of_the_file(call, tmp_path):
         "metered": False,
         "daily_minutes": 90,
     }
-    kept = json.loads(call("submit", tmp_path / "job.json", "--json").stdout)["request"]
+    kept = json.loads(call("job", "submit", tmp_path / "job.json", "--json").stdout)["request"]
     assert kept["shrink"] is False
     assert kept["priority"] == 0
     assert {name: kept["rules"][name] for name in rules} == rules | {
@@ -177,7 +177,7 @@ def test_a_start_and_a_trajectory_are_options(call, fleet, app, device, request_
     fleet.ready_job(app)
     device.finish(device.lease())
     options = ["--start", "alice-movies@v1", "--trajectory", "beside"]
-    request = json.loads(call("submit", request_file, *options, "--json").stdout)["request"]
+    request = json.loads(call("job", "submit", request_file, *options, "--json").stdout)["request"]
     assert request["start"]["adapter"] == "alice-movies"
     assert request["trajectory"] == "beside"
 
@@ -195,7 +195,7 @@ def test_a_start_and_a_trajectory_are_options(call, fleet, app, device, request_
     ],
 )
 def test_invalid_options_name_the_field(call, request_file, options, says):
-    refused = call("submit", request_file, *options)
+    refused = call("job", "submit", request_file, *options)
     assert refused.exit_code == 2
     assert says in refused.stderr
     assert "Traceback" not in refused.output
@@ -204,7 +204,7 @@ def test_invalid_options_name_the_field(call, request_file, options, says):
 @pytest.mark.parametrize("text", ["", "[]", "nonsense", '{"rules": 1}'])
 def test_invalid_files_are_rejected(call, tmp_path, text):
     (tmp_path / "job.json").write_text(text)
-    refused = call("submit", tmp_path / "job.json", "--charging")
+    refused = call("job", "submit", tmp_path / "job.json", "--charging")
     assert refused.exit_code == 2
     assert "job.json" in refused.stderr
     assert "Traceback" not in refused.output
@@ -216,35 +216,35 @@ def test_why_a_device_waits_is_shown(call, fleet, app, device):
     why = "battery at 20 %, the floor is 40 % [rules of the job]"
     beat = {"phase": "waiting", "step": 1, "steps": 3, "why": why}
     device.post(f"/v1/leases/{lease['id']}/heartbeat", json=beat)
-    shown = call("show", job["id"]).stdout
+    shown = call("job", "view", job["id"]).stdout
     assert "training" in shown
     assert f"waiting  step 1/3  {why}" in shown
-    assert json.loads(call("show", job["id"], "--json").stdout)["progress"]["why"] == why
+    assert json.loads(call("job", "view", job["id"], "--json").stdout)["progress"]["why"] == why
     device.finish(lease)
-    assert f"waiting  step 1/3  {why}" in call("watch", job["id"]).stderr
-    assert why not in call("show", job["id"]).stdout
+    assert f"waiting  step 1/3  {why}" in call("job", "watch", job["id"]).stderr
+    assert why not in call("job", "view", job["id"]).stdout
 
 
 def test_a_smaller_recipe_is_shown_beside_the_requested_one(call, fleet, app, device):
     job = fleet.ready_job(app, shrink=True)
     body = {"needed_bytes": 275_000, "available_bytes": 90_000}
     device.post(f"/v1/leases/{device.lease()['id']}/decline", json=body)
-    shown = call("show", job["id"]).stdout
+    shown = call("job", "view", job["id"]).stdout
     assert "precision int8-weight (requested: fp32)" in shown
     assert "can spare 90,000 bytes" in shown
 
 
 def test_a_chosen_estimator_is_shown_with_its_reason(call, request_file):
     options = ["--estimator", "auto", "--trajectory", "beside", "--json"]
-    submitted = json.loads(call("submit", request_file, *options).stdout)
+    submitted = json.loads(call("job", "submit", request_file, *options).stdout)
     assert submitted["recipe"]["estimator"] == "directional"
-    shown = call("show", submitted["id"]).stdout
+    shown = call("job", "view", submitted["id"]).stdout
     assert "estimator directional (requested: auto)" in shown
     assert "estimator directional: the job requests a trajectory" in shown
-    named = json.loads(call("submit", request_file, "--estimator", "gradient", "--json").stdout)
+    named = json.loads(call("job", "submit", request_file, "--estimator", "gradient", "--json").stdout)
     assert named["recipe"]["estimator"] == "gradient"
-    assert "requested" not in call("show", named["id"]).stdout
-    wrong = call("submit", request_file, "--estimator", "exact")
+    assert "requested" not in call("job", "view", named["id"]).stdout
+    wrong = call("job", "submit", request_file, "--estimator", "exact")
     assert wrong.exit_code == 2
     assert "estimator" in wrong.stderr
 
@@ -253,24 +253,24 @@ def test_why_a_job_failed_is_shown(call, fleet, app, device):
     job = fleet.ready_job(app, device=device.device_id)
     body = {"needed_bytes": 275_000, "available_bytes": 10_000}
     device.post(f"/v1/leases/{device.lease()['id']}/decline", json=body)
-    assert "does-not-fit: device phone can spare 10,000 bytes" in call("show", job["id"]).stdout
-    assert call("show", "job_none").exit_code == 1
+    assert "does-not-fit: device phone can spare 10,000 bytes" in call("job", "view", job["id"]).stdout
+    assert call("job", "view", "job_none").exit_code == 1
 
 
 def test_who_am_i_and_tokens(call, operator):
     mine = call("whoami")
     assert "app of tenant default" in mine.stdout
     assert "jobs:read" in mine.stdout
-    assert call("tokens", "list").exit_code == 1
-    made = call("tokens", "create", "--token", operator.token, "--name", "shop", "--scope", "jobs:read")
+    assert call("token", "list").exit_code == 1
+    made = call("token", "create", "--token", operator.token, "--name", "shop", "--scope", "jobs:read")
     assert made.exit_code == 0, made.output
     shop = json.loads(call("whoami", "--token", made.stdout.strip(), "--json").stdout)
     assert (shop["name"], shop["scopes"], shop["role"]) == ("shop", ["jobs:read"], "app")
     assert "token shop" in call("whoami", "--token", made.stdout.strip()).stdout
-    listed = json.loads(call("tokens", "list", "--token", operator.token, "--json").stdout)
+    listed = json.loads(call("token", "list", "--token", operator.token, "--json").stdout)
     assert [item["name"] for item in listed] == ["shop", "", ""]
-    assert shop["token_id"] in call("tokens", "list", "--token", operator.token).stdout
-    assert call("tokens", "revoke", shop["token_id"], "--token", operator.token).exit_code == 0
+    assert shop["token_id"] in call("token", "list", "--token", operator.token).stdout
+    assert call("token", "revoke", shop["token_id"], "--token", operator.token).exit_code == 0
     assert call("whoami", "--token", made.stdout.strip()).exit_code == 1
-    forever = call("tokens", "create", "--token", operator.token, "--expires-in-days", "never", "--json")
+    forever = call("token", "create", "--token", operator.token, "--expires-in-days", "never", "--json")
     assert json.loads(forever.stdout)["view"]["expires_at"] is None

@@ -19,10 +19,10 @@ def call(fleet, operator, monkeypatch):
 
 def test_spent_epsilon_and_budget(call, app):
     app.submit(privacy=PRIVACY, training={"steps": 150})
-    assert "no limit" not in call("show", "alice").stdout
+    assert "no limit" not in call("view", "alice").stdout
     found = json.loads(call("limit", "alice", "--epsilon", "9", "--json").stdout)
     assert (found["budget"], found["runs"]) == (9, 1)
-    shown = call("show", "alice")
+    shown = call("view", "alice")
     assert shown.exit_code == 0, shown.output
     assert "of 9 at delta 1e-05  1 private runs" in shown.stdout
     assert f"{found['epsilon']:.3f}" in shown.stdout
@@ -31,7 +31,7 @@ def test_spent_epsilon_and_budget(call, app):
 def test_jobs_without_privacy_are_shown(call, app, device, fleet):
     fleet.ready_job(app)
     device.finish(device.lease())
-    assert "1 jobs without privacy" in call("show", "alice").stdout
+    assert "1 jobs without privacy" in call("view", "alice").stdout
 
 
 def test_noise_and_epsilon_are_inverse(call):
@@ -49,7 +49,7 @@ def test_noise_and_epsilon_are_inverse(call):
         (("noise", "--rate", "1", "--steps", "100000", "--epsilon", "0.001"), "larger epsilon", 1),
         (("limit", "alice", "--epsilon", "-1"), "epsilon: Input should be greater than 0", 2),
         (("limit", "alice", "--epsilon", "1", "--delta", "2"), "delta: Input should be less than", 2),
-        (("show", "Not A Name"), "'Not A Name' is not a valid user name", 1),
+        (("view", "Not A Name"), "'Not A Name' is not a valid user name", 1),
         (("limit", "../alice", "--epsilon", "1"), "'../alice' is not a valid user name", 1),
         (("cohort", "a/b"), "there is no cohort 'a/b'", 1),
         (("cohort", "nothing"), "cohort 'nothing' does not exist", 1),

@@ -119,22 +119,22 @@ def test_what_cannot_be_made(arguments, llama, data, tmp_path):
 
 def test_a_home_and_its_calibrations(arguments, llama, tmp_path):
     call("init")
-    call("bases", "add", "tiny", llama)
+    call("base", "add", "tiny", llama)
     arguments[arguments.index("--base") + 1] = "tiny"
     made = json.loads(call(*arguments, "--json"))
     assert made["base"] == "tiny"
-    added = json.loads(call("calibrations", "add", tmp_path / "made", "--json"))
+    added = json.loads(call("calibration", "add", tmp_path / "made", "--json"))
     assert (added["sha256"], added["base"], added["modules"], added["width"]) == (made["sha256"], "tiny", 4, 2)
-    assert [row["sha256"] for row in json.loads(call("calibrations", "list", "--json"))] == [made["sha256"]]
-    assert "gradients" in call("calibrations", "list")
+    assert [row["sha256"] for row in json.loads(call("calibration", "list", "--json"))] == [made["sha256"]]
+    assert "gradients" in call("calibration", "list")
     with pytest.raises(BadRequest, match="cannot be read"):
-        call("calibrations", "add", tmp_path / "nothing")
+        call("calibration", "add", tmp_path / "nothing")
     with pytest.raises(InvalidUpload):
-        call("calibrations", "add", tmp_path / "data.jsonl")
-    assert made["sha256"] in call("calibrations", "remove", made["sha256"][:10])
-    assert json.loads(call("calibrations", "list", "--json")) == []
+        call("calibration", "add", tmp_path / "data.jsonl")
+    assert made["sha256"] in call("calibration", "remove", made["sha256"][:10])
+    assert json.loads(call("calibration", "list", "--json")) == []
     with pytest.raises(NotFound):
-        call("calibrations", "remove", made["sha256"])
+        call("calibration", "remove", made["sha256"])
 
 
 def test_a_program_takes_a_from_it(tmp_path, monkeypatch, arguments):

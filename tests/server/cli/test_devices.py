@@ -31,8 +31,8 @@ def options(platform="linux-aarch64", version="0.1.0", executorch="1.5.1"):
 
 
 def test_adding_and_listing_runners(command, home, archive):
-    assert json.loads(command("runner-builds", "list", "--json")) == []
-    added = json.loads(command("runner-builds", "add", archive, *options(), "--json"))
+    assert json.loads(command("runner-build", "list", "--json")) == []
+    added = json.loads(command("runner-build", "add", archive, *options(), "--json"))
     sha256 = file_sha256(archive)
     facts = {"format": 1, "version": "0.1.0", "executorch": "1.5.1", "size": archive.stat().st_size, "sha256": sha256}
     assert added == [facts | {"platform": "linux-aarch64"}]
@@ -48,32 +48,32 @@ def test_adding_and_listing_runners(command, home, archive):
         (archive, {"platform": "linux-x86_64"}, "is for aarch64, and linux-x86_64 cannot run it"),
     ):
         with pytest.raises(BadRequest, match=says):
-            command("runner-builds", "add", path, *options(**more))
+            command("runner-build", "add", path, *options(**more))
     assert home.stored_files() == files
-    command("runner-builds", "add", archive, *options(version="0.2.0"))
+    command("runner-build", "add", archive, *options(version="0.2.0"))
     both = ("--platform", "android-arm64")
-    builds = json.loads(command("runner-builds", "add", archive, *options(version="0.2.0"), *both, "--json"))
+    builds = json.loads(command("runner-build", "add", archive, *options(version="0.2.0"), *both, "--json"))
     assert [(build["platform"], build["sha256"]) for build in builds] == [
         ("linux-aarch64", sha256),
         ("android-arm64", sha256),
     ]
-    rows = json.loads(command("runner-builds", "list", "--json"))
+    rows = json.loads(command("runner-build", "list", "--json"))
     assert [(row["platform"], row["version"]) for row in rows] == [
         ("android-arm64", "0.2.0"),
         ("linux-aarch64", "0.2.0"),
     ]
-    assert "android-arm64" in command("runner-builds", "list")
+    assert "android-arm64" in command("runner-build", "list")
 
 
 def test_listing_and_revoking_devices(command, fleet):
     phone, tablet = fleet.device(name="phone"), fleet.device(name="tablet")
     fleet.device("other", name="theirs")
-    listed = json.loads(command("devices", "list", "--json"))
+    listed = json.loads(command("device", "list", "--json"))
     assert [(row["id"], row["name"]) for row in listed] == [(phone.device_id, "phone"), (tablet.device_id, "tablet")]
-    assert "phone" in command("devices", "revoke", "phone")
-    command("devices", "revoke", tablet.device_id)
-    assert all(row["revoked_at"] for row in json.loads(command("devices", "list", "--json")))
-    assert tablet.device_id in command("devices", "list")
+    assert "phone" in command("device", "revoke", "phone")
+    command("device", "revoke", tablet.device_id)
+    assert all(row["revoked_at"] for row in json.loads(command("device", "list", "--json")))
+    assert tablet.device_id in command("device", "list")
     for device in (phone, tablet):
         assert device.post("/v1/leases", json={"datasets": []}).status_code == 401
 
@@ -81,47 +81,47 @@ def test_listing_and_revoking_devices(command, fleet):
 def test_devices_that_cannot_be_revoked(command, fleet):
     first, second = fleet.device(name="twin"), fleet.device(name="twin")
     theirs = fleet.device("other", name="theirs")
-    with pytest.raises(NotFound, match="devices list"):
-        command("devices", "revoke", "nobody")
+    with pytest.raises(NotFound, match="device list"):
+        command("device", "revoke", "nobody")
     with pytest.raises(NotFound):
-        command("devices", "revoke", theirs.device_id)
+        command("device", "revoke", theirs.device_id)
     with pytest.raises(Conflict, match=first.device_id):
-        command("devices", "revoke", "twin")
-    command("devices", "revoke", first.device_id)
-    command("devices", "revoke", first.device_id)
-    assert second.device_id in command("devices", "revoke", "twin")
+        command("device", "revoke", "twin")
+    command("device", "revoke", first.device_id)
+    command("device", "revoke", first.device_id)
+    assert second.device_id in command("device", "revoke", "twin")
     assert theirs.post("/v1/leases", json={"datasets": []}).status_code == 204
 
 
 def test_labelling_a_device(command, device):
-    shown = command("devices", "label", device.device_id, "site=lab", "row=2")
+    shown = command("device", "label", device.device_id, "site=lab", "row=2")
     assert shown.strip().endswith("row=2, site=lab")
-    labels = json.loads(command("devices", "label", "phone", "row=", "shelf=a", "--json"))
+    labels = json.loads(command("device", "label", "phone", "row=", "shelf=a", "--json"))
     assert labels == {"labels": {"shelf": "a", "site": "lab"}}
-    (row,) = json.loads(command("devices", "list", "--json"))
+    (row,) = json.loads(command("device", "list", "--json"))
     assert row["labels"] == labels["labels"]
     for label in ("site", "site=in the lab", "=lab"):
         with pytest.raises(BadRequest):
-            command("devices", "label", "phone", label)
+            command("device", "label", "phone", label)
     with pytest.raises(NotFound):
-        command("devices", "label", "nobody", "site=lab")
+        command("device", "label", "nobody", "site=lab")
 
 
 def test_binding_and_unbinding_users(command, fleet, app, device):
-    token = command("enroll-token", "--user", "bob", "--user", "carol").strip()
+    token = command("device", "enroll-token", "--user", "bob", "--user", "carol").strip()
     body = {"name": "tablet", "public_key": "A" * 43 + "=", "platform": "linux"}
     assert fleet.actor(token).post("/v1/devices", json=body).status_code == 201
-    assert command("devices", "bind", "tablet", "alice", "dave").strip().endswith("alice, bob, carol, dave")
+    assert command("device", "bind", "tablet", "alice", "dave").strip().endswith("alice, bob, carol, dave")
     fleet.ready_job(app)
     lease = device.lease()
-    assert command("devices", "unbind", "phone", "alice").strip().endswith("no users")
+    assert command("device", "unbind", "phone", "alice").strip().endswith("no users")
     beat = device.post(f"/v1/leases/{lease['id']}/heartbeat", json={"phase": "training"})
     assert beat.status_code == 410
-    assert json.loads(command("devices", "unbind", "tablet", "bob", "carol", "--json")) == {"users": ["alice", "dave"]}
-    rows = json.loads(command("devices", "list", "--json"))
+    assert json.loads(command("device", "unbind", "tablet", "bob", "carol", "--json")) == {"users": ["alice", "dave"]}
+    rows = json.loads(command("device", "list", "--json"))
     assert {row["name"]: row["users"] for row in rows} == {"phone": [], "tablet": ["alice", "dave"]}
-    for arguments in (("devices", "bind", "phone", "Not A Name"), ("enroll-token", "--user", "a b")):
+    for arguments in (("device", "bind", "phone", "Not A Name"), ("device", "enroll-token", "--user", "a b")):
         with pytest.raises(BadRequest, match="user"):
             command(*arguments)
     with pytest.raises(NotFound):
-        command("devices", "bind", "nobody", "alice")
+        command("device", "bind", "nobody", "alice")

@@ -12,20 +12,20 @@ from shared.signing import key_id
 def test_from_one_key_to_the_next_and_the_last(command, home, fleet, device):
     path = home.settings.key_path
     first = key_id(load_key(path).public_key())
-    (row,) = json.loads(command("keys", "list", "--json"))
+    (row,) = json.loads(command("key", "list", "--json"))
     assert (row["id"], row["state"], row["private_key"]) == (first, "current", "present")
-    done = json.loads(command("keys", "rotate", "--json"))
+    done = json.loads(command("key", "rotate", "--json"))
     second = key_id(load_key(path).public_key())
     assert done == {"before": first, "after": second, "signed": 0, "adapter_versions": 0, "devices_shut_out": 0}
-    told = [(row["id"], row["state"], row["private_key"]) for row in json.loads(command("keys", "list", "--json"))]
+    told = [(row["id"], row["state"], row["private_key"]) for row in json.loads(command("key", "list", "--json"))]
     assert told == [(first, "former", "present"), (second, "current", "present")]
-    assert json.loads(command("keys", "retire", "--json")) == {"retired": [first]}
+    assert json.loads(command("key", "retire", "--json")) == {"retired": [first]}
     with pytest.raises(BadRequest, match="nothing was changed"):
-        command("keys", "rotate", "--compromised", typed="n\n")
-    text = command("keys", "rotate", "--compromised", "--yes")
+        command("key", "rotate", "--compromised", typed="n\n")
+    text = command("key", "rotate", "--compromised", "--yes")
     third = key_id(load_key(path).public_key())
     assert f"{second} is destroyed and no longer trusted; 1 devices must enroll again" in text
-    rows = json.loads(command("keys", "list", "--json"))
+    rows = json.loads(command("key", "list", "--json"))
     assert [(row["id"], row["state"], row["private_key"]) for row in rows] == [
         (first, "compromised", "absent"),
         (second, "compromised", "absent"),

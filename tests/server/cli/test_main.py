@@ -54,26 +54,26 @@ def test_init_protects_database_and_files_in_an_open_directory(command, tmp_path
 
 
 def test_before_init(command):
-    for arguments in (["tokens", "create", "--role", "app"], ["run"], ["devices", "list"]):
+    for arguments in (["token", "create", "--role", "app"], ["run"], ["device", "list"]):
         with pytest.raises(MobizoError, match="mobizo-server init"):
             command(*arguments)
 
 
 def test_tokens(command, home):
-    command("tenants", "create", "acme")
-    made = json.loads(command("tokens", "create", "--role", "app", "--tenant", "acme", "--name", "shop", "--json"))
+    command("tenant", "create", "acme")
+    made = json.loads(command("token", "create", "--role", "app", "--tenant", "acme", "--name", "shop", "--json"))
     assert made["token"].startswith("mobizo-app-")
-    listed = json.loads(command("tokens", "list", "--json"))
+    listed = json.loads(command("token", "list", "--json"))
     assert [(token["role"], token["tenant"], token["name"]) for token in listed] == [
         ("operator", "default", "init"),
         ("app", "acme", "shop"),
     ]
-    assert made["token"] not in command("tokens", "list", "--json")
-    command("tokens", "revoke", made["id"])
-    assert json.loads(command("tokens", "list", "--json"))[1]["revoked_at"]
+    assert made["token"] not in command("token", "list", "--json")
+    command("token", "revoke", made["id"])
+    assert json.loads(command("token", "list", "--json"))[1]["revoked_at"]
     with pytest.raises(MobizoError, match="no live token"):
-        command("tokens", "revoke", made["id"])
-    assert "acme" in command("tokens", "list")
+        command("token", "revoke", made["id"])
+    assert "acme" in command("token", "list")
 
 
 @pytest.fixture
@@ -98,25 +98,25 @@ def inspected(monkeypatch):
 
 
 def test_bases(command, home, inspected):
-    added = json.loads(command("bases", "add", "tiny", "a-model", "--json"))
+    added = json.loads(command("base", "add", "tiny", "a-model", "--json"))
     assert (added["name"], added["sha256"]) == ("tiny", "a" * 64)
-    assert json.loads(command("bases", "list", "--json")) == [added]
-    moved = json.loads(command("bases", "add", "tiny", "another-place", "--json"))
+    assert json.loads(command("base", "list", "--json")) == [added]
+    moved = json.loads(command("base", "add", "tiny", "another-place", "--json"))
     assert moved["source"] == "another-place"
     with pytest.raises(MobizoError, match="another model"):
-        command("bases", "add", "tiny", "b-model")
+        command("base", "add", "tiny", "b-model")
     with pytest.raises(UnknownBase):
-        command("bases", "add", "other", "nothing")
-    assert json.loads(command("bases", "list", "--json")) == [moved]
+        command("base", "add", "other", "nothing")
+    assert json.loads(command("base", "list", "--json")) == [moved]
 
 
 def test_names_that_are_none(command, home):
     for name in ("", "x" * 201):
         with pytest.raises(MobizoError, match="name"):
-            command("bases", "add", name, home)
+            command("base", "add", name, home)
     for hub_id in ("", "no-owner", "../etc/passwd", "a/b/c", "o/" + "x" * 200):
         with pytest.raises(MobizoError, match="looks like OWNER/NAME"):
-            command("bases", "add", "tiny", home, "--hub-id", hub_id)
+            command("base", "add", "tiny", home, "--hub-id", hub_id)
 
 
 def test_running_unsafely(command, home):

@@ -1,4 +1,4 @@
-"""`mobizo-server programs`: what it lists, and compiling anew."""
+"""`mobizo-server program`: what it lists, and compiling anew."""
 
 import json
 
@@ -10,21 +10,21 @@ from shared.errors import NotFound
 def test_list_and_recompile(fleet, home, app, command):
     job = fleet.ready_job(app)
     other = app.submit(adapter="other", recipe={"rank": 3})
-    rows = json.loads(command("programs", "list", "--json"))
+    rows = json.loads(command("program", "list", "--json"))
     assert [(row["recipe_id"], row["state"], row["version"]) for row in rows] == [
         (other["recipe_id"], "pending", None),
         (job["recipe_id"], "ready", 1),
     ]
     assert rows[0]["base"] == "tiny"
     assert rows[0]["memory_bytes"] > 0
-    assert "version 2" in command("programs", "recompile", job["recipe_id"])
-    assert job["recipe_id"] in command("programs", "list")
+    assert "version 2" in command("program", "recompile", job["recipe_id"])
+    assert job["recipe_id"] in command("program", "list")
     home.compile()
-    rows = json.loads(command("programs", "list", "--json", "--limit", "5"))
+    rows = json.loads(command("program", "list", "--json", "--limit", "5"))
     assert {row["recipe_id"]: row["version"] for row in rows} == {job["recipe_id"]: 2, other["recipe_id"]: 1}
-    assert len(json.loads(command("programs", "list", "--json", "--limit", "1"))) == 1
+    assert len(json.loads(command("program", "list", "--json", "--limit", "1"))) == 1
 
 
 def test_a_program_that_is_none(command):
-    with pytest.raises(NotFound, match="programs list"):
-        command("programs", "recompile", "0" * 64)
+    with pytest.raises(NotFound, match="program list"):
+        command("program", "recompile", "0" * 64)

@@ -164,7 +164,7 @@ def test_crashes_of_the_database_under_load_lose_nothing_that_was_answered(away,
 def test_a_server_without_its_database_says_so_at_once(away, home):
     away.stop()
     environment = os.environ | home.settings.environment()
-    command = [sys.executable, "-m", "server.cli.main", "devices", "list"]
+    command = [sys.executable, "-m", "server.cli.main", "device", "list"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "database cannot be reached" in done.stderr

@@ -160,9 +160,9 @@ def test_migrations_are_a_step_of_their_own(settings, tmp_path, monkeypatch):
     monkeypatch.setenv("MOBIZO_DATABASE_URL", f"sqlite:///{tmp_path}/new.sqlite3")
     monkeypatch.setenv("MOBIZO_MIGRATE_AT_START", "false")
     with pytest.raises(SchemaBehind):
-        call("devices", "list")
+        call("device", "list")
     applied = json.loads(call("migrate", "--json"))
     assert applied["applied"][0] == "0001"
     assert applied["applied"][-1] == applied["revision"]
-    call("devices", "list")
+    call("device", "list")
     assert "up to date" in call("migrate")

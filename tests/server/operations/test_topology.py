@@ -195,7 +195,7 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     quick = {"MOBIZO_COMPILE_LEASE_SECONDS": "2", "MOBIZO_LEASE_SECONDS": "4"}
     servers = [topology.start("server", f"server-{number}", ["--port=0"], **quick) for number in range(2)]
     workers = {topology.start("worker", f"worker-{number}", **quick) for number in range(2)}
-    topology.call("server", ["mobizo-server", "bases", "add", "tiny", str(tmp_path / "tiny")])
+    topology.call("server", ["mobizo-server", "base", "add", "tiny", str(tmp_path / "tiny")])
     ports = [until(lambda number=number: topology.port(f"server-{number}")) for number in range(2)]
     balancer = Balancer(ports)
     url = f"https://127.0.0.1:{balancer.port}"

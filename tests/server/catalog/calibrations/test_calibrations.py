@@ -196,7 +196,7 @@ def test_removed(home, app, problem, calibration, register, remove):
     with pytest.raises(BadRequest, match="2 calibrations"):
         remove("")
     assert remove(calibration.sha256[:12]) == calibration.sha256
-    with pytest.raises(NotFound, match="calibrations list"):
+    with pytest.raises(NotFound, match="calibration list"):
         remove(calibration.sha256)
     assert [item["sha256"] for item in app.get(LIST).json()["items"]] == [other]
     with home.database.reading() as session:
@@ -206,7 +206,7 @@ def test_removed(home, app, problem, calibration, register, remove):
 
 def test_what_cannot_be_registered(register, home):
     stored = home.stored_files()
-    with pytest.raises(UnknownBase, match="bases add"):
+    with pytest.raises(UnknownBase, match="base add"):
         register(file_for("d" * 64))
     with pytest.raises(InvalidUpload):
         register(b"no calibration")
@@ -219,4 +219,4 @@ def test_a_file_that_is_gone_is_told(home, app, problem, calibration, fleet, dev
     home.artifacts.delete([calibration.sha256])
     service._loaded.cache_clear()
     told = problem(app.get("/v1/adapters/alice-movies/versions/1/peft"), 503, "damaged-file")
-    assert "calibrations add" in told["detail"]
+    assert "calibration add" in told["detail"]

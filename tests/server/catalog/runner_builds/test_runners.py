@@ -62,7 +62,7 @@ def test_no_other_file_comes_out_here(fleet, app, device, offer, lease, problem)
 
 def test_where_there_is_none_the_way_out_is_named(device, problem):
     told = problem(device.get("/v1/runner-builds/android-arm64"), 404, "not-found")
-    assert "mobizo-server runner-builds add" in told["detail"]
+    assert "mobizo-server runner-build add" in told["detail"]
     problem(device.get(f"/v1/runner-builds/android-arm64/{'0' * 64}"), 404, "not-found")
     problem(device.get("/v1/runner-builds/linux-x86-64"), 422, "invalid-request")
     problem(device.get("/v1/runner-builds/a-b%0Ac"), 400, "bad-request")

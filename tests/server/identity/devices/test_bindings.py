@@ -34,7 +34,7 @@ def test_a_device_without_users_gets_no_job(fleet, app, operator):
     stranger = fleet.device(name="stranger", users=[])
     job = fleet.ready_job(app)
     assert stranger.lease() is None
-    assert "mobizo devices bind DEVICE alice" in waiting(app, job)["why"]
+    assert "mobizo device bind DEVICE alice" in waiting(app, job)["why"]
     assert bind(operator, stranger, "alice") == ["alice"]
     assert stranger.lease()["job"]["id"] == job["id"]
 
@@ -61,7 +61,7 @@ def test_another_user_s_job_does_not_carry_start_weights_to_a_device(fleet, app,
 
 def test_a_submitter_cannot_pin_a_job_to_a_device_of_other_users(fleet, app, device, problem):
     body = job_request(user="mallory", adapter="m", device=device.device_id)
-    assert "mobizo devices bind" in problem(app.post("/v1/jobs", json=body), 409, "device-not-bound")["detail"]
+    assert "mobizo device bind" in problem(app.post("/v1/jobs", json=body), 409, "device-not-bound")["detail"]
     assert app.get("/v1/jobs").json()["items"] == []
 
 

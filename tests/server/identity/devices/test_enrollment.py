@@ -220,7 +220,7 @@ def test_what_is_no_form(joining, content, kind):
 def test_the_page_tells_what_to_run_and_runs_nothing(fleet):
     answer = fleet.actor().get("/device", params={"user_code": "wdjb-mjht"})
     assert answer.status_code == 200
-    assert f"mobizo devices approve WDJB-MJHT --server {fleet.url}" in answer.text
+    assert f"mobizo device approve WDJB-MJHT --server {fleet.url}" in answer.text
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'none'" in policy
