@@ -1,7 +1,8 @@
 """Commands that README and docs/ show exist: their names, options and arguments, read from the Typer trees.
 
 A page whose blocks another test runs is left to that test. In every other block, a command of ours, a make target or a
-benchmark is checked here, and a block with any other command says before it why it is not run.
+benchmark is checked here; everyday commands of a shell are taken to exist; and a block with any other command says
+before it why it is not run. The tutorials were run by hand.
 """
 
 import re
@@ -26,7 +27,8 @@ NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
 INLINE = re.compile(r"`((?:mobizo|mobizo-agent|mobizo-server) [^`]+)`")
 BENCHMARKS = re.findall(r'^    "([\w-]+)":', (ROOT / "bench" / "__main__.py").read_text(), re.MULTILINE)
 INDENTED = re.compile(r"^    (?:\$ )?((?:mobizo|mobizo-agent|mobizo-server) (?:.*\\\n)*.*)$", re.MULTILINE)
-HARMLESS = {"cd", "export", ".", "cat"}
+CONTROL = {"until", "do", "done"}
+HARMLESS = {".", "cat", "cd", "echo", "export", "for", "grep", "kill", "ls", "mkdir", "mv", "sleep", "split", "python"}
 
 
 def relative(page):
@@ -36,7 +38,7 @@ def relative(page):
 def commands(text):
     """Yields the words of each command of a shell script, those within `$(...)` too."""
     text = re.sub(r"<<'(\w+)'\n.*?^\1$", "", text, flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"(?<=\s)\d?[<>]+ ?[\w./-]+", "", text)
+    text = re.sub(r"(?<=\s)\d?[<>]+(?:&\d| ?[\w./$-]+)", "", text)  # redirections
     text = re.sub(r"\\\n", " ", re.sub(r"(^|\s)#.*$", "", text, flags=re.MULTILINE))
     lexer = shlex.shlex(re.sub(r"^\$ ", "", text, flags=re.MULTILINE), posix=True, punctuation_chars="();|&\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
@@ -49,7 +51,7 @@ def commands(text):
             continue
         for inner in re.findall(r"\$\((.+)\)", word):
             yield from commands(inner)
-        if words or not re.match(r"\w+=", word):
+        if words or not (re.match(r"\w+=", word) or word in CONTROL):
             words.append(word)
 
 
