@@ -66,8 +66,9 @@ class Curve:
         return frame.astype(dict.fromkeys(columns[1:], "float64")).set_index("step")
 
     def plot(self, axes: Axes | None = None) -> Axes:
-        """Draws losses (left axis, nats) and validation accuracy (right axis) over steps; returns the left axes.
+        """Draws training losses (left axis, nats) and validation accuracy (right axis) by step; returns the left axes.
 
+        Validation losses are left out: a recipe with loss `candidates` trains another loss, of another scale.
         axes: where to draw; None: a new figure. Raises ModuleNotFoundError without matplotlib.
         """
         try:
@@ -79,17 +80,13 @@ class Curve:
         right = axes.twinx()
         trained = [(point.step, point.loss) for point in self.points if point.loss is not None]
         measured = [
-            (point.step, point.validation_loss, point.validation_accuracy)
-            for point in self.points
-            if point.validation_loss is not None and point.validation_accuracy is not None
+            (each.step, each.validation_accuracy) for each in self.points if each.validation_accuracy is not None
         ]
-        steps = [step for step, _, _ in measured]
-        axes.plot([step for step, _ in trained], [loss for _, loss in trained], label="training loss")
-        axes.plot(steps, [loss for _, loss, _ in measured], marker="o", label="validation loss")
-        accuracies = [accuracy for _, _, accuracy in measured]
+        axes.plot([step for step, _ in trained], [loss for _, loss in trained], marker=".", label="training loss")
+        steps, accuracies = [step for step, _ in measured], [accuracy for _, accuracy in measured]
         right.plot(steps, accuracies, color="tab:green", marker="s", label="validation accuracy")
-        axes.set(xlabel="step", ylabel="loss (nats)")
-        right.set(ylabel="accuracy", ylim=(0, 1.02))
+        axes.set(xlabel="step", ylabel="training loss (nats)")
+        right.set(ylabel="validation accuracy", ylim=(0, 1.02))
         lines = [*axes.lines, *right.lines]
         right.legend(lines, [str(line.get_label()) for line in lines], loc="center right")
         return axes
