@@ -47,10 +47,14 @@ lint: setup ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+site: setup ## Build the documentation site into build/site; warnings and broken links are errors
+	$(BIN)/zensical build --clean --strict
+	$(BIN)/python -m pytest -q -p no:xdist tests/docs/test_site.py
+
 bench: setup ## Measure: make bench ARGS='step --json step.json'
 	$(BIN)/python -m bench $(ARGS)
 
 clean: ## Remove .venv and what the demo left
 	rm -rf $(VENV) .demo demo-report.json
 
-.PHONY: help setup demo test test-slow test-all fuzz runner-aarch64 lint bench clean
+.PHONY: help setup demo test test-slow test-all fuzz runner-aarch64 lint site bench clean

@@ -1,6 +1,7 @@
 """The Python client of a mobizo server: submit personalization jobs, watch them, download and use adapters."""
 
 from mobizo.client import Client
+from mobizo.curve import Curve, CurvePoint
 from mobizo.downloads import Format
 from mobizo.pinned_keys import PinnedKeys
 from mobizo.resources.jobs import Event
@@ -13,6 +14,8 @@ __all__ = [
     "AdapterManifest",
     "ApprovalRule",
     "Client",
+    "Curve",
+    "CurvePoint",
     "Event",
     "Format",
     "GenerateRequest",

@@ -1,4 +1,4 @@
-"""What the commands `mobizo`, `mobizo-server` and `mobizo-agent` have in common: `-h` and `--version`."""
+"""Options that `mobizo`, `mobizo-server` and `mobizo-agent` have in common: `-h`, `--version` and `--reference`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from importlib.metadata import version
 from typing import Annotated
 
 import typer
+
+from shared.command_page import command_page
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -16,9 +18,24 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _show_reference(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        typer.echo(command_page(context), nl=False)
+        raise typer.Exit
+
+
 def common_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    reference: Annotated[
+        bool,
+        typer.Option(
+            "--reference",
+            callback=_show_reference,
+            is_eager=True,
+            help="Print all commands and options in Markdown and exit.",
+        ),
     ] = False,
 ) -> None:
     """Takes the options of the command itself; `app.callback()(common_options)` adds them to an application."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 from mobizo.connection import Connection
+from mobizo.curve import Curve
 from shared.job import JobRequest, JobSummary, JobView, Progress
 from shared.protocol import JobWaiting
 
@@ -67,3 +68,10 @@ class Jobs:
             if job.state.final:
                 yield job
                 return
+
+    def curve(self, job_id: str) -> Curve:
+        """Returns the job's losses and accuracies by step, for `plot()` and `to_frame()`. Waits until the job ends.
+
+        For a job that has ended, the server keeps training losses for a limited time; accuracies stay with its result.
+        """
+        return Curve.of(self.watch(job_id))

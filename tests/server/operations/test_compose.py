@@ -1,4 +1,4 @@
-"""docker-compose.yml and the Dockerfile: what they promise, read from the files. `test_topology` runs them."""
+"""The compose files and the Dockerfile: what they promise, read from the files. `test_topology` runs the hardened one."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from device_agent.engines.choice import RUNNER_VARIABLE
 from server.settings import Settings
 from tests.certificate import loopback_certificate
 from tests.server.nginx import Missing, nginx_program
@@ -16,12 +17,13 @@ from tests.server.nginx import Missing, nginx_program
 ROOT = Path(__file__).resolve().parents[3]
 FILE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES = FILE["services"]
+LAPTOP = yaml.safe_load((ROOT / "docker-compose.laptop.yml").read_text())["services"]
 OURS = ("migrate", "server", "worker", "agent")
 
 
-@pytest.fixture(params=SERVICES)
+@pytest.fixture(params=[*SERVICES.items(), *LAPTOP.items()], ids=[*SERVICES, *(f"laptop-{name}" for name in LAPTOP)])
 def service(request):
-    return SERVICES[request.param]
+    return request.param[1]
 
 
 def test_every_service_is_hardened_and_limited(service):
@@ -58,6 +60,19 @@ def test_one_way_in():
         if name not in ("proxy", "agent"):
             assert service["networks"] == ["inside"], name
         assert ("ports" in service) == (name == "proxy")
+
+
+def test_a_laptop_serves_itself_only():
+    """Both services are on the host's network, the server is on the loopback interface, and nothing is published."""
+    assert set(LAPTOP) == {"server", "agent"}
+    for service in LAPTOP.values():
+        assert service["network_mode"] == "host"
+        assert "ports" not in service
+        assert service["healthcheck"]["test"][0] == "CMD"
+    assert "--host=127.0.0.1" in LAPTOP["server"]["command"]
+    assert not [word for word in LAPTOP["server"]["command"] if "insecure" in word]
+    assert LAPTOP["agent"]["build"]["target"] == "agent"
+    assert "--engine=native" in LAPTOP["agent"]["command"]
 
 
 def test_nginx_is_trusted_by_its_network_and_bounds_connections():
@@ -122,11 +137,15 @@ def test_the_settings_exist():
 
 def test_the_image_runs_as_the_same_user_and_builds_nothing():
     stages = re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
-    assert len(stages) == 2
     assert all(re.match(r"python:3\.11\.\d+-slim-\w+", stage) for stage in stages)
-    last = stages[1]
-    assert f"USER {SERVICES['server']['user']}" in last
-    assert not re.search(r"pip install|gcc|build-essential|git ", last)
+    agent_build, agent, last = stages[1:]
+    for final in (agent, last):
+        assert f"USER {SERVICES['server']['user']}" in final
+        assert not re.search(r"pip install|g\+\+|gcc|build-essential|git ", final)
+    assert re.search(r"AS agent$", agent, re.MULTILINE)
+    assert "'.[agent]'" in agent_build
+    assert "COPY --from=agent-build" in agent
+    assert f"{RUNNER_VARIABLE}=/opt/mobizo/runner" in agent
     # The client programs must be of the server's version or later.
     major = re.search(r"postgresql-client-(\d+)", last).group(1)
     assert SERVICES["database"]["image"].startswith(f"postgres:{major}.")

@@ -1,5 +1,6 @@
-"""deploy/alerts.yml speaks of metrics and labels that a server tells."""
+"""deploy/alerts.yml and deploy/grafana-dashboard.json speak of metrics and labels that a server tells."""
 
+import json
 import re
 from pathlib import Path
 
@@ -13,8 +14,9 @@ ROOT = Path(__file__).resolve().parents[4]
 RULES = [
     rule for group in yaml.safe_load((ROOT / "deploy" / "alerts.yml").read_text())["groups"] for rule in group["rules"]
 ]
+PANELS = json.loads((ROOT / "deploy" / "grafana-dashboard.json").read_text())["panels"]
 BY_PROMETHEUS = {"up"}
-WORDS = {"sum", "max", "rate", "increase", "by", "le", "and", "offset", "histogram_quantile"}
+WORDS = {"sum", "max", "min", "rate", "increase", "by", "le", "and", "offset", "histogram_quantile"}
 
 
 @pytest.fixture
@@ -31,11 +33,29 @@ def told(fleet, standing, app):
     return found
 
 
+def metrics(expression):
+    """The names of the metrics in a PromQL expression."""
+    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\([a-z]+\)", " ", expression)
+    return set(re.findall(r"\b[a-z_][a-z_]+\b", bare)) - WORDS
+
+
+def test_every_metric_of_the_dashboard_exists(told):
+    for panel in PANELS:
+        for target in panel["targets"]:
+            names = metrics(target["expr"])
+            assert names, panel["title"]
+            assert names <= set(told), panel["title"]
+            grouped = re.findall(r"\bby \((\w+)\)", target["expr"])
+            shown = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
+            assert {*grouped, *shown} - {"le"} <= {label for name in names for label in told[name]}, panel["title"]
+    alerts = {word for panel in PANELS for word in re.findall(r"Mobizo\w+", panel["description"])}
+    assert alerts <= {rule["alert"] for rule in RULES}
+
+
 def test_every_metric_and_label_exists(told):
     spoken = set()
     for rule in RULES:
-        bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\([a-z]+\)", " ", rule["expr"])
-        names = set(re.findall(r"\b[a-z_][a-z_]+\b", bare)) - WORDS
+        names = metrics(rule["expr"])
         assert names, rule["alert"]
         assert names <= set(told) | BY_PROMETHEUS, rule["alert"]
         spoken |= names

@@ -1,0 +1,115 @@
+"""Commands that README and docs/ show exist: their names, options and arguments, read from the Typer trees.
+
+A page whose blocks another test runs is left to that test. In every other block, a command of ours, a make target or a
+benchmark is checked here; everyday commands of a shell are taken to exist; and a block with any other command says
+before it why it is not run. The tutorials were run by hand.
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from device_agent.cli.main import app as agent
+from device_agent.cli.main import complete_adb_option
+from mobizo.cli import app as mobizo
+from server.cli.main import app as server
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = {"mobizo": mobizo, "mobizo-agent": agent, "mobizo-server": server}
+RUN = {("docs/clients.md", "sh"), ("docs/own-data.md", "sh")}  # by the tests of these pages, beside this one
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"(?P<before>.*)\n```(?P<language>sh|bash|console)\n(?P<text>(?s:.*?))^```$", re.MULTILINE)
+NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
+INLINE = re.compile(r"`((?:mobizo|mobizo-agent|mobizo-server) [^`]+)`")
+BENCHMARKS = re.findall(r'^    "([\w-]+)":', (ROOT / "bench" / "__main__.py").read_text(), re.MULTILINE)
+INDENTED = re.compile(r"^    (?:\$ )?((?:mobizo|mobizo-agent|mobizo-server) (?:.*\\\n)*.*)$", re.MULTILINE)
+CONTROL = {"until", "do", "done"}
+HARMLESS = {".", "cat", "cd", "echo", "export", "for", "grep", "kill", "ls", "mkdir", "mv", "sleep", "split", "python"}
+
+
+def relative(page):
+    return str(page.relative_to(ROOT))
+
+
+def commands(text):
+    """Yields the words of each command of a shell script, those within `$(...)` too."""
+    text = re.sub(r"<<'(\w+)'\n.*?^\1$", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"(?<=\s)\d?[<>]+(?:&\d| ?[\w./$-]+)", "", text)  # redirections
+    text = re.sub(r"\\\n", " ", re.sub(r"(^|\s)#.*$", "", text, flags=re.MULTILINE))
+    lexer = shlex.shlex(re.sub(r"^\$ ", "", text, flags=re.MULTILINE), posix=True, punctuation_chars="();|&\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
+    words = []
+    for word in [*lexer, ";"]:
+        if set(word) <= set("();|&\n"):
+            if words:
+                yield words
+            words = []
+            continue
+        for inner in re.findall(r"\$\((.+)\)", word):
+            yield from commands(inner)
+        if words or not (re.match(r"\w+=", word) or word in CONTROL):
+            words.append(word)
+
+
+def check(words):
+    """Parses the words of a command of ours. Raises a usage error for an option or a command that does not exist."""
+    program, *arguments = words
+    command = typer.main.get_command(PROGRAMS[program])
+    context = typer.Context(command, info_name=program)
+    while hasattr(command, "list_commands"):
+        if not arguments or arguments[0].startswith("-"):
+            break
+        name, *arguments = arguments
+        found = command.get_command(context, name)
+        assert found is not None, f"{' '.join(words)}: there is no command {name}"
+        command, context = found, typer.Context(found, parent=context, info_name=name, **found.context_settings)
+    if program == "mobizo-agent":
+        arguments = complete_adb_option(arguments)
+    _, left, _ = command.make_parser(context).parse_args(list(arguments))
+    assert left == [] or context.allow_extra_args, f"{' '.join(words)}: {left} is too much"
+
+
+def blocks(page):
+    """The blocks of a page except those that another test runs."""
+    return [each for each in FENCE.finditer(page.read_text()) if (relative(page), each["language"]) not in RUN]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if FENCE.search(page.read_text())], ids=relative)
+def test_commands_in_blocks(page):
+    targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for block in blocks(page):
+        others = []
+        for words in commands(block["text"]):
+            ours = [place for place, word in enumerate(words) if word in PROGRAMS]
+            if ours and (ours[0] == 0 or words[0] == "docker"):
+                check(words[ours[0] :])
+            if words[0] in PROGRAMS:
+                continue
+            if words[0] == "make":
+                assert words[1] in targets, words
+            elif words[:3] == ["python", "-m", "bench"]:
+                assert words[3] in {*BENCHMARKS, "NAME"}, words
+            elif words[0] not in HARMLESS:
+                others.append(words[0])
+        assert not others or NOT_RUN.search(block["before"]), f"why is it not run? {others} in {block['text']}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "commands"], ids=relative)
+def test_commands_in_the_text(page):
+    text_of_page = page.read_text()
+    for text in INLINE.findall(text_of_page) + INDENTED.findall(FENCE.sub("", text_of_page)):
+        for words in commands(text):
+            if words[0] in PROGRAMS:
+                check(words)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_committed_pages_of_commands_are_current(program, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    done = CliRunner().invoke(PROGRAMS[program], ["--reference"], prog_name=program, catch_exceptions=False)
+    path = f"docs/commands/{program}.md"
+    assert (ROOT / path).read_text() == done.stdout, f"the commands changed: {program} --reference > {path}"

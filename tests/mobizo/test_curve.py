@@ -1,0 +1,58 @@
+"""`Curve`: what it takes from a job's events, as a data frame and as a plot; the run itself is tests/examples."""
+
+import sys
+
+import matplotlib
+import pytest
+
+from mobizo import Curve, CurvePoint
+from shared.job import JobView, Progress
+
+MEASURED = {"split": "validation", "correct": 6, "total": 8, "loss": 0.5}
+RESULT = {
+    "steps": 4,
+    "best_step": 4,
+    "train_seconds": 1,
+    "seconds": 2,
+    "peak_rss_bytes": 1,
+    "evaluations": [{"step": 0, **MEASURED, "correct": 4}, {"step": 4, **MEASURED}],
+}
+
+
+@pytest.fixture
+def curve(app):
+    job = app.submit()
+    body = {**RESULT, "evaluations": [*RESULT["evaluations"], {"step": 4, **MEASURED, "adapter": "best"}]}
+    view = JobView.model_validate(app.get(f"/v1/jobs/{job['id']}").json() | {"result": body})
+    trained = [Progress(phase="training", step=step, steps=4, loss=1 / step) for step in (1, 2, 4)]
+    return Curve.of([*trained, Progress(phase="evaluating", step=4, steps=4), view])
+
+
+def test_points_are_losses_and_validations_by_step(curve):
+    assert curve.points == (
+        CurvePoint(0, None, 0.5, 0.5),
+        CurvePoint(1, 1.0),
+        CurvePoint(2, 0.5),
+        CurvePoint(4, 0.25, 0.5, 0.75),
+    )
+
+
+def test_the_frame_has_a_row_for_each_step(curve):
+    frame = curve.to_frame()
+    assert list(frame.index) == [0, 1, 2, 4]
+    assert frame["validation_accuracy"].dropna().to_dict() == {0: 0.5, 4: 0.75}
+    assert Curve(()).to_frame().empty
+
+
+def test_the_plot_has_loss_and_accuracy(curve):
+    matplotlib.use("Agg")
+    axes = curve.plot()
+    lines = [line for each in axes.figure.axes for line in each.lines]
+    assert [list(line.get_ydata()) for line in lines] == [[1.0, 0.5, 0.25], [0.5, 0.75]]
+
+
+@pytest.mark.parametrize(("method", "package"), [("to_frame", "pandas"), ("plot", "matplotlib")])
+def test_a_missing_package_names_the_extra(method, package, curve, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ModuleNotFoundError, match=r"mobizo\[notebook\]"):
+        getattr(curve, method)()
