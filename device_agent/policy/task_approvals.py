@@ -85,7 +85,7 @@ def task_lines(task: Task) -> Iterator[str]:
         yield f"learns to write  {LEARNED[task.kind]}"
     if task.messages_field is not None:
         yield f"messages  field {_visible(task.messages_field)}"
-    else:
+    elif task.prompt:
         yield f"prompt    {_visible(task.prompt)}"
     if task.answer is not None:
         yield f"text      {_visible(task.answer)}"

@@ -28,7 +28,7 @@ LEAST_RECORDS = 2  # of each label
 
 @dataclass(frozen=True)
 class OwnData:
-    """A file that was checked. suggested: whether the task was made from the file's labels."""
+    """A file that was checked. suggested: whether the task was made from the file's columns."""
 
     addition: Addition
     task: Task

@@ -119,7 +119,7 @@ def _add_base(site: Site, source: str) -> str:
 
 
 def _show_data(data: OwnData, console: Console) -> None:
-    origin = "made from the file's labels" if data.suggested else "as given"
+    origin = "suggested by the file's columns" if data.suggested else "as given"
     console.print(f"[bold]task[/bold] {data.task.name}, {origin}:", soft_wrap=True)
     for line in (*task_lines(data.task), *data.check.lines()):
         console.print(f"  {line}", markup=False, soft_wrap=True)
