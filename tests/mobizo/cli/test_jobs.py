@@ -40,7 +40,27 @@ def test_submit_list_cancel(call, request_file):
     assert job["id"] in call("job", "list").stdout
     cancelled = json.loads(call("job", "cancel", job["id"], "--json").stdout)
     assert cancelled["state"] == "cancelled"
-    assert call("job", "watch", job["id"]).exit_code == 0
+    watched = call("job", "watch", job["id"])
+    assert watched.exit_code == 1
+    assert f"mobizo job retry {job['id']}" in watched.stderr
+
+
+def test_retry_submits_the_same_request_as_a_new_job(call, fleet, app, device, tmp_path):
+    fleet.ready_job(app)
+    device.finish(device.lease())
+    own = {"recipe": {"estimator": "auto"}, "start": {"adapter": "alice-movies"}, "rules": {"charging": True}}
+    (tmp_path / "job.json").write_text(json.dumps(job_request(**own, priority=3)))
+    first = json.loads(call("job", "submit", tmp_path / "job.json", "--json").stdout)
+    refused = call("job", "retry", first["id"])
+    assert refused.exit_code == 1
+    assert "cancel it" in refused.stderr
+    call("job", "cancel", first["id"])
+    again = json.loads(call("job", "retry", first["id"], "--json").stdout)
+    assert again["id"] != first["id"]
+    assert {name: again[name] for name in ("request", "recipe_id")} == {
+        name: first[name] for name in ("request", "recipe_id")
+    }
+    assert len(call("job", "list", "--limit", "1").stdout.splitlines()) == 1
 
 
 def test_a_job_chooses_its_whole_recipe(call, tmp_path):
