@@ -18,7 +18,20 @@ from mobizo.cli.console import stop
 from mobizo.cli.settings import Settings, resolve
 from mobizo.client import Client
 from mobizo.pinned_keys import PinnedKeys, default_path
-from shared.errors import BadRequest, Forbidden, MobizoError, TooManyRequests, Unauthorized
+from shared.errors import (
+    AdapterNotFound,
+    BadRequest,
+    CohortNotFound,
+    Forbidden,
+    MobizoError,
+    NotFound,
+    RevisionNotFound,
+    RoundNotFound,
+    TooManyRequests,
+    Unauthorized,
+    UnknownBase,
+    VersionHeld,
+)
 from shared.transport import Unreachable
 
 Server = Annotated[
@@ -41,6 +54,12 @@ NEXT_STEPS: tuple[tuple[type[MobizoError], str], ...] = (
     (Forbidden, "`mobizo whoami` shows what this token may do"),
     (Unreachable, "`mobizo config` shows where the address comes from"),
     (TooManyRequests, "try again later"),
+    (AdapterNotFound, "`mobizo adapter list` shows the adapters"),
+    (RevisionNotFound, "`mobizo adapter versions ADAPTER` shows the versions"),
+    (VersionHeld, "`mobizo adapter approve ADAPTER@REVISION` approves a held version"),
+    (CohortNotFound, "`mobizo cohort list` shows the cohorts"),
+    (RoundNotFound, "`mobizo cohort rounds COHORT` shows the rounds"),
+    (UnknownBase, "`mobizo base list` shows the base models"),
 )
 
 
@@ -60,26 +79,31 @@ class Connect:
             raise stop(error.detail, 2) from error
 
     @contextmanager
-    def __call__(self) -> Iterator[Client]:
-        """Yields a client. Ends the command with a one-line message and status 1 if a request fails."""
+    def __call__(self, listing: str = "") -> Iterator[Client]:
+        """Yields a client. Ends the command with a one-line message and status 1 if a request fails.
+
+        listing: the command that lists what this command names by its id.
+        """
         found = self.settings()
         if found.token.value is None:
             why = "" if found.token.origin == "not set" else f" ({found.token.origin})"
             raise stop(f"no token for {found.url}{why}: run `mobizo login`, set MOBIZO_TOKEN or give --token", 2)
-        with client_of(found.url, found.token.value) as client:
+        with client_of(found.url, found.token.value, listing) as client:
             yield client
 
 
 @contextmanager
-def client_of(url: str, token: str) -> Iterator[Client]:
-    """Yields a client of a server. Ends the command with a one-line message and status 1 if a request fails."""
+def client_of(url: str, token: str, listing: str = "") -> Iterator[Client]:
+    """Yields a client of a server; otherwise as `Connect`."""
     if not re.fullmatch(r"[!-~]+", token):  # printable ASCII without spaces, as an HTTP header requires
         raise stop("the token contains spaces, line breaks or non-ASCII characters; copy it again", 2)
     try:
         with Client(url, token, pinned_keys=PinnedKeys(default_path())) as client:
             yield client
     except MobizoError as error:
-        steps = (step for kind, step in NEXT_STEPS if isinstance(error, kind))
+        steps = [step for kind, step in NEXT_STEPS if isinstance(error, kind) and "`mobizo" not in error.detail]
+        if type(error) is NotFound and listing:
+            steps = [f"`{listing}` shows what exists"]
         raise stop("; ".join((error.detail, *steps)), 1) from error
     except (json.JSONDecodeError, ValidationError) as error:
         raise stop(

@@ -37,10 +37,15 @@ NO_USERS = "No user was given: the device gets no job until `mobizo device bind 
 
 @group.command("enroll-token")
 @server_command
-def create_enrollment_token(connect: Connect, user: Users = None, as_json: Json = False) -> None:
+def create_enrollment_token(
+    connect: Connect,
+    user: Users = None,
+    expires_in_seconds: Annotated[int, typer.Option(help="How long the token can be used.")] = 3600,
+    as_json: Json = False,
+) -> None:
     """Create a one-time token with which one device can enroll (operator)."""
     try:
-        request = EnrollmentRequest(users=user or [])
+        request = EnrollmentRequest(users=user or [], expires_in_seconds=expires_in_seconds)
     except ValidationError as error:
         raise stop(invalid_field(error), 2) from error
     with connect() as client:
@@ -113,7 +118,7 @@ def list_devices(connect: Connect, limit: Limit = MOST_ROWS, as_json: Json = Fal
 @server_command
 def view(connect: Connect, device: Device, as_json: Json = False) -> None:
     """Show a device: its users, labels, data sets and state."""
-    with connect() as client:
+    with connect("mobizo device list") as client:
         found = client.devices.get(device)
     if as_json:
         print_json(found)
@@ -150,7 +155,7 @@ def label(
         changes = DeviceChange(labels={key: value or None for key, _, value in pairs}).labels
     except ValidationError as error:
         raise stop(invalid_field(error), 2) from error
-    with connect() as client:
+    with connect("mobizo device list") as client:
         found = client.devices.label(device, changes)
     print_json(found) if as_json else out.print(f"{found.name}: {_labels(found) or 'no labels'}", markup=False)
 
@@ -159,7 +164,7 @@ def label(
 @server_command
 def bind(connect: Connect, device: Device, user: User, as_json: Json = False) -> None:
     """Bind a user to a device: from now on the device gets the user's jobs (operator)."""
-    with connect() as client:
+    with connect("mobizo device list") as client:
         found = client.devices.bind(device, user)
     print_json(found) if as_json else out.print(f"{found.name}: {', '.join(found.users)}", markup=False)
 
@@ -168,7 +173,7 @@ def bind(connect: Connect, device: Device, user: User, as_json: Json = False) ->
 @server_command
 def unbind(connect: Connect, device: Device, user: User) -> None:
     """Unbind a user from a device. The user's jobs on it return to the queue for other devices (operator)."""
-    with connect() as client:
+    with connect("mobizo device list") as client:
         client.devices.unbind(device, user)
     out.print(f"{device} no longer trains for {user}", markup=False)
 

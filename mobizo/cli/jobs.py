@@ -121,7 +121,7 @@ def _check_success(job: JobView) -> None:
 @server_command
 def view(connect: Connect, job_id: JobId, as_json: Json = False) -> None:
     """Show a job's state, and the reason if it waits or failed."""
-    with connect() as client:
+    with connect("mobizo job list") as client:
         job = client.jobs.get(job_id)
         waiting = client.jobs.waiting_reason(job_id) if job.state is JobState.READY and not as_json else None
     if as_json:
@@ -166,7 +166,7 @@ def _recipe_changes(job: JobView) -> list[str]:
 @server_command
 def watch(connect: Connect, job_id: JobId, as_json: Json = False) -> None:
     """Show a job's progress until it ends. With --json, print one event per line."""
-    with connect() as client:
+    with connect("mobizo job list") as client:
         if as_json:
             job = None
             for event in client.jobs.watch(job_id):
@@ -205,7 +205,7 @@ def retry(
     as_json: Json = False,
 ) -> None:
     """Submit the request of an ended job again, as a new job."""
-    with connect() as client:
+    with connect("mobizo job list") as client:
         _submitted(client, client.jobs.retry(job_id), watch, as_json)
 
 
@@ -213,6 +213,6 @@ def retry(
 @server_command
 def cancel(connect: Connect, job_id: JobId, as_json: Json = False) -> None:
     """Cancel a job."""
-    with connect() as client:
+    with connect("mobizo job list") as client:
         job = client.jobs.cancel(job_id)
     print_json(job) if as_json else out.print(f"{job.id}  {job.state}")

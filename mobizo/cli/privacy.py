@@ -100,6 +100,7 @@ def noise(
     epsilon: Annotated[float | None, typer.Option(help="Find the noise multiplier for this epsilon.")] = None,
     multiplier: Annotated[float | None, typer.Option(help="Find the epsilon of this noise multiplier.")] = None,
     delta: Delta = DELTA,
+    as_json: Json = False,
 ) -> None:
     """Compute the noise multiplier that an epsilon needs, or the epsilon of a noise multiplier. Needs no server."""
     if (epsilon is None) == (multiplier is None):
@@ -114,6 +115,9 @@ def noise(
         raise stop(invalid_field(error), 2) from error
     except MobizoError as error:
         raise stop(error.detail, 1) from error
+    if as_json:
+        print_json({"noise_multiplier": settings.sigma, "epsilon": spent, "delta": delta})
+        return
     out.print(f"noise_multiplier {settings.sigma:g}  epsilon {spent:.3f}  delta {delta:g}", markup=False)
 
 

@@ -54,9 +54,9 @@ def print_table(
         if widths[widest] <= LEAST_WIDTH:
             break
         widths[widest] = max(LEAST_WIDTH, widths[widest] - excess)
-    for row, style in ((columns, "bold"), *((row, "") for row in cells)):
-        line = "  ".join(_fitted(row[place], widths[place]) for place in shown)
-        out.print(line.rstrip(), style=style, markup=False, soft_wrap=True)
+    for number, texts in enumerate([columns, *cells]):
+        line = "  ".join(_fitted(texts[place], widths[place]) for place in shown)
+        out.print(line.rstrip(), style="" if number else "bold", markup=False, soft_wrap=True)
     if hidden := [name for place, name in enumerate(columns) if place not in shown]:
         err.print(f"not shown: {', '.join(hidden)}; use a wider terminal or --json", style="dim", soft_wrap=True)
 

@@ -68,7 +68,7 @@ def list_tokens(connect: Connect, limit: Limit = MOST_ROWS, as_json: Json = Fals
 @server_command
 def rotate_token(connect: Connect, token_id: TokenId, as_json: Json = False) -> None:
     """Replace a token by a new one with the same permissions. It is shown only once."""
-    with connect() as client:
+    with connect("mobizo token list") as client:
         created = client.tokens.rotate(token_id)
     print_json(created) if as_json else out.print(created.token, soft_wrap=True)
 
@@ -77,6 +77,6 @@ def rotate_token(connect: Connect, token_id: TokenId, as_json: Json = False) -> 
 @server_command
 def revoke_token(connect: Connect, token_id: TokenId) -> None:
     """Revoke a token with immediate effect."""
-    with connect() as client:
+    with connect("mobizo token list") as client:
         client.tokens.revoke(token_id)
     out.print(f"{token_id} is revoked")

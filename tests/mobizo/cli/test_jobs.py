@@ -274,7 +274,9 @@ def test_why_a_job_failed_is_shown(call, fleet, app, device):
     body = {"needed_bytes": 275_000, "available_bytes": 10_000}
     device.post(f"/v1/leases/{device.lease()['id']}/decline", json=body)
     assert "does-not-fit: device phone can spare 10,000 bytes" in call("job", "view", job["id"]).stdout
-    assert call("job", "view", "job_none").exit_code == 1
+    unknown = call("job", "view", "job_none")
+    assert unknown.exit_code == 1
+    assert "`mobizo job list` shows what exists" in unknown.stderr
 
 
 def test_who_am_i_and_tokens(call, operator):
@@ -290,7 +292,10 @@ def test_who_am_i_and_tokens(call, operator):
     listed = json.loads(call("token", "list", "--token", operator.token, "--json").stdout)
     assert [item["name"] for item in listed] == ["shop", "", ""]
     assert shop["token_id"] in call("token", "list", "--token", operator.token).stdout
-    assert call("token", "revoke", shop["token_id"], "--token", operator.token).exit_code == 0
+    rotated = call("token", "rotate", shop["token_id"], "--token", operator.token).stdout.strip()
     assert call("whoami", "--token", made.stdout.strip()).exit_code == 1
+    shop = json.loads(call("whoami", "--token", rotated, "--json").stdout)
+    assert call("token", "revoke", shop["token_id"], "--token", operator.token).exit_code == 0
+    assert call("whoami", "--token", rotated).exit_code == 1
     forever = call("token", "create", "--token", operator.token, "--expires-in-days", "never", "--json")
     assert json.loads(forever.stdout)["view"]["expires_at"] is None

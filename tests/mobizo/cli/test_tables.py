@@ -1,6 +1,7 @@
 """Lists on a terminal and in a pipe."""
 
 import pytest
+from typer.testing import CliRunner
 
 from mobizo import Client
 from mobizo.cli import app as cli
