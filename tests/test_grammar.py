@@ -1,6 +1,7 @@
 """The grammar of the three commands: noun and verb, help, --json, one spelling of each option; and that pages, messages
 and the demo quote commands that exist."""
 
+import json
 import re
 from pathlib import Path
 
@@ -141,3 +142,15 @@ def test_wrong_quotes_are_found():
     text = "run `mobizo adapters list`, or\nmobizo-server enroll-token\n$ mobizo job submit job.json; mobizo keeps it"
     assert wrong_quotes(text) == ["mobizo adapters list", "mobizo-server enroll-token"]
     assert wrong_quotes("mobizo adapter pull a \\\n  --to b --revision v1") == ["mobizo adapter pull --revision"]
+
+
+def test_the_page_lists_every_command_of_the_client_and_schemas_that_exist():
+    page = (ROOT / "docs" / "clients.md").read_text()
+    rows = re.findall(
+        r"^\| (.+?) \| .+? \| (.+?) \|$", page.split("### Commands")[1].split("### Profiles")[0], re.MULTILINE
+    )
+    listed = {tuple(re.findall(r"[a-z-]+", text)[:2]) for row, _ in rows for text in re.findall(r"`(.+?)`", row)}
+    names = {words[1:] for words in LEAVES if words[0] == "mobizo"} | {("config",)}
+    assert listed == names
+    schemas = json.loads((ROOT / "docs" / "openapi.json").read_text())["components"]["schemas"]
+    assert {name for _, text in rows for name in re.findall(r"`([A-Z]\w+)", text)} - set(schemas) == set()
