@@ -68,7 +68,7 @@ def _address(kept: Profile, interactive: bool) -> str:
     if interactive:
         return str(typer.prompt("Server", default=kept.server or DEFAULT_SERVER, err=True))
     if kept.server is None:
-        raise stop("standard input is not a terminal: name the server with --server", 2)
+        raise stop("no server: give --server or set MOBIZO_SERVER", 2)
     return kept.server
 
 
