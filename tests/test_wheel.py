@@ -63,7 +63,9 @@ def test_the_programs_start_from_an_installation(wheel, tmp_path):
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     programs = {"mobizo": "mobizo.cli", "mobizo-agent": "device_agent.cli.main", "mobizo-server": "server.cli.main"}
     for program, module in programs.items():
-        code = f"import sys, {module} as found; sys.argv = [{program!r}, '--version']; print(found.__file__); found.main()"
+        code = (
+            f"import sys, {module} as found; sys.argv = [{program!r}, '--version']; print(found.__file__); found.main()"
+        )
         command = [python, "-W", "ignore", "-c", code]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
         where, told = done.stdout.splitlines()
