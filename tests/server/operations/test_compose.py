@@ -1,4 +1,4 @@
-"""The compose files and the Dockerfile: what they promise, read from the files. `test_topology` runs the hardened one."""
+"""The compose files and the Dockerfile: what they promise, read from them. `test_topology` runs the hardened one."""
 
 import json
 import os
