@@ -32,7 +32,7 @@ QUOTING = [
         path
         for folder in ("mobizo", "server", "device_agent", "shared", "simulation", "examples", "deploy")
         for path in sorted((ROOT / folder).rglob("*"))
-        if path.suffix in (".py", ".cpp", ".service", ".conf", ".yml")
+        if path.suffix in (".py", ".html", ".cpp", ".service", ".conf", ".yml")
     ),
 ]
 
