@@ -63,6 +63,8 @@ def check(words):
     while hasattr(command, "list_commands"):
         if not arguments or arguments[0].startswith("-"):
             break
+        if arguments[0].isupper():  # a placeholder, as in `mobizo NOUN VERB`
+            return
         name, *arguments = arguments
         found = command.get_command(context, name)
         assert found is not None, f"{' '.join(words)}: there is no command {name}"

@@ -13,7 +13,7 @@ from nbclient import NotebookClient
 from mobizo import Client
 from shared.protocol import EnrollmentRequest
 from tests.device_agent.conftest import ROOT, base, dataset, runner_directory
-from tests.device_agent.service import call, environment, service, service_home
+from tests.device_agent.service import call, environment, service, service_home, wait_until
 
 __all__ = ["base", "call", "dataset", "environment", "runner_directory", "service", "service_home"]  # fixtures
 NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
@@ -24,6 +24,7 @@ def agent(call, service, environment, dataset, tmp_path):
     """An agent with the data set `reviews`."""
     home = str(tmp_path / "agent")
     with Client(service.url, service.token) as client:
+        wait_until(lambda: list(client.bases.list()))
         token = client.devices.create_enrollment_token(EnrollmentRequest(users=["alice"])).token
     call("device_agent", "enroll", "--server", service.url, "--token", token, "--name", "laptop", "--home", home)
     command = [sys.executable, "-m", "device_agent", "run", "--data", f"reviews={dataset}", "--home", home]
