@@ -78,9 +78,9 @@ def join(
     user_code: Annotated[str, Query(max_length=40)] = "",
 ) -> Response:
     """The device that shows a code, to be compared with the device before it is let in."""
-    asked = (
-        AuthorizationService(session, state.settings).find(visitor.principal.tenant, user_code) if user_code else None
-    )
+    asked = None
+    if user_code:
+        asked = AuthorizationService(session, state.settings).find(visitor.principal.tenant, user_code)
     return page(request, visitor, "join.html", "Let a device in", asked=asked, user_code=user_code)
 
 

@@ -1,4 +1,7 @@
-"""Lays out the versions of an adapter as a drawing: each version in its row, a line to the version it was trained from."""
+"""Lays out the versions of an adapter as a drawing: each has a row, and a line to the version that it was trained from.
+
+Lines of descent that branch get lanes of their own.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def operations(request: Request, visitor: Annotated[Visitor, signed_in()], state
 
 
 def shown_settings(settings: Settings) -> list[tuple[str, str, str, bool]]:
-    """Returns name, value, description and whether it differs from the default, of every setting; secrets are hidden."""
+    """Returns name, value, description and whether it was changed, of every setting; secrets are hidden."""
     rows = []
     for name, field in Settings.model_fields.items():
         value = getattr(settings, name)

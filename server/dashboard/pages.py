@@ -31,6 +31,7 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+NOTHING = "\N{EN DASH}"  # for a value that is not known
 LOGIN = "/ui/login"
 # (title, address, scope without which it is not shown)
 NAVIGATION: tuple[tuple[str, str, Scope | None], ...] = (
@@ -88,7 +89,7 @@ def distance(seconds: float) -> str:
 def duration(seconds: float | None) -> str:
     """Returns a duration with its largest unit, and the next one where that matters: 45 s, 3 min 20 s, 5 h 12 min."""
     if seconds is None:
-        return "–"
+        return NOTHING
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 or seconds == int(seconds) else f"{seconds:.1f} s"
     whole = int(seconds)
@@ -103,7 +104,7 @@ def duration(seconds: float | None) -> str:
 def size(number: float | None) -> str:
     """Returns bytes in a decimal unit with three digits."""
     if number is None:
-        return "–"
+        return NOTHING
     value = float(number)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:
@@ -114,13 +115,13 @@ def size(number: float | None) -> str:
 
 def percent(share: float | None) -> str:
     """Returns a share in percent with one digit."""
-    return "–" if share is None else f"{share:.1%}"
+    return NOTHING if share is None else f"{share:.1%}"
 
 
 def figure(number: float | None, digits: int = 3) -> str:
     """Returns a number with some significant digits."""
     if number is None:
-        return "–"
+        return NOTHING
     return f"{number:,}" if isinstance(number, int) else f"{number:.{digits}g}"
 
 

@@ -73,7 +73,7 @@ def refusal(request: Request, error: MobizoError) -> Response:
         error.title,
         problem.status_code,
         error=error,
-        status=problem.status_code,
+        number=problem.status_code,
         missing=missing,
         remedy=REMEDIES.get(error.code),
         gone=isinstance(error, NotFound),
