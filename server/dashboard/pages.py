@@ -80,9 +80,9 @@ def _moment(value: datetime | None, absent: str = "never") -> Markup:
 
 def distance(seconds: float) -> str:
     """Returns the distance of a moment in words; negative seconds lie in the future."""
-    words = duration(abs(seconds))
     if abs(seconds) < 1:
         return "now"
+    words = duration(int(abs(seconds)))
     return f"{words} ago" if seconds > 0 else f"in {words}"
 
 

@@ -55,7 +55,9 @@
       this.latest = data;
       if (data.phase === "compiling" || !data.steps) return;
       const point = this.points.get(data.step) || {};
-      for (const name of ["loss", "accuracy", "lr"]) if (data[name] !== null && data[name] !== undefined) point[name] = data[name];
+      for (const name of ["loss", "lr"]) if (data[name] !== null && data[name] !== undefined) point[name] = data[name];
+      // A device repeats its latest accuracy until the next validation.
+      if (data.accuracy !== null && data.accuracy !== undefined && data.accuracy !== this.accuracy) point.accuracy = this.accuracy = data.accuracy;
       this.points.set(data.step, point);
     }
     job(data) {
