@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
@@ -78,7 +79,7 @@ def new(request: Request, visitor: Writer, state: State, session: Reading) -> Re
 async def submit(request: Request, visitor: Writer, form: Fields, state: State) -> Response:
     """Submits a job, as POST /v1/jobs does, or shows the form again with what is wrong."""
     try:
-        asked = read_request(form)
+        asked = await run_in_threadpool(read_request, form)
         if asked.privacy is not None:
             await prepare(state, visitor.principal.tenant, asked)
         job_id = await state.write_queue.run(_submit, state, visitor, asked)

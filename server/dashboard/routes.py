@@ -10,9 +10,10 @@ from fastapi.exceptions import RequestValidationError
 
 from server.dashboard.pages import LOGIN, finished, page, redirect, return_path
 from server.dashboard.sessions import Visitor
+from server.settings import Settings
 from server.web.middleware import from_validation, problem_response
 from server.web.openapi import operation_id
-from server.web.routes import Handler, Route
+from server.web.routes import UNCHECKED_BODY_BYTES, Handler, Route
 from shared.errors import Forbidden, MobizoError, NotFound, TooManyRequests, Unauthorized
 
 EVENTS = "text/event-stream"
@@ -30,6 +31,10 @@ class PageRoute(Route):
 
     def __init__(self, path: str, endpoint: Any, **options: Any) -> None:
         super().__init__(path, endpoint, **{**options, "include_in_schema": False})
+
+    def body_limit(self, settings: Settings) -> int:
+        """Returns the most bytes of a form."""
+        return min(UNCHECKED_BODY_BYTES, super().body_limit(settings))
 
     def get_route_handler(self) -> Handler:
         """Returns the function that answers a request."""
