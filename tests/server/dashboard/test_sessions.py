@@ -13,7 +13,7 @@ from server.database.columns import utc_now
 from server.identity.tenants import TenantService
 from server.identity.tokens import TokenService
 from shared.access import Role
-from tests.server.dashboard.conftest import Person
+from tests.server.dashboard.people import Person
 
 PAGES = ("/", "/ui/jobs", "/ui/devices", "/ui/adapters", "/ui/cohorts", "/ui/programs", "/ui/operations", "/ui/none")
 
