@@ -33,4 +33,4 @@ def person(fleet):
 @pytest.fixture
 def stocked(fleet):
     """The server with jobs, devices, versions and a cohort: (fleet, device that trains, its lease)."""
-    return fleet, *populate(fleet)
+    return fleet, *populate(fleet, every=50)

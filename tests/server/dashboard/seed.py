@@ -91,11 +91,11 @@ def evaluations(steps, top=0.84):
     ]
 
 
-def run(fleet, app, device, top=0.84, value=0.5, **changes):
+def run(fleet, app, device, top=0.84, value=0.5, every=3, **changes):
     """A job that a device trains to its end."""
     fleet.ready_job(app, **changes)
     lease = device.lease(capabilities=CAPABLE | {"battery_percent": 76, "charging": True}, **LEASED)
-    report(device, lease, 150, top)
+    report(device, lease, 150, top, every)
     return device.finish(
         lease,
         value,
@@ -119,17 +119,37 @@ def ask_to_join(fleet, name="tablet"):
     return answer.json()
 
 
-def populate(fleet):
-    """Fills the server; returns the device that trains now, and its lease."""
+def populate(fleet, every=3):
+    """Fills the server; returns the device that trains now, and its lease. every: steps between two reports."""
     app = fleet.app()
     settings = {"training": {"steps": 150, "schedule": "cosine"}}
+    learning = settings | {"every": every}
     phone = fleet.device(name="alices-phone")
     jetson = fleet.device(name="jetson-lab", users=("bob", "carol"))
-    run(fleet, app, phone, 0.796, **settings)
-    run(fleet, app, phone, 0.842, 0.7, **settings, start={"adapter": "alice-movies"}, recipe={})
-    run(fleet, app, phone, 0.761, 0.2, **settings, start={"adapter": "alice-movies", "revision": "v1"}, recipe={})
-    run(fleet, app, jetson, 0.823, user="bob", adapter="bob-reviews", **settings)
-    run(fleet, app, jetson, 0.855, 0.6, user="bob", adapter="bob-reviews", training={"steps": 150, "lr": 0.003})
+    run(fleet, app, phone, 0.796, **learning)
+    run(fleet, app, phone, 0.842, 0.7, **learning, start={"adapter": "alice-movies"}, recipe={})
+    run(
+        fleet,
+        app,
+        phone,
+        0.761,
+        0.2,
+        **learning,
+        start={"adapter": "alice-movies", "revision": "v1"},
+        recipe={},
+    )
+    run(fleet, app, jetson, 0.823, user="bob", adapter="bob-reviews", **learning)
+    run(
+        fleet,
+        app,
+        jetson,
+        0.855,
+        0.6,
+        user="bob",
+        adapter="bob-reviews",
+        training={"steps": 150, "lr": 0.003},
+        every=every,
+    )
     failed = fleet.ready_job(app, user="carol", adapter="carol-mail", **settings)
     lease = jetson.lease()
     body = {"code": "task-not-approved", "detail": "the owner of the device has not approved this task for 'movies'"}
@@ -148,7 +168,7 @@ def populate(fleet):
     fleet.ready_job(app, user="dora", adapter="dora-mail", **settings)
     fleet.ready_job(app, **settings, start={"adapter": "alice-movies"}, recipe={})
     lease = phone.lease(capabilities=CAPABLE | {"battery_percent": 64, "charging": True}, **LEASED)
-    report(phone, lease, 70)
+    report(phone, lease, 70, every=every)
     app.submit(user="bob", adapter="bob-mail", recipe={"rank": 8})
     ask_to_join(fleet)
     return phone, lease
