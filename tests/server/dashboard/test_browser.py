@@ -8,7 +8,7 @@ import pytest
 from server.app import create_app
 from shared.access import Role
 from tests.server.actors import serving
-from tests.server.dashboard.browsing import CHROMIUM, MISSING, NARROW, SCHEMES, Tab, addresses, chromium
+from tests.server.dashboard.browsing import CHROMIUM, MISSING, NARROW, SCHEMES, WIDE, Tab, addresses, chromium
 from tests.server.dashboard.seed import ask_to_join, populate, progress, report
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
@@ -136,21 +136,19 @@ def test_a_restart_of_the_server_loses_no_figure(tab, fleet, app, device, lease)
 @pytest.mark.slow
 def test_every_page_is_accessible_and_fits_every_screen(tab, fleet):
     device, _ = populate(fleet, every=25)
-    every = addresses(fleet, device)
-    found = {}
-    for scheme in SCHEMES:
-        here = tab(scheme=scheme)
-        code = ask_to_join(fleet)["user_code"]
-        for name, path in {**every, "join": f"/ui/devices/join?user_code={code}"}.items():
-            assert here.go(path) == 200, path
-            if name in ("job", "compare"):
-                here.drawn()
+    code, found, here = ask_to_join(fleet)["user_code"], {}, tab()
+    for name, path in {**addresses(fleet, device), "join": f"/ui/devices/join?user_code={code}"}.items():
+        assert here.go(path) == 200, path
+        if name in ("job", "compare"):
+            here.drawn()
+        for scheme in SCHEMES:
+            here.page.emulate_media(color_scheme=scheme)
             if bad := here.violations():
                 found[name, scheme] = bad
-            here.page.set_viewport_size(NARROW)
-            if (pixels := here.overflow()) > 0:
-                found[name, scheme, "narrow"] = pixels
-            here.page.set_viewport_size({"width": 1280, "height": 800})
+        here.page.set_viewport_size(NARROW)
+        if (pixels := here.overflow()) > 0:
+            found[name, "narrow"] = pixels
+        here.page.set_viewport_size(WIDE)
     assert found == {}
     login = Tab(here.context.browser, fleet.url, "dark", NARROW)
     login.go("/ui/login")
