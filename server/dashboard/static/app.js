@@ -28,7 +28,7 @@
   // One run: its events so far, by step, and the stream that brings more.
   class Run {
     constructor(id, changed) {
-      this.id = id; this.changed = changed; this.last = 0; this.final = false;
+      this.id = id; this.changed = changed; this.last = 0; this.steps = 0; this.final = false;
       this.points = new Map();
       this.open();
     }
@@ -54,6 +54,7 @@
     progress(data) {
       this.latest = data;
       if (data.phase === "compiling" || !data.steps) return;
+      this.steps = data.steps;
       const point = this.points.get(data.step) || {};
       for (const name of ["loss", "lr"]) if (data[name] !== null && data[name] !== undefined) point[name] = data[name];
       // A device repeats its latest accuracy until the next validation.
@@ -78,13 +79,14 @@
     };
     const value = (self, number) => name === "accuracy" ? percent(number) : digits(number, 4);
     const options = {
-      width: box.clientWidth, height: HEIGHT, scales: { x: { time: false } },
+      width: box.clientWidth, height: HEIGHT,
+      scales: { x: { time: false, range: (self, low, high) => [0, Math.max(high ?? 1, 1, ...runs.map((run) => run.steps))] } },
       axes: [{ ...axis }, { ...axis, size: 56, values: (self, marks) => marks.map((mark) => name === "accuracy" ? percent(mark).replace(".0%", "%") : digits(mark, 4)) }],
       series: [{ label: "step" }, ...runs.map((run, index) => ({
         label: runs.length > 1 ? `${name} ${index + 1}` : name, stroke: colour(`--line-${index + 1}`), width: 2, value, spanGaps: true,
         points: { show: name === "accuracy", size: 6 },
       }))],
-      cursor: { drag: { x: true, y: false } },
+      cursor: { drag: { x: false, y: false } },
     };
     box.replaceChildren();
     return new uPlot(options, [[]], box);
