@@ -10,7 +10,7 @@ from tests.server.dashboard.browsing import NARROW, WIDE, Tab, addresses, chromi
 from tests.server.dashboard.seed import ask_to_join, populate, standing_server
 
 IMAGES = Path(__file__).resolve().parents[3] / "docs" / "images"
-COLOURS, MOST_BYTES = 64, 100_000
+COLOURS, MOST_BYTES = 160, 100_000
 # name: (page, colour scheme, size)
 SHOTS = {
     "overview": ("overview", "light", WIDE),
