@@ -17,8 +17,9 @@ from server.database.columns import utc_now
 from server.identity.devices.authorization import AuthorizationService
 from server.identity.devices.repository import BindingRepository, Device, DeviceRepository, is_cooling_down
 from server.identity.devices.service import DeviceService
+from server.jobs.leases.repository import LeaseRepository
 from server.jobs.leases.service import LeaseService
-from server.jobs.repository import Job, JobRepository
+from server.jobs.repository import Job
 from server.web.pages import Paging
 from server.web.state import Reading, State, Writing
 from shared.access import Scope
@@ -58,7 +59,7 @@ def devices(request: Request, visitor: Reader, session: Reading, paging: Paging)
     users = BindingRepository(session).users_of(ids)
     jobs: Mapping[str, Job] = {}
     if visitor.may(Scope.JOBS_READ):
-        jobs = JobRepository(session).training_on(visitor.principal.tenant, ids)
+        jobs = LeaseRepository(session).jobs_of(ids)
     found = paging.page(
         [
             (device.view(users[device.id]), standing(device, jobs.get(device.id), users[device.id]))
@@ -102,7 +103,7 @@ def device(request: Request, visitor: Reader, device_id: str, session: Reading) 
     tenant = visitor.principal.tenant
     found = DeviceService(session).get(tenant, device_id)
     users = sorted(BindingRepository(session).users(found.id))
-    job = JobRepository(session).training_on(tenant, [found.id]).get(found.id) if visitor.may(Scope.JOBS_READ) else None
+    job = LeaseRepository(session).jobs_of([found.id]).get(found.id) if visitor.may(Scope.JOBS_READ) else None
     return page(
         request,
         visitor,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -203,13 +203,6 @@ class JobRepository:
         """Returns how many jobs of a tenant are in each state, from an index alone."""
         statement = select(Job.state, func.count()).where(Job.tenant == tenant).group_by(Job.state)
         return dict.fromkeys(JobState, 0) | {state: count for state, count in self._session.execute(statement)}  # noqa: C416
-
-    def training_on(self, tenant: str, device_ids: Collection[str]) -> dict[str, Job]:
-        """Returns the job that each device of a tenant trains, by the device's id."""
-        statement = select(Job).where(
-            Job.tenant == tenant, Job.state == JobState.TRAINING, Job.device_id.in_(list(device_ids))
-        )
-        return {job.device_id or "": job for job in self._session.scalars(statement)}
 
     def programs_page(self, tenant: str, request: PageRequest) -> PageRows[Program]:
         """Returns a page of the programs that jobs of a tenant use, newest first."""
