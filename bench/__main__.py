@@ -6,6 +6,7 @@ import typer
 
 from bench.accuracy.command import accuracy
 from bench.agent.command import agent
+from bench.dashboard import dashboard
 from bench.end_to_end.command import end_to_end, options
 from bench.federation.command import federation
 from bench.figures import figures
@@ -37,6 +38,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "agent": agent,
     "server": command_of(SERVER, "Load the server with devices, downloads and jobs, and kill it at random points."),
     "registry": registry,
+    "dashboard": dashboard,
     "federation": federation,
     "figures": figures,
 }

@@ -14,6 +14,7 @@ from starlette.types import Lifespan
 from server.catalog import endpoints as bases
 from server.catalog.calibrations import endpoints as calibrations
 from server.catalog.runner_builds import endpoints as runner_builds
+from server.dashboard import endpoints as dashboard
 from server.database.columns import utc_now
 from server.database.database import Database
 from server.database.schema import prepare
@@ -78,6 +79,7 @@ SLICES = (
     inference,
     openai,
     trajectories,
+    dashboard,
     hub,
 )
 

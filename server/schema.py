@@ -5,6 +5,7 @@ from __future__ import annotations
 from server.catalog import bases
 from server.catalog.calibrations import models as calibrations
 from server.catalog.runner_builds import models as runner_builds
+from server.dashboard import sessions
 from server.database.columns import Table
 from server.federation import models as cohorts
 from server.federation.privacy import repository as privacy
@@ -46,6 +47,7 @@ __all__ = [
     "queue",
     "runner_builds",
     "secure_aggregation",
+    "sessions",
     "signing_keys",
     "tasks",
     "tenants",

@@ -269,7 +269,13 @@ class TokenService:
     def principal(self, text: str) -> Principal:
         """Returns the holder of a token. Raises Unauthorized if it is unknown, expired or revoked, TenantSuspended."""
         # A text that does not have the form of our tokens is not looked up in the database.
-        holder = self._tokens.holder(token_digest(text)) if _OURS.fullmatch(text) else None
+        return self._checked(self._tokens.holder(token_digest(text)) if _OURS.fullmatch(text) else None)
+
+    def principal_of(self, digest: str) -> Principal:
+        """Returns the holder of the token of that digest. Raises as `principal`."""
+        return self._checked(self._tokens.holder(digest))
+
+    def _checked(self, holder: Row[*tuple[Any, ...]] | None) -> Principal:
         if holder is not None and holder.revoked_at is not None and holder.role is Role.DEVICE:
             raise Unauthorized(REVOKED)
         if holder is None or holder.revoked_at is not None:

@@ -75,21 +75,23 @@ async def generate(principal: Asker, request: GenerateRequest, asker: Request, s
         TextRequest(lambda _: request.prompt, **request.model_dump(exclude={"prompt", "stream"})),
     )
     if not request.stream:
-        return await while_there(asker, _whole(generation))
+        return await while_there(asker, whole_text(generation))
     pieces = generation.pieces()
     # What is refused at once is answered as by any route.
     first = await anext(pieces)
-    return StreamingResponse(_events(state, first, pieces), media_type=EVENTS, headers=UNBUFFERED)
+    return StreamingResponse(generated_events(state, first, pieces), media_type=EVENTS, headers=UNBUFFERED)
 
 
-async def _whole(generation: answers.TextGeneration) -> GenerateResult:
+async def whole_text(generation: answers.TextGeneration) -> GenerateResult:
+    """Returns the result of a generation once it is complete."""
     async with aclosing(generation.pieces()) as pieces:
         return [piece async for piece in pieces if isinstance(piece, GenerateResult)][-1]
 
 
-async def _events(
+async def generated_events(
     state: State, first: Piece | GenerateResult, rest: AsyncGenerator[Piece | GenerateResult, None]
 ) -> AsyncIterator[bytes]:
+    """Yields the server-sent events of a text that is being generated, whose first piece has come."""
     with state.meters.streams.track_inprogress():
         async with aclosing(rest):
             yield _event(first)

@@ -9,19 +9,20 @@ import structlog
 from fastapi import Depends, Query, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from prometheus_client import CollectorRegistry, Counter
+from sqlalchemy.orm import Session
 
 from server.identity.access_rules import needs
 from server.identity.tokens import Principal
 from server.jobs.events import LastEventId, job_events, make_event_feed
 from server.jobs.preparation import prepare
-from server.jobs.repository import JobFilter, JobRepository
+from server.jobs.repository import Job, JobFilter, JobRepository
 from server.jobs.scheduling.explanation import ExplanationService
 from server.jobs.service import JobService
 from server.web.idempotency import Once
 from server.web.openapi import Responses, raises
 from server.web.pages import Paging
 from server.web.routes import IfMatch, Routes
-from server.web.state import Reading, State, Writing
+from server.web.state import AppState, Reading, State, Writing
 from shared.access import Scope
 from shared.errors import (
     AdapterNotFound,
@@ -68,6 +69,16 @@ async def _prepare(principal: Writer, request: JobRequest, state: State) -> None
         await prepare(state, principal.tenant, request)
 
 
+def submit_job(principal: Principal, request: JobRequest, state: AppState, session: Session) -> Job:
+    """Submits a job of a caller with the scope `jobs:write`, whose privacy was prepared, and counts it."""
+    if request.start is not None and Scope.ADAPTERS_READ not in principal.scopes:
+        raise Forbidden("start: the token lacks: adapters:read", missing=[Scope.ADAPTERS_READ])
+    job = JobService(session, state.artifacts).submit(principal.tenant, request)
+    state.meters.part(make_program_counter).labels("hit" if job.state is JobState.READY else "miss").inc()
+    _log.info("job-submitted", job=job.id, recipe=job.recipe_id, state=job.state)
+    return job
+
+
 @router.post(
     "",
     status_code=202,
@@ -90,11 +101,7 @@ def submit(
 
     With `start` the job continues from an adapter version of the tenant, which also requires the scope `adapters:read`.
     """
-    if request.start is not None and Scope.ADAPTERS_READ not in principal.scopes:
-        raise Forbidden("start: the token lacks: adapters:read", missing=[Scope.ADAPTERS_READ])
-    job = JobService(session, state.artifacts).submit(principal.tenant, request)
-    state.meters.part(make_program_counter).labels("hit" if job.state is JobState.READY else "miss").inc()
-    _log.info("job-submitted", job=job.id, recipe=job.recipe_id, state=job.state)
+    job = submit_job(principal, request, state, session)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return job.view()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict
-from sqlalchemy import ForeignKey, Index, String, Text, delete, false, or_, select, text
+from sqlalchemy import ForeignKey, Index, String, Text, delete, false, func, or_, select, text
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.catalog.calibrations.service import names_calibration
@@ -198,6 +198,16 @@ class JobRepository:
                 if value is not None:
                     statement = statement.where(column == value)
         return page_of(self._session, statement, Job, request)
+
+    def counts(self, tenant: str) -> dict[JobState, int]:
+        """Returns how many jobs of a tenant are in each state, from an index alone."""
+        statement = select(Job.state, func.count()).where(Job.tenant == tenant).group_by(Job.state)
+        return dict.fromkeys(JobState, 0) | {state: count for state, count in self._session.execute(statement)}  # noqa: C416
+
+    def programs_page(self, tenant: str, request: PageRequest) -> PageRows[Program]:
+        """Returns a page of the programs that jobs of a tenant use, newest first."""
+        used = select(Job.number).where(Job.recipe_id == Program.recipe_id, Job.tenant == tenant).exists()
+        return page_of(self._session, select(Program).where(used), Program, request)
 
     def awaiting_program(self, recipe_id: str) -> Sequence[Job]:
         """Returns the jobs that wait for the program of a recipe, oldest first and locked."""

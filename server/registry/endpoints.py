@@ -112,9 +112,17 @@ def compare(
     other: Annotated[str | None, Query(max_length=100, description="the adapter on the right; null: the same")] = None,
 ) -> Comparison:
     """Compares two versions: settings, scores, and B if both have the same A."""
+    return compare_revisions(state, principal.tenant, (name, left), (other or name, right))
+
+
+def compare_revisions(state: AppState, tenant: str, left: tuple[str, str], right: tuple[str, str]) -> Comparison:
+    """Compares two versions of a tenant, each named by (adapter, revision), outside of any transaction.
+
+    Raises AdapterNotFound, RevisionNotFound or Damaged.
+    """
     with state.database.reading() as session:
-        _, first = resolve(session, principal.tenant, name, left)
-        _, second = resolve(session, principal.tenant, other or name, right)
+        _, first = resolve(session, tenant, *left)
+        _, second = resolve(session, tenant, *right)
         session.expunge_all()
     facts = first.signed.manifest, second.signed.manifest
     weights = None

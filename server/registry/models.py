@@ -25,6 +25,7 @@ from shared.registry import AdapterAction, AdapterEvent, AdapterManifest, Approv
 from shared.zo.lora import BaseShape
 
 _DELETED = text("deleted_at IS NOT NULL")
+_IS_HELD = text("kept_state = 'held' AND deleted_at IS NULL")
 
 
 class Adapter(Numbered, Table):
@@ -55,6 +56,7 @@ class StoredVersion(Numbered, Table):
         UniqueConstraint("adapter_number", "version"),
         # For lists of versions, and for the latest approved version.
         Index("ix_adapter_versions_state", "adapter_number", "number", "kept_state", "deleted_at"),
+        Index("ix_adapter_versions_held", "adapter_number", "number", sqlite_where=_IS_HELD, postgresql_where=_IS_HELD),
         Index("ix_adapter_versions_revision", "adapter_number", "revision"),
         Index("ix_adapter_versions_device", "device_id", "adapter_number"),
         Index("ix_adapter_versions_deleted", "deleted_at", sqlite_where=_DELETED, postgresql_where=_DELETED),
@@ -141,7 +143,10 @@ class StoredEvent(Numbered, Table):
     """An entry of the audit trail. Entries are never changed, and remain after the adapter is removed."""
 
     __tablename__ = "adapter_events"
-    __table_args__ = (Index("ix_adapter_events_adapter", "tenant", "adapter", "number"),)
+    __table_args__ = (
+        Index("ix_adapter_events_adapter", "tenant", "adapter", "number"),
+        Index("ix_adapter_events_tenant", "tenant", "number"),
+    )
 
     tenant: Mapped[str] = mapped_column(String(96))
     adapter: Mapped[str] = mapped_column(String(96))
@@ -243,6 +248,10 @@ class AuditTrail:
         """Returns a page of the entries about an adapter, newest first. The adapter may have been removed."""
         statement = select(StoredEvent).where(StoredEvent.tenant == tenant, StoredEvent.adapter == name)
         return page_of(self._session, statement, StoredEvent, request)
+
+    def of_tenant(self, tenant: str, request: PageRequest) -> PageRows[StoredEvent]:
+        """Returns a page of the entries about all adapters of a tenant, newest first."""
+        return page_of(self._session, select(StoredEvent).where(StoredEvent.tenant == tenant), StoredEvent, request)
 
     def main_before(self, adapter: Adapter) -> int | None:
         """Returns the version that was `main` before the current one, ignoring rollbacks; None if there was none."""

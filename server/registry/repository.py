@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, and_, delete, func, or_, select
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select, text
 from sqlalchemy.orm import Session
 
 from server.catalog.calibrations.service import names_calibration
@@ -24,6 +24,8 @@ from shared.job import NAME
 from shared.registry import LEAST_PREFIX, MAIN, REVISION_DIGITS, VersionState, check_tag
 
 _LIVE = StoredVersion.deleted_at.is_(None)
+# The condition of a partial index, whose constants cannot be parameters.
+_HELD = text("adapter_versions.kept_state = 'held' AND adapter_versions.deleted_at IS NULL")
 
 
 def _is(tenant: str, name: str) -> ColumnElement[bool]:
@@ -103,6 +105,18 @@ class AdapterRepository:
         elif state is not None:
             statement = statement.where(_LIVE, StoredVersion.kept_state == state)
         return page_of(self._session, statement, StoredVersion, request)
+
+    def held(self, tenant: str, limit: int) -> Sequence[tuple[Adapter, StoredVersion]]:
+        """Returns versions of a tenant that wait for approval, newest first."""
+        statement = (
+            select(Adapter, StoredVersion)
+            .join(StoredVersion, StoredVersion.adapter_number == Adapter.number)
+            .where(Adapter.tenant == tenant, Adapter.deleted_at.is_(None))
+            .where(_HELD)
+            .order_by(StoredVersion.number.desc())
+            .limit(limit)
+        )
+        return [(adapter, version) for adapter, version in self._session.execute(statement)]
 
     def latest_approved(self, adapter: Adapter) -> int | None:
         """Returns the highest number of an approved version."""

@@ -143,6 +143,14 @@ class TaskRepository:
     def __init__(self, session: Session) -> None:
         self._session = session
 
+    def counts(self) -> dict[str, dict[TaskState, int]]:
+        """Returns how many tasks of each kind are in each state."""
+        found: dict[str, dict[TaskState, int]] = {}
+        statement = select(Task.kind, Task.state, func.count()).group_by(Task.kind, Task.state).order_by(Task.kind)
+        for kind, state, number in self._session.execute(statement):
+            found.setdefault(kind, dict.fromkeys(TaskState, 0))[state] = number
+        return found
+
     def ensure(self, kind: str, subject: str, memory_bytes: int) -> Task:
         """Returns the task of a subject, locked, and inserts it if it does not exist."""
         waiting = TaskState.WAITING

@@ -104,6 +104,11 @@ class DeviceRequestRepository:
         statement = select(DeviceRequest).where(DeviceRequest.user_code == code)
         return self._session.scalar(statement.with_for_update() if lock else statement)
 
+    def pending(self, now: datetime) -> int:
+        """Returns the number of requests of all addresses that wait for an operator."""
+        waiting = DeviceRequest.state == RequestState.PENDING, DeviceRequest.expires_at > now
+        return self._session.scalar(select(func.count()).where(*waiting)) or 0
+
     def forget(self, before: datetime) -> None:
         """Removes requests that were over by then."""
         self._session.execute(delete(DeviceRequest).where(DeviceRequest.expires_at < before))

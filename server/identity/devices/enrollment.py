@@ -218,6 +218,7 @@ async def page(request: Request, state: State, user_code: Annotated[str, Query(m
         f"<h1>A device asks to join</h1>{answer}"
         "<p>Only an operator can let it in, by this command, with an operator's token in MOBIZO_TOKEN:</p>"
         f"<pre>{html.escape(command)}</pre>"
+        f'<p>or on the <a href="/ui/devices/join?user_code={name}">dashboard</a> of this server.</p>'
         "<p>It shows the device's name and the fingerprint of its key. Compare them with what the device shows, and "
         "approve only a device that you have before you, or whose owner you speak to.</p></body></html>"
     )

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, RootModel
-from sqlalchemy import ForeignKey, Index, String, bindparam, delete, select, update
+from sqlalchemy import ForeignKey, Index, String, bindparam, case, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import Mapped, Session, mapped_column
@@ -166,6 +166,13 @@ class DeviceRepository:
     def page(self, tenant: str, request: PageRequest) -> PageRows[Device]:
         """Some of a tenant's devices, newest first."""
         return page_of(self._session, select(Device).where(Device.tenant == tenant), Device, request)
+
+    def census(self, tenant: str, since: datetime) -> tuple[int, int]:
+        """Returns how many devices of a tenant are not revoked, and how many of these were seen since a time."""
+        live = Device.tenant == tenant, Device.revoked_at.is_(None)
+        counts = select(func.count(), func.count(case((Device.last_seen_at >= since, 1)))).where(*live)
+        enrolled, seen = self._session.execute(counts).one()
+        return enrolled, seen
 
     def seen(self, device_id: str, now: datetime, report: DeviceReport | None = None) -> None:
         """Notes that a device was heard from, and what it said of itself."""

@@ -245,6 +245,14 @@ class LeaseRepository:
         live = select(JobLease.device_id).where(JobLease.device_id.in_(device_ids), JobLease.ending.is_(None))
         return frozenset(self._session.scalars(live))
 
+    def jobs_of(self, device_ids: Sequence[str]) -> dict[str, Job]:
+        """Returns the job that each of the devices trains, by the device's id."""
+        live = select(JobLease.device_id, JobLease.job_number)
+        held = self._session.execute(live.where(JobLease.device_id.in_(device_ids), JobLease.ending.is_(None))).all()
+        numbers = [number for _, number in held]
+        jobs = {job.number: job for job in self._session.scalars(select(Job).where(Job.number.in_(numbers)))}
+        return {device_id: jobs[number] for device_id, number in held}
+
     def note_decline(self, decline: MemoryDecline) -> None:
         """Stores a decline in place of the device's earlier one of the same recipe."""
         self._session.merge(decline)

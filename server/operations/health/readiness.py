@@ -48,14 +48,21 @@ CHECKS: dict[str, Callable[[AppState], object]] = {
 }
 
 
-def check_ready(state: AppState) -> None:
-    """Raises NotReady with the names of the failed checks. Reasons go to the log, because the probe is public."""
-    failing = []
+def readiness(state: AppState) -> dict[str, str | None]:
+    """Runs every check. Returns why each fails, None for one that succeeds; reasons also go to the log."""
+    found: dict[str, str | None] = {}
     for name, check in CHECKS.items():
+        found[name] = None
         try:
             check(state)
         except (MobizoError, SQLAlchemyError, OSError) as error:
-            failing.append(name)
+            found[name] = str(error)
             _log.warning("not-ready", check=name, detail=str(error))
+    return found
+
+
+def check_ready(state: AppState) -> None:
+    """Raises NotReady with the names of the failed checks. Reasons go to the log, because the probe is public."""
+    failing = [name for name, detail in readiness(state).items() if detail is not None]
     if failing:
         raise NotReady(f"not ready: {', '.join(failing)}; the server's log has the reasons", failing=failing)

@@ -170,3 +170,12 @@ def test_events_are_read_in_order_by_an_index(database):
     with plans(database) as found, database.reading() as session:
         assert JobRepository(session).events_after(5, 1, 10)
     assert_by_index(found)
+
+
+def test_pages_read_jobs_by_indexes(database):
+    with plans(database) as found, database.reading() as session:
+        jobs = JobRepository(session)
+        assert all(jobs.counts(TENANT).values())
+        assert LeaseRepository(session).jobs_of([device_id(number) for number in range(50)])
+        assert jobs.programs_page(TENANT, PageRequest(None, 50)).rows
+    assert_by_index(found, sorts=True)

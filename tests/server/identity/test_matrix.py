@@ -11,6 +11,7 @@ import pytest
 from fastapi import APIRouter, FastAPI
 from sqlalchemy import select
 
+from server.dashboard.access import SignedIn
 from server.database.columns import utc_now
 from server.identity.access_rules import Device as DeviceCaller
 from server.identity.access_rules import Holder, OneTime, Open
@@ -30,6 +31,9 @@ ANYONE, ONE_TIME, DEVICE = "anyone", "the bearer of a one-time token", "a device
 EITHER = "either "  # and a scope: or a device
 PERSON = "a person or a service, with any scopes"
 PERSON_OR_DEVICE = EITHER + PERSON
+SESSION = "a session"  # and scopes: of a person at the dashboard, which knows no bearer tokens
+WITHOUT_SESSION = ("nobody", "operator", "device")  # who are asked; tests/server/dashboard has people with sessions
+FORM = b"x="
 BASE64, SIGNED = "A" * 43 + "=", "A" * 86 + "=="  # 32 and 64 bytes
 KEYS = {"member": "x", "identity": BASE64, "sealing": BASE64, "masking": BASE64, "signature": SIGNED}
 KEY = public_text(new_private_key().public_key())
@@ -157,6 +161,44 @@ ROWS = {
     "GET /v1/cohorts/{cohort_name}/rounds/{number}": Row("cohorts:read"),
     "POST /v1/cohorts/{cohort_name}/rounds/{number}/close": Row("cohorts:write"),
     "GET /v1/cohorts/{cohort_name}/rounds/{number}/updates": Row("cohorts:read"),
+    "GET /": Row(SESSION),
+    "GET /ui/login": Row(ANYONE),
+    "POST /ui/login": Row(ANYONE, FORM),
+    "POST /ui/logout": Row(SESSION, FORM),
+    "GET /ui/static/{name}": Row(ANYONE),
+    "GET /ui/{anything}": Row(SESSION),
+    "GET /ui/jobs": Row(SESSION + " jobs:read"),
+    "GET /ui/jobs/new": Row(SESSION + " jobs:write"),
+    "POST /ui/jobs/new": Row(SESSION + " jobs:write", FORM),
+    "GET /ui/jobs/{job_id}": Row(SESSION + " jobs:read"),
+    "GET /ui/jobs/{job_id}/events": Row(SESSION + " jobs:read"),
+    "POST /ui/jobs/{job_id}/cancel": Row(SESSION + " jobs:write", FORM),
+    "GET /ui/compare": Row(SESSION + " jobs:read"),
+    "GET /ui/devices": Row(SESSION + " devices:read"),
+    "GET /ui/devices/join": Row(SESSION + " devices:write"),
+    "POST /ui/devices/join": Row(SESSION + " devices:write", FORM),
+    "GET /ui/devices/{device_id}": Row(SESSION + " devices:read"),
+    "POST /ui/devices/{device_id}/revoke": Row(SESSION + " devices:write", FORM),
+    "GET /ui/adapters": Row(SESSION + " adapters:read"),
+    "GET /ui/adapters/{name}": Row(SESSION + " adapters:read"),
+    "GET /ui/adapters/{name}/compare": Row(SESSION + " adapters:read"),
+    "POST /ui/adapters/{name}/rollback": Row(SESSION + " adapters:write", FORM),
+    "GET /ui/adapters/{name}/versions/{version}": Row(SESSION + " adapters:read"),
+    "POST /ui/adapters/{name}/versions/{version}/try": Row(SESSION + " adapters:score", FORM),
+    "POST /ui/adapters/{name}/versions/{version}/approve": Row(SESSION + " adapters:write", FORM),
+    "POST /ui/adapters/{name}/versions/{version}/reject": Row(SESSION + " adapters:write", FORM),
+    "POST /ui/adapters/{name}/versions/{version}/promote": Row(SESSION + " adapters:write", FORM),
+    "GET /ui/cohorts": Row(SESSION + " cohorts:read"),
+    "GET /ui/cohorts/{cohort_name}": Row(SESSION + " cohorts:read"),
+    "GET /ui/cohorts/{cohort_name}/rounds/{number}": Row(SESSION + " cohorts:read"),
+    "POST /ui/cohorts/{cohort_name}/rounds": Row(SESSION + " cohorts:write", FORM),
+    "POST /ui/cohorts/{cohort_name}/rounds/{number}/close": Row(SESSION + " cohorts:write", FORM),
+    "GET /ui/programs": Row(SESSION + " jobs:read"),
+    "GET /ui/programs/{recipe_id}": Row(SESSION + " jobs:read"),
+    "GET /ui/operations": Row(SESSION),
+    "GET /ui/operations/tokens": Row(SESSION + " tokens:write"),
+    "POST /ui/operations/tokens/{token_id}/revoke": Row(SESSION + " tokens:write", FORM),
+    "GET /ui/operations/audit": Row(SESSION + " adapters:read"),
     "GET /api/whoami-v2": Row(PERSON),
     "GET /api/models": Row("adapters:read"),
     "GET /api/models/{tenant}/{name}": Row("adapters:read"),
@@ -195,6 +237,7 @@ ABSENT = {
     "platform": "linux-x86_64",
     "user_code": "AAAA-AAAA",
     "user": "alice",
+    "anything": "nothing",
 }
 
 
@@ -204,6 +247,8 @@ def rule(who):
         return Open
     if who == ONE_TIME:
         return OneTime()
+    if who.startswith(SESSION):
+        return SignedIn(frozenset(map(Scope, who.removeprefix(SESSION).split())))
     scopes = frozenset() if who in (DEVICE, PERSON, PERSON_OR_DEVICE) else frozenset({Scope(who.removeprefix(EITHER))})
     return Holder(scopes, people=who != DEVICE, devices=who == DEVICE or who.startswith(EITHER))
 
@@ -369,9 +414,13 @@ def test_every_route_with_every_kind_of_caller(routes, callers):
     for route in routes:
         row = ROWS[route.name.replace("HEAD ", "GET ")]
         for name, caller in callers.items():
+            if row.who.startswith(SESSION) and name not in WITHOUT_SESSION:
+                continue
             expected = caller.expected(row.who)
             answer = ask(caller.actor, route, row, ABSENT)
-            if expected is None:
+            if row.who.startswith(SESSION):
+                good = answer.status_code == 303 and answer.headers["location"].startswith("/ui/login")
+            elif expected is None:
                 good = answer.status_code not in (401, 403) and answer.status_code < 500
             elif route.method == "HEAD":
                 good = answer.status_code == expected[0]
@@ -431,7 +480,7 @@ def test_another_tenant_s_things_are_as_if_they_were_not_there(fleet, routes, th
     )
     for route in routes:
         row = ROWS[route.name.replace("HEAD ", "GET ")]
-        if row.who in (ANYONE, ONE_TIME) or ("{" not in route.path and route.method != "GET"):
+        if row.who.startswith((ANYONE, ONE_TIME, SESSION)) or ("{" not in route.path and route.method != "GET"):
             continue
         for stranger in (found.actor for found in strangers if found.expected(row.who) is None):
             answer = ask(stranger, route, row, theirs)

@@ -1,5 +1,6 @@
 """Scoring and generating over HTTP, against transformers with peft on the files that devices uploaded."""
 
+import html
 import json
 import os
 import signal
@@ -12,6 +13,8 @@ import pytest
 from server.database.columns import utc_now
 from server.inference.scorer import make_scorer
 from server.registry.repository import resolve
+from shared.access import Role
+from tests.server.dashboard.people import FIELD, Person
 from tests.server.homes import eventually
 from tests.server.inference.conftest import FIVE
 
@@ -252,3 +255,20 @@ def test_a_scorer_that_was_killed_is_started_again(site, problem):
     assert response.headers["retry-after"]
     assert score(app, row) == expected
     assert metric(site, "mobizo_scorer_starts_total") >= 3
+
+
+def test_a_version_is_tried_out_on_its_page_with_and_without_a_script(site):
+    whole = generate(site.fleet.app(), prompt="a film", adapter="two@v1", max_tokens=12)
+    with Person(site.fleet.url) as person:
+        assert person.sign_in(site.fleet.home.token(Role.APP)).status_code == 303
+        at = "/ui/adapters/two/versions/1"
+        page = person.get(at)
+        fields = {"prompt": "a film", "max_tokens": "12"}
+        answer = person.send_form(f"{at}/try", page, **fields)
+        assert html.escape(whole["text"]) in answer.text.split("<output")[1]
+        (token, *_) = FIELD.findall(page.text)
+        script = {"Accept": "text/event-stream"}
+        with person.stream("POST", f"{at}/try", data=fields | {"csrf": token}, headers=script) as response:
+            *pieces, (last, end) = events(response)
+        assert (last, end) == ("end", whole)
+        assert "".join(piece["text"] for _, piece in pieces) == whole["text"]

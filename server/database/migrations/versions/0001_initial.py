@@ -30,6 +30,7 @@ TABLES = (
     "declines",
     "cohort_updates",
     "adapter_versions",
+    "sessions",
     "tokens",
     "task_requests",
     "program_files",
@@ -86,6 +87,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("number", name="pk_adapter_events"),
     )
     op.create_index("ix_adapter_events_adapter", "adapter_events", ["tenant", "adapter", "number"])
+    op.create_index("ix_adapter_events_tenant", "adapter_events", ["tenant", "number"])
     op.create_table(
         "adapters",
         sa.Column("tenant", sa.String(96), nullable=False),
@@ -619,6 +621,18 @@ def upgrade() -> None:
     )
     op.create_index("ix_tokens_tenant", "tokens", ["tenant", "number", "role"])
     op.create_table(
+        "sessions",
+        sa.Column("digest", sa.String(64), nullable=False),
+        sa.Column("token_id", sa.String(64), nullable=False),
+        sa.Column("created_at", sa.DateTime(), nullable=False),
+        sa.Column("expires_at", sa.DateTime(), nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.ForeignKeyConstraint(["token_id"], ["tokens.id"], name="fk_sessions_token_id"),
+        sa.PrimaryKeyConstraint("number", name="pk_sessions"),
+        sa.UniqueConstraint("digest", name="uq_sessions_digest"),
+    )
+    op.create_index("ix_sessions_expires_at", "sessions", ["expires_at"])
+    op.create_table(
         "adapter_versions",
         sa.Column("adapter_number", sa.Integer(), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
@@ -658,6 +672,13 @@ def upgrade() -> None:
         postgresql_where=sa.text("deleted_at IS NOT NULL"),
     )
     op.create_index("ix_adapter_versions_device", "adapter_versions", ["device_id", "adapter_number"])
+    op.create_index(
+        "ix_adapter_versions_held",
+        "adapter_versions",
+        ["adapter_number", "number"],
+        sqlite_where=sa.text("kept_state = 'held' AND deleted_at IS NULL"),
+        postgresql_where=sa.text("kept_state = 'held' AND deleted_at IS NULL"),
+    )
     op.create_index("ix_adapter_versions_key_id", "adapter_versions", ["key_id"])
     op.create_index("ix_adapter_versions_revision", "adapter_versions", ["adapter_number", "revision"])
     op.create_index("ix_adapter_versions_sha256", "adapter_versions", ["sha256"])

@@ -1,0 +1,1 @@
+"""The pages that people use: jobs, devices, adapters, cohorts, programs and operation of the server."""

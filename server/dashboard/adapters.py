@@ -1,0 +1,144 @@
+"""Pages of adapters: the list, one adapter with its lineage, one version, comparing two, and trying one out."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import ValidationError
+
+from server.dashboard.access import FORM_BODY, Fields, signed_in
+from server.dashboard.lineage import lineage
+from server.dashboard.pages import page
+from server.dashboard.routes import EVENTS, PageRoutes
+from server.dashboard.sessions import Visitor
+from server.database.paging import PageRequest
+from server.inference.endpoints import UNBUFFERED, generated_events, while_there, whole_text
+from server.inference.responses import TextGeneration
+from server.inference.service import TextRequest
+from server.registry.endpoints import Version, compare_revisions
+from server.registry.models import AuditTrail, shown
+from server.registry.repository import AdapterRepository, find_adapter, resolve
+from server.registry.service import AdapterService, ApprovalService, removed_after
+from server.web.pages import Paging
+from server.web.state import Reading, State
+from shared.access import Scope
+from shared.errors import BadRequest, MobizoError
+from shared.registry import VersionState
+from shared.scoring import GenerateRequest
+
+router = PageRoutes(prefix="/ui/adapters")
+Reader = Annotated[Visitor, signed_in(Scope.ADAPTERS_READ)]
+Asker = Annotated[Visitor, signed_in(Scope.ADAPTERS_SCORE)]
+Revision = Annotated[str, Query(max_length=100)]
+DRAWN = 40  # versions in the lineage
+AUDIT = 20  # entries of the audit trail on a version's page
+TOKENS = 128  # most tokens of a text that is tried out
+
+
+@router.get("")
+def adapters(request: Request, visitor: Reader, state: State, session: Reading, paging: Paging) -> Response:
+    """The tenant's adapters, newest first."""
+    rows = AdapterRepository(session).page(visitor.principal.tenant, paging)
+    found = paging.page(AdapterService(session).views(rows.rows, state.settings.adapter_grace), rows.before)
+    held = AdapterRepository(session).held(visitor.principal.tenant, 20)
+    return page(request, visitor, "adapters.html", "Adapters", found=found, held=held)
+
+
+@router.get("/{name}")
+def adapter(request: Request, visitor: Reader, name: str, state: State, session: Reading, paging: Paging) -> Response:
+    """An adapter: its versions with their scores and lineage, its rule, and its audit trail."""
+    found = find_adapter(session, visitor.principal.tenant, name)
+    rows = AdapterRepository(session).versions(found, PageRequest(paging.before, min(paging.limit, DRAWN)), None)
+    grace = state.settings.adapter_grace
+    versions = [row.view(found, removed_after(row.deleted_at, grace)) for row in rows.rows]
+    trail = AuditTrail(session).page(visitor.principal.tenant, name, PageRequest(None, AUDIT))
+    view = AdapterService(session).view(found, grace)
+    return page(
+        request,
+        visitor,
+        "adapter.html",
+        f"Adapter {name}",
+        adapter=view,
+        found=paging.page(versions, rows.before),
+        drawing=lineage(versions, view.main),
+        rule=ApprovalService(session).of_adapter(found),
+        trail=[shown(row) for row in trail.rows],
+    )
+
+
+@router.get("/{name}/compare")
+def compare(
+    request: Request, visitor: Reader, name: str, state: State, left: Revision, right: Revision, other: Revision = ""
+) -> Response:
+    """Two versions side by side, as GET /v1/adapters/NAME/compare."""
+    found = compare_revisions(state, visitor.principal.tenant, (name, left), (other or name, right))
+    return page(request, visitor, "versions.html", "Compare versions", name=name, compared=found)
+
+
+@router.get("/{name}/versions/{version}")
+def version(request: Request, visitor: Reader, name: str, version: Version, state: State, session: Reading) -> Response:
+    """One version: its scores, settings, and the decisions that a person may take."""
+    found, stored = resolve(session, visitor.principal.tenant, name, f"v{version}")
+    return _version_page(request, visitor, found.main_version, stored.view(found))
+
+
+def _version_page(
+    request: Request,
+    visitor: Visitor,
+    main: int | None,
+    view: object,
+    prompt: str = "",
+    text: str | None = None,
+    error: MobizoError | None = None,
+) -> Response:
+    return page(
+        request,
+        visitor,
+        "version.html",
+        "Adapter version",
+        200 if error is None else error.status,
+        version=view,
+        main=main,
+        states=VersionState,
+        prompt=prompt,
+        text=text,
+        error=error,
+        most_tokens=TOKENS,
+    )
+
+
+@router.post("/{name}/versions/{version}/try", openapi_extra=FORM_BODY)
+async def try_out(
+    request: Request, visitor: Asker, form: Fields, name: str, version: Version, state: State
+) -> Response:
+    """Continues a prompt with a version, as POST /v1/generate does: as a stream for a script, otherwise as a page."""
+    tenant, prompt = visitor.principal.tenant, form.get("prompt", "")
+    try:
+        asked = GenerateRequest.model_validate(
+            {
+                "adapter": f"{name}@v{version}",
+                "prompt": prompt,
+                "max_tokens": min(int(form.get("max_tokens") or TOKENS), TOKENS),
+                "temperature": float(form.get("temperature") or 0),
+            }
+        )
+    except (ValidationError, ValueError) as error:
+        raise BadRequest("write a prompt, and numbers for tokens and temperature") from error
+    settings = asked.model_dump(exclude={"prompt", "stream"})
+    generation = TextGeneration(state, tenant, TextRequest(lambda _: asked.prompt, **settings))
+    if EVENTS in request.headers.get("accept", ""):
+        pieces = generation.pieces()
+        first = await anext(pieces)
+        return StreamingResponse(generated_events(state, first, pieces), media_type=EVENTS, headers=UNBUFFERED)
+    text, wrong = None, None
+    try:
+        text = (await while_there(request, whole_text(generation))).text
+    except MobizoError as error:
+        if not visitor.may(Scope.ADAPTERS_READ):
+            raise
+        wrong = error
+    with state.database.reading() as session:
+        found, stored = resolve(session, tenant, name, f"v{version}")
+        return _version_page(request, visitor, found.main_version, stored.view(found), prompt, text, wrong)

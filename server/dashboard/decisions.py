@@ -1,0 +1,57 @@
+"""Forms by which people decide about adapter versions; each does what the REST route of the same name does."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Response
+
+from server.dashboard.access import FORM_BODY, Fields, signed_in
+from server.dashboard.pages import redirect
+from server.dashboard.routes import PageRoutes
+from server.dashboard.sessions import Visitor
+from server.registry.decision_endpoints import decisions_on
+from server.registry.endpoints import Version
+from server.web.state import Writing
+from shared.access import Scope
+from shared.errors import BadRequest
+
+router = PageRoutes(prefix="/ui/adapters/{name}")
+Writer = Annotated[Visitor, signed_in(Scope.ADAPTERS_WRITE)]
+MOST_REASON = 1000  # characters, as in `shared.registry.Decision`
+
+
+def reason_of(form: Fields) -> str:
+    """Returns the reason in a form. Raises BadRequest for one that is too long."""
+    reason = form.get("reason", "").strip()
+    if len(reason) > MOST_REASON:
+        raise BadRequest(f"reason: has {len(reason)} characters; at most {MOST_REASON} are kept")
+    return reason
+
+
+@router.post("/versions/{version}/approve", openapi_extra=FORM_BODY)
+def approve(visitor: Writer, form: Fields, name: str, version: Version, session: Writing) -> Response:
+    """Approves a held or deprecated version."""
+    decisions_on(session, visitor.principal, name).approve(f"v{version}", reason_of(form))
+    return redirect(f"/ui/adapters/{name}/versions/{version}", "approved")
+
+
+@router.post("/versions/{version}/reject", openapi_extra=FORM_BODY)
+def reject(visitor: Writer, form: Fields, name: str, version: Version, session: Writing) -> Response:
+    """Deletes a held version; it can be restored for some days."""
+    decisions_on(session, visitor.principal, name).reject(f"v{version}", reason_of(form))
+    return redirect(f"/ui/adapters/{name}", "rejected")
+
+
+@router.post("/versions/{version}/promote", openapi_extra=FORM_BODY)
+def promote(visitor: Writer, form: Fields, name: str, version: Version, session: Writing) -> Response:
+    """Makes an approved version `main`."""
+    decisions_on(session, visitor.principal, name).promote(f"v{version}", reason_of(form))
+    return redirect(f"/ui/adapters/{name}/versions/{version}", "promoted")
+
+
+@router.post("/rollback", openapi_extra=FORM_BODY)
+def roll_back(visitor: Writer, form: Fields, name: str, session: Writing) -> Response:
+    """Makes an earlier version `main` again, the previous one unless the form names another."""
+    decisions_on(session, visitor.principal, name).roll_back(form.get("revision", "")[:100] or None, reason_of(form))
+    return redirect(f"/ui/adapters/{name}", "rolled-back")

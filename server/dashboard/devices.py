@@ -1,0 +1,124 @@
+"""Pages of devices: who trains and why not, letting a device in by its code, and revoking one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+
+from server.dashboard.access import FORM_BODY, Fields, signed_in
+from server.dashboard.overview import ONLINE
+from server.dashboard.pages import page, redirect
+from server.dashboard.routes import PageRoutes
+from server.dashboard.sessions import Visitor
+from server.database.columns import utc_now
+from server.identity.devices.authorization import AuthorizationService
+from server.identity.devices.repository import BindingRepository, Device, DeviceRepository, is_cooling_down
+from server.identity.devices.service import DeviceService
+from server.jobs.leases.repository import LeaseRepository
+from server.jobs.leases.service import LeaseService
+from server.jobs.repository import Job
+from server.web.pages import Paging
+from server.web.state import Reading, State, Writing
+from shared.access import Scope
+from shared.errors import BadRequest
+from shared.job import NAME
+
+router = PageRoutes(prefix="/ui/devices")
+Reader = Annotated[Visitor, signed_in(Scope.DEVICES_READ)]
+Writer = Annotated[Visitor, signed_in(Scope.DEVICES_WRITE)]
+
+
+def standing(device: Device, job: Job | None, users: Sequence[str]) -> tuple[str, str, str]:
+    """Returns a device's state, the colour of the state, and why it does not train, or what it does."""
+    if device.revoked_at is not None:
+        return "revoked", "bad", "it was revoked and never gets a job again"
+    if job is not None:
+        why = job.progress.why if job.progress is not None else None
+        if why is not None:
+            return "waiting", "wait", why
+        return "training", "busy", job.progress.line() if job.progress is not None else "it has just got a job"
+    if is_cooling_down(device.cooldown_until):
+        return "cooling down", "wait", f"{device.failures} jobs in a row failed on it"
+    if device.last_seen_at is None or utc_now() - device.last_seen_at > ONLINE:
+        return "offline", "none", "it has not asked for a job lately; is its agent running?"
+    if not users:
+        return "idle", "wait", "no user is bound to it"
+    if device.report is None or not device.report.datasets:
+        return "idle", "wait", "it reports no data set"
+    return "idle", "good", "no job waits for it"
+
+
+@router.get("")
+def devices(request: Request, visitor: Reader, session: Reading, paging: Paging) -> Response:
+    """The tenant's devices, newest first."""
+    rows = DeviceRepository(session).page(visitor.principal.tenant, paging)
+    ids = [device.id for device in rows.rows]
+    users = BindingRepository(session).users_of(ids)
+    jobs: Mapping[str, Job] = {}
+    if visitor.may(Scope.JOBS_READ):
+        jobs = LeaseRepository(session).jobs_of(ids)
+    found = paging.page(
+        [
+            (device.view(users[device.id]), standing(device, jobs.get(device.id), users[device.id]))
+            for device in rows.rows
+        ],
+        rows.before,
+    )
+    return page(request, visitor, "devices.html", "Devices", found=found)
+
+
+@router.get("/join")
+def join(
+    request: Request,
+    visitor: Writer,
+    state: State,
+    session: Reading,
+    user_code: Annotated[str, Query(max_length=40)] = "",
+) -> Response:
+    """The device that shows a code, to be compared with the device before it is let in."""
+    asked = None
+    if user_code:
+        asked = AuthorizationService(session, state.settings).find(visitor.principal.tenant, user_code)
+    return page(request, visitor, "join.html", "Let a device in", asked=asked, user_code=user_code)
+
+
+@router.post("/join", openapi_extra=FORM_BODY)
+def decide(visitor: Writer, form: Fields, state: State, session: Writing) -> Response:
+    """Lets a device in or refuses it, as POST /v1/device-requests/CODE/approve and /deny do."""
+    users = [name for name in re.split(r"[\s,]+", form.get("users", "")) if name]
+    if wrong := [name for name in users if not re.fullmatch(NAME, name)]:
+        raise BadRequest(f"users: {wrong[0][:50]!r} is no name of a user; use small letters, digits, dots and hyphens")
+    approved = form.get("decision") == "approve"
+    service = AuthorizationService(session, state.settings)
+    service.decide(visitor.principal, form.get("user_code", ""), approved=approved, users=users if approved else ())
+    return redirect("/ui/devices", "device-approved" if approved else "device-denied")
+
+
+@router.get("/{device_id}")
+def device(request: Request, visitor: Reader, device_id: str, session: Reading) -> Response:
+    """One device: what it reported, whose jobs it trains, and what it does."""
+    tenant = visitor.principal.tenant
+    found = DeviceService(session).get(tenant, device_id)
+    users = sorted(BindingRepository(session).users(found.id))
+    job = LeaseRepository(session).jobs_of([found.id]).get(found.id) if visitor.may(Scope.JOBS_READ) else None
+    return page(
+        request,
+        visitor,
+        "device.html",
+        f"Device {found.name}",
+        device=found.view(users),
+        standing=standing(found, job, users),
+        job=None if job is None else job.summary(),
+    )
+
+
+@router.post("/{device_id}/revoke", openapi_extra=FORM_BODY)
+def revoke(visitor: Writer, form: Fields, device_id: str, state: State, session: Writing) -> Response:
+    """Revokes a device, as `mobizo-server devices revoke` does; its jobs return to the queue."""
+    found = DeviceService(session).get(visitor.principal.tenant, device_id, lock=True)
+    DeviceService(session).revoke(visitor.principal.tenant, found.id)
+    LeaseService(session, state.settings.lease_seconds).take_back_revoked(found.id)
+    return redirect(f"/ui/devices/{found.id}", "device-revoked")

@@ -1,0 +1,96 @@
+"""Pages of operation: the server's readiness, storage and settings, tokens, and the audit trail."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.metadata import version
+from typing import Annotated, Any
+
+from fastapi import Request, Response
+from pydantic import SecretStr
+from sqlalchemy.engine import make_url
+
+from server.dashboard.access import FORM_BODY, Fields, signed_in
+from server.dashboard.pages import page, redirect
+from server.dashboard.routes import PageRoutes
+from server.dashboard.sessions import Visitor
+from server.identity.token_issuing import TokenIssuingService
+from server.operations.health.readiness import readiness
+from server.operations.health.service import server_usage
+from server.registry.models import AuditTrail, shown
+from server.settings import Settings
+from server.tasks.repository import TaskRepository
+from server.web.pages import Paging
+from server.web.state import Reading, State, Writing
+from shared.access import Scope
+
+router = PageRoutes(prefix="/ui/operations")
+HIDDEN = "(hidden)"
+
+
+@router.get("")
+def operations(request: Request, visitor: Annotated[Visitor, signed_in()], state: State, session: Reading) -> Response:
+    """The session itself; with the scope `server:read` also readiness, storage, memory, tasks and settings."""
+    server: dict[str, Any] | None = None
+    if visitor.may(Scope.SERVER_READ):
+        server = {
+            "checks": readiness(state),
+            "disk": shutil.disk_usage(state.settings.home),
+            "usage": server_usage(session, state.started_at),
+            "tasks": TaskRepository(session).counts(),
+            "settings": shown_settings(state.settings),
+            "started_at": state.started_at,
+            "version": version("mobizo"),
+            "database": state.database.engine.dialect.name,
+        }
+    return page(request, visitor, "operations.html", "Operations", server=server)
+
+
+def shown_settings(settings: Settings) -> list[tuple[str, str, str, bool]]:
+    """Returns name, value, description and whether it was changed, of every setting; secrets are hidden."""
+    rows = []
+    for name, field in Settings.model_fields.items():
+        value = getattr(settings, name)
+        changed = value != field.get_default(call_default_factory=True)
+        rows.append((f"MOBIZO_{name.upper()}", _shown(name, value), field.description or "", changed))
+    return rows
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, SecretStr):
+        return HIDDEN
+    if name == "database_url":
+        return make_url(value).render_as_string(hide_password=True)
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@router.get("/tokens")
+def tokens(
+    request: Request, visitor: Annotated[Visitor, signed_in(Scope.TOKENS_WRITE)], session: Reading, paging: Paging
+) -> Response:
+    """The tokens of the tenant's users and services, newest first."""
+    views, rows = TokenIssuingService(session, visitor.principal).page(paging)
+    return page(request, visitor, "tokens.html", "Tokens", found=paging.page(views, rows.before))
+
+
+@router.post("/tokens/{token_id}/revoke", openapi_extra=FORM_BODY)
+def revoke(
+    visitor: Annotated[Visitor, signed_in(Scope.TOKENS_WRITE)], form: Fields, token_id: str, session: Writing
+) -> Response:
+    """Revokes a token, as DELETE /v1/tokens/ID does, and with it the sessions that it began."""
+    TokenIssuingService(session, visitor.principal).revoke(token_id)
+    return redirect("/ui/operations/tokens", "token-revoked")
+
+
+@router.get("/audit")
+def audit(
+    request: Request, visitor: Annotated[Visitor, signed_in(Scope.ADAPTERS_READ)], session: Reading, paging: Paging
+) -> Response:
+    """What people, devices and the server did to the tenant's adapters and cohorts, newest first."""
+    rows = AuditTrail(session).of_tenant(visitor.principal.tenant, paging)
+    found = paging.page([(row.adapter, shown(row)) for row in rows.rows], rows.before)
+    return page(request, visitor, "audit.html", "Audit trail", found=found)

@@ -1,0 +1,74 @@
+"""The first page: what needs a person, and the state of jobs and devices at a glance."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Any
+
+from fastapi import Request, Response
+from sqlalchemy.orm import Session
+
+from server.dashboard.access import signed_in
+from server.dashboard.pages import page
+from server.dashboard.routes import PageRoutes
+from server.dashboard.sessions import Visitor
+from server.database.columns import utc_now
+from server.database.paging import PageRequest
+from server.identity.devices.authorization import DeviceRequestRepository
+from server.identity.devices.repository import DeviceRepository
+from server.identity.tenants import TenantRepository
+from server.jobs.repository import JobFilter, JobRepository
+from server.registry.repository import AdapterRepository
+from server.web.state import Reading
+from shared.access import Scope
+from shared.job import OWNER_REFUSALS, JobState
+
+ONLINE = timedelta(minutes=5)  # since the last request of a device
+SHOWN = 5  # rows of each list
+RECENT = timedelta(days=7)  # in which failed jobs are worth a look
+
+router = PageRoutes()
+
+
+@router.get("/")
+def overview(request: Request, visitor: Annotated[Visitor, signed_in()], session: Reading) -> Response:
+    """What needs a person, and the fleet at a glance."""
+    context: dict[str, Any] = {}
+    if visitor.may(Scope.JOBS_READ):
+        context |= _jobs(session, visitor.principal.tenant)
+    if visitor.may(Scope.DEVICES_READ):
+        context |= _devices(session, visitor.principal.tenant)
+    if visitor.may(Scope.ADAPTERS_READ):
+        context["held"] = AdapterRepository(session).held(visitor.principal.tenant, SHOWN + 1)
+    return page(request, visitor, "overview.html", "Overview", shown=SHOWN, **context)
+
+
+def _jobs(session: Session, tenant: str) -> dict[str, Any]:
+    jobs = JobRepository(session)
+
+    def newest(state: JobState, number: int) -> list[Any]:
+        rows = jobs.page(tenant, PageRequest(None, number), JobFilter(state)).rows
+        return [job.summary() for job in rows]
+
+    since = utc_now() - RECENT
+    failed = [job for job in newest(JobState.FAILED, 50) if job.updated_at >= since]
+    refused = [job for job in failed if job.error is not None and job.error.code in OWNER_REFUSALS]
+    return {
+        "counts": jobs.counts(tenant),
+        "training": newest(JobState.TRAINING, SHOWN),
+        "refused": refused,
+        "failed": [job for job in failed if job not in refused],
+        "recent_days": RECENT.days,
+    }
+
+
+def _devices(session: Session, tenant: str) -> dict[str, Any]:
+    now = utc_now()
+    enrolled, online = DeviceRepository(session).census(tenant, now - ONLINE)
+    # A device belongs to no tenant before it is approved, so only a server with one tenant shows that some wait.
+    alone = len(TenantRepository(session).all()) == 1
+    return {
+        "enrolled": enrolled,
+        "online": online,
+        "joining": DeviceRequestRepository(session).pending(now) if alone else 0,
+    }

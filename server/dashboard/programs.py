@@ -1,0 +1,54 @@
+"""Pages of compiled programs: the queue of compilations, their durations, and the sizes of the results."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Request, Response
+
+from server.dashboard.access import signed_in
+from server.dashboard.pages import page
+from server.dashboard.routes import PageRoutes
+from server.dashboard.sessions import Visitor
+from server.jobs.repository import JobRepository
+from server.programs.service import ACCESS, Program
+from server.web.pages import Paging
+from server.web.state import Reading
+from shared.access import Scope
+from shared.errors import NotFound
+
+router = PageRoutes(prefix="/ui/programs")
+Reader = Annotated[Visitor, signed_in(Scope.JOBS_READ)]
+
+
+def seconds_of(program: Program) -> float | None:
+    """Returns how long the latest compilation of a program took; None: it is not compiled."""
+    if program.ready_at is None or program.started_at is None or program.ready_at < program.started_at:
+        return None
+    return (program.ready_at - program.started_at).total_seconds()
+
+
+@router.get("")
+def programs(request: Request, visitor: Reader, session: Reading, paging: Paging) -> Response:
+    """The programs that the tenant's jobs use, newest first."""
+    rows = JobRepository(session).programs_page(visitor.principal.tenant, paging)
+    found = paging.page([(program, seconds_of(program)) for program in rows.rows], rows.before)
+    return page(request, visitor, "programs.html", "Programs", found=found)
+
+
+@router.get("/{recipe_id}")
+def program(request: Request, visitor: Reader, recipe_id: str, session: Reading) -> Response:
+    """One program: its recipe, and its files."""
+    found = ACCESS.get().program_of_tenant(session, visitor.principal.tenant, recipe_id)
+    if found is None:
+        raise NotFound(f"there is no program of recipe {recipe_id[:80]!r} that a job of this tenant uses")
+    return page(
+        request,
+        visitor,
+        "program.html",
+        f"Program {recipe_id[:12]}",
+        program=found,
+        seconds=seconds_of(found),
+        manifest=None if found.signed is None else found.signed.manifest,
+        recipe_json=found.recipe.model_dump_json(indent=2),
+    )

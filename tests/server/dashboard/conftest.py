@@ -1,0 +1,36 @@
+"""People who sign in at a real server."""
+
+import pytest
+
+from server.identity.tokens import TokenService
+from shared.access import Role
+from tests.server.dashboard.people import Person
+from tests.server.dashboard.seed import populate
+
+
+@pytest.fixture
+def person(fleet):
+    """Makes people with a session: of a role, a tenant and, if given, of these scopes only."""
+    people = []
+
+    def make(role=Role.OPERATOR, tenant="default", scopes=None, sign_in=True):
+        token = fleet.home.token(role, tenant)
+        if scopes is not None:
+            with fleet.home.database.writing() as session:
+                token = TokenService(session).issue(role, tenant, "", scopes=scopes)[1]
+        found = Person(fleet.url)
+        found.token = token
+        people.append(found)
+        if sign_in:
+            assert found.sign_in(token).status_code == 303
+        return found
+
+    yield make
+    for found in people:
+        found.close()
+
+
+@pytest.fixture
+def stocked(fleet):
+    """The server with jobs, devices, versions and a cohort: (fleet, device that trains, its lease)."""
+    return fleet, *populate(fleet, every=50)

@@ -1,0 +1,196 @@
+"""What people do on the pages: each form has the effect, the refusals and the scope of its REST route."""
+
+import json
+
+import pytest
+
+from shared.access import Role, Scope
+from tests.server.actors import JOB, job_request
+from tests.server.dashboard.seed import ask_to_join, progress
+
+NEW = {
+    "base": "tiny",
+    "user": "alice",
+    "adapter": "mine",
+    "task": "sst2",
+    "dataset": "movies",
+    "rank": "2",
+    "steps": "3",
+}
+
+
+def test_a_job_is_submitted_by_fields_or_as_json_and_cancelled(person, app):
+    someone = person(Role.APP)
+    answer = someone.act("/ui/jobs/new", "/ui/jobs/new", **NEW, estimator="replay", lr="0.01", priority="2")
+    assert answer.status_code == 303, answer.text
+    place = answer.headers["location"]
+    page = someone.get(place)
+    assert "The job is submitted." in page.text
+    job = app.get(f"/v1/jobs/{place.split('/')[3].partition('?')[0]}").json()
+    assert (job["request"]["adapter"], job["recipe"]["rank"], job["request"]["priority"]) == ("mine", 2, 2)
+    text = json.dumps(job_request(adapter="pasted"))
+    place = someone.act("/ui/jobs/new", "/ui/jobs/new", json=text).headers["location"]
+    address = place.partition("?")[0]
+    assert someone.act(f"{address}/cancel", address).status_code == 303
+    job = app.get(f"/v1/jobs/{address.split('/')[3]}").json()
+    assert (job["request"]["adapter"], job["state"]) == ("pasted", "cancelled")
+    assert "/cancel" not in someone.get(address).text
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "words"),
+    [
+        ({"rank": "many"}, 400, "rank"),
+        ({"rank": "0"}, 400, "recipe.rank"),
+        ({"user": ""}, 400, "user"),
+        ({"base": "none"}, 404, "none"),
+        ({"json": "{"}, 400, "not JSON"),
+        ({"json": "[" * 100 + "]" * 100}, 400, "nested"),
+        ({"json": json.dumps({**JOB, "extra": 1})}, 400, "extra"),
+        ({"json": json.dumps({**JOB, "device": "device_none"})}, 404, "device"),
+    ],
+)
+def test_a_job_that_cannot_be_submitted_comes_back_with_what_is_wrong(person, changes, status, words):
+    someone = person()
+    answer = someone.act("/ui/jobs/new", "/ui/jobs/new", **{**NEW, **changes})
+    assert answer.status_code == status
+    assert 'role="alert"' in answer.text
+    assert words in answer.text.split('role="alert"')[1][:200]
+    assert 'value="mine"' in answer.text  # what was typed is still there
+    assert "No job was submitted" in someone.get("/ui/jobs").text
+
+
+def test_forms_larger_than_a_form_are_refused(person):
+    someone = person()
+    assert someone.act("/ui/jobs/new", "/ui/jobs/new", json="x" * 70_000).status_code == 413
+    assert someone.post("/ui/jobs/new", json={}).status_code == 415
+    assert someone.post("/ui/logout", data={str(number): "x" for number in range(200)}).status_code == 400
+
+
+def test_a_device_is_let_in_by_its_code_and_revoked(fleet, person):
+    someone = person()
+    asked = ask_to_join(fleet)
+    code = asked["user_code"]
+    page = someone.get("/ui/devices/join", params={"user_code": code.lower().replace("-", " ")})
+    view = fleet.operator().get(f"/v1/device-requests/{code}").json()
+    assert view["fingerprint"] in page.text
+    assert (
+        someone.send_form("/ui/devices/join", page, user_code=code, users="Not OK!", decision="approve").status_code
+        == 400
+    )
+    answer = someone.send_form("/ui/devices/join", page, user_code=code, users="alice, bob", decision="approve")
+    assert answer.headers["location"] == "/ui/devices?note=device-approved"
+    grant = {
+        "grant_type": "urn:ietf:params:oauth:grant-type:device_code",
+        "client_id": "mobizo-agent",
+        "device_code": asked["device_code"],
+    }
+    device = fleet.actor().post("/v1/oauth/token", data=grant).json()["device_id"]
+    assert fleet.operator().get(f"/v1/devices/{device}").json()["users"] == ["alice", "bob"]
+    assert someone.act(f"/ui/devices/{device}/revoke", f"/ui/devices/{device}").status_code == 303
+    assert fleet.operator().get(f"/v1/devices/{device}").json()["revoked_at"]
+    other = ask_to_join(fleet)["user_code"]
+    someone.act("/ui/devices/join", user_code=other, decision="deny")
+    assert fleet.operator().get(f"/v1/device-requests/{other}").json()["state"] == "denied"
+    late = someone.act("/ui/devices/join", user_code=other, decision="approve")
+    assert late.status_code == 409
+    assert "Someone else may have acted" in late.text
+    assert someone.get("/ui/devices/join?user_code=AAAA-AAAA").status_code == 404
+
+
+def test_a_revoked_device_gives_its_job_back(fleet, person, app, device, lease):
+    person().act(f"/ui/devices/{device.device_id}/revoke")
+    assert app.get(f"/v1/jobs/{lease['job']['id']}").json()["state"] == "ready"
+
+
+def test_decisions_about_versions_are_the_registry_s(fleet, person, app, device):
+    for number, score in enumerate((0.7, 0.8, 0.4)):
+        fleet.ready_job(app)
+        device.finish(device.lease(), value=0.1 * number, zero_shot_accuracy=0.5, tuned_accuracy=score)
+    someone, at = person(), "/ui/adapters/alice-movies"
+
+    def main():
+        return app.get("/v1/adapters/alice-movies").json()["main"]
+
+    assert "alice-movies v3" in someone.get("/").text  # it is held, since its score fell
+    assert someone.act(f"{at}/versions/3/promote", reason="it is held").status_code == 409
+    assert someone.act(f"{at}/versions/3/approve", f"{at}/versions/3", reason="checked by hand").status_code == 303
+    assert main() == 3
+    assert someone.act(f"{at}/rollback", at, reason="worse").headers["location"] == f"{at}?note=rolled-back"
+    assert main() == 2
+    assert someone.act(f"{at}/versions/1/promote", f"{at}/versions/1").status_code == 303
+    assert main() == 1
+    assert someone.act(f"{at}/versions/1/reject").status_code == 409
+    assert someone.act(f"{at}/versions/1/approve", reason="x" * 2000).status_code == 400
+    trail = app.get("/v1/adapters/alice-movies/events").json()["items"]
+    assert [event["action"] for event in trail[:3]] == ["promoted", "rolled-back", "approved"]
+    assert trail[2]["reason"] == "checked by hand"
+    assert "checked by hand" in someone.get("/ui/operations/audit").text
+
+
+def test_a_form_needs_the_scope_of_its_route(fleet, person, app, device, lease):
+    device.finish(lease)
+    names = {"job": lease["job"]["id"], "device": device.device_id, "token": app.get("/v1/whoami").json()["token_id"]}
+    forms = {
+        "/ui/jobs/new": Scope.JOBS_WRITE,
+        "/ui/jobs/{job}/cancel": Scope.JOBS_WRITE,
+        "/ui/devices/join": Scope.DEVICES_WRITE,
+        "/ui/devices/{device}/revoke": Scope.DEVICES_WRITE,
+        "/ui/adapters/alice-movies/rollback": Scope.ADAPTERS_WRITE,
+        "/ui/adapters/alice-movies/versions/1/approve": Scope.ADAPTERS_WRITE,
+        "/ui/adapters/alice-movies/versions/1/reject": Scope.ADAPTERS_WRITE,
+        "/ui/adapters/alice-movies/versions/1/promote": Scope.ADAPTERS_WRITE,
+        "/ui/adapters/alice-movies/versions/1/try": Scope.ADAPTERS_SCORE,
+        "/ui/cohorts/readers/rounds": Scope.COHORTS_WRITE,
+        "/ui/cohorts/readers/rounds/1/close": Scope.COHORTS_WRITE,
+        "/ui/operations/tokens/{token}/revoke": Scope.TOKENS_WRITE,
+    }
+    for path, scope in forms.items():
+        someone = person(scopes=set(Scope) - {scope})
+        answer = someone.act(path.format_map(names))
+        assert answer.status_code == 403, path
+        assert f"<code>{scope}</code>" in answer.text, path
+    assert app.get("/v1/whoami").status_code == 200
+
+
+def test_rounds_are_opened_and_closed(stocked, person):
+    fleet, *_ = stocked
+    someone, at = person(), "/ui/cohorts/readers"
+    assert someone.act(f"{at}/rounds").status_code == 409  # one is open
+    assert someone.act(f"{at}/rounds/1/close", f"{at}/rounds/1").status_code == 303
+    assert fleet.app().get("/v1/cohorts/readers/rounds/1").json()["state"] == "aggregating"
+    assert "1 of 2" in someone.get(at).text
+
+
+def test_revoking_a_token_ends_its_sessions(fleet, person):
+    someone, other = person(), person()
+    mine = fleet.actor(other.token).get("/v1/whoami").json()["token_id"]
+    assert someone.act(f"/ui/operations/tokens/{mine}/revoke", "/ui/operations/tokens").status_code == 303
+    assert other.get("/").status_code == 303
+    assert someone.get("/").status_code == 200
+
+
+def test_events_continue_where_a_page_left_off(fleet, person, app, device, lease):
+    for step in (1, 2, 3):
+        device.post(f"/v1/leases/{lease['id']}/heartbeat", json=progress(step, 3)).raise_for_status()
+    device.finish(lease)
+    someone, path = person(), f"/ui/jobs/{lease['job']['id']}/events"
+
+    def ids(answer):
+        return [int(line.removeprefix("id: ")) for line in answer.text.splitlines() if line.startswith("id: ")]
+
+    every = ids(someone.get(path))
+    assert every == list(range(1, len(every) + 1))
+    assert ids(someone.get(path, headers={"Last-Event-ID": "3"})) == every[3:]
+    assert ids(someone.get(path, params={"after": 4})) == every[4:]
+    assert ids(someone.get(path, params={"after": 4}, headers={"Last-Event-ID": "5"})) == every[5:]
+    assert someone.get(path, params={"after": 999}).status_code == 400
+
+
+def test_a_prompt_that_is_no_prompt_is_refused(person, device, lease):
+    device.finish(lease)
+    someone, at = person(), "/ui/adapters/alice-movies/versions/1"
+    for fields in ({"prompt": ""}, {"prompt": "x", "temperature": "hot"}, {"prompt": "x", "max_tokens": "-1"}):
+        answer = someone.act(f"{at}/try", at, **fields)
+        assert answer.status_code == 400
+        assert "write a prompt" in answer.text.lower()
