@@ -138,8 +138,8 @@ def chat(
 def samples(
     name: NameArgument,
     data: Annotated[str, typer.Option("--data", metavar="NAME", help="data set of the home that has the records")],
-    count: Annotated[int, typer.Option(min=1, max=100, help="number of records")] = 3,
-    most: Annotated[int, typer.Option(min=1, help="maximum number of tokens of each text")] = 64,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="number of records")] = 3,
+    most: Annotated[int, typer.Option("--max-tokens", min=1, help="maximum number of tokens of each text")] = 64,
     home: HomeOption = None,
     json_lines: JsonOption = False,
 ) -> None:
@@ -149,7 +149,7 @@ def samples(
     from device_agent.inference.samples import as_json, write_samples
 
     agent_home = AgentHome.locate(home)
-    found = write_samples(agent_home, name, DatasetStore(agent_home.data).directory(data), count, most)
+    found = write_samples(agent_home, name, DatasetStore(agent_home.data).directory(data), limit, most)
     if json_lines:
         typer.echo(as_json(found))
         return

@@ -117,7 +117,7 @@ def device(request: Request, visitor: Reader, device_id: str, session: Reading) 
 
 @router.post("/{device_id}/revoke", openapi_extra=FORM_BODY)
 def revoke(visitor: Writer, form: Fields, device_id: str, state: State, session: Writing) -> Response:
-    """Revokes a device, as `mobizo-server devices revoke` does; its jobs return to the queue."""
+    """Revokes a device, as `mobizo-server device revoke` does; its jobs return to the queue."""
     found = DeviceService(session).get(visitor.principal.tenant, device_id, lock=True)
     DeviceService(session).revoke(visitor.principal.tenant, found.id)
     LeaseService(session, state.settings.lease_seconds).take_back_revoked(found.id)
