@@ -19,11 +19,19 @@ def asked(talk, **limits):
 
     async def run():
         server = HttpServer(lambda request: echo, Limits(**limits))
-        port = await server.start("127.0.0.1", 0)
+        port, writers = await server.start("127.0.0.1", 0), []
+
+        async def connect():
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writers.append(writer)
+            return reader, writer
+
         try:
-            return await talk(lambda: asyncio.open_connection("127.0.0.1", port))
+            return await talk(connect)
         finally:
-            await server.stop(0)
+            for writer in writers:
+                writer.close()
+            await server.stop(1)
 
     return asyncio.run(run())
 
