@@ -105,8 +105,9 @@ class Calibration:
         console.print("[bold]calibration[/bold]: directions from product reviews, which are public")
         self._path, self._site = str(site.directory / "calibration.safetensors"), site
         command = [SERVER, "calibrate", "--base", BASE, "--task", "sst2", "--data", str(PUBLIC_DATA), "--json"]
-        command += ["--out", self._path, "--targets", ",".join(CALIBRATED), "--layers", "last:8", "--width", "4"]
-        command += ["--loss", "candidates", "--seq-len", "36", "--examples", str(min(most, CALIBRATION_EXAMPLES))]
+        command += ["--to", self._path, "--targets", ",".join(CALIBRATED), "--layers", "last:8", "--width", "4"]
+        command += ["--loss", "candidates", "--sequence-length", "36"]
+        command += ["--examples", str(min(most, CALIBRATION_EXAMPLES))]
         self._process = processes.start("calibrate", command, site.env | ONE_THREAD)
 
     def register(self) -> str:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from mobizo.profiles import config_directory
 from shared.errors import BadRequest, Untrusted
 from shared.key_rotation import ServerKeys, follow
 from shared.signing import key_id, parse_public
 
 
 def default_path() -> Path:
-    """Returns the file in which the `mobizo` command keeps keys: $XDG_CONFIG_HOME/mobizo/servers.json.
-
-    XDG_CONFIG_HOME defaults to ~/.config.
-    """
-    config = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(config) if config else Path.home() / ".config") / "mobizo" / "servers.json"
+    """Returns the file in which the `mobizo` command keeps keys: `servers.json` in the directory of its files."""
+    return config_directory() / "servers.json"
 
 
 class PinnedKeys:

@@ -33,7 +33,7 @@ from shared.zo.encoding import Example
 TARGET = 0.75
 TESTED: dict[Split, int] = {"test": 500, "validation": 200}
 CALIBRATION = ["--layers", "last:8", "--targets", "v_proj,o_proj,down_proj", "--width", "4", "--loss", "candidates"]
-CALIBRATION += ["--seq-len", "36", "--task", "sst2", "--data", str(PRODUCTS / "train.jsonl"), "--json"]
+CALIBRATION += ["--sequence-length", "36", "--task", "sst2", "--data", str(PRODUCTS / "train.jsonl"), "--json"]
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Track:
             path.parent.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, "-W", "ignore", "-m", "server.cli.main", "calibrate", *CALIBRATION]
             command += ["--base", str(model_file()), "--examples", str(self.examples)]
-            command += ["--kind", kind, "--out", str(path)]
+            command += ["--kind", kind, "--to", str(path)]
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -183,8 +183,19 @@ def reverse(run: Comparisons) -> None:
 def cached_seconds(directory: Path) -> float:
     """Returns the seconds of `mobizo-server compile` for a recipe that is in its cache, process start included."""
     command = [str(Path(sys.executable).parent / "mobizo-server"), "compile", "--base", str(model_file())]
-    command += ["--out", str(directory)]
-    command += ["--layers", "last:1", "--targets", "v_proj", "--q", "1", "--effective-batch", "1", "--seq-len", "8"]
+    command += ["--to", str(directory)]
+    command += [
+        "--layers",
+        "last:1",
+        "--targets",
+        "v_proj",
+        "--queries",
+        "1",
+        "--effective-batch",
+        "1",
+        "--sequence-length",
+        "8",
+    ]
     found = []
     for _ in range(2):
         began = time.perf_counter()

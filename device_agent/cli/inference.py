@@ -98,7 +98,7 @@ def _show(prediction: Prediction, json_lines: bool) -> None:
 def chat(
     name: NameArgument,
     text: Annotated[str | None, typer.Option("--text", help="answer this text, then exit")] = None,
-    most: Annotated[int, typer.Option(min=1, help="maximum number of tokens in an answer")] = 128,
+    most: Annotated[int, typer.Option("--max-tokens", min=1, help="maximum number of tokens in an answer")] = 128,
     temperature: Annotated[
         float, typer.Option(min=0, help="sampling temperature; 0 always takes the most likely token")
     ] = 0.0,

@@ -9,8 +9,10 @@ from mobizo.cli import (
     adapters,
     bases,
     cohorts,
+    config,
     devices,
     jobs,
+    login,
     privacy,
     quickstart,
     scoring,
@@ -21,8 +23,12 @@ from mobizo.cli import (
 from shared.command_line import CONTEXT, common_options
 
 HELP = "Submit personalization jobs, watch them, download adapters."
+EXIT_STATUS = (
+    "Exit status: 0 on success; 1 if the server refuses a request or cannot be reached, or if a watched job fails or "
+    "is cancelled; 2 for wrong options, files that cannot be used, or a missing token. Start with `mobizo login`."
+)
 app = typer.Typer(help=HELP, no_args_is_help=True, context_settings=CONTEXT)
-app.callback(help=HELP)(common_options)
+app.callback(help=HELP, epilog=EXIT_STATUS)(common_options)
 
 adapter = typer.Typer(help="Adapters and their versions: list, download, approve, promote, tag.", no_args_is_help=True)
 for part in (adapters.commands, versions.commands, adapter_grants.commands):
@@ -36,7 +42,8 @@ app.add_typer(devices.group, name="device", rich_help_panel=NOUNS)
 app.add_typer(cohorts.group, name="cohort", rich_help_panel=NOUNS)
 app.add_typer(privacy.group, name="privacy", rich_help_panel=NOUNS)
 app.add_typer(tokens.group, name="token", rich_help_panel=NOUNS)
-for commands in (quickstart.commands, scoring.commands, simulate.commands, tokens.commands):
+app.add_typer(config.group, name="config", rich_help_panel=NOUNS)
+for commands in (quickstart.commands, scoring.commands, simulate.commands, login.commands):
     app.add_typer(commands)
 
 

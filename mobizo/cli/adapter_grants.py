@@ -7,32 +7,34 @@ from typing import Annotated
 import typer
 
 from mobizo.cli.adapters import Name
-from mobizo.cli.console import DEFAULT_SERVER, Json, Server, Token, connected, out, print_json
+from mobizo.cli.connect import Connect, server_command
+from mobizo.cli.console import Json, out, print_json
 
 commands = typer.Typer()
 DeviceId = Annotated[str, typer.Argument(metavar="DEVICE", help="Id of the device, as `mobizo-agent status` shows it.")]
 
 
 @commands.command()
+@server_command
 def grant(
+    connect: Connect,
     name: Name,
     device_id: DeviceId,
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Let a device download an adapter's published versions.
 
     A device that trained the adapter needs no grant.
     """
-    with connected(server, token) as client:
+    with connect() as client:
         created = client.adapter_grants.create(name, device_id)
     print_json(created) if as_json else out.print(f"{created.device_id} may download {created.adapter}", markup=False)
 
 
 @commands.command()
-def revoke(name: Name, device_id: DeviceId, server: Server = DEFAULT_SERVER, token: Token = "") -> None:
+@server_command
+def revoke(connect: Connect, name: Name, device_id: DeviceId) -> None:
     """Revoke a grant. Versions that were already downloaded remain on the device."""
-    with connected(server, token) as client:
+    with connect() as client:
         client.adapter_grants.revoke(name, device_id)
     out.print(f"{device_id} may no longer download {name}", markup=False)

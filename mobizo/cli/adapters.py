@@ -7,24 +7,20 @@ from typing import Annotated
 
 import typer
 from pydantic import BaseModel
-from rich.table import Table
 
 from mobizo.adapter_paths import split_reference
+from mobizo.cli.connect import Connect, server_command
 from mobizo.cli.console import (
-    DEFAULT_SERVER,
     Json,
-    Server,
-    Token,
-    connected,
     err,
     measured,
     out,
     percent,
     print_json,
     stop,
-    unwrapped,
 )
 from mobizo.cli.progress import download_progress
+from mobizo.cli.tables import MOST_ROWS, Limit, newest, print_table
 from mobizo.downloads import Format
 from shared.protocol import AdapterVersion, AdapterView
 from shared.registry import Comparison, VersionState
@@ -53,41 +49,47 @@ def version_line(version: AdapterVersion) -> str:
 
 
 @commands.command("list")
+@server_command
 def list_adapters(
+    connect: Connect,
     deleted: Annotated[bool, typer.Option("--deleted", help="List deleted adapters that can be restored.")] = False,
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
+    limit: Limit = MOST_ROWS,
     as_json: Json = False,
 ) -> None:
     """List adapters, newest first."""
-    with connected(server, token) as client:
-        adapters = list(client.adapters.list(deleted=deleted))
+    with connect() as client:
+        adapters = newest(client.adapters.list(deleted=deleted), limit)
     if as_json:
         print_json(list[BaseModel](adapters))
         return
-    table = Table(unwrapped("adapter"), "main", "versions", "user", "tuned accuracy", "latest")
+    rows = []
     for adapter in adapters:
         main = "" if adapter.main is None else f"v{adapter.main}"
         tuned, created = "", ""
         if adapter.latest is not None:
             tuned = measured(adapter.latest.result)
             created = adapter.latest.created_at.isoformat(" ", "seconds")
-        table.add_row(adapter.name, main, str(adapter.versions), adapter.user, tuned, created)
-    out.print(table)
+        rows.append((adapter.name, main, str(adapter.versions), adapter.user, tuned, created))
+    print_table(
+        ("adapter", "main", "versions", "user", "tuned accuracy", "latest"),
+        rows,
+        drop=("latest", "versions", "user", "tuned accuracy"),
+        empty="no adapters; the first version of one is made by a job, see `mobizo job submit --help`",
+    )
 
 
 @commands.command()
+@server_command
 def view(
+    connect: Connect,
     reference: Annotated[
         str, typer.Argument(metavar="ADAPTER[@REVISION]", help=f"An adapter, or one of its versions. {REVISIONS}")
     ],
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Show an adapter with its `main`, its tags and its latest version, or one version."""
     name, revision = split_reference(reference)
-    with connected(server, token) as client:
+    with connect() as client:
         found = client.adapters.get(name) if revision is None else client.adapters.version(name, revision)
     if as_json:
         print_json(found)
@@ -110,52 +112,63 @@ def _version_lines(version: AdapterVersion) -> list[str]:
 
 
 @commands.command("versions")
+@server_command
 def list_versions(
+    connect: Connect,
     name: Name,
     state: Annotated[VersionState | None, typer.Option(help="Only versions in this state.")] = None,
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
+    limit: Limit = MOST_ROWS,
     as_json: Json = False,
 ) -> None:
     """List an adapter's versions, newest first, with states, tags and accuracy."""
-    with connected(server, token) as client:
-        versions = list(client.adapters.versions(name, state))
+    with connect() as client:
+        versions = newest(client.adapters.versions(name, state), limit)
         adapter = client.adapters.get(name)
     if as_json:
         print_json(list[BaseModel](versions))
         return
-    table = Table("version", "revision", "state", "tags", "before", "after", "created")
+    rows = []
     for version in versions:
         tags = [tag for tag, number in sorted(adapter.tags.items()) if number == version.version]
         if adapter.main == version.version:
             tags.insert(0, "main")
-        table.add_row(
-            f"v{version.version}",
-            version.revision and version.revision[:SHOWN_DIGITS],
-            version.state,
-            " ".join(tags),
-            percent(version.result.before_accuracy),
-            measured(version.result),
-            version.created_at.date().isoformat(),
+        rows.append(
+            (
+                f"v{version.version}",
+                (version.revision or "")[:SHOWN_DIGITS],
+                version.state,
+                " ".join(tags),
+                percent(version.result.before_accuracy),
+                measured(version.result),
+                version.created_at.date().isoformat(),
+            )
         )
-    out.print(table)
+    print_table(
+        ("version", "revision", "state", "tags", "before", "after", "created"),
+        rows,
+        drop=("created", "before", "revision", "tags"),
+        empty="no versions in this state" if state else "no versions",
+    )
 
 
 @commands.command("tags")
-def list_tags(name: Name, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+@server_command
+def list_tags(connect: Connect, name: Name, as_json: Json = False) -> None:
     """List `main` and the tags of an adapter with the versions that they name."""
-    with connected(server, token) as client:
+    with connect() as client:
         adapter = client.adapters.get(name)
     named = ({} if adapter.main is None else {"main": adapter.main}) | adapter.tags
     if as_json:
         print_json(named)
         return
-    for tag, version in named.items():
-        out.print(f"{tag}  v{version}", markup=False)
+    rows = [(tag, f"v{version}") for tag, version in named.items()]
+    print_table(("tag", "version"), rows, empty=f"no tags; `mobizo adapter tag {name}@v1 TAG` sets one")
 
 
 @commands.command()
+@server_command
 def pull(
+    connect: Connect,
     version: Version,
     to: Annotated[Path, typer.Option("--to", help="Directory to write to.")],
     format: Annotated[
@@ -168,39 +181,38 @@ def pull(
     base_sha256: Annotated[
         str | None, typer.Option(help="Fail unless the adapter is for the base model with this sha256.")
     ] = None,
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Download a version and verify each file. An interrupted download is resumed."""
     name, revision = name_and_revision(version)
-    with connected(server, token) as client, download_progress(err) as progress:
+    with connect() as client, download_progress(err) as progress:
         pulled = client.adapters.download(name, to, revision, format, base_sha256=base_sha256, progress=progress)
     print_json(pulled) if as_json else out.print(f"{version_line(pulled)} -> {to}", soft_wrap=True, markup=False)
 
 
 @commands.command()
-def card(version: Version, server: Server = DEFAULT_SERVER, token: Token = "") -> None:
+@server_command
+def card(connect: Connect, version: Version) -> None:
     """Print a version's model card."""
-    with connected(server, token) as client:
+    with connect() as client:
         typer.echo(client.adapters.card(*name_and_revision(version)), nl=False)
 
 
 @commands.command()
+@server_command
 def compare(
+    connect: Connect,
     left: Version,
     right: Annotated[
         str | None,
         typer.Argument(metavar="[ADAPTER[@REVISION]]", help="Default: the version main of the same adapter."),
     ] = None,
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Show the differences between two versions in settings, scores and weights."""
     name, first = name_and_revision(left)
     other, second = name_and_revision(right or name)
-    with connected(server, token) as client:
+    with connect() as client:
         found = client.adapters.compare(name, first, second, other=None if other == name else other)
     print_json(found) if as_json else out.print("\n".join(_lines(found)), markup=False, soft_wrap=True)
 
@@ -219,36 +231,37 @@ def _lines(found: Comparison) -> list[str]:
 
 
 @commands.command("events")
-def list_events(name: Name, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+@server_command
+def list_events(connect: Connect, name: Name, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
     """Show the audit trail of an adapter, newest first."""
-    with connected(server, token) as client:
-        events = list(client.adapters.events(name))
+    with connect() as client:
+        events = newest(client.adapters.events(name), limit)
     if as_json:
         print_json(list[BaseModel](events))
         return
-    table = Table("time", "actor", "action", "version", "main", "reason")
+    rows = []
     for event in events:
         version = event.tag or "" if event.version is None else f"v{event.version} {event.tag or ''}"
         main = "" if event.main_after is None else f"v{event.main_after}"
         actor = event.user or event.name or event.actor
-        table.add_row(event.at.isoformat(" ", "seconds"), actor, event.action, version, main, event.reason)
-    out.print(table)
+        rows.append((event.at.isoformat(" ", "seconds"), actor, event.action, version, main, event.reason))
+    print_table(("time", "actor", "action", "version", "main", "reason"), rows, drop=("main", "actor"))
 
 
 @commands.command()
+@server_command
 def trajectory(
+    connect: Connect,
     version: Version,
     to: Annotated[Path | None, typer.Option("--to", help="File to write the trajectory, or LoRA-B, to.")] = None,
     step: Annotated[int | None, typer.Option(min=0, help="Write LoRA-B as it was after this training step.")] = None,
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Show or download a version's trajectory, or LoRA-B after one of its steps."""
     if step is not None and to is None:
         raise stop("--step needs --to, the file to write LoRA-B to", 2)
     name, revision = name_and_revision(version)
-    with connected(server, token) as client, download_progress(err) as progress:
+    with connect() as client, download_progress(err) as progress:
         if step is not None and to is not None:
             written = client.trajectories.download_step(name, step, to, revision)
             print_json(written) if as_json else out.print(f"{name} v{written.version} after {step} steps -> {to}")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import typer
-from rich.table import Table
+from typing import Annotated
 
-from mobizo.cli.console import DEFAULT_SERVER, Json, Server, Token, connected, out, print_json
+import typer
+
+from mobizo.cli.connect import Connect, server_command
+from mobizo.cli.console import Json, out, print_json, stop
+from mobizo.cli.tables import print_table
+from shared.protocol import BaseView
 
 group = typer.Typer(no_args_is_help=True)
 
@@ -16,16 +20,48 @@ def bases() -> None:
 
 
 @group.command("list")
-def list_bases(server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+@server_command
+def list_bases(connect: Connect, as_json: Json = False) -> None:
     """List base models: size, architecture, precisions that can train, and whether chat has a template."""
-    with connected(server, token) as client:
+    with connect() as client:
         found = client.bases.list()
     if as_json:
         print_json([*found])
         return
-    table = Table("name", "architecture", "parameters", "context", "precisions", "chat", "Hub id", box=None)
-    for base in found:
-        size, chat = f"{base.parameters / 1e6:,.0f} M", "yes" if base.chat_template else "no"
-        context, precisions = str(base.context_length), " ".join(base.precisions)
-        table.add_row(base.name, base.architecture, size, context, precisions, chat, base.hub_id or "")
-    out.print(table)
+    print_table(
+        ("base", "architecture", "parameters", "context", "precisions", "chat", "Hub id"),
+        [_row(base) for base in found],
+        drop=("Hub id", "chat", "context", "precisions", "architecture"),
+        empty="no base models; an operator registers one with `mobizo-server base add`",
+    )
+
+
+@group.command()
+@server_command
+def view(
+    connect: Connect,
+    name: Annotated[str, typer.Argument(metavar="BASE", help="Name of the base model.")],
+    as_json: Json = False,
+) -> None:
+    """Show a base model."""
+    with connect() as client:
+        found = next((base for base in client.bases.list() if base.name == name), None)
+    if found is None:
+        raise stop(f"there is no base model {name!r}; `mobizo base list` shows them", 1)
+    if as_json:
+        print_json(found)
+        return
+    name, architecture, parameters, context, precisions, chat, hub_id = _row(found)
+    out.print(
+        f"{name}: {architecture}, {parameters} parameters, {context} tokens of context\n"
+        f"precisions that can train: {precisions}\nchat template: {chat}\nHub id: {hub_id or 'none'}\n"
+        f"sha256: {found.sha256}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _row(base: BaseView) -> tuple[str, ...]:
+    size, chat = f"{base.parameters / 1e6:,.0f} M", "yes" if base.chat_template else "no"
+    context, precisions = str(base.context_length), " ".join(base.precisions)
+    return base.name, base.architecture, size, context, precisions, chat, base.hub_id or ""

@@ -8,21 +8,17 @@ from typing import Annotated
 
 import typer
 from pydantic import BaseModel, ValidationError
-from rich.table import Table
 
+from mobizo.cli.connect import Connect, server_command
 from mobizo.cli.console import (
-    DEFAULT_SERVER,
     Json,
-    Server,
-    Token,
-    connected,
     invalid_field,
     out,
     percent,
     print_json,
     stop,
-    unwrapped,
 )
+from mobizo.cli.tables import MOST_ROWS, Limit, newest, print_table
 from shared.errors import BadRequest
 from shared.federation.cohort import CohortSettings, CohortView, RoundView
 
@@ -86,15 +82,15 @@ def _show(found: CohortView | RoundView, as_json: bool) -> None:
 
 
 @group.command()
+@server_command
 def create(
+    connect: Connect,
     file: Annotated[
         Path,
         typer.Argument(
             help="JSON file with the cohort, in the format of POST /v1/cohorts.", exists=True, dir_okay=False
         ),
     ],
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Create a cohort. Its settings cannot be changed later."""
@@ -102,59 +98,66 @@ def create(
         settings = read_settings(file)
     except BadRequest as error:
         raise stop(error.detail, 1) from error
-    with connected(server, token) as client:
+    with connect() as client:
         _show(client.cohorts.create(settings), as_json)
 
 
 @group.command("list")
-def list_cohorts(server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+@server_command
+def list_cohorts(connect: Connect, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
     """List cohorts, newest first."""
-    with connected(server, token) as client:
-        cohorts = list(client.cohorts.list())
+    with connect() as client:
+        cohorts = newest(client.cohorts.list(), limit)
     if as_json:
         print_json(list[BaseModel](cohorts))
         return
-    table = Table(unwrapped("cohort"), "members", "rounds", "version", "latest round", "algorithm")
+    rows = []
     for found in cohorts:
         latest = "" if found.round is None else str(found.round.state)
         version = "" if found.version is None else f"v{found.version}"
         row = (found.name, str(found.members), str(found.rounds), version, latest, found.settings.algorithm.name)
-        table.add_row(*row)
-    out.print(table)
+        rows.append(row)
+    print_table(
+        ("cohort", "members", "rounds", "version", "latest round", "algorithm"),
+        rows,
+        drop=("algorithm", "rounds", "members"),
+        empty="no cohorts; `mobizo cohort create FILE` creates one",
+    )
 
 
 @group.command()
-def view(name: Name, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+@server_command
+def view(connect: Connect, name: Name, as_json: Json = False) -> None:
     """Show a cohort, its settings and its latest round."""
-    with connected(server, token) as client:
+    with connect() as client:
         _show(client.cohorts.get(name), as_json)
 
 
 @group.command()
-def members(name: Name, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+@server_command
+def members(connect: Connect, name: Name, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
     """List the members of a cohort."""
-    with connected(server, token) as client:
-        found = list(client.cohorts.members(name))
+    with connect() as client:
+        found = newest(client.cohorts.members(name), limit)
     if as_json:
         print_json(list[BaseModel](found))
         return
-    table = Table("user", unwrapped("device"), "updates", "joined")
-    for member in found:
-        table.add_row(member.user, member.device_id, str(member.updates), member.joined_at.isoformat(" ", "seconds"))
-    out.print(table)
+    rows = [(each.user, each.device_id, str(each.updates), each.joined_at.isoformat(" ", "seconds")) for each in found]
+    empty = f"no members; `mobizo cohort join {name} USER --device DEVICE` adds one"
+    print_table(("user", "device", "updates", "joined"), rows, drop=("joined", "updates"), empty=empty)
 
 
 @group.command()
+@server_command
 def join(
+    connect: Connect,
     name: Name,
     user: Annotated[str, typer.Argument(help="User to add.")],
     device: Annotated[str, typer.Option("--device", help="Id of the device that trains for the user.")],
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Add a user to a cohort, from the next round on."""
-    with connected(server, token) as client:
+    with connect() as client:
         member = client.cohorts.add_member(name, user, device)
     print_json(member) if as_json else out.print(
         f"{member.user} joined {name} with device {member.device_id}", markup=False
@@ -162,29 +165,29 @@ def join(
 
 
 @group.command()
+@server_command
 def leave(
+    connect: Connect,
     name: Name,
     user: Annotated[str, typer.Argument(help="User to remove.")],
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
 ) -> None:
     """Remove a user from a cohort. The user's update in an unfinished round is discarded."""
-    with connected(server, token) as client:
+    with connect() as client:
         client.cohorts.remove_member(name, user)
     out.print(f"{user} left {name}", markup=False)
 
 
 @group.command()
-def rounds(name: Name, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+@server_command
+def rounds(connect: Connect, name: Name, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
     """List a cohort's rounds, newest first."""
-    with connected(server, token) as client:
-        found = list(client.cohorts.rounds(name))
+    with connect() as client:
+        found = newest(client.cohorts.rounds(name), limit)
     if as_json:
         print_json(list[BaseModel](found))
         return
-    table = Table("round", unwrapped("state"), "updates", "from", "published", "accuracy at start", "bytes", "reason")
-    for each in found:
-        table.add_row(
+    rows = [
+        (
             str(each.number),
             str(each.state),
             f"{each.updates} of {each.members}",
@@ -194,23 +197,27 @@ def rounds(name: Name, server: Server = DEFAULT_SERVER, token: Token = "", as_js
             f"{each.upload_bytes:,}",
             each.why,
         )
-    out.print(table)
+        for each in found
+    ]
+    print_table(
+        ("round", "state", "updates", "from", "published", "accuracy at start", "bytes", "reason"),
+        rows,
+        drop=("bytes", "reason", "accuracy at start", "from"),
+        empty=f"no rounds; `mobizo cohort open {name}` opens one",
+    )
 
 
 @group.command()
-def updates(
-    name: Name, number: Number = None, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False
-) -> None:
+@server_command
+def updates(connect: Connect, name: Name, number: Number = None, as_json: Json = False) -> None:
     """List the state of each member's update in a round."""
-    with connected(server, token) as client:
+    with connect() as client:
         found = list(client.cohorts.updates(name, number or client.cohorts.get(name).rounds or 1))
     if as_json:
         print_json(list[BaseModel](found))
         return
-    # Seven columns fit in 80 characters; the device ids are in the output of `members`.
-    table = Table(unwrapped("user"), unwrapped("state"), "examples", "norm", "stale", "bytes", "accuracy")
-    for part in found:
-        table.add_row(
+    rows = [
+        (
             part.user,
             str(part.state),
             "" if part.examples is None else str(part.examples),
@@ -219,20 +226,26 @@ def updates(
             "" if part.bytes is None else f"{part.bytes:,}",
             " → ".join(filter(None, (percent(part.start_accuracy), percent(part.tuned_accuracy)))),
         )
-    out.print(table)
+        for part in found
+    ]
+    print_table(
+        ("user", "state", "examples", "norm", "stale", "bytes", "accuracy"),
+        rows,
+        drop=("stale", "bytes", "norm", "examples"),
+    )
 
 
 @group.command("open")
-def open_round(name: Name, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+@server_command
+def open_round(connect: Connect, name: Name, as_json: Json = False) -> None:
     """Open a round, in which the device of each member is asked for an update."""
-    with connected(server, token) as client:
+    with connect() as client:
         _show(client.cohorts.open_round(name), as_json)
 
 
 @group.command("close")
-def close_round(
-    name: Name, number: Number = None, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False
-) -> None:
+@server_command
+def close_round(connect: Connect, name: Name, number: Number = None, as_json: Json = False) -> None:
     """Close a round now, with the updates received so far. No further round opens automatically."""
-    with connected(server, token) as client:
+    with connect() as client:
         _show(client.cohorts.close_round(name, number or client.cohorts.get(name).rounds or 1), as_json)

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from mobizo.cli.connect import Connect, server_command
 from mobizo.cli.console import (
-    DEFAULT_SERVER,
     Json,
-    Server,
-    Token,
     Yes,
-    connected,
     err,
     invalid_field,
     out,
     print_json,
     stop,
 )
-from shared.protocol import DeviceApproval, DeviceRequestView, EnrollmentRequest
+from mobizo.cli.tables import MOST_ROWS, Limit, newest, print_table
+from shared.protocol import DeviceApproval, DeviceChange, DeviceRequestView, DeviceView, EnrollmentRequest
 
-group = typer.Typer(
-    help="Approve devices that ask to enroll, and bind users to devices (operator).", no_args_is_help=True
-)
+group = typer.Typer(help="Enroll, list and label devices, and bind users to them (operator).", no_args_is_help=True)
 Code = Annotated[
     str, typer.Argument(metavar="CODE", help="Code that the device shows; letter case and dashes are ignored.")
 ]
@@ -39,15 +36,19 @@ NO_USERS = "No user was given: the device gets no job until `mobizo device bind 
 
 
 @group.command("enroll-token")
+@server_command
 def create_enrollment_token(
-    user: Users = None, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False
+    connect: Connect,
+    user: Users = None,
+    expires_in_seconds: Annotated[int, typer.Option(help="How long the token can be used.")] = 3600,
+    as_json: Json = False,
 ) -> None:
     """Create a one-time token with which one device can enroll (operator)."""
     try:
-        request = EnrollmentRequest(users=user or [])
+        request = EnrollmentRequest(users=user or [], expires_in_seconds=expires_in_seconds)
     except ValidationError as error:
         raise stop(invalid_field(error), 2) from error
-    with connected(server, token) as client:
+    with connect() as client:
         created = client.devices.create_enrollment_token(request)
     if not user:
         # Standard output is reserved for the token.
@@ -56,12 +57,12 @@ def create_enrollment_token(
 
 
 @group.command()
+@server_command
 def approve(
+    connect: Connect,
     code: Code,
     user: Users = None,
     yes: Yes = False,
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Let a device enroll, after you have compared its name and key fingerprint with what the device shows."""
@@ -69,7 +70,7 @@ def approve(
         users = DeviceApproval(users=user or []).users
     except ValidationError as error:
         raise stop(invalid_field(error), 2) from error
-    with connected(server, token) as client:
+    with connect() as client:
         request = client.devices.get_request(code)
         if not yes:
             # Standard output is reserved for the result.
@@ -84,27 +85,116 @@ def approve(
 
 
 @group.command()
-def reject(code: Code, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+@server_command
+def reject(connect: Connect, code: Code, as_json: Json = False) -> None:
     """Reject a device's request to enroll."""
-    with connected(server, token) as client:
+    with connect() as client:
         decided = client.devices.deny(code)
     print_json(decided) if as_json else out.print(f"{decided.name} is rejected", markup=False)
 
 
+@group.command("list")
+@server_command
+def list_devices(connect: Connect, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
+    """List devices, newest first."""
+    with connect() as client:
+        found = newest(client.devices.list(), limit)
+    if as_json:
+        print_json(list[BaseModel](found))
+        return
+    rows = [
+        (device.id, device.name, _state(device), " ".join(device.users), _labels(device), _seen(device))
+        for device in found
+    ]
+    print_table(
+        ("device", "name", "state", "users", "labels", "last seen"),
+        rows,
+        drop=("labels", "last seen", "users", "state"),
+        empty="no devices; `mobizo device enroll-token --user USER` lets one enroll",
+    )
+
+
 @group.command()
-def bind(device: Device, user: User, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+@server_command
+def view(connect: Connect, device: Device, as_json: Json = False) -> None:
+    """Show a device: its users, labels, data sets and state."""
+    with connect("mobizo device list") as client:
+        found = client.devices.get(device)
+    if as_json:
+        print_json(found)
+        return
+    memory = "" if found.memory_bytes is None else f"{found.memory_bytes:,} bytes"
+    values = {
+        "state": _state(found),
+        "platform": found.platform,
+        "users": " ".join(found.users),
+        "labels": _labels(found),
+        "data sets": " ".join(found.datasets),
+        "memory": memory,
+        "last seen": _seen(found),
+    }
+    lines = [f"{found.id}  {found.name}", *(f"{name}: {value or 'none'}" for name, value in values.items())]
+    out.print("\n".join(_visible(line) for line in lines), markup=False, soft_wrap=True)
+
+
+@group.command()
+@server_command
+def label(
+    connect: Connect,
+    device: Device,
+    labels: Annotated[
+        list[str], typer.Argument(metavar="KEY=VALUE...", help="KEY=VALUE sets a label, KEY= removes it.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Set or remove labels of a device, by which jobs select it. Other labels are unchanged."""
+    pairs = [text.partition("=") for text in labels]
+    if not all(equals for _, equals, _ in pairs):
+        raise stop("a label is KEY=VALUE, or KEY= to remove it", 2)
+    try:
+        changes = DeviceChange(labels={key: value or None for key, _, value in pairs}).labels
+    except ValidationError as error:
+        raise stop(invalid_field(error), 2) from error
+    with connect("mobizo device list") as client:
+        found = client.devices.label(device, changes)
+    print_json(found) if as_json else out.print(f"{found.name}: {_labels(found) or 'no labels'}", markup=False)
+
+
+@group.command()
+@server_command
+def bind(connect: Connect, device: Device, user: User, as_json: Json = False) -> None:
     """Bind a user to a device: from now on the device gets the user's jobs (operator)."""
-    with connected(server, token) as client:
+    with connect("mobizo device list") as client:
         found = client.devices.bind(device, user)
     print_json(found) if as_json else out.print(f"{found.name}: {', '.join(found.users)}", markup=False)
 
 
 @group.command()
-def unbind(device: Device, user: User, server: Server = DEFAULT_SERVER, token: Token = "") -> None:
+@server_command
+def unbind(connect: Connect, device: Device, user: User) -> None:
     """Unbind a user from a device. The user's jobs on it return to the queue for other devices (operator)."""
-    with connected(server, token) as client:
+    with connect("mobizo device list") as client:
         client.devices.unbind(device, user)
     out.print(f"{device} no longer trains for {user}", markup=False)
+
+
+def _state(device: DeviceView) -> str:
+    if device.revoked_at is not None:
+        return "revoked"
+    return "cooldown" if device.cooldown_until and device.cooldown_until > datetime.now(UTC) else "enrolled"
+
+
+def _labels(device: DeviceView) -> str:
+    return " ".join(f"{key}={value}" for key, value in device.labels.items())
+
+
+def _seen(device: DeviceView) -> str:
+    return "never" if device.last_seen_at is None else f"{device.last_seen_at:%Y-%m-%d %H:%M} UTC"
+
+
+def _visible(text: str) -> str:
+    """Returns a text in which control characters, which a device may have sent, are replaced by `?`."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _facts(request: DeviceRequestView) -> list[tuple[str, str]]:
@@ -115,4 +205,4 @@ def _facts(request: DeviceRequestView) -> list[tuple[str, str]]:
         ("Fingerprint", request.fingerprint),
         ("Address", request.address),
     ]
-    return [(name, "".join(letter if letter.isprintable() else "?" for letter in value)) for name, value in rows]
+    return [(name, _visible(value)) for name, value in rows]

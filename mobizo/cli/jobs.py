@@ -7,11 +7,13 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
-from rich.table import Table
 
-from mobizo.cli.console import DEFAULT_SERVER, Json, Server, Token, connected, err, out, print_json, stop, unwrapped
+from mobizo.cli.connect import Connect, server_command
+from mobizo.cli.console import Json, err, out, print_json, stop
 from mobizo.cli.job_file import parse_hours, parse_start, read_request
 from mobizo.cli.progress import show_job_progress
+from mobizo.cli.tables import MOST_ROWS, Limit, newest, print_table
+from mobizo.client import Client
 from shared.errors import BadRequest
 from shared.job import MOST_PRIORITY, JobState, JobView
 
@@ -20,13 +22,13 @@ JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.")]
 
 
 @group.command()
+@server_command
 def submit(
+    connect: Connect,
     file: Annotated[
         Path,
         typer.Argument(help="JSON file with the job, in the format of POST /v1/jobs.", exists=True, dir_okay=False),
     ],
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     charging: Annotated[bool, typer.Option("--charging", help="Train only on external power.")] = False,
     battery_floor: Annotated[
         float | None,
@@ -67,7 +69,7 @@ def submit(
             help="Estimator of the recipe: auto (the server chooses), gradient, directional, replay or stored."
         ),
     ] = None,
-    watch: Annotated[bool, typer.Option(help="Show the progress until the job ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the progress until the job ends.")] = False,
     as_json: Json = False,
 ) -> None:
     """Submit a job. Options replace the file's fields."""
@@ -93,19 +95,33 @@ def submit(
         request = read_request(file, rules, changes, recipe)
     except BadRequest as error:
         raise stop(error.detail, 2) from error
-    with connected(server, token) as client:
-        job = client.jobs.submit(request)
-        if watch:
-            job = show_job_progress(client, job.id, err)
-        print_json(job) if as_json else out.print(f"{job.id}  {job.state}")
-        if job.state is JobState.FAILED and job.error:
-            raise stop(job.error.detail, 1)
+    with connect() as client:
+        _submitted(client, client.jobs.submit(request), watch, as_json)
+
+
+def _submitted(client: Client, job: JobView, watch: bool, as_json: bool) -> None:
+    """Prints a new job, with `watch` when it has ended. Ends the command with status 1 if it failed."""
+    if watch:
+        job = show_job_progress(client, job.id, err)
+    print_json(job) if as_json else out.print(f"{job.id}  {job.state}")
+    if watch:
+        _check_success(job)
+
+
+def _check_success(job: JobView) -> None:
+    """Ends the command with status 1 if the job failed or was cancelled."""
+    if job.state is JobState.FAILED:
+        why = job.error.detail if job.error else "the job failed"
+        raise stop(f"{why}; `mobizo job retry {job.id}` submits it again", 1)
+    if job.state is JobState.CANCELLED:
+        raise stop(f"the job was cancelled; `mobizo job retry {job.id}` submits it again", 1)
 
 
 @group.command()
-def view(job_id: JobId, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+@server_command
+def view(connect: Connect, job_id: JobId, as_json: Json = False) -> None:
     """Show a job's state, and the reason if it waits or failed."""
-    with connected(server, token) as client:
+    with connect("mobizo job list") as client:
         job = client.jobs.get(job_id)
         waiting = client.jobs.waiting_reason(job_id) if job.state is JobState.READY and not as_json else None
     if as_json:
@@ -147,37 +163,56 @@ def _recipe_changes(job: JobView) -> list[str]:
 
 
 @group.command()
-def watch(job_id: JobId, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+@server_command
+def watch(connect: Connect, job_id: JobId, as_json: Json = False) -> None:
     """Show a job's progress until it ends. With --json, print one event per line."""
-    with connected(server, token) as client:
+    with connect("mobizo job list") as client:
         if as_json:
+            job = None
             for event in client.jobs.watch(job_id):
-                out.print(event.model_dump_json(), soft_wrap=True)
-            return
-        job = show_job_progress(client, job_id, err)
-        out.print(f"{job.id}  {job.state}")
-        if job.error:
-            raise stop(job.error.detail, 1)
+                typer.echo(event.model_dump_json())
+                job = event if isinstance(event, JobView) else job
+        else:
+            job = show_job_progress(client, job_id, err)
+            out.print(f"{job.id}  {job.state}")
+    if job is not None:
+        _check_success(job)
 
 
 @group.command("list")
-def list_jobs(server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+@server_command
+def list_jobs(connect: Connect, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
     """List jobs, newest first."""
-    with connected(server, token) as client:
-        jobs = list(client.jobs.list())
+    with connect() as client:
+        jobs = newest(client.jobs.list(), limit)
     if as_json:
         print_json(list[BaseModel](jobs))
         return
-    table = Table(unwrapped("job"), "state", unwrapped("adapter"), "user", "created")
-    for job in jobs:
-        created = job.created_at.isoformat(" ", "seconds")
-        table.add_row(job.id, job.state, job.adapter, job.user, created)
-    out.print(table)
+    print_table(
+        ("job", "state", "adapter", "user", "created"),
+        [(job.id, job.state, job.adapter, job.user, job.created_at.isoformat(" ", "seconds")) for job in jobs],
+        drop=("user", "created"),
+        empty="no jobs; `mobizo job submit FILE` submits one",
+    )
 
 
 @group.command()
-def cancel(job_id: JobId, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+@server_command
+def retry(
+    connect: Connect,
+    job_id: JobId,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the progress until the new job ends.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Submit the request of an ended job again, as a new job."""
+    with connect("mobizo job list") as client:
+        _submitted(client, client.jobs.retry(job_id), watch, as_json)
+
+
+@group.command()
+@server_command
+def cancel(connect: Connect, job_id: JobId, as_json: Json = False) -> None:
     """Cancel a job."""
-    with connected(server, token) as client:
+    with connect("mobizo job list") as client:
         job = client.jobs.cancel(job_id)
     print_json(job) if as_json else out.print(f"{job.id}  {job.state}")

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from mobizo.cli.console import DEFAULT_SERVER, Json, Server, Token, connected, invalid_field, out, print_json, stop
+from mobizo.cli.connect import Connect, server_command
+from mobizo.cli.console import Json, invalid_field, out, print_json, stop
 from shared.errors import MobizoError
 from shared.federation.accounting import epsilon_of, noise_for, of_run
 from shared.privacy import DELTA, ExamplePrivacy, PrivacyBudget, UserPrivacy
@@ -18,21 +19,22 @@ User = Annotated[str, typer.Argument(help="Name of the user.")]
 
 
 @group.command()
-def view(user: User, server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+@server_command
+def view(connect: Connect, user: User, as_json: Json = False) -> None:
     """Show the epsilon that all jobs of a user have spent together."""
-    with connected(server, token) as client:
+    with connect() as client:
         _print(client.privacy.user(user), as_json)
 
 
 @group.command()
+@server_command
 def limit(
+    connect: Connect,
     user: User,
     epsilon: Annotated[
         float | None, typer.Option(help="Epsilon that all jobs of the user may spend together. Default: no limit.")
     ] = None,
     delta: Delta = DELTA,
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Set a user's budget (operator). Jobs that would exceed it, and jobs without privacy, are rejected."""
@@ -40,19 +42,19 @@ def limit(
         budget = PrivacyBudget(epsilon=epsilon, delta=delta)
     except ValidationError as error:
         raise stop(invalid_field(error), 2) from error
-    with connected(server, token) as client:
+    with connect() as client:
         _print(client.privacy.set_user_budget(user, budget.epsilon, budget.delta), as_json)
 
 
 @group.command()
+@server_command
 def device(
+    connect: Connect,
     device_id: Annotated[str, typer.Argument(metavar="DEVICE", help="Id of the device.")],
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Show the epsilon that runs have spent on each data set of a device, whatever users the jobs named."""
-    with connected(server, token) as client:
+    with connect() as client:
         found = client.privacy.device(device_id)
     if as_json:
         print_json([*found])
@@ -68,14 +70,14 @@ def device(
 
 
 @group.command()
+@server_command
 def cohort(
+    connect: Connect,
     name: Annotated[str, typer.Argument(metavar="COHORT", help="Name of the cohort.")],
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Show the epsilon that a cohort's rounds have spent per member and per example."""
-    with connected(server, token) as client:
+    with connect() as client:
         found = client.privacy.cohort(name)
     if as_json:
         print_json(found)
@@ -98,6 +100,7 @@ def noise(
     epsilon: Annotated[float | None, typer.Option(help="Find the noise multiplier for this epsilon.")] = None,
     multiplier: Annotated[float | None, typer.Option(help="Find the epsilon of this noise multiplier.")] = None,
     delta: Delta = DELTA,
+    as_json: Json = False,
 ) -> None:
     """Compute the noise multiplier that an epsilon needs, or the epsilon of a noise multiplier. Needs no server."""
     if (epsilon is None) == (multiplier is None):
@@ -112,6 +115,9 @@ def noise(
         raise stop(invalid_field(error), 2) from error
     except MobizoError as error:
         raise stop(error.detail, 1) from error
+    if as_json:
+        print_json({"noise_multiplier": settings.sigma, "epsilon": spent, "delta": delta})
+        return
     out.print(f"noise_multiplier {settings.sigma:g}  epsilon {spent:.3f}  delta {delta:g}", markup=False)
 
 

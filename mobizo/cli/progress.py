@@ -27,7 +27,8 @@ def show_job_progress(client: Client, job_id: str, console: Console) -> JobView:
     description = TextColumn("{task.description}", markup=False)
     job: JobView | None = None
     printed = ""
-    with Progress(BarColumn(24), description, TimeElapsedColumn(), console=console) as bars:
+    columns = BarColumn(24), description, TimeElapsedColumn()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         bar = bars.add_task("waiting", total=None)
         for event in client.jobs.watch(job_id):
             if isinstance(event, JobView):

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from rich.table import Table
 
-from mobizo.cli.console import DEFAULT_SERVER, Json, Server, Token, connected, invalid_field, out, print_json, stop
+from mobizo.cli.connect import Connect, server_command
+from mobizo.cli.console import Json, invalid_field, print_json, stop
+from mobizo.cli.tables import print_table
 from shared.errors import BadRequest
 from shared.scoring import GenerateRequest, GenerateResult, ScoreRequest
 
@@ -23,7 +24,9 @@ Base = Annotated[str | None, typer.Option(help="Name of a registered base model.
 
 
 @commands.command()
+@server_command
 def score(
+    connect: Connect,
     prompt: Annotated[str | None, typer.Argument(help="Text before the answers.")] = None,
     adapter: Adapter = None,
     answer: Annotated[
@@ -37,8 +40,6 @@ def score(
         str | None, typer.Option(help="Name of a built-in task, which makes prompts and answers of the file's records.")
     ] = None,
     base: Base = None,
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Score answers with an adapter on the server. Each row of a file may name its own adapter."""
@@ -53,23 +54,27 @@ def score(
         raise stop(error.detail, 2) from error
     except ValidationError as error:
         raise stop(invalid_field(error), 2) from error
-    with connected(server, token) as client:
+    with connect() as client:
         found = client.scoring.score(request)
     if as_json:
         print_json(found)
         return
-    table = Table("row", "adapter", "answer", "log-probability", "probability")
+    lines = []
     for number, row in enumerate(found.rows, 1):
         used = "" if row.adapter is None else f"{row.adapter} v{row.version}"
         for index, item in enumerate(row.answers):
             mark = "*" if index == row.best else " "
             scores = f"{item.log_probability:.4f}", f"{item.probability:.1%}"
-            table.add_row(str(number), used, f"{mark} {item.text!r}", *scores)
-    out.print(table)
+            lines.append((str(number), used, f"{mark} {item.text!r}", *scores))
+    print_table(
+        ("row", "adapter", "answer", "log-probability", "probability"), lines, drop=("adapter", "log-probability")
+    )
 
 
 @commands.command()
+@server_command
 def generate(
+    connect: Connect,
     prompt: Annotated[str, typer.Argument(help="Text to continue.")],
     adapter: Adapter = None,
     max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens to generate.")] = None,
@@ -84,8 +89,6 @@ def generate(
         list[str] | None, typer.Option("--stop", help="Text at which the generation stops; repeatable.")
     ] = None,
     base: Base = None,
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Continue a text with an adapter on the server. The text is printed while it is generated."""
@@ -94,7 +97,7 @@ def generate(
         request = GenerateRequest.model_validate(fields | _given(seed=seed, stop=stop_at, base=base))
     except ValidationError as error:
         raise stop(invalid_field(error), 2) from error
-    with connected(server, token) as client:
+    with connect() as client:
         if as_json:
             print_json(client.scoring.generate(request))
             return

@@ -1,41 +1,25 @@
-"""`mobizo whoami` and `mobizo token`: API tokens of people and services."""
+"""`mobizo token`: API tokens of people and services."""
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 import typer
 from pydantic import BaseModel, ValidationError
-from rich.table import Table
 
-from mobizo.cli.console import DEFAULT_SERVER, Json, Server, Token, connected, out, print_json, stop, unwrapped
+from mobizo.cli.connect import Connect, server_command
+from mobizo.cli.console import Json, out, print_json, stop
+from mobizo.cli.tables import MOST_ROWS, Limit, newest, print_table
 from shared.access import Role, Scope, TokenRequest
 
-commands = typer.Typer()
-group = typer.Typer(help="Create, list and revoke API tokens (operator).", no_args_is_help=True)
-
-
-@commands.command()
-def whoami(server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
-    """Show the tenant, role, scopes and expiry of your token."""
-    with connected(server, token) as client:
-        me = client.tokens.whoami()
-    if as_json:
-        print_json(me)
-        return
-    owner = f"user {me.user}" if me.user else f"token {me.name or me.token_id}"
-    out.print(f"{owner}, {me.role} of tenant {me.tenant}", markup=False)
-    out.print(f"scopes: {' '.join(me.scopes) or 'none'}", markup=False)
-    out.print(f"expires: {_minute(me.expires_at)}")
-
-
-def _minute(moment: datetime | None) -> str:
-    return "never" if moment is None else f"{moment:%Y-%m-%d %H:%M} UTC"
+group = typer.Typer(help="Create, list, rotate and revoke API tokens (operator).", no_args_is_help=True)
+TokenId = Annotated[str, typer.Argument(metavar="ID", help="Id of the token, as `mobizo token list` shows it.")]
 
 
 @group.command("create")
+@server_command
 def create_token(
+    connect: Connect,
     name: Annotated[str, typer.Option(help="Name that tells the token apart from others.")] = "",
     role: Annotated[Role, typer.Option(help="operator or app.")] = Role.APP,
     scope: Annotated[
@@ -47,8 +31,6 @@ def create_token(
     expires_in_days: Annotated[
         str | None, typer.Option(help="Number of days, or `never`. Default: the server's setting.")
     ] = None,
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Create a token with at most the scopes of yours. It is shown only once."""
@@ -59,34 +41,42 @@ def create_token(
     except ValidationError as error:
         first = error.errors()[0]
         raise stop(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}", 2) from error
-    with connected(server, token) as client:
+    with connect() as client:
         created = client.tokens.create(request)
     print_json(created) if as_json else out.print(created.token, soft_wrap=True)
 
 
 @group.command("list")
-def list_tokens(server: Server = DEFAULT_SERVER, token: Token = "", as_json: Json = False) -> None:
+@server_command
+def list_tokens(connect: Connect, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
     """List tokens, newest first, without their secret text."""
-    with connected(server, token) as client:
-        found = list(client.tokens.list())
+    with connect() as client:
+        found = newest(client.tokens.list(), limit)
     if as_json:
         print_json(list[BaseModel](found))
         return
-    table = Table(unwrapped("id"), "name", "role", "user", "expires", "last used")
+    rows = []
     for item in found:
         ends = "revoked" if item.revoked_at else "never" if item.expires_at is None else f"{item.expires_at:%Y-%m-%d}"
         used = "" if item.last_used_at is None else f"{item.last_used_at:%Y-%m-%d %H:%M}"
-        table.add_row(item.id, item.name, item.role, item.user, ends, used)
-    out.print(table)
+        rows.append((item.id, item.name, item.role, item.user or "", ends, used))
+    columns = "id", "name", "role", "user", "expires", "last used"
+    print_table(columns, rows, drop=("last used", "user", "role", "expires"))
+
+
+@group.command("rotate")
+@server_command
+def rotate_token(connect: Connect, token_id: TokenId, as_json: Json = False) -> None:
+    """Replace a token by a new one with the same permissions. It is shown only once."""
+    with connect("mobizo token list") as client:
+        created = client.tokens.rotate(token_id)
+    print_json(created) if as_json else out.print(created.token, soft_wrap=True)
 
 
 @group.command("revoke")
-def revoke_token(
-    token_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the token, as `mobizo token list` shows it.")],
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
-) -> None:
+@server_command
+def revoke_token(connect: Connect, token_id: TokenId) -> None:
     """Revoke a token with immediate effect."""
-    with connected(server, token) as client:
+    with connect("mobizo token list") as client:
         client.tokens.revoke(token_id)
     out.print(f"{token_id} is revoked")

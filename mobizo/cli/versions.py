@@ -10,7 +10,8 @@ import typer
 
 from mobizo.adapter_paths import split_reference
 from mobizo.cli.adapters import REVISIONS, Name, Version, name_and_revision, version_line
-from mobizo.cli.console import DEFAULT_SERVER, Json, Server, Token, Yes, connected, out, print_json, stop
+from mobizo.cli.connect import Connect, server_command
+from mobizo.cli.console import Json, Yes, out, print_json, stop
 from mobizo.client import Client
 from shared.protocol import AdapterVersion, AdapterView
 
@@ -27,9 +28,9 @@ def _exact(reference: str) -> tuple[str, str]:
     return name, revision
 
 
-def _change(server: str, token: str, as_json: bool, change: Callable[[Client], AdapterView | AdapterVersion]) -> None:
+def _change(connect: Connect, as_json: bool, change: Callable[[Client], AdapterView | AdapterVersion]) -> None:
     """Changes an adapter or a version on the server, and prints it as it is now."""
-    with connected(server, token) as client:
+    with connect() as client:
         found = change(client)
     if as_json:
         print_json(found)
@@ -45,122 +46,122 @@ def _change(server: str, token: str, as_json: bool, change: Callable[[Client], A
 
 
 @commands.command()
+@server_command
 def promote(
+    connect: Connect,
     version: ExactVersion,
     reason: Reason = "",
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Make an approved version `main`."""
-    _change(server, token, as_json, lambda client: client.adapters.promote(*_exact(version), reason))
+    _change(connect, as_json, lambda client: client.adapters.promote(*_exact(version), reason))
 
 
 @commands.command()
+@server_command
 def rollback(
+    connect: Connect,
     version: Annotated[
         str, typer.Argument(metavar="ADAPTER[@REVISION]", help=f"Default: the previous `main`. {REVISIONS}")
     ],
     reason: Reason = "",
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Make an earlier version `main` again. The next approved version replaces it."""
-    _change(server, token, as_json, lambda client: client.adapters.rollback(*split_reference(version), reason))
+    _change(connect, as_json, lambda client: client.adapters.rollback(*split_reference(version), reason))
 
 
 @commands.command()
+@server_command
 def tag(
+    connect: Connect,
     version: Version,
     tag: Annotated[str, typer.Argument(help="Name of the tag.")],
     reason: Reason = "",
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Set a tag on a version, or move the tag to it."""
     name, revision = name_and_revision(version)
-    _change(server, token, as_json, lambda client: client.adapters.tag(name, tag, revision, reason))
+    _change(connect, as_json, lambda client: client.adapters.tag(name, tag, revision, reason))
 
 
 @commands.command()
+@server_command
 def untag(
+    connect: Connect,
     name: Name,
     tag: Annotated[str, typer.Argument(help="Name of the tag.")],
     reason: Reason = "",
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Remove a tag."""
-    _change(server, token, as_json, lambda client: client.adapters.untag(name, tag, reason))
+    _change(connect, as_json, lambda client: client.adapters.untag(name, tag, reason))
 
 
 @commands.command()
+@server_command
 def approve(
+    connect: Connect,
     version: ExactVersion,
     reason: Reason = "",
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Approve a held or deprecated version."""
-    _change(server, token, as_json, lambda client: client.adapters.approve(*_exact(version), reason))
+    _change(connect, as_json, lambda client: client.adapters.approve(*_exact(version), reason))
 
 
 @commands.command()
+@server_command
 def reject(
+    connect: Connect,
     version: ExactVersion,
     reason: Reason = "",
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Delete a held version."""
-    _change(server, token, as_json, lambda client: client.adapters.reject(*_exact(version), reason))
+    _change(connect, as_json, lambda client: client.adapters.reject(*_exact(version), reason))
 
 
 @commands.command()
+@server_command
 def deprecate(
+    connect: Connect,
     version: ExactVersion,
     message: Annotated[str, typer.Option(help="Warning for users of the version.")],
     reason: Reason = "",
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Mark a version as deprecated. It can still be downloaded."""
-    _change(server, token, as_json, lambda client: client.adapters.deprecate(*_exact(version), message, reason))
+    _change(connect, as_json, lambda client: client.adapters.deprecate(*_exact(version), message, reason))
 
 
 @commands.command()
+@server_command
 def delete(
+    connect: Connect,
     reference: Annotated[
         str,
         typer.Argument(metavar="ADAPTER[@REVISION]", help=f"A version, or an adapter with all versions. {REVISIONS}"),
     ],
     yes: Yes = False,
     reason: Reason = "",
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Delete a version or a whole adapter. Both can be restored for some time."""
     name, revision = split_reference(reference)
     if revision is None and not yes and not typer.confirm(f"Delete {name} with all its versions?", err=True):
         raise stop(f"nothing was deleted; `mobizo adapter delete {name}@REVISION` deletes one version", 1)
-    _change(server, token, as_json, lambda client: client.adapters.delete(name, revision, reason))
+    _change(connect, as_json, lambda client: client.adapters.delete(name, revision, reason))
 
 
 @commands.command()
+@server_command
 def undelete(
+    connect: Connect,
     reference: Annotated[
         str, typer.Argument(metavar="ADAPTER[@vN]", help="A deleted adapter, or a deleted version by its number.")
     ],
     reason: Reason = "",
-    server: Server = DEFAULT_SERVER,
-    token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Restore a deleted version or a deleted adapter."""
@@ -168,4 +169,4 @@ def undelete(
     if revision is not None and not re.fullmatch(r"v?[1-9][0-9]{0,8}", revision):
         raise stop(f"a deleted version has only its number: mobizo adapter undelete {name}@v3, not @{revision}", 2)
     number = None if revision is None else int(revision.removeprefix("v"))
-    _change(server, token, as_json, lambda client: client.adapters.undelete(name, number, reason))
+    _change(connect, as_json, lambda client: client.adapters.undelete(name, number, reason))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import quote
 
 from mobizo.connection import Connection
-from shared.protocol import DeviceApproval, DeviceRequestView, DeviceView, Enrollment, EnrollmentRequest
+from shared.protocol import DeviceApproval, DeviceChange, DeviceRequestView, DeviceView, Enrollment, EnrollmentRequest
 
 
 class Devices:
@@ -41,9 +41,20 @@ class Devices:
         path = f"{_request_path(user_code)}/approve"
         return DeviceRequestView.model_validate(self._connection.send("POST", path, body))
 
+    def list(self) -> Iterator[DeviceView]:
+        """Yields the tenant's devices, newest first."""
+        for item in self._connection.pages("/v1/devices"):
+            yield DeviceView.model_validate(item)
+
     def get(self, device_id: str) -> DeviceView:
         """Returns a device. Raises NotFound."""
         return DeviceView.model_validate(self._connection.get(_device_path(device_id)))
+
+    def label(self, device_id: str, labels: Mapping[str, str | None]) -> DeviceView:
+        """Sets labels of a device, by which jobs may select it; None removes a label. Others stay. Raises NotFound."""
+        change = DeviceChange(labels=dict(labels))
+        body = change.model_dump(mode="json")
+        return DeviceView.model_validate(self._connection.send("PATCH", _device_path(device_id), body))
 
     def bind(self, device_id: str, user: str) -> DeviceView:
         """Binds a user to a device, which then gets the user's jobs. Raises NotFound, or Conflict at 100 users."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 from mobizo.connection import Connection
+from shared.errors import Conflict
 from shared.job import JobRequest, JobSummary, JobView, Progress
 from shared.protocol import JobWaiting
 
@@ -45,6 +46,20 @@ class Jobs:
         Raises Conflict if the job has succeeded or failed.
         """
         return JobView.model_validate(self._connection.send("POST", f"/v1/jobs/{job_id}/cancel"))
+
+    def retry(self, job_id: str) -> JobView:
+        """Submits the request of an ended job again, as a new job, and returns the new job.
+
+        Raises Conflict if the job has not ended, or if a cohort's round created it.
+        """
+        job = self.get(job_id)
+        if job.round is not None:
+            raise Conflict(
+                f"{job_id} belongs to a round of cohort {job.round.cohort}, which opens the next round itself"
+            )
+        if not job.state.final:
+            raise Conflict(f"{job_id} is {job.state}; wait until it ends, or cancel it before you retry it")
+        return self.submit(job.request)
 
     def watch(self, job_id: str) -> Iterator[Event]:
         """Yields the job's events from its start: a JobView at each change of state, and Progress in between.

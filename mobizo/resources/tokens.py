@@ -30,6 +30,13 @@ class Tokens:
         """
         return TokenGrant.model_validate(self._connection.create("/v1/tokens", request.model_dump(mode="json")))
 
+    def rotate(self, token_id: str) -> TokenGrant:
+        """Replaces a token by one with the same permissions and another text, which cannot be read again.
+
+        Raises NotFound, or Conflict if the token has expired or was revoked.
+        """
+        return TokenGrant.model_validate(self._connection.create(f"/v1/tokens/{token_id}/rotate"))
+
     def revoke(self, token_id: str) -> None:
         """Revokes a token with immediate effect. Raises NotFound."""
         self._connection.transport.request("DELETE", f"/v1/tokens/{token_id}", retry=False)

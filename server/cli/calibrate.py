@@ -25,7 +25,7 @@ def calibrate(
     data: Annotated[
         Path, typer.Option(help="JSONL file of public records; do not use private training data of devices")
     ],
-    out: Annotated[Path, typer.Option(help="output file")],
+    out: Annotated[Path, typer.Option("--to", help="output file")],
     kind: Annotated[str, typer.Option(help="gradients or activations")] = "gradients",
     targets: Annotated[str, typer.Option(help="linear layers, comma-separated")] = "q_proj,v_proj",
     layers: Annotated[str, typer.Option(help="decoder layers: all, last:K, last:P%, or 0,1,...")] = "all",
@@ -37,7 +37,7 @@ def calibrate(
     ] = 16,
     examples: Annotated[int, typer.Option(min=1, help="maximum number of records")] = 200,
     loss: Annotated[str, typer.Option(help="loss for kind gradients: full or candidates")] = "full",
-    sequence_length: Annotated[int, typer.Option("--seq-len", help="maximum tokens per example")] = 64,
+    sequence_length: Annotated[int, typer.Option(help="maximum tokens per example")] = 64,
     answer_length: Annotated[
         int | None, typer.Option(help="maximum tokens per answer, for tasks whose answers depend on the record")
     ] = None,

@@ -25,13 +25,10 @@ Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 output = Console(highlight=False, soft_wrap=True)
 complaints = Console(stderr=True, highlight=False, soft_wrap=True)
 
-# Recipe settings whose option has a different name.
-OPTIONS = {"queries": "q", "sequence_length": "seq-len"}
-
 
 def compile_program(
     base: Annotated[str, typer.Option(help="base model: Hugging Face directory or id, or a .gguf file")],
-    out: Annotated[Path, typer.Option(help="directory for the program, its weights and manifest.json")],
+    out: Annotated[Path, typer.Option("--to", help="directory for the program, its weights and manifest.json")],
     precision: Annotated[str, typer.Option(help="fp32, int8, int4, int8-weight or int4-weight")] = "fp32",
     rank: Annotated[int, typer.Option(help="LoRA rank")] = 16,
     alpha: Annotated[float, typer.Option(help="LoRA alpha")] = 32,
@@ -40,7 +37,6 @@ def compile_program(
     queries: Annotated[
         int | None,
         typer.Option(
-            "--q",
             help="random directions per step; default: "
             f"{DEFAULT_QUERIES['replay']}, with estimator directional {DEFAULT_QUERIES['directional']}",
         ),
@@ -54,7 +50,7 @@ def compile_program(
             "default: all",
         ),
     ] = None,
-    sequence_length: Annotated[int, typer.Option("--seq-len", help="maximum tokens per example")] = 64,
+    sequence_length: Annotated[int, typer.Option(help="maximum tokens per example")] = 64,
     answer_length: Annotated[int, typer.Option("--answer-length", help="maximum tokens per answer")] = 1,
     choices: Annotated[int, typer.Option(help="maximum answers per example")] = 2,
     loss: Annotated[str, typer.Option(help="full or candidates")] = "full",
@@ -176,7 +172,7 @@ def settings_of(values: dict[str, Any]) -> RecipeSettings:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else ""
-        option = f"--{OPTIONS.get(name, name.replace('_', '-'))}: " if name else ""
+        option = f"--{name.replace('_', '-')}: " if name else ""
         message = first["msg"].removeprefix("Value error, ")
         complaints.print(f"error: {option}{message}", style="red", markup=False)
         raise typer.Exit(2) from error

@@ -91,7 +91,7 @@ def test_what_cannot_be_done_is_one_clear_line(agent, kept, arguments, status, w
 
 @offline
 def test_a_chat_needs_no_network_and_says_its_form(agent, home, kept):
-    options = ("--most", "9", "--temperature", "1.5", "--seed", "3")
+    options = ("--max-tokens", "9", "--temperature", "1.5", "--seed", "3")
     done = agent("chat", "alice-movies", "--text", "it was", *options, before=ALONE)
     assert done.returncode == 0, done.stderr
     model = open_personal(home, "alice-movies")
@@ -101,7 +101,7 @@ def test_a_chat_needs_no_network_and_says_its_form(agent, home, kept):
 
 
 def test_a_chat_reads_lines_until_there_are_none(agent, home, kept):
-    done = agent("chat", "alice-movies", "--most", "5", "--json", input="it was\n\n" + "x" * 100 + "\nso\n")
+    done = agent("chat", "alice-movies", "--max-tokens", "5", "--json", input="it was\n\n" + "x" * 100 + "\nso\n")
     assert done.returncode == 0, done.stderr
     assert "share 64" in done.stderr  # one text too long does not end the conversation
     model = open_personal(home, "alice-movies")

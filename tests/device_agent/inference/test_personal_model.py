@@ -136,7 +136,7 @@ def test_a_conversation_goes_on_under_another_adapter(home, keep, live):
     assert talk.forgotten == 0
 
 
-@pytest.mark.parametrize("arguments", [["predict", NAME], ["chat", NAME, "--most", "8"]])
+@pytest.mark.parametrize("arguments", [["predict", NAME], ["chat", NAME, "--max-tokens", "8"]])
 def test_a_running_session_takes_it_without_a_restart(home, keep, with_runner, arguments):
     session = Session(home, *arguments)
     first = session.ask("it was")

@@ -82,14 +82,14 @@ def test_promote_rollback_and_approve(call, three):
 
 
 def test_tags(call, three):
-    assert call("tags", NAME) == "main  v2\n"
+    assert call("tags", NAME) == "main\tv2\n"
     assert "best v1" in call("tag", f"{NAME}@v1", "best")
     assert json.loads(call("tags", NAME, "--json")) == {"main": 2, "best": 1}
     assert "best" in call("versions", NAME)
     call("tag", NAME, "best")
     assert json.loads(call("tags", NAME, "--json"))["best"] == 2
     call("untag", NAME, "best")
-    assert call("tags", NAME) == "main  v2\n"
+    assert call("tags", NAME) == "main\tv2\n"
 
 
 def test_compare(call, three):

@@ -101,8 +101,15 @@ def test_users_are_named_at_approval_and_bound_and_unbound_later(joining, call, 
     assert call("bind", device, "carol").stdout == "phone: alice, bob, carol\n"
     assert call("unbind", device, "bob").exit_code == 0
     assert json.loads(call("bind", device, "alice", "--json").stdout)["users"] == ["alice", "carol"]
+    assert call("label", device, "site=lab", "row=2").stdout == "phone: row=2 site=lab\n"
+    assert json.loads(call("label", device, "row=", "--json").stdout)["labels"] == {"site": "lab"}
+    assert json.loads(call("view", device, "--json").stdout) == operator.get(f"/v1/devices/{device}").json()
+    assert "labels: site=lab" in call("view", device).stdout
+    assert call("list").stdout.split("\t")[:4] == [device, "phone", "enrolled", "alice carol"]
     for arguments, says in (
-        (("bind", "device_none", "alice"), "no device 'device_none'"),
+        (("bind", "device_none", "alice"), "no device 'device_none'; `mobizo device list` shows what exists"),
+        (("label", device, "site"), "KEY=VALUE"),
+        (("label", device, "Not a label=1"), "labels"),
         (("bind", device, "Not A Name"), "user"),
         (("approve", "AAAA-AAAA", "--yes", "--user", "a b"), "users.0"),
     ):

@@ -40,7 +40,27 @@ def test_submit_list_cancel(call, request_file):
     assert job["id"] in call("job", "list").stdout
     cancelled = json.loads(call("job", "cancel", job["id"], "--json").stdout)
     assert cancelled["state"] == "cancelled"
-    assert call("job", "watch", job["id"]).exit_code == 0
+    watched = call("job", "watch", job["id"])
+    assert watched.exit_code == 1
+    assert f"mobizo job retry {job['id']}" in watched.stderr
+
+
+def test_retry_submits_the_same_request_as_a_new_job(call, fleet, app, device, tmp_path):
+    fleet.ready_job(app)
+    device.finish(device.lease())
+    own = {"recipe": {"estimator": "auto"}, "start": {"adapter": "alice-movies"}, "rules": {"charging": True}}
+    (tmp_path / "job.json").write_text(json.dumps(job_request(**own, priority=3)))
+    first = json.loads(call("job", "submit", tmp_path / "job.json", "--json").stdout)
+    refused = call("job", "retry", first["id"])
+    assert refused.exit_code == 1
+    assert "cancel it" in refused.stderr
+    call("job", "cancel", first["id"])
+    again = json.loads(call("job", "retry", first["id"], "--json").stdout)
+    assert again["id"] != first["id"]
+    assert {name: again[name] for name in ("request", "recipe_id")} == {
+        name: first[name] for name in ("request", "recipe_id")
+    }
+    assert len(call("job", "list", "--limit", "1").stdout.splitlines()) == 1
 
 
 def test_a_job_chooses_its_whole_recipe(call, tmp_path):
@@ -254,7 +274,9 @@ def test_why_a_job_failed_is_shown(call, fleet, app, device):
     body = {"needed_bytes": 275_000, "available_bytes": 10_000}
     device.post(f"/v1/leases/{device.lease()['id']}/decline", json=body)
     assert "does-not-fit: device phone can spare 10,000 bytes" in call("job", "view", job["id"]).stdout
-    assert call("job", "view", "job_none").exit_code == 1
+    unknown = call("job", "view", "job_none")
+    assert unknown.exit_code == 1
+    assert "`mobizo job list` shows what exists" in unknown.stderr
 
 
 def test_who_am_i_and_tokens(call, operator):
@@ -270,7 +292,10 @@ def test_who_am_i_and_tokens(call, operator):
     listed = json.loads(call("token", "list", "--token", operator.token, "--json").stdout)
     assert [item["name"] for item in listed] == ["shop", "", ""]
     assert shop["token_id"] in call("token", "list", "--token", operator.token).stdout
-    assert call("token", "revoke", shop["token_id"], "--token", operator.token).exit_code == 0
+    rotated = call("token", "rotate", shop["token_id"], "--token", operator.token).stdout.strip()
     assert call("whoami", "--token", made.stdout.strip()).exit_code == 1
+    shop = json.loads(call("whoami", "--token", rotated, "--json").stdout)
+    assert call("token", "revoke", shop["token_id"], "--token", operator.token).exit_code == 0
+    assert call("whoami", "--token", rotated).exit_code == 1
     forever = call("token", "create", "--token", operator.token, "--expires-in-days", "never", "--json")
     assert json.loads(forever.stdout)["view"]["expires_at"] is None

@@ -18,3 +18,6 @@ def test_base_models_are_listed_by_client_and_command(fleet, app, monkeypatch):
     assert found["precisions"] == ["fp32", "int8", "int8-weight"]  # those whose gradients agree with fp32's
     assert found["chat_template"] is False
     assert "acme/tiny" in CliRunner().invoke(cli, ["base", "list"]).stdout
+    shown = CliRunner().invoke(cli, ["base", "view", "tiny", "--json"])
+    assert json.loads(shown.stdout) == found
+    assert "`mobizo base list`" in CliRunner().invoke(cli, ["base", "view", "none"]).stderr

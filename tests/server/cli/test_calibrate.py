@@ -49,7 +49,7 @@ def data(tmp_path):
 
 @pytest.fixture
 def arguments(llama, data, tmp_path):
-    return ["calibrate", "--base", llama, "--task", "sst2", "--data", data, "--width", 2, "--out", tmp_path / "made"]
+    return ["calibrate", "--base", llama, "--task", "sst2", "--data", data, "--width", 2, "--to", tmp_path / "made"]
 
 
 def test_a_file_and_its_figures(arguments, llama, tmp_path):
@@ -112,7 +112,7 @@ def test_what_cannot_be_made(arguments, llama, data, tmp_path):
     refused(UnknownBase, "neither a local directory", base="no such model")
     refused(InvalidRecipe, "2 layers", layers="last:3")
     refused(InvalidDataset, "fewer than 16 directions", width=16, examples=1)
-    refused(BadRequest, "cannot be written", out=tmp_path / "no" / "place")
+    refused(BadRequest, "cannot be written", to=tmp_path / "no" / "place")
     assert "--kind" in call(*arguments, "--kind", "weights", code=2)
     assert "--targets" in call(*arguments, "--targets", "lm_head", code=2)
 
@@ -152,7 +152,7 @@ def test_a_program_takes_a_from_it(tmp_path, monkeypatch, arguments):
         raise BadRequest
 
     monkeypatch.setattr(local_compilation.CompilerProcess, "run", stop)
-    compile_ = ["compile", "--base", source, *SMALL, "--layers", "all", "--out", tmp_path / "out"]
+    compile_ = ["compile", "--base", source, *SMALL, "--layers", "all", "--to", tmp_path / "out"]
     for more in ([], ["--calibration", tmp_path / "made"]):
         with pytest.raises(BadRequest):
             call(*compile_, *more)

@@ -20,7 +20,7 @@ from tests.server.cli.conftest import call
 from tests.server.conftest import write_source
 from tests.server.llama import write_llama
 
-SMALL = ("--rank", "2", "--q", "1", "--effective-batch", "2", "--seq-len", "16")
+SMALL = ("--rank", "2", "--queries", "1", "--effective-batch", "2", "--sequence-length", "16")
 FAKE = [sys.executable, fake_compiler.__file__]
 
 
@@ -35,7 +35,7 @@ def llama(tmp_path_factory):
 def real(llama, tmp_path_factory):
     """(arguments, output directory, figures) of one real compilation."""
     out = tmp_path_factory.mktemp("programs") / "real"
-    arguments = ("compile", "--base", llama, *SMALL, "--layers", "last:50%", "--out", out, "--json")
+    arguments = ("compile", "--base", llama, *SMALL, "--layers", "last:50%", "--to", out, "--json")
     return arguments, out, json.loads(call(*arguments))
 
 
@@ -54,7 +54,7 @@ def source(tmp_path, monkeypatch):
 def compile_(source, tmp_path):
     def compile_(*more, **behaviour):
         (source / "behaviour.json").write_text(json.dumps(behaviour))
-        return json.loads(call("compile", "--base", source, *SMALL, "--out", tmp_path / "out", "--json", *more))
+        return json.loads(call("compile", "--base", source, *SMALL, "--to", tmp_path / "out", "--json", *more))
 
     return compile_
 
@@ -216,7 +216,7 @@ def test_ctrl_c_ends_the_compiler_too(source, tmp_path):
     (source / "behaviour.json").write_text('{"hang": true}')
     program = f"import server.programs.local as l; l.COMPILER = {FAKE!r}; from server.cli.main import main; main()"
     out = tmp_path / "out"
-    process = subprocess.Popen([sys.executable, "-c", program, "compile", "--base", str(source), "--out", str(out)])
+    process = subprocess.Popen([sys.executable, "-c", program, "compile", "--base", str(source), "--to", str(out)])
     log = source / "starts.log"
     while not (log.exists() and log.read_text().strip()):
         assert process.poll() is None
@@ -234,12 +234,12 @@ def test_ctrl_c_ends_the_compiler_too(source, tmp_path):
         ("--precision", "int9", "--precision: .*fp32"),
         ("--rank", "0", "--rank: "),
         ("--layers", "1,1", "--layers: "),
-        ("--q", "65", "estimator 'replay' runs 2q paths at once and has at most 64 queries"),
+        ("--queries", "65", "estimator 'replay' runs 2q paths at once and has at most 64 queries"),
         ("--optimizer", "lion", "--optimizer: .*'momentum' or 'adam'"),
     ],
 )
 def test_values_that_no_recipe_has(source, tmp_path, option, value, says):
-    said = call("compile", "--base", source, "--out", tmp_path / "out", option, value, code=2)
+    said = call("compile", "--base", source, "--to", tmp_path / "out", option, value, code=2)
     assert said.count("\n") == 1
     assert said.startswith("error: ")
     assert re.search(says, said)
@@ -249,12 +249,12 @@ def test_values_that_no_recipe_has(source, tmp_path, option, value, says):
 def test_bases_that_are_none(source, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UnreadableCheckpoint, match=r"config\.json"):
-        call("compile", "--base", tmp_path, "--out", tmp_path / "out")
+        call("compile", "--base", tmp_path, "--to", tmp_path / "out")
     (tmp_path / "file").write_text("")
     with pytest.raises(BadRequest, match="cannot be a directory"):
-        call("compile", "--base", source, "--out", tmp_path / "file")
+        call("compile", "--base", source, "--to", tmp_path / "file")
     with pytest.raises(UnknownBase):
-        call("compile", "--base", "no such model", "--out", tmp_path / "out")
+        call("compile", "--base", "no such model", "--to", tmp_path / "out")
 
 
 @pytest.fixture
@@ -276,12 +276,12 @@ def seen(monkeypatch):
         ((), {"estimator": "replay", "queries": 4, "optimizer": "adam", "micro_batch": None}),
         (("--estimator", "gradient", "--optimizer", "momentum"), {"queries": 1, "optimizer": "momentum"}),
         (("--estimator", "directional"), {"queries": 256}),
-        (("--estimator", "directional", "--q", "64", "--micro-batch", "2"), {"queries": 64, "micro_batch": 2}),
+        (("--estimator", "directional", "--queries", "64", "--micro-batch", "2"), {"queries": 64, "micro_batch": 2}),
     ],
 )
 def test_estimators_bring_their_own_queries(llama, tmp_path, seen, options, settings):
     with pytest.raises(CompileFailed):
-        call("compile", "--base", llama, "--seq-len", "16", *options, "--out", tmp_path / "out")
+        call("compile", "--base", llama, "--sequence-length", "16", *options, "--to", tmp_path / "out")
     assert {name: getattr(seen[0], name) for name in settings} == settings
 
 
@@ -289,8 +289,8 @@ def test_layers_by_index(source, tmp_path, llama, seen):
     """Every way to say the same layers is one recipe; the base's own layers are counted."""
     for layers in ("last:1", "1", "last:50%", "0,1", "all"):
         with pytest.raises(CompileFailed):
-            call("compile", "--base", llama, *SMALL, "--layers", layers, "--out", tmp_path / "out")
+            call("compile", "--base", llama, *SMALL, "--layers", layers, "--to", tmp_path / "out")
     assert [recipe.layers for recipe in seen] == ["last:1"] * 3 + ["all"] * 2
     assert all(isinstance(recipe, Recipe) for recipe in seen)
     with pytest.raises(InvalidRecipe, match="2 layers"):
-        call("compile", "--base", llama, *SMALL, "--layers", "last:3", "--out", tmp_path / "out")
+        call("compile", "--base", llama, *SMALL, "--layers", "last:3", "--to", tmp_path / "out")

@@ -1,0 +1,117 @@
+"""`mobizo login`, `logout` and `whoami`: the token that a profile keeps."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mobizo.cli.connect import Connect, ProfileName, Server, client_of, server_command
+from mobizo.cli.console import Json, err, out, print_json, stop
+from mobizo.cli.settings import DEFAULT_SERVER, choose_profile
+from mobizo.profiles import Profile, config_file, read_profiles, write_profiles
+from shared.access import WhoAmI
+from shared.errors import BadRequest
+
+commands = typer.Typer()
+
+
+@commands.command()
+def login(
+    server: Server = None,
+    profile: ProfileName = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Read the token from a file.", exists=True, dir_okay=False),
+    ] = None,
+    with_token: Annotated[bool, typer.Option("--with-token", help="Read the token from standard input.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check a token with the server and store both in a profile.
+
+    Asks for the server and the token, unless options give them. There is no option for the token itself, because other
+    users of this machine can see command lines.
+    """
+    if token_file is not None and with_token:
+        raise stop("give one of --token-file and --with-token", 2)
+    path = config_file()
+    try:
+        profiles = read_profiles(path)
+        name, _ = choose_profile(profile, profiles)
+    except BadRequest as error:
+        raise stop(error.detail, 2) from error
+    kept = profiles.profiles.get(name, Profile())
+    interactive = sys.stdin.isatty() and not with_token
+    url = (server or os.environ.get("MOBIZO_SERVER") or _address(kept, interactive)).rstrip("/")
+    token = _token(token_file, with_token, interactive)
+    with client_of(url, token) as client:
+        me = client.tokens.whoami()
+    profiles = replace(profiles.changed(name, Profile(url, token)), current=profiles.current or name)
+    write_profiles(path, profiles)
+    if as_json:
+        print_json({"profile": name, "server": url, "file": str(path), "whoami": me.model_dump(mode="json")})
+    else:
+        out.print(f"logged in to {url} as {_owner(me)}; profile {name} in {path}", markup=False, soft_wrap=True)
+    if profiles.current != name:
+        use = f"use it with --profile {name}; `mobizo config set profile {name}` makes it the default"
+        err.print(use, markup=False, soft_wrap=True)
+    for variable in ("MOBIZO_SERVER", "MOBIZO_TOKEN"):
+        if os.environ.get(variable):
+            err.print(f"{variable} is set and overrides the profile; unset it to use the profile", soft_wrap=True)
+
+
+def _address(kept: Profile, interactive: bool) -> str:
+    if interactive:
+        return str(typer.prompt("Server", default=kept.server or DEFAULT_SERVER, err=True))
+    if kept.server is None:
+        raise stop("no server: give --server or set MOBIZO_SERVER", 2)
+    return kept.server
+
+
+def _token(file: Path | None, with_token: bool, interactive: bool) -> str:
+    if file is not None:
+        return file.read_text(encoding="utf-8", errors="replace").strip()
+    if with_token:
+        return sys.stdin.read().strip()
+    if not interactive:
+        raise stop("standard input is not a terminal: give the token with --token-file or --with-token", 2)
+    return str(typer.prompt("Token", hide_input=True, err=True)).strip()
+
+
+@commands.command()
+def logout(profile: ProfileName = None) -> None:
+    """Remove the token of a profile from this machine. The token itself stays valid until it expires or is revoked."""
+    path = config_file()
+    try:
+        profiles = read_profiles(path)
+        name, _ = choose_profile(profile, profiles)
+    except BadRequest as error:
+        raise stop(error.detail, 2) from error
+    kept = profiles.profiles.get(name)
+    if kept is None or kept.token is None:
+        raise stop(f"profile {name} has no token; `mobizo config` shows the profile in use", 1)
+    write_profiles(path, profiles.changed(name, replace(kept, token=None)))
+    out.print(f"the token of profile {name} was removed; `mobizo token revoke ID` makes it invalid", soft_wrap=True)
+
+
+@commands.command()
+@server_command
+def whoami(connect: Connect, as_json: Json = False) -> None:
+    """Show the tenant, role, scopes and expiry of your token."""
+    with connect() as client:
+        me = client.tokens.whoami()
+    if as_json:
+        print_json(me)
+        return
+    out.print(_owner(me), markup=False)
+    out.print(f"scopes: {' '.join(me.scopes) or 'none'}", markup=False)
+    out.print("expires: " + ("never" if me.expires_at is None else f"{me.expires_at:%Y-%m-%d %H:%M} UTC"))
+
+
+def _owner(me: WhoAmI) -> str:
+    owner = f"user {me.user}" if me.user else f"token {me.name or me.token_id}"
+    return f"{owner}, {me.role} of tenant {me.tenant}"

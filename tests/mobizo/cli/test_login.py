@@ -1,0 +1,127 @@
+"""`mobizo login`, `logout` and `config`: profiles, their file, and which value wins, against a real server."""
+
+import json
+import stat
+
+import pytest
+from typer.testing import CliRunner
+
+from mobizo.cli import app as cli
+from mobizo.profiles import Profile, Profiles, read_profiles, write_profiles
+from shared.errors import BadRequest
+from tests.mobizo.terminal import on_terminal
+
+
+@pytest.fixture
+def call(monkeypatch):
+    for name in ("MOBIZO_SERVER", "MOBIZO_TOKEN", "MOBIZO_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments, typed=None, exit_code=0):
+        done = CliRunner().invoke(cli, [str(argument) for argument in arguments], input=typed)
+        assert done.exit_code == exit_code, done.output
+        assert "Traceback" not in done.output
+        return done.stdout if exit_code == 0 else done.stderr
+
+    return call
+
+
+@pytest.fixture
+def file(config):
+    return config / "config.toml"
+
+
+def log_in(call, fleet, token, *options):
+    return call("login", "--server", fleet.url, "--with-token", *options, typed=f"{token}\n")
+
+
+def test_a_terminal_asks_for_server_and_token_and_hides_the_token(call, fleet, app, file):
+    status, shown = on_terminal("login", typed=f"{fleet.url}/\n{app.token}\n")
+    assert status == 0, shown
+    assert app.token not in shown
+    assert (
+        f"logged in to {fleet.url} as token app, app of tenant default" in shown.replace("\n", "") or "app of" in shown
+    )
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert [path.name for path in file.parent.iterdir()] == ["config.toml"]
+    assert "app of tenant default" in call("whoami")
+    assert app.token not in call("config")
+    assert call("config", "path") == f"{file}\n"
+    call("logout")
+    assert read_profiles(file).profiles == {"default": Profile(fleet.url)}
+    assert "mobizo login" in call("whoami", exit_code=2)
+    assert "no token" in call("logout", exit_code=1)
+
+
+def test_a_token_is_checked_before_it_is_stored(call, fleet, app, file, tmp_path):
+    assert "mobizo login" in call("login", "--server", fleet.url, "--with-token", typed="wrong\n", exit_code=1)
+    assert "copy it again" in call("login", "--server", fleet.url, "--with-token", typed="two words\n", exit_code=2)
+    assert "--token-file" in call("login", "--server", fleet.url, exit_code=2)
+    assert "--server" in call("login", "--with-token", typed=app.token, exit_code=2)
+    assert not file.exists()
+    (tmp_path / "token").write_text(f"{app.token}\n")
+    found = json.loads(call("login", "--server", fleet.url, "--token-file", tmp_path / "token", "--json"))
+    assert (found["profile"], found["server"], found["whoami"]["role"]) == ("default", fleet.url, "app")
+
+
+def test_options_override_the_environment_and_the_environment_the_file(call, fleet, app, operator, monkeypatch):
+    log_in(call, fleet, app.token)
+    log_in(call, fleet, operator.token, "--profile", "ops")
+
+    def role(*options):
+        return json.loads(call("whoami", *options, "--json"))["role"]
+
+    def origins(*options):
+        found = json.loads(call("config", *options, "--json"))
+        return [found[name]["origin"] for name in ("profile", "server", "token")]
+
+    assert origins() == ["the file", "profile default", "profile default"]
+    assert (role(), role("--profile", "ops"), role("--token", operator.token)) == ("app", "operator", "operator")
+    monkeypatch.setenv("MOBIZO_PROFILE", "ops")
+    assert (role(), origins()[0]) == ("operator", "MOBIZO_PROFILE")
+    monkeypatch.setenv("MOBIZO_TOKEN", app.token)
+    monkeypatch.setenv("MOBIZO_SERVER", fleet.url)
+    assert (role(), origins()) == ("app", ["MOBIZO_PROFILE", "MOBIZO_SERVER", "MOBIZO_TOKEN"])
+    assert role("--profile", "ops") == "operator"
+    assert origins("--profile", "ops") == ["--profile", "profile ops", "profile ops"]
+    assert role("--token", operator.token) == "operator"
+    assert "mobizo login --profile nobody" in call("whoami", "--profile", "nobody", exit_code=2)
+
+
+def test_a_token_is_sent_to_its_own_server_only(call, fleet, app, file):
+    log_in(call, fleet, app.token)
+    refused = call("whoami", "--server", "http://127.0.0.1:9", exit_code=2)
+    assert f"the token of profile default is for {fleet.url}" in refused
+    call("config", "set", "server", "http://127.0.0.1:9")
+    assert read_profiles(file).profiles["default"] == Profile("http://127.0.0.1:9")
+
+
+def test_config_changes_the_file(call, fleet, app, file):
+    log_in(call, fleet, app.token)
+    assert "mobizo login" in call("config", "set", "token", "secret", exit_code=2)
+    assert "there is no profile 'lab'" in call("config", "set", "profile", "lab", exit_code=2)
+    call("config", "set", "server", f"{fleet.url}/", "--profile", "lab")
+    call("config", "set", "profile", "lab")
+    assert read_profiles(file) == Profiles("lab", {"default": Profile(fleet.url, app.token), "lab": Profile(fleet.url)})
+    call("config", "unset", "profile")
+    call("config", "unset", "token")
+    call("config", "unset", "server", "--profile", "lab")
+    assert read_profiles(file) == Profiles(None, {"default": Profile(fleet.url), "lab": Profile()})
+
+
+def test_texts_survive_the_file(tmp_path):
+    odd = Profiles("a-B_1", {"a-B_1": Profile('http://x/"\\\x7f\n\t\u2028\U0001f600', "t" * 3000)})
+    write_profiles(tmp_path / "new" / "config.toml", odd)
+    assert read_profiles(tmp_path / "new" / "config.toml") == odd
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "a = 1", "current = 1", "profile = 1", "[profile.a]\ntoken = 1", '[profile."a b"]']
+)
+def test_a_damaged_file_is_named(call, file, text):
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    with pytest.raises(BadRequest, match=r"config\.toml"):
+        read_profiles(file)
+    assert str(file) in call("whoami", exit_code=2)
