@@ -153,7 +153,7 @@ def _request(base: BaseView, data: OwnData, minutes: float | None) -> JobRequest
         layers=f"last:{min(LAYERS, base.layers)}",
         effective_batch=BATCH,
         sequence_length=length,
-        loss="candidates" if data.task.shares_prompt else "full",
+        loss="candidates" if data.task.answers and data.task.shares_prompt else "full",
         precision="int8",
     )
     training = TrainingSettings(
