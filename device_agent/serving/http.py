@@ -110,16 +110,20 @@ class HttpServer:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101
-        full = len(self._connections) >= self._limits.connections
+        open_now, most = len(self._connections), self._limits.connections
         self._connections[task] = connection = _Connection(reader, writer, self._handler, self._limits)
         try:
-            if full:
+            if open_now >= 2 * most:
+                pass  # refusals take connections too
+            elif open_now >= most:
                 await connection.refuse(Unavailable("too many connections are open; close some, or try again later"))
             else:
                 while self._server.is_serving() and await connection.answer_one():
                     pass
         except (OSError, TimeoutError, h11.LocalProtocolError):
             pass  # the client is gone, or does not read
+        except asyncio.CancelledError:
+            pass  # the end of the server, which asyncio would report as an error
         finally:
             del self._connections[task]
             writer.close()

@@ -36,6 +36,13 @@ class Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would leave processes running
+        try:
+            self._stop()
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _stop(self) -> None:
         deadline = time.monotonic() + STOP_SECONDS
         for _name, process in reversed(self._running):  # the agent before the server, which takes its lease back
             _signal_group(process, signal.SIGTERM)

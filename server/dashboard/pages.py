@@ -18,7 +18,7 @@ from server.dashboard.assets import accepts_gzip, asset_url
 from server.dashboard.sessions import Visitor, csrf_token
 from server.database.columns import utc_now
 from shared.access import Scope
-from shared.job import JobState
+from shared.job import JobState, Result
 
 HTML = "text/html"
 COMPRESSED_FROM = 1024  # bytes; smaller pages fit one packet anyway
@@ -118,6 +118,22 @@ def percent(share: float | None) -> str:
     return NOTHING if share is None else f"{share:.1%}"
 
 
+def before(result: Result | None) -> str:
+    """Returns the score before training: an accuracy, or a perplexity of a task that writes text."""
+    if result is None:
+        return NOTHING
+    found = result.perplexities
+    return percent(result.before_accuracy) if found is None else f"perplexity {found[0]:.1f}"
+
+
+def after(result: Result | None) -> str:
+    """Returns the score of the trained adapter, as `before`."""
+    if result is None:
+        return NOTHING
+    found = result.perplexities
+    return percent(result.tuned_accuracy) if found is None else f"perplexity {found[1]:.1f}"
+
+
 def figure(number: float | None, digits: int = 3) -> str:
     """Returns a number with some significant digits."""
     if number is None:
@@ -147,6 +163,8 @@ def environment() -> Environment:
         "duration": duration,
         "size": size,
         "percent": percent,
+        "before": before,
+        "after": after,
         "figure": figure,
         "state": _state,
     }

@@ -58,14 +58,18 @@
       const point = this.points.get(data.step) || {};
       for (const name of ["loss", "lr"]) if (data[name] !== null && data[name] !== undefined) point[name] = data[name];
       // A device repeats its latest accuracy until the next validation.
-      if (data.accuracy !== null && data.accuracy !== undefined && data.accuracy !== this.accuracy) point.accuracy = this.accuracy = data.accuracy;
+      for (const [name, value] of [["accuracy", data.accuracy], ["validation", data.validation_loss]]) {
+        if (value !== null && value !== undefined && value !== this[name]) point[name] = this[name] = value;
+      }
       this.points.set(data.step, point);
     }
     job(data) {
       this.state = data.state;
       for (const one of (data.result && data.result.evaluations) || []) {
         const point = this.points.get(one.step) || {};
-        if (one.accuracy !== null && one.accuracy !== undefined) point.accuracy = one.accuracy;
+        if (one.split !== "validation") continue;
+        point.accuracy = one.correct / one.total;
+        point.validation = one.loss;
         this.points.set(one.step, point);
       }
       if (FINAL.has(data.state)) { this.final = true; this.source.close(); }
@@ -84,7 +88,7 @@
       axes: [{ ...axis }, { ...axis, size: 56, values: (self, marks) => marks.map((mark) => name === "accuracy" ? percent(mark).replace(".0%", "%") : digits(mark, 4)) }],
       series: [{ label: "step" }, ...runs.map((run, index) => ({
         label: runs.length > 1 ? `${name} ${index + 1}` : name, stroke: colour(`--line-${index + 1}`), width: 2, value, spanGaps: true,
-        points: { show: name === "accuracy", size: 6 },
+        points: { show: name === "accuracy" || name === "validation", size: 6 },
       }))],
       cursor: { drag: { x: false, y: false } },
     };
@@ -136,6 +140,7 @@
     if (p.steps) say("step", `${p.step} / ${p.steps}`);
     say("loss", digits(p.loss));
     say("accuracy", percent(p.accuracy));
+    say("validation", digits(p.validation_loss, 4));
     say("best", percent(p.best_accuracy));
     say("lr", digits(p.lr));
     say("rss", bytes(p.rss_bytes));

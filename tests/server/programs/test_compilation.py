@@ -5,11 +5,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import select, update
 
+from server.catalog.bases import BaseRepository
+from server.identity.signing_keys.service import KeyService
 from server.programs.compilation import CompileHandler
 from server.programs.service import Program, ProgramBlob, ProgramLifecycle, ProgramState
 from server.tasks.queue import Claim
+from shared.chat_template import ChatTemplate
 from shared.errors import CompileFailed, Conflict, InvalidRecipe
 from shared.recipe import Recipe
+from shared.signing import verify_manifest
 from tests.server import fake_compiler
 from tests.server.conftest import Workers
 
@@ -124,6 +128,20 @@ def test_a_dead_worker_s_program_is_another_s_and_counts_once(app, workers, stat
     assert state(job) == "ready"
     with workers.home.database.reading() as session:
         assert len(session.scalars(select(ProgramBlob)).all()) == 3
+
+
+def test_a_program_carries_its_bases_chat_template(app, workers):
+    template = ChatTemplate(template="{{ messages[0].content }}")
+    with workers.home.database.writing() as session:
+        BaseRepository(session).by_name("tiny").chat_template = template
+    job = app.submit()
+    workers.claim("one")
+    assert workers.complete("one", job) is True
+    signed = workers.program().signed
+    assert signed.manifest.chat_template == template
+    with workers.home.database.reading() as session:
+        key = KeyService(session, workers.settings).private().public_key()
+    assert verify_manifest(signed, key).chat_template == template
 
 
 def test_failure_and_workers_that_die_of_it_end_the_jobs(app, workers, state):
