@@ -96,7 +96,7 @@ def test_every_page_is_whole_safe_and_shown_to_its_scope_alone(stocked, person):
             else:
                 assert page.status_code == 403, (path, have)
                 assert f"<code>{scope}</code>" in page.text
-                assert "tokens create --scope" in page.text
+                assert "token create --scope" in page.text
     # What a page shows beside its own scope follows the scopes as well.
     front = lone[Scope.METRICS_READ].get("/").text
     assert "alice" not in front
@@ -173,7 +173,7 @@ def test_an_empty_server_says_how_to_begin(person):
     someone = person()
     for path, words in {
         "/": "mobizo-agent enroll",
-        "/ui/jobs": "mobizo submit",
+        "/ui/jobs": "mobizo job submit",
         "/ui/devices": "mobizo-agent enroll",
         "/ui/adapters": "A job that succeeds",
         "/ui/cohorts": "mobizo cohort create",
