@@ -2,10 +2,14 @@
 
 import json
 
+import pytest
+
 from device_agent.daemon.daemon import Daemon
 from device_agent.daemon.reporting import Display
 from device_agent.jobs.leased_job import Outcome
-from tests.device_agent.conftest import enroll, write_records
+from device_agent.policy.task_approvals import TaskApprovals, TaskState
+from shared.task import Task
+from tests.device_agent.conftest import TASK, enroll, write_records
 from tests.device_agent.fake_server import FakeServer
 
 MARKER = "Zürich-säntis"
@@ -25,7 +29,10 @@ def forms(record, tokenizer):
         yield np.asarray(tokens[:8], dtype).tobytes()
 
 
-def test_a_whole_job_and_a_failed_one_send_no_text_and_no_tokens(home, server_key, rademacher, tmp_path, engines):
+@pytest.mark.parametrize("task", [TASK, Task(name="whole", kind="text")], ids=["choice", "text"])
+def test_a_whole_job_and_a_failed_one_send_no_text_and_no_tokens(
+    home, server_key, rademacher, tmp_path, engines, task
+):
     directory = tmp_path / "movies"
     directory.mkdir()
     for seed, split in enumerate(("train", "validation", "test")):
@@ -37,15 +44,17 @@ def test_a_whole_job_and_a_failed_one_send_no_text_and_no_tokens(home, server_ke
     ]
     with FakeServer(server_key, lease_seconds=0.5) as server, Display(home, live=False) as display:
         enroll(home, server.url, server_key)
+        TaskApprovals(home.tasks).decide(task, ["movies"], TaskState.APPROVED)
         daemon = Daemon(home, {"movies": directory}, display, engines=engines)
-        server.add_job(rademacher, job_id="job-good", steps=20, evaluation_interval=5)
+        server.add_job(rademacher, job_id="job-good", task=task, steps=20, evaluation_interval=5)
         assert daemon.run(once=True).outcome is Outcome.COMPLETED
         with (directory / "test.jsonl").open("a") as file:
-            file.write((json.dumps({"text": MARKER, "label": MARKER}) + "\n") * 1000)
-        server.add_job(rademacher, job_id="job-bad", steps=2)
+            file.write((json.dumps({"note": MARKER, "label": MARKER}) + "\n") * 1000)
+        server.add_job(rademacher, job_id="job-bad", task=task, steps=2)
         assert daemon.run(once=True).outcome is Outcome.FAILED
         sent = server.sent
     assert server.beats
+    assert (server.completions[0].result.token_loss_after is None) == (task is TASK)
     assert server.uploads[0] in sent, "the recording must hold what was sent"
     assert len(server.uploads[0]) <= 4 * rademacher.manifest.size + 4096
     for piece in (MARKER, "rich-s", "Z\\u00fcrich"):

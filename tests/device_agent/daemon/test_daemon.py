@@ -208,8 +208,9 @@ def test_results_are_numbers(daemon, server, rademacher):
         "split",
         "adapter",
     }
-    # Left out unless there are any.
+    # Left out unless there are any, and losses of tasks that write.
     others = {"evaluations", "phase_seconds", "unusable_examples", "accuracy_split"}
+    others |= {"token_loss_before", "token_loss_after"}
     assert set(sent) | others == set(Result.model_fields)
 
 

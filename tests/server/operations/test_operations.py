@@ -18,7 +18,7 @@ def options(command):
 
 def test_every_command_and_option_exists():
     root = typer.main.get_command(cli.app)
-    for name, sub, rest in re.findall(r"mobizo-server ([a-z-]+)(?: ([a-z]+))?([^`\n|]*)", TEXT):
+    for name, sub, rest in re.findall(r"mobizo-server ([a-z-]+)(?: ([a-z-]+))?([^`\n|]*)", TEXT):
         command = root.get_command(None, name)
         if hasattr(command, "commands"):
             command = command.get_command(None, sub)
