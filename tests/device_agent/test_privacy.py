@@ -30,9 +30,7 @@ def forms(record, tokenizer):
 
 
 @pytest.mark.parametrize("task", [TASK, Task(name="whole", kind="text")], ids=["choice", "text"])
-def test_a_whole_job_and_a_failed_one_send_no_text_and_no_tokens(
-    home, server_key, rademacher, tmp_path, engines, task
-):
+def test_a_whole_job_and_a_failed_one_send_no_text_and_no_tokens(home, server_key, rademacher, tmp_path, engines, task):
     directory = tmp_path / "movies"
     directory.mkdir()
     for seed, split in enumerate(("train", "validation", "test")):
