@@ -224,6 +224,19 @@ class JobRequest(BaseModel):
         return recipe.requested() if complete else recipe
 
 
+class TextScores(BaseModel):
+    """Means over held-out examples, whose continuations were written at temperature 0."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    examples: int = Field(ge=1)
+    exact_match: float = Field(ge=0, le=1, description="share of texts with the same words, by SQuAD's rules")
+    token_f1: float = Field(ge=0, le=1, description="F1 of the words, in any order, by SQuAD's rules")
+    rouge_l: float = Field(ge=0, le=1, description="F1 of the longest common subsequence of words")
+    words: float = Field(ge=0, description="mean number of words written")
+    own_words: float = Field(ge=0, description="mean number of words in the person's own texts")
+
+
 class Result(BaseModel):
     """The metrics that a device reports with its trained adapter: losses in nats, times in seconds, memory in bytes."""
 
@@ -276,6 +289,15 @@ class Result(BaseModel):
     )
     token_loss_after: float | None = Field(
         None, allow_inf_nan=False, exclude_if=lambda value: value is None, description="the same of the adapter"
+    )
+    written_before: TextScores | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="of a task whose metric compares texts, before the first step: what the model writes for held-out "
+        "examples against the examples' own texts",
+    )
+    written_after: TextScores | None = Field(
+        None, exclude_if=lambda value: value is None, description="the same of the adapter"
     )
     phase_seconds: dict[Phase, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = Field(
         None,

@@ -17,7 +17,7 @@ from shared.canonical import canonical_json, sha256_hex
 from shared.federation.cohort import CohortOrigin
 from shared.job import Result, TrainingSettings
 from shared.recipe import BaseRef, Recipe, Sha256
-from shared.task import Task
+from shared.task import Task, TextMetric
 
 REVISION_DIGITS = 40
 LEAST_PREFIX = 7  # minimum digits of an abbreviated revision
@@ -113,6 +113,12 @@ class ApprovalRule(_Fact):
     margin: float = Field(
         0, ge=0, le=1, allow_inf_nan=False, description="how far the score on the device may fall (0.01: one point)"
     )
+    metric: Literal["loss"] | TextMetric = Field(
+        "loss",
+        exclude_if=lambda metric: metric == "loss",
+        description="by what a version that writes text is judged: its held-out loss per token must fall, or a score "
+        "of its texts must not fall by more than the margin",
+    )
     unmeasured: Literal["hold", "approve"] = Field("hold", description="a version whose device measured no score")
 
     def objection(self, result: Result, parent_score: float | None) -> str | None:
@@ -125,21 +131,27 @@ class ApprovalRule(_Fact):
             return "a person approves each version of this adapter"
         if result.perplexities is not None:
             return self._objection_to_writing(result)
-        before = [score for score in (result.before_accuracy, parent_score) if score is not None]
-        if result.tuned_accuracy is None or not before:
-            return None if self.unmeasured == "approve" else "the device measured no score before and after"
-        fall = max(before) - result.tuned_accuracy
-        # Allow for rounding: 0.8 - 0.75 is slightly more than 0.05 in floating point.
-        if fall > self.margin + 1e-9:
-            return f"the score fell from {max(before):.1%} to {result.tuned_accuracy:.1%}"
-        return None
+        return self._objection_to_fall(
+            [score for score in (result.before_accuracy, parent_score) if score is not None], result.tuned_accuracy
+        )
 
     def _objection_to_writing(self, result: Result) -> str | None:
-        """As `objection`, for a task that writes text: its held-out loss must have fallen, whatever the margin is."""
-        before, after = result.token_loss_before, result.token_loss_after
-        if before is None or after is None or after < before:
-            return None
-        return f"the loss per token did not fall: {before:.3f} before, {after:.3f} after"
+        """As `objection`, for a task that writes text."""
+        if self.metric == "loss":
+            before, after = result.token_loss_before, result.token_loss_after
+            if before is None or after is None or after < before:
+                return None
+            return f"the loss per token did not fall: {before:.3f} before, {after:.3f} after"
+        scores = [getattr(found, self.metric) for found in (result.written_before, result.written_after) if found]
+        return self._objection_to_fall(scores[:1], scores[1] if len(scores) == 2 else None, self.metric)
+
+    def _objection_to_fall(self, before: list[float], after: float | None, name: str = "score") -> str | None:
+        if after is None or not before:
+            return None if self.unmeasured == "approve" else f"the device measured no {name} before and after"
+        # Allow for rounding: 0.8 - 0.75 is slightly more than 0.05 in floating point.
+        if max(before) - after > self.margin + 1e-9:
+            return f"the {name} fell from {max(before):.1%} to {after:.1%}"
+        return None
 
 
 class RuleChange(_Wire):

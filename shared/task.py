@@ -10,7 +10,7 @@ from __future__ import annotations
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -24,7 +24,15 @@ LabelText = Annotated[str, Field(max_length=200)]
 MappedText = Annotated[str, Field(max_length=1_000)]
 TaskName = Annotated[str, Field(max_length=100)]
 Kind = Literal["choice", "completion", "messages", "text"]
-Metric = Literal["accuracy", "loss"]
+TextMetric = Literal["exact_match", "token_f1", "rouge_l"]
+Metric = Literal["accuracy", "loss"] | TextMetric
+_WRITES: tuple[Metric, ...] = ("loss", *get_args(TextMetric))
+_METRICS: Mapping[Kind, tuple[Metric, ...]] = {
+    "choice": ("accuracy",),
+    "completion": _WRITES,
+    "messages": _WRITES,
+    "text": ("loss",),
+}
 ROLES = ("system", "user", "assistant", "tool")  # of a conversation's messages
 
 
@@ -79,7 +87,11 @@ class Task(BaseModel):
     answers: tuple[Answer, ...] = Field((), max_length=64, description="of kind choice: at least 2")
     label_field: FieldName = "label"
     mapped: dict[FieldName, Mapped] = Field(default_factory=dict, max_length=MOST_FIELDS)
-    metric: Metric = Field("accuracy", description="loss for every kind but choice: nats per answer token")
+    metric: Metric = Field(
+        "accuracy",
+        description="of kind choice: accuracy. Of the others: loss, nats per answer token; of completion and messages "
+        "also exact_match, token_f1 or rouge_l, for which the device writes held-out texts after training",
+    )
     answer: str | None = Field(
         None,
         max_length=MOST_TEMPLATE,
@@ -120,8 +132,8 @@ class Task(BaseModel):
                 raise ValueError(f"a task of kind {self.kind} needs {name}")
         if self.kind == "choice" and len(self.answers) < 2:
             raise ValueError("a task of kind choice needs at least 2 answers; kind completion has one, `answer`")
-        if (self.metric == "loss") != self.generates:
-            raise ValueError(f"the metric of kind {self.kind} is {'loss' if self.generates else 'accuracy'}")
+        if self.metric not in (metrics := _METRICS[self.kind]):
+            raise ValueError(f"metric {self.metric} is not one of kind {self.kind}; choose {' or '.join(metrics)}")
         if self.kind == "messages" and self.mapped:
             raise ValueError("a task of kind messages has no templates, and so no mapped fields")
         return self
@@ -146,6 +158,11 @@ class Task(BaseModel):
     def generates(self) -> bool:
         """Whether the task trains a model to write text, instead of choosing an answer."""
         return self.kind != "choice"
+
+    @property
+    def compares_texts(self) -> bool:
+        """Whether the metric compares texts that the model writes with the examples' own."""
+        return self.metric in get_args(TextMetric)
 
     def templates(self) -> list[str]:
         """Returns all templates of the task."""

@@ -3,6 +3,9 @@
 The wording is the table's. docs/paper.md lists the decisions about line breaks and answer forms. Field names are those
 of the GLUE and SuperGLUE files except for `sst2` (`text`; GLUE has `sentence`), `winogrande` (the sentence split at its
 blank: `context`, `option1`, `option2`, `object`) and `arc` (`op1` to `op4`, `label`).
+
+`squad` and `drop` are MeZO's templates of both data sets, whose answers are written; the paper has SQuAD in a figure
+and no template for it. `answer` is one text, such as the first of SQuAD's.
 """
 
 from __future__ import annotations
@@ -99,6 +102,20 @@ _ALL = (
         prompt="Pick the most correct option to answer the following question: {question}\n"
         "Options: {op1}, {op2}, {op3}, {op4}\nAnswer:",
         answers=tuple(Answer(text=f" {{op{n}}}", labels=(str(n), "ABCD"[n - 1])) for n in (1, 2, 3, 4)),
+    ),
+    Task(
+        name="squad",
+        kind="completion",
+        prompt="Title: {title}\nContext: {context}\nQuestion: {question}\nAnswer:",
+        answer=" {answer}",
+        metric="token_f1",
+    ),
+    Task(
+        name="drop",
+        kind="completion",
+        prompt="Passage: {passage}\nQuestion: {question}\nAnswer:",
+        answer=" {answer}",
+        metric="token_f1",
     ),
 )
 

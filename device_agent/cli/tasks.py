@@ -13,6 +13,7 @@ from device_agent.cli.options import HomeOption, JsonOption
 from device_agent.home import AgentHome
 from device_agent.policy.task_approvals import (
     LEAST_DIGITS,
+    SHIPPED,
     TaskApprovals,
     TaskState,
     is_shipped,
@@ -21,7 +22,6 @@ from device_agent.policy.task_approvals import (
 )
 from shared.errors import BadRequest
 from shared.task import Task
-from shared.task_templates import TASKS
 
 app = typer.Typer(
     help="Decide which tasks may read which data set.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -39,12 +39,12 @@ def list_tasks(home: HomeOption = None, json_lines: JsonOption = False) -> None:
     approvals = TaskApprovals(AgentHome.locate(home).tasks)
     decisions = approvals.decisions()
     if json_lines:
-        for task in TASKS.values():
+        for task in SHIPPED.values():
             typer.echo(json.dumps(_facts(task, None, TaskState.SHIPPED)))
         for decision in decisions:
             typer.echo(json.dumps(_facts(decision.task, decision.dataset, decision.state)))
         return
-    typer.echo(f"shipped tasks, approved for every data set unless listed below as revoked: {', '.join(TASKS)}")
+    typer.echo(f"shipped tasks, approved for every data set unless listed below as revoked: {', '.join(SHIPPED)}")
     for decision in decisions:
         digits = decision.sha256[:LEAST_DIGITS]
         typer.echo(f"{decision.state}  {digits}  {decision.task.name} for data set {decision.dataset}")

@@ -1,27 +1,37 @@
 """What an adapter writes for records that it did not train on, beside the base model and the owner's own words.
 
-Nothing of it leaves the device.
+The texts never leave the device; of a task whose metric compares texts, a job's result has their mean scores.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.inference.personal_model import PersonalModel, load_program
+from device_agent.inference.session import open_inference
+from device_agent.inference.text_scores import text_scores
 from device_agent.training.data import hold_out, sample, style_of
+from device_agent.training.journal import RunPlan
 from shared.errors import BadRequest, InvalidDataset
+from shared.job import TextScores
 from shared.zo.encoding import Example, read_jsonl
+from shared.zo.lora import F32
 from shared.zo.writing import Encoder
 
 BEGINNING = 16  # tokens of a document that are given
+MOST_SCORED = 40  # held-out texts that a job's metric compares, at most; each is written twice
+
+Prompt = tuple[list[int], list[int]]  # the tokens before what is to be written, and the record's own
 
 
 @dataclass(frozen=True)
@@ -68,11 +78,7 @@ def write_samples(home: AgentHome, name: str, directory: Path, count: int, most:
             raise BadRequest(
                 f"task {model.task.name!r} of {name!r} chooses between answers; `mobizo-agent predict` shows them"
             )
-        split, records = held_out(directory, count)
-        encoder = Encoder(model.task, model.tokenizer, model.manifest.recipe, style_of(model.manifest))
-        prompts = list(_prompts(encoder, records))
-        if not prompts:
-            raise InvalidDataset(f"none of {len(records)} held-out records fits task {model.task.name!r}")
+        split, prompts = _prompts(model, directory, count)
         model.inference.load(np.zeros_like(opened.flat))
         base = [_continue(model, prompt, most) for prompt, _ in prompts]
         model.inference.load(opened.flat)
@@ -89,17 +95,54 @@ def write_samples(home: AgentHome, name: str, directory: Path, count: int, most:
     )
 
 
-def _prompts(encoder: Encoder, records: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yields the tokens before what is to be written, and the record's own."""
+def score_writing(
+    plan: RunPlan,
+    inference: Path,
+    runner: Path | None,
+    adapter: F32,
+    pace: Callable[[Sequence[Prompt]], Iterable[Prompt]],
+) -> tuple[TextScores, TextScores]:
+    """Returns the scores of what the run's begin and its adapter write for held-out records, up to MOST_SCORED.
+
+    inference: the program's inference file. runner: as for `open_inference`. adapter: B (D,). pace: passes the prompts
+    on as fast as the rules allow. Raises InvalidDataset if no held-out record fits, RuntimeFailed.
+    """
+    session = open_inference(plan.manifest, inference, plan.weights, runner)
+    model = PersonalModel(
+        plan.job_id, plan.task, plan.manifest, Tokenizer.from_file(str(plan.tokenizer)), inference=session
+    )
+    try:
+        _, prompts = _prompts(model, plan.dataset, min(plan.training.test_limit or MOST_SCORED, MOST_SCORED))
+        scores = []
+        for flat in (plan.begin_b(), adapter):
+            session.load(flat)
+            scores.append(
+                text_scores(
+                    [
+                        (_continue(model, prompt, plan.manifest.recipe.answer_length), model.tokenizer.decode(own))
+                        for prompt, own in pace(prompts)
+                    ]
+                )
+            )
+    finally:
+        model.close()
+    return scores[0], scores[1]
+
+
+def _prompts(model: PersonalModel, directory: Path, count: int) -> tuple[str, list[Prompt]]:
+    """Returns the held-out split and the prompts of its records. Raises InvalidDataset if none fits the task."""
+    split, records = held_out(directory, count)
+    encoder = Encoder(model.task, model.tokenizer, model.manifest.recipe, style_of(model.manifest))
+    found = []
     for where, record in records:
-        try:
-            example = encoder.encode(record, where)[0]
-        except InvalidDataset:
-            continue
-        yield _parts(example, encoder.task.kind == "text")
+        with suppress(InvalidDataset):
+            found.append(_parts(encoder.encode(record, where)[0], model.task.kind == "text"))
+    if not found:
+        raise InvalidDataset(f"none of {len(records)} held-out records fits task {model.task.name!r}")
+    return split, found
 
 
-def _parts(example: Example, document: bool) -> tuple[list[int], list[int]]:
+def _parts(example: Example, document: bool) -> Prompt:
     row = example.right
     if document:
         whole = [*row.prompt, *row.answer]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -33,6 +33,7 @@ WAIT_SECONDS = 10.0  # between sensor readings while it waits
 PATIENCE_SECONDS = 1800.0  # of waiting before the job is released
 WHY_LENGTH = 500  # maximum characters in a heartbeat
 Answer = TypeVar("Answer")
+Item = TypeVar("Item")
 
 
 # Seconds between heartbeats. The longest keeps the shown progress current and notices a cancelled job soon; the
@@ -187,6 +188,20 @@ class PolicyGatedRun:
             if not message.stopped or self._pause_reason is None or self._stopped():
                 return message
             _log.info("training paused; its memory is free", why=self._pause_reason)
+
+    def pace(self, items: Sequence[Item], manifest: ProgramManifest, progress: Progress) -> Iterator[Item]:
+        """Yields the items whenever the rules allow computing, and reports `progress` with each.
+
+        The time between them counts as training minutes. Raises PolicyForbids and Halted like `train`.
+        """
+        for item in items:
+            self._await(lambda: self._evaluator.training(self.rules, manifest))
+            if self._stopped():
+                raise Halted
+            self.report(progress)
+            self._counted_at = time.monotonic()
+            yield item
+            self._count()
 
     def transfer(self, move: Callable[[ByteProgress], Answer]) -> Answer:
         """Calls `move` with a progress callback; calls it again after a pause that the rules require.

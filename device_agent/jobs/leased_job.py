@@ -16,9 +16,11 @@ from pydantic import ValidationError
 
 from device_agent.durable import describe_os_error
 from device_agent.engines import Engine
-from device_agent.errors import DoesNotFit, OwnerRefuses, PolicyForbids, TooLittleMemory
+from device_agent.engines.choice import local_runner
+from device_agent.errors import DoesNotFit, OwnerRefuses, PolicyForbids, RuntimeFailed, TooLittleMemory
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
+from device_agent.inference.samples import score_writing
 from device_agent.jobs.lease_and_policy import Halted, LeaseHeartbeat, PolicyGatedRun
 from device_agent.jobs.secure_aggregation_upload import SecureAggregationUpload
 from device_agent.jobs.upload import Upload, UploadSummary
@@ -32,7 +34,16 @@ from device_agent.training.journal import RunDirectory, RunPlan
 from device_agent.training.messages import describe
 from shared.canonical import file_sha256
 from shared.capabilities import may_take_part
-from shared.errors import Gone, LeftOutOfRound, MobizoError, NotFound, Unauthorized, Unavailable, Untrusted
+from shared.errors import (
+    Gone,
+    InvalidDataset,
+    LeftOutOfRound,
+    MobizoError,
+    NotFound,
+    Unauthorized,
+    Unavailable,
+    Untrusted,
+)
 from shared.federation.secure_aggregation.quiet import quiet_progress
 from shared.job import JobError, Progress, Result, TrajectoryUpload
 from shared.program import ProgramFile, ProgramManifest
@@ -41,6 +52,7 @@ from shared.registry import AdapterManifest
 from shared.rules import Rules
 from shared.signing import private_bytes
 from shared.transport import ByteProgress
+from shared.zo.lora import load_adapter
 
 RULES_PAUSE_SECONDS = 300.0  # after a job that the rules forbade, because the server may lease it again at once
 TRANSIENT = frozenset({Unavailable.code, DoesNotFit.code})  # errors of a training process that may not recur
@@ -160,9 +172,12 @@ class LeasedJob:
         terms = self._terms()
         self.context.privacy.check(terms, self.run)
         result = self.run.result()
-        if result is None:
-            with self.context.cache.hold(manifest.training_files):
+        scored = self._compares_texts and manifest.inference_context is not None
+        with self.context.cache.hold(manifest.files if scored else manifest.training_files):
+            if result is None:
                 result = self._train(policy_run, manifest, terms)
+            if scored and result.written_after is None:
+                result = self._score_writing(policy_run, manifest, result)
         if not self._private:
             result = result.model_copy(update={"phase_seconds": policy_run.phase_seconds()})
         try:
@@ -170,6 +185,33 @@ class LeasedJob:
         except Gone as error:
             return JobEnd(Outcome.LOST, error.detail)
         return JobEnd(Outcome.COMPLETED, sent=sent)
+
+    @property
+    def _compares_texts(self) -> bool:
+        """Whether the result has scores of written texts; an update of a round and a private run have none."""
+        return self.lease.job.task.compares_texts and not self._private and self.lease.round is None
+
+    def _score_writing(self, policy_run: PolicyGatedRun, manifest: ProgramManifest, result: Result) -> Result:
+        """Returns the result with scores of written texts; as it was if they cannot be measured on this device."""
+        why = "writing held-out texts, to compare them with the examples' own"
+        progress = Progress(phase="evaluating", step=result.steps, steps=result.steps, why=why)
+        policy_run.report(progress)
+        try:
+            self.context.cache.reserve(manifest.files)
+            paths = {file.role: self._fetch(policy_run, file) for file in manifest.files}
+            before, after = score_writing(
+                self.run.plan(),
+                paths["inference"],
+                local_runner(self.context.home),
+                load_adapter(self.run.best.read_bytes(), manifest.size),
+                lambda prompts: policy_run.pace(prompts, manifest, progress),
+            )
+        except (DoesNotFit, InvalidDataset, RuntimeFailed) as error:
+            _log.warning("held-out texts were not scored", detail=error.detail)
+            return result
+        result = result.model_copy(update={"written_before": before, "written_after": after})
+        self.run.finish(result)
+        return result
 
     def _upload(self) -> Upload | SecureAggregationUpload:
         """Returns how the run is uploaded. A masked update is never uploaded in another form."""

@@ -159,6 +159,11 @@ def _check(recipe: Recipe, task: Task, shape: BaseShape, request: JobRequest) ->
         )
     if recipe.loss == "candidates" and task.generates:
         raise InvalidRecipe(f"recipe.loss: task {task.name!r} writes text and has no candidates; use loss 'full'")
+    if task.compares_texts and recipe.backend != "xnnpack":
+        raise InvalidRecipe(
+            f"task {task.name!r} has metric {task.metric}, for which the device writes texts; a program of backend "
+            f"{recipe.backend} cannot. Use metric loss or backend xnnpack"
+        )
     if recipe.loss == "candidates" and not task.shares_prompt:
         raise InvalidRecipe(
             f"recipe.loss: task {task.name!r} has a separate prompt for each candidate; use loss 'full'"

@@ -49,7 +49,12 @@ def _scores(result: Result) -> tuple[tuple[str, str], ...]:
         name, before, after = "perplexity of answer tokens", f"{found[0]:.2f}", f"{found[1]:.2f}"
     else:
         name, before, after = "accuracy", _share(result.before_accuracy), _share(result.tuned_accuracy)
-    return (f"{split} {name} before", before), (f"{split} {name} after", after + chosen)
+    rows = [(f"{split} {name} before", before), (f"{split} {name} after", after + chosen)]
+    for when, scores in (("before", result.written_before), ("after", result.written_after)):
+        if scores is not None:
+            text = f"exact match {scores.exact_match:.1%}, token F1 {scores.token_f1:.1%}, ROUGE-L {scores.rouge_l:.1%}"
+            rows.append((f"{scores.examples} held-out texts {when}", text))
+    return tuple(rows)
 
 
 def model_card(manifest: AdapterManifest, hub_id: str | None = None) -> bytes:

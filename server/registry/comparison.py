@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
+from shared.job import TextScores
 from shared.registry import (
     AdapterManifest,
     Comparison,
@@ -21,6 +22,7 @@ from shared.zo.lora import F32
 
 ACCURACIES = ("zero_shot_accuracy", "start_accuracy", "tuned_accuracy")
 TOKEN_LOSSES = ("token_loss_before", "token_loss_after")
+TEXT_SCORES = ("exact_match", "token_f1", "rouge_l")
 FIGURES = ("steps", "best_step", "train_examples")
 _CHUNK = 1 << 18  # elements converted to float64 at once
 
@@ -36,11 +38,22 @@ def compare(left: AdapterManifest, right: AdapterManifest, weights: WeightsCompa
         task=list(_differences(left.task, right.task)),
         training=list(_differences(left.training, right.training)),
         scores=[
-            _score(name, getattr(left.result, name), getattr(right.result, name))
-            for name in (*(TOKEN_LOSSES if left.task.generates or right.task.generates else ACCURACIES), *FIGURES)
+            *(
+                _score(name, getattr(left.result, name), getattr(right.result, name))
+                for name in (*(TOKEN_LOSSES if left.task.generates or right.task.generates else ACCURACIES), *FIGURES)
+            ),
+            *_text_scores(left.result.written_after, right.result.written_after),
         ],
         weights=weights,
     )
+
+
+def _text_scores(left: TextScores | None, right: TextScores | None) -> Iterator[ScoreDifference]:
+    """Yields the scores of written texts, if either side has any."""
+    if left is not None or right is not None:
+        for name in TEXT_SCORES:
+            found = [None if side is None else float(getattr(side, name)) for side in (left, right)]
+            yield _score(name, *found)
 
 
 def comparable(left: AdapterManifest, right: AdapterManifest) -> bool:

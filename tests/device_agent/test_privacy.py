@@ -29,7 +29,15 @@ def forms(record, tokenizer):
         yield np.asarray(tokens[:8], dtype).tobytes()
 
 
-@pytest.mark.parametrize("task", [TASK, Task(name="whole", kind="text")], ids=["choice", "text"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        TASK,
+        Task(name="whole", kind="text"),
+        Task(name="sequel", kind="completion", prompt="{text}", answer=" It was", metric="rouge_l"),
+    ],
+    ids=["choice", "text", "completion"],
+)
 def test_a_whole_job_and_a_failed_one_send_no_text_and_no_tokens(home, server_key, rademacher, tmp_path, engines, task):
     directory = tmp_path / "movies"
     directory.mkdir()
@@ -52,7 +60,9 @@ def test_a_whole_job_and_a_failed_one_send_no_text_and_no_tokens(home, server_ke
         assert daemon.run(once=True).outcome is Outcome.FAILED
         sent = server.sent
     assert server.beats
-    assert (server.completions[0].result.token_loss_after is None) == (task is TASK)
+    result = server.completions[0].result
+    assert (result.token_loss_after is None) == (task is TASK)
+    assert (result.written_after is not None) == task.compares_texts
     assert server.uploads[0] in sent, "the recording must hold what was sent"
     assert len(server.uploads[0]) <= 4 * rademacher.manifest.size + 4096
     for piece in (MARKER, "rich-s", "Z\\u00fcrich"):

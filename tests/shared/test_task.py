@@ -104,10 +104,12 @@ def test_winogrande_gives_each_candidate_its_own_prompt():
     assert task.fixed_answers is None
 
 
-def test_thirteen_templates_ship_by_name():
+def test_the_papers_templates_and_two_that_write_ship_by_name():
     assert set(TASKS) == {
         "sst2", "rte", "mrpc", "qqp", "qnli", "wnli", "boolq", "wsc", "wic", "multirc", "copa", "winogrande", "arc",
+        "squad", "drop",
     }  # fmt: skip
+    assert {name for name, task in TASKS.items() if task.compares_texts} == {"squad", "drop"}
     assert named_task("rte").fixed_answers == ("Yes", "No")
 
 
@@ -155,3 +157,20 @@ def test_doubled_braces_are_literal():
 def test_an_unknown_name_lists_those_there_are():
     with pytest.raises(InvalidTask, match="sst2"):
         named_task("sst-3")
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "others"),
+    [
+        (
+            "choice",
+            "loss",
+            {"prompt": "p", "answers": [{"text": "a", "labels": ["0"]}, {"text": "b", "labels": ["1"]}]},
+        ),
+        ("completion", "accuracy", {"prompt": "p", "answer": "{text}"}),
+        ("text", "rouge_l", {}),
+    ],
+)
+def test_a_metric_of_another_kind_is_refused(kind, metric, others):
+    with pytest.raises(ValueError, match=f"metric {metric} is not one of kind {kind}; choose"):
+        Task.model_validate({"name": "t", "kind": kind, "metric": metric, **others})

@@ -41,6 +41,27 @@ def test_the_rule_for_texts(before, after, approved):
     assert found is None if approved else "per token did not fall" in found
 
 
+@pytest.mark.parametrize(
+    ("rule", "before", "after", "says"),
+    [
+        ({"metric": "token_f1"}, 0.5, 0.5, None),
+        ({"metric": "token_f1", "margin": 0.05}, 0.5, 0.44, "token_f1 fell from 50.0% to 44.0%"),
+        ({"metric": "rouge_l"}, 0.5, 0.44, None),
+        ({"metric": "token_f1"}, None, None, "the device measured no token_f1"),
+        ({"metric": "token_f1", "unmeasured": "approve"}, None, None, None),
+    ],
+)
+def test_the_rule_for_scores_of_texts(rule, before, after, says):
+    others = {"examples": 4, "exact_match": 0, "rouge_l": 0.3, "words": 9, "own_words": 9}
+    written = {"written_before": before, "written_after": after}
+    scores = {name: None if value is None else others | {"token_f1": value} for name, value in written.items()}
+    # The loss rose, which only the default rule minds.
+    scores |= {"token_loss_before": 3.0, "token_loss_after": 3.5, "zero_shot_accuracy": None, "tuned_accuracy": None}
+    found = objection(None, rule, **scores)
+    assert found is None if says is None else says in found
+    assert "loss per token" in objection(None, {}, **scores)
+
+
 def test_a_version_that_fell_waits_for_a_person(app, publish, decide, problem):
     held = publish(zero_shot_accuracy=0.75, tuned_accuracy=0.5)
     assert (held["state"], held["message"]) == ("held", "the score fell from 75.0% to 50.0%")

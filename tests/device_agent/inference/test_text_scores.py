@@ -1,0 +1,113 @@
+"""Scores of written texts: by the definitions, and of a whole job by what its adapter writes."""
+
+import random
+from functools import cache
+
+import pytest
+
+from device_agent.errors import RuntimeFailed
+from device_agent.inference.samples import write_samples
+from device_agent.inference.text_scores import rouge_l, text_scores, token_f1
+from device_agent.jobs import leased_job
+from device_agent.jobs.leased_job import Outcome
+from device_agent.policy.task_approvals import TaskApprovals, TaskState
+from shared.task import Task
+
+SEQUEL = Task(name="sequel", kind="completion", prompt="{text}", answer=" It was", metric="token_f1")
+
+
+def longest_common(first, second):
+    """The length of the longest common subsequence, by its recurrence."""
+
+    @cache
+    def length(i, j):
+        if i == len(first) or j == len(second):
+            return 0
+        if first[i] == second[j]:
+            return 1 + length(i + 1, j + 1)
+        return max(length(i + 1, j), length(i, j + 1))
+
+    return length(0, 0)
+
+
+def test_rouge_l_is_the_f1_of_the_longest_common_subsequence():
+    draw = random.Random(0)
+    for _ in range(200):
+        first, second = (draw.choices("abcde", k=draw.randint(1, 9)) for _ in range(2))
+        common = longest_common(first, second)
+        recall, precision = common / len(second), common / len(first)
+        expected = 2 * recall * precision / (recall + precision) if common else 0.0
+        assert rouge_l(" ".join(first).upper(), ", ".join(second) + "!") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("written", "own", "f1"),
+    [
+        ("The Eiffel Tower.", "eiffel tower", 1.0),
+        ("in the year 1889", "1889", 0.5),  # precision 1/3, recall 1
+        ("an apple, an apple", "apple", 2 / 3),  # each word counts as often as both have it
+        ("Zürich", "zürich?", 1.0),
+        ("Paris", "London", 0.0),
+        ("", "London", 0.0),
+        ("the", "", 1.0),
+    ],
+)
+def test_token_f1_follows_squads_rules(written, own, f1):
+    assert token_f1(written, own) == pytest.approx(f1)
+
+
+def test_scores_are_means():
+    scores = text_scores([("The cat.", "cat"), ("a dog", "my cats bark")])
+    assert scores.model_dump() == {
+        "examples": 2, "exact_match": 0.5, "token_f1": 0.5, "rouge_l": pytest.approx(1 / 3), "words": 2, "own_words": 2,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def train(daemon, server, rademacher, home):
+    TaskApprovals(home.tasks).decide(SEQUEL, ["movies"], TaskState.APPROVED)
+    server.add_job(rademacher, task=SEQUEL, steps=3, lr=1.0)
+
+    def run():
+        assert daemon.run(once=True).outcome is Outcome.COMPLETED
+        return server.completions[-1].result
+
+    return run
+
+
+def test_a_jobs_result_has_the_scores_of_what_its_adapter_writes(train, home, dataset, rademacher):
+    result = train()
+    found = write_samples(home, "alice-movies", dataset, 40, rademacher.manifest.recipe.answer_length).texts
+    assert result.written_before == text_scores([(each.base, each.own) for each in found])
+    assert result.written_after == text_scores([(each.adapter, each.own) for each in found])
+    assert result.written_after.examples == len(found) > 4
+
+
+def test_a_job_that_cannot_write_keeps_its_adapter_and_says_nothing(train, monkeypatch):
+    def fail(*_):
+        raise RuntimeFailed("no runtime")
+
+    monkeypatch.setattr(leased_job, "score_writing", fail)
+    result = train()
+    assert (result.steps, result.written_after) == (3, None)
+
+
+def test_a_job_killed_between_training_and_scoring_scores_when_it_returns(train, monkeypatch, home, server):
+    score, calls = leased_job.score_writing, []
+
+    def interrupted(*arguments):
+        calls.append(len(server.completions))
+        if len(calls) == 1:
+            raise leased_job.Halted
+        return score(*arguments)
+
+    monkeypatch.setattr(leased_job, "score_writing", interrupted)
+    with pytest.raises(AssertionError):
+        train()
+    trained = home.run("job-1").result()
+    assert trained is not None
+    assert trained.written_after is None
+    result = train()
+    assert calls == [0, 0]
+    assert result.written_after is not None
+    assert result.model_copy(update={"phase_seconds": None, "written_before": None, "written_after": None}) == trained
