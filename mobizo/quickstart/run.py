@@ -41,6 +41,7 @@ STEPS, LEAST_STEPS, MOST_STEPS = 80, 10, 1_000
 WRITING_STEPS = 40  # each has the loss of many answer tokens over the whole vocabulary
 LR, WRITING_LR = 5e-3, 3e-3
 EVALUATIONS = 2  # during training
+SAMPLE_TOKENS = 40  # of a held-out text that is shown at the end
 TEST_LIMIT, VALIDATION_LIMIT = 500, 200
 WRITING_TEST_LIMIT, WRITING_VALIDATION_LIMIT = 100, 40
 # Measured on 2 cores with 135M parameters: seconds a step for each token of its records and each parameter.
@@ -89,6 +90,8 @@ def quickstart(options: Options, console: Console) -> dict[str, Any]:
         # A version that is not better than the base is held; the device has its file anyway.
         reference = report["adapter"] if report["approved"] else data.addition.name
         run_command([AGENT, "adapter", "pull", reference], site.env)
+        if data.task.generates:
+            report["sample"] = _sample(data, site)
         environment = site.keep_environment()
     report |= {"seconds": round(time.monotonic() - began, 1), "next": _next(data, site, environment)}
     return report
@@ -217,6 +220,14 @@ def _report(client: Client, job: JobView) -> dict[str, Any]:
     }
 
 
+def _sample(data: OwnData, site: Site) -> dict[str, str]:
+    """Returns a held-out text: its prompt, the record's own words, the base model's and the adapter's."""
+    name, most = data.addition.name, str(SAMPLE_TOKENS)
+    options = ["--data", name, "--limit", "1", "--max-tokens", most, "--json"]
+    shown: dict[str, str] = json.loads(run_command([AGENT, "samples", name, *options], site.env))["texts"][0]
+    return shown
+
+
 def _next(data: OwnData, site: Site, environment: Path) -> list[str]:
     """Returns the commands to type next."""
     home = ["--home", str(site.agent_home.path)]
@@ -248,6 +259,11 @@ def show_report(report: dict[str, Any], console: Console) -> None:
         console.print(
             f"perplexity of the {report['split']} texts: [bold]{before}[/bold] before, [bold]{after}[/bold] after"
         )
+    if (sample := report.get("sample")) is not None:
+        console.print(f"\nA held-out text: {sample['prompt'].strip()}", markup=False, soft_wrap=True)
+        for key, who in (("own", "its own words"), ("base", "the base model"), ("adapter", "your adapter")):
+            console.print(f"  {who}: {' '.join(sample[key].split())}", markup=False, soft_wrap=True)
+        console.print()
     console.print(
         f"{report['adapter']} is on this device after {report['seconds']:.0f} seconds; "
         f"training took {report['train_seconds']:.0f} seconds"

@@ -161,3 +161,20 @@ def test_from_a_file_to_predictions_also_after_an_interruption(tmp_path, records
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["answer"] in (" bright", " dull")
+
+
+@pytest.mark.slow
+def test_texts_end_with_what_the_adapter_writes(tmp_path):
+    write_base(tmp_path / "tiny")
+    (tmp_path / "diary.txt").write_text("".join(f"the day {number} was bright and long\n" for number in range(40)))
+    environment = os.environ | cached_compiler.environment()
+    environment |= {RUNNER_VARIABLE: str(built_runner(tmp_path / "runner")), "PYTHONWARNINGS": "ignore"}
+    paths = ["--base", str(tmp_path / "tiny"), "--data", str(tmp_path / "diary.txt"), "--home", str(tmp_path / "home")]
+    command = [*COMMAND, *paths, "--minutes", "0", "--json"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["accuracy_after"] is None
+    assert len(report["perplexity"]) == 2
+    assert report["sample"]["prompt"].strip().startswith("the day")
+    assert report["sample"]["adapter"]
