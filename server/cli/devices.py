@@ -20,8 +20,9 @@ from server.storage.opening import open_artifacts
 from server.storage.store import hold
 from shared.access import DEFAULT_TENANT
 from shared.canonical import sha256_hex
+from shared.catalog import RunnerBuild
 from shared.errors import BadRequest
-from shared.protocol import DeviceChange, RunnerBuild
+from shared.protocol import DeviceChange
 
 app = typer.Typer()
 devices = typer.Typer(help="Enrolled devices.", no_args_is_help=True)

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from server.database.columns import Moment, Numbered, Table
 from server.storage.store import FileColumn, FileReferences
-from shared.protocol import CalibrationView
+from shared.catalog import CalibrationView
 
 
 class StoredCalibration(Numbered, Table):

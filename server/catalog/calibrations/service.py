@@ -15,8 +15,8 @@ from server.database.database import locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.ports import Port
 from server.storage.store import ArtifactStore, Damaged, hold
+from shared.catalog import CalibrationView
 from shared.errors import BadRequest, Conflict, InvalidRecipe, InvalidUpload, NotFound, UnknownBase
-from shared.protocol import CalibrationView
 from shared.recipe import Recipe
 from shared.zo.calibration import Calibration, load_calibration
 from shared.zo.lora import BaseShape, frozen_a, lora_modules

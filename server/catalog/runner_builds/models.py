@@ -9,7 +9,7 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Document, Moment, Numbered, Table
 from server.storage.store import FileReferences
-from shared.protocol import SignedRunnerBuild
+from shared.catalog import SignedRunnerBuild
 
 
 class StoredRunnerBuild(Numbered, Table):

@@ -8,8 +8,8 @@ from sqlalchemy.orm import Session
 from server.catalog.runner_builds.models import StoredRunnerBuild
 from server.catalog.runner_builds.repository import RunnerBuildRepository
 from server.database.columns import utc_now
+from shared.catalog import RunnerBuild, SignedRunnerBuild
 from shared.errors import NotFound
-from shared.protocol import RunnerBuild, SignedRunnerBuild
 from shared.signing import sign_runner_build
 
 

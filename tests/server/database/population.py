@@ -25,11 +25,12 @@ from server.programs.service import COMPILE, ProgramState
 from server.registry.exports.models import CONVERT
 from server.schema import bases, jobs, programs
 from server.tasks.repository import Task, TaskRepository, TaskTurn
-from shared.job import JobRequest, JobState, Progress, TrainingSettings
+from shared.job import JobRequest, JobState, Progress
 from shared.program import ProgramFile, ProgramManifest, SignedManifest
 from shared.recipe import BaseRef, Recipe, RecipeSettings
 from shared.signing import new_private_key, sign_manifest
 from shared.task_templates import named_task
+from shared.training_settings import TrainingSettings
 from shared.zo.lora import BaseShape, a_fingerprint, flat_size
 
 JOBS = 10_000
