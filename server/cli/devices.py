@@ -9,8 +9,7 @@ import typer
 from pydantic import ValidationError
 
 from server.catalog.runner_builds.archive import read_archive
-from server.catalog.runner_builds.repository import RunnerBuildRepository
-from server.catalog.runner_builds.service import RunnerBuildService
+from server.catalog.runner_builds.service import RunnerBuildRepository, RunnerBuildService
 from server.cli.console import Json, Tenant, checked_users, open_home, output, tell, tell_rows
 from server.identity.devices.repository import BindingRepository, DeviceRepository
 from server.identity.devices.service import BindingService, DeviceService
