@@ -23,9 +23,10 @@ from bench.runner import JsonFile, Keep, Only, Quick, chosen, native_runner
 from bench.tiny import plan_of
 from device_agent.engines.child_process import NativeEngine
 from device_agent.training.journal import RunDirectory
-from shared.job import Result, TrainingSettings
+from shared.job import Result
 from shared.recipe import TARGETS
 from shared.task import Task
+from shared.training_settings import TrainingSettings
 
 SEEDS = (0, 1, 2)
 NOVEL = MOVIES.parent / "northanger_abbey"

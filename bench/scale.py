@@ -2,8 +2,8 @@
 
 For each size: seconds and peak memory of the compilation (of its whole process tree), file sizes, and on the device
 (native runner) the seconds until the weights are loaded, peak resident memory and seconds per step. `replay` adapts all
-layers with q = 2, E = 2; `gradient` the last 8 with E = 4; S = 64, and every record fills it. The floor of a step in float32
-is its matrix products alone, in XNNPACK.
+layers with q = 2, E = 2; `gradient` the last 8 with E = 4; S = 64, and every record fills it. The floor of a step in
+float32 is its matrix products alone, in XNNPACK.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from bench.tiny import plan_of, write_base
 from device_agent.engines.child_process import NativeEngine
 from device_agent.training.journal import RunDirectory
 from server.compiler.checkpoints.base import locate_base
-from shared.job import Progress, Result, TrainingSettings
+from shared.job import Progress, Result
 from shared.recipe import TARGETS, BaseRef, Recipe
+from shared.training_settings import TrainingSettings
 
 SHARD = 1 << 30  # bytes of a checkpoint's file
 POLL_SECONDS = 0.05

@@ -6,9 +6,9 @@ from bench.programs import Compiled, compile_cold
 from device_agent.training.journal import RunPlan
 from server.compiler.checkpoints.base import locate_base
 from shared.canonical import sha256_hex
-from shared.job import TrainingSettings
 from shared.recipe import BaseRef, Recipe
 from shared.task import Task
+from shared.training_settings import TrainingSettings
 from tests.device_agent import conftest
 
 SPLITS = {"train": 13, "validation": 9, "test": 7}

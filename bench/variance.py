@@ -1,6 +1,6 @@
-"""`bench variance`: what a zeroth-order step sees of the gradient, and how much of the gradient each A keeps.
+"""`bench variance`: how well a zeroth-order step estimates the gradient, and how much of the gradient each A keeps.
 
-SmolLM2-135M in PyTorch, where autograd gives the gradient that directions only sample. Everything is measured at B = 0,
+SmolLM2-135M in PyTorch, where autograd gives the exact gradient to compare with. Everything is measured at B = 0,
 where training starts, with the default recipe: rank 16, q_proj and v_proj of all layers, q = 4, E = 4. Tables:
 
 - choices: of the energy of the mean gradient by the weights, on the user's training examples, what A keeps over the

@@ -34,8 +34,9 @@ from mobizo.cli.progress import show_job_progress
 from mobizo.quickstart.processes import AGENT, SERVER, Processes, run_command
 from mobizo.quickstart.site import Site
 from shared.errors import MobizoError
-from shared.job import JobRequest, JobState, JobView, TrainingSettings
+from shared.job import JobRequest, JobState, JobView
 from shared.recipe import TARGETS, RecipeSettings, Target
+from shared.training_settings import TrainingSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "examples" / "data" / "movie_reviews"

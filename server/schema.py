@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from server.catalog import bases
-from server.catalog.calibrations import models as calibrations
-from server.catalog.runner_builds import models as runner_builds
+from server.catalog.calibrations import service as calibrations
+from server.catalog.runner_builds import service as runner_builds
 from server.dashboard import sessions
 from server.database.columns import Table
 from server.federation import models as cohorts
@@ -20,7 +20,7 @@ from server.jobs.leases import repository as leases
 from server.jobs.scheduling import repository as queue
 from server.programs import service as programs
 from server.registry import models as adapters
-from server.registry.adapter_grants import models as adapter_grants
+from server.registry.adapter_grants import service as adapter_grants
 from server.registry.exports import models as formats
 from server.registry.trajectories import service as trajectories
 from server.storage import store as artifacts

@@ -23,7 +23,7 @@ MEBIBYTE = 1 << 20
 
 
 class Delivery(StrEnum):
-    """How a file's bytes reach who may have them."""
+    """How the server sends the bytes of a file to a client that may have it."""
 
     STREAM = "stream"  # through this server
     ACCEL = "accel"  # by the nginx in front of it, which reads the same directory

@@ -28,7 +28,7 @@ from server.jobs.service import (
     show_compile_progress,
 )
 from server.programs.service import ACCESS, MOVED, PROGRESSED, ProgramAccess, sign_programs
-from server.registry.adapter_grants.repository import SHARED, granted_file
+from server.registry.adapter_grants.service import SHARED, granted_file
 from server.registry.repository import version_with_calibration
 from server.registry.service import RegistrySubscriber
 from server.registry.warm_start import StartService

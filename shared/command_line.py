@@ -38,4 +38,4 @@ def common_options(
         ),
     ] = False,
 ) -> None:
-    """Takes the options of the command itself; `app.callback()(common_options)` adds them to an application."""
+    """Declares the options of the command itself; `app.callback()(common_options)` adds them to an application."""

@@ -2,6 +2,7 @@
 
 MobizoError
 |- BadRequest           400   the request, file or option itself is wrong
+|  |- InvalidRequest    422     a body or parameter that the API description does not allow
 |  |- InvalidRecipe     422     a recipe that cannot be compiled
 |  |- UnknownBase       404     a base model that is not registered
 |  |- UnreadableCheckpoint 422  model files that are damaged or of an unknown form
@@ -35,7 +36,7 @@ MobizoError
 |  |- BudgetExceeded    409     a private job or round that would exceed the privacy budget
 |  |- DeviceNotBound    409     a device that does not train for this user
 |  |- NotReplayable     409     a version whose earlier steps cannot be reconstructed
-|  |- LeftOutOfRound        409     a secure aggregation round that continues without this device
+|  |- LeftOutOfRound    409     a secure aggregation round that continues without this device
 |  `- Replayed          409     a signed request whose nonce was used before
 |- Gone                 410   a lease that ended
 |  `- RoundClosed       410   an update after the end of its round
@@ -77,7 +78,7 @@ class MobizoError(Exception):
 
     def problem(self, instance: str | None = None) -> dict[str, Any]:
         """Returns the RFC 9457 problem document, ready for JSON."""
-        document: dict[str, Any] = {
+        document = {
             "type": PROBLEM_TYPE + self.code,
             "title": self.title,
             "status": self.status,
@@ -85,9 +86,7 @@ class MobizoError(Exception):
             "code": self.code,
             **self.extra,
         }
-        if instance is not None:
-            document["instance"] = instance
-        return document
+        return document if instance is None else document | {"instance": instance}
 
 
 class BadRequest(MobizoError):

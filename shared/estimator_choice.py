@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shared.errors import InvalidRecipe
-from shared.job import TrainingSettings
 from shared.recipe import (
     LEDGER_ESTIMATORS,
     MOST_PATH_QUERIES,
@@ -20,6 +19,7 @@ from shared.recipe import (
     RecipeSettings,
     RequestedRecipe,
 )
+from shared.training_settings import TrainingSettings
 
 AUTOMATIC: tuple[Estimator, ...] = ("gradient", "directional", "replay")  # what `auto` may become, best first
 AUTOMATIC_PRIVATE: tuple[Estimator, ...] = ("replay",)  # with privacy: `clip` has another unit with each (ADR 17)

@@ -23,7 +23,7 @@ class GeneratedToken(BaseModel):
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a text, and the tokens that came since the piece before. A stop text has tokens but no piece."""
+    """A piece of a text, and the tokens generated since the previous piece. A stop text has tokens but no piece."""
 
     text: str
     tokens: tuple[GeneratedToken, ...]
@@ -73,7 +73,7 @@ class StoppingText:
     """One answer while it is generated. Holds back text that may turn out to be the beginning of a stop text."""
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stops: Sequence[str]) -> None:
-        """before: the tokens that it follows. stops: texts before which it ends."""
+        """before: the prompt's tokens. stops: texts that end the answer, which does not contain them."""
         self._stream, self._stops = TextStream(tokenizer, before), stops
         self._given = 0  # characters
         self.text = ""

@@ -1,4 +1,4 @@
-"""Jobs: a request to personalize a model for one user, its training settings, states, progress and result."""
+"""Jobs: a request to personalize a model for one user, its states, progress and result."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from shared.capabilities import Requirements
 from shared.privacy import ExamplePrivacy
-from shared.recipe import DEFAULT_EPS, MAX_SEED, Recipe, RequestedRecipe
+from shared.recipe import Recipe, RequestedRecipe
 from shared.rules import Rules
 from shared.task import Task, TaskName
+from shared.training_settings import TrainingSettings
 from shared.zo.trajectory import Evaluation
 
 MOST_PRIORITY = 10
@@ -21,7 +22,6 @@ MOST_PRIORITY = 10
 TASK_NOT_APPROVED, PRIVACY_LIMIT_REACHED = "task-not-approved", "privacy-limit-reached"
 OWNER_REFUSALS = frozenset({TASK_NOT_APPROVED, PRIVACY_LIMIT_REACHED})
 NAME = r"^[a-z0-9][a-z0-9._-]{0,95}$"  # of adapters, users, data sets and devices: safe in URLs and paths
-Schedule = Literal["constant", "linear", "cosine"]
 Phase = Literal["compiling", "downloading", "loading", "evaluating", "training", "waiting", "uploading"]
 TrajectoryUpload = Literal["none", "beside", "instead"]  # of B: whether the trajectory is sent beside it or instead
 
@@ -55,89 +55,6 @@ MOVES: dict[JobState, frozenset[JobState]] = {
     JobState.FAILED: frozenset(),
     JobState.CANCELLED: frozenset(),
 }
-
-
-class TrainingSettings(BaseModel):
-    """Settings of a training run: step budget, learning rate, perturbation scale (Algorithm 1) and evaluations."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    steps: int = Field(150, ge=1, le=1_000_000, description="T: step budget")
-    lr: float = Field(1e-2, gt=0, le=1e3, allow_inf_nan=False, description="eta: learning rate")
-    schedule: Schedule = Field(
-        "constant", description="learning-rate schedule; the paper names none, so the default is constant"
-    )
-    warmup_steps: int = Field(0, ge=0, description="steps over which lr rises linearly from zero")
-    eps: float | None = Field(
-        None, gt=0, le=1e2, allow_inf_nan=False, description="perturbation scale; null: the default of the precision"
-    )
-    seed: int = Field(0, ge=0, le=MAX_SEED, description="job seed; directions and example order are derived from it")
-    evaluation_interval: int = Field(
-        25, ge=1, description="steps between validations; the B of the best validation is kept"
-    )
-    # Omitted when null, so that documents signed before this field existed keep their bytes.
-    patience: int | None = Field(
-        None,
-        ge=1,
-        exclude_if=lambda value: value is None,
-        description="training ends after this many validations in a row without a better one; null: it takes all "
-        "steps. Not in private jobs and cohorts, which upload the last B",
-    )
-    validation_limit: int | None = Field(200, ge=1, description="maximum validation examples; null: all")
-    test_limit: int | None = Field(None, ge=1, description="maximum test examples; null: all")
-    # Omitted when 0, so that documents signed before this field existed keep their bytes.
-    proximal: float = Field(
-        0,
-        ge=0,
-        le=1e3,
-        allow_inf_nan=False,
-        exclude_if=lambda value: value == 0,
-        description="mu: strength of FedProx's proximal term, which pulls B towards its starting point; in a "
-        "cohort, use `algorithm.mu` instead",
-    )
-
-    # Excluded at their defaults, so that the signatures of older jobs stay valid.
-    max_norm: float | None = Field(
-        None,
-        gt=0,
-        le=1e6,
-        allow_inf_nan=False,
-        exclude_if=lambda value: value is None,
-        description="upper bound of the mean gradient's L2 norm, with estimator gradient; null: no clipping",
-    )
-    weight_decay: float = Field(
-        0,
-        ge=0,
-        le=1e3,
-        allow_inf_nan=False,
-        exclude_if=lambda value: value == 0,
-        description="weight decay of B, decoupled from the gradient (AdamW), with estimator gradient",
-    )
-
-    @model_validator(mode="after")
-    def _stays_short_of_the_start(self) -> TrainingSettings:
-        if self.proximal * self.lr > 1:
-            raise ValueError(f"proximal {self.proximal:g} overshoots the start at lr {self.lr:g}; lower one of them")
-        return self
-
-    def eps_for(self, recipe: RequestedRecipe) -> float:
-        """Returns the perturbation scale: `eps` if set, otherwise the default of the recipe's precision."""
-        return DEFAULT_EPS[recipe.precision] if self.eps is None else self.eps
-
-    def lr_at(self, step: int) -> float:
-        """Returns the learning rate of step `step`, counted from 0.
-
-        The linear and cosine schedules reach zero after the last step.
-        """
-        if step < self.warmup_steps:
-            return self.lr * (step + 1) / (self.warmup_steps + 1)
-        span = max(self.steps - self.warmup_steps, 1)
-        progress = (step - self.warmup_steps) / span
-        if self.schedule == "linear":
-            return self.lr * (1 - progress)
-        if self.schedule == "cosine":
-            return self.lr * (1 + math.cos(math.pi * progress)) / 2
-        return self.lr
 
 
 class JobStart(BaseModel):

@@ -1,9 +1,10 @@
 """JSON models of the REST API for servers, devices, leases, programs and adapters.
 
 The routes themselves are described by the server's OpenAPI document (`docs/openapi.json`). Models of jobs are in
-`shared.job`, of federation in `shared.federation.cohort`, of the registry in `shared.registry`, of tokens in
-`shared.access`, of privacy budgets in `shared.privacy`, and of scoring and generation in `shared.scoring`. Devices sign
-their requests (`shared.request_signature`).
+`shared.job`, of base models, calibrations and runner builds in `shared.catalog`, of federation in
+`shared.federation.cohort`, of the registry in `shared.registry`, of tokens in `shared.access`, of privacy budgets in
+`shared.privacy`, and of scoring and generation in `shared.scoring`. Devices sign their requests
+(`shared.request_signature`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from shared.capabilities import Capabilities, LabelName, Labels, LabelValue
 from shared.federation.cohort import CohortOrigin, RoundTask
 from shared.job import NAME, JobError, JobState, JobView, Result
 from shared.program import SignedManifest
-from shared.recipe import Precision, Recipe, Sha256
+from shared.recipe import Recipe, Sha256
 from shared.registry import Parent, SignedAdapter, VersionState
 
 Item = TypeVar("Item")
@@ -230,58 +231,6 @@ class Decline(_Wire):
 
     needed_bytes: int = Field(ge=0, lt=2**63, description="weights and planned memory")
     available_bytes: int = Field(ge=0, lt=2**63, description="memory that is available on the device")
-
-
-class RunnerBuild(_Wire):
-    """The native runner built for one platform: a .tar.gz archive of `mobizo-runner` and its libraries."""
-
-    format: Literal[1] = 1
-    platform: str = Field(pattern=r"^[a-z0-9]+-[a-z0-9_]+$", description="system and machine, such as linux-aarch64")
-    version: str = Field(max_length=50, description="mobizo release; agents of the same release use it")
-    executorch: str = Field(max_length=50)
-    size: int = Field(ge=1)
-    sha256: Sha256
-
-
-class SignedRunnerBuild(_Wire):
-    """A runner build and the server's Ed25519 signature over its canonical JSON."""
-
-    build: RunnerBuild
-    key_id: str
-    signature: str = Field(description="Ed25519, base64")
-
-
-class BaseView(_Wire):
-    """A registered base model, which recipes name."""
-
-    name: str = Field(description="name by which jobs and recipes use it")
-    hub_id: str | None = Field(
-        description="its id on the Hugging Face Hub, which exported adapters name; null: unknown"
-    )
-    sha256: Sha256 = Field(description="pins its files")
-    architecture: str = Field(description="such as llama")
-    parameters: int = Field(description="number of weights; tied weights count once")
-    layers: int
-    hidden: int = Field(description="size of a hidden state")
-    vocabulary: int = Field(description="number of tokens")
-    context_length: int = Field(description="most tokens of a text")
-    precisions: list[Precision] = Field(description="precisions in which its programs can train")
-    chat_template: bool = Field(description="true: chat routes accept it")
-    created_at: datetime
-
-
-class CalibrationView(_Wire):
-    """A registered calibration. Recipes of its base model may take A from it, at any rank up to its width."""
-
-    sha256: Sha256 = Field(description="sha256 of the calibration file, by which recipes name it")
-    base: str = Field(description="name of the base model")
-    kind: str = Field(description="gradients or activations")
-    task: str = Field(description="name of the task that turned records into prompts")
-    examples: int = Field(description="number of records that it was computed from")
-    modules: int = Field(description="number of linear layers covered")
-    width: int = Field(description="directions per layer: the largest rank it supports")
-    size: int = Field(description="bytes")
-    created_at: datetime
 
 
 class UploadReceipt(_Wire):

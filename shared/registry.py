@@ -15,9 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shared.canonical import canonical_json, sha256_hex
 from shared.federation.cohort import CohortOrigin
-from shared.job import Result, TrainingSettings
+from shared.job import Result
 from shared.recipe import BaseRef, Recipe, Sha256
 from shared.task import Task, TextMetric
+from shared.training_settings import TrainingSettings
 
 REVISION_DIGITS = 40
 LEAST_PREFIX = 7  # minimum digits of an abbreviated revision

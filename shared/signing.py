@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from shared.canonical import canonical_json, sha256_hex
+from shared.catalog import RunnerBuild, SignedRunnerBuild
 from shared.errors import Untrusted
 from shared.program import ProgramManifest, SignedManifest
-from shared.protocol import RunnerBuild, SignedRunnerBuild
 from shared.registry import AdapterManifest, SignedAdapter
 
 

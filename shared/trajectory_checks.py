@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from shared.errors import InvalidTrajectory
-from shared.job import Result, TrainingSettings
+from shared.job import Result
+from shared.training_settings import TrainingSettings
 from shared.zo.proximal import pull_factor
 from shared.zo.trajectory import MAGIC, Trajectory, TrajectoryHeader
 from shared.zo.trajectory_reader import FRAME_BYTES

@@ -23,10 +23,11 @@ from device_agent.training.journal import RunPlan
 from device_agent.training.transient import InMemoryRun
 from shared.canonical import sha256_hex
 from shared.federation.cohort import RoundTask
-from shared.job import Result, TrainingSettings
+from shared.job import Result
 from shared.privacy import ExamplePrivacy
 from shared.program import ProgramManifest
 from shared.task import Task
+from shared.training_settings import TrainingSettings
 from simulation import draws
 from simulation.attacks import spoil_examples
 from simulation.pool import read_pool

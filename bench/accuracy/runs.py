@@ -25,10 +25,10 @@ from server.compiler import inspect_base
 from server.compiler.checkpoints.base import locate_base
 from shared.canonical import canonical_json, sha256_hex
 from shared.errors import InvalidDataset
-from shared.job import TrainingSettings
 from shared.recipe import BaseRef, Precision, Recipe, RecipeSettings
 from shared.task import Task, read_question
 from shared.task_templates import named_task
+from shared.training_settings import TrainingSettings
 from shared.zo.encoding import Example, check_tokenizer, encode_choice, encode_question, read_jsonl
 
 SHIPPED = {"movies": MOVIES, "products": PRODUCTS}

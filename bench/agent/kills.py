@@ -37,9 +37,10 @@ from device_agent.errors import DoesNotFit
 from device_agent.home import HOME_VARIABLE, AgentHome, DeviceConfig
 from device_agent.training.journal import RunDirectory, RunPlan
 from shared.canonical import file_sha256
-from shared.job import Progress, TrainingSettings
+from shared.job import Progress
 from shared.protocol import LeaseRequest
 from shared.signing import key_id, new_private_key, public_text
+from shared.training_settings import TrainingSettings
 from shared.zo.trajectory import parse_trajectory
 from tests.device_agent.fake_server import FakeServer
 

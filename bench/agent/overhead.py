@@ -12,7 +12,7 @@ from device_agent.engines import Engine
 from device_agent.engines.child_process import NativeEngine, PythonEngine
 from device_agent.engines.choice import RUNNER_VARIABLE
 from device_agent.training.journal import ResourceUsage, RunDirectory, RunPlan
-from shared.job import TrainingSettings
+from shared.training_settings import TrainingSettings
 
 COUNTS = {"train": 200, "validation": 8, "test": 8}  # few to evaluate, since only steps are timed
 STEPS, QUICK_STEPS, WARM = 24, 6, 2

@@ -10,8 +10,8 @@ from typing import Any
 
 from bench.training.learners import Engine
 from bench.training.runs import Contender
-from shared.job import TrainingSettings
 from shared.recipe import TARGETS, RecipeSettings
+from shared.training_settings import TrainingSettings
 from shared.zo.calibration import Kind
 
 BATCH = 16  # q E of the paper's experiments

@@ -26,9 +26,9 @@ from bench.programs import MOVIES, PRODUCTS, model_file
 from bench.result import Measured, Row, notes
 from shared.canonical import sha256_hex
 from shared.federation.accounting import epsilon_of, noise_for, of_run
-from shared.job import TrainingSettings
 from shared.privacy import ExamplePrivacy
 from shared.task_templates import named_task
+from shared.training_settings import TrainingSettings
 from simulation.records import Store
 from simulation.session import Means, Simulated, simulate
 from simulation.settings import read_settings

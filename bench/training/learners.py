@@ -15,8 +15,8 @@ from bench.programs import Batch, Compiled, model_file
 from device_agent.runtimes import F32, Rates, Runtime
 from device_agent.training.evaluation import FrozenStates, SplitMetrics, measure
 from device_agent.training.prefix import PrefixCache, Upcoming
-from shared.job import TrainingSettings
 from shared.recipe import Recipe
+from shared.training_settings import TrainingSettings
 from shared.zo.calibration import Calibration
 from shared.zo.encoding import Example, pack_step
 from shared.zo.lora import BaseShape

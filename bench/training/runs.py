@@ -20,8 +20,8 @@ from bench.training.learners import Engine, Learner
 from device_agent.errors import Diverged
 from device_agent.training.data import BatchSampler
 from shared.canonical import canonical_json, sha256_hex
-from shared.job import TrainingSettings
 from shared.recipe import Precision, RecipeSettings
+from shared.training_settings import TrainingSettings
 from shared.zo.calibration import Kind
 from shared.zo.encoding import Example
 

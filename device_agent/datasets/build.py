@@ -79,7 +79,7 @@ def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Addition:
-    """What the owner asked for. rule: None takes the data set's own rule, of a new one the default."""
+    """A request to add files. rule: None: the data set's own rule; for a new data set, the default."""
 
     name: str
     sources: Sequence[Source]
@@ -92,7 +92,7 @@ class Addition:
 
 @dataclass
 class Added:
-    """What came of it. All counts except `records` are of the new files only."""
+    """The outcome. All counts except `records` are of the new files only."""
 
     rule: SplitRule
     records: dict[str, int]  # of the whole data set, by split

@@ -212,13 +212,13 @@ class _Buffer:
                 return ""
 
     def take(self) -> str:
-        """Returns the next character that is not white space, and goes past it."""
+        """Consumes the next character that is not white space, and returns it."""
         found = self.peek()
         self._at += len(found)
         return found
 
     def decode(self, decoder: json.JSONDecoder, where: str) -> dict[str, Any]:
-        """Returns the object that begins here. Reads on in doubling pieces until it is whole."""
+        """Returns the object that begins here. Reads pieces of doubling size until the object is complete."""
         while True:
             try:
                 record, end = decoder.raw_decode(self._held, self._at)
@@ -243,7 +243,7 @@ _TEXT_READERS: dict[Format, Callable[[TextIO, Source], Iterator[Located]]] = {
 
 
 def _mbox(path: Path) -> Iterator[Located]:
-    """Fields `subject`, `from` and `text`: the plain-text parts of a message that are no attachments."""
+    """Fields `subject`, `from` and `text`: the plain-text parts of a message, without attachments."""
     # Imported here to keep the daemon's memory small, as below.
     import mailbox
 

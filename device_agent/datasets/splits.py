@@ -1,4 +1,4 @@
-"""Which split a record belongs to: a keyed hash of its content, so that a record added again lands where it was."""
+"""Which split a record belongs to: a keyed hash of its content, so that a record added again gets the same split."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class DatasetStore:
 
 
 class AvailableDatasets(Mapping[str, Path]):
-    """Data sets of the home, looked up each time, and those named with --data, which win on equal names."""
+    """Data sets of the home, looked up each time, and those named with --data, which take precedence."""
 
     def __init__(self, store: DatasetStore, named: Mapping[str, Path]) -> None:
         """Raises BadRequest if a named directory lies in the store: it would have a second name and privacy budget."""

@@ -58,7 +58,7 @@ class TaskCheck:
         return max(len(choice.prompt) + len(choice.answer) for choice in question.choices)
 
     def _reason(self, record: Mapping[str, Any]) -> str:
-        """Returns why a record does not fit, in words that have no part of the record's text."""
+        """Returns why a record does not fit, without any of the record's text."""
         task = self.task
         names = {name for template in task.templates() for name in template_fields(template)}
         needed = {task.mapped[name].field if name in task.mapped else name for name in names}
@@ -85,7 +85,7 @@ class TaskCheck:
 
     @property
     def enough(self) -> bool:
-        """Whether so many records fit that a job does not fail for the others."""
+        """Whether enough records fit, so that a job does not fail because of the others."""
         return self.fitting > 0 and self.fitting >= LEAST_SHARE * self.records
 
     def lengths(self) -> dict[int, int]:
@@ -94,7 +94,7 @@ class TaskCheck:
         return {1 << bits: self._bits[bits] for bits in found}
 
     def share(self, tokens: int) -> float:
-        """Returns the share of the fitting records that `tokens` tokens hold uncut, by CHARACTERS_PER_TOKEN."""
+        """Returns the share of the fitting records that fit into `tokens` tokens, estimated by CHARACTERS_PER_TOKEN."""
         fits = sum(count for end, count in self.lengths().items() if end <= tokens * CHARACTERS_PER_TOKEN)
         return fits / max(self.fitting, 1)
 

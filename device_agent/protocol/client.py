@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from device_agent.errors import UnsafeManifest
 from shared.capabilities import Capabilities
+from shared.catalog import RunnerBuild, SignedRunnerBuild
 from shared.errors import ClockSkew, MobizoError, Replayed
 from shared.federation.cohort import RoundReceipt
 from shared.federation.secure_aggregation.messages import Phase, SecureAggregationView
@@ -34,8 +35,6 @@ from shared.protocol import (
     Lease,
     LeaseRequest,
     LeaseState,
-    RunnerBuild,
-    SignedRunnerBuild,
     UploadReceipt,
 )
 from shared.registry import AdapterManifest

@@ -13,8 +13,8 @@ from device_agent.protocol.client import DeviceClient
 from device_agent.runner.archive import unpack_runner
 from device_agent.runner.location import EXECUTORCH, RunnerLocation, check_machine, check_starts, never
 from device_agent.runner.toolchain import Report
+from shared.catalog import RunnerBuild
 from shared.errors import NotFound, Untrusted
-from shared.protocol import RunnerBuild
 from shared.signing import verify_runner_build
 
 

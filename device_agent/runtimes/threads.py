@@ -32,7 +32,7 @@ def use_threads(count: int) -> None:
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """Drops what this process writes to standard error for as long as the native code has no other way to be quiet."""
+    """Discards this process's standard error, because the native code has no option to be quiet."""
     kept, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, STDERR)
     try:

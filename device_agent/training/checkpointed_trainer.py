@@ -50,7 +50,7 @@ class CheckpointedTrainer(Trainer):
         self._runtime.restore(state)
 
     def _recompute(self, step: int) -> None:
-        """Makes a recorded step again."""
+        """Recomputes a recorded step."""
         self._move(step, self._plan.lr_at(step))
 
     def _pull(self, step: int) -> None:
@@ -101,5 +101,5 @@ class DirectionalTrainer(CheckpointedTrainer):
         self._runtime.replay(self._seeds(step), self._ledger.trajectory.coefficients[step], self._eps)
 
     def _restore_beside(self, b: F32, state: F32) -> None:
-        """Sets B to `b` (D,), and the optimizer's state to that of `state` (M,)."""
+        """Sets B to `b` (D,), and the optimizer's part of the state to that of `state` (M,)."""
         self._runtime.restore(np.concatenate((b, state[self._plan.manifest.size :])))

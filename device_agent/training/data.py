@@ -26,10 +26,10 @@ from device_agent.training.count_noise import CountNoise
 from device_agent.training.journal import ExampleCounts, RunPlan
 from shared.canonical import file_sha256
 from shared.errors import InvalidDataset, MobizoError
-from shared.job import TrainingSettings
 from shared.program import ProgramManifest
 from shared.recipe import Recipe
 from shared.task import Task
+from shared.training_settings import TrainingSettings
 from shared.zo.encoding import Example, Row, check_task, score_rows, token_ids
 from shared.zo.example_order import alternating
 from shared.zo.noise import permutation

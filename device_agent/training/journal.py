@@ -38,11 +38,12 @@ from shared.canonical import sha256_hex
 from shared.errors import Untrusted
 from shared.federation.algorithms import DeviceHalf, find
 from shared.federation.cohort import RoundTask
-from shared.job import Result, TrainingSettings
+from shared.job import Result
 from shared.privacy import ExamplePrivacy
 from shared.program import ProgramManifest
 from shared.recipe import Sha256
 from shared.task import Task
+from shared.training_settings import TrainingSettings
 from shared.zo.lora import F32, adapter_file, load_adapter
 from shared.zo.trajectory import Limits, TrajectoryFile, TrajectoryHeader
 

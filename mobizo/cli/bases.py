@@ -9,7 +9,7 @@ import typer
 from mobizo.cli.connect import Connect, server_command
 from mobizo.cli.console import Json, out, print_json, stop
 from mobizo.cli.tables import print_table
-from shared.protocol import BaseView
+from shared.catalog import BaseView
 
 group = typer.Typer(no_args_is_help=True)
 

@@ -25,11 +25,12 @@ from mobizo.quickstart.data import OwnData, check_data, name_of
 from mobizo.quickstart.processes import AGENT, Processes, run_command
 from mobizo.quickstart.site import Site
 from shared.canonical import canonical_json, file_sha256, sha256_hex
+from shared.catalog import BaseView
 from shared.errors import BadRequest, Conflict, MobizoError, NotFound
-from shared.job import JobRequest, JobState, JobView, TrainingSettings
-from shared.protocol import BaseView
+from shared.job import JobRequest, JobState, JobView
 from shared.recipe import TARGETS, RecipeSettings
 from shared.registry import VersionState
+from shared.training_settings import TrainingSettings
 
 USER, DEVICE = "me", "this-device"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

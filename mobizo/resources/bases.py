@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mobizo.connection import Connection
-from shared.protocol import BaseView
+from shared.catalog import BaseView
 
 
 class Bases:

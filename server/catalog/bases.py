@@ -19,9 +19,9 @@ from tokenizers import Tokenizer
 from server.catalog.chat_templates import read_chat_template
 from server.database.columns import Document, Moment, Numbered, Table, utc_now
 from server.storage.store import ArtifactStore, FileColumn, FileReferences, hold
+from shared.catalog import BaseView
 from shared.chat_template import ChatTemplate
 from shared.errors import BadRequest, Conflict, UnknownBase
-from shared.protocol import BaseView
 from shared.recipe import trainable_precisions
 from shared.zo.lora import BaseShape
 

@@ -10,7 +10,7 @@ from server.identity.tokens import Principal
 from server.web.routes import Routes
 from server.web.state import Reading, State
 from shared.access import Scope
-from shared.protocol import BaseView
+from shared.catalog import BaseView
 
 router = Routes(prefix="/v1/bases", tags=["bases"])
 

@@ -9,8 +9,7 @@ import typer
 from pydantic import ValidationError
 
 from server.catalog.runner_builds.archive import read_archive
-from server.catalog.runner_builds.repository import RunnerBuildRepository
-from server.catalog.runner_builds.service import RunnerBuildService
+from server.catalog.runner_builds.service import RunnerBuildRepository, RunnerBuildService
 from server.cli.console import Json, Tenant, checked_users, open_home, output, tell, tell_rows
 from server.identity.devices.repository import BindingRepository, DeviceRepository
 from server.identity.devices.service import BindingService, DeviceService
@@ -20,8 +19,9 @@ from server.storage.opening import open_artifacts
 from server.storage.store import hold
 from shared.access import DEFAULT_TENANT
 from shared.canonical import sha256_hex
+from shared.catalog import RunnerBuild
 from shared.errors import BadRequest
-from shared.protocol import DeviceChange, RunnerBuild
+from shared.protocol import DeviceChange
 
 app = typer.Typer()
 devices = typer.Typer(help="Enrolled devices.", no_args_is_help=True)

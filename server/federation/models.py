@@ -10,6 +10,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from server.database.columns import Document, Moment, Numbered, Table, word
 from server.storage.store import FileColumn, FileReferences
 from shared.federation.cohort import CohortSettings, RoundState, UpdateState
+from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 from shared.recipe import Recipe
 from shared.registry import Parent
 from shared.task import Task
@@ -136,3 +137,23 @@ FILES = FileReferences(
         FileColumn(CohortRound.optimizer_sha256),
     )
 )
+
+
+def secure_aggregation_parameters(cohort: Cohort, found: CohortRound) -> SecureAggregationParameters | None:
+    """Returns the parameters of a round, or None if its updates are not masked."""
+    settings, masking = cohort.settings, cohort.settings.masking
+    if masking is None or settings.aggregator.clip_norm is None:
+        return None
+    return SecureAggregationParameters(
+        cohort=cohort.name,
+        round=found.position,
+        start_sha256=found.start_sha256,
+        recipe_id=cohort.recipe_id,
+        size=cohort.size_d,
+        clip=settings.aggregator.clip_norm,
+        most_weight=settings.most_weight,
+        most_members=masking.most_members,
+        minimum=masking.minimum,
+        threshold=masking.threshold,
+        bits=masking.bits,
+    )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from server.federation.models import Cohort
+from server.federation.models import Cohort, secure_aggregation_parameters
 from server.federation.repository import CohortRepository
 from server.federation.round_repository import Part, RoundRepository
-from server.federation.secure_aggregation.parameters import secure_aggregation_parameters
 from server.jobs.repository import Job
 from server.registry.models import StoredVersion
 from server.registry.warm_start import parent_of

@@ -16,7 +16,7 @@ from shared.errors import Unavailable
 
 
 class ScorerOff(Unavailable):
-    """This server does not score or generate; whoever runs it can set MOBIZO_SCORER."""
+    """This server does not score or generate; its operator can set MOBIZO_SCORER."""
 
     code, title = "scorer-off", "Scoring is off"
 
@@ -40,12 +40,12 @@ class ScorerLate(Unavailable):
 
 
 class BaseNotServed(Unavailable):
-    """The server cannot read this base model's files; its log says why, for whoever runs it."""
+    """The server cannot read this base model's files; the server's log has the reason for its operator."""
 
     code, title = "base-not-served", "Base model not served"
 
 
 class ScorerFull(Unavailable):
-    """This does not fit the scorer's memory; whoever runs the server can give it more."""
+    """This does not fit the scorer's memory; the operator can give it more."""
 
     code, title = "scorer-full", "Scorer full"

@@ -27,10 +27,10 @@ from server.storage.store import ArtifactStore, hold
 from shared.canonical import sha256_hex
 from shared.errors import Gone, InvalidTrajectory, NotReplayable, StartDeleted, TrajectoryMismatch
 from shared.federation.algorithms import DeviceHalf, find
-from shared.job import TrainingSettings
 from shared.program import ProgramManifest
 from shared.protocol import Completion, UploadReceipt
 from shared.recipe import LEDGER_ESTIMATORS
+from shared.training_settings import TrainingSettings
 from shared.trajectory_checks import check_result, check_run, ledger_limit
 from shared.zo.lora import F32, adapter_file, split_adapter
 from shared.zo.replay import replay

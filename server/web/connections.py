@@ -1,8 +1,8 @@
 """Bounds on connections and on their time, so that no client can stop the server by opening or holding them.
 
 `Listener` bounds connections in all and of one address; at the bounds, connections that have shown no valid token make
-room for others. `DeadlineProtocol` closes those whose request line and headers do not arrive in time, and those whose
-client does not read, and reads slowly what follows a response. Bodies have a deadline in `server.web.middleware`.
+room for others. `DeadlineProtocol` closes a connection if request line and headers do not arrive in time or the client
+does not read, and reads data after a response slowly. Bodies have a deadline in `server.web.middleware`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Connection(socket.socket):
         super().close()
 
     def give_way(self) -> None:
-        """Ends the connection; the event loop reads that end and closes it."""
+        """Shuts the connection down; the event loop then closes it."""
         self._report()
         with suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)
@@ -103,16 +103,16 @@ def _oldest_gives_way(waiting: dict[int, _Connection] | None) -> bool:
 class Listener(socket.socket):
     """A listening socket that bounds its connections.
 
-    Connections beyond a bound are closed before TLS and HTTP, unless one that is open gives way. At the bound of an
-    address, the oldest one of that address gives way, and at the bound in all, the oldest one of the address that has
-    the most of them, if it has more than the newcomer's. Connections give way that have no request in progress and
-    whose last request had no valid token; at the bound in all also those whose token was valid, if there are no others.
-    Idle and half-sent connections thus do not shut out other clients, not even those of their own address. Trusted
-    proxies' connections do not give way.
+    A connection beyond a bound is closed before TLS and HTTP, unless an open one is closed in its place. At the bound
+    of one address, this is the oldest connection of that address; at the total bound, the oldest one of the address
+    with the most connections, if that has more than the new one's address. Only connections without a request in
+    progress whose last request had no valid token are closed; at the total bound, if there are none, also those with a
+    valid token. Idle and half-sent connections thus do not shut out other clients, not even of their own address.
+    Connections of trusted proxies are never closed for others.
     """
 
     def __init__(self, listening: socket.socket, limits: ConnectionLimits) -> None:
-        """Takes a listening socket over."""
+        """Wraps a listening socket."""
         super().__init__(fileno=listening.detach())
         self._limits = limits
         self._trusted = [ip_network(text, strict=False) for text in limits.trusted if text != "*"]
@@ -240,7 +240,7 @@ class Listener(socket.socket):
 class DeadlineProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 with deadlines for a request's head and for a client that does not read.
 
-    What a client sends on after the response to its request, such as a refused body, is read slowly and dropped.
+    Data after the response to a request, such as a refused body, is read slowly and dropped.
     """
 
     _head: asyncio.TimerHandle | None = None
@@ -265,7 +265,7 @@ class DeadlineProtocol(H11Protocol):
         self._head = self.loop.call_later(HEAD_SECONDS, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Reads a part of a request. What follows a response and begins no request has the same deadline."""
+        """Reads a part of a request. Data after a response that begins no request has the same deadline."""
         super().data_received(data)
         if self._in_progress:
             _cancel(self._head)
@@ -284,7 +284,7 @@ class DeadlineProtocol(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _pause_reading(self) -> None:
-        """Reads on when all other connections in this state have had their turn."""
+        """Resumes reading after all other connections in this state had their turn."""
         self._listener.unread.add(self)
         self.flow.pause_reading()
         self._unread = self.loop.call_later(UNREAD_PAUSE * len(self._listener.unread), self.flow.resume_reading)
@@ -300,12 +300,12 @@ class DeadlineProtocol(H11Protocol):
             self._listener.request_ended(self._descriptor, known)
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is sent to."""
+        """The client reads more slowly than the server sends."""
         super().pause_writing()
         self._stalled = self.loop.call_later(STALLED_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client has read."""
+        """The client has read enough for sending to continue."""
         super().resume_writing()
         _cancel(self._stalled)
 
@@ -317,7 +317,7 @@ class DeadlineProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _abort_unsent(self) -> None:
-        """Ends a connection that was closed by the server, whose client does not read its last bytes."""
+        """Aborts a connection that the server has closed and whose client does not read the last bytes."""
         if self.transport.is_closing():
             self.transport.abort()
 

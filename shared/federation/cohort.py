@@ -12,10 +12,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters, SecureAggregationSettings
-from shared.job import NAME, RoundRef, TrainingSettings
+from shared.job import NAME, RoundRef
 from shared.privacy import PrivacySettings
 from shared.recipe import LEDGER_ESTIMATORS, Recipe, RequestedEstimator, RequestedRecipe, Sha256
 from shared.task import Task, TaskName
+from shared.training_settings import TrainingSettings
 
 AlgorithmName = Literal["fedavg", "fedprox", "fedbuff"]
 AggregatorName = Literal["mean", "median", "trimmed_mean", "krum", "multi_krum"]

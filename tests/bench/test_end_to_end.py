@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.job import TrainingSettings
 from shared.recipe import TARGETS, BaseRef, Recipe
+from shared.training_settings import TrainingSettings
 
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
     warnings.simplefilter("ignore")

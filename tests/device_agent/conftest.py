@@ -25,11 +25,11 @@ from device_agent.training.data import read_splits
 from device_agent.training.journal import RunDirectory, RunPlan
 from server.compiler.checkpoints.base import locate_base
 from shared.canonical import sha256_hex
-from shared.job import TrainingSettings
 from shared.program import ProgramManifest
 from shared.recipe import BaseRef, Recipe
 from shared.signing import key_id, new_private_key, public_text
 from shared.task_templates import named_task
+from shared.training_settings import TrainingSettings
 from tests.device_agent.fake_server import DEVICE_KEYS, FakeServer
 from tests.device_agent.native import ROOT as ROOT
 from tests.device_agent.native import built_runner

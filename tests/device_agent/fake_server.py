@@ -27,7 +27,7 @@ from shared.errors import (
     Unauthorized,
 )
 from shared.federation.cohort import RoundReceipt, RoundTask
-from shared.job import JobError, JobRequest, JobStart, JobState, JobView, Progress, RoundRef, TrainingSettings
+from shared.job import JobError, JobRequest, JobStart, JobState, JobView, Progress, RoundRef
 from shared.key_rotation import ServerKeys, SignedKeyRotation
 from shared.program import SignedManifest
 from shared.protocol import (
@@ -46,6 +46,7 @@ from shared.registry import SignedAdapter
 from shared.request_signature import parse_signature
 from shared.rules import Rules
 from shared.signing import key_id, public_text, sign_manifest
+from shared.training_settings import TrainingSettings
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SKEW_SECONDS = 300

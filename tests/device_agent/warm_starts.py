@@ -3,9 +3,10 @@
 import numpy as np
 
 from shared.canonical import sha256_hex
-from shared.job import Result, TrainingSettings
+from shared.job import Result
 from shared.registry import AdapterManifest
 from shared.signing import sign_adapter
+from shared.training_settings import TrainingSettings
 from shared.zo.lora import dump_adapter
 from tests.device_agent.conftest import TASK
 from tests.device_agent.fake_server import NOW

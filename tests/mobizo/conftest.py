@@ -1,7 +1,9 @@
-"""Fixtures of the client's tests: the test server of tests/server, and a configuration directory."""
+"""Fixtures of the client's tests: the test server of tests/server, its command, and a configuration directory."""
 
 import pytest
+from typer.testing import CliRunner
 
+from mobizo.cli import app as cli
 from tests.server.conftest import app, database_url, device, fleet, home, home_template, operator, standing
 
 __all__ = ["app", "database_url", "device", "fleet", "home", "home_template", "operator", "standing"]
@@ -18,3 +20,19 @@ def config(monkeypatch, tmp_path):
     """Gives each test an empty configuration directory."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return tmp_path / "config" / "mobizo"
+
+
+@pytest.fixture
+def command(fleet, app, monkeypatch):
+    """Runs `mobizo` with an app's token; returns what it printed, or with another exit code its errors."""
+    monkeypatch.setenv("MOBIZO_SERVER", fleet.url)
+    monkeypatch.setenv("MOBIZO_TOKEN", app.token)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def command(*arguments, exit_code=0, typed=None):
+        done = CliRunner().invoke(cli, [str(argument) for argument in arguments], input=typed)
+        assert done.exit_code == exit_code, done.output
+        assert "Traceback" not in done.output
+        return done.stdout if exit_code == 0 else done.stderr
+
+    return command

@@ -1,13 +1,12 @@
 """`client.trajectories` and `mobizo adapter trajectory` against a real server that verified a run."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from mobizo import Client
-from mobizo.cli import app as cli
 from shared.errors import NotFound, RevisionNotFound
 from shared.zo.lora import load_adapter
 from tests.server.registry.trajectories.runs import STEPS, TRAINING, Run, finish
@@ -32,16 +31,8 @@ def client(fleet, app):
 
 
 @pytest.fixture
-def call(fleet, app, monkeypatch):
-    monkeypatch.setenv("MOBIZO_SERVER", fleet.url)
-    monkeypatch.setenv("MOBIZO_TOKEN", app.token)
-
-    def call(*arguments, exit_code=0):
-        done = CliRunner().invoke(cli, ["adapter", "trajectory", *(str(argument) for argument in arguments)])
-        assert done.exit_code == exit_code, done.output
-        return done.stdout if exit_code == 0 else done.stderr
-
-    return call
+def call(command):
+    return partial(command, "adapter", "trajectory")
 
 
 def test_a_trajectory_is_described_and_downloaded(client, run, tmp_path):

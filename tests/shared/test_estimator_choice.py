@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from shared.errors import InvalidRecipe
 from shared.estimator_choice import Demands, possible_estimators, settings_with
-from shared.job import JobRequest, TrainingSettings
+from shared.job import JobRequest
 from shared.recipe import BaseRef, Recipe, RecipeSettings, RequestedRecipe
+from shared.training_settings import TrainingSettings
 
 TRAJECTORY = Demands(trajectory="the job requests a trajectory")
 

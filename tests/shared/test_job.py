@@ -4,8 +4,9 @@ from typing import get_args
 import pytest
 from pydantic import ValidationError
 
-from shared.job import MOVES, JobRequest, JobState, Progress, TrainingSettings
+from shared.job import MOVES, JobRequest, JobState, Progress
 from shared.recipe import DEFAULT_EPS, Precision, RecipeSettings
+from shared.training_settings import TrainingSettings
 
 
 def test_every_state_but_the_first_can_be_reached_and_every_open_one_cancelled():

@@ -2,9 +2,9 @@ import base64
 
 import pytest
 
+from shared.catalog import RunnerBuild
 from shared.errors import Untrusted
 from shared.program import ProgramFile
-from shared.protocol import RunnerBuild
 from shared.signing import (
     new_private_key,
     parse_public,

@@ -11,7 +11,8 @@ from server.web.pages import Paging
 from server.web.routes import Routes
 from server.web.state import Reading
 from shared.access import Scope
-from shared.protocol import CalibrationView, Page
+from shared.catalog import CalibrationView
+from shared.protocol import Page
 
 router = Routes(prefix="/v1/calibrations", tags=["calibrations"])
 

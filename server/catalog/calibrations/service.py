@@ -3,23 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import lru_cache
 
-from sqlalchemy import ColumnElement, Text, select, type_coerce
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy import BigInteger, ColumnElement, ForeignKey, String, Text, select, type_coerce
+from sqlalchemy.orm import InstrumentedAttribute, Mapped, Session, mapped_column
 
 from server.catalog.bases import BaseModelEntry
-from server.catalog.calibrations.models import StoredCalibration
-from server.database.columns import utc_now
+from server.database.columns import Moment, Numbered, Table, utc_now
 from server.database.database import locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.ports import Port
-from server.storage.store import ArtifactStore, Damaged, hold
+from server.storage.store import ArtifactStore, Damaged, FileColumn, FileReferences, hold
+from shared.catalog import CalibrationView
 from shared.errors import BadRequest, Conflict, InvalidRecipe, InvalidUpload, NotFound, UnknownBase
-from shared.protocol import CalibrationView
 from shared.recipe import Recipe
 from shared.zo.calibration import Calibration, load_calibration
 from shared.zo.lora import BaseShape, frozen_a, lora_modules
+
+
+class StoredCalibration(Numbered, Table):
+    """A calibration, by the sha256 of its file, which recipes name. It belongs to the server and not to a tenant."""
+
+    __tablename__ = "calibrations"
+
+    sha256: Mapped[str] = mapped_column(String(64), unique=True)
+    base_number: Mapped[int] = mapped_column(ForeignKey("bases.number"))
+    kind: Mapped[str] = mapped_column(String(16))
+    task: Mapped[str] = mapped_column(String(200))
+    examples: Mapped[int] = mapped_column(BigInteger)
+    modules: Mapped[int] = mapped_column()
+    width: Mapped[int] = mapped_column()
+    size: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[datetime] = mapped_column(Moment)
+
+    def view(self, base: str) -> CalibrationView:
+        """Returns the calibration as the API shows it. base: the name of its base model."""
+        return CalibrationView(
+            sha256=self.sha256,
+            base=base,
+            kind=self.kind,
+            task=self.task,
+            examples=self.examples,
+            modules=self.modules,
+            width=self.width,
+            size=self.size,
+            created_at=self.created_at,
+        )
+
+
+FILES = FileReferences(columns=(FileColumn(StoredCalibration.sha256),))
+
 
 # Each returns the name of an object that needs A from the calibration of that sha256, or None.
 USERS: Port[tuple[Callable[[Session, str], str | None], ...]] = Port("calibrations.users")

@@ -11,7 +11,7 @@ from server.identity.access_rules import Device
 from server.web.downloads import FILE_ROUTE, file_response
 from server.web.routes import Routes
 from server.web.state import Reading, State
-from shared.protocol import SignedRunnerBuild
+from shared.catalog import SignedRunnerBuild
 
 router = Routes(prefix="/v1/runner-builds", tags=["runner-builds"])
 Platform = Annotated[str, Path(pattern=r"^[a-z0-9]+-[a-z0-9_]+$", max_length=100, description="such as linux-aarch64")]

@@ -1,16 +1,56 @@
-"""Offering runner builds to devices."""
+"""Runner builds: their table, its SQL, and offering signed builds to devices."""
 
 from __future__ import annotations
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy.orm import Session
+from collections.abc import Sequence
+from datetime import datetime
 
-from server.catalog.runner_builds.models import StoredRunnerBuild
-from server.catalog.runner_builds.repository import RunnerBuildRepository
-from server.database.columns import utc_now
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import String, select
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from server.database.columns import Document, Moment, Numbered, Table, utc_now
+from server.storage.store import FileReferences
+from shared.catalog import RunnerBuild, SignedRunnerBuild
 from shared.errors import NotFound
-from shared.protocol import RunnerBuild, SignedRunnerBuild
 from shared.signing import sign_runner_build
+
+
+class StoredRunnerBuild(Numbered, Table):
+    """The build that devices of one platform get. Belongs to the server, not to a tenant."""
+
+    __tablename__ = "runners"
+
+    platform: Mapped[str] = mapped_column(String(100), unique=True)
+    signed: Mapped[SignedRunnerBuild] = mapped_column(Document(SignedRunnerBuild))
+    added_at: Mapped[datetime] = mapped_column(Moment)
+
+
+def _builds(session: Session) -> list[str]:
+    return [runner.signed.build.sha256 for runner in session.scalars(select(StoredRunnerBuild))]
+
+
+FILES = FileReferences(documents=_builds)
+
+
+class RunnerBuildRepository:
+    """Runner builds in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, runner: StoredRunnerBuild) -> None:
+        """Stores the first build of a platform."""
+        self._session.add(runner)
+        self._session.flush()
+
+    def of_platform(self, platform: str) -> StoredRunnerBuild | None:
+        """The build for a platform."""
+        return self._session.scalar(select(StoredRunnerBuild).where(StoredRunnerBuild.platform == platform))
+
+    def all(self) -> Sequence[StoredRunnerBuild]:
+        """Every build, by platform."""
+        return self._session.scalars(select(StoredRunnerBuild).order_by(StoredRunnerBuild.platform)).all()
 
 
 class RunnerBuildService:

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now
-from server.federation.models import Cohort, CohortRound
+from server.federation.models import Cohort, CohortRound, secure_aggregation_parameters
 from server.federation.repository import CohortRepository
 from server.federation.secure_aggregation.models import SecureAggregationRound
-from server.federation.secure_aggregation.parameters import secure_aggregation_parameters
 from server.federation.secure_aggregation.progress import SecureAggregationProgress
 from server.federation.secure_aggregation.repository import DatabaseStore, SecureAggregationRepository
 from server.jobs.leases.repository import LeaseRepository

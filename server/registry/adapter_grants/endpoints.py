@@ -9,8 +9,7 @@ from fastapi import Request, Response
 from server.identity.access_rules import Device, needs
 from server.identity.tokens import Principal
 from server.registry import files
-from server.registry.adapter_grants.repository import AdapterGrantRepository
-from server.registry.adapter_grants.service import AdapterGrantService, shown
+from server.registry.adapter_grants.service import AdapterGrantRepository, AdapterGrantService, shown
 from server.registry.endpoints import ABSENT, FILE_OF_ADAPTER
 from server.registry.repository import find_adapter
 from server.web.downloads import file_response

@@ -1,4 +1,4 @@
-"""A file of a repository as it is sent: the version it is of, its sha256 and size, whoever sends it in the end.
+"""A file of a repository for sending: its version, its sha256 and its size. The server, nginx or a bucket sends it.
 
 Clients take what they need from a HEAD, then fetch. We always answer the HEAD ourselves, with the file's own size, and
 a GET that is sent to a bucket carries the same headers. So each try gets a signed address of its own, and a download

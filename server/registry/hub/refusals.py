@@ -1,7 +1,7 @@
 """Refusals in the form that huggingface_hub turns into its own errors: a status, X-Error-Code and X-Error-Message.
 
-The body stays a problem document. Who has no token, or asks for another tenant's repository, is told that there is
-none: RepoNotFound.
+The body stays a problem document. A client without a token, or one that asks for another tenant's repository, gets
+RepoNotFound.
 """
 
 from __future__ import annotations

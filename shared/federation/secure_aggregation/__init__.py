@@ -7,9 +7,8 @@ that drop out.
     settings      what a cohort sets, and the parameters of one round that all its devices agree on
     fixed_point   float32 updates as integers modulo 2^32 or 2^64, with room for the sum
     shamir        t-of-n shares of a 32-byte secret
-    primitives    X25519, HKDF, ChaCha20 and AEAD, as used here
+    primitives    X25519, HKDF, AEAD and mask streams, as used here
     messages      the messages between device and server
-    masks         mask streams, added to a vector in blocks
     device        the device's side of each phase
     server        the server's side of each phase
     session       the phases and deadlines of one round at the server

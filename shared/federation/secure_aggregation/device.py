@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict
 
 from shared.errors import Untrusted
 from shared.federation.secure_aggregation.fixed_point import Words
-from shared.federation.secure_aggregation.masks import add_mask
 from shared.federation.secure_aggregation.messages import (
     SEALED_BYTES,
     SIGNATURE_BYTES,
@@ -30,6 +29,7 @@ from shared.federation.secure_aggregation.messages import (
     consented,
 )
 from shared.federation.secure_aggregation.primitives import (
+    add_mask,
     agree,
     check_signature,
     commitment,

@@ -3,6 +3,7 @@
 agreement      X25519 (RFC 7748), then HKDF-SHA256 (RFC 5869) with the key's purpose and context
 delivery       ChaCha20-Poly1305 (RFC 8439) under a key of one sender and one recipient
 signatures     Ed25519 (RFC 8032) by the device's identity key
+masks          ChaCha20 streams (RFC 8439) as integers, added to a vector modulo 2^32 or 2^64
 """
 
 from __future__ import annotations
@@ -10,14 +11,36 @@ from __future__ import annotations
 import hashlib
 import secrets
 
+import numpy as np
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from shared.errors import Untrusted
+from shared.federation.secure_aggregation.fixed_point import Words
+
+BLOCK_BYTES = 1 << 18  # block of a stream: fits into the cache and amortizes the call overhead
+_ZEROS = bytes(BLOCK_BYTES)
+_NONCE = bytes(16)  # block counter 0 and nonce 0, since each key is used for one stream only
+
+
+def add_mask(vector: Words, key: bytes, sign: int) -> None:
+    """Adds (sign 1) or subtracts (sign -1) the stream of a 32-byte key, in place. vector: (L,), little-endian words."""
+    stream = Cipher(algorithms.ChaCha20(key, _NONCE), None).encryptor()
+    block = np.empty(BLOCK_BYTES // vector.itemsize, vector.dtype)
+    for begin in range(0, len(vector), len(block)):
+        part = vector[begin : begin + len(block)]
+        mask = block[: len(part)]
+        stream.update_into(_ZEROS[: mask.nbytes], mask.data.cast("B"))
+        if sign > 0:
+            np.add(part, mask, out=part)
+        else:
+            np.subtract(part, mask, out=part)
+
 
 KEY_BYTES = 32
 NONCE_BYTES = 12

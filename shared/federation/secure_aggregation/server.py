@@ -15,9 +15,15 @@ import numpy as np
 from shared.errors import InvalidUpload, Untrusted
 from shared.federation.secure_aggregation.device import MASKING
 from shared.federation.secure_aggregation.fixed_point import Total, Words, decode, vector_bytes, word
-from shared.federation.secure_aggregation.masks import add_mask
 from shared.federation.secure_aggregation.messages import SEALED_BYTES, Advertisement, Roster, SealedShares, Unmasking
-from shared.federation.secure_aggregation.primitives import agree, check_public, check_signature, commitment, public_of
+from shared.federation.secure_aggregation.primitives import (
+    add_mask,
+    agree,
+    check_public,
+    check_signature,
+    commitment,
+    public_of,
+)
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 from shared.federation.secure_aggregation.shamir import SHARE_BYTES, combine, weights_at_zero
 

@@ -19,9 +19,9 @@ from device_agent.datasets.splits import SPLITS, SplitRule, record_bytes
 from device_agent.datasets.store import AvailableDatasets, DatasetStore
 from device_agent.training.data import read_splits
 from shared.errors import BadRequest, Conflict, InvalidDataset, MobizoError, NotFound
-from shared.job import TrainingSettings
 from shared.recipe import BaseRef, Recipe
 from shared.task_templates import named_task
+from shared.training_settings import TrainingSettings
 from tests.device_agent.conftest import NOISE_KEY
 
 TASK = named_task("sst2")

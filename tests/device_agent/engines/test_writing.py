@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from device_agent.training.data import read_splits
-from shared.job import TrainingSettings
 from shared.task import Task
+from shared.training_settings import TrainingSettings
 from tests.device_agent.conftest import NOISE_KEY
 
 TASK = Task(name="sequel", kind="completion", prompt="{text}", answer=" It was {label}.")

@@ -14,9 +14,9 @@ import pytest
 from device_agent.jobs.leased_job import Outcome
 from device_agent.policy.task_approvals import TaskApprovals, TaskState
 from shared.federation.accounting import epsilon_of, of_run
-from shared.job import TrainingSettings
 from shared.privacy import ExamplePrivacy
 from shared.task import Answer, Mapped, Task
+from shared.training_settings import TrainingSettings
 from shared.zo.lora import load_adapter
 from tests.device_agent.conftest import ROOT, TASK, write_records
 

@@ -15,8 +15,8 @@ from device_agent.runner.download import download_runner
 from device_agent.runner.location import EXECUTORCH, RunnerLocation, host_platform
 from device_agent.runner.supply import ensure_runner
 from shared.canonical import sha256_hex
+from shared.catalog import RunnerBuild
 from shared.errors import MobizoError, NotFound, Untrusted
-from shared.protocol import RunnerBuild
 from shared.signing import new_private_key, sign_runner_build
 from tests.device_agent.fake_server import FakeServer
 from tests.device_agent.native import tools_on_path

@@ -9,8 +9,8 @@ from device_agent.training.data import read_splits
 from device_agent.training.messages import describe
 from device_agent.training.result import rounded_down
 from shared.errors import InvalidDataset, InvalidTask
-from shared.job import TrainingSettings
 from shared.task import Answer, Task
+from shared.training_settings import TrainingSettings
 from tests.device_agent.conftest import NOISE_KEY, TASK, write_records
 
 

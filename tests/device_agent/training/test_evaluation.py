@@ -10,8 +10,8 @@ from device_agent.errors import Diverged
 from device_agent.runtimes import open_runtime
 from device_agent.training.evaluation import FrozenStates, measure
 from device_agent.training.prefix import PrefixCache
-from shared.job import TrainingSettings
 from shared.recipe import BaseRef, Recipe
+from shared.training_settings import TrainingSettings
 from shared.zo.encoding import Example, Row, pack_score
 from tests.device_agent.conftest import WORDS
 

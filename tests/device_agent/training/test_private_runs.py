@@ -13,7 +13,6 @@ from device_agent.training.journal import RunDirectory
 from device_agent.training.trainer import Stopped, Trainer
 from shared.canonical import file_sha256
 from shared.errors import InvalidDataset
-from shared.job import Progress
 from shared.privacy import MOST_SAMPLE, UNITS, ExamplePrivacy, coefficients_of
 from shared.zo.encoding import pack_step
 from shared.zo.lora import load_adapter
@@ -80,14 +79,6 @@ def test_each_step_is_the_mechanism_on_its_own_sample(run, plan, clipped):
     runtime.close()
     assert file_sha256(run.best) == file_sha256(run.last)
     assert result.best_step == 12
-
-
-def test_what_a_heartbeat_may_tell():
-    whole = Progress(
-        phase="training", step=3, steps=9, loss=0.7, lr=0.1, examples_per_second=2.0, seconds_left=9.0,
-        rss_bytes=5, accuracy=0.5, best_accuracy=0.6,
-    )  # fmt: skip
-    assert whole.private().model_dump(exclude_none=True) == {"phase": "training", "step": 3, "steps": 9, "lr": 0.1}
 
 
 def test_the_runner_makes_the_trainers_ledger_of_one_drawing(plan, clipped, tmp_path, runner_directory):

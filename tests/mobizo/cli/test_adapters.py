@@ -1,30 +1,19 @@
 """The commands that show and change adapters and versions, against a real server."""
 
 import json
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
 
 from mobizo import Client
-from mobizo.cli import app as cli
 from shared.registry import ApprovalRule
 
 NAME = "alice-movies"
 
 
 @pytest.fixture
-def call(fleet, app, monkeypatch):
-    monkeypatch.setenv("MOBIZO_SERVER", fleet.url)
-    monkeypatch.setenv("MOBIZO_TOKEN", app.token)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*arguments, exit_code=0, typed=None):
-        done = CliRunner().invoke(cli, ["adapter", *(str(argument) for argument in arguments)], input=typed)
-        assert done.exit_code == exit_code, done.output
-        assert "Traceback" not in done.output
-        return done.stdout if exit_code == 0 else done.stderr
-
-    return call
+def call(command):
+    return partial(command, "adapter")
 
 
 @pytest.fixture

@@ -2,31 +2,20 @@
 
 import json
 import threading
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from typer.testing import CliRunner
 
 from mobizo import Client
-from mobizo.cli import app as cli
 from shared.errors import CohortNotFound, NotFound
 from shared.federation.cohort import CohortSettings
 from tests.server.federation.conftest import cohort_request
 
 
 @pytest.fixture
-def call(fleet, app, monkeypatch):
-    monkeypatch.setenv("MOBIZO_SERVER", fleet.url)
-    monkeypatch.setenv("MOBIZO_TOKEN", app.token)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*arguments, exit_code=0):
-        done = CliRunner().invoke(cli, ["cohort", *(str(argument) for argument in arguments)])
-        assert done.exit_code == exit_code, done.output
-        assert "Traceback" not in done.output
-        return done.stdout if exit_code == 0 else done.stderr
-
-    return call
+def call(command):
+    return partial(command, "cohort")
 
 
 @pytest.fixture

@@ -100,11 +100,6 @@ class Program:
         self("load", flat)
         return flat
 
-    def reload(self, method: str) -> None:
-        """Loads one method anew from the same program."""
-        del self._methods[method]
-        self._methods[method] = self._program.load_method(method)
-
 
 class TorchProgram(Program):
     """A program for PyTorch, called by the runtime that devices run it with, on the CPU."""

@@ -94,22 +94,6 @@ def test_shorter_sequences_have_the_same_gradient(suffixed: Program, deep: TinyB
         check_gradient(suffixed, deep, reference.random_batch(rng, shorter, VOCABULARY))
 
 
-def test_a_run_goes_on_from_its_state_to_the_bit(suffixed: Program) -> None:
-    rng = np.random.default_rng(6)
-    batches = [reference.random_batch(rng, suffixed.manifest.recipe, VOCABULARY) for _ in range(4)]
-    suffixed.load_some_b()
-    for batch in batches[:2]:
-        suffixed.step(batch, *UNBOUNDED)
-    (kept,) = suffixed("state")
-    for batch in batches[2:]:
-        suffixed.step(batch, *UNBOUNDED)
-    (expected,) = suffixed("state")
-    suffixed("restore", kept)
-    for batch in batches[2:]:
-        suffixed.step(batch, *UNBOUNDED)
-    np.testing.assert_array_equal(suffixed("state")[0], expected)
-
-
 def test_b_begins_at_zero_with_zero_moments(suffixed: Program) -> None:
     fresh = Program(suffixed.directory, suffixed.manifest)
     assert not fresh("state")[0].any()
@@ -131,10 +115,6 @@ def weights_sha256(base: TinyBase, precision: Precision, path: Path) -> str:
     """Of the weights file as the base alone makes it, whatever the recipe."""
     write_weights(QuantizedBase.of(load_checkpoint(str(base.directory)), precision).stored, path)
     return file_sha256(path)
-
-
-def test_the_weights_file_is_the_same_to_the_byte(suffixed: Program, deep: TinyBase, tmp_path: Path) -> None:
-    assert suffixed.manifest.file("weights").sha256 == weights_sha256(deep, "fp32", tmp_path / "weights.ptd")
 
 
 def test_quantized_gradients_have_the_direction_of_float32s(programs: Programs, tmp_path: Path) -> None:

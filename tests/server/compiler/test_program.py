@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -86,12 +85,3 @@ def test_the_process_reports_an_error_as_one_line(tiny: TinyBase, tmp_path: Path
     assert (code, len(lines)) == (1, 1)
     assert lines[0]["error"]["code"] == "invalid-recipe"
     assert "rank" in lines[0]["error"]["detail"]
-
-
-def test_heavy_methods_come_and_go_without_touching_b(plain: Program) -> None:
-    b = plain.load_some_b()
-    for name in ("step", "score", "replay", "load"):
-        plain.reload(name)
-    assert np.array_equal(plain("adapter")[0], b)
-    plain.reload("adapter")
-    assert not plain("adapter")[0].any()

@@ -25,28 +25,19 @@ from server.programs.service import COMPILE, ProgramState
 from server.registry.exports.models import CONVERT
 from server.schema import bases, jobs, programs
 from server.tasks.repository import Task, TaskRepository, TaskTurn
-from shared.job import JobRequest, JobState, Progress, TrainingSettings
+from shared.job import JobRequest, JobState, Progress
 from shared.program import ProgramFile, ProgramManifest, SignedManifest
 from shared.recipe import BaseRef, Recipe, RecipeSettings
 from shared.signing import new_private_key, sign_manifest
 from shared.task_templates import named_task
-from shared.zo.lora import BaseShape, a_fingerprint, flat_size
+from shared.training_settings import TrainingSettings
+from shared.zo.lora import a_fingerprint, flat_size
+from tests.server.conftest import SHAPE
 
 JOBS = 10_000
 TENANTS, USERS, DATASETS, RANKS = 4, 25, 20, 8
 CONVERSIONS = 500
 BASE = BaseRef(name="tiny", sha256="b" * 64)
-SHAPE = BaseShape(
-    architecture="llama",
-    layers=2,
-    hidden=8,
-    intermediate=16,
-    heads=2,
-    kv_heads=1,
-    head_dim=4,
-    vocabulary=32,
-    context_length=64,
-)
 ENDINGS = {
     JobState.SUCCEEDED: Ending.COMPLETED,
     JobState.FAILED: Ending.FAILED,

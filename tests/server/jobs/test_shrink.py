@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.jobs.shrink import LEAST_LENGTH, describe_changes, estimated_need, smaller
-from shared.job import TrainingSettings
 from shared.program import ProgramFile, ProgramManifest
 from shared.recipe import BaseRef, Recipe
+from shared.training_settings import TrainingSettings
 from shared.zo.lora import BaseShape, flat_size
 
 # SmolLM2-135M, and what `mobizo-server compile` wrote for q = E = 4, S = 64.

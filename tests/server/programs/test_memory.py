@@ -7,30 +7,11 @@ from server.programs.service import compile_bytes
 from server.settings import Settings
 from server.tasks.worker import SHARE, host_budget, machine_bytes
 from shared.recipe import TARGETS, Recipe
-from shared.zo.lora import BaseShape
+from tests.server.jobs.test_shrink import SHAPE as SMOLLM2
 
-SMOLLM2 = BaseShape(
-    architecture="llama",
-    layers=30,
-    hidden=576,
-    intermediate=1536,
-    heads=9,
-    kv_heads=3,
-    head_dim=64,
-    vocabulary=49152,
-    context_length=8192,
-)
 SMOLLM2_PARAMETERS = 134_515_008
-TINYLLAMA = BaseShape(
-    architecture="llama",
-    layers=22,
-    hidden=2048,
-    intermediate=5632,
-    heads=32,
-    kv_heads=4,
-    head_dim=64,
-    vocabulary=32000,
-    context_length=2048,
+TINYLLAMA = SMOLLM2.model_copy(
+    update={"layers": 22, "hidden": 2048, "intermediate": 5632, "heads": 32, "kv_heads": 4, "vocabulary": 32000}
 )
 TINYLLAMA_PARAMETERS = 1_100_048_384
 

@@ -23,8 +23,8 @@ from server.storage.bucket import BucketArtifacts
 from server.storage.garbage_collection import Collector, Housekeeping
 from server.storage.store import REFERENCES, Collected, GarbageCollection, hold, referenced
 from shared.canonical import sha256_hex
+from shared.catalog import RunnerBuild
 from shared.errors import NotFound
-from shared.protocol import RunnerBuild
 from tests.server.conftest import SHAPE, adapter_bytes
 from tests.server.homes import at_once
 

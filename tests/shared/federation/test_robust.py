@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as arrays
 
 from shared.federation import robust
 from shared.federation.aggregation import Weighing, combine
-from shared.federation.algorithms.fedbuff import BufferedServerHalf
+from shared.federation.algorithms import BufferedServerHalf
 from shared.federation.cohort import AggregatorSettings
 from shared.federation.sources import MemorySource
 from shared.federation.update import Update, euclidean_norm

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import InvalidTrajectory
-from shared.job import Result, TrainingSettings
+from shared.job import Result
+from shared.training_settings import TrainingSettings
 from shared.trajectory_checks import check_result, check_run, ledger_limit
 from shared.zo.trajectory import MAGIC, Evaluation, Limits, TrajectoryFile, TrajectoryHeader, frame
 from shared.zo.trajectory_reader import MOST_NOTES, read_ledger

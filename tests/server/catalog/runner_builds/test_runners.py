@@ -5,7 +5,7 @@ import pytest
 from server.catalog.runner_builds.service import RunnerBuildService
 from server.identity.signing_keys.service import load_key
 from shared.canonical import sha256_hex
-from shared.protocol import RunnerBuild, SignedRunnerBuild
+from shared.catalog import RunnerBuild, SignedRunnerBuild
 from shared.signing import parse_public, verify_runner_build
 
 PLATFORM = "linux-aarch64"

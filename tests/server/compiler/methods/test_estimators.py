@@ -9,9 +9,7 @@ import pytest
 
 from shared.program import METHODS
 from shared.zo.noise import direction, query_seeds
-from shared.zo.trajectory import Trajectory, TrajectoryHeader
 from tests.server.compiler import reference
-from tests.server.compiler.checks import check_split
 from tests.server.compiler.conftest import VOCABULARY, Program, Programs, TinyBase, token_batch
 
 SCHEDULE = [(0.05, 0.02), (0.02, 0.02), (0.05, 0.05), (0.08, 0.01)]  # (lr, eps) of each step
@@ -113,22 +111,6 @@ def test_replay_repeats_the_stored_copies_bit_for_bit(stored_programs: StoredPro
     np.testing.assert_array_equal(program.step(batch, seeds, 0.05, 0.02)[0], following)
 
 
-@pytest.mark.parametrize("noise", NOISES)
-def test_a_trajectorys_replay_is_close(stored_programs: StoredPrograms, noise: str) -> None:
-    program, _ = stored_programs(noise)
-    manifest, start = program.manifest, program.load_some_b()
-    coefficients = [coefficients for _, coefficients, _ in train(program)]
-    header = TrajectoryHeader(
-        job_id="j",
-        job_seed=123,
-        recipe_id=manifest.recipe_id,
-        noise=noise,
-        queries=manifest.recipe.queries,
-        size=manifest.size,
-    )
-    np.testing.assert_allclose(program("adapter")[0], Trajectory(header, coefficients).replay(start), rtol=0, atol=2e-6)
-
-
 def test_flush_changes_nothing_that_is_seen_and_is_idempotent(stored_programs: StoredPrograms) -> None:
     program, _ = stored_programs("gaussian")
     train(program)
@@ -166,14 +148,6 @@ def test_score_sees_the_pending_update(stored_programs: StoredPrograms, noise: s
     program("load", b)
     np.testing.assert_array_equal(program("score", tokens, positions, choices)[0], pending)
     assert np.abs(pending - untrained).max() > 1e-3
-
-
-def test_a_step_is_prefix_and_suffix_here_too(stored_programs: StoredPrograms) -> None:
-    program, _ = stored_programs("gaussian")
-    recipe, rng = program.manifest.recipe, np.random.default_rng(2)
-    batches = [reference.random_batch(rng, recipe, VOCABULARY) for _ in SCHEDULE]
-    rests = [(query_seeds(4, number, recipe.queries), lr, eps) for number, (lr, eps) in enumerate(SCHEDULE)]
-    check_split(program, batches, rests)
 
 
 def test_the_runtimes_own_noise_is_new_at_every_step_and_leaves_b_where_it_was(stored_programs: StoredPrograms) -> None:

@@ -12,10 +12,10 @@ from device_agent.protocol.client import DeviceClient
 from server.catalog.runner_builds.service import RunnerBuildService
 from server.identity.signing_keys.service import KeyFiles, KeyService, prepare_keys, retire_keys, rotate_key
 from server.programs.service import Program
+from shared.catalog import RunnerBuild, SignedRunnerBuild
 from shared.errors import Unavailable, Untrusted
 from shared.key_rotation import ServerKeys, follow
 from shared.program import SignedManifest
-from shared.protocol import RunnerBuild, SignedRunnerBuild
 from shared.signing import key_id, parse_public, verify_manifest, verify_runner_build
 
 

@@ -1,11 +1,6 @@
 """Uploads that are no adapter: each refused clearly, and nothing of them stored."""
 
-import json
-import struct
-
-import numpy as np
 import pytest
-import safetensors.numpy
 
 from shared.canonical import sha256_hex
 from shared.zo.lora import HEADER_BYTES
@@ -14,55 +9,6 @@ from tests.server.homes import at_once
 from tests.shared.adapter_fuzz import malformed
 
 SIZE = 2 * 2 * (8 + 4)  # D: two layers, rank 2, q_proj 8 out and v_proj 4 out
-
-
-def save(tensors):
-    return safetensors.numpy.save(tensors)
-
-
-def flat(size=SIZE, dtype=np.float32):
-    return np.zeros(size, dtype)
-
-
-def with_value(value):
-    values = flat()
-    values[SIZE // 2] = value
-    return save({"lora_B": values})
-
-
-def with_header(header, payload):
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + payload
-
-
-BAD = {
-    "empty": b"",
-    "text": b"not an adapter",
-    "nan": with_value(np.nan),
-    "infinite": with_value(np.inf),
-    "minus infinite": with_value(-np.inf),
-    "too short": save({"lora_B": flat(SIZE - 1)}),
-    "too long": save({"lora_B": flat(SIZE + 1)}),
-    "two-dimensional": save({"lora_B": flat().reshape(2, -1)}),
-    "scalar": save({"lora_B": np.zeros((), np.float32)}),
-    "half precision": save({"lora_B": flat(dtype=np.float16)}),
-    "double": save({"lora_B": flat(dtype=np.float64)}),
-    "integers": save({"lora_B": flat(dtype=np.int32)}),
-    "another name": save({"lora_A": flat()}),
-    "one more tensor": save({"lora_B": flat(), "extra": flat(1)}),
-    "no tensor": save({}),
-    "torn": adapter_bytes(SIZE)[:-1],
-    "torn header": adapter_bytes(SIZE)[:20],
-    "more than said": adapter_bytes(SIZE) + b"\0",
-    "huge header": struct.pack("<Q", 2**62) + b"{}",
-    "offsets beyond the end": with_header(
-        {"lora_B": {"dtype": "F32", "shape": [SIZE], "data_offsets": [0, 4 * SIZE]}}, b""
-    ),
-    "shape over the data": with_header(
-        {"lora_B": {"dtype": "F32", "shape": [SIZE], "data_offsets": [0, 4]}}, b"\0" * 4
-    ),
-    "pickle": b"\x80\x04\x95\x1f\x00\x00\x00\x00\x00\x00\x00",
-}
 
 
 def test_a_good_one(home, device, lease):
@@ -81,22 +27,14 @@ def test_the_last_upload_counts(device, lease, app):
     assert version["sha256"] == sha256_hex(adapter_bytes(SIZE, 2))
 
 
-def test_every_bad_kind_is_refused_and_nothing_stored(home, app, device, lease, problem):
+def test_a_file_that_is_no_adapter_is_refused_and_not_stored(home, app, device, lease, problem):
     before = home.stored_files()
-    for name, data in BAD.items():
+    for name, data in (("empty", b""), ("pickle", b"\x80\x04\x95\x1f"), *malformed(26, SIZE, seed=1)):
         document = problem(device.upload(lease, data), 422, "invalid-upload")
         assert len(document["detail"]) > 20, name
     assert home.stored_files() == before
     assert app.get(f"/v1/jobs/{lease['job']['id']}").json()["state"] == "training"
     assert device.finish(lease)["version"] == 1
-
-
-def test_files_that_are_almost_right(home, device, lease, problem):
-    before = home.stored_files()
-    for _, data in malformed(26, SIZE, seed=1):
-        problem(device.upload(lease, data), 422, "invalid-upload")
-    assert home.stored_files() == before
-    assert device.upload(lease).status_code == 200
 
 
 @pytest.mark.parametrize("value", [101, -101, 3.4e38])

@@ -5,8 +5,7 @@ import hmac
 import numpy as np
 import pytest
 
-from shared.federation.secure_aggregation.masks import BLOCK_BYTES, add_mask
-from shared.federation.secure_aggregation.primitives import agree, public_of
+from shared.federation.secure_aggregation.primitives import BLOCK_BYTES, add_mask, agree, public_of
 
 # RFC 8439, A.1, test vectors 1 and 2: key and nonce zero, blocks 0 and 1.
 STREAM = bytes.fromhex(

@@ -1,4 +1,10 @@
-"""Base classes of federated algorithms: a device half and a server half, which implement federated averaging."""
+"""The federated algorithms by name. Each has a device half and a server half.
+
+fedavg    McMahan et al., AISTATS 2017: all devices start from one version; the mean update gives the next one
+fedprox   Li et al., MLSys 2020: as fedavg, and devices also minimize mu/2 |B - B_start|^2. The gradient of this term
+          needs no forward pass: m pulls at rate lr mu are B <- B_start + (1 - lr mu)^m (B - B_start)
+fedbuff   Nguyen et al., AISTATS 2022: asynchronous; every K updates make a version, whatever they started from
+"""
 
 from __future__ import annotations
 
@@ -7,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from shared.federation.cohort import AlgorithmSettings
 from shared.federation.update import F32, difference
 
 
@@ -43,7 +50,7 @@ class DeviceHalf:
 
 @dataclass(frozen=True)
 class ServerHalf:
-    """Decides which updates are accepted, with which factor, and when a round is complete."""
+    """Decides which updates are accepted, with which factor, and when a round is complete: here, a synchronous one."""
 
     def accepts(self, staleness: int) -> bool:
         """Whether an update that started `staleness` versions ago is accepted.
@@ -67,3 +74,35 @@ class Algorithm:
 
     device: DeviceHalf = field(default_factory=DeviceHalf)
     server: ServerHalf = field(default_factory=ServerHalf)
+
+
+@dataclass(frozen=True)
+class BufferedServerHalf(ServerHalf):
+    """Accepts updates of any age and completes a round with K of them.
+
+    An update that started s versions ago is multiplied by (1 + s)^-a, and the sum is divided by K, so a stale buffer
+    moves the adapter less. The polynomial is FedAsync's (Xie et al., 2019); a = 1/2 is the value of FedBuff's authors.
+    """
+
+    buffer_size: int = 10  # K
+    exponent: float = 0.5  # a
+
+    def accepts(self, staleness: int) -> bool:
+        """Accepts every update, regardless of its start."""
+        return staleness >= 0
+
+    def scale(self, staleness: int) -> float:
+        """Returns (1 + s)^-a."""
+        return float((1 + staleness) ** -self.exponent)
+
+    def full(self, updates: int, asked: int) -> bool:
+        """Whether the buffer holds K updates."""
+        return updates >= self.buffer_size
+
+
+def find(settings: AlgorithmSettings) -> Algorithm:
+    """Returns both halves of the algorithm that a cohort names."""
+    server = ServerHalf()
+    if settings.name == "fedbuff":
+        server = BufferedServerHalf(buffer_size=settings.buffer_size, exponent=settings.staleness_exponent)
+    return Algorithm(DeviceHalf(settings.mu), server)
