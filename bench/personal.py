@@ -12,6 +12,7 @@ device, with the measurements before and after; compiling the program is not par
 import statistics
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import typer
 
 from bench.programs import MOVIES, PRODUCTS, Compiled, compile_cold, smollm2_recipe
 from bench.result import Claims, Row, notes, write
-from bench.runner import JsonFile, Keep, Only, Quick, chosen, native_runner
+from bench.runner import JsonFile, Keep, Only, Quick, chosen, kept, native_runner
 from bench.tiny import plan_of
 from device_agent.engines.child_process import NativeEngine
 from device_agent.training.journal import RunDirectory
@@ -87,14 +88,20 @@ def personal(json_file: JsonFile = None, quick: Quick = False, only: Only = None
     rows: list[Row] = []
     claims: Claims = {}
     with tempfile.TemporaryDirectory() as name:
-        kept = keep or Path(name)
+        kept_in = keep or Path(name)
         engine = NativeEngine(native_runner())
         for what in chosen(WRITINGS, only):
             writing = WRITINGS[what]
             for estimator, settings in ESTIMATORS.items():
                 recipe = smollm2_recipe(**(COMMON | settings | writing.lengths))
-                program = compile_cold(recipe, kept / f"{what}-{estimator}")
-                found = [_run(engine, program, writing, estimator, seed, quick) for seed in SEEDS[: 1 if quick else 3]]
+                program = compile_cold(recipe, kept_in / f"{what}-{estimator}")
+                found = [
+                    kept(
+                        kept_in / f"{what}-{estimator}-{seed}.json",
+                        partial(_run, engine, program, writing, estimator, seed, quick),
+                    )
+                    for seed in SEEDS[: 1 if quick else 3]
+                ]
                 rows += [{"what": what, "estimator": estimator, **row} for row in found]
                 falls = {key: statistics.mean(row[key] for row in found) for key in ("loss_drop", "perplexity_drop")}
                 seconds = max(row["seconds"] for row in found)
