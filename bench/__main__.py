@@ -15,7 +15,6 @@ from bench.personal import personal
 from bench.precision import precision
 from bench.registry import registry
 from bench.runner import Parts, command_of
-from bench.scale import scale
 from bench.server import downloads, kills, polls, queries, strangers
 from bench.step.command import step
 from bench.variance import variance
@@ -34,7 +33,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "end-to-end": end_to_end,
     "options": options,
     "personal": personal,
-    "scale": scale,
     "variance": variance,
     "padding": padding,
     "agent": agent,
