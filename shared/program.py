@@ -78,7 +78,7 @@ from shared.zo.lora import BaseShape
 METHODS = ("step", "replay", "score", "adapter", "load")  # of every program; `randn` noise has no replay
 PREFIX_METHODS = ("prefix", "suffix", "score_suffix")
 STORED_METHODS = ("flush",)
-MOST_LOGITS = 1 << 22  # elements of logits over the vocabulary that a program holds at once: 16 MiB
+MOST_LOGITS = 1 << 21  # elements of logits over the vocabulary that a program holds at once: 8 MiB
 
 Role = Literal["program", "weights", "tokenizer", "inference"]
 
@@ -180,8 +180,10 @@ def transposed_bytes(recipe: Recipe, shape: BaseShape) -> int:
     if recipe.estimator not in REVERSE_ESTIMATORS or recipe.backend != "xnnpack":
         return 0
     layers = shape.layers - recipe.frozen_layers(shape.layers)
-    elements = sum(math.prod(shape.features(target)) for target in shape.linears)
-    return layers * elements * (4 if recipe.precision == "fp32" else 1)
+    elements = layers * sum(math.prod(shape.features(target)) for target in shape.linears)
+    if recipe.precision == "fp32":
+        return elements * 4
+    return elements + (shape.vocabulary * shape.hidden if recipe.loss == "full" else 0)
 
 
 class SignedManifest(BaseModel):

@@ -23,7 +23,7 @@ KEPT_GRADIENTS, KEPT_GRADIENTS_DIRECTIONAL, LAYER_GRADIENTS, NOISE_VECTORS = 1, 
 WIDE_STATES, WIDE_STATES_REVERSE = 3, 10
 SCORES, SCORES_REVERSE = 1, 3
 # Copies of one part's logits (`logits_part`) that the methods plan together, where the loss is over the vocabulary.
-LOGITS, LOGITS_REVERSE = 6, 9
+LOGITS, LOGITS_REVERSE, LOGITS_REVERSE_QUANTIZED = 6, 9, 12
 
 
 def predicted_peak(recipe: Recipe, shape: BaseShape, parameters: int) -> int:
@@ -55,7 +55,9 @@ def _logits(recipe: Recipe, shape: BaseShape) -> int:
     if recipe.loss != "full":
         return 0
     rows, tokens = logits_part(recipe.score_rows, recipe.answer_length, shape.vocabulary)
-    copies = LOGITS_REVERSE if recipe.estimator in REVERSE_ESTIMATORS else LOGITS
+    copies = LOGITS
+    if recipe.estimator in REVERSE_ESTIMATORS:
+        copies = LOGITS_REVERSE if recipe.precision == "fp32" else LOGITS_REVERSE_QUANTIZED
     return copies * rows * tokens * shape.vocabulary
 
 

@@ -18,8 +18,9 @@ from server.compiler.methods.optimizers import state_size
 from server.compiler.methods.step_inputs import StepInputs, zero_seeds, zero_tokens
 from server.compiler.methods.training import Adapter, Load, Prefix, Replay, Score, ScoreSuffix, Stack
 from server.compiler.model.decoder import LayerShape
-from server.compiler.model.quantization import SCALE
-from server.compiler.model.reverse import ReverseLayer, ReversePass
+from server.compiler.model.quantization import ROWS, SCALE
+from server.compiler.model.reverse import HeadReverse, ReverseLayer, ReversePass
+from shared.program import logits_part
 from shared.program_inputs import MIN_LENGTH
 
 
@@ -57,6 +58,18 @@ class GradientNetwork(BaseNetwork):
             [torch.cat([self._base.layers[at][target + SCALE] for target in self.facts.linears]) for at in indices]
         )
 
+    def head_reverse(self, rows: int, picks: int) -> nn.Module | None:
+        """The lowered reverse of lm_head over a quantized table, for as many positions as `head`.
+
+        None: the loss has no logits over the vocabulary, the table is float32, or the backend lowers nothing.
+        """
+        if self._base.precision == "fp32" or self.recipe.loss != "full":
+            return None
+        example = (torch.zeros(*logits_part(rows, picks, self.facts.vocabulary), self.facts.vocabulary),)
+        layer = HeadReverse(getattr(self.trunk, "embedding" if self.trunk.tied else "lm_head"))
+        (lowered,) = self._lower([layer], example, ROWS)
+        return None if lowered is layer else lowered
+
     def methods(self) -> dict[str, Signature]:
         """Every method of the program with its example inputs, as `shared.program` lists them."""
         recipe, trunk, size = self.recipe, self.trunk, self.size
@@ -64,13 +77,15 @@ class GradientNetwork(BaseNetwork):
         rows, frozen = recipe.rows, recipe.frozen_layers(self.facts.layers)
         head = self.head(rows, t)
         # A private step computes each example's answers by itself.
-        step_head = self.head(1, t) if recipe.privacy == "clipped" else head
+        private = recipe.privacy == "clipped"
+        step_head = self.head(1, t) if private else head
+        heads = (step_head, self.head_reverse(1 if private else rows, t))
         below = [self.stack(rows, 1, slice(0, frozen), adapted=False)] if frozen else []
         adapted, reverses = self.reverses(self.stack(rows, 1, slice(frozen, None)))
         backward = (reverses, self.scales(adapted))
         inputs = StepInputs.example(recipe, size).flat
         length = {0: {1: Dim("S", min=MIN_LENGTH, max=s)}} if self.dynamic_length else {}
-        step = GradientStep(recipe, size, trunk, step_head, *backward, *below, adapted)
+        step = GradientStep(recipe, size, trunk, *heads, *backward, *below, adapted)
         methods = {
             "step": Signature(step, (zero_tokens(e, s), *inputs), length),
             "score": Signature(
@@ -91,7 +106,7 @@ class GradientNetwork(BaseNetwork):
             )
         if frozen:
             hidden = torch.zeros(e, s, self.facts.hidden)
-            suffix = GradientSuffix(recipe, size, trunk, step_head, *backward, adapted)
+            suffix = GradientSuffix(recipe, size, trunk, *heads, *backward, adapted)
             methods["prefix"] = Signature(Prefix(recipe, size, trunk, head, *below), (zero_tokens(e, s),), length)
             methods["suffix"] = Signature(suffix, (hidden, *inputs), length)
             methods["score_suffix"] = score_suffix(

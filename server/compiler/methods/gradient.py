@@ -26,6 +26,7 @@ from shared.privacy import UNITS
 from shared.recipe import Recipe
 
 PIECE = 4096  # rows of a quantized table that are in float32 at once
+LEVELS = (2.0**-6, 2.0**-12)  # parts of a probability that are quantized apart; the last one loses less than 2^-20
 
 
 class GradientSuffix(Network):
@@ -37,12 +38,16 @@ class GradientSuffix(Network):
         size: int,
         trunk: Trunk,
         head: nn.Module | None,
+        head_reverse: nn.Module | None,
         reverses: Sequence[nn.Module],
         scales: Tensor | None,
         *stacks: Stack,
     ) -> None:
-        """reverses: of the last stack's layers. scales: of their linear weights, (layers, outputs); None: float32."""
+        """head_reverse: (R, T, V) times lm_head's quantized table; None: `table_product` multiplies in float32.
+
+        reverses: of the last stack's layers. scales: of their linear weights, (layers, outputs); None: float32."""
         super().__init__(recipe, size, trunk, head, *stacks)
+        self.head_reverse = head_reverse
         self.reverses = list(reverses)  # no submodules: a layer that is not lowered is already one
         self.register_buffer("scales", scales, persistent=False)
         # One longer than the bound: an exporter takes a slice of the whole for no slice.
@@ -203,16 +208,22 @@ class GradientSuffix(Network):
         return 1.0 - bent * bent
 
     def table_product(self, weights: Tensor) -> Tensor:
-        """weights (E, T, V) times lm_head's table (V, hidden): (E, T, hidden).
-
-        A quantized table is multiplied in float32, by pieces: probabilities under 1/255 would round to nothing.
-        """
+        """weights (E, T, V), not negative, times lm_head's table (V, hidden): (E, T, hidden)."""
         name = "embedding" if self.trunk.tied else "lm_head"
         table, scales = getattr(self.trunk, name), getattr(self.trunk, name + SCALE, None)
-        flat = weights.reshape(-1, table.shape[0])
         if scales is None:
-            return torch.mm(flat, table).reshape(*weights.shape[:2], -1)
-        flat = (flat.unsqueeze(2) * scales).squeeze(2)  # no view of a constant that another file holds
+            return torch.mm(weights.reshape(-1, table.shape[0]), table).reshape(*weights.shape[:2], -1)
+        # The scales are folded in, without a view of a constant that another file holds.
+        scaled = (weights.unsqueeze(3) * scales).squeeze(3)
+        if self.head_reverse is not None:
+            # By parts that are quantized apart: beside a large probability, small ones would round to nothing.
+            products: list[Tensor] = []
+            for level in LEVELS:
+                below = torch.minimum(scaled.unsqueeze(3), scales * level).squeeze(3)
+                products.append(self.head_reverse(scaled - below))
+                scaled = below
+            return sum(products, self.head_reverse(scaled))
+        flat = scaled.reshape(-1, table.shape[0])
         pieces = [
             torch.mm(flat[:, start : start + PIECE], table[start : start + PIECE].to(torch.float32))
             for start in range(0, table.shape[0], PIECE)

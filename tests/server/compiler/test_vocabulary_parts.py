@@ -20,9 +20,9 @@ from tests.server.compiler.conftest import VOCABULARY, Program, make_tiny
     ("rows", "tokens", "vocabulary", "part"),
     [
         (8, 1, 49152, (8, 1)),
-        (8, 64, 49152, (1, 64)),
-        (32, 16, 49152, (4, 16)),
-        (8, 95, 49152, (4, 19)),
+        (8, 64, 49152, (1, 32)),
+        (32, 16, 49152, (2, 16)),
+        (8, 95, 49152, (2, 19)),
         (8, 127, 151936, (8, 1)),  # a prime number of tokens
         (4, 4, 10_000_000, (1, 1)),
     ],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,11 +14,13 @@ import torch
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.export.gradient_network import GradientNetwork
 from server.compiler.export.network import QuantizedBase
-from server.compiler.methods import estimators
+from server.compiler.methods import estimators, gradient
 from server.compiler.methods.gradient import GradientStep
 from server.compiler.methods.optimizers import OptimizedB, Rates, state_size
 from server.compiler.methods.step_inputs import StepInputs
 from server.compiler.methods.training import Replay
+from server.compiler.model.quantization import ROWS, quantize
+from server.compiler.model.reverse import HeadReverse
 from shared.recipe import Optimizer, Recipe
 from shared.zo.lora import flat_size
 from shared.zo.noise import direction as direction_of
@@ -209,3 +212,20 @@ def test_an_assigned_b_begins_the_optimizer_anew(tiny: TinyBase, optimizer: Opti
     state.assign(b)
     state.update(gradient, rates)
     assert torch.equal(state.optimized, first)
+
+
+@pytest.mark.parametrize("levels", [gradient.LEVELS, ()], ids=["in parts", "at once"])
+def test_a_quantized_table_is_multiplied_in_parts(monkeypatch: pytest.MonkeyPatch, levels: tuple[float, ...]) -> None:
+    """Half of the probability lies on thousands of tokens, none of which is 1/255 of the likeliest one's."""
+    generator, vocabulary, hidden = torch.Generator().manual_seed(3), 20_000, 16
+    values, scales = quantize(torch.rand(vocabulary, hidden, generator=generator), ROWS)
+    tail = torch.rand(1, 2, vocabulary, generator=generator) ** 4
+    weights = 0.5 * tail / tail.sum(dim=2, keepdim=True)
+    weights[:, :, :3] += torch.tensor([0.3, 0.15, 0.05])
+    monkeypatch.setattr(gradient, "LEVELS", levels)
+    trunk = SimpleNamespace(tied=True, embedding=values, embedding_scale=scales.unsqueeze(1))
+    head = SimpleNamespace(trunk=trunk, head_reverse=HeadReverse(values))
+    found = GradientStep.table_product(cast(Any, head), weights)
+    expected = weights.double() @ (values * scales.unsqueeze(1)).double()
+    error = (found - expected).norm() / expected.norm()
+    assert error < 0.012 if levels else error > 0.1
