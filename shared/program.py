@@ -76,8 +76,6 @@ from shared.recipe import REVERSE_ESTIMATORS, Recipe, Sha256
 from shared.zo.lora import BaseShape
 
 METHODS = ("step", "replay", "score", "adapter", "load")  # of every program; `randn` noise has no replay
-PREFIX_METHODS = ("prefix", "suffix", "score_suffix")
-STORED_METHODS = ("flush",)
 MOST_LOGITS = 1 << 21  # elements of logits over the vocabulary that a program holds at once: 8 MiB
 
 Role = Literal["program", "weights", "tokenizer", "inference"]

@@ -4,8 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
@@ -59,10 +57,6 @@ def base(tmp_path):
 def recipe_of(base, **changes):
     reference = BaseRef(name="tiny", sha256=locate_base(str(base)).sha256)
     return Recipe(base=reference, **(SMALL | changes))
-
-
-def test_a_copy_of_the_sources_has_the_same_key(tree):
-    assert programs.source_state(tree) == programs.source_state()
 
 
 @pytest.mark.parametrize(
@@ -141,13 +135,3 @@ def test_what_a_killed_process_left_is_no_program(base, tmp_path):
     command = [sys.executable, "-c", COMPILER, tmp_path / "cache", tmp_path / "log", recipe.model_dump_json(), base]
     subprocess.run(command, cwd=programs.ROOT, check=True)
     assert store.has(recipe, base)
-
-
-def test_unused_programs_are_removed_after_a_while(tmp_path):
-    now = time.time()
-    for age in (0, 10, 20, 2 * programs.KEPT_SECONDS):
-        store = programs.ProgramStore(tmp_path, f"state-{age}")
-        programs.os.utime(store.directory, (now - age, now - age))
-    programs.remove_unused(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"state-0", "state-10", "state-20"}
-    programs.remove_unused(Path(tmp_path / "nothing"))

@@ -41,7 +41,7 @@ TASK_HELP = "a task: a JSON file, a shipped task's name, or digits of a task's d
 @app.command("add")
 def add_files(
     name: Annotated[str, typer.Argument(metavar="NAME", help="the name by which jobs ask for the data set")],
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="the files with the records")],
     fields: Annotated[
         list[str] | None,
         typer.Option("--map", metavar="FIELD=COLUMN", help="keep this column as this field; default: keep all columns"),

@@ -143,8 +143,8 @@ def samples(
     home: HomeOption = None,
     json_lines: JsonOption = False,
 ) -> None:
-    """Show what base model and adapter write for records that were held out, beside the record's own text. Nothing of
-    it leaves the device.
+    """Show what the base model and the adapter write for records that were held out, beside each record's own text.
+    Nothing of this leaves the device.
     """
     from device_agent.inference.samples import as_json, write_samples
 

@@ -3,8 +3,6 @@
 import psutil
 import pytest
 
-from device_agent.daemon.daemon import Daemon
-from device_agent.daemon.reporting import Display
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.leased_job import Outcome
 from device_agent.training.journal import RunDirectory
@@ -15,7 +13,6 @@ from shared.key_rotation import sign_key_rotation
 from shared.signing import key_id, new_private_key
 from shared.zo.lora import load_adapter
 from shared.zo.trajectory import parse_trajectory
-from tests.device_agent.conftest import enroll
 from tests.device_agent.fake_server import NOW
 from tests.device_agent.sensing import BATTERY, SettableSensors
 
@@ -139,18 +136,6 @@ def test_the_server_is_told_what_the_device_can_do_and_whose_rounds_its_owner_al
     make(enrolled, sensors=SettableSensors(BATTERY), capabilities=lambda: can).run(once=True)
     power = {"battery": True, "charging": False, "battery_percent": 80}
     assert server.asked[0].capabilities == can.model_copy(update=power | {"cohorts": told})
-
-
-@pytest.mark.parametrize(("said", "told"), [("true", True), ('["reviews"]', ("reviews",))])
-def test_the_server_is_told_whose_rounds_the_owner_lets_it_take_part_in(home, server, server_key, dataset, said, told):
-    enroll(home, server.url, server_key)
-    home.rules.write_text(f"cohorts = {said}\n")
-    with Display(home, live=False) as display:
-        daemon = Daemon(
-            home, {"movies": dataset}, display, sensors=SettableSensors(BATTERY), capabilities=lambda: Capabilities()
-        )
-        daemon.run(once=True)
-    assert server.asked[0].capabilities.cohorts == told
 
 
 def test_a_refused_upload_keeps_the_result_for_when_the_job_comes_back(daemon, server, rademacher, home):

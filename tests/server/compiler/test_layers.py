@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.cost import step_flops
 from server.compiler.export.network import BaseNetwork, QuantizedBase
-from shared.program import METHODS, PREFIX_METHODS
+from shared.program import METHODS
 from shared.zo.noise import query_seeds
 from tests.server.compiler import reference
 from tests.server.compiler.checks import check_split, check_steps
@@ -79,7 +79,7 @@ def test_the_prefix_is_the_stock_models_state(subset: Program, deep: TinyBase) -
 
 @pytest.mark.slow
 def test_the_manifest_counts_what_each_method_runs(subset: Program) -> None:
-    assert subset.manifest.methods == (*METHODS, *PREFIX_METHODS)
+    assert subset.manifest.methods == (*METHODS, "prefix", "suffix", "score_suffix")
     # step, score, prefix, suffix, score_suffix
     assert subset.manifest.delegates == 4 + 4 + FROZEN + 2 * (4 - FROZEN)
     assert subset.manifest.flops_per_step == step_flops(subset.manifest.recipe, subset.manifest.shape)

@@ -77,14 +77,6 @@ def test_the_lease_tells_the_file_and_the_device_gets_it(fleet, device, first, s
     assert device.head(url).headers["content-length"] == str(manifest.size)
 
 
-def test_what_it_makes_records_its_parent(app, device, first, started):
-    second = device.finish(started, 0.25, zero_shot_accuracy=None, start_accuracy=0.75, tuned_accuracy=0.8)
-    parent = {"adapter": NAME, "version": 1, "revision": first["revision"]}
-    assert second["parent"] == parent
-    assert first["parent"] is None
-    assert app.get(f"/v1/adapters/{NAME}/versions/2").json()["parent"] == parent
-
-
 def test_a_recipe_that_is_left_out_is_the_starts(fleet, app, device):
     fleet.ready_job(app, recipe={"rank": 4, "a_seed": 9, "queries": 2})
     first = device.finish(device.lease())

@@ -21,16 +21,6 @@ def record(path, steps=5):
     return file.trajectory
 
 
-def test_what_was_written_is_read_back(tmp_path):
-    written = record(tmp_path / "t")
-    read, length = parse_trajectory((tmp_path / "t").read_bytes())
-    assert read.header == HEADER
-    assert np.array_equal(read.coefficients, written.coefficients)
-    assert read.evaluations == written.evaluations
-    assert read.evaluations[0].accuracy == 0.7
-    assert length == (tmp_path / "t").stat().st_size
-
-
 def test_a_run_with_pulls_has_a_factor_with_each_step(tmp_path):
     header = HEADER.model_copy(update={"proximal": 0.25})
     file = TrajectoryFile(tmp_path / "t", header)
