@@ -175,7 +175,8 @@ def pull(
         Format,
         typer.Option(
             "--format",
-            help="peft: a PEFT directory; gguf: one file for llama.cpp; raw: LoRA-B; merged: the merged base model.",
+            help="peft: a PEFT directory; gguf: one file for llama.cpp; ollama: that file and a Modelfile; raw: LoRA-B; "
+            "merged: the merged base model as a directory; merged-f16, merged-q8_0: the same as a GGUF file.",
         ),
     ] = Format.PEFT,
     base_sha256: Annotated[

@@ -1,4 +1,4 @@
-"""How llama.cpp holds each architecture in a GGUF file: its name, the names of tensors, the order of query and key rows.
+"""How llama.cpp holds each architecture in a GGUF file: its name, the tensors' names, the order of query and key rows.
 
 Source: llama.cpp's `convert_hf_to_gguf.py` and the tensor names of its `gguf` package. Norms that multiply by
 1 + weight (Gemma) are stored with their one added, which is also their canonical form here.
