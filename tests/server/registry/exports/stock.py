@@ -182,10 +182,10 @@ def write_vocabulary(writer, size):
 
 
 class LlamaCpp:
-    """llama.cpp with a base and adapters, each of which has a scale in every request.
+    """llama.cpp with a base and adapters, whose scales a request may name.
 
-    threads: one is fastest for a tiny model, since several wait for each other at every tensor. apply: whether all
-    adapters apply where a request names no scale; for the contrary llama-server has `--lora-init-without-apply`.
+    threads: one is fastest for a tiny model, since several wait for each other at every tensor. apply: whether the
+    adapters are applied when the model is loaded; for the contrary llama-server has `--lora-init-without-apply`.
     """
 
     def __init__(self, base, *adapters, threads=1, apply=True):
