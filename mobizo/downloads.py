@@ -1,4 +1,4 @@
-"""Downloads of adapter versions in one of four formats, resumable and verified by signature and sha256.
+"""Downloads of adapter versions in one of several formats, resumable and verified by signature and sha256.
 
 The server signs a version's manifest (`mobizo.json`), which holds the hashes of LoRA-B, of the frozen A and of the base
 model. LoRA-B is checked against the signed hash. Files that the server derives from LoRA-B are not covered by the
@@ -17,12 +17,13 @@ from pydantic import ValidationError
 from mobizo.adapter_paths import version_path
 from mobizo.connection import Connection
 from shared.canonical import file_sha256
-from shared.errors import BaseMismatch, MobizoError, Unavailable, Untrusted
-from shared.protocol import AdapterVersion, ConversionState, MergedModel, PeftFile, PeftListing
+from shared.errors import BadRequest, BaseMismatch, MobizoError, Unavailable, Untrusted
+from shared.protocol import AdapterVersion, ConversionState, MergedForm, MergedModel, PeftFile, PeftListing
 from shared.registry import AdapterManifest, SignedAdapter
 from shared.signing import verify_adapter
 
 MANIFEST_NAME, GGUF_NAME, RAW_NAME = "mobizo.json", "adapter.gguf", "lora_B.safetensors"
+MODELFILE_NAME = "Modelfile"
 MERGE_POLL_SECONDS = 1.0
 DownloadProgress = Callable[[str, int, int], None]  # file name, bytes so far, bytes in total
 
@@ -32,8 +33,18 @@ class Format(StrEnum):
 
     PEFT = "peft"  # a directory that peft loads
     GGUF = "gguf"  # one file for llama.cpp
+    OLLAMA = "ollama"  # that file and a Modelfile
     RAW = "raw"  # LoRA-B as the device uploaded it
     MERGED = "merged"  # the base model with the adapter merged into it, as transformers loads it
+    MERGED_F16 = "merged-f16"  # the same as a GGUF file, for llama.cpp and Ollama
+    MERGED_Q8_0 = "merged-q8_0"
+
+
+MERGED_FORMS = {
+    Format.MERGED: MergedForm.DIRECTORY,
+    Format.MERGED_F16: MergedForm.GGUF_F16,
+    Format.MERGED_Q8_0: MergedForm.GGUF_Q8_0,
+}
 
 
 def fetch_manifest(connection: Connection, version: AdapterVersion) -> tuple[AdapterManifest, bytes]:
@@ -68,11 +79,11 @@ def download_version(
             f"{version.adapter} v{version.version} is for base model {manifest.base.name} with sha256 "
             f"{manifest.base.sha256}"
         )
-    root, files = _files(connection, version, manifest, format)
+    root, query, files = _files(connection, version, manifest, format)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / MANIFEST_NAME).unlink(missing_ok=True)
     for file in files:
-        download_file(connection, f"{root}/{file.path}", file, directory / file.path, progress)
+        download_file(connection, f"{root}/{file.path}{query}", file, directory / file.path, progress)
     (directory / MANIFEST_NAME).write_bytes(signed)
 
 
@@ -112,25 +123,47 @@ def describe_file(connection: Connection, path: str, name: str) -> PeftFile:
         raise Untrusted(f"the server does not state the size and sha256 of {name}") from error
 
 
+def ollama_base(base: str) -> str:
+    """Returns what FROM says of a base: the absolute path of a file, or else a name at Ollama as it stands.
+
+    Raises BadRequest for what is neither.
+    """
+    path = Path(base).expanduser()
+    found = str(path.resolve()) if path.is_file() else base
+    if not found.strip() or not found.isprintable() or found.startswith('"'):
+        raise BadRequest(f"--base {base!r} is neither a file nor a name at Ollama")
+    if path.suffix == ".gguf" and not path.is_file():
+        raise BadRequest(f"there is no file {base}; give a GGUF file of the base, or its name at Ollama")
+    return found
+
+
+def name_base(modelfile: Path, base: str) -> None:
+    """Writes a base, as `ollama_base` returns it, into the FROM of a Modelfile."""
+    lines = modelfile.read_text(encoding="utf-8").split("\n")
+    at = next(number for number, line in enumerate(lines) if line.startswith("FROM "))
+    lines[at] = f"FROM {base}"
+    modelfile.write_text("\n".join(lines), encoding="utf-8")
+
+
 def _files(
     connection: Connection, version: AdapterVersion, manifest: AdapterManifest, format: Format
-) -> tuple[str, list[PeftFile]]:
-    """Returns the path that a format's files are under, and the files except `mobizo.json`."""
+) -> tuple[str, str, list[PeftFile]]:
+    """Returns the path that a format's files are under, the query after it, and the files except `mobizo.json`."""
     root = f"{version_path(version)}/peft"
-    match format:
-        case Format.RAW:
-            return root, [PeftFile(path=RAW_NAME, size=manifest.size, sha256=manifest.sha256)]
-        case Format.GGUF:
-            return root, [describe_file(connection, f"{root}/{GGUF_NAME}", GGUF_NAME)]
-        case Format.MERGED:
-            return f"{version_path(version)}/merged", _checked_names(_merged_model(connection, version).files)
-        case Format.PEFT:
-            return root, _checked_names(PeftListing.model_validate(connection.get(root)).files)
+    if format in MERGED_FORMS:
+        query = f"?form={MERGED_FORMS[format]}"
+        path = f"{version_path(version)}/merged"
+        return path, query, _checked_names(_merged_model(connection, path + query).files)
+    if format is Format.RAW:
+        return root, "", [PeftFile(path=RAW_NAME, size=manifest.size, sha256=manifest.sha256)]
+    if format is Format.PEFT:
+        return root, "", _checked_names(PeftListing.model_validate(connection.get(root)).files)
+    names = [GGUF_NAME] if format is Format.GGUF else [GGUF_NAME, MODELFILE_NAME]
+    return root, "", [describe_file(connection, f"{root}/{name}", name) for name in names]
 
 
-def _merged_model(connection: Connection, version: AdapterVersion) -> MergedModel:
+def _merged_model(connection: Connection, path: str) -> MergedModel:
     """Requests a merged model and waits until a worker has made it. Raises MobizoError if merging fails."""
-    path = f"{version_path(version)}/merged"
     model = MergedModel.model_validate(connection.create(path))
     while model.state is not ConversionState.READY:
         if model.error is not None:

@@ -351,11 +351,20 @@ class ConversionState(StrEnum):
     FAILED = "failed"
 
 
+class MergedForm(StrEnum):
+    """The form of a merged model."""
+
+    DIRECTORY = "directory"  # a Hugging Face directory, float32
+    GGUF_F16 = "gguf-f16"  # one file for llama.cpp, its matrices in half precision
+    GGUF_Q8_0 = "gguf-q8_0"  # one file for llama.cpp, its matrices in blocks of 8 bits
+
+
 class MergedModel(_Wire):
-    """An adapter version merged into its base model: a Hugging Face model directory that does not need PEFT."""
+    """An adapter version merged into its base model: a Hugging Face directory that needs no PEFT, or a GGUF file."""
 
     adapter: str
     version: int
+    form: MergedForm = MergedForm.DIRECTORY
     state: ConversionState
     files: list[PeftFile] = Field(description="empty until the conversion is ready")
     error: JobError | None = Field(None, description="why the conversion failed; a new request retries it")

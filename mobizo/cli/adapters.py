@@ -21,7 +21,8 @@ from mobizo.cli.console import (
 )
 from mobizo.cli.progress import download_progress
 from mobizo.cli.tables import MOST_ROWS, Limit, newest, print_table
-from mobizo.downloads import Format
+from mobizo.downloads import MODELFILE_NAME, Format, name_base, ollama_base
+from shared.errors import BadRequest
 from shared.protocol import AdapterVersion, AdapterView
 from shared.registry import Comparison, VersionState
 
@@ -175,18 +176,31 @@ def pull(
         Format,
         typer.Option(
             "--format",
-            help="peft: a PEFT directory; gguf: one file for llama.cpp; raw: LoRA-B; merged: the merged base model.",
+            help="peft: a PEFT directory; gguf: one file for llama.cpp; ollama: that file and a Modelfile; "
+            "raw: LoRA-B; merged: the merged base model as a directory; merged-f16, merged-q8_0: as a GGUF file.",
         ),
     ] = Format.PEFT,
     base_sha256: Annotated[
         str | None, typer.Option(help="Fail unless the adapter is for the base model with this sha256.")
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|NAME",
+            help="With --format ollama: the base for FROM, a GGUF file or a name at Ollama. Default: ./base.gguf.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Download a version and verify each file. An interrupted download is resumed."""
     name, revision = name_and_revision(version)
     with connect() as client, download_progress(err) as progress:
+        if base is not None and format is not Format.OLLAMA:
+            raise BadRequest("--base is for --format ollama, whose Modelfile names the base")
+        source = None if base is None else ollama_base(base)
         pulled = client.adapters.download(name, to, revision, format, base_sha256=base_sha256, progress=progress)
+    if source is not None:
+        name_base(to / MODELFILE_NAME, source)
     print_json(pulled) if as_json else out.print(f"{version_line(pulled)} -> {to}", soft_wrap=True, markup=False)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from mobizo.adapter_paths import adapter_path, find_version, revision_segment, version_path
 from mobizo.connection import Connection
 from mobizo.downloads import DownloadProgress, Format, download_version, fetch_manifest
-from shared.protocol import AdapterVersion, AdapterView, MergedModel
+from shared.protocol import AdapterVersion, AdapterView, MergedForm, MergedModel
 from shared.registry import AdapterEvent, AdapterManifest, Comparison, VersionState
 
 
@@ -83,13 +83,17 @@ class Adapters:
         download_version(self._connection, version, directory, Format(format), base_sha256, progress)
         return version
 
-    def merge(self, name: str, revision: str | int = "main") -> MergedModel:
+    def merge(
+        self, name: str, revision: str | int = "main", form: MergedForm | str = MergedForm.DIRECTORY
+    ) -> MergedModel:
         """Asks the server to merge a version into its base model. Returns the state; a worker does the merge."""
-        return MergedModel.model_validate(self._connection.create(self._merged_path(name, revision)))
+        return MergedModel.model_validate(self._connection.create(self._merged_path(name, revision, form)))
 
-    def merged(self, name: str, revision: str | int = "main") -> MergedModel:
+    def merged(
+        self, name: str, revision: str | int = "main", form: MergedForm | str = MergedForm.DIRECTORY
+    ) -> MergedModel:
         """Returns the state of a merge. Raises NotFound if the merge was never requested."""
-        return MergedModel.model_validate(self._connection.get(self._merged_path(name, revision)))
+        return MergedModel.model_validate(self._connection.get(self._merged_path(name, revision, form)))
 
     def promote(self, name: str, revision: str | int, reason: str = "") -> AdapterView:
         """Makes an approved version `main`. Raises Conflict if the version is not approved."""
@@ -153,5 +157,5 @@ class Adapters:
         path = f"{version_path(self.version(name, revision))}/{action}"
         return AdapterVersion.model_validate(self._connection.send("POST", path, body))
 
-    def _merged_path(self, name: str, revision: str | int) -> str:
-        return f"{version_path(self.version(name, revision))}/merged"
+    def _merged_path(self, name: str, revision: str | int, form: MergedForm | str) -> str:
+        return f"{version_path(self.version(name, revision))}/merged?form={MergedForm(form)}"

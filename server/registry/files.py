@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from server.catalog.bases import BaseService
+from server.catalog.bases import BaseModelEntry, BaseService
 from server.catalog.calibrations.service import calibration_of
 from server.database.database import Database
 from server.registry.card import CARD, model_card
 from server.registry.exports.formats import CONVERTERS
+from server.registry.exports.gguf import refuse_other_architectures
+from server.registry.exports.modelfile import MODELFILE_NAME, modelfile
 from server.registry.exports.peft import CONFIG_NAME, TENSORS_NAME, peft_files
 from server.registry.models import StoredPeftFile, StoredVersion
 from server.registry.repository import AdapterRepository
@@ -51,7 +53,7 @@ def extra(database: Database, artifacts: ArtifactStore, version: StoredVersion, 
     """Returns a file that is not in the listing. Raises FileNotInAdapter."""
     if path == RAW:
         return AdapterFile(RAW, version.size, b_file(database, artifacts, version))
-    if path not in CONVERTERS:
+    if path not in CONVERTERS and path != MODELFILE_NAME:
         raise FileNotInAdapter(f"version {version.version} has no file {path[:200]!r}")
     return _files(database, artifacts, version, [path])[0]
 
@@ -85,25 +87,32 @@ def _generate(
 ) -> dict[str, bytes]:
     recipe, shape, a_sha256, signed = version.recipe, version.shape, version.a_sha256, version.signed
     found: dict[str, bytes] = {}
+    base = _base(database, artifacts, recipe)
+    hub_id = None if base is None else base.hub_id
     if MANIFEST in paths:
         found[MANIFEST] = (signed.model_dump_json(indent=1) + "\n").encode()
     if CARD in paths:
-        found[CARD] = model_card(signed.manifest, _hub_id(database, artifacts, recipe))
+        found[CARD] = model_card(signed.manifest, hub_id)
+    if MODELFILE_NAME in paths:
+        refuse_other_architectures(version.shape)
+        title = f"{signed.manifest.adapter}, version {version.version}"
+        found[MODELFILE_NAME] = modelfile(title, recipe.base, hub_id, None if base is None else base.chat_template)
     rest = [path for path in paths if path not in found]
     if rest:
         flat = flat_b(database, artifacts, version)
         arguments = recipe, shape, flat, a_sha256, calibration_of(artifacts, recipe)
         if {CONFIG_NAME, TENSORS_NAME} & set(rest):
-            found |= peft_files(*arguments, _hub_id(database, artifacts, recipe))
+            found |= peft_files(*arguments, hub_id)
         found |= {path: CONVERTERS[path](*arguments) for path in rest if path in CONVERTERS}
     return {path: found[path] for path in paths}
 
 
-def _hub_id(database: Database, artifacts: ArtifactStore, recipe: Recipe) -> str | None:
-    """Returns the Hub id of a recipe's base model, None if the operator gave none."""
+def _base(database: Database, artifacts: ArtifactStore, recipe: Recipe) -> BaseModelEntry | None:
+    """Returns a recipe's base model, detached, None if it is not registered any more."""
     with database.reading() as session:
         base = BaseService(session, artifacts).find(recipe.base.name)
-        return base.hub_id if base is not None and base.sha256 == recipe.base.sha256 else None
+        session.expunge_all()
+    return base if base is not None and base.sha256 == recipe.base.sha256 else None
 
 
 def _stored(artifacts: ArtifactStore, path: str, data: bytes) -> AdapterFile:

@@ -11,8 +11,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from server.compiler.checkpoints.hub import download
 from shared.canonical import canonical_json, file_sha256, sha256_hex
-from shared.errors import UnknownBase, UnreadableCheckpoint
+from shared.errors import UnreadableCheckpoint
 from shared.recipe import Target
 from shared.zo.lora import BaseShape
 
@@ -114,7 +115,8 @@ def locate_base(source: str) -> BaseFiles:
     path = Path(source)
     if path.is_file():
         return BaseFiles("gguf", path, (path,))
-    directory = path if path.is_dir() else _download(source)
+    wanted = (*PINNED_PATTERNS, *VOCABULARY_FILES, *CHAT_FILES)
+    directory = path if path.is_dir() else download(source, wanted)
     patterns = PINNED_PATTERNS if (directory / "tokenizer.json").is_file() else (*PINNED_PATTERNS, *VOCABULARY_FILES)
     pinned = tuple(sorted({file for pattern in patterns for file in directory.glob(pattern)}))
     names = [file.name for file in pinned]
@@ -123,18 +125,6 @@ def locate_base(source: str) -> BaseFiles:
     if not any(name.endswith(".safetensors") for name in names):
         raise UnreadableCheckpoint(f"{source} has no .safetensors file; convert the weights to safetensors")
     return BaseFiles("huggingface", directory, pinned)
-
-
-def _download(source: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(source, allow_patterns=[*PINNED_PATTERNS, *VOCABULARY_FILES, *CHAT_FILES]))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise UnknownBase(
-            f"{source} is neither a local directory or file nor a model that can be downloaded"
-        ) from error
 
 
 def base_name(source: str, files: BaseFiles) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from server.compiler.checkpoints.base import BaseFacts, locate_base
+from server.compiler.checkpoints.base import BaseFacts, BaseFiles, locate_base
 from server.compiler.checkpoints.gguf import gguf_checkpoint
 from server.compiler.checkpoints.hf import hf_checkpoint
 from server.compiler.checkpoints.lazy import LazyTensor, LazyTensors
@@ -35,7 +35,7 @@ def inspect_base(source: str) -> BaseFacts:
     Raises UnknownBase, UnreadableCheckpoint if files or tensors are missing, truncated or of another shape or type, or
     UnsupportedModel naming the feature that is not supported.
     """
-    return _opened(source)[0]
+    return open_checkpoint(locate_base(source))[0]
 
 
 def load_checkpoint(source: str) -> Checkpoint:
@@ -43,7 +43,7 @@ def load_checkpoint(source: str) -> Checkpoint:
 
     Names, shapes and types of all tensors are checked here; tables and layers are read from the files when used.
     """
-    facts, tensors = _opened(source)
+    facts, tensors = open_checkpoint(locate_base(source))
     prefixes = [f"layers.{index}." for index in range(facts.layers)]
     vectors = [tensors[prefix + name].read() for prefix in prefixes for name in facts.layer_norms]
     heads = [tensors[prefix + name].read() for prefix in prefixes for name in facts.head_norms]
@@ -58,8 +58,8 @@ def load_checkpoint(source: str) -> Checkpoint:
     )
 
 
-def _opened(source: str) -> tuple[BaseFacts, dict[str, LazyTensor]]:
-    files = locate_base(source)
+def open_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, LazyTensor]]:
+    """Returns the facts and every tensor by canonical name, checked. Raises the errors of `inspect_base`."""
     facts, tensors = gguf_checkpoint(files) if files.form == "gguf" else hf_checkpoint(files)
     if facts.tied:
         tensors.pop("lm_head", None)  # some tied checkpoints contain a copy; the configuration takes precedence

@@ -1,4 +1,4 @@
-"""Reads a Llama checkpoint in GGUF format: one file of metadata and (quantized) tensors.
+"""Reads a checkpoint in GGUF format, one file of metadata and (quantized) tensors. Architectures: `gguf_names`.
 
 It maps tensor names, dequantizes blocks and restores the order of query and key rows. Tensors are read one at a time.
 Tensors and settings that the decoder does not use are rejected.
@@ -17,115 +17,168 @@ from gguf import GGMLQuantizationType
 
 from server.compiler.checkpoints.base import BaseFacts, BaseFiles, Rope
 from server.compiler.checkpoints.gguf_file import GgufFile, GgufTensor
+from server.compiler.checkpoints.gguf_names import (
+    ARCHITECTURES,
+    GEMMA_27B_LAYERS,
+    GEMMA_PATTERN,
+    GEMMA_SLIDING_THETA,
+    TOP_NAMES,
+    GgufArchitecture,
+)
 from server.compiler.checkpoints.lazy import LazyTensor
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 
-SUPPORTED = ("llama",)  # llama.cpp permutes and folds the tensors of other architectures differently
-TOP_NAMES = {"token_embd": "embedding", "output_norm": "norm", "output": "lm_head"}
-LAYER_NAMES = {
-    "attn_norm": "input_norm",
-    "attn_q": "q_proj",
-    "attn_k": "k_proj",
-    "attn_v": "v_proj",
-    "attn_output": "o_proj",
-    "ffn_norm": "post_norm",
-    "ffn_gate": "gate_proj",
-    "ffn_up": "up_proj",
-    "ffn_down": "down_proj",
-}
 ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's RoPE scaling, computed by llama.cpp's converter
-LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(.+)\.weight")
+LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(.+)")
 
 
 def gguf_facts(files: BaseFiles) -> BaseFacts:
     """Returns the facts in the file's metadata. Raises UnreadableCheckpoint or UnsupportedModel."""
-    return _facts(files, GgufFile.read(files.root))
+    return _Reader(files).facts()
 
 
 def gguf_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, LazyTensor]]:
     """Returns the facts and all tensors by canonical name."""
-    file = GgufFile.read(files.root)
-    return _facts(files, file), dict(_tensors(file))
+    reader = _Reader(files)
+    return reader.facts(), dict(reader.tensors())
 
 
 def gguf_tensors(files: BaseFiles) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields every weight with its canonical name."""
-    for name, tensor in _tensors(GgufFile.read(files.root)):
+    for name, tensor in _Reader(files).tensors():
         yield name, tensor.read()
 
 
-def _facts(files: BaseFiles, file: GgufFile) -> BaseFacts:
-    architecture = str(_field(file, "general.architecture"))
-    if architecture not in SUPPORTED:
-        raise UnsupportedModel(f"architecture {architecture!r} is not supported; supported: {', '.join(SUPPORTED)}")
-    names = [_canonical(tensor.name) for tensor in _weights(file)]
-    _refuse_features(file)
-    heads = int(_field(file, "llama.attention.head_count"))
-    hidden = int(_field(file, "llama.embedding_length"))
-    head_dim = int(_field(file, "llama.attention.key_length", hidden // heads))
-    if int(_field(file, "llama.rope.dimension_count", head_dim)) != head_dim:
-        raise UnsupportedModel(
-            "this llama checkpoint uses partial rotary embedding, which the decoder does not compute"
-        )
-    embedding = next((tensor for tensor in file.tensors if tensor.name == "token_embd.weight"), None)
-    if embedding is None:
-        raise UnreadableCheckpoint("the GGUF file has no token_embd.weight")
-    return BaseFacts(
-        architecture=architecture,
-        layers=int(_field(file, "llama.block_count")),
-        hidden=hidden,
-        intermediate=int(_field(file, "llama.feed_forward_length")),
-        heads=heads,
-        kv_heads=int(_field(file, "llama.attention.head_count_kv", heads)),
-        head_dim=head_dim,
-        vocabulary=embedding.shape[0],
-        context_length=int(_field(file, "llama.context_length")),
-        sha256=files.sha256,
-        form="gguf",
-        tied="lm_head" not in names,
-        rope=_rope(file, head_dim),
-        attention_scale=head_dim**-0.5,
-        norm_eps=float(_field(file, "llama.attention.layer_norm_rms_epsilon")),
-        parameters=sum(tensor.elements for tensor in _weights(file)),
-    )
+class _Reader:
+    """One file, read by the rules of its architecture."""
 
-
-def _weights(file: GgufFile) -> list[GgufTensor]:
-    return [tensor for tensor in file.tensors if tensor.name != ROPE_FACTORS]
-
-
-def _rope(file: GgufFile, head_dim: int) -> Rope:
-    """Returns the rotary embedding. As in llama.cpp, a factor without a type is linear, and a factor of 0 is none."""
-    theta = float(_field(file, "llama.rope.freq_base", 10000.0))
-    factor = float(_field(file, "llama.rope.scaling.factor", _field(file, "llama.rope.scale_linear", 0.0)))
-    linear = factor not in (0.0, 1.0) and _scaling(file) == "linear"
-    tensor = next((tensor for tensor in file.tensors if tensor.name == ROPE_FACTORS), None)
-    if tensor is None:
-        return Rope(theta=theta, kind="linear", factor=factor) if linear else Rope(theta=theta)
-    if linear or tensor.type != GGMLQuantizationType.F32 or tensor.elements != head_dim // 2:
-        raise UnsupportedModel(f"{ROPE_FACTORS} is not {head_dim // 2} float32 factors of an otherwise unscaled RoPE")
-    return Rope(theta=theta, kind="factors", factors=tuple(float(value) for value in tensor.values().reshape(-1)))
-
-
-def _scaling(file: GgufFile) -> str:
-    return str(_field(file, "llama.rope.scaling.type", "linear"))
-
-
-def _tensors(file: GgufFile) -> Iterator[tuple[str, LazyTensor]]:
-    """Yields every weight with its canonical name."""
-    heads = int(_field(file, "llama.attention.head_count"))
-    kv_heads = int(_field(file, "llama.attention.head_count_kv", heads))
-    for tensor in _weights(file):
-        name = _canonical(tensor.name)
-        try:
-            tensor.values(rows=1)
-        except (NotImplementedError, ValueError) as error:
+    def __init__(self, files: BaseFiles) -> None:
+        self._files = files
+        self._file = GgufFile.read(files.root)
+        architecture = str(self._field("general.architecture"))
+        if architecture not in ARCHITECTURES:
             raise UnsupportedModel(
-                f"tensor {tensor.name} has the unsupported type {tensor.type.name}; convert the file to another "
-                "type, for example Q8_0"
-            ) from error
-        permuted = {"q_proj": heads, "k_proj": kv_heads}.get(name.rpartition(".")[2], 0)
-        yield name, LazyTensor(tensor.shape, partial(_dequantized, tensor, permuted))
+                f"architecture {architecture!r} is not supported as GGUF; supported: {', '.join(ARCHITECTURES)}"
+            )
+        self._form: GgufArchitecture = ARCHITECTURES[architecture]
+        self._weights: list[GgufTensor] = [tensor for tensor in self._file.tensors if tensor.name != ROPE_FACTORS]
+        self._heads = int(self._option("attention.head_count"))
+        self._kv_heads = int(self._option("attention.head_count_kv", self._heads))
+
+    def facts(self) -> BaseFacts:
+        """Returns the facts in the metadata."""
+        names = [self._canonical(tensor.name) for tensor in self._weights]
+        self._refuse_features()
+        gemma = self._form.model_type == "gemma3_text"
+        hidden, layers = int(self._option("embedding_length")), int(self._option("block_count"))
+        head_dim = int(self._option("attention.key_length", 256 if gemma else hidden // self._heads))
+        for name in ("attention.value_length", "rope.dimension_count"):
+            if int(self._option(name, head_dim)) != head_dim:
+                raise UnsupportedModel(
+                    f"this {self._form.name} checkpoint has {self._form.name}.{name} {self._option(name)} with heads "
+                    f"of {head_dim} features, which the decoder does not compute"
+                )
+        embedding = next((tensor for tensor in self._weights if tensor.name == "token_embd.weight"), None)
+        if embedding is None:
+            raise UnreadableCheckpoint("the GGUF file has no token_embd.weight")
+        window = int(self._option("attention.sliding_window", 0)) if gemma else 0
+        return BaseFacts(
+            architecture=self._form.model_type,
+            layers=layers,
+            hidden=hidden,
+            intermediate=int(self._option("feed_forward_length")),
+            heads=self._heads,
+            kv_heads=self._kv_heads,
+            head_dim=head_dim,
+            vocabulary=embedding.shape[0],
+            context_length=int(self._option("context_length")),
+            sha256=self._files.sha256,
+            form="gguf",
+            tied="lm_head" not in names,
+            rope=self._rope(head_dim),
+            attention_scale=(hidden // self._heads if gemma and layers == GEMMA_27B_LAYERS else head_dim) ** -0.5,
+            norm_eps=float(self._option("attention.layer_norm_rms_epsilon")),
+            parameters=sum(tensor.elements for tensor in self._weights),
+            biases=self._form.biases,
+            qk_norm=self._form.qk_norm,
+            sandwich=self._form.sandwich,
+            activation="gelu_tanh" if gemma else "silu",
+            embedding_scale=hidden**0.5 if gemma else 1.0,
+            window=window or None,
+            sliding_layers=tuple(each for each in range(layers) if (each + 1) % GEMMA_PATTERN) if window else (),
+            sliding_rope=Rope(theta=float(self._option("rope.freq_base_swa", GEMMA_SLIDING_THETA))) if window else None,
+        )
+
+    def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
+        """Yields every weight with its canonical name."""
+        for tensor in self._weights:
+            name = self._canonical(tensor.name)
+            try:
+                tensor.values(rows=1)
+            except (NotImplementedError, ValueError) as error:
+                raise UnsupportedModel(
+                    f"tensor {tensor.name} has the unsupported type {tensor.type.name}; convert the file to another "
+                    "type, for example Q8_0"
+                ) from error
+            heads = {"q_proj": self._heads, "k_proj": self._kv_heads}.get(name.rpartition(".")[2], 0)
+            permuted = heads if self._form.interleaved else 0
+            yield name, LazyTensor(tensor.shape, partial(_dequantized, tensor, permuted))
+
+    def _field(self, name: str, default: Any = None) -> Any:
+        if name in self._file.metadata:
+            return self._file.metadata[name]
+        if default is None:
+            raise UnreadableCheckpoint(f"the GGUF file has no {name}")
+        return default
+
+    def _option(self, name: str, default: Any = None) -> Any:
+        return self._field(f"{self._form.name}.{name}", default)
+
+    def _rope(self, head_dim: int) -> Rope:
+        """Returns the rotary embedding. As in llama.cpp, a factor without a type is linear, a factor of 0 is none."""
+        theta = float(self._option("rope.freq_base", 10000.0))
+        factor = float(self._option("rope.scaling.factor", self._option("rope.scale_linear", 0.0)))
+        linear = factor not in (0.0, 1.0) and self._scaling() == "linear"
+        tensor = next((tensor for tensor in self._file.tensors if tensor.name == ROPE_FACTORS), None)
+        if tensor is None:
+            return Rope(theta=theta, kind="linear", factor=factor) if linear else Rope(theta=theta)
+        if linear or tensor.type != GGMLQuantizationType.F32 or tensor.elements != head_dim // 2:
+            raise UnsupportedModel(
+                f"{ROPE_FACTORS} is not {head_dim // 2} float32 factors of an otherwise unscaled RoPE"
+            )
+        return Rope(theta=theta, kind="factors", factors=tuple(float(value) for value in tensor.values().reshape(-1)))
+
+    def _scaling(self) -> str:
+        return str(self._option("rope.scaling.type", "linear"))
+
+    def _canonical(self, name: str) -> str:
+        stem = name.removesuffix(".weight")
+        if stem != name and stem in TOP_NAMES:
+            return TOP_NAMES[stem]
+        match = LAYER_PATTERN.fullmatch(name)
+        own = self._form.layer_names.get(match[2]) if match else None
+        if match is None or own is None:
+            raise UnsupportedModel(f"tensor {name} is not part of the supported {self._form.name} decoder")
+        return f"layers.{match[1]}.{own}"
+
+    def _refuse_features(self) -> None:
+        scaling = self._scaling()
+        attention = float(self._option("rope.scaling.attn_factor", 1.0))
+        slides = bool(self._option("attention.sliding_window", 0))
+        pattern = self._option("attention.sliding_window_pattern", GEMMA_PATTERN)
+        gemma = self._form.model_type == "gemma3_text"
+        found = {
+            f"RoPE scaling {scaling!r}": scaling not in ("none", "linear"),
+            f"RoPE attention factor {attention}": attention != 1.0,
+            "sliding-window attention": slides and not gemma,
+            f"a sliding-window pattern of {pattern}": slides and gemma and pattern != GEMMA_PATTERN,
+            "soft caps": any(self._option(f"{name}_logit_softcapping", 0.0) for name in ("attn", "final")),
+            "experts": bool(self._option("expert_count", 0)),
+        }
+        if names := [name for name, present in found.items() if present]:
+            raise UnsupportedModel(
+                f"this {self._form.name} checkpoint uses {', '.join(names)}, which the decoder does not compute"
+            )
 
 
 def _dequantized(tensor: GgufTensor, heads: int) -> torch.Tensor:
@@ -139,34 +192,3 @@ def _unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
     out_features, in_features = rows.shape
     pairs = rows.reshape(heads, out_features // heads // 2, 2, in_features)
     return pairs.swapaxes(1, 2).reshape(out_features, in_features)
-
-
-def _field(file: GgufFile, name: str, default: Any = None) -> Any:
-    if name in file.metadata:
-        return file.metadata[name]
-    if default is None:
-        raise UnreadableCheckpoint(f"the GGUF file has no {name}")
-    return default
-
-
-def _canonical(name: str) -> str:
-    stem = name.removesuffix(".weight")
-    if stem != name and stem in TOP_NAMES:
-        return TOP_NAMES[stem]
-    match = LAYER_PATTERN.fullmatch(name)
-    if match is None or match[2] not in LAYER_NAMES:
-        raise UnsupportedModel(f"tensor {name} is not part of the supported llama decoder")
-    return f"layers.{match[1]}.{LAYER_NAMES[match[2]]}"
-
-
-def _refuse_features(file: GgufFile) -> None:
-    scaling = _scaling(file)
-    attention = float(_field(file, "llama.rope.scaling.attn_factor", 1.0))
-    found = {
-        f"RoPE scaling {scaling!r}": scaling not in ("none", "linear"),
-        f"RoPE attention factor {attention}": attention != 1.0,
-        "sliding-window attention": bool(_field(file, "llama.attention.sliding_window", 0)),
-        "experts": bool(_field(file, "llama.expert_count", 0)),
-    }
-    if names := [name for name, present in found.items() if present]:
-        raise UnsupportedModel(f"this llama checkpoint uses {', '.join(names)}, which the decoder does not compute")

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from server.compiler.checkpoints.base import BaseFiles
+from server.compiler.checkpoints.base import BaseFacts, BaseFiles, Rope
 from server.compiler.checkpoints.gguf import gguf_facts, gguf_tensors
-from server.compiler.checkpoints.hf import DERIVED, LLAMA_NORMS, hf_facts, opened
-from server.compiler.checkpoints.hf_config import config_facts
+from server.compiler.checkpoints.gguf_file import GgufFile
+from server.compiler.checkpoints.hf import DERIVED, NORM_OFFSETS, NORMS, hf_facts, opened
+from server.compiler.checkpoints.hf_config import FULL, SLIDING, config_facts
 from server.compiler.checkpoints.tokenizer import convert_tokenizer
-from shared.errors import UnreadableCheckpoint, UnsupportedModel
+from shared.errors import UnsupportedModel
 from shared.recipe import TARGETS
 from shared.zo.lora import hf_module_name
 
@@ -37,18 +38,21 @@ TEXT_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-_GGUF_TOP = {"embedding": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head"}
-_GGUF_LAYER: dict[str, str] = {own: stock for stock, own in LLAMA_NORMS.items()}
-_GGUF_LAYER |= {target: hf_module_name("llama", target) for target in TARGETS}
-# The facts on which transformers' conversion of a GGUF file's metadata must agree.
-_SAME = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocabulary", "norm_eps", "rope", "tied")
+_TOP = {"embedding": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head"}
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+}
 
 
 def stock_tensors(files: BaseFiles) -> Iterator[tuple[str, F32]]:
     """Yields every weight as float32 with the name that transformers expects. Raises UnreadableCheckpoint."""
     if files.form == "gguf":
+        architecture = gguf_facts(files).architecture
         for name, tensor in gguf_tensors(files):
-            yield _from_gguf(name), tensor.numpy()
+            yield _stock_name(architecture, name), _as_stored(architecture, name, tensor.numpy())
         return
     for path in (path for path in files.pinned if path.suffix == ".safetensors"):
         with opened(path) as file:
@@ -74,7 +78,7 @@ def write_stock_files(files: BaseFiles, directory: Path) -> None:
 def stock_config(files: BaseFiles) -> dict[str, Any]:
     """Returns the contents of the config.json of a float32 model.
 
-    Raises UnreadableCheckpoint, or UnsupportedModel if transformers reads a GGUF file's metadata differently.
+    Raises UnreadableCheckpoint, or UnsupportedModel if transformers has no configuration of a GGUF file's model.
     """
     if files.form == "gguf":
         config = _gguf_config(files)
@@ -86,29 +90,74 @@ def stock_config(files: BaseFiles) -> dict[str, Any]:
     return config
 
 
-def _from_gguf(name: str) -> str:
+def _stock_name(architecture: str, name: str) -> str:
+    """Returns transformers' name of a canonical tensor."""
     parts = name.split(".")
-    stem = _GGUF_TOP[name] if len(parts) == 1 else f"model.layers.{parts[1]}.{_GGUF_LAYER[parts[2]]}"
-    return f"{stem}.weight"
+    if len(parts) == 1:
+        return f"{_TOP[name]}.weight"
+    own, ending = (parts[2].removesuffix("_bias"), "bias") if parts[2].endswith("_bias") else (parts[2], "weight")
+    norms = {canonical: theirs for theirs, canonical in NORMS[architecture].items()}
+    linears = {target: hf_module_name(architecture, target) for target in TARGETS}
+    return f"model.layers.{parts[1]}.{(norms | linears)[own]}.{ending}"
+
+
+def _as_stored(architecture: str, name: str, values: F32) -> F32:
+    """Returns a canonical tensor as transformers stores it."""
+    return values - np.float32(NORM_OFFSETS[architecture]) if _is_offset(architecture, name) else values
+
+
+def _is_offset(architecture: str, name: str) -> bool:
+    return architecture in NORM_OFFSETS and name.endswith("norm")
 
 
 def _gguf_config(files: BaseFiles) -> dict[str, Any]:
-    """Returns the configuration as transformers converts it, which takes seconds."""
-    from transformers import AutoConfig
+    """Returns a configuration with a GGUF file's facts and special tokens."""
+    facts, metadata = gguf_facts(files), GgufFile.read(files.root).metadata
+    config = _config(facts)
+    for name in ("bos", "eos", "unknown", "padding"):
+        number = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if number is not None:
+            config[{"unknown": "unk", "padding": "pad"}.get(name, name) + "_token_id"] = number
+    understood = config_facts(config)
+    if wrong := [key for key, value in understood.items() if value != getattr(facts, key)]:
+        raise UnsupportedModel(f"transformers has no configuration with this GGUF file's {', '.join(sorted(wrong))}")
+    return config
 
-    name = files.root.name
-    try:
-        config: dict[str, Any] = AutoConfig.from_pretrained(str(files.root.parent), gguf_file=name).to_dict()
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UnreadableCheckpoint(f"{name} has a configuration that transformers cannot convert") from error
-    facts = gguf_facts(files)
-    config |= {
-        "architectures": ["LlamaForCausalLM"],
-        "tie_word_embeddings": facts.tied,
+
+def _config(facts: BaseFacts) -> dict[str, Any]:
+    """Returns the fields of transformers' configuration that give these facts."""
+    gemma = facts.architecture == "gemma3_text"
+    config: dict[str, Any] = {
+        "architectures": [CLASSES[facts.architecture]],
+        "model_type": facts.architecture,
+        "num_hidden_layers": facts.layers,
+        "hidden_size": facts.hidden,
+        "intermediate_size": facts.intermediate,
+        "num_attention_heads": facts.heads,
+        "num_key_value_heads": facts.kv_heads,
+        "head_dim": facts.head_dim,
         "vocab_size": facts.vocabulary,
+        "max_position_embeddings": facts.context_length,
+        "rms_norm_eps": facts.norm_eps,
+        "tie_word_embeddings": facts.tied,
+        "rope_parameters": _rope_parameters(facts.rope),
     }
-    theirs = {key: value for key, value in config.items() if value is not None}
-    understood = config_facts(theirs)
-    if wrong := [key for key in _SAME if understood[key] != getattr(facts, key)]:
-        raise UnsupportedModel(f"transformers has no configuration with this GGUF file's {', '.join(wrong)}")
-    return theirs
+    if not gemma:
+        return config | {"hidden_act": "silu"}
+    kinds = [SLIDING if layer in facts.sliding_layers else FULL for layer in range(facts.layers)]
+    ropes = {FULL: facts.rope, SLIDING: facts.sliding_rope or Rope()}
+    return config | {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": round(facts.attention_scale**-2),
+        "layer_types": kinds,
+        "sliding_window": facts.window or facts.context_length,
+        "rope_parameters": {kind: _rope_parameters(rope) for kind, rope in ropes.items()},
+    }
+
+
+def _rope_parameters(rope: Rope | None) -> dict[str, Any]:
+    """Returns transformers' parameters of a rotary embedding; those of a kind that it lacks give another one."""
+    if rope is None or rope.kind not in ("default", "linear"):
+        return {"rope_type": "default", "rope_theta": 10000.0}
+    scaled = {"factor": rope.factor} if rope.kind == "linear" else {}
+    return {"rope_type": rope.kind, "rope_theta": rope.theta, **scaled}

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from server.compiler.worker_protocol import Lines
 from server.registry.exports.converter_process import Order
+from server.registry.exports.gguf_model import merge_gguf
 from server.registry.exports.merge import merge
 from shared.errors import ConversionFailed, MobizoError
+from shared.protocol import MergedForm
 from shared.zo.calibration import read_calibration
 from shared.zo.lora import flat_size, load_adapter
 
@@ -27,16 +29,11 @@ def main(arguments: list[str]) -> int:
         order = Order.model_validate_json(Path(order_path).read_bytes())
         flat = load_adapter(Path(raw_b).read_bytes(), flat_size(order.recipe, order.shape))
         calibration = read_calibration(Path(rest[0])) if rest else None
-        files = merge(
-            order.recipe,
-            order.shape,
-            flat,
-            order.a_sha256,
-            source,
-            Path(directory),
-            lines.stage,
-            calibration=calibration,
-        )
+        about = order.recipe, order.shape, flat, order.a_sha256, source, Path(directory)
+        if order.form is MergedForm.DIRECTORY:
+            files = merge(*about, lines.stage, calibration=calibration)
+        else:
+            files = merge_gguf(*about, order.form, lines.stage, calibration)
     except Exception as error:
         if not isinstance(error, MobizoError):
             traceback.print_exc()

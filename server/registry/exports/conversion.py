@@ -24,7 +24,7 @@ from server.tasks.child_process import Stopped
 from server.tasks.handlers import TaskRun
 from shared.errors import BaseMismatch, ConversionFailed, ConversionTooLarge, MobizoError, Unavailable
 from shared.job import JobError
-from shared.protocol import PeftFile
+from shared.protocol import MergedForm, PeftFile
 
 _MAX_DETAIL = 4000
 _log = structlog.get_logger()
@@ -37,6 +37,7 @@ class ConversionOrder:
     id: str
     version: StoredVersion
     source: str
+    form: MergedForm
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class ConversionHandler:
         if base is None or base.sha256 != version.recipe.base.sha256:
             raise BaseMismatch
         move(conversion, ConversionState.CONVERTING, started_at=utc_now())
-        return ConversionOrder(conversion.id, version, base.source)
+        return ConversionOrder(conversion.id, version, base.source, conversion.form)
 
     def heartbeat(self, session: Session, order: ConversionOrder) -> None:
         """A conversion has no progress to show."""
@@ -80,7 +81,7 @@ class ConversionHandler:
         )
         run.process = converter
         with self.artifacts.workspace(run.worker_id) as workspace:
-            merge = Order(recipe=version.recipe, shape=version.shape, a_sha256=version.a_sha256)
+            merge = Order(recipe=version.recipe, shape=version.shape, a_sha256=version.a_sha256, form=order.form)
             raw_b = self.artifacts.read(b_file(self.database, self.artifacts, version))
             calibration = calibration_file(self.artifacts, version.recipe)
             files = converter.run(merge, raw_b, order.source, workspace, calibration)

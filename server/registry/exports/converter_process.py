@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from server.tasks.child_process import ChildProcess, Stopped
 from shared.errors import ConversionFailed, MobizoError
-from shared.protocol import PeftFile
+from shared.protocol import MergedForm, PeftFile
 from shared.recipe import Recipe, Sha256
 from shared.zo.lora import BaseShape
 
@@ -35,6 +35,7 @@ class Order(BaseModel):
     recipe: Recipe
     shape: BaseShape
     a_sha256: Sha256
+    form: MergedForm = MergedForm.DIRECTORY
 
 
 @dataclass

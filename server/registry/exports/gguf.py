@@ -61,11 +61,8 @@ def gguf_lora(
     # Here, as a web process that nobody asks for GGUF need not hold it.
     import gguf
 
-    form = FORMS.get(shape.architecture)
-    if form is None:
-        raise UnsupportedFormat(
-            f"no GGUF adapter is made for architecture {shape.architecture!r}; they are made for {', '.join(FORMS)}"
-        )
+    refuse_other_architectures(shape)
+    form = FORMS[shape.architecture]
     adapted = joined(recipe, shape, flat, a_sha256, calibration)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "adapter.gguf"
@@ -90,6 +87,14 @@ def gguf_lora(
         writer.write_tensors_to_file()
         writer.close()
         return path.read_bytes()
+
+
+def refuse_other_architectures(shape: BaseShape) -> None:
+    """Raises UnsupportedFormat for an architecture that is not in FORMS."""
+    if shape.architecture not in FORMS:
+        raise UnsupportedFormat(
+            f"no GGUF adapter is made for architecture {shape.architecture!r}; they are made for {', '.join(FORMS)}"
+        )
 
 
 def interleave(rows: F32, heads: int) -> F32:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-from server.compiler.checkpoints.base import locate_base
+from server.compiler.checkpoints.base import BaseFiles, locate_base
 from server.compiler.checkpoints.hf import PREFIX
 from server.compiler.checkpoints.transformers_names import stock_tensors, write_stock_files
 from server.registry.exports.frozen_a import delta, joined
@@ -49,11 +49,7 @@ def merge(
     report("read", 0.0)
     adapted = {_plain(module.name): (a, b) for module, a, b in joined(recipe, shape, flat, a_sha256, calibration)}
     files = locate_base(source)
-    if (sha256 := files.sha256) != recipe.base.sha256:
-        raise BaseMismatch(
-            f"the adapter was trained on {recipe.base.name!r} of sha256 {recipe.base.sha256[:12]}..., and the files "
-            f"at its place have {sha256[:12]}... by now"
-        )
+    refuse_other_base(recipe, files)
     directory.mkdir()
     write_stock_files(files, directory)
     shards = _Shards(directory, shard_bytes)
@@ -73,6 +69,15 @@ def merge(
         PeftFile(path=path.name, size=path.stat().st_size, sha256=file_sha256(path))
         for path in sorted(directory.iterdir())
     ]
+
+
+def refuse_other_base(recipe: Recipe, files: BaseFiles) -> None:
+    """Raises BaseMismatch if these are not the files of the recipe's base."""
+    if (sha256 := files.sha256) != recipe.base.sha256:
+        raise BaseMismatch(
+            f"the adapter was trained on {recipe.base.name!r} of sha256 {recipe.base.sha256[:12]}..., and the files "
+            f"at its place have {sha256[:12]}... by now"
+        )
 
 
 def _plain(name: str) -> str:

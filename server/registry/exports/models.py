@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, ForeignKey, String
+from sqlalchemy import BigInteger, ForeignKey, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from server.database.columns import Document, Moment, Numbered, Table, word
 from server.storage.store import FileColumn, FileReferences
 from shared.job import JobError
-from shared.protocol import ConversionState
+from shared.protocol import ConversionState, MergedForm
 
 __all__ = ["CONVERT", "Conversion", "ConversionFile", "ConversionState"]
 CONVERT = "conversion"  # the kind of task, whose subject is the conversion's id
 
 
 class Conversion(Numbered, Table):
-    """A version's merged model. A conversion task (`server.tasks`) makes it."""
+    """A version's merged model in one form. A conversion task (`server.tasks`) makes it."""
 
     __tablename__ = "conversions"
+    __table_args__ = (UniqueConstraint("version_number", "form"),)
 
     id: Mapped[str] = mapped_column(String(64), unique=True)
-    version_number: Mapped[int] = mapped_column(ForeignKey("adapter_versions.number", ondelete="CASCADE"), unique=True)
+    version_number: Mapped[int] = mapped_column(ForeignKey("adapter_versions.number", ondelete="CASCADE"))
+    form: Mapped[MergedForm] = mapped_column(word(MergedForm))
     state: Mapped[ConversionState] = mapped_column(word(ConversionState), index=True)
     error: Mapped[JobError | None] = mapped_column(Document(JobError))
     created_at: Mapped[datetime] = mapped_column(Moment)  # time of the latest request that started it

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from server.database.database import locked
 from server.registry.exports.models import Conversion, ConversionFile
 from server.registry.models import Adapter, StoredVersion
+from shared.protocol import MergedForm
 
 
 class ConversionRepository:
@@ -18,14 +19,13 @@ class ConversionRepository:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def of_version(self, version: StoredVersion) -> Conversion | None:
-        """Returns the conversion of a version."""
-        return self._session.scalar(select(Conversion).where(Conversion.version_number == version.number))
+    def of_version(self, version: StoredVersion, form: MergedForm) -> Conversion | None:
+        """Returns the conversion of a version into one form."""
+        return self._session.scalar(_of_version(version, form))
 
-    def of_version_locked(self, version: StoredVersion) -> Conversion:
+    def of_version_locked(self, version: StoredVersion, form: MergedForm) -> Conversion:
         """Returns the conversion of a version, which is known to exist, locked until the transaction ends."""
-        statement = select(Conversion).where(Conversion.version_number == version.number)
-        return self._session.scalars(locked(statement)).one()
+        return self._session.scalars(locked(_of_version(version, form))).one()
 
     def files(self, conversion: Conversion) -> Sequence[ConversionFile]:
         """Returns the files of a conversion by name; none until it is ready."""
@@ -48,3 +48,7 @@ class ConversionRepository:
     def get_locked(self, conversion_id: str) -> Conversion | None:
         """Returns a conversion, locked until the transaction ends."""
         return self._session.scalar(locked(select(Conversion).where(Conversion.id == conversion_id)))
+
+
+def _of_version(version: StoredVersion, form: MergedForm) -> Select[Conversion]:
+    return select(Conversion).where(Conversion.version_number == version.number, Conversion.form == form)

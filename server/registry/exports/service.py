@@ -15,7 +15,7 @@ from server.registry.models import Adapter, StoredVersion
 from server.registry.repository import resolve
 from server.tasks.repository import TaskService
 from shared.errors import BaseMismatch, Conflict, FileNotInAdapter, NotFound, UnknownBase
-from shared.protocol import MergedModel, PeftFile
+from shared.protocol import MergedForm, MergedModel, PeftFile
 from shared.recipe import Recipe
 from shared.zo.lora import BaseShape, flat_size, lora_modules
 
@@ -58,8 +58,8 @@ class MergedService:
         self._session = session
         self._conversions = ConversionRepository(session)
 
-    def request(self, tenant: str, name: str, version: int) -> MergedModel:
-        """Requests a version's merged model, which is made at most once and tried again if it failed before.
+    def request(self, tenant: str, name: str, version: int, form: MergedForm) -> MergedModel:
+        """Requests a version's merged model, which is made at most once a form and tried again if it failed before.
 
         Raises AdapterNotFound, RevisionNotFound, UnknownBase or BaseMismatch.
         """
@@ -71,10 +71,11 @@ class MergedService:
             Conversion,
             id=new_id("conversion"),
             version_number=stored.number,
+            form=form,
             state=ConversionState.PENDING,
             created_at=now,
         )
-        conversion = self._conversions.of_version_locked(stored)
+        conversion = self._conversions.of_version_locked(stored, form)
         if conversion.state is ConversionState.FAILED:
             move(conversion, ConversionState.PENDING, error=None, created_at=now)
         if conversion.state is not ConversionState.READY:
@@ -83,26 +84,28 @@ class MergedService:
             tasks.request(CONVERT, conversion.id, conversion.id, tenant)
         return self._view(adapter, stored, conversion)
 
-    def get(self, tenant: str, name: str, version: int) -> MergedModel:
+    def get(self, tenant: str, name: str, version: int, form: MergedForm) -> MergedModel:
         """Returns the state of a merged model.
 
         Raises AdapterNotFound, RevisionNotFound, or NotFound if it was never requested.
         """
         adapter, stored = resolve(self._session, tenant, name, f"v{version}")
-        return self._view(adapter, stored, self._conversion(stored))
+        return self._view(adapter, stored, self._conversion(stored, form))
 
-    def file(self, tenant: str, name: str, version: int, path: str) -> ConversionFile:
+    def file(self, tenant: str, name: str, version: int, path: str, form: MergedForm) -> ConversionFile:
         """Returns a file of a merged model that is ready. Raises FileNotInAdapter and the errors of `get`."""
         _, stored = resolve(self._session, tenant, name, f"v{version}")
-        for file in self._conversions.files(self._conversion(stored)):
+        for file in self._conversions.files(self._conversion(stored, form)):
             if file.path == path:
                 return file
         raise FileNotInAdapter(f"the merged model of version {version} has no file {path[:200]!r}, or is not ready")
 
-    def _conversion(self, stored: StoredVersion) -> Conversion:
-        conversion = self._conversions.of_version(stored)
+    def _conversion(self, stored: StoredVersion, form: MergedForm) -> Conversion:
+        conversion = self._conversions.of_version(stored, form)
         if conversion is None:
-            raise NotFound(f"no merged model of version {stored.version} was asked for; POST here asks for one")
+            raise NotFound(
+                f"no merged model of version {stored.version} was asked for in the form {form}; POST here asks for one"
+            )
         return conversion
 
     def _base(self, stored: StoredVersion) -> BaseModelEntry:
@@ -122,6 +125,7 @@ class MergedService:
         return MergedModel(
             adapter=adapter.name,
             version=stored.version,
+            form=conversion.form,
             state=conversion.state,
             files=[PeftFile(path=file.path, size=file.size, sha256=file.sha256) for file in files],
             error=conversion.error,

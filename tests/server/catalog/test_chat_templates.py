@@ -4,6 +4,7 @@ import json
 
 import gguf
 import pytest
+from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from bench.programs import model_file
@@ -13,8 +14,9 @@ from shared.chat_template import ChatTemplate, InvalidConversation
 from shared.errors import UnreadableCheckpoint
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
-# The shapes that five families of models use, written anew: ChatML, header blocks, instruction brackets, turns with
-# their own role names, and role lines; with the constructs of Jinja that published templates need.
+# The shapes that the families of models use, written anew, with the constructs of Jinja that published templates need:
+# ChatML (SmolLM2, Qwen2), header blocks (Llama 3), instruction brackets (Mistral), turns with their own role names
+# (Gemma), role lines (Vicuna), and reasoning that is removed from earlier turns (Qwen3).
 FAMILIES = {
     "chatml": "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nHelp.<|im_end|>\n' }}{% endif %}"
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -34,6 +36,22 @@ FAMILIES = {
     "turns": "{{ bos_token }}{% for m in messages %}{%- if m.role == 'system' -%}{% continue %}{%- endif -%}"
     "{{ '<turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n' }}{{ m['content'] | tojson }}</turn>\n"
     "{% endfor %}{% if add_generation_prompt %}<turn>model\n{% endif %}",
+    "reasoning": "{%- macro turn(role, text) %}{{- '<|im_start|>' ~ role ~ '\n' ~ text ~ '<|im_end|>\n' }}"
+    "{%- endmacro %}"
+    "{%- set ns = namespace(last=messages | length - 1, open=true) %}\n"
+    "{%- for m in messages[::-1] %}{%- set at = messages | length - 1 - loop.index0 %}\n"
+    "{%- if ns.open and m.role == 'user' and not (m.content.startswith('<tool>') and m.content.endswith('</tool>')) %}"
+    "{%- set ns.open = false %}{%- set ns.last = at %}{%- break %}{%- endif %}{%- endfor %}\n"
+    "{%- if strftime_now is defined %}{{- turn('system', 'It is ' ~ strftime_now('%Y') ~ '.') }}{%- endif %}\n"
+    "{%- if tools %}{{- turn('tools', tools | tojson(indent=2)) }}{%- endif %}\n"
+    "{%- for m in messages %}{%- if m.content is string %}{%- set text = m.content %}{%- else %}{%- set text = '' %}"
+    "{%- endif %}\n{%- if m.role == 'assistant' and '</think>' in text %}"
+    "{%- set thought = text.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}"
+    "{%- set text = text.split('</think>')[-1].lstrip('\n') %}\n"
+    "{%- if loop.index0 > ns.last %}{{- turn('thought', thought) }}{%- endif %}{%- endif %}{{- turn(m.role, text) }}"
+    "{%- endfor %}\n{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>' }}{%- endif %}"
+    "{%- endif %}",
     "lines": "{% for m in messages %}\n  {% if m['role'] == 'user' %}\n{{ 'USER: ' ~ m['content'] }}\n"
     "  {% elif m['role'] == 'system' %}\n{{ m['content'] }}\n  {% else %}\n"
     "ASSISTANT: {{ m['content'] }}{{ eos_token }}\n"
@@ -43,6 +61,11 @@ CONVERSATIONS = (
     [{"role": "user", "content": ' Grüße, <b>"you"</b> '}],
     [{"role": "system", "content": "Short."}, {"role": "user", "content": "a\nb"}],
     [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
+    [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nb"},
+        {"role": "user", "content": "<tool>c</tool>"},
+    ],
 )
 
 
@@ -133,6 +156,19 @@ def test_a_special_token_that_the_vocabulary_lacks_is_none(tmp_path, number):
     writer.close()
     found = read_chat_template(BaseFiles("gguf", tmp_path / "a.gguf", ()))
     assert found.tokens == ({"bos_token": "<s>"} if number == 0 else {})
+
+
+@pytest.mark.slow
+def test_the_real_models_conversations_are_the_same_tokens_as_by_transformers():
+    """SmolLM2's own template and tokenizer, as transformers reads both from the same file."""
+    path = model_file()
+    stock = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    template = read_chat_template(BaseFiles("gguf", path, ()))
+    for messages in CONVERSATIONS:
+        for answer in (True, False):
+            expected = stock.apply_chat_template(messages, add_generation_prompt=answer, return_dict=False)
+            text = template.render(messages, answer=answer)
+            assert stock.backend_tokenizer.encode(text, add_special_tokens=False).ids == expected
 
 
 def test_the_real_models_template_is_read_from_its_gguf_file():

@@ -849,6 +849,7 @@ def upgrade() -> None:
         "conversions",
         sa.Column("id", sa.String(64), nullable=False),
         sa.Column("version_number", sa.Integer(), nullable=False),
+        sa.Column("form", sa.String(16), nullable=False),
         sa.Column("state", sa.String(16), nullable=False),
         sa.Column("error", sa.Text(), nullable=True),
         sa.Column("created_at", sa.DateTime(), nullable=False),
@@ -860,7 +861,7 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("number", name="pk_conversions"),
         sa.UniqueConstraint("id", name="uq_conversions_id"),
-        sa.UniqueConstraint("version_number", name="uq_conversions_version_number"),
+        sa.UniqueConstraint("version_number", "form", name="uq_conversions_version_number"),
     )
     op.create_index("ix_conversions_state", "conversions", ["state"])
     op.create_table(

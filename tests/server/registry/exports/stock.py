@@ -44,6 +44,14 @@ CONFIGS = {
         sliding_window=64,
         rope_parameters={"full_attention": ROPE, "sliding_attention": ROPE},
     ),
+    "gemma3_text-deep": Gemma3TextConfig(  # its sixth layer sees everything, the others four tokens
+        **(GROUPED | {"num_hidden_layers": 7}),
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=4,
+        layer_types=[*["sliding_attention"] * 5, "full_attention", "sliding_attention"],
+        rope_parameters={"full_attention": ROPE | {"rope_theta": 500.0}, "sliding_attention": ROPE},
+    ),
     "opt": OPTConfig(**SMALL, ffn_dim=48, init_std=0.3),
 }
 # All linear layers, odd subsets of them and of the decoder layers, ranks that are no multiple of 8.
@@ -88,7 +96,7 @@ def make_base(directory, name, dtype=torch.float32, **settings):
                 parameter.add_(torch.empty_like(parameter).uniform_(-0.5, 0.5))
     model.to(dtype).save_pretrained(directory)
     Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, "w0")).save(str(directory / "tokenizer.json"))
-    return adapted(directory, str(directory), ADAPTED[name] | settings)
+    return adapted(directory, str(directory), ADAPTED.get(name, {"targets": TARGETS, "rank": 2}) | settings)
 
 
 def adapted(directory, source, settings):
@@ -132,11 +140,14 @@ def write_gguf(base, path):
     writer.add_key_length(base.shape.head_dim)
     writer.add_value_length(base.shape.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10000.0)
     if architecture == "llama":
         writer.add_rope_dimension_count(base.shape.head_dim)
+    rope = config.rope_parameters
     if architecture == "gemma3":
         writer.add_sliding_window(config.sliding_window)
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+        rope = rope["full_attention"]
+    writer.add_rope_freq_base(rope["rope_theta"])
     write_vocabulary(writer, config.vocab_size)
     kind = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
@@ -171,12 +182,13 @@ def write_vocabulary(writer, size):
 
 
 class LlamaCpp:
-    """llama.cpp with a base and an adapter, by whose scale it is turned on and off.
+    """llama.cpp with a base and adapters, whose scales a request may name.
 
-    threads: one is fastest for a tiny model, since several wait for each other at every tensor.
+    threads: one is fastest for a tiny model, since several wait for each other at every tensor. apply: whether the
+    adapters are applied when the model is loaded; for the contrary llama-server has `--lora-init-without-apply`.
     """
 
-    def __init__(self, base, adapter, threads=1):
+    def __init__(self, base, *adapters, threads=1, apply=True):
         params = xllamacpp.CommonParams()
         params.model.path = str(base)
         params.n_ctx = 64
@@ -188,19 +200,21 @@ class LlamaCpp:
         # As exact as the reference: by default keys and values are kept in half precision.
         params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(adapter), 1.0)]
-        self._server = xllamacpp.Server(params)
+        params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(adapter), 1.0) for adapter in adapters]
+        params.lora_init_without_apply = not apply
+        self.server = xllamacpp.Server(params)
 
-    def top(self, tokens, scale=1.0):
-        """The likeliest next token and its log-probability."""
+    def top(self, tokens, *scales):
+        """The likeliest next token and its log-probability. scales: of the adapters, in order; none: as it starts."""
         asked = {
             "prompt": [int(token) for token in tokens],
             "n_predict": 1,
             "n_probs": 1,
             "temperature": 0,
             "cache_prompt": False,
-            "lora": [{"id": 0, "scale": scale}],
         }
-        answer = self._server.handle_completions(asked)
+        if scales:
+            asked["lora"] = [{"id": number, "scale": scale} for number, scale in enumerate(scales)]
+        answer = self.server.handle_completions(asked)
         found = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]
         return found["id"], found["logprob"]

@@ -55,6 +55,18 @@ def test_asked_for_made_and_downloaded(home, app, version, work, problem):
     assert len(home.conversions()) == 1
 
 
+def test_each_form_is_made_for_itself(home, app, version, work, problem):
+    app.post(URL)
+    asked = app.post(f"{URL}?form=gguf-q8_0")
+    assert (asked.headers["location"], asked.json()["form"]) == (f"{URL}?form=gguf-q8_0", "gguf-q8_0")
+    problem(app.get(f"{URL}?form=gguf-f16"), 404, "not-found")
+    problem(app.post(f"{URL}?form=gguf-q2"), 422, "invalid-request")
+    work()
+    assert [app.get(f"{URL}?form={form}").json()["state"] for form in ("directory", "gguf-q8_0")] == ["ready"] * 2
+    assert len(home.conversions()) == 2
+    assert app.get(f"{URL}/config.json?form=gguf-q8_0").content == app.get(f"{URL}/config.json").content
+
+
 def test_what_cannot_be_merged(home, app, version, work, problem):
     problem(app.post("/v1/adapters/alice-movies/versions/2/merged"), 404, "revision-not-found")
     app.post(URL)

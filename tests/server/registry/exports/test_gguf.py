@@ -1,5 +1,8 @@
 """GGUF adapters, loaded by llama.cpp itself: it answers as PEFT does."""
 
+import json
+import urllib.request
+
 import gguf
 import numpy as np
 import pytest
@@ -27,6 +30,38 @@ def test_llama_cpp_answers_as_peft_does(tmp_path, name):
     assert [token for token, _ in found] == expected.argmax(1).tolist()
     np.testing.assert_allclose([value for _, value in found], expected.max(1), atol=1e-3)
     assert [llama.top(row, 0.0)[0] for row in tokens[:10]] == plain[:10].argmax(1).tolist()
+
+
+def lora_adapters(llama, scales=None):
+    """GET or, with scales, POST of llama-server's `/lora-adapters`."""
+    request = urllib.request.Request(
+        f"{llama.server.listening_address}/lora-adapters",
+        data=None if scales is None else json.dumps(scales).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)
+
+
+def test_one_llama_server_applies_the_adapter_that_a_request_names(tmp_path):
+    """`llama-server --lora A --lora B --lora-init-without-apply`; xllamacpp's parameter has the option's name."""
+    base = make_base(tmp_path / "base", "llama")
+    tokens, expected, adapters = prompts(20, 8), [], []
+    for number, flat in enumerate((base.flat, -2 * base.flat)):
+        arguments = (base.recipe, base.shape, flat, base.a_sha256)
+        adapters.append(tmp_path / f"{number}.gguf")
+        adapters[-1].write_bytes(gguf_lora(*arguments))
+        write_peft(*arguments, tmp_path / f"peft-{number}")
+        expected.append(next_token(with_peft(base.model(), tmp_path / f"peft-{number}"), tokens).argmax(1).tolist())
+    plain = next_token(base.model(), tokens).argmax(1).tolist()
+    assert plain != expected[0] != expected[1] != plain
+    llama = LlamaCpp(write_gguf(base, tmp_path / "base.gguf"), *adapters, apply=False)
+    # The option leaves their scales at 1 for requests that name none, in the version here; 0 has to be said once.
+    assert [each["path"] for each in lora_adapters(llama)] == [str(path) for path in adapters]
+    assert lora_adapters(llama, [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 0.0}]) == {"success": True}
+    assert [llama.top(row)[0] for row in tokens] == plain
+    for scales, answers in (((1.0, 0.0), expected[0]), ((0.0, 1.0), expected[1]), ((0.0, 0.0), plain)):
+        assert [llama.top(row, *scales)[0] for row in tokens] == answers
 
 
 def test_what_the_file_says_of_itself(tmp_path):

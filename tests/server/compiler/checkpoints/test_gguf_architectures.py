@@ -1,0 +1,82 @@
+"""GGUF bases, written by llama.cpp's rules: our decoder computes what transformers and llama.cpp compute."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from server.compiler.checkpoints.base import locate_base
+from server.compiler.checkpoints.checkpoint import inspect_base, load_checkpoint
+from server.compiler.checkpoints.transformers_names import stock_tensors, write_stock_files
+from shared.errors import UnsupportedModel
+from tests.server.compiler.conftest import eager_logits
+from tests.server.registry.exports.stock import LlamaCpp, make_base, prompts, write_gguf
+
+BASES = ("llama", "qwen2", "qwen3", "gemma3_text-deep")
+LENGTH = 12  # three windows of the tiny Gemma
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_logits_are_those_of_transformers_and_llama_cpp(tmp_path, name):
+    base = make_base(tmp_path / "base", name)
+    path = write_gguf(base, tmp_path / "base.gguf")
+    ours, theirs = inspect_base(str(path)), inspect_base(str(base.directory))
+    kept = {"sha256", "form", "norm_eps", "context_length"}
+    assert ours.model_dump(exclude=kept) == theirs.model_dump(exclude=kept)
+    tokens = torch.from_numpy(prompts(4, LENGTH))
+    with torch.no_grad():
+        expected = base.model()(tokens).logits
+        found = eager_logits(load_checkpoint(str(path)), tokens)
+    assert float((found - expected).abs().max()) < 1e-4
+    likeliest = torch.log_softmax(expected[:, -1], -1).max(1)
+    llama = LlamaCpp(path)
+    answers = [llama.top(row) for row in tokens.tolist()]
+    assert [token for token, _ in answers] == likeliest.indices.tolist()
+    np.testing.assert_allclose([value for _, value in answers], likeliest.values, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_transformers_loads_what_is_written_from_it(tmp_path, name):
+    """Where transformers reads the GGUF file itself, its weights are the same."""
+    base = make_base(tmp_path / "base", name)
+    path = write_gguf(base, tmp_path / "base.gguf")
+    files, directory = locate_base(str(path)), tmp_path / "stock"
+    directory.mkdir()
+    write_stock_files(files, directory)
+    weights = {key: torch.from_numpy(value) for key, value in stock_tensors(files)}
+    expected = base.model().state_dict()
+    for key, value in weights.items():
+        torch.testing.assert_close(value, expected[key], atol=1e-6, rtol=0)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    tokens = torch.from_numpy(prompts(2, LENGTH))
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, base.model()(tokens).logits, atol=1e-4, rtol=0)
+    if name == "qwen3":  # transformers takes no head size from such a file
+        return
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32).state_dict()
+    assert all(torch.allclose(theirs[key], value, atol=1e-6) for key, value in weights.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "reason"),
+    [
+        ("qwen3", "qwen3.attention.sliding_window", 8, "sliding-window attention"),
+        ("gemma3_text", "gemma3.attention.sliding_window_pattern", 3, "a sliding-window pattern of 3"),
+        ("gemma3_text", "gemma3.final_logit_softcapping", 30.0, "soft caps"),
+        ("qwen2", "qwen2.rope.dimension_count", 4, "rope.dimension_count 4"),
+    ],
+)
+def test_what_the_decoder_lacks_is_refused_by_name(tmp_path, monkeypatch, name, key, value, reason):
+    base = make_base(tmp_path / "base", name)
+    begin = gguf.GGUFWriter.add_block_count
+
+    def add(writer, count):
+        begin(writer, count)
+        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_block_count", add)
+    with pytest.raises(UnsupportedModel, match=reason):
+        inspect_base(str(write_gguf(base, tmp_path / "base.gguf")))
