@@ -9,10 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from shared.errors import MobizoError, Unavailable
-from shared.protocol import DeviceAuthorization
+from shared.protocol import GRANT_TYPE, DeviceAuthorization
 from shared.transport import Transport
 
-GRANT_TYPE = "urn:ietf:params:oauth:grant-type:device_code"
 SLOWER_SECONDS = 5.0  # added to the interval by `slow_down` (RFC 8628, 3.5)
 SHORTEST_SECONDS = 1.0  # between two polls, even if the server allows less
 LONGEST_SECONDS = 60.0  # between two polls while the server is unreachable
@@ -23,7 +22,7 @@ class DeviceFlowError(MobizoError):
 
     code, title = "oauth", "OAuth error"
 
-    def __init__(self, error: str, detail: str) -> None:
+    def __init__(self, detail: str | None = None, error: str = "invalid_request") -> None:
         """error: of RFC 6749 or RFC 8628."""
         super().__init__(detail)
         self.error = error
@@ -69,8 +68,9 @@ def run_device_flow(
         elif document["error"] != "authorization_pending":
             raise _refusal(document)
         pause = interval
-    raise DeviceFlowError("expired_token", "nobody approved the request in time; ask again")
+    raise DeviceFlowError("nobody approved the request in time; ask again", "expired_token")
 
 
 def _refusal(document: dict[str, Any]) -> DeviceFlowError:
-    return DeviceFlowError(document["error"], str(document.get("error_description") or document["error"]))
+    error = str(document["error"])
+    return DeviceFlowError(str(document.get("error_description") or error), error)

@@ -24,8 +24,8 @@ from server.database.columns import Moment, word
 from server.web.bodies import read_limited
 from server.web.middleware import TooSlow
 from server.web.openapi import Responses, raises
-from shared.device_flow import GRANT_TYPE
 from shared.errors import MobizoError, TooLarge
+from shared.protocol import GRANT_TYPE
 
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 LENGTH = 8  # characters of five bits

@@ -171,6 +171,8 @@ ROWS = {
     "GET /ui/login": Row(ANYONE),
     "POST /ui/login": Row(ANYONE, FORM),
     "POST /ui/logout": Row(SESSION, FORM),
+    "GET /ui/activate": Row(SESSION + " tokens:write"),
+    "POST /ui/activate": Row(SESSION + " tokens:write", FORM),
     "GET /ui/static/{name}": Row(ANYONE),
     "GET /ui/{anything}": Row(SESSION),
     "GET /ui/jobs": Row(SESSION + " jobs:read"),
