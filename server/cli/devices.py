@@ -137,7 +137,7 @@ def revoke_device(
     """Revoke a device immediately. Its running jobs return to the queue for other devices."""
     settings, database = open_home()
     with database.writing() as session:
-        revoked = revoke_device(session, settings, tenant, device)
+        revoked = revoke(session, settings, tenant, device)
         name = f"{revoked.name} ({revoked.id})"
     output.print(f"{name} is revoked", markup=False)
 
