@@ -24,6 +24,7 @@ from server.federation.secure_aggregation import endpoints as secure_aggregation
 from server.identity import endpoints as identity
 from server.identity.devices import endpoints as devices
 from server.identity.devices import enrollment as enrollment
+from server.identity.logins import endpoints as logins
 from server.identity.signing_keys import endpoints as signing_keys
 from server.identity.signing_keys.service import load_key, prepare_keys
 from server.identity.tokens import make_last_used
@@ -61,6 +62,7 @@ SLICES = (
     identity,
     devices,
     enrollment,
+    logins,
     jobs,
     leases,
     results,

@@ -10,10 +10,11 @@ from server.database.columns import Table
 from server.federation import models as cohorts
 from server.federation.privacy import repository as privacy
 from server.federation.secure_aggregation import models as secure_aggregation
-from server.identity import tenants, tokens
+from server.identity import audit, tenants, tokens
 from server.identity.devices import authorization
 from server.identity.devices import repository as devices
 from server.identity.devices import service as enrollment
+from server.identity.logins import service as logins
 from server.identity.signing_keys import service as signing_keys
 from server.jobs import repository as jobs
 from server.jobs.leases import repository as leases
@@ -32,6 +33,7 @@ __all__ = [
     "adapter_grants",
     "adapters",
     "artifacts",
+    "audit",
     "authorization",
     "bases",
     "calibrations",
@@ -42,6 +44,7 @@ __all__ = [
     "idempotency",
     "jobs",
     "leases",
+    "logins",
     "privacy",
     "programs",
     "queue",

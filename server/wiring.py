@@ -14,8 +14,8 @@ from server.catalog.runner_builds.service import sign_builds
 from server.federation.privacy.service import PrivacyService, prepare_privacy
 from server.federation.repository import CohortAdapters, adapters_of_member, cohort_with_calibration
 from server.federation.requests import round_task
-from server.identity.devices.service import UNBOUND
-from server.identity.signing_keys.service import RESIGNERS, REVOKED
+from server.identity.devices.service import REVOKED, UNBOUND
+from server.identity.signing_keys.service import RESIGNERS
 from server.jobs.leases.repository import file_of_device
 from server.jobs.leases.service import take_back_revoked, take_back_unbound
 from server.jobs.repository import file_of_tenant, job_with_calibration, program_of_tenant

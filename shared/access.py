@@ -111,3 +111,32 @@ class TokenGrant(_Wire):
 
     token: str
     view: TokenView
+
+
+class LoginRequestView(_Wire):
+    """A login that waits for a person to confirm its code."""
+
+    user_code: str
+    name: str = Field(description="name of the program and its machine, as the program says")
+    address: str = Field(description="that the program asked from")
+    scopes: list[Scope] = Field(description="that the caller would grant, or that were granted")
+    state: Literal["pending", "approved", "denied", "used"]
+    created_at: datetime
+    expires_at: datetime
+
+
+class LoginApproval(_Wire):
+    """What a person grants to a login."""
+
+    scopes: list[Scope] | None = Field(
+        None, max_length=len(Scope), description="null: the scopes that the program asks for and the caller has"
+    )
+
+
+class LoginToken(BaseModel):
+    """The OAuth access token of a confirmed login (RFC 6749, 5.1). Unknown fields are ignored."""
+
+    access_token: str = Field(description="shown once")
+    token_type: Literal["Bearer"] = "Bearer"  # noqa: S105
+    expires_in: int | None = Field(None, description="seconds; absent: it does not expire")
+    scope: str = Field("", description="scopes, separated by spaces")

@@ -94,6 +94,9 @@ class DeviceGrant(_Wire):
     server: ServerInfo
 
 
+GRANT_TYPE = "urn:ietf:params:oauth:grant-type:device_code"  # of RFC 8628, 3.4
+
+
 class DeviceAuthorization(BaseModel):
     """A pending enrollment that waits for an operator's approval (RFC 8628). Unknown fields are ignored."""
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from shared.errors import Forbidden, MobizoError, Unauthorized, Unavailable
+from shared.device_flow import DeviceFlowError, run_device_flow
+from shared.errors import Forbidden, MobizoError, Unauthorized
 from shared.protocol import DeviceAuthorization, DeviceGrant, DeviceToken
 from shared.transport import Transport
 
 CLIENT_ID = "mobizo-agent"
-GRANT_TYPE = "urn:ietf:params:oauth:grant-type:device_code"
-SLOWER_SECONDS = 5.0  # added to the interval by `slow_down` (RFC 8628, 3.5)
-SHORTEST_SECONDS = 1.0  # between two polls, even if the server allows less
-
-Document = TypeVar("Document", bound=BaseModel)
 
 
 class EnrollmentRefused(Forbidden):
@@ -52,43 +47,21 @@ def request_enrollment(
         "public_key": public_key,
         "platform": platform.platform()[:200],
     }
-    status, document = transport.form("/v1/oauth/device_authorization", fields)
-    if status >= 400:
-        raise _refusal(document)
-    authorization = _read(DeviceAuthorization, document)
-    show(authorization)
-    deadline, interval = now() + authorization.expires_in, max(float(authorization.interval), SHORTEST_SECONDS)
-    poll = {"grant_type": GRANT_TYPE, "device_code": authorization.device_code, "client_id": CLIENT_ID}
-    pause = interval
-    while now() + pause < deadline:
-        wait(pause)
-        try:
-            status, document = transport.form("/v1/oauth/token", poll)
-        except Unavailable:
-            pause = min(pause * 2, 60.0)
-            continue
-        if status < 400:
-            issued = _read(DeviceToken, document)
-            return DeviceGrant(device_id=issued.device_id, token=issued.access_token, server=issued.server)
-        if document["error"] == "slow_down":
-            interval += SLOWER_SECONDS
-        elif document["error"] != "authorization_pending":
-            raise _refusal(document)
-        pause = interval
-    raise EnrollmentExpired
-
-
-def _refusal(document: dict[str, Any]) -> MobizoError:
-    error, detail = document["error"], str(document.get("error_description") or document["error"])
-    if error == "access_denied":
-        return EnrollmentRefused()
-    if error == "expired_token":
-        return EnrollmentExpired()
-    return MobizoError(f"the server refuses to enroll this device: {detail}")
-
-
-def _read(model: type[Document], document: dict[str, Any]) -> Document:
+    paths = "/v1/oauth/device_authorization", "/v1/oauth/token"
     try:
-        return model.model_validate(document)
+        document = run_device_flow(transport, *paths, fields, show, wait, now)
+    except DeviceFlowError as error:
+        raise _refusal(error) from error
+    try:
+        issued = DeviceToken.model_validate(document)
     except ValidationError as error:
-        raise MobizoError(f"the server's response is not a {model.__name__}; it may be of another version") from error
+        raise MobizoError("the server's response is not a DeviceToken; it may be of another version") from error
+    return DeviceGrant(device_id=issued.device_id, token=issued.access_token, server=issued.server)
+
+
+def _refusal(error: DeviceFlowError) -> MobizoError:
+    if error.error == "access_denied":
+        return EnrollmentRefused()
+    if error.error == "expired_token":
+        return EnrollmentExpired()
+    return MobizoError(f"the server refuses to enroll this device: {error.detail}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -19,9 +20,12 @@ from mobizo.cli.console import (
     stop,
 )
 from mobizo.cli.tables import MOST_ROWS, Limit, newest, print_table
+from mobizo.resources.devices import Devices
 from shared.protocol import DeviceApproval, DeviceChange, DeviceRequestView, DeviceView, EnrollmentRequest
 
-group = typer.Typer(help="Enroll, list and label devices, and bind users to them (operator).", no_args_is_help=True)
+group = typer.Typer(
+    help="Enroll, list, label and revoke devices, and bind users to them (operator).", no_args_is_help=True
+)
 Code = Annotated[
     str, typer.Argument(metavar="CODE", help="Code that the device shows; letter case and dashes are ignored.")
 ]
@@ -32,6 +36,7 @@ Users = Annotated[
 ]
 Device = Annotated[str, typer.Argument(metavar="DEVICE", help="Id of the device, such as device_4f1c.")]
 User = Annotated[str, typer.Argument(help="Name of the user, as jobs name it.")]
+DEVICE_ID = re.compile(r"device_[0-9a-f]{24}")
 NO_USERS = "No user was given: the device gets no job until `mobizo device bind DEVICE USER` names one."
 
 
@@ -176,6 +181,36 @@ def unbind(connect: Connect, device: Device, user: User) -> None:
     with connect("mobizo device list") as client:
         client.devices.unbind(device, user)
     out.print(f"{device} no longer trains for {user}", markup=False)
+
+
+@group.command()
+@server_command
+def revoke(
+    connect: Connect,
+    device: Annotated[str, typer.Argument(metavar="NAME", help="Name or id of the device.")],
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Revoke a device with immediate effect. Its jobs return to the queue for other devices (operator)."""
+    with connect("mobizo device list") as client:
+        found = _named(client.devices, device)
+        question = f"Revoke {_visible(found.name)} ({found.id})? It must enroll again to get jobs."
+        if not yes and not typer.confirm(question, err=True):
+            raise stop("the device was not revoked", 1)
+        revoked = client.devices.revoke(found.id)
+    print_json(revoked) if as_json else out.print(f"{_visible(revoked.name)} is revoked", markup=False)
+
+
+def _named(devices: Devices, name_or_id: str) -> DeviceView:
+    """Returns a device by its id, or by its name if one enrolled device has it. Ends the command otherwise."""
+    if DEVICE_ID.fullmatch(name_or_id):
+        return devices.get(name_or_id)
+    named = [device for device in devices.list() if device.name == name_or_id and device.revoked_at is None]
+    if len(named) != 1:
+        ids = ", ".join(device.id for device in named)
+        many = f"{len(named)} devices are named {name_or_id!r}; give the id of one: {ids}"
+        raise stop(many if named else f"no device is named {name_or_id!r}; `mobizo device list` shows them", 1)
+    return named[0]
 
 
 def _state(device: DeviceView) -> str:

@@ -10,11 +10,12 @@ from typing import Annotated
 
 import typer
 
+from mobizo.cli.code_login import token_by_code
 from mobizo.cli.connect import Connect, ProfileName, Server, client_of, server_command
 from mobizo.cli.console import Json, err, out, print_json, stop
 from mobizo.cli.settings import DEFAULT_SERVER, choose_profile
 from mobizo.profiles import Profile, config_file, read_profiles, write_profiles
-from shared.access import WhoAmI
+from shared.access import Scope, WhoAmI
 from shared.errors import BadRequest
 
 commands = typer.Typer()
@@ -28,16 +29,26 @@ def login(
         Path | None,
         typer.Option(metavar="FILE", help="Read the token from a file.", exists=True, dir_okay=False),
     ] = None,
-    with_token: Annotated[bool, typer.Option("--with-token", help="Read the token from standard input.")] = False,
+    with_token: Annotated[
+        bool, typer.Option("--with-token", help="Read the token from standard input; a terminal hides what you type.")
+    ] = False,
+    scope: Annotated[
+        list[Scope] | None,
+        typer.Option(help="Scope of the new token; repeatable. Default: all of the person who confirms the code."),
+    ] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open a browser.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check a token with the server and store both in a profile.
+    """Log in by a code that you confirm in the browser, or with a token, and store the token in a profile.
 
-    Asks for the server and the token, unless options give them. There is no option for the token itself, because other
-    users of this machine can see command lines.
+    Without --with-token or --token-file, this command shows an address and a code and waits until a person who is
+    signed in there confirms the code. There is no option for the token itself, because other users of this machine can
+    see command lines.
     """
     if token_file is not None and with_token:
         raise stop("give one of --token-file and --with-token", 2)
+    if scope and (token_file is not None or with_token):
+        raise stop("--scope is for a login by code; a token has its scopes already", 2)
     path = config_file()
     try:
         profiles = read_profiles(path)
@@ -45,9 +56,16 @@ def login(
     except BadRequest as error:
         raise stop(error.detail, 2) from error
     kept = profiles.profiles.get(name, Profile())
-    interactive = sys.stdin.isatty() and not with_token
+    interactive = sys.stdin.isatty()
     url = (server or os.environ.get("MOBIZO_SERVER") or _address(kept, interactive)).rstrip("/")
-    token = _token(token_file, with_token, interactive)
+    if token_file is not None:
+        token = token_file.read_text(encoding="utf-8", errors="replace").strip()
+    elif with_token:
+        token = (typer.prompt("Token", hide_input=True, err=True) if interactive else sys.stdin.read()).strip()
+    elif interactive:
+        token = token_by_code(url, frozenset(scope or ()), not no_browser)
+    else:
+        raise stop("standard input is not a terminal: give the token with --token-file or --with-token", 2)
     with client_of(url, token) as client:
         me = client.tokens.whoami()
     profiles = replace(profiles.changed(name, Profile(url, token)), current=profiles.current or name)
@@ -70,16 +88,6 @@ def _address(kept: Profile, interactive: bool) -> str:
     if kept.server is None:
         raise stop("no server: give --server or set MOBIZO_SERVER", 2)
     return kept.server
-
-
-def _token(file: Path | None, with_token: bool, interactive: bool) -> str:
-    if file is not None:
-        return file.read_text(encoding="utf-8", errors="replace").strip()
-    if with_token:
-        return sys.stdin.read().strip()
-    if not interactive:
-        raise stop("standard input is not a terminal: give the token with --token-file or --with-token", 2)
-    return str(typer.prompt("Token", hide_input=True, err=True)).strip()
 
 
 @commands.command()

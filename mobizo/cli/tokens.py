@@ -8,11 +8,13 @@ import typer
 from pydantic import BaseModel, ValidationError
 
 from mobizo.cli.connect import Connect, server_command
-from mobizo.cli.console import Json, out, print_json, stop
+from mobizo.cli.console import Json, Yes, err, out, print_json, stop
 from mobizo.cli.tables import MOST_ROWS, Limit, newest, print_table
 from shared.access import Role, Scope, TokenRequest
 
-group = typer.Typer(help="Create, list, rotate and revoke API tokens (operator).", no_args_is_help=True)
+group = typer.Typer(
+    help="Create, list, rotate and revoke API tokens, and confirm logins (operator).", no_args_is_help=True
+)
 TokenId = Annotated[str, typer.Argument(metavar="ID", help="Id of the token, as `mobizo token list` shows it.")]
 
 
@@ -80,3 +82,28 @@ def revoke_token(connect: Connect, token_id: TokenId) -> None:
     with connect("mobizo token list") as client:
         client.tokens.revoke(token_id)
     out.print(f"{token_id} is revoked")
+
+
+@group.command("approve")
+@server_command
+def approve_login(
+    connect: Connect,
+    code: Annotated[str, typer.Argument(metavar="CODE", help="Code that `mobizo login` or the dashboard shows.")],
+    scope: Annotated[
+        list[Scope] | None, typer.Option(help="Scope to grant; repeatable. Default: those that the program asks for.")
+    ] = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Confirm a login by its code: the program gets a token with at most the scopes of yours."""
+    with connect() as client:
+        asked = client.tokens.get_login(code)
+        granted = scope or asked.scopes
+        if not yes:
+            # Standard output is reserved for the result.
+            for name, value in (("Program", asked.name), ("Address", asked.address), ("Scopes", " ".join(granted))):
+                err.print(f"{name:8} {value}", markup=False, soft_wrap=True)
+            if not typer.confirm("Did you start this login, and does the program show this code?", err=True):
+                raise stop("the login was not confirmed", 1)
+        decided = client.tokens.approve_login(code, granted)
+    print_json(decided) if as_json else out.print(f"{decided.name} is logged in", markup=False)

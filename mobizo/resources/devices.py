@@ -64,6 +64,10 @@ class Devices:
         """Unbinds a user from a device; the user's jobs on it return to the queue. Raises NotFound."""
         self._connection.transport.request("DELETE", _binding_path(device_id, user))
 
+    def revoke(self, device_id: str) -> DeviceView:
+        """Revokes a device at once; its jobs return to the queue. Raises NotFound."""
+        return DeviceView.model_validate(self._connection.send("POST", f"{_device_path(device_id)}/revoke"))
+
     def deny(self, user_code: str) -> DeviceRequestView:
         """Rejects the device's request. Raises Conflict if the request was approved before."""
         return DeviceRequestView.model_validate(self._connection.send("POST", f"{_request_path(user_code)}/deny"))

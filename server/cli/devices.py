@@ -14,7 +14,6 @@ from server.cli.console import Json, Tenant, checked_users, open_home, output, t
 from server.identity.devices.repository import BindingRepository, DeviceRepository
 from server.identity.devices.service import BindingService, DeviceService
 from server.identity.signing_keys.service import KeyService
-from server.jobs.leases.service import LeaseService
 from server.storage.opening import open_artifacts
 from server.storage.store import hold
 from shared.access import DEFAULT_TENANT
@@ -138,8 +137,7 @@ def revoke_device(
     """Revoke a device immediately. Its running jobs return to the queue for other devices."""
     settings, database = open_home()
     with database.writing() as session:
-        revoked = DeviceService(session).revoke(tenant, device)
-        LeaseService(session, settings.lease_seconds).take_back_revoked(revoked.id)
+        revoked = revoke(session, settings, tenant, device)
         name = f"{revoked.name} ({revoked.id})"
     output.print(f"{name} is revoked", markup=False)
 

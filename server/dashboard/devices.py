@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 
 from server.dashboard.access import FORM_BODY, Fields, signed_in
+from server.dashboard.double_submit import Once
 from server.dashboard.overview import ONLINE
 from server.dashboard.pages import page, redirect
 from server.dashboard.routes import PageRoutes
@@ -16,9 +17,8 @@ from server.dashboard.sessions import Visitor
 from server.database.columns import utc_now
 from server.identity.devices.authorization import AuthorizationService
 from server.identity.devices.repository import BindingRepository, Device, DeviceRepository, is_cooling_down
-from server.identity.devices.service import DeviceService
+from server.identity.devices.service import DeviceService, revoke_device
 from server.jobs.leases.repository import LeaseRepository
-from server.jobs.leases.service import LeaseService
 from server.jobs.repository import Job
 from server.web.pages import Paging
 from server.web.state import Reading, State, Writing
@@ -86,7 +86,7 @@ def join(
 
 
 @router.post("/join", openapi_extra=FORM_BODY)
-def decide(visitor: Writer, form: Fields, state: State, session: Writing) -> Response:
+def decide(visitor: Writer, form: Fields, state: State, session: Writing, once: Once) -> Response:
     """Lets a device in or refuses it, as POST /v1/device-requests/CODE/approve and /deny do."""
     users = [name for name in re.split(r"[\s,]+", form.get("users", "")) if name]
     if wrong := [name for name in users if not re.fullmatch(NAME, name)]:
@@ -116,9 +116,8 @@ def device(request: Request, visitor: Reader, device_id: str, session: Reading) 
 
 
 @router.post("/{device_id}/revoke", openapi_extra=FORM_BODY)
-def revoke(visitor: Writer, form: Fields, device_id: str, state: State, session: Writing) -> Response:
-    """Revokes a device, as `mobizo-server device revoke` does; its jobs return to the queue."""
-    found = DeviceService(session).get(visitor.principal.tenant, device_id, lock=True)
-    DeviceService(session).revoke(visitor.principal.tenant, found.id)
-    LeaseService(session, state.settings.lease_seconds).take_back_revoked(found.id)
+def revoke(visitor: Writer, form: Fields, device_id: str, state: State, session: Writing, once: Once) -> Response:
+    """Revokes a device, as POST /v1/devices/ID/revoke does; its jobs return to the queue."""
+    found = DeviceService(session).get(visitor.principal.tenant, device_id)
+    revoke_device(session, state.settings, found.tenant, found.id, visitor.principal)
     return redirect(f"/ui/devices/{found.id}", "device-revoked")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import Query, Request, Response
 
-from server.dashboard import adapters, cohorts, decisions, devices, jobs, operations, overview, programs, runs
+from server.dashboard import adapters, cohorts, decisions, devices, jobs, logins, operations, overview, programs, runs
 from server.dashboard.access import COOKIE, FORM_BODY, LOGIN_COOKIE, Fields, check_csrf, read_form, signed_in
 from server.dashboard.assets import asset_response
 from server.dashboard.pages import LOGIN, page, redirect, return_path
@@ -122,5 +122,6 @@ router = _Parts(
     cohorts.router,
     programs.router,
     operations.router,
+    logins.router,
     pages,
 )

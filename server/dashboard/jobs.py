@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseService
 from server.dashboard.access import FORM_BODY, Fields, signed_in
+from server.dashboard.double_submit import Once, Submission, Submitted
 from server.dashboard.pages import page, redirect
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
@@ -76,24 +77,27 @@ def new(request: Request, visitor: Writer, state: State, session: Reading) -> Re
 
 
 @router.post("/new", openapi_extra=FORM_BODY)
-async def submit(request: Request, visitor: Writer, form: Fields, state: State) -> Response:
+async def submit(request: Request, visitor: Writer, form: Fields, state: State, submitted: Submitted) -> Response:
     """Submits a job, as POST /v1/jobs does, or shows the form again with what is wrong."""
     try:
         asked = await run_in_threadpool(read_request, form)
         if asked.privacy is not None:
             await prepare(state, visitor.principal.tenant, asked)
-        job_id = await state.write_queue.run(_submit, state, visitor, asked)
+        return await state.write_queue.run(_submit, state, visitor, asked, submitted)
     except MobizoError as error:
         if error.status >= 500:
             raise
         with state.database.reading() as session:
             return _form(request, visitor, session, state, dict(form), error)
-    return redirect(f"/ui/jobs/{job_id}", "submitted")
 
 
-def _submit(state: AppState, visitor: Visitor, asked: JobRequest) -> str:
+def _submit(state: AppState, visitor: Visitor, asked: JobRequest, submitted: Submission) -> Response:
     with state.database.writing() as session:
-        return submit_job(visitor.principal, asked, state, session).id
+        record = submitted.begin(session, state.settings.idempotency_seconds)
+        job = submit_job(visitor.principal, asked, state, session)
+        response = redirect(f"/ui/jobs/{job.id}", "submitted")
+        submitted.keep(record, response)
+        return response
 
 
 def read_request(form: Mapping[str, str]) -> JobRequest:
@@ -188,7 +192,7 @@ def recent_progress(session: Session, job: Job) -> list[Progress]:
 
 
 @router.post("/{job_id}/cancel", openapi_extra=FORM_BODY)
-def cancel(visitor: Writer, form: Fields, job_id: str, state: State, session: Writing) -> Response:
+def cancel(visitor: Writer, form: Fields, job_id: str, state: State, session: Writing, once: Once) -> Response:
     """Cancels a job, as POST /v1/jobs/ID/cancel does."""
     JobService(session, state.artifacts).cancel(visitor.principal.tenant, job_id)
     return redirect(f"/ui/jobs/{job_id}", "cancelled")

@@ -11,9 +11,12 @@ from pydantic import SecretStr
 from sqlalchemy.engine import make_url
 
 from server.dashboard.access import FORM_BODY, Fields, signed_in
+from server.dashboard.double_submit import Once
 from server.dashboard.pages import page, redirect
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
+from server.database.paging import PageRequest
+from server.identity.audit import AccessTrail
 from server.identity.token_issuing import TokenIssuingService
 from server.operations.health.readiness import readiness
 from server.operations.health.service import server_usage
@@ -26,6 +29,7 @@ from shared.access import Scope
 
 router = PageRoutes(prefix="/ui/operations")
 HIDDEN = "(hidden)"
+ACCESS = 50  # entries about devices and logins
 
 
 @router.get("")
@@ -79,7 +83,11 @@ def tokens(
 
 @router.post("/tokens/{token_id}/revoke", openapi_extra=FORM_BODY)
 def revoke(
-    visitor: Annotated[Visitor, signed_in(Scope.TOKENS_WRITE)], form: Fields, token_id: str, session: Writing
+    visitor: Annotated[Visitor, signed_in(Scope.TOKENS_WRITE)],
+    form: Fields,
+    token_id: str,
+    session: Writing,
+    once: Once,
 ) -> Response:
     """Revokes a token, as DELETE /v1/tokens/ID does, and with it the sessions that it began."""
     TokenIssuingService(session, visitor.principal).revoke(token_id)
@@ -90,7 +98,10 @@ def revoke(
 def audit(
     request: Request, visitor: Annotated[Visitor, signed_in(Scope.ADAPTERS_READ)], session: Reading, paging: Paging
 ) -> Response:
-    """What people, devices and the server did to the tenant's adapters and cohorts, newest first."""
+    """What people, devices and the server did to the tenant's adapters and cohorts, and who let whom in."""
     rows = AuditTrail(session).of_tenant(visitor.principal.tenant, paging)
     found = paging.page([(row.adapter, shown(row)) for row in rows.rows], rows.before)
-    return page(request, visitor, "audit.html", "Audit trail", found=found)
+    access = None
+    if visitor.may(Scope.DEVICES_READ):
+        access = AccessTrail(session).page(visitor.principal.tenant, PageRequest(None, ACCESS)).rows
+    return page(request, visitor, "audit.html", "Audit trail", found=found, access=access)

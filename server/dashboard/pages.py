@@ -55,15 +55,17 @@ NOTES = {
     "rolled-back": "Main is an earlier version again.",
     "round-opened": "The round is open.",
     "round-closed": "The round is closed.",
+    "login-approved": "The login is confirmed. The program has its token within seconds; you can close this page.",
+    "login-denied": "The login is refused.",
     "token-revoked": "The token is revoked.",
     "signed-out": "You are signed out.",
 }
 # The colour of a state, which is always shown with its word.
 TONES = {
-    **dict.fromkeys(("succeeded", "ready", "approved", "published", "online", "counted", "done", "ok"), "good"),
+    **dict.fromkeys(("succeeded", "ready", "approved", "used", "published", "online", "counted", "done", "ok"), "good"),
     **dict.fromkeys(("training", "compiling", "running", "open", "aggregating", "converting"), "busy"),
     **dict.fromkeys(("queued", "waiting", "pending", "held", "deprecated", "idle", "missed"), "wait"),
-    **dict.fromkeys(("failed", "revoked", "abandoned", "deleted", "expired"), "bad"),
+    **dict.fromkeys(("failed", "denied", "revoked", "abandoned", "deleted", "expired"), "bad"),
 }
 JOB_TONES = {JobState.READY: "wait"}
 

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from fastapi import APIRouter, Request, Response
+import structlog
+from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 
 from server.dashboard.pages import LOGIN, finished, page, redirect, return_path
 from server.dashboard.sessions import Visitor
 from server.settings import Settings
-from server.web.middleware import from_validation, problem_response
+from server.web.middleware import current_request_id, from_validation, problem_response
 from server.web.openapi import operation_id
 from server.web.routes import UNCHECKED_BODY_BYTES, Handler, Route
 from shared.errors import Forbidden, MobizoError, NotFound, TooManyRequests, Unauthorized
 
 EVENTS = "text/event-stream"
+_log = structlog.get_logger()
 # What to do about an error, by its code; the error's own words come first.
 REMEDIES = {
     "forged-form": "Go back, reload the page, and send the form again.",
     "conflict": "Someone else may have acted in the meantime. Go back and look at the current state.",
     "unavailable": "Wait a few seconds and reload the page. If it lasts, look at the server's log.",
+    "internal-error": "Nothing was changed. Try again; if it lasts, look for the request id in the server's log.",
     "tenant-suspended": "Ask the operator of this server.",
 }
 
@@ -47,6 +51,11 @@ class PageRoute(Route):
                 response = refusal(request, from_validation(wrong))
             except MobizoError as error:
                 response = refusal(request, error)
+            except HTTPException:
+                raise
+            except Exception:
+                _log.exception("request-crashed", method=request.method, path=request.url.path)
+                response = refusal(request, MobizoError())
             return finished(request, response)
 
         return answer
@@ -79,6 +88,7 @@ def refusal(request: Request, error: MobizoError) -> Response:
         problem.status_code,
         error=error,
         number=problem.status_code,
+        request_id=current_request_id() if problem.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR else None,
         missing=missing,
         remedy=REMEDIES.get(error.code),
         gone=isinstance(error, NotFound),

@@ -294,6 +294,11 @@ class _Body:
         return message
 
 
+def current_request_id() -> str:
+    """Returns the id of the request that is being handled, as in its log lines and X-Request-Id."""
+    return str(structlog.contextvars.get_contextvars().get("request_id", ""))
+
+
 class Envelope:
     """ASGI middleware within `Meter`: headers and errors of every response, and its log line."""
 

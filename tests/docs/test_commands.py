@@ -1,8 +1,7 @@
 """Commands that README and docs/ show exist: their names, options and arguments, read from the Typer trees.
 
-A page whose blocks another test runs is left to that test. In every other block, a command of ours, a make target or a
-benchmark is checked here; everyday commands of a shell are taken to exist; and a block with any other command says
-before it why it is not run. The tutorials were run by hand.
+Every block of commands or Python runs in the test that RUN names, or a comment before it, or one for the whole page,
+says why it does not run. Commands of ours, make targets and benchmarks are checked here in all blocks.
 """
 
 import re
@@ -20,15 +19,25 @@ from server.cli.main import app as server
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = {"mobizo": mobizo, "mobizo-agent": agent, "mobizo-server": server}
-RUN = {("docs/clients.md", "sh"), ("docs/own-data.md", "sh")}  # by the tests of these pages, beside this one
+# (page, language) -> the test that runs these blocks, except those with a comment
+RUN = {
+    ("docs/clients.md", "sh"): "tests/docs/test_clients.py",
+    ("docs/clients.md", "python"): "tests/docs/test_clients.py",
+    ("docs/own-data.md", "sh"): "tests/docs/test_own_data.py",
+    ("docs/federation.md", "bash"): "tests/mobizo/test_federation_docs.py",
+    ("docs/serving.md", "sh"): "tests/device_agent/serving/test_serve.py",
+    ("docs/serving.md", "python"): "tests/device_agent/serving/test_serve.py",
+    ("docs/operations.md", "sh"): "tests/docs/test_server_pages.py",
+    ("docs/dashboard.md", "sh"): "tests/docs/test_server_pages.py",
+}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FENCE = re.compile(r"(?P<before>.*)\n```(?P<language>sh|bash|console)\n(?P<text>(?s:.*?))^```$", re.MULTILINE)
+FENCE = re.compile(r"(?P<before>.*)\n```(?P<language>sh|bash|console|python)\n(?P<text>(?s:.*?))^```$", re.MULTILINE)
 NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
+PAGE_NOT_RUN = re.compile(r"^<!-- blocks not run: \S.* -->$", re.MULTILINE)
 INLINE = re.compile(r"`((?:mobizo|mobizo-agent|mobizo-server) [^`]+)`")
 BENCHMARKS = re.findall(r'^    "([\w-]+)":', (ROOT / "bench" / "__main__.py").read_text(), re.MULTILINE)
 INDENTED = re.compile(r"^    (?:\$ )?((?:mobizo|mobizo-agent|mobizo-server) (?:.*\\\n)*.*)$", re.MULTILINE)
 CONTROL = {"until", "do", "done"}
-HARMLESS = {".", "cat", "cd", "echo", "export", "for", "grep", "kill", "ls", "mkdir", "mv", "sleep", "split", "python"}
 
 
 def relative(page):
@@ -75,29 +84,27 @@ def check(words):
     assert left == [] or context.allow_extra_args, f"{' '.join(words)}: {left} is too much"
 
 
-def blocks(page):
-    """The blocks of a page except those that another test runs."""
-    return [each for each in FENCE.finditer(page.read_text()) if (relative(page), each["language"]) not in RUN]
+@pytest.mark.parametrize("page", [page for page in PAGES if FENCE.search(page.read_text())], ids=relative)
+def test_every_block_runs_or_says_why_not(page):
+    text = page.read_text()
+    for block in FENCE.finditer(text):
+        test = RUN.get((relative(page), block["language"]))
+        marked = NOT_RUN.search(block["before"]) or PAGE_NOT_RUN.search(text)
+        assert marked or (test and page.name in (ROOT / test).read_text()), f"no test runs this:\n{block['text']}"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if FENCE.search(page.read_text())], ids=relative)
 def test_commands_in_blocks(page):
     targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    for block in blocks(page):
-        others = []
-        for words in commands(block["text"]):
+    for block in FENCE.finditer(page.read_text()):
+        for words in [] if block["language"] == "python" else commands(block["text"]):
             ours = [place for place, word in enumerate(words) if word in PROGRAMS]
             if ours and (ours[0] == 0 or words[0] == "docker"):
                 check(words[ours[0] :])
-            if words[0] in PROGRAMS:
-                continue
-            if words[0] == "make":
+            elif words[0] == "make":
                 assert words[1] in targets, words
             elif words[:3] == ["python", "-m", "bench"]:
                 assert words[3] in {*BENCHMARKS, "NAME"}, words
-            elif words[0] not in HARMLESS:
-                others.append(words[0])
-        assert not others or NOT_RUN.search(block["before"]), f"why is it not run? {others} in {block['text']}"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "commands"], ids=relative)

@@ -1,73 +1,49 @@
 """The device authorization grant (RFC 8628): a device is enrolled by a code that an operator approves.
 
-The device holds the device code, of which only the digest is kept; a person reads the user code to an operator, whose
-tenant the device joins. The device and its token are created when the device polls for them, so that the token is shown
-once, to the holder of the device code.
-
-User codes have forty random bits in Crockford's base32: digits and capital letters without I, L, O and U. I, L and O
-are read as the digits that they resemble. Dashes, spaces and case do not count.
+A person reads the user code to an operator, whose tenant the device joins. The device and its token are created when
+the device polls for them, so that the token is shown once, to the holder of the device code.
 """
 
 from __future__ import annotations
 
-import re
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import StrEnum
 
 from sqlalchemy import ForeignKey, String, delete, func, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.database.columns import Document, Moment, Numbered, Table, utc_now, word
+from server.database.columns import Document, Numbered, Table, utc_now
+from server.identity.audit import AccessAction, AccessTrail, Subject
 from server.identity.devices.repository import Device
 from server.identity.devices.service import DeviceService, UserNames, check_key
+from server.identity.oauth import (
+    KEPT,
+    REQUEST_SECONDS,
+    CodeRequest,
+    OAuthError,
+    RequestState,
+    new_user_code,
+    read_user_code,
+    shown,
+)
 from server.identity.tokens import Principal, new_token, token_digest
 from server.settings import Settings
-from shared.errors import Conflict, MobizoError, NotFound
+from shared.errors import Conflict, NotFound
 from shared.protocol import DeviceEnrollment, DeviceRequestView
 from shared.signing import fingerprint
 
-ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-LENGTH = 8  # characters of five bits
-_LOOKS_LIKE = str.maketrans("ILO", "110")
-_CODE = re.compile(rf"[{ALPHABET}]{{{LENGTH}}}")
-REQUEST_SECONDS = 900  # that a request waits for an operator
 WAITING_PER_ADDRESS = 20  # requests at once
-SLOWER_SECONDS = 5  # that each question asked too early adds to the interval (RFC 8628, 3.5)
-KEPT = timedelta(hours=1)  # after its end, so that a device that asks late is told that it was late
 
 
-class RequestState(StrEnum):
-    """The state of a device's request to join."""
-
-    PENDING = "pending"
-    APPROVED = "approved"
-    DENIED = "denied"
-    USED = "used"  # approved, and the device has its token
-
-
-class DeviceRequest(Numbered, Table):
+class DeviceRequest(CodeRequest, Numbered, Table):
     """A device that asks to join (RFC 8628): it holds the device code, a person reads the user code to an operator."""
 
     __tablename__ = "device_requests"
 
-    device_code_digest: Mapped[str] = mapped_column(String(64), unique=True)
     user_code: Mapped[str] = mapped_column(String(16), unique=True)  # without its dash
-    client_id: Mapped[str] = mapped_column(String(100))
-    name: Mapped[str] = mapped_column(String(96))
     public_key: Mapped[str] = mapped_column(String(100))
     platform: Mapped[str] = mapped_column(String(200))
-    address: Mapped[str] = mapped_column(String(64), index=True)  # that it asked from
-    state: Mapped[RequestState] = mapped_column(word(RequestState))
-    interval_seconds: Mapped[int] = mapped_column()
-    created_at: Mapped[datetime] = mapped_column(Moment)
-    expires_at: Mapped[datetime] = mapped_column(Moment, index=True)
-    polled_at: Mapped[datetime | None] = mapped_column(Moment)
-    tenant: Mapped[str | None] = mapped_column(String(96))  # the operator's, once one decided
-    decided_by: Mapped[str | None] = mapped_column(String(64))  # the operator's token
-    decided_at: Mapped[datetime | None] = mapped_column(Moment)
     device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
     users: Mapped[UserNames] = mapped_column(
         Document(UserNames), default=lambda: UserNames(()), server_default="[]"
@@ -112,33 +88,6 @@ class DeviceRequestRepository:
     def forget(self, before: datetime) -> None:
         """Removes requests that were over by then."""
         self._session.execute(delete(DeviceRequest).where(DeviceRequest.expires_at < before))
-
-
-def new_user_code() -> str:
-    """A code as it is stored."""
-    return "".join(secrets.choice(ALPHABET) for _ in range(LENGTH))
-
-
-def shown(code: str) -> str:
-    """A stored code as people read it: WDJB-MJHT."""
-    return f"{code[:4]}-{code[4:]}"
-
-
-def read_user_code(text: str) -> str | None:
-    """The code that a person typed, as it is stored; None if it can be none."""
-    found = re.sub(r"[\s-]", "", text[:40]).upper().translate(_LOOKS_LIKE)
-    return found if _CODE.fullmatch(found) else None
-
-
-class OAuthError(MobizoError):
-    """The request was refused in OAuth's words."""
-
-    status, code, title = 400, "oauth", "OAuth error"
-
-    def __init__(self, error: str, detail: str, status: int = 400) -> None:
-        """error: of RFC 6749 or RFC 8628. status: of HTTP."""
-        super().__init__(detail)
-        self.error, self.http_status = error, status
 
 
 @dataclass(frozen=True)
@@ -195,19 +144,12 @@ class AuthorizationService:
         request = self._requests.by_device_code(token_digest(device_code))
         if request is None or request.client_id != client_id or request.state is RequestState.USED:
             return OAuthError("invalid_grant", "the device code is not known here, or was used; enroll again")
-        early = request.polled_at is not None and now < request.polled_at + timedelta(seconds=request.interval_seconds)
-        request.polled_at = now
-        if request.state is RequestState.DENIED:
-            return OAuthError("access_denied", "an operator refused this device")
-        if request.expires_at <= now:
-            return OAuthError("expired_token", "no operator approved this device in time; enroll again")
-        if early:
-            request.interval_seconds += SLOWER_SECONDS
-            return OAuthError("slow_down", f"ask every {request.interval_seconds} s at most")
-        if request.state is RequestState.PENDING or request.tenant is None:
-            return OAuthError("authorization_pending", "no operator has decided yet")
+        denied, expired = "an operator refused this device", "no operator approved this device in time; enroll again"
+        tenant = request.polled(now, denied, expired)
+        if isinstance(tenant, OAuthError):
+            return tenant
         enroll = DeviceEnrollment(name=request.name, public_key=request.public_key, platform=request.platform)
-        device, token = DeviceService(self._session).admit(request.tenant, enroll, request.users.root)
+        device, token = DeviceService(self._session).admit(tenant, enroll, request.users.root)
         request.state, request.device_id = RequestState.USED, device.id
         return device, token
 
@@ -229,6 +171,8 @@ class AuthorizationService:
             request.state = RequestState.APPROVED if approved else RequestState.DENIED
             request.tenant, request.decided_by, request.decided_at = principal.tenant, principal.token_id, now
             request.users = UserNames(tuple(sorted(set(users))))
+            action = AccessAction.DEVICE_APPROVED if approved else AccessAction.DEVICE_DENIED
+            AccessTrail(self._session).add(principal.tenant, principal, action, Subject(request.name))
         elif approved == (request.state is RequestState.DENIED):
             raise Conflict(f"the device was {'refused' if approved else 'let in'} before; it may ask again")
         return _view(request)

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from server.identity.access_rules import Enrolling, needs
 from server.identity.devices.repository import BindingRepository, Device, DeviceRepository
-from server.identity.devices.service import BindingService, DeviceService
+from server.identity.devices.service import BindingService, DeviceService, revoke_device
 from server.identity.signing_keys.service import KeyService, server_info
 from server.identity.tokens import Principal
 from server.web.idempotency import Once
@@ -76,6 +76,15 @@ def change(
     expected.check(_view(session, found))
     service.label(found, request.labels)
     return _view(session, found)
+
+
+@router.post("/devices/{device_id}/revoke")
+def revoke(
+    principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)], device_id: str, state: State, session: Writing
+) -> DeviceView:
+    """Revokes a device at once: its tokens end and its jobs return to the queue. Repeating it changes nothing."""
+    device = DeviceService(session).get(principal.tenant, device_id)
+    return _view(session, revoke_device(session, state.settings, principal.tenant, device.id, principal))
 
 
 @router.put("/devices/{device_id}/users/{user}", responses=raises(Conflict))

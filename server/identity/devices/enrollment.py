@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping
-from typing import Annotated, Any
-from urllib.parse import parse_qsl, quote
+from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import Path, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import ValidationError
 
 from server.identity.access_rules import PUBLIC, needs
-from server.identity.devices.authorization import Asked, AuthorizationService, OAuthError, read_user_code, shown
+from server.identity.devices.authorization import Asked, AuthorizationService
+from server.identity.oauth import (
+    NO_STORE,
+    OAUTH,
+    OAuthError,
+    described_form,
+    read_fields,
+    read_poll,
+    read_user_code,
+    refusal,
+    required,
+    shown,
+)
 from server.identity.signing_keys.service import KeyService, server_info
 from server.identity.tokens import Principal
-from server.web.bodies import read_limited
-from server.web.middleware import TooSlow
-from server.web.openapi import Responses, raises
+from server.web.openapi import raises
 from server.web.routes import Routes
 from server.web.state import AppState, Reading, State, Writing, place_of
 from shared.access import Scope
-from shared.errors import BadRequest, Conflict, TooLarge
+from shared.errors import BadRequest, Conflict
 from shared.protocol import DeviceApproval, DeviceAuthorization, DeviceEnrollment, DeviceRequestView, DeviceToken
 
-GRANT_TYPE = "urn:ietf:params:oauth:grant-type:device_code"
-FORM = "application/x-www-form-urlencoded"
-MOST_FORM_BYTES = 16_384
-NO_STORE = {"Cache-Control": "no-store", "Pragma": "no-cache"}  # RFC 6749, 5.1
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Cache-Control": "no-store",
@@ -39,75 +45,25 @@ router = Routes(tags=["devices"])
 UserCode = Annotated[str, Path(max_length=40, description="as the device shows it, such as WDJB-MJHT")]
 
 
-_OAUTH_ERROR = {
-    "description": "an error in OAuth's form (RFC 6749, 5.2)",
-    "content": {
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "required": ["error", "error_description"],
-                "properties": {"error": {"type": "string"}, "error_description": {"type": "string"}},
-            }
-        }
-    },
-}
-OAUTH: Responses = {**raises(TooLarge, TooSlow), 400: _OAUTH_ERROR, 429: _OAUTH_ERROR}
-
-
-def _form(*required: str, **others: str) -> dict[str, Any]:
-    """A form's description for OpenAPI. others: optional fields with their descriptions."""
-    properties = {name: {"type": "string"} for name in required}
-    properties |= {name: {"type": "string", "description": text} for name, text in others.items()}
-    schema = {"type": "object", "required": list(required), "properties": properties}
-    return {"requestBody": {"required": True, "content": {FORM: {"schema": schema}}}}
-
-
-async def _fields(request: Request) -> dict[str, str]:
-    """The fields of a form, each at most once. Raises OAuthError, or TooLarge."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
-        raise OAuthError("invalid_request", f"send the fields as {FORM}")
-    raw = await read_limited(request, MOST_FORM_BYTES)
-    try:
-        pairs = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=50, errors="strict")
-    except ValueError as error:
-        raise OAuthError("invalid_request", "the form cannot be read") from error
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise OAuthError("invalid_request", "a field is given more than once")
-    return fields
-
-
-def _required(fields: Mapping[str, str], name: str, most: int) -> str:
-    value = fields.get(name, "")
-    if not 0 < len(value) <= most or "\0" in value:
-        raise OAuthError("invalid_request", f"{name} must be given, in at most {most} characters")
-    return value
-
-
-def _refusal(error: OAuthError) -> Response:
-    headers = NO_STORE | ({"Retry-After": "60"} if error.http_status == 429 else {})
-    return JSONResponse({"error": error.error, "error_description": error.detail}, error.http_status, headers)
-
-
 @router.post(
     "/v1/oauth/device_authorization",
     dependencies=[PUBLIC],
     response_model=DeviceAuthorization,
     responses=OAUTH,
-    openapi_extra=_form("client_id", "device_name", "public_key", "platform"),
+    openapi_extra=described_form("client_id", "device_name", "public_key", "platform"),
 )
 async def ask(request: Request, state: State) -> Response:
     """A device asks to join: codes for it and for a person (RFC 8628, 3.1). Errors are OAuth's."""
     try:
-        fields = await _fields(request)
-        client_id = _required(fields, "client_id", 100)
+        fields = await read_fields(request)
+        client_id = required(fields, "client_id", 100)
         device = _device(fields)
         address = place_of(request.client.host if request.client else "")
         asked = await state.write_queue.run(_ask, state, client_id, device, address)
     except OAuthError as error:
-        return _refusal(error)
+        return refusal(error)
     except BadRequest as error:
-        return _refusal(OAuthError("invalid_request", error.detail))
+        return refusal(OAuthError("invalid_request", error.detail))
     page = _page_address(request, state)
     answer = DeviceAuthorization(
         device_code=asked.device_code,
@@ -123,9 +79,9 @@ async def ask(request: Request, state: State) -> Response:
 def _device(fields: Mapping[str, str]) -> DeviceEnrollment:
     try:
         return DeviceEnrollment(
-            name=_required(fields, "device_name", 96),
-            public_key=_required(fields, "public_key", 100),
-            platform=_required(fields, "platform", 200),
+            name=required(fields, "device_name", 96),
+            public_key=required(fields, "public_key", 100),
+            platform=required(fields, "platform", 200),
         )
     except ValidationError as error:
         raise OAuthError("invalid_request", f"device_name: {error.errors()[0]['msg']}") from error
@@ -145,18 +101,15 @@ def _page_address(request: Request, state: AppState) -> str:
     dependencies=[PUBLIC],
     response_model=DeviceToken,
     responses=OAUTH,
-    openapi_extra=_form("grant_type", "client_id", "device_code"),
+    openapi_extra=described_form("grant_type", "client_id", "device_code"),
 )
 async def token(request: Request, state: State) -> Response:
     """A device asks whether it was let in, not oftener than its interval (RFC 8628, 3.4). Errors are OAuth's."""
     try:
-        fields = await _fields(request)
-        if _required(fields, "grant_type", 100) != GRANT_TYPE:
-            raise OAuthError("unsupported_grant_type", f"only {GRANT_TYPE} is granted here")
-        client_id, device_code = _required(fields, "client_id", 100), _required(fields, "device_code", 200)
+        client_id, device_code = await read_poll(request)
         answer = await state.write_queue.run(_poll, state, client_id, device_code)
     except OAuthError as error:
-        return _refusal(error)
+        return refusal(error)
     return JSONResponse(answer.model_dump(mode="json"), headers=NO_STORE)
 
 

@@ -17,9 +17,10 @@ from sqlalchemy import ForeignKey, String, update
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Document, Moment, Numbered, Table, new_id, utc_now
+from server.identity.audit import AccessAction, AccessTrail, Subject
 from server.identity.devices.repository import BindingRepository, Device, DeviceRepository, LabelSet
 from server.identity.tenants import TenantService
-from server.identity.tokens import TokenService, new_token, token_digest
+from server.identity.tokens import Principal, TokenService, new_token, token_digest
 from server.ports import Port
 from server.settings import Settings
 from shared.access import Role
@@ -29,6 +30,8 @@ from shared.protocol import MOST_USERS, DeviceEnrollment, Enrollment
 KEY_BYTES = 32
 # Take back what a device has of a user who was unbound from it, given the device's id and the user.
 UNBOUND: Port[tuple[Callable[[Session, Settings, str, str], None], ...]] = Port("devices.unbound")
+# Take back what a device has that was revoked, given its id.
+REVOKED: Port[tuple[Callable[[Session, Settings, str], None], ...]] = Port("devices.revoked")
 
 
 class BindingService:
@@ -178,7 +181,7 @@ class DeviceService:
     def revoke(self, tenant: str, name_or_id: str) -> Device:
         """Ends a device's tokens at once; it is never let in again but as another device.
 
-        Its leases are `LeaseService`'s to take back. Raises NotFound, or Conflict for a name that several have.
+        `revoke_device` also takes its jobs back. Raises NotFound, or Conflict for a name that several have.
         """
         device = self.found(tenant, name_or_id)
         if device.revoked_at is None:
@@ -219,3 +222,21 @@ class DeviceService:
         self._bindings.bind(device, users)
         _, text = self._tokens.issue(Role.DEVICE, tenant, device.name, device.id)
         return device, text
+
+
+def revoke_device(
+    session: Session, settings: Settings, tenant: str, name_or_id: str, person: Principal | None = None
+) -> Device:
+    """Revokes a device, returns its jobs to the queue, and records that. Repeating it changes nothing.
+
+    person: who revokes it; None: a command on the server's host. Raises NotFound, or Conflict for a name that several
+    devices have.
+    """
+    service = DeviceService(session)
+    device = service.get(tenant, service.found(tenant, name_or_id).id, lock=True)
+    if device.revoked_at is None:
+        service.revoke(tenant, device.id)
+        for take_back in REVOKED.get():
+            take_back(session, settings, device.id)
+        AccessTrail(session).add(tenant, person, AccessAction.DEVICE_REVOKED, Subject(device.name, device.id))
+    return device

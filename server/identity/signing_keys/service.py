@@ -26,7 +26,7 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 from server.database.columns import Document, Moment, Numbered, Table, utc_now
 from server.database.database import Database
 from server.identity.devices.repository import DeviceRepository
-from server.identity.devices.service import DeviceService
+from server.identity.devices.service import revoke_device
 from server.ports import Port
 from server.settings import Settings
 from shared.errors import Unavailable
@@ -145,8 +145,6 @@ class ServerKey(Numbered, Table):
 # Called in the transaction of a rotation: each signs the documents of one feature with the new key, and returns their
 # number.
 RESIGNERS: Port[tuple[Callable[[Session, Ed25519PrivateKey], int], ...]] = Port("signing_keys.resigners")
-# Called with the id of each device that a rotation revokes, in the same transaction.
-REVOKED: Port[tuple[Callable[[Session, Settings, str], None], ...]] = Port("signing_keys.revoked")
 
 
 @dataclass(frozen=True)
@@ -282,12 +280,9 @@ def retire_keys(database: Database, settings: Settings) -> list[str]:
 
 def revoke_all(session: Session, settings: Settings) -> int:
     """Revokes every device of every tenant; their jobs wait for other devices. Returns the number of devices."""
-    devices = DeviceService(session)
     live = DeviceRepository(session).live()
     for device in live:
-        devices.revoke(device.tenant, device.id)
-        for notify in REVOKED.get():
-            notify(session, settings, device.id)
+        revoke_device(session, settings, device.tenant, device.id)
     return len(live)
 
 

@@ -117,3 +117,17 @@ def test_users_are_named_at_approval_and_bound_and_unbound_later(joining, call, 
         assert refused.exit_code in (1, 2)
         assert says in refused.stderr
         assert "Traceback" not in refused.output
+
+
+def test_a_device_is_revoked_by_its_name(fleet, call, operator):
+    fleet.device(name="old")
+    fleet.device(name="twin")
+    twin = fleet.device(name="twin")
+    assert call("revoke", "old", answer="n\n").exit_code == 1
+    done = call("revoke", "old", answer="y\n")
+    assert done.exit_code == 0
+    assert done.stdout.endswith("old is revoked\n")
+    assert "no device is named 'old'" in call("revoke", "old", "--yes").stderr
+    assert twin.device_id in call("revoke", "twin", "--yes").stderr
+    assert json.loads(call("revoke", twin.device_id, "--yes", "--json").stdout)["revoked_at"]
+    assert "revoked" in call("list").stdout

@@ -119,6 +119,14 @@ def ask_to_join(fleet, name="tablet"):
     return answer.json()
 
 
+def ask_to_log_in(fleet, **changes):
+    """A program's request to log in; returns its codes."""
+    fields = {"client_id": "mobizo", "client_name": "mobizo of alice@laptop", **changes}
+    answer = fleet.actor().post("/v1/oauth/login_authorization", data=fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
 def populate(fleet, every=3):
     """Fills the server; returns the device that trains now, and its lease. every: steps between two reports."""
     app = fleet.app()

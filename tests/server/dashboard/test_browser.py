@@ -9,7 +9,7 @@ from server.app import create_app
 from shared.access import Role
 from tests.server.actors import serving
 from tests.server.dashboard.browsing import CHROMIUM, MISSING, NARROW, WIDE, Tab, addresses, chromium
-from tests.server.dashboard.seed import ask_to_join, populate, progress, report
+from tests.server.dashboard.seed import ask_to_join, ask_to_log_in, populate, progress, report
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 
@@ -107,6 +107,35 @@ def test_a_person_s_day(tab, fleet):
 
 
 @pytest.mark.slow
+def test_a_person_confirms_a_login_of_a_terminal(browser, fleet):
+    asked = ask_to_log_in(fleet)
+    visitor = Tab(browser, fleet.url)
+    page = visitor.page
+    address = asked["verification_uri_complete"].removeprefix(fleet.url)
+    visitor.go(address)
+    page.fill("#token", fleet.home.token(Role.OPERATOR, name="alice"))
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(f"{fleet.url}{address}")  # the page that was asked for
+    page.get_by_role("heading", name="mobizo of alice@laptop asks to log in").wait_for()
+    page.get_by_label("tokens:write").uncheck()
+    page.get_by_role("button", name="Confirm").click()
+    page.get_by_text("The login is confirmed.").wait_for()
+    grant = {"grant_type": "urn:ietf:params:oauth:grant-type:device_code", "client_id": "mobizo"}
+    grant["device_code"] = asked["device_code"]
+    scopes = fleet.actor().post("/v1/oauth/login_token", data=grant).json()["scope"].split()
+    assert "jobs:write" in scopes
+    assert "tokens:write" not in scopes
+    page.get_by_label("Code").fill("0000-0000")
+    page.get_by_role("button", name="Look it up").click()
+    page.get_by_role("alert").get_by_text("No login waits with this code").wait_for()
+    visitor.go("/ui/operations/audit")
+    assert page.get_by_role("cell", name="login-approved").is_visible()
+    visitor.close()
+    visitor.errors[:] = [error for error in visitor.errors if "404" not in error]  # the wrong code's page
+    assert visitor.errors == []
+
+
+@pytest.mark.slow
 def test_a_restart_of_the_server_loses_no_figure(tab, fleet, app, device, lease):
     application = create_app(fleet.home.settings)
     plain = socket.create_server(("127.0.0.1", 0))
@@ -137,8 +166,10 @@ def test_a_restart_of_the_server_loses_no_figure(tab, fleet, app, device, lease)
 @pytest.mark.slow
 def test_every_page_is_accessible_and_fits_every_screen(tab, fleet):
     device, _ = populate(fleet, every=25)
-    code, found, here = ask_to_join(fleet)["user_code"], {}, tab()
-    for name, path in {**addresses(fleet, device), "join": f"/ui/devices/join?user_code={code}"}.items():
+    found, here, every = {}, tab(), addresses(fleet, device)
+    every["join"] = f"/ui/devices/join?user_code={ask_to_join(fleet)['user_code']}"
+    every["activate"] = f"/ui/activate?user_code={ask_to_log_in(fleet)['user_code']}"
+    for name, path in every.items():
         assert here.go(path) == 200, path
         if name in ("job", "compare"):
             here.drawn()

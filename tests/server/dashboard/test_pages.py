@@ -31,6 +31,7 @@ PAGES = {
     "/ui/operations": None,
     "/ui/operations/tokens": Scope.TOKENS_WRITE,
     "/ui/operations/audit": Scope.ADAPTERS_READ,
+    "/ui/activate": Scope.TOKENS_WRITE,
 }
 
 

@@ -56,6 +56,7 @@ TABLES = (
     "server_keys",
     "runners",
     "privacy_limits",
+    "login_requests",
     "kept_answers",
     "devices",
     "collections",
@@ -64,11 +65,26 @@ TABLES = (
     "approval_rules",
     "adapters",
     "adapter_events",
+    "access_events",
 )
 
 
 def upgrade() -> None:
     """Creates every table."""
+    op.create_table(
+        "access_events",
+        sa.Column("tenant", sa.String(96), nullable=False),
+        sa.Column("at", sa.DateTime(), nullable=False),
+        sa.Column("actor", sa.String(64), nullable=False),
+        sa.Column("actor_name", sa.String(96), nullable=False),
+        sa.Column("user", sa.String(96), nullable=True),
+        sa.Column("action", sa.String(16), nullable=False),
+        sa.Column("subject", sa.String(96), nullable=False),
+        sa.Column("subject_id", sa.String(64), nullable=True),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.PrimaryKeyConstraint("number", name="pk_access_events"),
+    )
+    op.create_index("ix_access_events_tenant", "access_events", ["tenant", "number"])
     op.create_table(
         "adapter_events",
         sa.Column("tenant", sa.String(96), nullable=False),
@@ -401,6 +417,29 @@ def upgrade() -> None:
     )
     op.create_index("ix_device_requests_address", "device_requests", ["address"])
     op.create_index("ix_device_requests_expires_at", "device_requests", ["expires_at"])
+    op.create_table(
+        "login_requests",
+        sa.Column("user_code_digest", sa.String(64), nullable=False),
+        sa.Column("scopes", sa.Text(), nullable=False),
+        sa.Column("device_code_digest", sa.String(64), nullable=False),
+        sa.Column("client_id", sa.String(100), nullable=False),
+        sa.Column("name", sa.String(96), nullable=False),
+        sa.Column("address", sa.String(64), nullable=False),
+        sa.Column("state", sa.String(16), nullable=False),
+        sa.Column("interval_seconds", sa.Integer(), nullable=False),
+        sa.Column("created_at", sa.DateTime(), nullable=False),
+        sa.Column("expires_at", sa.DateTime(), nullable=False),
+        sa.Column("polled_at", sa.DateTime(), nullable=True),
+        sa.Column("tenant", sa.String(96), nullable=True),
+        sa.Column("decided_by", sa.String(64), nullable=True),
+        sa.Column("decided_at", sa.DateTime(), nullable=True),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.PrimaryKeyConstraint("number", name="pk_login_requests"),
+        sa.UniqueConstraint("device_code_digest", name="uq_login_requests_device_code_digest"),
+        sa.UniqueConstraint("user_code_digest", name="uq_login_requests_user_code_digest"),
+    )
+    op.create_index("ix_login_requests_address", "login_requests", ["address"])
+    op.create_index("ix_login_requests_expires_at", "login_requests", ["expires_at"])
     op.create_table(
         "device_users",
         sa.Column("device_id", sa.String(64), nullable=False),

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import func, select, update
 
-from server.identity.devices.authorization import DeviceRequest, new_user_code, read_user_code, shown
+from server.identity.devices.authorization import DeviceRequest
+from server.identity.oauth import new_user_code, read_user_code, shown
 from shared.signing import fingerprint, new_private_key, public_text
 from tests.server.homes import at_once
 

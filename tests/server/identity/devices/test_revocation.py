@@ -3,9 +3,10 @@
 import threading
 
 import pytest
+from sqlalchemy import select
 
-from server.identity.devices.service import DeviceService
-from server.jobs.leases.service import LeaseService
+from server.identity.audit import AccessEvent
+from server.identity.devices.service import revoke_device
 from tests.server.conftest import job_request
 
 
@@ -13,8 +14,7 @@ from tests.server.conftest import job_request
 def revoke(home):
     def revoke(device):
         with home.database.writing() as session:
-            found = DeviceService(session).revoke("default", device.device_id)
-            LeaseService(session, home.settings.lease_seconds).take_back_revoked(found.id)
+            revoke_device(session, home.settings, "default", device.device_id)
 
     return revoke
 
@@ -64,3 +64,22 @@ def test_a_request_that_waits_gets_no_lease(fleet, app, operator, device, revoke
     waiting.join()
     assert answers[0].status_code == 401
     assert app.get(f"/v1/jobs/{job['id']}").json()["state"] == "ready"
+
+
+@pytest.mark.both_databases
+def test_an_operator_revokes_over_the_api_once(fleet, home, app, operator, device, lease, problem):
+    path = f"/v1/devices/{device.device_id}/revoke"
+    problem(app.post(path), 403, "forbidden")
+    problem(fleet.operator("other").post(path), 404, "not-found")
+    first = operator.post(path).json()
+    assert first["revoked_at"]
+    assert operator.post(path).json() == first
+    problem(device.post("/v1/leases", json={"datasets": []}), 401, "unauthorized")
+    assert app.get(f"/v1/jobs/{lease['job']['id']}").json()["state"] == "ready"
+    with home.database.reading() as session:
+        (entry,) = session.scalars(select(AccessEvent).where(AccessEvent.action == "device-revoked"))
+    token = operator.get("/v1/whoami").json()["token_id"]
+    assert (entry.tenant, entry.actor, entry.subject, entry.subject_id) == (
+        *("default", token, "phone"),
+        device.device_id,
+    )

@@ -1,0 +1,76 @@
+"""The audit trail of access: who let a device or a program in, and who shut it out. Entries are never changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from sqlalchemy import Index, String, select
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from server.database.columns import Moment, Numbered, Table, utc_now, word
+from server.database.paging import PageRequest, PageRows, page_of
+from server.identity.tokens import Principal
+
+ON_HOST = "server"  # the actor of commands on the server's host
+
+
+class AccessAction(StrEnum):
+    """An action in the audit trail of access."""
+
+    DEVICE_APPROVED = "device-approved"
+    DEVICE_DENIED = "device-denied"
+    DEVICE_REVOKED = "device-revoked"
+    LOGIN_APPROVED = "login-approved"
+    LOGIN_DENIED = "login-denied"
+
+
+class AccessEvent(Numbered, Table):
+    """One entry. subject: the name of the device or program. actor: the id of a token, or `server`."""
+
+    __tablename__ = "access_events"
+    __table_args__ = (Index("ix_access_events_tenant", "tenant", "number"),)
+
+    tenant: Mapped[str] = mapped_column(String(96))
+    at: Mapped[datetime] = mapped_column(Moment)
+    actor: Mapped[str] = mapped_column(String(64))
+    actor_name: Mapped[str] = mapped_column(String(96))
+    user: Mapped[str | None] = mapped_column(String(96))
+    action: Mapped[AccessAction] = mapped_column(word(AccessAction))
+    subject: Mapped[str] = mapped_column(String(96))
+    subject_id: Mapped[str | None] = mapped_column(String(64))  # of a device that is enrolled
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The device or program that an entry is about. id: of a device that is enrolled."""
+
+    name: str
+    id: str | None = None
+
+
+class AccessTrail:
+    """The audit trail of access in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, tenant: str, person: Principal | None, action: AccessAction, subject: Subject) -> None:
+        """Adds an entry. person: whose token it was; None: a command on the server's host."""
+        self._session.add(
+            AccessEvent(
+                tenant=tenant,
+                at=utc_now(),
+                actor=ON_HOST if person is None else person.token_id,
+                actor_name="" if person is None else person.name,
+                user=None if person is None else person.user,
+                action=action,
+                subject=subject.name,
+                subject_id=subject.id,
+            )
+        )
+
+    def page(self, tenant: str, request: PageRequest) -> PageRows[AccessEvent]:
+        """Returns a page of a tenant's entries, newest first."""
+        return page_of(self._session, select(AccessEvent).where(AccessEvent.tenant == tenant), AccessEvent, request)

@@ -1,0 +1,210 @@
+"""Logins that wait for a person: their table, SQL and rules.
+
+A program shows a short code, and a signed-in person who may create tokens confirms it. The token is created when the
+program polls for it, as if that person had created it at that moment: it belongs to the person's tenant and user, has
+at most the scopes and the lifetime of the person's token, and its text is shown once, to the holder of the device code.
+The database holds digests of both codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import String, delete, func, select
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from server.database.columns import Numbered, Table, utc_now
+from server.identity.audit import AccessAction, AccessTrail, Subject
+from server.identity.oauth import (
+    KEPT,
+    REQUEST_SECONDS,
+    CodeRequest,
+    OAuthError,
+    RequestState,
+    new_user_code,
+    read_user_code,
+    shown,
+)
+from server.identity.token_issuing import TokenIssuingService
+from server.identity.tokens import Principal, ScopeWords, TokenRepository, TokenService, new_token, token_digest
+from server.settings import Settings
+from shared.access import LoginRequestView, Role, Scope, TokenGrant, TokenRequest
+from shared.errors import Conflict, Forbidden, MobizoError, NotFound
+
+WAITING_PER_ADDRESS = 10  # logins at once
+WAITING_IN_ALL = 1000
+
+
+class LoginRequest(CodeRequest, Numbered, Table):
+    """A program that asks for a token. name: of the program, as it says."""
+
+    __tablename__ = "login_requests"
+
+    user_code_digest: Mapped[str] = mapped_column(String(64), unique=True)
+    scopes: Mapped[frozenset[Scope]] = mapped_column(ScopeWords)  # asked for, then granted; none: all of the person's
+
+
+class LoginRepository:
+    """Logins that wait, in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, request: LoginRequest) -> None:
+        """Stores a new request."""
+        self._session.add(request)
+        self._session.flush()
+
+    def waiting(self, now: datetime, address: str | None = None) -> int:
+        """Returns the number of requests, optionally of one address, that are neither decided nor expired."""
+        statement = select(func.count()).where(
+            LoginRequest.state == RequestState.PENDING, LoginRequest.expires_at > now
+        )
+        if address is not None:
+            statement = statement.where(LoginRequest.address == address)
+        return self._session.scalar(statement) or 0
+
+    def by_device_code(self, digest: str) -> LoginRequest | None:
+        """Returns the request of a device code; locked, so that of two polls at once one gets the token."""
+        statement = select(LoginRequest).where(LoginRequest.device_code_digest == digest)
+        return self._session.scalar(statement.with_for_update())
+
+    def by_user_code(self, digest: str, lock: bool) -> LoginRequest | None:
+        """Returns the request of a user code. lock: for a person who decides."""
+        statement = select(LoginRequest).where(LoginRequest.user_code_digest == digest)
+        return self._session.scalar(statement.with_for_update() if lock else statement)
+
+    def forget(self, before: datetime) -> None:
+        """Removes requests that had expired by then."""
+        self._session.execute(delete(LoginRequest).where(LoginRequest.expires_at < before))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The codes of a new request, which are shown only here. expires_in, interval: seconds."""
+
+    device_code: str
+    user_code: str
+    expires_in: int
+    interval: int
+
+
+class LoginService:
+    """Logins by a code, in one transaction."""
+
+    def __init__(self, session: Session, settings: Settings) -> None:
+        self._session, self._settings = session, settings
+        self._requests = LoginRepository(session)
+
+    def ask(self, client_id: str, name: str, scopes: frozenset[Scope], address: str) -> Asked:
+        """Begins a request. Raises OAuthError if too many wait, of the address or in all."""
+        now = utc_now()
+        self._requests.forget(now - KEPT)
+        if self._requests.waiting(now, address) >= WAITING_PER_ADDRESS:
+            raise OAuthError("slow_down", "too many logins of this address wait; try again in some minutes", 429)
+        if self._requests.waiting(now) >= WAITING_IN_ALL:
+            raise OAuthError(
+                "slow_down", "too many logins wait; log in with a token, or try again in some minutes", 429
+            )
+        interval = self._settings.device_request_interval_seconds
+        device_code, user_code = new_token("login"), new_user_code()
+        self._requests.add(
+            LoginRequest(
+                device_code_digest=token_digest(device_code),
+                user_code_digest=_digest(user_code),
+                client_id=client_id,
+                name=name,
+                scopes=scopes,
+                address=address,
+                state=RequestState.PENDING,
+                interval_seconds=interval,
+                created_at=now,
+                expires_at=now + timedelta(seconds=REQUEST_SECONDS),
+            )
+        )
+        return Asked(device_code, shown(user_code), REQUEST_SECONDS, interval)
+
+    def poll(self, client_id: str, device_code: str) -> TokenGrant | OAuthError:
+        """Returns the token, once; otherwise why there is none, which is returned since it changes the request, too."""
+        request = self._requests.by_device_code(token_digest(device_code))
+        if request is None or request.client_id != client_id or request.state is RequestState.USED:
+            return OAuthError("invalid_grant", "the device code is not known here, or was used; log in again")
+        tenant = request.polled(utc_now(), "the login was refused", "nobody confirmed the code in time; log in again")
+        if isinstance(tenant, OAuthError):
+            return tenant
+        token = TokenRepository(self._session).of_tenant(tenant, request.decided_by or "")
+        try:
+            person = TokenService(self._session).principal_of("" if token is None else token.digest)
+            grant = self._grant(person, request)
+        except MobizoError as error:
+            request.state = RequestState.DENIED
+            return OAuthError(
+                "access_denied", f"the token of the person who confirmed does not allow it: {error.detail}"
+            )
+        request.state = RequestState.USED
+        return grant
+
+    def _grant(self, person: Principal, request: LoginRequest) -> TokenGrant:
+        role = Role.OPERATOR if person.role is Role.OPERATOR else Role.APP
+        asked = TokenRequest(name=request.name, role=role, scopes=sorted(request.scopes))
+        return TokenIssuingService(self._session, person).make(asked, self._settings.token_days)
+
+    def find(self, principal: Principal, user_code: str) -> LoginRequestView:
+        """Returns a request by its code, with the scopes that the person would grant. Raises NotFound."""
+        request = self._find(principal, user_code, lock=False)
+        return _view(request, user_code, self._granted(principal, request))
+
+    def decide(
+        self, principal: Principal, user_code: str, approved: bool, scopes: Iterable[Scope] | None = None
+    ) -> LoginRequestView:
+        """Grants or refuses a login; the first decision counts. scopes: to be granted; None: those asked for.
+
+        Raises NotFound, Forbidden for scopes that the person's token lacks, or Conflict if it was decided otherwise.
+        """
+        request = self._find(principal, user_code, lock=True)
+        if request.state is RequestState.PENDING:
+            if approved:
+                granted = self._granted(principal, request) if scopes is None else frozenset(scopes)
+                if excess := granted - principal.scopes:
+                    raise Forbidden(f"your token lacks: {', '.join(sorted(excess))}", missing=sorted(excess))
+                request.scopes = granted
+            request.state = RequestState.APPROVED if approved else RequestState.DENIED
+            request.tenant, request.decided_by, request.decided_at = principal.tenant, principal.token_id, utc_now()
+            action = AccessAction.LOGIN_APPROVED if approved else AccessAction.LOGIN_DENIED
+            AccessTrail(self._session).add(principal.tenant, principal, action, Subject(request.name))
+        elif approved == (request.state is RequestState.DENIED):
+            raise Conflict(f"the login was {'refused' if approved else 'confirmed'} before; the program may ask again")
+        return _view(request, user_code, request.scopes)
+
+    def _granted(self, principal: Principal, request: LoginRequest) -> frozenset[Scope]:
+        if request.state is not RequestState.PENDING:
+            return request.scopes
+        return request.scopes & principal.scopes if request.scopes else principal.scopes
+
+    def _find(self, principal: Principal, user_code: str, lock: bool) -> LoginRequest:
+        code = read_user_code(user_code)
+        request = None if code is None else self._requests.by_user_code(_digest(code), lock)
+        if request is not None and request.state is RequestState.PENDING and request.expires_at <= utc_now():
+            request = None
+        if request is None or request.tenant not in (None, principal.tenant):
+            raise NotFound("no login waits with this code; compare it with the program, whose codes last 15 minutes")
+        return request
+
+
+def _digest(user_code: str) -> str:
+    """Returns the stored digest of a user code. It differs from that of a token with the same text."""
+    return token_digest(f"login:{user_code}")
+
+
+def _view(request: LoginRequest, user_code: str, scopes: frozenset[Scope]) -> LoginRequestView:
+    return LoginRequestView(
+        user_code=shown(read_user_code(user_code) or ""),
+        name=request.name,
+        address=request.address,
+        scopes=sorted(scopes),
+        state=request.state.value,
+        created_at=request.created_at,
+        expires_at=request.expires_at,
+    )

@@ -1,0 +1,168 @@
+"""The device authorization grant (RFC 8628): what requests of devices and logins of people have in common.
+
+A client holds a device code, of which only the digest is kept; a person reads the user code to someone who may approve.
+User codes have forty random bits in Crockford's base32: digits and capital letters without I, L, O and U. I, L and O
+are read as the digits that they resemble. Dashes, spaces and case do not count.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+from urllib.parse import parse_qsl
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+from sqlalchemy import String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from server.database.columns import Moment, word
+from server.web.bodies import read_limited
+from server.web.middleware import TooSlow
+from server.web.openapi import Responses, raises
+from shared.errors import MobizoError, TooLarge
+from shared.protocol import GRANT_TYPE
+
+ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+LENGTH = 8  # characters of five bits
+_LOOKS_LIKE = str.maketrans("ILO", "110")
+_CODE = re.compile(rf"[{ALPHABET}]{{{LENGTH}}}")
+REQUEST_SECONDS = 900  # that a request waits for a person
+SLOWER_SECONDS = 5  # that each question asked too early adds to the interval (RFC 8628, 3.5)
+KEPT = timedelta(hours=1)  # after its end, so that a client that asks late is told that it was late
+FORM = "application/x-www-form-urlencoded"
+MOST_FORM_BYTES = 16_384
+NO_STORE = {"Cache-Control": "no-store", "Pragma": "no-cache"}  # RFC 6749, 5.1
+_OAUTH_ERROR = {
+    "description": "an error in OAuth's form (RFC 6749, 5.2)",
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["error", "error_description"],
+                "properties": {"error": {"type": "string"}, "error_description": {"type": "string"}},
+            }
+        }
+    },
+}
+OAUTH: Responses = {**raises(TooLarge, TooSlow), 400: _OAUTH_ERROR, 429: _OAUTH_ERROR}
+
+
+class OAuthError(MobizoError):
+    """The request was refused in OAuth's words."""
+
+    status, code, title = 400, "oauth", "OAuth error"
+
+    def __init__(self, error: str, detail: str, status: int = 400) -> None:
+        """error: of RFC 6749 or RFC 8628. status: of HTTP."""
+        super().__init__(detail)
+        self.error, self.http_status = error, status
+
+
+class RequestState(StrEnum):
+    """The state of a request that waits for a person's decision."""
+
+    PENDING = "pending"
+    APPROVED = "approved"
+    DENIED = "denied"
+    USED = "used"  # approved, and the client has its token
+
+
+class CodeRequest:
+    """The columns of a request with a device code."""
+
+    device_code_digest: Mapped[str] = mapped_column(String(64), unique=True)
+    client_id: Mapped[str] = mapped_column(String(100))
+    name: Mapped[str] = mapped_column(String(96))
+    address: Mapped[str] = mapped_column(String(64), index=True)  # that it came from
+    state: Mapped[RequestState] = mapped_column(word(RequestState))
+    interval_seconds: Mapped[int] = mapped_column()
+    created_at: Mapped[datetime] = mapped_column(Moment)
+    expires_at: Mapped[datetime] = mapped_column(Moment, index=True)
+    polled_at: Mapped[datetime | None] = mapped_column(Moment)
+    tenant: Mapped[str | None] = mapped_column(String(96))  # of the person who decided
+    decided_by: Mapped[str | None] = mapped_column(String(64))  # that person's token
+    decided_at: Mapped[datetime | None] = mapped_column(Moment)
+
+    def polled(self, now: datetime, denied: str, expired: str) -> str | OAuthError:
+        """Records a question of the client; returns the tenant whose person approved, or why there is no token.
+
+        denied, expired: what the error says. A question that comes before the interval is over makes it longer.
+        """
+        early = self.polled_at is not None and now < self.polled_at + timedelta(seconds=self.interval_seconds)
+        self.polled_at = now
+        if self.state is RequestState.DENIED:
+            return OAuthError("access_denied", denied)
+        if self.expires_at <= now:
+            return OAuthError("expired_token", expired)
+        if early:
+            self.interval_seconds += SLOWER_SECONDS
+            return OAuthError("slow_down", f"ask every {self.interval_seconds} s at most")
+        if self.state is RequestState.PENDING or self.tenant is None:
+            return OAuthError("authorization_pending", "nobody has decided yet")
+        return self.tenant
+
+
+def new_user_code() -> str:
+    """Returns a code without its dash."""
+    return "".join(secrets.choice(ALPHABET) for _ in range(LENGTH))
+
+
+def shown(code: str) -> str:
+    """Returns a code as people read it: WDJB-MJHT."""
+    return f"{code[:4]}-{code[4:]}"
+
+
+def read_user_code(text: str) -> str | None:
+    """Returns the code that a person typed, without its dash; None if the text is no code."""
+    found = re.sub(r"[\s-]", "", text[:40]).upper().translate(_LOOKS_LIKE)
+    return found if _CODE.fullmatch(found) else None
+
+
+def described_form(*required: str, **others: str) -> dict[str, Any]:
+    """Returns a form's description for OpenAPI. others: optional fields with their descriptions."""
+    properties = {name: {"type": "string"} for name in required}
+    properties |= {name: {"type": "string", "description": text} for name, text in others.items()}
+    schema = {"type": "object", "required": list(required), "properties": properties}
+    return {"requestBody": {"required": True, "content": {FORM: {"schema": schema}}}}
+
+
+async def read_fields(request: Request) -> dict[str, str]:
+    """Returns the fields of a form, each at most once. Raises OAuthError, or TooLarge."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
+        raise OAuthError("invalid_request", f"send the fields as {FORM}")
+    raw = await read_limited(request, MOST_FORM_BYTES)
+    try:
+        pairs = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=50, errors="strict")
+    except ValueError as error:
+        raise OAuthError("invalid_request", "the form cannot be read") from error
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise OAuthError("invalid_request", "a field is given more than once")
+    return fields
+
+
+def required(fields: Mapping[str, str], name: str, most: int) -> str:
+    """Returns a field of 1 to `most` characters. Raises OAuthError."""
+    value = fields.get(name, "")
+    if not 0 < len(value) <= most or "\0" in value:
+        raise OAuthError("invalid_request", f"{name} must be given, in at most {most} characters")
+    return value
+
+
+async def read_poll(request: Request) -> tuple[str, str]:
+    """Returns the client id and the device code of a question (RFC 8628, 3.4). Raises OAuthError, or TooLarge."""
+    fields = await read_fields(request)
+    if required(fields, "grant_type", 100) != GRANT_TYPE:
+        raise OAuthError("unsupported_grant_type", f"only {GRANT_TYPE} is granted here")
+    return required(fields, "client_id", 100), required(fields, "device_code", 200)
+
+
+def refusal(error: OAuthError) -> Response:
+    """Returns the response to a request that is refused."""
+    headers = NO_STORE | ({"Retry-After": "60"} if error.http_status == 429 else {})
+    return JSONResponse({"error": error.error, "error_description": error.detail}, error.http_status, headers)
