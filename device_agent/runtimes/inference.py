@@ -23,7 +23,7 @@ METHODS = ("adapter", "load", "extend")  # loading the first one sets B to zero
 
 
 def _load_operators() -> None:
-    """Loads the operators of ExecuTorch's LLM extension, of which programs call attention. Does nothing without them."""
+    """Loads the operators of ExecuTorch's LLM extension, if it is installed; programs call its attention."""
     for library in Path(_C.__file__).parents[1].glob("llm/custom_ops/*custom_ops_aot_lib.*"):
         torch.ops.load_library(library)
 

@@ -1,6 +1,7 @@
 """Attention over the filled part of a key-value cache: the operator `llama::custom_sdpa` of ExecuTorch's LLM extension.
 
-ExecuTorch's wheel has it in a library for Python. The native runner has its own kernel (device_agent/runner/attention.cpp).
+ExecuTorch's wheel has it in a library for Python. The native runner has a kernel of its own
+(device_agent/runner/attention.cpp).
 """
 
 from __future__ import annotations
