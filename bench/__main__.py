@@ -10,6 +10,7 @@ from bench.dashboard import dashboard
 from bench.end_to_end.command import end_to_end, options
 from bench.federation.command import federation
 from bench.figures import figures
+from bench.generate import generate
 from bench.padding import padding
 from bench.personal import personal
 from bench.precision import precision
@@ -33,6 +34,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "end-to-end": end_to_end,
     "options": options,
     "personal": personal,
+    "generate": generate,
     "variance": variance,
     "padding": padding,
     "agent": agent,

@@ -29,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -36,10 +37,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from device_agent.durable import write_durably
 from device_agent.errors import AlreadyRunning, NotEnrolled
-from device_agent.training.journal import RunDirectory
 from shared.errors import BadRequest
 from shared.job import Progress, RoundRef
 from shared.signing import key_id, new_private_key, parse_public, private_bytes
+
+if TYPE_CHECKING:
+    from device_agent.training.journal import RunDirectory
 
 HOME_VARIABLE = "MOBIZO_AGENT_HOME"
 PAUSED = "paused by the user; continue with `mobizo-agent resume`"
@@ -169,6 +172,8 @@ class AgentHome:
 
     def run(self, job_id: str) -> RunDirectory:
         """Returns the run directory of a job. Raises BadRequest if the id is not a plain file name."""
+        from device_agent.training.journal import RunDirectory  # slow to import, and `predict` and `chat` do without
+
         if not job_id or job_id != Path(job_id).name or job_id.startswith("."):
             raise BadRequest(f"the server sent a job id that is not a plain name: {job_id!r}")
         return RunDirectory(self.runs / job_id)

@@ -18,29 +18,37 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import RootModel, ValidationError
 
 from device_agent.durable import write_durably
 from device_agent.errors import DoesNotFit
 from device_agent.home import AgentHome, DeviceConfig
-from device_agent.protocol.client import DeviceClient
 from shared.canonical import file_sha256
 from shared.errors import NotFound, StartDeleted, Untrusted
-from shared.key_rotation import follow
 from shared.program import ProgramFile, ProgramManifest
-from shared.protocol import Lease
 from shared.registry import AdapterManifest
 from shared.signing import choose_key, verify_adapter, verify_manifest
-from shared.transport import ByteProgress, Unreachable
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+    from device_agent.protocol.client import DeviceClient
+    from shared.protocol import Lease
+    from shared.transport import ByteProgress
 
 MARGIN_BYTES = 64 << 20  # left free for the run's own files
 LARGEST_BYTES = 20 * 10**9  # of all files, unless the disk is small
 DISK_SHARE = 0.5  # of the whole disk, at most
 
-_log = structlog.get_logger()
+
+def _log() -> FilteringBoundLogger:
+    import structlog  # here and below: what only downloads need would slow the start of `predict` and `chat`
+
+    log: FilteringBoundLogger = structlog.get_logger()
+    return log
 
 
 class ProgramCache:
@@ -114,7 +122,7 @@ class ProgramCache:
                 break
             path.unlink(missing_ok=True)
             excess -= size
-            _log.info("evicted the least recently used program file", sha256=path.stem, bytes=size)
+            _log().info("evicted the least recently used program file", sha256=path.stem, bytes=size)
 
     def fetch(self, client: DeviceClient, file: ProgramFile, progress: ByteProgress | None = None) -> Path:
         """Returns the path of a file, downloading it if necessary. Raises Untrusted if two downloads have another
@@ -133,6 +141,8 @@ class ProgramCache:
 
     def _download(self, client: DeviceClient, file: ProgramFile, progress: ByteProgress | None) -> None:
         """Resumes the download for as long as each attempt transfers data."""
+        from shared.transport import Unreachable
+
         while True:
             before = self._arrived(file)
             try:
@@ -174,13 +184,15 @@ def follow_key_rotation(home: AgentHome, config: DeviceConfig, client: DeviceCli
     key_id: the key of a received signature; the server is asked only if it is not the pinned key. Raises MobizoError if
     the server does not answer.
     """
+    from shared.key_rotation import follow
+
     if key_id == config.key_id:
         return config
     try:
         path = follow(config.public_key, client.server_keys())
     except (Untrusted, NotFound) as error:
         # Verification then rejects everything that is signed with the new key.
-        _log.warning(
+        _log().warning(
             "the server's new signing key is not trusted",
             key_id=key_id,
             detail=error.detail,
@@ -189,7 +201,7 @@ def follow_key_rotation(home: AgentHome, config: DeviceConfig, client: DeviceCli
     if not path:
         return config
     config = home.pin(config.public_key, path)
-    _log.info("the server has rotated its signing key; the new key is now pinned", key_id=config.key_id)
+    _log().info("the server has rotated its signing key; the new key is now pinned", key_id=config.key_id)
     return config
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from device_agent.cli.main import app as agent
+from device_agent.cli.app import app as agent
 from mobizo.cli import app as client
 from server.cli.main import app as server
 

@@ -15,7 +15,7 @@ from bench.result import Measured, Row, notes
 from bench.runner import JsonFile, Only, Quick, native_runner, run_parts
 from bench.tiny import compile_tiny, plan_of, write_base, write_sentences
 from device_agent.engines.child_process import NativeEngine, PythonEngine
-from device_agent.engines.choice import RUNNER_VARIABLE
+from device_agent.runner.location import RUNNER_VARIABLE
 from shared.training_settings import TrainingSettings
 
 TRAINING = TrainingSettings(steps=400, evaluation_interval=50, seed=7)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from device_agent.cli.options import HomeOption, JsonOption, NameArgument
-from device_agent.datasets.store import DatasetStore
 from device_agent.home import AgentHome
 from shared.errors import BadRequest, InvalidDataset
 
@@ -146,6 +145,7 @@ def samples(
     """Show what the base model and the adapter write for records that were held out, beside each record's own text.
     Nothing of this leaves the device.
     """
+    from device_agent.datasets.store import DatasetStore
     from device_agent.inference.samples import as_json, write_samples
 
     agent_home = AgentHome.locate(home)

@@ -19,15 +19,20 @@ from device_agent.errors import NoRunner
 from device_agent.home import AgentHome
 from device_agent.memory import total_bytes
 from device_agent.protocol.client import DeviceClient
-from device_agent.runner.location import EXECUTORCH, PROGRAM, RunnerLocation, check_machine, host_platform
+from device_agent.runner.location import (
+    EXECUTORCH,
+    PROGRAM,
+    RUNNER_VARIABLE,
+    RunnerLocation,
+    check_machine,
+    host_platform,
+)
 from device_agent.runner.supply import RunnerResult, ensure_runner
 from shared.capabilities import NOISE_OPERATOR, Capabilities, EngineKind
 from shared.errors import BadRequest
 from shared.program import ProgramManifest
 from shared.recipe import RUNNER_BACKENDS
 from shared.signing import parse_public
-
-RUNNER_VARIABLE = "MOBIZO_AGENT_RUNNER"  # a directory with a runner made elsewhere, such as by a package
 
 _log = structlog.get_logger()
 
@@ -97,12 +102,6 @@ class EngineSelector:
         with DeviceClient(config.server, config.token) as client:
             place = RunnerLocation.within(self.home.path, platform)
             return ensure_runner(place, client, parse_public(config.public_key), lambda line: _log.info(line))
-
-
-def local_runner(home: AgentHome) -> Path | None:
-    """Returns the directory of this machine's runner if it is ready; downloads and builds nothing."""
-    given = os.environ.get(RUNNER_VARIABLE)
-    return Path(given) if given else RunnerLocation.within(home.path).find()
 
 
 def phone_platform(adb: Adb) -> str:

@@ -6,15 +6,16 @@ base weights stay in memory. Another process may have trained, pulled or rolled 
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
 
-from device_agent.engines.choice import local_runner
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore, LoadedAdapter, StoredAdapter
 from device_agent.inference.session import InferenceSession, open_inference
 from device_agent.programs import ProgramCache
+from device_agent.runner.location import local_runner
 from shared.errors import BadRequest, MobizoError, NotFound
 from shared.program import ProgramFile, ProgramManifest
 from shared.task import Task
@@ -65,8 +66,10 @@ def load_program(home: AgentHome, opened: LoadedAdapter) -> PersonalModel:
     if manifest.inference_context is None:
         raise BadRequest(f"a program of backend {manifest.recipe.backend} has no inference file; use xnnpack")
     files = (cache.path(manifest.file("inference")), cache.path(manifest.file("weights")))
-    inference = open_inference(manifest, *files, local_runner(home))
-    tokenizer = Tokenizer.from_file(str(cache.path(manifest.file("tokenizer"))))
+    with ThreadPoolExecutor(1) as pool:  # the runner packs weights while the tokenizer is read
+        reading = pool.submit(Tokenizer.from_file, str(cache.path(manifest.file("tokenizer"))))
+        inference = open_inference(manifest, *files, local_runner(home.path))
+        tokenizer = reading.result()
     return PersonalModel(name, opened.about.task, manifest, tokenizer, inference)
 
 

@@ -33,6 +33,7 @@ from shared.elf import HEADER_BYTES, wrong_machine
 
 EXECUTORCH = "1.5.1"  # the release that the runner is built against
 PROGRAM = "mobizo-runner"
+RUNNER_VARIABLE = "MOBIZO_AGENT_RUNNER"  # a directory with a runner made elsewhere, such as by a package
 SOURCES = Path(__file__).parent
 SOURCE_SUFFIXES = frozenset({".txt", ".cmake", ".cpp", ".hpp"})
 HASH_DIGITS = 16  # of the sources, in a directory's name
@@ -216,3 +217,9 @@ def _locked(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def local_runner(home: Path) -> Path | None:
+    """Returns the directory of this machine's runner if it is ready; downloads and builds nothing."""
+    given = os.environ.get(RUNNER_VARIABLE)
+    return Path(given) if given else RunnerLocation.within(home).find()

@@ -22,6 +22,12 @@ from shared.program_inputs import TOKEN_DTYPE
 METHODS = ("adapter", "load", "extend")  # loading the first one sets B to zero
 
 
+def _load_operators() -> None:
+    """Loads the operators of ExecuTorch's LLM extension, if it is installed; programs call its attention."""
+    for library in Path(_C.__file__).parents[1].glob("llm/custom_ops/*custom_ops_aot_lib.*"):
+        torch.ops.load_library(library)
+
+
 class InferenceRuntime:
     """The methods of one inference file, loaded from one program so that they share B and the cache."""
 
@@ -30,6 +36,7 @@ class InferenceRuntime:
         self._manifest = manifest
         try:
             start_threads()
+            _load_operators()
             program = _C._load_program(str(inference), data_path=str(weights))
             self._methods = {name: program.load_method(name) for name in METHODS}
         except RuntimeError as error:

@@ -119,6 +119,7 @@ class RunnerInference:
         self._size = manifest.size
         self._served = ServedProgram(command, f"the inference program of recipe {manifest.recipe_id[:12]}")
         self.load(np.zeros(manifest.size, np.float32))
+        self.extend([0], 0, [0])  # the first call packs the weights
 
     def extend(self, tokens: Sequence[int], start: int, picks: Sequence[int]) -> F32:
         """Appends `tokens` at position `start`. Returns the logits (P, V) after the tokens at indices `picks`."""

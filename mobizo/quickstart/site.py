@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from device_agent.durable import write_durably
-from device_agent.engines.choice import RUNNER_VARIABLE
 from device_agent.errors import NotEnrolled
 from device_agent.home import HOME_VARIABLE, AgentHome
-from device_agent.runner.location import RunnerLocation
+from device_agent.runner.location import RUNNER_VARIABLE, RunnerLocation
 from mobizo import Client
 from mobizo.quickstart.processes import AGENT, BIN, SERVER, Processes, run_command
 from shared.errors import Unauthorized

@@ -19,8 +19,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from device_agent.daemon.daemon import Daemon
 from device_agent.daemon.reporting import Display
 from device_agent.engines.child_process import NativeEngine, PythonEngine
-from device_agent.engines.choice import RUNNER_VARIABLE
 from device_agent.home import AgentHome, DeviceConfig
+from device_agent.runner.location import RUNNER_VARIABLE
 from device_agent.training.data import read_splits
 from device_agent.training.journal import RunDirectory, RunPlan
 from server.compiler.checkpoints.base import locate_base

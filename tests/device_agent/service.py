@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from device_agent.engines.choice import RUNNER_VARIABLE
+from device_agent.runner.location import RUNNER_VARIABLE
 from shared.errors import MobizoError
 from tests import cached_compiler
 from tests.device_agent.native import ROOT

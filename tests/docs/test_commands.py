@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from device_agent.cli.main import app as agent
+from device_agent.cli.app import app as agent
 from device_agent.cli.main import complete_adb_option
 from mobizo.cli import app as mobizo
 from server.cli.main import app as server

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from device_agent.cli.main import app
+from device_agent.cli.app import app
 from device_agent.datasets.build import MOST_RECORD
 from device_agent.datasets.formats import Format
 from device_agent.datasets.store import DatasetStore

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from device_agent.engines.choice import RUNNER_VARIABLE
+from device_agent.runner.location import RUNNER_VARIABLE
 from tests import cached_compiler
 from tests.device_agent.native import built_runner
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchBackendConfig, to_edge
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchBackendConfig, memory, to_edge
 from executorch.exir._serialize._serialize import serialize_for_executorch
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.exir.passes import MemoryPlanningPass
@@ -78,9 +78,14 @@ class InPlacePlanning(MemoryPlanningPass):
 
     def run(self, graph_module: GraphModule, graph_signature: ExportGraphSignature | None = None) -> PassResult:
         """See the base class."""
+        written = set()
         for node in graph_module.graph.nodes:
             if isinstance(node.target, EdgeOpOverload) and node.target._schema.name == "aten::index_put_":
                 node.meta["spec"] = node.args[0].meta["spec"]
+                written.add(node)
+            elif node.target == memory.view and node.args[0] in written:
+                view = node.meta["spec"]
+                node.meta["spec"] = type(view)(node.args[0].meta["spec"], view.shape)
         output = graph_module.graph.output_node()
         output.meta["spec"] = tree_map(lambda result: getattr(result, "meta", {}).get("spec"), output.args[0])
         return super().run(graph_module, graph_signature)

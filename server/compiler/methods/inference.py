@@ -1,8 +1,10 @@
 """The inference program: maps the tokens of one sequence to logits, with a key-value cache and the adapter's B.
 
 It uses the same weights file as training. A decoder layer consists of two delegates with the cache update between them:
-one computes queries, keys and values of the new tokens, the other attends over the cache. Masks use absolute positions,
-so cache entries after the end of the text have no effect.
+one computes queries, keys and values of the new tokens, the other what follows attention. Attention itself is an
+operator that reads the filled part of the cache. Bases with sliding windows or capped scores, which it does not have,
+attend within the second delegate over the whole cache; their masks use absolute positions, so cache entries after the
+end of the text have no effect.
 """
 
 # mypy: disallow-subclassing-any=False
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +22,7 @@ from torch.export import Dim
 from server.compiler.checkpoints.base import BaseFacts
 from server.compiler.export.emission import Signature
 from server.compiler.export.network import BaseNetwork, Example, Lower, QuantizedBase, lower_by_shape
+from server.compiler.methods.attention_operator import attention_call
 from server.compiler.methods.step_inputs import zero_tokens
 from server.compiler.methods.training import Adapter, Load, Method
 from server.compiler.model.backbone import Trunk
@@ -27,15 +31,18 @@ from server.compiler.model.layer_inputs import AttentionTables, norm_size
 from shared.recipe import Recipe, Target
 from shared.zo.calibration import Calibration
 
-# Tokens of a question and its answer. A token attends over the whole cache, used or not: on SmolLM2 in int8, a token
-# takes about 1.6 times as long with 512 positions as with 64. 512 positions take 24 MB.
-CONTEXT = 512
+CONTEXT = 512  # tokens of a question and its answer; SmolLM2's cache then takes 24 MB
 HEADS: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj")
 
 
 def inference_context(recipe: Recipe, facts: BaseFacts) -> int:
     """Returns C, the capacity of the cache in tokens: at least the recipe's S, at most the base's context length."""
     return max(recipe.sequence_length, min(CONTEXT, facts.context_length))
+
+
+def attends_by_operator(facts: BaseFacts) -> bool:
+    """Returns whether the operator has all that the base's attention does."""
+    return facts.attention_softcap is None and not facts.sliding_layers
 
 
 class CacheTables(LayerTables):
@@ -113,8 +120,26 @@ class HeadsLayer(DecoderLayer):
         return (self._factors(others[0]), others[1:]) if self.shape.targets else ({}, others)
 
 
-class MixLayer(HeadsLayer):
-    """The rest of a decoder layer: attention over the cache, its output, and the MLP."""
+class TailLayer(HeadsLayer):
+    """A decoder layer after its attention: the output of the heads, and the MLP."""
+
+    def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
+        """hidden (1, L, hidden) -> (1, L, hidden).
+
+        others: attention's output (1, L, heads * head_dim), B of this part's targets if any, and the vectors of the
+        other norms.
+        """
+        b, vectors = self.split_b(others[1:])
+        return self.finish(hidden, self._linear("o_proj", others[0], b), b, self.norms(vectors))
+
+    def norms(self, vectors: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+        """Returns the vectors of each norm."""
+        count = norm_size(self.shape.facts)
+        return [vectors[at : at + count] for at in range(0, len(vectors), count)]
+
+
+class MixLayer(TailLayer):
+    """The rest of a decoder layer with attention over the whole cache."""
 
     def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
         """hidden (1, L, hidden) -> (1, L, hidden).
@@ -125,13 +150,11 @@ class MixLayer(HeadsLayer):
         facts = self.shape.facts
         heads, keys, values, mask = others[:4]
         b, others = self.split_b(others[4:])
-        count = norm_size(facts)
-        held = len(facts.layer_norms) - count
-        norms = [others[at : at + count] for at in range(0, held, count)]
+        held = len(facts.layer_norms) - norm_size(facts)
         q = heads[..., : facts.heads * facts.head_dim].view(1, -1, facts.heads, facts.head_dim)
         k, v = (cached.view(1, -1, facts.kv_heads, facts.head_dim) for cached in (keys, values))
         tables = AttentionTables.of(facts, others[held:], masked=False).with_mask(mask)
-        return self.finish(hidden, self._linear("o_proj", self.mix(q, k, v, tables), b), b, norms)
+        return self.finish(hidden, self._linear("o_proj", self.mix(q, k, v, tables), b), b, self.norms(others[:held]))
 
 
 class Extend(Method):
@@ -153,6 +176,7 @@ class Extend(Method):
         self.trunk, self.head, self.shapes = trunk, head, shapes
         self.heads, self.mixes = nn.ModuleList(heads), nn.ModuleList(mixes)
         self.cache = Cache(trunk.facts, context)
+        self.context, self.operator = context, attends_by_operator(trunk.facts)
         self.tables = CacheTables(trunk.facts, context, sliding=False)
         if trunk.facts.sliding_layers:
             self.sliding_tables = CacheTables(trunk.facts, context, sliding=True)
@@ -163,15 +187,22 @@ class Extend(Method):
         """tokens (1, L) at positions from `start` [1] on, picks (P,) among these L. Returns logits (P, V)."""
         facts = self.trunk.facts
         places = self.at[: tokens.shape[1]] + start
+        first = cast(int, start.item()) if self.operator else 0
+        if self.operator:
+            torch._check(first >= 0)
+            torch._check(first + tokens.shape[1] <= self.context)
         hidden = self.trunk.embed(tokens, places)
-        kinds = [(self.tables(places), self.tables.masked(places))]
+        kinds = [self.tables]
         if facts.sliding_layers:
-            kinds.append((self.sliding_tables(places), self.sliding_tables.masked(places)))
+            kinds.append(self.sliding_tables)
+        tables_of = [tables(places) for tables in kinds]
+        masks = [] if self.operator else [tables.masked(places) for tables in kinds]
         b = self.state.current().unsqueeze(0)  # (1, D)
         at, count = 0, norm_size(facts)
         ends = [facts.heads * facts.head_dim, (facts.heads + facts.kv_heads) * facts.head_dim]
         for index, (shape, head, mix) in enumerate(zip(self.shapes, self.heads, self.mixes, strict=True)):
-            tables, mask = kinds[index in facts.sliding_layers]
+            kind = index in facts.sliding_layers
+            tables = tables_of[kind]
             vectors = self.trunk.vectors(index)
             own = len(facts.layer_norms)
             slabs: list[tuple[Tensor, ...]] = []
@@ -181,10 +212,24 @@ class Extend(Method):
             made = head(hidden, *slabs[0], *vectors[:count], *vectors[own:], *tables)
             rows = made.squeeze(0)
             cached = self.cache.write(index, places, rows[:, ends[0] : ends[1]], rows[:, ends[1] :])
-            hidden = mix(hidden, made, *cached, mask, *slabs[1], *vectors[count:own], *tables)
+            if self.operator:
+                hidden = mix(hidden, self.attend(made, cached, first), *slabs[1], *vectors[count:own])
+            else:
+                hidden = mix(hidden, made, *cached, masks[kind], *slabs[1], *vectors[count:own], *tables)
         answers = self.trunk.pick(hidden, picks.unsqueeze(0))
         logits = self.trunk.cap(self.trunk.logits(answers) if self.head is None else self.head(answers))
         return logits.squeeze(0)
+
+    def attend(self, made: Tensor, cached: tuple[Tensor, Tensor], first: int) -> Tensor:
+        """Returns attention's output (1, L, heads * head_dim) for tokens at positions from `first` on.
+
+        made: the output of HeadsLayer. cached: the layer's keys and values (C, kv_heads * head_dim).
+        """
+        facts = self.trunk.facts
+        width = facts.heads * facts.head_dim
+        q = made[..., :width].view(1, -1, facts.heads, facts.head_dim)
+        k, v = (part.view(1, self.context, facts.kv_heads, facts.head_dim) for part in cached)
+        return attention_call(q, k, v, first).view(1, -1, width)
 
 
 class LoadFresh(Load):
@@ -222,7 +267,8 @@ class InferenceNetwork(BaseNetwork):
         """Returns every method of the inference file with its example inputs, as listed in `shared.program`."""
         recipe, size, s, t = self.recipe, self.size, self.recipe.sequence_length, self.recipe.answer_length
         shapes = layer_shapes(recipe, self.facts, rows=1, paths=1)
-        heads, mixes = self._parts(HeadsLayer, 0, shapes), self._parts(MixLayer, 1, shapes)
+        rest = TailLayer if attends_by_operator(self.facts) else MixLayer
+        heads, mixes = self._parts(HeadsLayer, 0, shapes), self._parts(rest, 1, shapes)
         extend = Extend(recipe, size, self.trunk, self.head(1, t), shapes, heads, mixes, self.context)
         example = (zero_tokens(1, s), zero_tokens(1), zero_tokens(t))
         varying = {0: {1: Dim("L", min=1, max=s)}} | ({2: {0: Dim("P", min=1, max=t)}} if t > 1 else {})
@@ -254,6 +300,8 @@ class InferenceNetwork(BaseNetwork):
             heads = [torch.ones(facts.head_dim) for _ in facts.head_norms]
             return (hidden, *slab, *vectors[:count], *heads, *tables(places))
         width = facts.kv_heads * facts.head_dim
+        if attends_by_operator(facts):
+            return (hidden, torch.zeros(1, length, facts.heads * facts.head_dim), *slab, *vectors[count:])
         made = torch.zeros(1, length, facts.heads * facts.head_dim + 2 * width)
         cached = [torch.zeros(self.context, width) for _ in range(2)]
         return (hidden, made, *cached, tables.masked(places), *slab, *vectors[count:], *tables(places))

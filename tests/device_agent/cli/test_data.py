@@ -5,8 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from device_agent.cli.app import app
 from device_agent.cli.data import LARGE_BYTES, _progress
-from device_agent.cli.main import app
 from device_agent.datasets.store import AvailableDatasets, DatasetStore
 from shared.errors import BadRequest, MobizoError, NotFound
 from tests.device_agent.cli.test_tasks import URGENCY

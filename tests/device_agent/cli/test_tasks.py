@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from device_agent.cli.main import app
+from device_agent.cli.app import app
 from device_agent.errors import TaskNotApproved
 from device_agent.policy.privacy_ledger import PrivacyLedger, PrivacyLimits, Terms
 from device_agent.policy.task_approvals import LEAST_DIGITS, TaskApprovals, task_sha256

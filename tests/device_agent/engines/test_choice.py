@@ -8,16 +8,14 @@ import pytest
 from device_agent.engines.adb import AdbEngine
 from device_agent.engines.child_process import NativeEngine, PythonEngine
 from device_agent.engines.choice import (
-    RUNNER_VARIABLE,
     EngineName,
     EngineSelector,
-    local_runner,
     phone_platform,
     platform_name,
 )
 from device_agent.errors import NoRunner
 from device_agent.inference.session import open_inference
-from device_agent.runner.location import RunnerLocation, host_platform
+from device_agent.runner.location import RUNNER_VARIABLE, RunnerLocation, host_platform, local_runner
 from shared.errors import BadRequest
 from tests.device_agent.conftest import enroll
 from tests.device_agent.fake_server import FakeServer
@@ -40,7 +38,7 @@ def test_a_runner_that_is_there_is_used(choose, home, rademacher, runner_directo
     place.path.parent.mkdir(parents=True)
     place.path.symlink_to(runner_directory)
     assert isinstance(choose()(rademacher.manifest), NativeEngine)
-    assert local_runner(home) == place.path
+    assert local_runner(home.path) == place.path
     assert isinstance(choose(EngineName.PYTHON)(rademacher.manifest), PythonEngine)
 
 
@@ -57,7 +55,7 @@ def test_a_runner_made_elsewhere_is_used(choose, rademacher, runner_directory, m
 
 def test_without_a_runner_python_trains_unless_a_person_wanted_the_runner(choose, home, rademacher):
     assert isinstance(choose()(rademacher.manifest), PythonEngine)
-    assert local_runner(home) is None
+    assert local_runner(home.path) is None
     with pytest.raises(NoRunner, match=r"C\+\+17 compiler.*mobizo-server runner-build add"):
         choose(EngineName.NATIVE)(rademacher.manifest)
 

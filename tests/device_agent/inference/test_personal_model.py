@@ -3,11 +3,11 @@
 import psutil
 import pytest
 
-from device_agent.engines.choice import RUNNER_VARIABLE
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.inference.chat import Chat
 from device_agent.inference.personal_model import LiveModel, open_personal
 from device_agent.inference.predict import predict
+from device_agent.runner.location import RUNNER_VARIABLE
 from shared.signing import sign_manifest
 from shared.zo.lora import dump_adapter
 from tests.device_agent.conftest import TASK

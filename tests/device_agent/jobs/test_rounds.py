@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from device_agent.cli.main import app
+from device_agent.cli.app import app
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.leased_job import Outcome
 from device_agent.jobs.rounds import KEPT_ROUNDS, RoundLog, RoundRecord

@@ -17,9 +17,9 @@ import openai
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from device_agent.engines.choice import RUNNER_VARIABLE
 from device_agent.home import HOME_VARIABLE, AgentHome
 from device_agent.inference.personal_model import open_personal
+from device_agent.runner.location import RUNNER_VARIABLE
 from shared.chat_template import ChatTemplate
 from shared.signing import new_private_key
 from tests.device_agent.conftest import ROOT, start_agent

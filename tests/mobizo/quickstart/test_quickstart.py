@@ -14,7 +14,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from device_agent.engines.choice import RUNNER_VARIABLE
+from device_agent.runner.location import RUNNER_VARIABLE
 from mobizo.quickstart.data import check_data
 from mobizo.quickstart.run import Options, quickstart
 from shared.errors import BadRequest, InvalidDataset

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from device_agent.engines.choice import RUNNER_VARIABLE
+from device_agent.runner.location import RUNNER_VARIABLE
 from server.settings import Settings
 from tests.certificate import loopback_certificate
 from tests.server.nginx import Missing, nginx_program

@@ -1,0 +1,216 @@
+"""`bench generate`: generating text on the device with SmolLM2-135M-Instruct, against llama.cpp on the same cores.
+
+Ours is what `mobizo-agent chat` runs: the int8 inference file with an adapter, in the native runner. llama.cpp (from
+xllamacpp) runs the same model as Q8_0 and as Q4_0, without an adapter, with one thread a core as ours has. All three
+are loaded at once and take turns, so that all see the same load; ratios are medians over turns, time over time.
+
+- decode: a token's time while the text is 64 and 480 tokens long. Theirs is llama.cpp's own timing, without HTTP.
+- prefill: a prompt of 128 tokens.
+- first token: from the text of such a prompt to the first piece of its answer, with the program loaded.
+- cold first token: from the start of `mobizo-agent chat` in a new process to the first byte that it prints, with the
+  files in the page cache.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from bench.llamacpp import LlamaCpp, quantized
+from bench.programs import PRODUCTS, Compiled, compile_cold, reopen, smollm2_recipe
+from bench.result import Claims, Row, notes, write
+from bench.runner import JsonFile, Keep, Quick, native_runner
+from device_agent.home import AgentHome, DeviceConfig
+from device_agent.inference.adapter_store import AdapterStore
+from device_agent.inference.chat import Chat
+from device_agent.inference.personal_model import PersonalModel, open_personal
+from device_agent.runner.location import RUNNER_VARIABLE
+from shared.recipe import TARGETS
+from shared.signing import key_id, public_text, sign_manifest
+from shared.task import Task
+from shared.zo.encoding import token_ids
+from shared.zo.lora import dump_adapter
+
+RECIPE: dict[str, Any] = {
+    "rank": 8,
+    "layers": "last:8",
+    "targets": TARGETS,
+    "estimator": "gradient",
+    "effective_batch": 8,
+    "loss": "full",
+    "choices": 1,
+    "precision": "int8",
+    "sequence_length": 64,
+    "answer_length": 48,
+}
+NAME, TASK = "alice-reviews", Task(name="reviews", kind="text")
+CONTEXTS, PROMPT, DECODED = (64, 480), 128, 32  # tokens
+ROUNDS, COLD_ROUNDS = 9, 7
+THEIRS = ("Q8_0", "Q4_0")
+Seconds = dict[tuple[str, str], list[float]]  # by what was measured and who
+
+
+def generate(json_file: JsonFile = None, quick: Quick = False, keep: Keep = None) -> None:
+    """Generate text on the device, against llama.cpp: tokens a second, prompts and the first token."""
+    os.environ[RUNNER_VARIABLE] = str(native_runner())
+    rounds, cold_rounds = (2, 1) if quick else (ROUNDS, COLD_ROUNDS)
+    with tempfile.TemporaryDirectory() as name:
+        kept = keep or Path(name)
+        program = _program(kept / "program")
+        home = make_home(Path(name) / "home", program)
+        theirs = {kind: LlamaCpp(quantized(kind, kept / f"{kind}.gguf"), _context()) for kind in THEIRS}
+        with closing(open_personal(home, NAME)) as model:
+            text, prompt = prompt_of(model, PROMPT)
+            seconds: Seconds = {}
+            for number in range(rounds + 1):  # the first one warms up
+                turn = _turn(model, theirs, text, prompt, number)
+                if number:
+                    for key, value in turn.items():
+                        seconds.setdefault(key, []).append(value)
+        del theirs  # their threads would run beside a new process
+        seconds["cold first token", "mobizo"] = [_cold(home, text) for _ in range(cold_rounds)]
+    write(json_file, _rows(seconds), _claims(seconds))
+
+
+def _context() -> int:
+    return max(CONTEXTS) + DECODED
+
+
+def _program(directory: Path) -> Compiled:
+    if (directory / "manifest.json").exists():
+        return reopen(directory)
+    notes.print("compiling the program")
+    return compile_cold(smollm2_recipe(**RECIPE), directory)
+
+
+def make_home(directory: Path, program: Compiled) -> AgentHome:
+    """Returns an agent's home with a random adapter of the program in its store."""
+    key, home, manifest = Ed25519PrivateKey.generate(), AgentHome(directory), program.manifest
+    public = key.public_key()
+    home.create()
+    home.enroll(
+        DeviceConfig(
+            server="http://localhost",
+            name="bench",
+            device_id="bench",
+            token="none",
+            public_key=public_text(public),
+            key_id=key_id(public),
+        )
+    )
+    home.cache.mkdir(parents=True, exist_ok=True)
+    for role in ("inference", "weights", "tokenizer"):
+        file = manifest.file(role)
+        shutil.copy(program.directory / file.name, home.cache / file.sha256)
+    flat = np.random.default_rng(0).normal(0, 1e-3, manifest.size).astype(np.float32)
+    AdapterStore(home).add(NAME, dump_adapter(flat, {}), sign_manifest(manifest, key), TASK, "bench")
+    return home
+
+
+def prompt_of(model: PersonalModel, length: int) -> tuple[str, list[int]]:
+    """Returns customers' reviews of `length` tokens, as text and as tokens."""
+    lines = (PRODUCTS / "train.jsonl").read_text().splitlines()
+    words = " ".join(json.loads(line)["text"] for line in lines[: 2 * length]).split()
+    for count in range(length // 2, len(words)):
+        text = " ".join(words[:count])
+        tokens = token_ids(model.tokenizer, text)
+        if len(tokens) >= length:
+            return text, tokens[:length]
+    raise SystemExit(f"{PRODUCTS} has no text of {length} tokens")
+
+
+def _turn(
+    model: PersonalModel, theirs: dict[str, LlamaCpp], text: str, prompt: list[int], number: int
+) -> dict[tuple[str, str], float]:
+    """Measures everything once, on prompts of random tokens that differ from turn to turn."""
+    found: dict[tuple[str, str], float] = {}
+    rng = np.random.default_rng(number)
+    for context in CONTEXTS:
+        tokens = rng.integers(1000, model.manifest.shape.vocabulary, context - DECODED // 2).tolist()
+        for kind, other in theirs.items():
+            found[f"decode at {context}", kind] = other.decode(tokens, DECODED)
+        found[f"decode at {context}", "mobizo"] = _decode(model, tokens)
+    shuffled = rng.permutation(prompt).tolist()
+    for kind, other in theirs.items():
+        found["prefill", kind] = other.prefill(shuffled)
+    found["prefill", "mobizo"] = _timed(lambda: next(model.inference.generate(shuffled, 1)))
+    found["first token", "mobizo"] = _timed(lambda: next(Chat(model, None).answer(text)))
+    return found
+
+
+def _decode(model: PersonalModel, tokens: list[int]) -> float:
+    """Returns the seconds of one token after the prompt, the mean of DECODED."""
+    generated = model.inference.generate(tokens, DECODED + 1)
+    next(generated)
+    return _timed(lambda: sum(1 for _ in generated)) / DECODED
+
+
+def _timed(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def _cold(home: AgentHome, text: str) -> float:
+    """Returns the seconds from the start of `mobizo-agent chat` to its first output."""
+    command = [sys.executable, "-W", "ignore", "-m", "device_agent", "chat", NAME, "--home", str(home.path)]
+    options = ["--form", "plain", "--max-tokens", "4", "--text", text]
+    began = time.perf_counter()
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([*command, *options], bufsize=0, **output) as process:
+        assert process.stdout is not None  # a pipe
+        first = process.stdout.read(1)
+        seconds = time.perf_counter() - began
+        process.stdout.read()
+    if process.returncode or not first:
+        raise SystemExit("`mobizo-agent chat` printed no answer")
+    return seconds
+
+
+def _ratios(seconds: Seconds, what: str, kind: str) -> float:
+    pairs = zip(seconds[what, "mobizo"], seconds[what, kind], strict=True)
+    return statistics.median(ours / theirs for ours, theirs in pairs)
+
+
+def _rows(seconds: Seconds) -> list[Row]:
+    rows: list[Row] = []
+    for (what, who), values in sorted(seconds.items()):
+        median = statistics.median(values)
+        tokens = 1 if what.startswith("decode") else PROMPT
+        rows.append(
+            {
+                "what": what,
+                "who": who,
+                "threads": psutil.cpu_count(),
+                "rounds": len(values),
+                "seconds": median,
+                "tokens_per_second": None if "first" in what else tokens / median,
+                "all_seconds": values,
+            }
+        )
+    return rows
+
+
+def _claims(seconds: Seconds) -> Claims:
+    decoding = [f"decode at {context}" for context in CONTEXTS]
+    claims: Claims = {}
+    for kind, suffix in zip(THEIRS, ("", "_q4_0"), strict=True):
+        claims[f"decode_vs_llamacpp{suffix}"] = max(_ratios(seconds, what, kind) for what in decoding)
+        claims[f"prefill_vs_llamacpp{suffix}"] = _ratios(seconds, "prefill", kind)
+    claims["first_token_seconds"] = statistics.median(seconds["first token", "mobizo"])
+    claims["cold_first_token_seconds"] = statistics.median(seconds["cold first token", "mobizo"])
+    for context, what in zip(CONTEXTS, decoding, strict=True):
+        claims[f"tokens_per_second_at_{context}"] = 1 / statistics.median(seconds[what, "mobizo"])
+    return claims
