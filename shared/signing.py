@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
@@ -16,9 +15,6 @@ from shared.catalog import RunnerBuild, SignedRunnerBuild
 from shared.errors import Untrusted
 from shared.program import ProgramManifest, SignedManifest
 from shared.registry import AdapterManifest, SignedAdapter
-
-if TYPE_CHECKING:
-    from shared.protocol import RunnerBuild, SignedRunnerBuild
 
 
 def new_private_key() -> Ed25519PrivateKey:
@@ -78,8 +74,6 @@ def verify_manifest(signed: SignedManifest, key: Ed25519PublicKey) -> ProgramMan
 
 def sign_runner_build(build: RunnerBuild, key: Ed25519PrivateKey) -> SignedRunnerBuild:
     """Returns the runner build with the server's signature."""
-    from shared.protocol import SignedRunnerBuild  # slow to import, and devices that only verify do without
-
     return SignedRunnerBuild(build=build, key_id=key_id(key.public_key()), signature=_sign(_runner_bytes(build), key))
 
 

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from device_agent.durable import describe_os_error
 from device_agent.engines import Engine
-from device_agent.engines.choice import local_runner
 from device_agent.errors import DoesNotFit, OwnerRefuses, PolicyForbids, RuntimeFailed, TooLittleMemory
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
@@ -29,6 +28,7 @@ from device_agent.policy.privacy_ledger import PrivacyLedger, Terms, spending_of
 from device_agent.policy.task_approvals import TaskApprovals
 from device_agent.programs import ProgramCache, RollbackProtection, verify_program, verify_start
 from device_agent.protocol.client import DeviceClient
+from device_agent.runner.location import local_runner
 from device_agent.training.count_noise import derive_key
 from device_agent.training.journal import RunDirectory, RunPlan
 from device_agent.training.messages import describe
@@ -202,7 +202,7 @@ class LeasedJob:
             before, after = score_writing(
                 self.run.plan(),
                 paths["inference"],
-                local_runner(self.context.home),
+                local_runner(self.context.home.path),
                 load_adapter(self.run.best.read_bytes(), manifest.size),
                 lambda prompts: policy_run.pace(prompts, manifest, progress),
             )

@@ -13,6 +13,7 @@ from server.catalog.runner_builds.service import RunnerBuildRepository, RunnerBu
 from server.cli.console import Json, Tenant, checked_users, open_home, output, tell, tell_rows
 from server.identity.devices.repository import BindingRepository, DeviceRepository
 from server.identity.devices.service import BindingService, DeviceService
+from server.identity.devices.service import revoke_device as revoke
 from server.identity.signing_keys.service import KeyService
 from server.storage.opening import open_artifacts
 from server.storage.store import hold
