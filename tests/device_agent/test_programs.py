@@ -10,7 +10,7 @@ from device_agent.errors import DoesNotFit
 from device_agent.programs import ProgramCache, RollbackProtection
 from device_agent.protocol.client import DeviceClient
 from shared.canonical import sha256_hex
-from shared.errors import NotFound, Unavailable, Untrusted
+from shared.errors import Unavailable, Untrusted
 from shared.program import ProgramFile
 from tests.device_agent.conftest import enroll
 from tests.device_agent.fake_server import FakeServer
@@ -53,18 +53,9 @@ def test_a_file_of_an_earlier_process_is_hashed_again(server, client, cache, tmp
     assert server.served["downloads"] == 2
 
 
-@pytest.mark.parametrize(
-    ("content", "error", "words"),
-    [
-        (CONTENT[::-1], Untrusted, "size and sha256"),
-        (CONTENT + b"more", Untrusted, "more bytes"),
-        (CONTENT[:-1], Unavailable, "dropped a download"),
-    ],
-    ids=["changed", "longer", "shorter"],
-)
-def test_what_is_not_the_file_is_refused_and_not_kept(server, client, cache, content, error, words):
-    server.files[FILE.sha256] = content
-    with pytest.raises(error, match=words):
+def test_what_is_not_the_file_is_refused_and_not_kept(server, client, cache):
+    server.files[FILE.sha256] = CONTENT[::-1]
+    with pytest.raises(Untrusted, match="size and sha256"):
         cache.fetch(client, FILE)
     assert not cache.path(FILE).exists()
 
@@ -73,12 +64,6 @@ def test_a_bad_part_left_behind_is_overcome(server, client, cache, tmp_path):
     part = tmp_path / f"{FILE.sha256}.part"
     part.write_bytes(b"\0" * FILE.size)
     assert cache.fetch(client, FILE).read_bytes() == CONTENT
-
-
-def test_a_file_the_server_lacks(server, client, cache):
-    server.files.clear()
-    with pytest.raises(NotFound):
-        cache.fetch(client, FILE)
 
 
 def test_too_little_disk_is_said_in_numbers(cache, monkeypatch, client):
@@ -165,14 +150,6 @@ def test_by_default_it_takes_half_a_small_disk_at_most(tmp_path, files, monkeypa
     cache.reserve([FILE.model_copy(update={"size": 1_900_000_000, "sha256": "0" * 64})])
     with pytest.raises(DoesNotFit, match="at most 2000 MB"):
         cache.reserve([FILE.model_copy(update={"size": 2_100_000_000, "sha256": "0" * 64})])
-
-
-def test_a_server_that_drops_every_few_bytes_is_resumed_to_the_end(server, client, cache, monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda _seconds: None)
-    server.drop_after = 9_000
-    assert cache.fetch(client, FILE).read_bytes() == CONTENT
-    # Twelve pieces, each asked for from where the one before ended, and none twice.
-    assert server.ranges == [None, *(f"bytes={at}-" for at in range(9_000, 100_000, 9_000))]
 
 
 def test_a_server_that_stops_sending_is_given_up_and_resumed_later(server, client, cache, monkeypatch):

@@ -137,8 +137,6 @@ def test_an_operator_creates_an_enrollment_token(call, fleet, operator):
     [
         ({"base": "unknown"}, "unknown"),
         ({"recipe": {"sequence_length": 4096}}, "4096"),
-        ({"recipe": {"layers": "last:9"}}, "2 layers"),
-        ({"recipe": {"noise": "randn", "estimator": "stored"}}, "gaussian"),
         ({"task": "sst-3"}, "sst2"),
     ],
 )
