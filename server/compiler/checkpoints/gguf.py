@@ -43,6 +43,11 @@ def gguf_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, LazyTensor]]
     return reader.facts(), dict(reader.tensors())
 
 
+def gguf_architecture(files: BaseFiles) -> str:
+    """Returns the architecture's name in transformers. Raises UnreadableCheckpoint or UnsupportedModel."""
+    return _Reader(files).form.model_type
+
+
 def gguf_tensors(files: BaseFiles) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields every weight with its canonical name."""
     for name, tensor in _Reader(files).tensors():
@@ -60,7 +65,7 @@ class _Reader:
             raise UnsupportedModel(
                 f"architecture {architecture!r} is not supported as GGUF; supported: {', '.join(ARCHITECTURES)}"
             )
-        self._form: GgufArchitecture = ARCHITECTURES[architecture]
+        self.form: GgufArchitecture = ARCHITECTURES[architecture]
         self._weights: list[GgufTensor] = [tensor for tensor in self._file.tensors if tensor.name != ROPE_FACTORS]
         self._heads = int(self._option("attention.head_count"))
         self._kv_heads = int(self._option("attention.head_count_kv", self._heads))
@@ -69,13 +74,13 @@ class _Reader:
         """Returns the facts in the metadata."""
         names = [self._canonical(tensor.name) for tensor in self._weights]
         self._refuse_features()
-        gemma = self._form.model_type == "gemma3_text"
+        gemma = self.form.model_type == "gemma3_text"
         hidden, layers = int(self._option("embedding_length")), int(self._option("block_count"))
         head_dim = int(self._option("attention.key_length", 256 if gemma else hidden // self._heads))
         for name in ("attention.value_length", "rope.dimension_count"):
             if int(self._option(name, head_dim)) != head_dim:
                 raise UnsupportedModel(
-                    f"this {self._form.name} checkpoint has {self._form.name}.{name} {self._option(name)} with heads "
+                    f"this {self.form.name} checkpoint has {self.form.name}.{name} {self._option(name)} with heads "
                     f"of {head_dim} features, which the decoder does not compute"
                 )
         embedding = next((tensor for tensor in self._weights if tensor.name == "token_embd.weight"), None)
@@ -83,7 +88,7 @@ class _Reader:
             raise UnreadableCheckpoint("the GGUF file has no token_embd.weight")
         window = int(self._option("attention.sliding_window", 0)) if gemma else 0
         return BaseFacts(
-            architecture=self._form.model_type,
+            architecture=self.form.model_type,
             layers=layers,
             hidden=hidden,
             intermediate=int(self._option("feed_forward_length")),
@@ -99,9 +104,9 @@ class _Reader:
             attention_scale=(hidden // self._heads if gemma and layers == GEMMA_27B_LAYERS else head_dim) ** -0.5,
             norm_eps=float(self._option("attention.layer_norm_rms_epsilon")),
             parameters=sum(tensor.elements for tensor in self._weights),
-            biases=self._form.biases,
-            qk_norm=self._form.qk_norm,
-            sandwich=self._form.sandwich,
+            biases=self.form.biases,
+            qk_norm=self.form.qk_norm,
+            sandwich=self.form.sandwich,
             activation="gelu_tanh" if gemma else "silu",
             embedding_scale=hidden**0.5 if gemma else 1.0,
             window=window or None,
@@ -121,7 +126,7 @@ class _Reader:
                     "type, for example Q8_0"
                 ) from error
             heads = {"q_proj": self._heads, "k_proj": self._kv_heads}.get(name.rpartition(".")[2], 0)
-            permuted = heads if self._form.interleaved else 0
+            permuted = heads if self.form.interleaved else 0
             yield name, LazyTensor(tensor.shape, partial(_dequantized, tensor, permuted))
 
     def _field(self, name: str, default: Any = None) -> Any:
@@ -132,7 +137,7 @@ class _Reader:
         return default
 
     def _option(self, name: str, default: Any = None) -> Any:
-        return self._field(f"{self._form.name}.{name}", default)
+        return self._field(f"{self.form.name}.{name}", default)
 
     def _rope(self, head_dim: int) -> Rope:
         """Returns the rotary embedding. As in llama.cpp, a factor without a type is linear, a factor of 0 is none."""
@@ -156,9 +161,9 @@ class _Reader:
         if stem != name and stem in TOP_NAMES:
             return TOP_NAMES[stem]
         match = LAYER_PATTERN.fullmatch(name)
-        own = self._form.layer_names.get(match[2]) if match else None
+        own = self.form.layer_names.get(match[2]) if match else None
         if match is None or own is None:
-            raise UnsupportedModel(f"tensor {name} is not part of the supported {self._form.name} decoder")
+            raise UnsupportedModel(f"tensor {name} is not part of the supported {self.form.name} decoder")
         return f"layers.{match[1]}.{own}"
 
     def _refuse_features(self) -> None:
@@ -166,7 +171,7 @@ class _Reader:
         attention = float(self._option("rope.scaling.attn_factor", 1.0))
         slides = bool(self._option("attention.sliding_window", 0))
         pattern = self._option("attention.sliding_window_pattern", GEMMA_PATTERN)
-        gemma = self._form.model_type == "gemma3_text"
+        gemma = self.form.model_type == "gemma3_text"
         found = {
             f"RoPE scaling {scaling!r}": scaling not in ("none", "linear"),
             f"RoPE attention factor {attention}": attention != 1.0,
@@ -177,7 +182,7 @@ class _Reader:
         }
         if names := [name for name, present in found.items() if present]:
             raise UnsupportedModel(
-                f"this {self._form.name} checkpoint uses {', '.join(names)}, which the decoder does not compute"
+                f"this {self.form.name} checkpoint uses {', '.join(names)}, which the decoder does not compute"
             )
 
 

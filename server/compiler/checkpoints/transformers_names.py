@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.compiler.checkpoints.base import BaseFacts, BaseFiles, Rope
-from server.compiler.checkpoints.gguf import gguf_facts, gguf_tensors
+from server.compiler.checkpoints.gguf import gguf_architecture, gguf_facts, gguf_tensors
 from server.compiler.checkpoints.gguf_file import GgufFile
 from server.compiler.checkpoints.hf import DERIVED, NORM_OFFSETS, NORMS, hf_facts, opened
 from server.compiler.checkpoints.hf_config import FULL, SLIDING, config_facts
@@ -50,7 +50,7 @@ CLASSES = {
 def stock_tensors(files: BaseFiles) -> Iterator[tuple[str, F32]]:
     """Yields every weight as float32 with the name that transformers expects. Raises UnreadableCheckpoint."""
     if files.form == "gguf":
-        architecture = gguf_facts(files).architecture
+        architecture = gguf_architecture(files)
         for name, tensor in gguf_tensors(files):
             yield _stock_name(architecture, name), _as_stored(architecture, name, tensor.numpy())
         return

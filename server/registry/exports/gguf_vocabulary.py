@@ -22,15 +22,15 @@ from server.compiler.checkpoints.tokenizer import end_of_text, write_tokenizer
 from shared.errors import UnsupportedFormat
 
 _REMEDY = "register the base as a GGUF file, or take the merged model as a directory and convert it with llama.cpp"
-_LLAMA3 = (
+LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 # How a byte-level tokenizer splits a text before its merges, with llama.cpp's name of that.
 PRE_TOKENIZERS: Mapping[tuple[str, ...], str] = {
-    (_LLAMA3,): "llama-bpe",
-    (_QWEN2,): "qwen2",
+    (LLAMA3_SPLIT,): "llama-bpe",
+    (QWEN2_SPLIT,): "qwen2",
     ("digits", "gpt2"): "smollm",
     ("gpt2",): "gpt-2",
 }

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.checkpoints.gguf_file import GgufFile
 from server.registry.exports.gguf_model import merge_gguf
-from server.registry.exports.gguf_vocabulary import _LLAMA3, _QWEN2
+from server.registry.exports.gguf_vocabulary import LLAMA3_SPLIT, QWEN2_SPLIT
 from server.registry.exports.merge import merge
 from shared.errors import BaseMismatch, UnsupportedFormat
 from shared.protocol import MergedForm
@@ -35,7 +35,7 @@ def train_tokenizer(name):
         tokenizer.decoder = decoders.Replace("\u2581", " ")
     else:
         tokenizer = Tokenizer(models.BPE())
-        split = pre_tokenizers.Split(Regex(_LLAMA3 if name == "llama" else _QWEN2), behavior="isolated")
+        split = pre_tokenizers.Split(Regex(LLAMA3_SPLIT if name == "llama" else QWEN2_SPLIT), behavior="isolated")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
         )

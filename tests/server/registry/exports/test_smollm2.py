@@ -4,12 +4,14 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.registry.exports.gguf import gguf_lora
+from server.registry.exports.gguf_model import merge_gguf
 from server.registry.exports.merge import merge
 from server.registry.exports.peft import write_peft
+from shared.protocol import MergedForm
 from shared.recipe import TARGETS
 from tests.server.compiler.conftest import eager_logits
 from tests.server.registry.exports.stock import LlamaCpp, adapted, next_token, prompts, with_peft
@@ -64,3 +66,11 @@ def test_the_same_answers_from_every_format(smollm2_gguf, tmp_path):
     merged = theirs.merge_and_unload().state_dict()
     assert max(float((tensor - merged[name]).abs().max()) for name, tensor in ours.state_dict().items()) < 1e-5
     np.testing.assert_allclose(next_token(ours, tokens), expected, atol=1e-3)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    (file,) = merge_gguf(*arguments, str(smollm2_gguf), tmp_path / "gguf", MergedForm.GGUF_F16)
+    llama = LlamaCpp(tmp_path / "gguf" / file.path, threads=2)
+    for prompt in ("The capital of France is", "def add(a, b):", "Once upon a time"):
+        start = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+        generated = ours.generate(**start, max_new_tokens=12, do_sample=False)[0, start["input_ids"].shape[1] :]
+        answer = llama.server.handle_completions({"prompt": prompt, "n_predict": 12, "temperature": 0})
+        assert answer["choices"][0]["text"] == tokenizer.decode(generated, skip_special_tokens=True)
