@@ -19,7 +19,6 @@ from device_agent.engines import Engine
 from device_agent.errors import DoesNotFit, OwnerRefuses, PolicyForbids, RuntimeFailed, TooLittleMemory
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
-from device_agent.inference.samples import score_writing
 from device_agent.jobs.lease_and_policy import Halted, LeaseHeartbeat, PolicyGatedRun
 from device_agent.jobs.secure_aggregation_upload import SecureAggregationUpload
 from device_agent.jobs.upload import Upload, UploadSummary
@@ -193,6 +192,9 @@ class LeasedJob:
 
     def _score_writing(self, policy_run: PolicyGatedRun, manifest: ProgramManifest, result: Result) -> Result:
         """Returns the result with scores of written texts; as it was if they cannot be measured on this device."""
+        # Here, because most jobs compare no texts, and an idle agent stays small.
+        from device_agent.inference.samples import score_writing
+
         why = "writing held-out texts, to compare them with the examples' own"
         progress = Progress(phase="evaluating", step=result.steps, steps=result.steps, why=why)
         policy_run.report(progress)

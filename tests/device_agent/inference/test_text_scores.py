@@ -6,9 +6,10 @@ from functools import cache
 import pytest
 
 from device_agent.errors import RuntimeFailed
+from device_agent.inference import samples
 from device_agent.inference.samples import write_samples
 from device_agent.inference.text_scores import rouge_l, text_scores, token_f1
-from device_agent.jobs import leased_job
+from device_agent.jobs.lease_and_policy import Halted
 from device_agent.jobs.leased_job import Outcome
 from device_agent.policy.task_approvals import TaskApprovals, TaskState
 from shared.task import Task
@@ -87,21 +88,21 @@ def test_a_job_that_cannot_write_keeps_its_adapter_and_says_nothing(train, monke
     def fail(*_):
         raise RuntimeFailed("no runtime")
 
-    monkeypatch.setattr(leased_job, "score_writing", fail)
+    monkeypatch.setattr(samples, "score_writing", fail)
     result = train()
     assert (result.steps, result.written_after) == (3, None)
 
 
 def test_a_job_killed_between_training_and_scoring_scores_when_it_returns(train, monkeypatch, home, server):
-    score, calls = leased_job.score_writing, []
+    score, calls = samples.score_writing, []
 
     def interrupted(*arguments):
         calls.append(len(server.completions))
         if len(calls) == 1:
-            raise leased_job.Halted
+            raise Halted
         return score(*arguments)
 
-    monkeypatch.setattr(leased_job, "score_writing", interrupted)
+    monkeypatch.setattr(samples, "score_writing", interrupted)
     with pytest.raises(AssertionError):
         train()
     trained = home.run("job-1").result()
