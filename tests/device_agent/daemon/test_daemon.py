@@ -193,9 +193,9 @@ def test_results_are_numbers(daemon, server, rademacher):
         "split",
         "adapter",
     }
-    # Left out unless there are any, and losses of tasks that write.
+    # Left out unless there are any, and the scores of tasks that write.
     others = {"evaluations", "phase_seconds", "unusable_examples", "accuracy_split"}
-    others |= {"token_loss_before", "token_loss_after"}
+    others |= {"token_loss_before", "token_loss_after", "written_before", "written_after"}
     assert set(sent) | others == set(Result.model_fields)
 
 
