@@ -150,7 +150,9 @@ def test_a_reverse_pass_counts_the_weights_that_it_packs_transposed():
     layer = 576 * (576 + 192 + 192 + 576 + 3 * 1536)
     assert replay.training_bytes == NEEDED
     assert exact.training_bytes == NEEDED + 8 * layer * 4
-    assert manifest(layers="last:8", estimator="gradient", precision="int8").training_bytes == NEEDED + 8 * layer
+    int8 = {"layers": "last:8", "estimator": "gradient", "precision": "int8"}
+    assert manifest(**int8, loss="candidates").training_bytes == NEEDED + 8 * layer
+    assert manifest(**int8, loss="full").training_bytes == NEEDED + 8 * layer + 49152 * 576
     assert manifest(layers="last:8", estimator="gradient", backend="portable").training_bytes == NEEDED
 
 

@@ -160,7 +160,7 @@ def test_what_does_not_count_is_packed_nowhere(tokenizer, recipe):
         ({"kind": "completion", "answer": "x"}, "needs prompt"),
         ({"kind": "text", "prompt": "x"}, "has no prompt"),
         ({"kind": "messages", "answer": "x"}, "has no answer"),
-        ({"kind": "text", "metric": "accuracy"}, "metric of kind text is loss"),
+        ({"kind": "text", "metric": "accuracy"}, "metric accuracy is not one of kind text; choose loss"),
         ({"kind": "completion", "prompt": "x", "answer": "{a.b}"}, "only plain fields"),
         ({"prompt": "x", "answers": [{"text": "y", "labels": ["y"]}]}, "at least 2 answers"),
         ({"prompt": "x"}, "needs answers"),
