@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from server.catalog.runner_builds.archive import read_archive
 from server.catalog.runner_builds.service import RunnerBuildRepository, RunnerBuildService
 from server.cli.console import Json, Tenant, checked_users, open_home, output, tell, tell_rows
+from server.identity.devices import service as devices_service
 from server.identity.devices.repository import BindingRepository, DeviceRepository
 from server.identity.devices.service import BindingService, DeviceService
 from server.identity.devices.service import revoke_device as revoke
@@ -138,7 +139,7 @@ def revoke_device(
     """Revoke a device immediately. Its running jobs return to the queue for other devices."""
     settings, database = open_home()
     with database.writing() as session:
-        revoked = revoke(session, settings, tenant, device)
+        revoked = devices_service.revoke_device(session, settings, tenant, device)
         name = f"{revoked.name} ({revoked.id})"
     output.print(f"{name} is revoked", markup=False)
 

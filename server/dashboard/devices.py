@@ -11,7 +11,7 @@ from fastapi import Query, Request, Response
 from server.dashboard.access import FORM_BODY, Fields, signed_in
 from server.dashboard.double_submit import Once
 from server.dashboard.overview import ONLINE
-from server.dashboard.pages import page, redirect
+from server.dashboard.pages import duration, page, redirect
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
 from server.database.columns import utc_now
@@ -39,7 +39,7 @@ def standing(device: Device, job: Job | None, users: Sequence[str]) -> tuple[str
         why = job.progress.why if job.progress is not None else None
         if why is not None:
             return "waiting", "wait", why
-        return "training", "busy", job.progress.line() if job.progress is not None else "it has just got a job"
+        return "training", "busy", _progress(job)
     if is_cooling_down(device.cooldown_until):
         return "cooling down", "wait", f"{device.failures} jobs in a row failed on it"
     if device.last_seen_at is None or utc_now() - device.last_seen_at > ONLINE:
@@ -49,6 +49,16 @@ def standing(device: Device, job: Job | None, users: Sequence[str]) -> tuple[str
     if device.report is None or not device.report.datasets:
         return "idle", "wait", "it reports no data set"
     return "idle", "good", "no job waits for it"
+
+
+def _progress(job: Job) -> str:
+    found = job.progress
+    if found is None:
+        return "it has just got a job"
+    if not found.steps:
+        return found.phase
+    left = "" if found.seconds_left is None else f", {duration(found.seconds_left)} left"
+    return f"step {found.step} of {found.steps}{left}"
 
 
 @router.get("")

@@ -34,7 +34,7 @@ router = PageRoutes(prefix="/ui/jobs")
 Reader = Annotated[Visitor, signed_in(Scope.JOBS_READ)]
 Writer = Annotated[Visitor, signed_in(Scope.JOBS_WRITE)]
 Name = Annotated[str, Query(pattern=rf"^$|{NAME}", max_length=96)]
-RECENT_EVENTS = 12  # in the table of a job's page
+RECENT_EVENTS = 6  # in the table of a job's page
 # The fields of the simple form: where each belongs in the request, and how it is read.
 SIMPLE: Mapping[str, tuple[tuple[str, ...], type[str] | type[int] | type[float]]] = {
     "base": (("base",), str),

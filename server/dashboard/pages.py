@@ -139,7 +139,8 @@ def figure(number: float | None, digits: int = 3) -> str:
     """Returns a number with some significant digits."""
     if number is None:
         return NOTHING
-    return f"{number:,}" if isinstance(number, int) else f"{number:.{digits}g}"
+    whole = isinstance(number, int) or (number.is_integer() and abs(number) >= 1000)
+    return f"{number:,.0f}" if whole else f"{number:.{digits}g}"
 
 
 def _state(word: object, tone: str | None = None) -> Markup:

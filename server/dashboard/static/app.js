@@ -87,7 +87,7 @@
       scales: { x: { time: false, range: (self, low, high) => [0, Math.max(high ?? 1, 1, ...runs.map((run) => run.steps))] } },
       axes: [{ ...axis }, { ...axis, size: 56, values: (self, marks) => marks.map((mark) => name === "accuracy" ? percent(mark).replace(".0%", "%") : digits(mark, 4)) }],
       series: [{ label: "step" }, ...runs.map((run, index) => ({
-        label: runs.length > 1 ? `${name} ${index + 1}` : name, stroke: colour(`--line-${index + 1}`), width: 2, value, spanGaps: true,
+        label: (name === "lr" ? "rate" : name) + (runs.length > 1 ? ` ${index + 1}` : ""), stroke: colour(`--line-${index + 1}`), width: 2, value, spanGaps: true,
         points: { show: name === "accuracy" || name === "validation", size: 6 },
       }))],
       cursor: { drag: { x: false, y: false } },

@@ -179,6 +179,8 @@ def populate(fleet, every=3):
     report(phone, lease, 70, every=every)
     app.submit(user="bob", adapter="bob-mail", recipe={"rank": 8})
     ask_to_join(fleet)
+    code = ask_to_log_in(fleet)["user_code"]
+    assert fleet.operator().post(f"/v1/login-requests/{code}/approve").status_code == 200
     return phone, lease
 
 
