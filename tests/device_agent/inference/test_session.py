@@ -7,14 +7,20 @@ from device_agent.errors import RuntimeFailed
 from device_agent.inference.session import InferenceSession
 from device_agent.runtimes import open_runtime
 from device_agent.runtimes.inference import InferenceRuntime
+from device_agent.runtimes.runner import RunnerInference, serve_command
 from shared.errors import BadRequest
 from shared.zo.encoding import pack_score
 
 
-@pytest.fixture(scope="module")
-def runtime(rademacher):
-    """The tiny program's inference file, its B random."""
-    opened = InferenceRuntime(rademacher.manifest, rademacher.path("inference"), rademacher.path("weights"))
+@pytest.fixture(scope="module", params=["python", "runner"])
+def runtime(rademacher, request):
+    """The tiny program's inference file in either runtime, its B random."""
+    files = rademacher.path("inference"), rademacher.path("weights")
+    if request.param == "runner":
+        command = serve_command(request.getfixturevalue("runner_directory"), *files)
+        opened = RunnerInference(rademacher.manifest, command)
+    else:
+        opened = InferenceRuntime(rademacher.manifest, *files)
     opened.load(np.random.default_rng(1).normal(0, 0.1, rademacher.manifest.size).astype(np.float32))
     yield opened
     opened.close()

@@ -1,0 +1,82 @@
+"""The native runner's attention kernel, against NumPy."""
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from device_agent.errors import RuntimeFailed
+from device_agent.runtimes.runner import ServedProgram, serve_command
+
+with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
+    warnings.simplefilter("ignore")
+    from torch.export import Dim
+
+    from server.compiler.export.emission import Signature, emit
+    from server.compiler.export.weights import write_weights
+    from server.compiler.methods.attention_operator import attention_call
+
+CONTEXT = 72  # positions of the cache: more than the kernel reads at a time
+SHAPES = {"whole": (6, 2, 64), "parts": (3, 3, 84), "scalars": (2, 1, 5)}  # heads, key-value heads, size
+
+
+class Attend(torch.nn.Module):
+    def forward(self, q, keys, values, start):
+        first = start.item()
+        torch._check(first >= 0)
+        torch._check(first + q.shape[1] <= CONTEXT)
+        return attention_call(q, keys, values, first)
+
+
+class Nothing(torch.nn.Module):
+    """Stands for the method that a program loads first."""
+
+    def forward(self):
+        return torch.zeros(1) + 1
+
+
+@pytest.fixture(scope="module")
+def served(runner_directory, tmp_path_factory):
+    """A program with one method for each shape, in the native runner."""
+    directory = tmp_path_factory.mktemp("attention")
+    methods = {"adapter": Signature(Nothing(), ())}
+    for name, (heads, kv_heads, size) in SHAPES.items():
+        q, cache = torch.zeros(1, 12, heads, size), torch.zeros(1, CONTEXT, kv_heads, size)
+        example = (q, cache, cache.clone(), torch.zeros(1, dtype=torch.int64))
+        methods[name] = Signature(Attend(), example, {0: {1: Dim("L", min=1, max=12)}})
+    emit(methods, write_weights([], directory / "w.ptd"), directory / "p.pte")
+    program = ServedProgram(serve_command(runner_directory, directory / "p.pte", directory / "w.ptd"), "the program")
+    yield program
+    program.close()
+
+
+def expected(q, keys, values, start):
+    """Attention of q (1, L, heads, size) at positions from `start` on, in float64; queries are scaled already."""
+    (_, length, heads, _), groups = q.shape, q.shape[2] // keys.shape[2]
+    found = np.empty(q.shape)
+    for token, head in itertools.product(range(length), range(heads)):
+        seen = slice(0, start + token + 1)
+        scores = keys[0, seen, head // groups].astype(np.float64) @ q[0, token, head]
+        weights = np.exp(scores - scores.max())
+        found[0, token, head] = weights @ values[0, seen, head // groups] / weights.sum()
+    return found
+
+
+@pytest.mark.parametrize(("name", "length", "start"), [*itertools.product(SHAPES, (1, 7, 12), (0, 5, 60))])
+def test_tokens_attend_to_the_filled_part_of_the_cache(served, name, length, start):
+    heads, kv_heads, size = SHAPES[name]
+    rng = np.random.default_rng(length + start)
+    q = rng.normal(0, 3, (1, length, heads, size)).astype(np.float32)  # sharp and flat rows
+    keys, values = rng.normal(0, 1, (2, 1, CONTEXT, kv_heads, size)).astype(np.float32)
+    keys[:, start + length :] = values[:, start + length :] = np.nan  # not written yet
+    (found,) = served.call(name, [q, keys, values, np.array([start])])
+    np.testing.assert_allclose(found, expected(q, keys, values, start), rtol=1e-5, atol=2e-6)
+
+
+def test_a_cache_that_is_full_is_refused(served):
+    heads, kv_heads, size = SHAPES["whole"]
+    cache = np.zeros((1, CONTEXT, kv_heads, size), np.float32)
+    with pytest.raises(RuntimeFailed, match="'whole'"):
+        served.call("whole", [np.zeros((1, 2, heads, size), np.float32), cache, cache, np.array([CONTEXT - 1])])
