@@ -166,10 +166,10 @@ def _timed(call: Callable[[], object]) -> float:
 def _cold(home: AgentHome, text: str) -> float:
     """Returns the seconds from the start of `mobizo-agent chat` to its first output."""
     command = [sys.executable, "-W", "ignore", "-m", "device_agent", "chat", NAME, "--home", str(home.path)]
-    options = ["--form", "plain", "--max-tokens", "4", "--text", text]
+    command += ["--form", "plain", "--max-tokens", "4", "--text", text]
+    null, pipe = subprocess.DEVNULL, subprocess.PIPE
     began = time.perf_counter()
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([*command, *options], bufsize=0, **output) as process:
+    with subprocess.Popen(command, bufsize=0, stdout=pipe, stderr=null) as process:
         assert process.stdout is not None  # a pipe
         first = process.stdout.read(1)
         seconds = time.perf_counter() - began

@@ -14,7 +14,6 @@ from server.cli.console import Json, Tenant, checked_users, open_home, output, t
 from server.identity.devices import service as devices_service
 from server.identity.devices.repository import BindingRepository, DeviceRepository
 from server.identity.devices.service import BindingService, DeviceService
-from server.identity.devices.service import revoke_device as revoke
 from server.identity.signing_keys.service import KeyService
 from server.storage.opening import open_artifacts
 from server.storage.store import hold
