@@ -1,8 +1,8 @@
 """`bench generate`: generating text on the device with SmolLM2-135M-Instruct, against llama.cpp on the same cores.
 
 Ours is what `mobizo-agent chat` runs: the int8 inference file with an adapter, in the native runner. llama.cpp (from
-xllamacpp) runs the same model as Q8_0 and as Q4_0, without an adapter, with one thread a core as ours has. All three
-are loaded at once and take turns, so that all see the same load; ratios are medians over turns, time over time.
+xllamacpp) runs the same model as Q8_0 and then as Q4_0, without an adapter, with one thread a core as ours has. Each
+takes turns with ours, so that both see the same load; ratios are medians over turns, time over time.
 
 - decode: a token's time while the text is 64 and 480 tokens long. Theirs is llama.cpp's own timing, without HTTP.
 - prefill: a prompt of 128 tokens.
@@ -70,16 +70,19 @@ def generate(json_file: JsonFile = None, quick: Quick = False, keep: Keep = None
         kept = keep or Path(name)
         program = _program(kept / "program")
         home = make_home(Path(name) / "home", program)
-        theirs = {kind: LlamaCpp(quantized(kind, kept / f"{kind}.gguf"), _context()) for kind in THEIRS}
+        seconds: Seconds = {}
         with closing(open_personal(home, NAME)) as model:
             text, prompt = prompt_of(model, PROMPT)
-            seconds: Seconds = {}
-            for number in range(rounds + 1):  # the first one warms up
-                turn = _turn(model, theirs, text, prompt, number)
-                if number:
-                    for key, value in turn.items():
-                        seconds.setdefault(key, []).append(value)
-        del theirs  # their threads would run beside a new process
+            for kind in THEIRS:  # one after the other: a second llama.cpp in the process halves the first one's speed
+                other = LlamaCpp(quantized(kind, kept / f"{kind}.gguf"), _context())
+                for number in range(rounds + 1):  # the first one warms up
+                    turn = _turn(model, other, prompt, number)
+                    if number:
+                        for what, (ours, theirs) in turn.items():
+                            seconds.setdefault((what, f"mobizo, by turns with {kind}"), []).append(ours)
+                            seconds.setdefault((what, kind), []).append(theirs)
+                del other  # its threads end
+            seconds["first token", "mobizo"] = [_first(model, text) for _ in range(rounds)]
         seconds["cold first token", "mobizo"] = [_cold(home, text) for _ in range(cold_rounds)]
     write(json_file, _rows(seconds), _claims(seconds))
 
@@ -131,23 +134,23 @@ def prompt_of(model: PersonalModel, length: int) -> tuple[str, list[int]]:
     raise SystemExit(f"{PRODUCTS} has no text of {length} tokens")
 
 
-def _turn(
-    model: PersonalModel, theirs: dict[str, LlamaCpp], text: str, prompt: list[int], number: int
-) -> dict[tuple[str, str], float]:
-    """Measures everything once, on prompts of random tokens that differ from turn to turn."""
-    found: dict[tuple[str, str], float] = {}
+def _turn(model: PersonalModel, other: LlamaCpp, prompt: list[int], number: int) -> dict[str, tuple[float, float]]:
+    """Measures ours and theirs once, on prompts of random tokens that differ from turn to turn."""
+    found: dict[str, tuple[float, float]] = {}
     rng = np.random.default_rng(number)
     for context in CONTEXTS:
         tokens = rng.integers(1000, model.manifest.shape.vocabulary, context - DECODED // 2).tolist()
-        for kind, other in theirs.items():
-            found[f"decode at {context}", kind] = other.decode(tokens, DECODED)
-        found[f"decode at {context}", "mobizo"] = _decode(model, tokens)
+        theirs = other.decode(tokens, DECODED)
+        found[f"decode at {context}"] = _decode(model, tokens), theirs
     shuffled = rng.permutation(prompt).tolist()
-    for kind, other in theirs.items():
-        found["prefill", kind] = other.prefill(shuffled)
-    found["prefill", "mobizo"] = _timed(lambda: next(model.inference.generate(shuffled, 1)))
-    found["first token", "mobizo"] = _timed(lambda: next(Chat(model, None).answer(text)))
+    theirs = other.prefill(shuffled)
+    found["prefill"] = _timed(lambda: next(model.inference.generate(shuffled, 1))), theirs
     return found
+
+
+def _first(model: PersonalModel, text: str) -> float:
+    """Returns the seconds from a prompt's text to the first piece of its answer."""
+    return _timed(lambda: next(Chat(model, None).answer(text)))
 
 
 def _decode(model: PersonalModel, tokens: list[int]) -> float:
@@ -180,7 +183,7 @@ def _cold(home: AgentHome, text: str) -> float:
 
 
 def _ratios(seconds: Seconds, what: str, kind: str) -> float:
-    pairs = zip(seconds[what, "mobizo"], seconds[what, kind], strict=True)
+    pairs = zip(seconds[what, f"mobizo, by turns with {kind}"], seconds[what, kind], strict=True)
     return statistics.median(ours / theirs for ours, theirs in pairs)
 
 
@@ -212,5 +215,5 @@ def _claims(seconds: Seconds) -> Claims:
     claims["first_token_seconds"] = statistics.median(seconds["first token", "mobizo"])
     claims["cold_first_token_seconds"] = statistics.median(seconds["cold first token", "mobizo"])
     for context, what in zip(CONTEXTS, decoding, strict=True):
-        claims[f"tokens_per_second_at_{context}"] = 1 / statistics.median(seconds[what, "mobizo"])
+        claims[f"tokens_per_second_at_{context}"] = 1 / statistics.median(seconds[what, "mobizo, by turns with Q8_0"])
     return claims
