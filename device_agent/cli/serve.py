@@ -76,7 +76,7 @@ async def _serve(home: AgentHome, host: str, port: int, queue: int, token: str, 
         if is_new:
             typer.echo(f"token (it is not shown again; {home.serve_token} has it): {token}")
         if host not in LOOPBACK:
-            typer.echo(f"{host} is no loopback address: texts and token travel without encryption", err=True)
+            typer.echo(f"{host} is not a loopback address: texts and the token are sent without encryption", err=True)
         typer.echo(f"OpenAI's API is at {url}")
     await stop.wait()
     await server.stop(STOP_SECONDS)

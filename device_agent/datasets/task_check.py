@@ -68,7 +68,7 @@ class TaskCheck:
         if missing:
             return f"field {missing[0]!r} is missing"
         if task.kind == "messages":
-            return f"field {task.messages_field!r} is no list of messages with a turn of the assistant"
+            return f"field {task.messages_field!r} is not a list of messages with at least one assistant turn"
         try:
             if task.generates:
                 template_values(task, record, "")

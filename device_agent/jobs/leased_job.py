@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -16,11 +17,12 @@ from pydantic import ValidationError
 
 from device_agent.durable import describe_os_error
 from device_agent.engines import Engine
-from device_agent.errors import DoesNotFit, OwnerRefuses, PolicyForbids, RuntimeFailed, TooLittleMemory
+from device_agent.errors import DoesNotFit, OwnerRefuses, PolicyForbids, TooLittleMemory
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.lease_and_policy import Halted, LeaseHeartbeat, PolicyGatedRun
 from device_agent.jobs.secure_aggregation_upload import SecureAggregationUpload
+from device_agent.jobs.text_scoring import with_text_scores
 from device_agent.jobs.upload import Upload, UploadSummary
 from device_agent.policy.evaluator import OwnerConsent, PolicyEvaluator
 from device_agent.policy.privacy_ledger import PrivacyLedger, Terms, spending_of
@@ -35,7 +37,6 @@ from shared.canonical import file_sha256
 from shared.capabilities import may_take_part
 from shared.errors import (
     Gone,
-    InvalidDataset,
     LeftOutOfRound,
     MobizoError,
     NotFound,
@@ -51,7 +52,6 @@ from shared.registry import AdapterManifest
 from shared.rules import Rules
 from shared.signing import private_bytes
 from shared.transport import ByteProgress
-from shared.zo.lora import load_adapter
 
 RULES_PAUSE_SECONDS = 300.0  # after a job that the rules forbade, because the server may lease it again at once
 TRANSIENT = frozenset({Unavailable.code, DoesNotFit.code})  # errors of a training process that may not recur
@@ -176,7 +176,7 @@ class LeasedJob:
             if result is None:
                 result = self._train(policy_run, manifest, terms)
             if scored and result.written_after is None:
-                result = self._score_writing(policy_run, manifest, result)
+                result = self._score_texts(policy_run, manifest, result)
         if not self._private:
             result = result.model_copy(update={"phase_seconds": policy_run.phase_seconds()})
         try:
@@ -190,30 +190,12 @@ class LeasedJob:
         """Whether the result has scores of written texts; an update of a round and a private run have none."""
         return self.lease.job.task.compares_texts and not self._private and self.lease.round is None
 
-    def _score_writing(self, policy_run: PolicyGatedRun, manifest: ProgramManifest, result: Result) -> Result:
-        """Returns the result with scores of written texts; as it was if they cannot be measured on this device."""
-        # Here, because most jobs compare no texts, and an idle agent stays small.
-        from device_agent.inference.samples import score_writing
-
-        why = "writing held-out texts, to compare them with the examples' own"
-        progress = Progress(phase="evaluating", step=result.steps, steps=result.steps, why=why)
-        policy_run.report(progress)
-        try:
+    def _score_texts(self, policy_run: PolicyGatedRun, manifest: ProgramManifest, result: Result) -> Result:
+        def fetch(file: ProgramFile) -> Path:
             self.context.cache.reserve(manifest.files)
-            paths = {file.role: self._fetch(policy_run, file) for file in manifest.files}
-            before, after = score_writing(
-                self.run.plan(),
-                paths["inference"],
-                local_runner(self.context.home.path),
-                load_adapter(self.run.best.read_bytes(), manifest.size),
-                lambda prompts: policy_run.pace(prompts, manifest, progress),
-            )
-        except (DoesNotFit, InvalidDataset, RuntimeFailed) as error:
-            _log.warning("held-out texts were not scored", detail=error.detail)
-            return result
-        result = result.model_copy(update={"written_before": before, "written_after": after})
-        self.run.finish(result)
-        return result
+            return self._fetch(policy_run, file)
+
+        return with_text_scores(policy_run, self.run, result, fetch, local_runner(self.context.home.path))
 
     def _upload(self) -> Upload | SecureAggregationUpload:
         """Returns how the run is uploaded. A masked update is never uploaded in another form."""
@@ -305,7 +287,8 @@ class LeasedJob:
         start = verify_start(self.lease, manifest, self.context.keys)
         paths = {file.role: self._fetch(policy_run, file) for file in manifest.training_files}
         if start is not None and not holds_start(self.run, start):
-            policy_run.transfer(lambda progress: fetch_start(self.client, self.lease.id, self.run, start, progress))
+            self.run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            policy_run.transfer(partial(self.client.download_start, self.lease.id, start, self.run.start))
         self._check_running()
         return RunPlan(
             job_id=self.lease.job.id,
@@ -413,14 +396,3 @@ def check_memory(manifest: ProgramManifest, spare: int, rules: Rules) -> None:
 def holds_start(run: RunDirectory, start: AdapterManifest) -> bool:
     """Returns whether the run's directory contains the complete start file."""
     return run.start.is_file() and file_sha256(run.start) == start.sha256
-
-
-def fetch_start(
-    client: DeviceClient, lease_id: str, run: RunDirectory, start: AdapterManifest, progress: ByteProgress | None
-) -> None:
-    """Downloads a run's start file, resuming a partial download.
-
-    Raises Untrusted if its hash differs, StartDeleted, Gone, or Unavailable.
-    """
-    run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    client.download_start(lease_id, start, run.start, progress)

@@ -109,7 +109,7 @@ class HttpServer:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101
+        assert task is not None  # noqa: S101  # start_server calls this in a task
         open_now, most = len(self._connections), self._limits.connections
         self._connections[task] = connection = _Connection(reader, writer, self._handler, self._limits)
         try:

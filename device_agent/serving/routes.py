@@ -17,8 +17,8 @@ from pydantic import BaseModel, ValidationError
 
 from device_agent.serving.http import Request, Response, bearer
 from device_agent.serving.models import DeviceAnswers, DeviceModels
-from shared.errors import BadRequest, InvalidRequest, MobizoError, NotFound, TooManyRequests, Unauthorized
-from shared.openai.answers import DONE, ChatWriter, CompletionWriter, Ended, Step, Writer, error_event, event
+from shared.errors import BadRequest, InvalidRequest, NotFound, TooManyRequests, Unauthorized
+from shared.openai.answers import ChatWriter, CompletionWriter, Ended, Step, Writer, events
 from shared.openai.models import ChatRequest, CompletionRequest, ModelList
 
 PREFIX = "/v1/models/"
@@ -89,7 +89,7 @@ class DeviceRoutes:
                 ended = [step async for step in steps if isinstance(step, Ended)]
             return Response.json(writer.whole(ended).model_dump(mode="json"))
         first = await anext(steps)  # what is refused before the first token is answered as without a stream
-        return Response(events=_events(first, steps, writer))
+        return Response(events=events(first, steps, writer))
 
     async def _steps(self, request: Request, answers: DeviceAnswers) -> AsyncGenerator[Step, None]:
         """Yields the steps of a request in its turn. Ends early with ConnectionAbortedError if the client is gone."""
@@ -113,20 +113,6 @@ class DeviceRoutes:
 
     async def _run(self, function: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
-
-
-async def _events(first: Step, steps: AsyncGenerator[Step, None], writer: Writer) -> AsyncGenerator[bytes, None]:
-    async with aclosing(steps):
-        yield event(writer.chunk(first))
-        try:
-            async for step in steps:
-                yield event(writer.chunk(step))
-        except MobizoError as error:
-            yield error_event(error)
-        else:
-            if (usage := writer.last()) is not None:
-                yield event(usage)
-        yield DONE
 
 
 def _parse(model: type[Body], body: bytes) -> Body:

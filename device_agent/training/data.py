@@ -33,7 +33,7 @@ from shared.training_settings import TrainingSettings
 from shared.zo.encoding import Example, Row, check_task, score_rows, token_ids
 from shared.zo.example_order import alternating
 from shared.zo.noise import permutation
-from shared.zo.writing import Encoder, WritingStyle
+from shared.zo.writing import PLAIN, Encoder, WritingStyle
 
 # One fixed seed and epochs that training never reaches: every job splits and samples alike, so runs of different
 # job seeds can be compared.
@@ -95,7 +95,7 @@ def read_splits(
     *,
     noise_key: str,
     with_test: bool = True,
-    style: WritingStyle = WritingStyle(),  # noqa: B008  (it is frozen)
+    style: WritingStyle = PLAIN,
 ) -> Splits:
     """Returns the splits of a data set: train.jsonl, and validation.jsonl and test.jsonl if present.
 

@@ -39,7 +39,7 @@ def login(
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open a browser.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Log in by a code that you confirm in the browser, or with a token, and store the token in a profile.
+    """Log in with a token or a code that you confirm in the browser. The token is stored in a profile.
 
     Without --with-token or --token-file, this command shows an address and a code and waits until a person who is
     signed in there confirms the code. There is no option for the token itself, because other users of this machine can

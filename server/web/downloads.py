@@ -264,6 +264,11 @@ async def _send_file(cycle: RequestResponseCycle, message: Message) -> None:
             except TimeoutError as error:
                 cycle.transport.abort()
                 raise ConnectionResetError("the client does not read") from error
+            except RuntimeError as error:
+                # The connection may close after the check above, before asyncio begins, which then raises this.
+                if not cycle.transport.is_closing():
+                    raise
+                raise ConnectionResetError("the client has gone away") from error
             if sent != message["count"]:
                 # The announced length cannot be sent any more; the client must notice.
                 cycle.transport.abort()

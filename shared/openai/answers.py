@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -248,6 +249,24 @@ def event(chunk: ChatChunk | Completion) -> bytes:
 def error_event(error: MobizoError) -> bytes:
     """Returns an error in the middle of a stream as an event of it."""
     return f"data: {json.dumps(error_object(error))}\n\n".encode()
+
+
+async def events(first: Step, steps: AsyncGenerator[Step, None], writer: Writer) -> AsyncGenerator[bytes, None]:
+    """Yields the events of a stream to its end; an error on the way is its last event before the end.
+
+    first: the step that came before the response began; steps: the others, which are closed at the end.
+    """
+    async with aclosing(steps):
+        yield event(writer.chunk(first))
+        try:
+            async for step in steps:
+                yield event(writer.chunk(step))
+        except MobizoError as error:
+            yield error_event(error)
+        else:
+            if (usage := writer.last()) is not None:
+                yield event(usage)
+        yield DONE
 
 
 def error_object(error: MobizoError) -> dict[str, Any]:

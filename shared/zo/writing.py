@@ -37,6 +37,9 @@ class WritingStyle:
     render: Callable[..., str] | None = None
 
 
+PLAIN = WritingStyle()  # of a base of which nothing is known
+
+
 @dataclass(frozen=True)
 class Encoder:
     """Encodes records of one task in the shapes of one recipe."""
@@ -44,7 +47,7 @@ class Encoder:
     task: Task
     tokenizer: Tokenizer
     recipe: Recipe
-    style: WritingStyle = WritingStyle()
+    style: WritingStyle = PLAIN
 
     def __post_init__(self) -> None:
         """Raises InvalidTask for a conversation with a base that has no chat template."""

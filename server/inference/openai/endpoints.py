@@ -7,7 +7,6 @@ adapters are generated in one batch for each base, as by `POST /v1/generate`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Any
 
@@ -28,15 +27,13 @@ from server.web.openapi import raises
 from server.web.state import AppState, State
 from shared.access import Scope
 from shared.chat_template import InvalidConversation, NoChatTemplate
-from shared.errors import AdapterNotFound, MobizoError, RevisionNotFound, VersionHeld
+from shared.errors import AdapterNotFound, RevisionNotFound, VersionHeld
 from shared.openai.answers import (
-    DONE,
     ChatWriter,
     CompletionWriter,
     TextOptions,
     Writer,
-    error_event,
-    event,
+    events,
     seconds,
 )
 from shared.openai.models import ChatCompletion, ChatRequest, Completion, CompletionRequest, Model, ModelList
@@ -137,18 +134,9 @@ async def _stream(state: AppState, choices: Choices, writer: Writer) -> Streamin
     steps = choices.steps()
     first = await anext(steps)
 
-    async def events() -> AsyncIterator[bytes]:
+    async def counted() -> AsyncIterator[bytes]:
         with state.meters.streams.track_inprogress():
-            async with aclosing(steps):
-                yield event(writer.chunk(first))
-                try:
-                    async for step in steps:
-                        yield event(writer.chunk(step))
-                except MobizoError as error:
-                    yield error_event(error)
-                else:
-                    if (usage := writer.last()) is not None:
-                        yield event(usage)
-                yield DONE
+            async for part in events(first, steps, writer):
+                yield part
 
-    return StreamingResponse(events(), media_type=EVENTS, headers=UNBUFFERED)
+    return StreamingResponse(counted(), media_type=EVENTS, headers=UNBUFFERED)

@@ -13,6 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from server.storage.directory import DiskArtifacts
+from server.web import downloads
 from server.web.downloads import EXTENSION, FileSpan
 from shared.canonical import sha256_hex
 from tests.server.conftest import serving
@@ -126,6 +127,20 @@ def test_a_client_that_goes_away_is_no_failure_and_harms_nobody(server, stored):
     assert client.get(f"/1-{len(CONTENT)}/{stored}").content == CONTENT[1:]
     assert ways.of(5) == [True] * 5
     assert ways.failures == []
+
+
+def test_a_connection_that_closes_just_before_a_part_is_no_failure(server, stored, monkeypatch):
+    begin = downloads._send_file
+
+    async def close_on_the_way(cycle, message):
+        asyncio.get_running_loop().call_soon(cycle.transport.abort)
+        await begin(cycle, message)
+
+    ways, client = server
+    monkeypatch.setattr(downloads, "_send_file", close_on_the_way)
+    with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
+        client.get(f"/1-{len(CONTENT)}/{stored}")
+    assert (ways.of(1), ways.failures) == ([True], [])
 
 
 def test_where_there_is_no_sendfile_it_is_read_and_written(server, stored, monkeypatch):
