@@ -19,7 +19,7 @@ from device_agent.policy.rules import decide
 from device_agent.policy.sensors import LinuxSensors, Sensors
 from device_agent.programs import MARGIN_BYTES
 from device_agent.protocol.client import ServerClock
-from device_agent.runner.location import RunnerLocation, host_platform
+from device_agent.runner.location import RUNNER_VARIABLE, RunnerLocation, check_starts, host_platform
 from device_agent.runner.toolchain import check_compiler
 from shared.checkup import Check, State
 from shared.errors import Forbidden, MobizoError, NotFound, Unauthorized
@@ -157,6 +157,12 @@ def check_memory() -> Check:
 
 def check_engine(home: AgentHome) -> Check:
     """Checks that an engine can run programs."""
+    if given := os.environ.get(RUNNER_VARIABLE):
+        try:
+            check_starts(Path(given))
+        except NoRunner as error:
+            return Check("engine", "fail", f"${RUNNER_VARIABLE} is {given}: {error.detail}", "correct or unset it")
+        return Check("engine", "ok", f"native runner in {given}")
     location = RunnerLocation.within(home.path)
     found = location.find() if location.directory.is_dir() else None
     if found is not None:

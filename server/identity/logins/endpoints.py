@@ -108,7 +108,7 @@ async def token(request: Request, state: State) -> Response:
 
 def _poll(state: AppState, client_id: str, device_code: str) -> TokenGrant | OAuthError:
     with state.database.writing() as session:
-        return LoginService(session, state.settings).poll(client_id, device_code)
+        return LoginService(session, state.settings).poll(client_id, device_code, state.settings.token_days)
 
 
 @router.get("/login-requests/{user_code}")

@@ -66,10 +66,10 @@ class LoginRepository:
             statement = statement.where(LoginRequest.address == address)
         return self._session.scalar(statement) or 0
 
-    def by_device_code(self, digest: str) -> LoginRequest | None:
-        """Returns the request of a device code; locked, so that of two polls at once one gets the token."""
+    def by_device_code(self, digest: str, lock: bool) -> LoginRequest | None:
+        """Returns the request of a device code. lock: for a poll, so that of two at once one gets the token."""
         statement = select(LoginRequest).where(LoginRequest.device_code_digest == digest)
-        return self._session.scalar(statement.with_for_update())
+        return self._session.scalar(statement.with_for_update() if lock else statement)
 
     def by_user_code(self, digest: str, lock: bool) -> LoginRequest | None:
         """Returns the request of a user code. lock: for a person who decides."""
@@ -126,9 +126,22 @@ class LoginService:
         )
         return Asked(device_code, shown(user_code), REQUEST_SECONDS, interval)
 
-    def poll(self, client_id: str, device_code: str) -> TokenGrant | OAuthError:
-        """Returns the token, once; otherwise why there is none, which is returned since it changes the request, too."""
-        request = self._requests.by_device_code(token_digest(device_code))
+    def waits(self, client_id: str, device_code: str) -> bool:
+        """Whether a request waits for a person. Unlike `poll`, it changes nothing and may be asked at any time."""
+        request = self._requests.by_device_code(token_digest(device_code), lock=False)
+        return (
+            request is not None
+            and request.client_id == client_id
+            and request.state is RequestState.PENDING
+            and request.expires_at > utc_now()
+        )
+
+    def poll(self, client_id: str, device_code: str, days: int) -> TokenGrant | OAuthError:
+        """Returns the token, once; otherwise why there is none, which is returned since it changes the request, too.
+
+        days: that the token lasts; it expires with the token of the person who confirmed at the latest.
+        """
+        request = self._requests.by_device_code(token_digest(device_code), lock=True)
         if request is None or request.client_id != client_id or request.state is RequestState.USED:
             return OAuthError("invalid_grant", "the device code is not known here, or was used; log in again")
         tenant = request.polled(utc_now(), "the login was refused", "nobody confirmed the code in time; log in again")
@@ -137,7 +150,7 @@ class LoginService:
         token = TokenRepository(self._session).of_tenant(tenant, request.decided_by or "")
         try:
             person = TokenService(self._session).principal_of("" if token is None else token.digest)
-            grant = self._grant(person, request)
+            grant = self._grant(person, request, days)
         except MobizoError as error:
             request.state = RequestState.DENIED
             return OAuthError(
@@ -146,10 +159,10 @@ class LoginService:
         request.state = RequestState.USED
         return grant
 
-    def _grant(self, person: Principal, request: LoginRequest) -> TokenGrant:
+    def _grant(self, person: Principal, request: LoginRequest, days: int) -> TokenGrant:
         role = Role.OPERATOR if person.role is Role.OPERATOR else Role.APP
         asked = TokenRequest(name=request.name, role=role, scopes=sorted(request.scopes))
-        return TokenIssuingService(self._session, person).make(asked, self._settings.token_days)
+        return TokenIssuingService(self._session, person).make(asked, days)
 
     def find(self, principal: Principal, user_code: str) -> LoginRequestView:
         """Returns a request by its code, with the scopes that the person would grant. Raises NotFound."""

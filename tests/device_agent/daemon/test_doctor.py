@@ -12,6 +12,7 @@ from device_agent.daemon.control import ControlServer
 from device_agent.daemon.doctor import check_daemon, check_engine, check_home, check_rules, check_sensors, check_server
 from device_agent.home import AgentHome, PauseFlag
 from device_agent.policy.sensors import Readings
+from device_agent.runner.location import RUNNER_VARIABLE
 from shared.errors import NotFound, Unauthorized
 from shared.key_rotation import sign_key_rotation
 from shared.protocol import ServerInfo
@@ -151,6 +152,15 @@ def test_an_engine_is_found_without_importing_it(home, monkeypatch):
     monkeypatch.delitem(sys.modules, "executorch", raising=False)
     monkeypatch.setattr(PathFinder, "find_spec", without)
     assert check_engine(home).state == "fail"
+
+
+def test_a_runner_made_elsewhere_is_started(home, runner_directory, monkeypatch, tmp_path):
+    monkeypatch.setenv(RUNNER_VARIABLE, str(runner_directory))
+    assert check_engine(home).state == "ok"
+    monkeypatch.setenv(RUNNER_VARIABLE, str(tmp_path))
+    found = check_engine(home)
+    assert (found.state, found.remedy) == ("fail", "correct or unset it")
+    assert "does not start" in found.detail
 
 
 def test_a_daemon_that_runs_is_paused_or_is_silent(home):

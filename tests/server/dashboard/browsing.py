@@ -42,7 +42,7 @@ class Tab:
     def sign_in(self, token, target="/"):
         self.go(f"/ui/login?next={target}")
         self.page.fill("#token", token)
-        self.page.get_by_role("button", name="Sign in").click()
+        self.page.get_by_role("button", name="Sign in", exact=True).click()
         self.page.wait_for_url(f"{self.url}{target}")
 
     def go(self, path):

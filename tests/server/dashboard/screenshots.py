@@ -31,6 +31,8 @@ def main():
             if ending != "-small":
                 tab.go("/ui/login")
                 save(tab, f"login{ending}")
+                tab.page.get_by_role("button", name="Sign in with a code").click()
+                save(tab, f"code{ending}")
             tab.sign_in(token)
             for name in SMALL if ending == "-small" else pages:
                 tab.go(pages[name])

@@ -114,7 +114,7 @@ def test_a_person_confirms_a_login_of_a_terminal(browser, fleet):
     address = asked["verification_uri_complete"].removeprefix(fleet.url)
     visitor.go(address)
     page.fill("#token", fleet.home.token(Role.OPERATOR, name="alice"))
-    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("button", name="Sign in", exact=True).click()
     page.wait_for_url(f"{fleet.url}{address}")  # the page that was asked for
     page.get_by_role("heading", name="mobizo of alice@laptop asks to log in").wait_for()
     page.get_by_label("tokens:write").uncheck()
@@ -132,6 +132,24 @@ def test_a_person_confirms_a_login_of_a_terminal(browser, fleet):
     assert page.get_by_role("cell", name="login-approved").is_visible()
     visitor.close()
     visitor.errors[:] = [error for error in visitor.errors if "404" not in error]  # the wrong code's page
+    assert visitor.errors == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scripts", [True, False])
+def test_a_person_signs_in_with_a_code(browser, fleet, scripts):
+    visitor = Tab(browser, fleet.url, java_script_enabled=scripts)
+    page = visitor.page
+    visitor.go("/ui/login?next=/ui/jobs")
+    page.get_by_role("button", name="Sign in with a code").click()
+    page.get_by_role("heading", name="Confirm this code").wait_for()
+    if scripts:
+        assert visitor.violations() == []
+    code = page.locator(".code").inner_text()
+    assert fleet.operator().post(f"/v1/login-requests/{code}/approve").status_code == 200
+    page.wait_for_url(f"{fleet.url}/ui/jobs")
+    assert page.get_by_role("heading", name="Jobs").is_visible()
+    visitor.close()
     assert visitor.errors == []
 
 
