@@ -148,7 +148,7 @@ def test_a_person_signs_in_with_a_code(browser, fleet, scripts):
     code = page.locator(".code").inner_text()
     assert fleet.operator().post(f"/v1/login-requests/{code}/approve").status_code == 200
     page.wait_for_url(f"{fleet.url}/ui/jobs")
-    assert page.get_by_role("heading", name="Jobs").is_visible()
+    assert page.get_by_role("heading", name="Jobs", exact=True).is_visible()
     visitor.close()
     assert visitor.errors == []
 
