@@ -14,7 +14,7 @@ from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
 from server.database.columns import utc_now
 from server.database.paging import PageRequest
-from server.identity.devices.authorization import DeviceRequestRepository
+from server.identity.devices.authorization import device_requests
 from server.identity.devices.repository import DeviceRepository
 from server.identity.tenants import TenantRepository
 from server.jobs.repository import JobFilter, JobRepository
@@ -70,5 +70,5 @@ def _devices(session: Session, tenant: str) -> dict[str, Any]:
     return {
         "enrolled": enrolled,
         "online": online,
-        "joining": DeviceRequestRepository(session).pending(now) if alone else 0,
+        "joining": device_requests(session).waiting(now) if alone else 0,
     }

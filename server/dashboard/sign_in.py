@@ -20,8 +20,8 @@ from server.dashboard.sessions import SessionService, csrf_token, is_secret, new
 from server.database.columns import utc_now
 from server.identity.access_rules import PUBLIC
 from server.identity.logins.endpoints import PAGE as ACTIVATE
-from server.identity.logins.service import Asked, LoginService
-from server.identity.oauth import OAuthError, read_user_code, shown
+from server.identity.logins.service import LoginService
+from server.identity.oauth import Asked, OAuthError, read_user_code, shown
 from server.identity.tokens import token_digest
 from server.web.state import AppState, State, address_of, place_of
 from shared.errors import Forbidden, Unauthorized

@@ -10,22 +10,24 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
-from urllib.parse import parse_qsl
+from typing import Any, Generic, TypeVar
+from urllib.parse import parse_qsl, quote
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
-from sqlalchemy import String
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy import String, delete, func, select
+from sqlalchemy.orm import InstrumentedAttribute, Mapped, Session, mapped_column
 
 from server.database.columns import Moment, word
+from server.identity.tokens import token_digest
 from server.web.bodies import read_limited
 from server.web.middleware import TooSlow
 from server.web.openapi import Responses, raises
 from shared.errors import MobizoError, TooLarge
-from shared.protocol import GRANT_TYPE
+from shared.protocol import GRANT_TYPE, DeviceAuthorization
 
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 LENGTH = 8  # characters of five bits
@@ -105,6 +107,66 @@ class CodeRequest:
         if self.state is RequestState.PENDING or self.tenant is None:
             return OAuthError("authorization_pending", "nobody has decided yet")
         return self.tenant
+
+
+R = TypeVar("R", bound=CodeRequest)
+
+
+class CodeRequests(Generic[R]):
+    """The requests of one table, in one session."""
+
+    def __init__(self, session: Session, table: type[R], user_code: InstrumentedAttribute[str]) -> None:
+        """user_code: the column by which a person's code is found."""
+        self._session, self._table, self._user_code = session, table, user_code
+
+    def add(self, request: R) -> None:
+        """Stores a new request."""
+        self._session.add(request)
+        self._session.flush()
+
+    def waiting(self, now: datetime, address: str | None = None) -> int:
+        """Returns the number of requests, optionally of one address, that are neither decided nor expired."""
+        waits = self._table.state == RequestState.PENDING, self._table.expires_at > now
+        statement = select(func.count()).select_from(self._table).where(*waits)
+        if address is not None:
+            statement = statement.where(self._table.address == address)
+        return self._session.scalar(statement) or 0
+
+    def by_device_code(self, device_code: str, lock: bool) -> R | None:
+        """Returns the request of a device code. lock: for a poll, so that of two at once one gets the token."""
+        statement = select(self._table).where(self._table.device_code_digest == token_digest(device_code))
+        return self._session.scalar(statement.with_for_update() if lock else statement)
+
+    def by_user_code(self, stored: str, lock: bool) -> R | None:
+        """Returns the request of a user code, as its column stores it. lock: for a person who decides."""
+        statement = select(self._table).where(self._user_code == stored)
+        return self._session.scalar(statement.with_for_update() if lock else statement)
+
+    def forget(self, before: datetime) -> None:
+        """Removes requests that had expired by then."""
+        self._session.execute(delete(self._table).where(self._table.expires_at < before))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The codes of a new request, which are shown only here. expires_in, interval: seconds."""
+
+    device_code: str
+    user_code: str
+    expires_in: int
+    interval: int
+
+    def response(self, page: str) -> Response:
+        """Returns the response to the client (RFC 8628, 3.2). page: address at which a person enters the user code."""
+        answer = DeviceAuthorization(
+            device_code=self.device_code,
+            user_code=self.user_code,
+            verification_uri=page,
+            verification_uri_complete=f"{page}?user_code={quote(self.user_code)}",
+            expires_in=self.expires_in,
+            interval=self.interval,
+        )
+        return JSONResponse(answer.model_dump(mode="json"), headers=NO_STORE)
 
 
 def new_user_code() -> str:

@@ -7,10 +7,9 @@ the device polls for them, so that the token is shown once, to the holder of the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from sqlalchemy import ForeignKey, String, delete, func, select
+from sqlalchemy import ForeignKey, String
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Document, Numbered, Table, utc_now
@@ -20,7 +19,9 @@ from server.identity.devices.service import DeviceService, UserNames, check_key
 from server.identity.oauth import (
     KEPT,
     REQUEST_SECONDS,
+    Asked,
     CodeRequest,
+    CodeRequests,
     OAuthError,
     RequestState,
     new_user_code,
@@ -50,54 +51,9 @@ class DeviceRequest(CodeRequest, Numbered, Table):
     )  # bound to the device when it is enrolled
 
 
-class DeviceRequestRepository:
-    """Requests to join, in one session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def add(self, request: DeviceRequest) -> None:
-        """Stores a new request."""
-        self._session.add(request)
-        self._session.flush()
-
-    def waiting(self, address: str, now: datetime) -> int:
-        """Returns the number of requests from an address that are neither decided nor expired."""
-        statement = select(func.count()).where(
-            DeviceRequest.address == address,
-            DeviceRequest.state == RequestState.PENDING,
-            DeviceRequest.expires_at > now,
-        )
-        return self._session.scalar(statement) or 0
-
-    def by_device_code(self, digest: str) -> DeviceRequest | None:
-        """The request of a device code; locked, so that of two who ask at once one gets the token."""
-        statement = select(DeviceRequest).where(DeviceRequest.device_code_digest == digest)
-        return self._session.scalar(statement.with_for_update())
-
-    def by_user_code(self, code: str, lock: bool) -> DeviceRequest | None:
-        """The request of a user code, as it is stored. lock: for who decides; who only looks cannot lock."""
-        statement = select(DeviceRequest).where(DeviceRequest.user_code == code)
-        return self._session.scalar(statement.with_for_update() if lock else statement)
-
-    def pending(self, now: datetime) -> int:
-        """Returns the number of requests of all addresses that wait for an operator."""
-        waiting = DeviceRequest.state == RequestState.PENDING, DeviceRequest.expires_at > now
-        return self._session.scalar(select(func.count()).where(*waiting)) or 0
-
-    def forget(self, before: datetime) -> None:
-        """Removes requests that were over by then."""
-        self._session.execute(delete(DeviceRequest).where(DeviceRequest.expires_at < before))
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The answer to a device that asks to join. The codes are shown only here."""
-
-    device_code: str
-    user_code: str
-    expires_in: int
-    interval: int
+def device_requests(session: Session) -> CodeRequests[DeviceRequest]:
+    """Returns the requests to join."""
+    return CodeRequests(session, DeviceRequest, DeviceRequest.user_code)
 
 
 class AuthorizationService:
@@ -105,14 +61,14 @@ class AuthorizationService:
 
     def __init__(self, session: Session, settings: Settings) -> None:
         self._session, self._settings = session, settings
-        self._requests = DeviceRequestRepository(session)
+        self._requests = device_requests(session)
 
     def ask(self, client_id: str, device: DeviceEnrollment, address: str) -> Asked:
         """Begins a request. Raises BadRequest for a key that is none, OAuthError if too many of the address wait."""
         check_key(device.public_key)
         now = utc_now()
         self._requests.forget(now - KEPT)
-        if self._requests.waiting(address, now) >= WAITING_PER_ADDRESS:
+        if self._requests.waiting(now, address) >= WAITING_PER_ADDRESS:
             raise OAuthError(
                 "slow_down", "too many devices at this address wait for an operator; try again in some minutes", 429
             )
@@ -141,7 +97,7 @@ class AuthorizationService:
         A question that comes before the interval is over makes the interval longer.
         """
         now = utc_now()
-        request = self._requests.by_device_code(token_digest(device_code))
+        request = self._requests.by_device_code(device_code, lock=True)
         if request is None or request.client_id != client_id or request.state is RequestState.USED:
             return OAuthError("invalid_grant", "the device code is not known here, or was used; enroll again")
         denied, expired = "an operator refused this device", "no operator approved this device in time; enroll again"

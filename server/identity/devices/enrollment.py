@@ -5,17 +5,17 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping
 from typing import Annotated
-from urllib.parse import quote
 
 from fastapi import Path, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import ValidationError
 
 from server.identity.access_rules import PUBLIC, needs
-from server.identity.devices.authorization import Asked, AuthorizationService
+from server.identity.devices.authorization import AuthorizationService
 from server.identity.oauth import (
     NO_STORE,
     OAUTH,
+    Asked,
     OAuthError,
     described_form,
     read_fields,
@@ -64,16 +64,7 @@ async def ask(request: Request, state: State) -> Response:
         return refusal(error)
     except BadRequest as error:
         return refusal(OAuthError("invalid_request", error.detail))
-    page = _page_address(request, state)
-    answer = DeviceAuthorization(
-        device_code=asked.device_code,
-        user_code=asked.user_code,
-        verification_uri=page,
-        verification_uri_complete=f"{page}?user_code={quote(asked.user_code)}",
-        expires_in=asked.expires_in,
-        interval=asked.interval,
-    )
-    return JSONResponse(answer.model_dump(mode="json"), headers=NO_STORE)
+    return asked.response(_page_address(request, state))
 
 
 def _device(fields: Mapping[str, str]) -> DeviceEnrollment:

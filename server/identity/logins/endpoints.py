@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import quote
 
 from fastapi import Path, Request, Response
 from fastapi.responses import JSONResponse
 
 from server.database.columns import utc_now
 from server.identity.access_rules import PUBLIC, needs
-from server.identity.logins.service import Asked, LoginService
+from server.identity.logins.service import LoginService
 from server.identity.oauth import (
     NO_STORE,
     OAUTH,
+    Asked,
     OAuthError,
     described_form,
     read_fields,
@@ -57,16 +57,7 @@ async def ask(request: Request, state: State) -> Response:
         asked = await state.write_queue.run(_ask, state, client_id, name, scopes, place_of(address_of(request)))
     except OAuthError as error:
         return refusal(error)
-    page = (state.settings.public_url or str(request.base_url)).rstrip("/") + PAGE
-    answer = DeviceAuthorization(
-        device_code=asked.device_code,
-        user_code=asked.user_code,
-        verification_uri=page,
-        verification_uri_complete=f"{page}?user_code={quote(asked.user_code)}",
-        expires_in=asked.expires_in,
-        interval=asked.interval,
-    )
-    return JSONResponse(answer.model_dump(mode="json"), headers=NO_STORE)
+    return asked.response((state.settings.public_url or str(request.base_url)).rstrip("/") + PAGE)
 
 
 def _scopes(text: str) -> frozenset[Scope]:

@@ -9,10 +9,9 @@ The database holds digests of both codes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from sqlalchemy import String, delete, func, select
+from sqlalchemy import String
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Numbered, Table, utc_now
@@ -20,7 +19,9 @@ from server.identity.audit import AccessAction, AccessTrail, Subject
 from server.identity.oauth import (
     KEPT,
     REQUEST_SECONDS,
+    Asked,
     CodeRequest,
+    CodeRequests,
     OAuthError,
     RequestState,
     new_user_code,
@@ -46,57 +47,12 @@ class LoginRequest(CodeRequest, Numbered, Table):
     scopes: Mapped[frozenset[Scope]] = mapped_column(ScopeWords)  # asked for, then granted; none: all of the person's
 
 
-class LoginRepository:
-    """Logins that wait, in one session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def add(self, request: LoginRequest) -> None:
-        """Stores a new request."""
-        self._session.add(request)
-        self._session.flush()
-
-    def waiting(self, now: datetime, address: str | None = None) -> int:
-        """Returns the number of requests, optionally of one address, that are neither decided nor expired."""
-        statement = select(func.count()).where(
-            LoginRequest.state == RequestState.PENDING, LoginRequest.expires_at > now
-        )
-        if address is not None:
-            statement = statement.where(LoginRequest.address == address)
-        return self._session.scalar(statement) or 0
-
-    def by_device_code(self, digest: str, lock: bool) -> LoginRequest | None:
-        """Returns the request of a device code. lock: for a poll, so that of two at once one gets the token."""
-        statement = select(LoginRequest).where(LoginRequest.device_code_digest == digest)
-        return self._session.scalar(statement.with_for_update() if lock else statement)
-
-    def by_user_code(self, digest: str, lock: bool) -> LoginRequest | None:
-        """Returns the request of a user code. lock: for a person who decides."""
-        statement = select(LoginRequest).where(LoginRequest.user_code_digest == digest)
-        return self._session.scalar(statement.with_for_update() if lock else statement)
-
-    def forget(self, before: datetime) -> None:
-        """Removes requests that had expired by then."""
-        self._session.execute(delete(LoginRequest).where(LoginRequest.expires_at < before))
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The codes of a new request, which are shown only here. expires_in, interval: seconds."""
-
-    device_code: str
-    user_code: str
-    expires_in: int
-    interval: int
-
-
 class LoginService:
     """Logins by a code, in one transaction."""
 
     def __init__(self, session: Session, settings: Settings) -> None:
         self._session, self._settings = session, settings
-        self._requests = LoginRepository(session)
+        self._requests = CodeRequests(session, LoginRequest, LoginRequest.user_code_digest)
 
     def ask(self, client_id: str, name: str, scopes: frozenset[Scope], address: str) -> Asked:
         """Begins a request. Raises OAuthError if too many wait, of the address or in all."""
@@ -128,7 +84,7 @@ class LoginService:
 
     def waits(self, client_id: str, device_code: str) -> bool:
         """Whether a request waits for a person. Unlike `poll`, it changes nothing and may be asked at any time."""
-        request = self._requests.by_device_code(token_digest(device_code), lock=False)
+        request = self._requests.by_device_code(device_code, lock=False)
         return (
             request is not None
             and request.client_id == client_id
@@ -141,7 +97,7 @@ class LoginService:
 
         days: that the token lasts; it expires with the token of the person who confirmed at the latest.
         """
-        request = self._requests.by_device_code(token_digest(device_code), lock=True)
+        request = self._requests.by_device_code(device_code, lock=True)
         if request is None or request.client_id != client_id or request.state is RequestState.USED:
             return OAuthError("invalid_grant", "the device code is not known here, or was used; log in again")
         tenant = request.polled(utc_now(), "the login was refused", "nobody confirmed the code in time; log in again")
