@@ -1,8 +1,10 @@
 # The default target is one image for server, worker and agent. `--target agent` is an image for devices, without torch: the
-# agent and the native runner. They were not built on the development machine, which has no container engine; the
-# commands that install and build were run there without containers.
+# agent and the native runner. Both were built with Buildah and run with Podman, on a Debian trixie with Python 3.11 under the
+# name of the image below, because no registry could be reached.
+# With `--build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu` the server has torch without CUDA.
 FROM python:3.11.14-slim-trixie AS build
 
+ARG PIP_EXTRA_INDEX_URL
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 RUN python -m venv /opt/mobizo
@@ -19,6 +21,7 @@ RUN /opt/mobizo/bin/pip install --constraint constraints.txt '.[server,python-ru
 
 FROM python:3.11.14-slim-trixie AS agent-build
 
+ARG PIP_EXTRA_INDEX_URL
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && python -m venv /opt/mobizo

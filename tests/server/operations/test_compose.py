@@ -34,6 +34,7 @@ def test_every_service_is_hardened_and_limited(service):
     assert "privileged" not in service
     assert all(path.startswith("/") for path in service["tmpfs"])
     assert all(service[limit] for limit in ("mem_limit", "cpus", "pids_limit"))
+    assert service["logging"]["driver"] == "json-file"  # which Podman has as well
     assert service["logging"]["options"]["max-size"]
     assert re.fullmatch(r".+:v?\d+\.\d+[\w.-]*", service["image"])  # pinned
 
