@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shared.errors import InvalidDataset
-from shared.task import Answer, Task, read_messages, read_question, read_writing, template_fields, template_values
+from shared.task import Answer, Task, read_messages, read_question, read_writing, record_fields, template_values
 
 CHARACTERS_PER_TOKEN = 4  # of English text, roughly; other languages need more tokens
 SEQUENCE_LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)  # tokens
@@ -60,8 +60,7 @@ class TaskCheck:
     def _reason(self, record: Mapping[str, Any]) -> str:
         """Returns why a record does not fit, without any of the record's text."""
         task = self.task
-        names = {name for template in task.templates() for name in template_fields(template)}
-        needed = {task.mapped[name].field if name in task.mapped else name for name in names}
+        needed = set(record_fields(task))
         if task.messages_field is not None or not task.generates:
             needed.add(task.messages_field or task.label_field)
         missing = sorted(needed - set(record))
