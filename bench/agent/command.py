@@ -26,8 +26,10 @@ TABLE = (
     ("python", "replay", "trainer", 10),
     ("native", "replay", "daemon", 28),
     ("python", "replay", "daemon", 6),
-    ("python", "gradient", "trainer", 45),
-    ("python", "gradient", "daemon", 15),
+    ("native", "gradient", "trainer", 32),
+    ("python", "gradient", "trainer", 13),
+    ("native", "gradient", "daemon", 10),
+    ("python", "gradient", "daemon", 5),
 )
 
 
