@@ -2,9 +2,9 @@
 
 It uses the same weights file as training. A decoder layer consists of two delegates with the cache update between them:
 one computes queries, keys and values of the new tokens, the other what follows attention. Attention itself is an
-operator that reads the filled part of the cache. Bases with sliding windows or capped scores, which it does not have,
-attend within the second delegate over the whole cache; their masks use absolute positions, so cache entries after the
-end of the text have no effect.
+operator that reads the filled part of the cache, so that neither time nor memory depends on the cache's capacity. Bases
+with sliding windows or capped scores, which it does not have, attend within the second delegate over the whole cache;
+their masks use absolute positions, so cache entries after the end of the text have no effect.
 """
 
 # mypy: disallow-subclassing-any=False
@@ -56,8 +56,7 @@ class CacheTables(LayerTables):
 
     def __init__(self, facts: BaseFacts, context: int, sliding: bool) -> None:
         """context: C."""
-        super().__init__(facts, context, sliding)
-        del self.mask  # its C x C values would be stored in the file; computing the needed rows is cheap
+        super().__init__(facts, context, sliding, masked=False)  # computing the rows that are needed is cheap
         self.window = facts.window if sliding else None
         self.register_buffer("columns", torch.arange(context), persistent=False)
 
@@ -85,7 +84,8 @@ class Cache(nn.Module):
         self.layers = facts.layers
         for index in range(facts.layers):
             for name in ("keys", "values"):
-                self.register_buffer(f"{name}_{index}", torch.zeros(context, facts.kv_heads * facts.head_dim))
+                # Not zeros: the program has no initial values, and memory that is not written is not taken.
+                self.register_buffer(f"{name}_{index}", torch.empty(context, facts.kv_heads * facts.head_dim))
 
     def write(self, index: int, places: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Stores a layer's keys and values of L tokens at `places` (L,). Returns all keys and values of the layer."""
