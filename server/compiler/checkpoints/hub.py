@@ -57,8 +57,8 @@ def download(source: str, patterns: Sequence[str]) -> Path:
         ) from error
     except HfHubHTTPError.__bases__ as error:  # of the HTTP library, which differs between the client's releases
         raise UnknownBase(
-            f"the download of {source} from {endpoint} broke off ({error or type(error).__name__}); repeat the command, "
-            "which keeps the files that are complete"
+            f"the download of {source} from {endpoint} broke off ({error or type(error).__name__}); repeat the "
+            "command, which keeps the files that are complete"
         ) from error
 
 
