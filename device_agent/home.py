@@ -24,6 +24,7 @@ lock          held by the running daemon
 from __future__ import annotations
 
 import fcntl
+import hmac
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -219,6 +220,11 @@ class AgentHome:
             key = new_private_key()
             self.store_device_key(key)
         return key
+
+    def noise_key(self) -> str:
+        """Returns the key of the noise on counts of records, 64 hexadecimal digits. It stays on this device."""
+        secret = private_bytes(self.device_key())
+        return hmac.digest(secret, b"mobizo noise on counts of records", "sha256").hex()
 
     def stored_device_key(self) -> Ed25519PrivateKey | None:
         """Returns the device's private key, or None. Raises BadRequest for a damaged file."""

@@ -284,6 +284,11 @@ def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int |
         "mobizo-server run & sleep 5; mobizo adapter list",
     ):
         console.print(f"  {line}", style="bold", soft_wrap=True)
+    trial = f"{site.url}/ui/adapters/{chosen[0].adapter}/versions/1"
+    console.print(
+        f"While the server runs, try your own sentences at {trial} (sign in with what `echo $MOBIZO_TOKEN` prints).",
+        soft_wrap=True,
+    )
 
 
 def _request(method: Method, own: dict[str, Any], limits: dict[str, Any]) -> JobRequest:

@@ -225,6 +225,12 @@ def is_field_name(name: str) -> bool:
     return all(part.isidentifier() for part in name.split(".")) and "._" not in name
 
 
+def record_fields(task: Task) -> tuple[str, ...]:
+    """Returns the record fields that a task's templates use, in order of first use."""
+    named = dict.fromkeys(field for template in task.templates() for field in template_fields(template))
+    return tuple(dict.fromkeys(task.mapped[field].field if field in task.mapped else field for field in named))
+
+
 def filled_length(task: Task, record: Mapping[str, Any]) -> int:
     """Returns how many characters the candidates of a record have in total, without building them.
 

@@ -63,6 +63,11 @@ def pytest_configure(config):
         remove_unused(cache_directory() / "programs")
 
 
+def pytest_xdist_auto_num_workers():
+    """One more than there are cores: tests wait for timers and for processes for a sixth of their time."""
+    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else len(os.sched_getaffinity(0)) + 1
+
+
 def runs_programs(directory):
     """Whether files can be made in a directory, and programs among them run."""
     return os.access(directory, os.W_OK) and not os.statvfs(directory).f_flag & os.ST_NOEXEC

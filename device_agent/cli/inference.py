@@ -68,7 +68,8 @@ def predict(
 def _records(
     model: PersonalModel, text: str | None, fields: list[str], file: Path | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    from device_agent.inference.predict import question_fields, record_of, records_of
+    from device_agent.inference.predict import record_of, records_of
+    from shared.task import record_fields
     from shared.zo.encoding import read_jsonl
 
     if file is not None:
@@ -76,7 +77,7 @@ def _records(
     if text is not None or fields:
         return iter([("the command line", dict(record_of(model.task, text, fields)))])
     if sys.stdin.isatty():
-        fields_of_task = question_fields(model.task)
+        fields_of_task = record_fields(model.task)
         form = "a text" if len(fields_of_task) == 1 else f"a JSON object with {', '.join(fields_of_task)}"
         typer.echo(f"enter {form} on each line; Ctrl-D exits", err=True)
     return records_of(model.task, sys.stdin, "standard input")

@@ -17,7 +17,7 @@ from shared.task import (
     read_messages,
     read_question,
     read_writing,
-    template_fields,
+    record_fields,
     template_values,
 )
 
@@ -71,8 +71,7 @@ class TaskCheck:
     def _reason(self, record: Mapping[str, Any]) -> str:
         """Returns why a record does not fit, without any of the record's text."""
         task = self.task
-        names = {name for template in task.templates() for name in template_fields(template)}
-        needed = {task.mapped[name].field if name in task.mapped else name for name in names}
+        needed = set(record_fields(task))
         if task.messages_field is not None or not task.generates:
             needed.add(task.messages_field or task.label_field)
         missing = sorted(name for name in needed if field_value(record, name) is MISSING)

@@ -11,7 +11,7 @@ import numpy as np
 
 from device_agent.inference.personal_model import PersonalModel
 from shared.errors import BadRequest, InvalidDataset
-from shared.task import Task, read_question, template_fields
+from shared.task import Task, read_question, record_fields
 from shared.zo.encoding import Row, encode_question
 
 
@@ -71,15 +71,9 @@ def _scores(model: PersonalModel, rows: tuple[Row, ...]) -> list[float]:
     return [scores[place] for place in range(len(rows))]
 
 
-def question_fields(task: Task) -> tuple[str, ...]:
-    """Returns the record fields that a task's templates use, in order of first use."""
-    named = dict.fromkeys(field for template in task.templates() for field in template_fields(template))
-    return tuple(dict.fromkeys(task.mapped[field].field if field in task.mapped else field for field in named))
-
-
 def record_of(task: Task, text: str | None, fields: list[str]) -> dict[str, str]:
     """Builds a record from `--text` and `--field NAME=VALUE`. Raises BadRequest naming the task's fields."""
-    names = question_fields(task)
+    names = record_fields(task)
     record: dict[str, str] = {}
     for option in fields:
         name, equals, value = option.partition("=")
@@ -103,7 +97,7 @@ def records_of(task: Task, lines: Iterable[str], source: str) -> Iterator[tuple[
 
     Raises InvalidDataset naming the line.
     """
-    names = question_fields(task)
+    names = record_fields(task)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -30,7 +30,6 @@ from device_agent.policy.task_approvals import TaskApprovals
 from device_agent.programs import ProgramCache, RollbackProtection, verify_program, verify_start
 from device_agent.protocol.client import DeviceClient
 from device_agent.runner.location import local_runner
-from device_agent.training.count_noise import derive_key
 from device_agent.training.journal import RunDirectory, RunPlan
 from device_agent.training.messages import describe
 from shared.canonical import file_sha256
@@ -50,7 +49,6 @@ from shared.program import ProgramFile, ProgramManifest
 from shared.protocol import Decline, Lease
 from shared.registry import AdapterManifest
 from shared.rules import Rules
-from shared.signing import private_bytes
 from shared.transport import ByteProgress
 
 RULES_PAUSE_SECONDS = 300.0  # after a job that the rules forbade, because the server may lease it again at once
@@ -299,7 +297,7 @@ class LeasedJob:
             program=paths["program"],
             weights=paths["weights"],
             tokenizer=paths["tokenizer"],
-            noise_key=derive_key(private_bytes(self.context.home.device_key())),
+            noise_key=self.context.home.noise_key(),
             start=None if start is None else self.run.start,
             start_sha256=None if start is None else start.sha256,
             round=self.lease.round,

@@ -20,14 +20,9 @@ EPSILON = 0.1  # that each count may tell of one record
 SCALE = 1 / EPSILON  # records
 
 
-def derive_key(secret: bytes) -> str:
-    """Returns the key of a device's noise, 64 hexadecimal digits, derived from its private key."""
-    return hmac.new(secret, b"mobizo noise on counts of records", hashlib.sha256).hexdigest()
-
-
 @dataclass(frozen=True)
 class CountNoise:
-    """The noise of one device on one task's counts. key: of `derive_key`, which stays on the device.
+    """The noise of one device on one task's counts. key: of `AgentHome.noise_key`.
 
     task: the task as JSON.
     """

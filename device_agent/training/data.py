@@ -101,7 +101,7 @@ def read_splits(
 
     Without validation.jsonl a fifth of train.jsonl is held out. with_test: also read the test split; without an example
     it is not read. Records are held out and sampled before those that do not fit the task are left out, so that a
-    record's content decides about that record only. noise_key: of `count_noise.derive_key`. style: how the base writes
+    record's content decides about that record only. noise_key: of `AgentHome.noise_key`. style: how the base writes
     texts, for tasks that write them. Raises InvalidTask for a
     task that no record could fit, and InvalidDataset for files that cannot be read or have no records, and for a file
     of which less than LEAST_SHARE fits the task: its noised count of fitting records must miss that share by more than

@@ -17,7 +17,6 @@ from typing import Any
 from rich.console import Console
 
 from device_agent.durable import write_durably
-from device_agent.inference.predict import question_fields
 from device_agent.policy.task_approvals import task_lines
 from mobizo import Client
 from mobizo.cli.progress import show_job_progress
@@ -30,6 +29,7 @@ from shared.errors import BadRequest, Conflict, MobizoError, NotFound
 from shared.job import JobRequest, JobState, JobView
 from shared.recipe import TARGETS, RecipeSettings
 from shared.registry import VersionState
+from shared.task import record_fields
 from shared.training_settings import TrainingSettings
 
 USER, DEVICE = "me", "this-device"
@@ -236,7 +236,7 @@ def _next(data: OwnData, site: Site, environment: Path) -> list[str]:
         form = [] if data.task.kind == "messages" else ["--form", "plain"]
         use = ["mobizo-agent", "chat", data.addition.name, *form, *home]
     else:
-        fields = question_fields(data.task)
+        fields = record_fields(data.task)
         own = ["--text", "Your own sentence."] if len(fields) == 1 else [f"--field={field}=..." for field in fields]
         use = ["mobizo-agent", "predict", data.addition.name, *own, *home]
     return [

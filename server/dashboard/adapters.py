@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -15,10 +15,10 @@ from server.dashboard.routes import EVENTS, PageRoutes
 from server.dashboard.sessions import Visitor
 from server.database.paging import PageRequest
 from server.inference.endpoints import UNBUFFERED, generated_events, while_there, whole_text
-from server.inference.responses import TextGeneration
+from server.inference.responses import TextGeneration, score
 from server.inference.service import TextRequest
 from server.registry.endpoints import Version, compare_revisions
-from server.registry.models import AuditTrail, shown
+from server.registry.models import Adapter, AuditTrail, StoredVersion, shown
 from server.registry.repository import AdapterRepository, find_adapter, resolve
 from server.registry.service import AdapterService, ApprovalService, removed_after
 from server.web.pages import Paging
@@ -26,7 +26,8 @@ from server.web.state import Reading, State
 from shared.access import Scope
 from shared.errors import BadRequest, MobizoError
 from shared.registry import VersionState
-from shared.scoring import GenerateRequest
+from shared.scoring import GenerateRequest, ScoreRequest, ScoreRow
+from shared.task import record_fields
 
 router = PageRoutes(prefix="/ui/adapters")
 Reader = Annotated[Visitor, signed_in(Scope.ADAPTERS_READ)]
@@ -35,6 +36,7 @@ Revision = Annotated[str, Query(max_length=100)]
 DRAWN = 40  # versions in the lineage
 AUDIT = 20  # entries of the audit trail on a version's page
 TOKENS = 128  # most tokens of a text that is tried out
+FIELD = "field-"  # before a record's field in the name of a form's
 
 
 @router.get("")
@@ -80,33 +82,59 @@ def compare(
 @router.get("/{name}/versions/{version}")
 def version(request: Request, visitor: Reader, name: str, version: Version, state: State, session: Reading) -> Response:
     """One version: its scores, settings, and the decisions that a person may take."""
-    found, stored = resolve(session, visitor.principal.tenant, name, f"v{version}")
-    return _version_page(request, visitor, found.main_version, stored.view(found))
+    return _version_page(request, visitor, *resolve(session, visitor.principal.tenant, name, f"v{version}"))
 
 
 def _version_page(
     request: Request,
     visitor: Visitor,
-    main: int | None,
-    view: object,
-    prompt: str = "",
-    text: str | None = None,
+    adapter: Adapter,
+    version: StoredVersion,
     error: MobizoError | None = None,
+    **tried: Any,
 ) -> Response:
+    """tried: what was asked and answered, as the template names it."""
+    task = None if version.manifest is None else version.manifest.task
+    asked: dict[str, Any] = {"fields": [], "record": {}, "scores": None, "prompt": "", "text": None}
+    if task is not None and not task.generates:
+        asked["fields"] = [
+            (field, next((list(mapped.values) for mapped in task.mapped.values() if mapped.field == field), None))
+            for field in record_fields(task)
+        ]
     return page(
         request,
         visitor,
         "version.html",
         "Adapter version",
         200 if error is None else error.status,
-        version=view,
-        main=main,
+        version=version.view(adapter),
+        main=adapter.main_version,
         states=VersionState,
-        prompt=prompt,
-        text=text,
         error=error,
         most_tokens=TOKENS,
+        **(asked | tried),
     )
+
+
+@router.post("/{name}/versions/{version}/choose", openapi_extra=FORM_BODY)
+async def choose(request: Request, visitor: Asker, form: Fields, name: str, version: Version, state: State) -> Response:
+    """Chooses among the answers of the version's task, as POST /v1/score does, by the version and by its base."""
+    tenant = visitor.principal.tenant
+    with state.database.reading() as session:
+        manifest = resolve(session, tenant, name, f"v{version}")[1].signed.manifest
+    if manifest.task.generates:
+        raise BadRequest(f"{name} v{version} learned to write text, not to choose an answer: give it a prompt instead")
+    record = {name: form[FIELD + name] for name in record_fields(manifest.task) if FIELD + name in form}
+    rows = tuple(ScoreRow(adapter=adapter, record=record) for adapter in (f"{name}@v{version}", None))
+    scores, wrong = None, None
+    try:
+        asked = ScoreRequest(task=manifest.task, base=manifest.base.name, base_sha256=manifest.base.sha256, rows=rows)
+        scores = await while_there(request, score(state, tenant, asked))
+    except MobizoError as error:
+        wrong = error
+    with state.database.reading() as session:
+        at = resolve(session, tenant, name, f"v{version}")
+        return _version_page(request, visitor, *at, wrong, record=record, scores=scores)
 
 
 @router.post("/{name}/versions/{version}/try", openapi_extra=FORM_BODY)
@@ -140,5 +168,5 @@ async def try_out(
             raise
         wrong = error
     with state.database.reading() as session:
-        found, stored = resolve(session, tenant, name, f"v{version}")
-        return _version_page(request, visitor, found.main_version, stored.view(found), prompt, text, wrong)
+        at = resolve(session, tenant, name, f"v{version}")
+        return _version_page(request, visitor, *at, wrong, prompt=prompt, text=text)

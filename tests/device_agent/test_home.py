@@ -8,7 +8,7 @@ import pytest
 from device_agent.errors import AlreadyRunning, NotEnrolled
 from device_agent.home import AgentHome
 from shared.errors import BadRequest
-from shared.signing import public_text
+from shared.signing import new_private_key, public_text
 from tests.device_agent.conftest import enroll
 
 
@@ -30,6 +30,13 @@ def test_identity_is_kept_and_private(home, server_key):
     for name in ("config.json", "device.key"):
         assert stat.S_IMODE((home.path / name).stat().st_mode) == 0o600
     assert stat.S_IMODE(home.path.stat().st_mode) == 0o700
+
+
+def test_the_key_of_noise_on_counts_is_of_the_devices_key(home):
+    first = home.noise_key()
+    assert first == home.noise_key()
+    home.store_device_key(new_private_key())
+    assert home.noise_key() != first
 
 
 def test_a_damaged_configuration_is_named(home):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -90,8 +91,10 @@ def test_the_whole_loop(tmp_path, environment, adapters):
 
 
 def check_next_commands(output, cwd):
-    """Runs what the demo says to type next, in one shell."""
+    """Runs what the demo says to type next, in one shell, and opens the page that it names."""
     commands = output.partition("Go on with:")[2].splitlines()[1:4]
+    page = re.search(r"try your own sentences at (http://\S+)", output)[1]
+    commands.append(f"python -c \"import httpx; print(httpx.get('{page}').headers['location'])\"")
     done = subprocess.run(
         ["bash", "-ec", "\n".join([*commands, "kill $!", "wait $! || true"])],
         cwd=cwd,
@@ -103,6 +106,7 @@ def check_next_commands(output, cwd):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "great" in done.stdout
     assert "alice-gradients" in done.stdout
+    assert "/ui/login?next=/ui/adapters/alice-gradients/versions/1" in done.stdout
     assert not started_by_demo(cwd / "d")
 
 

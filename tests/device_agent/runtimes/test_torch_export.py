@@ -43,7 +43,7 @@ def compiled(compile_tiny):
     return program
 
 
-@pytest.fixture(params=["rademacher", "stored", pytest.param("gaussian", marks=pytest.mark.slow)])
+@pytest.fixture(params=["rademacher", *(pytest.param(name, marks=pytest.mark.slow) for name in ("stored", "gaussian"))])
 def twins(request, compiled):
     """One recipe's programs for XNNPACK and for torch."""
     return request.getfixturevalue(request.param), compiled(request.param)

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from device_agent.training.count_noise import SCALE, CountNoise, derive_key
+from device_agent.training.count_noise import SCALE, CountNoise
 from tests.device_agent.conftest import TASK
 
 
 def noise_of(secret, task=TASK):
-    return CountNoise(derive_key(secret), task.model_dump(mode="json"))
+    return CountNoise(secret.hex(), task.model_dump(mode="json"))
 
 
 def test_the_noise_stays_the_same_for_the_same_count_and_is_new_for_another():

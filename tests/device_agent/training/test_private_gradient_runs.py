@@ -15,6 +15,7 @@ from shared.zo.trajectory import parse_trajectory
 from tests.device_agent.conftest import copy_run
 from tests.device_agent.training.test_gradient_trainer import DyingRuntime, Killed, train
 
+pytestmark = pytest.mark.slow  # its program is used nowhere else; test_private_runs.py has the scalar form
 PRIVACY = ExamplePrivacy(clip=0.5, noise_multiplier=0.7, sampling_rate=0.2)
 SETTINGS = {"steps": 13, "lr": 0.02, "schedule": "cosine", "seed": 5, "evaluation_interval": 4, "weight_decay": 0.01}
 FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
@@ -101,7 +102,7 @@ def test_killed_at_every_call_it_ends_with_the_same_bytes(run, plan, private, tm
     runtime.close()
 
 
-@pytest.mark.parametrize("name", ["native", pytest.param("python", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["native", "python"])
 def test_an_engine_that_is_stopped_goes_on_with_the_same_draws(plan, private, tmp_path, runner_directory, name):
     plan = plan.model_copy(update={"training": plan.training.model_copy(update={"steps": 300})})
     whole = RunDirectory(tmp_path / "whole")

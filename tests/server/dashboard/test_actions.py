@@ -140,6 +140,7 @@ def test_a_form_needs_the_scope_of_its_route(fleet, person, app, device, lease):
         "/ui/adapters/alice-movies/versions/1/approve": Scope.ADAPTERS_WRITE,
         "/ui/adapters/alice-movies/versions/1/reject": Scope.ADAPTERS_WRITE,
         "/ui/adapters/alice-movies/versions/1/promote": Scope.ADAPTERS_WRITE,
+        "/ui/adapters/alice-movies/versions/1/choose": Scope.ADAPTERS_SCORE,
         "/ui/adapters/alice-movies/versions/1/try": Scope.ADAPTERS_SCORE,
         "/ui/cohorts/readers/rounds": Scope.COHORTS_WRITE,
         "/ui/cohorts/readers/rounds/1/close": Scope.COHORTS_WRITE,

@@ -192,6 +192,7 @@ ROWS = {
     "GET /ui/adapters/{name}/compare": Row(SESSION + " adapters:read"),
     "POST /ui/adapters/{name}/rollback": Row(SESSION + " adapters:write", FORM),
     "GET /ui/adapters/{name}/versions/{version}": Row(SESSION + " adapters:read"),
+    "POST /ui/adapters/{name}/versions/{version}/choose": Row(SESSION + " adapters:score", FORM),
     "POST /ui/adapters/{name}/versions/{version}/try": Row(SESSION + " adapters:score", FORM),
     "POST /ui/adapters/{name}/versions/{version}/approve": Row(SESSION + " adapters:write", FORM),
     "POST /ui/adapters/{name}/versions/{version}/reject": Row(SESSION + " adapters:write", FORM),

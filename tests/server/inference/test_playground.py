@@ -1,0 +1,73 @@
+"""An adapter version is tried out on its page: it chooses an answer, or continues a prompt."""
+
+import re
+
+import numpy as np
+import pytest
+
+from shared.access import Role
+from shared.task_templates import named_task
+from tests.server.dashboard.browsing import CHROMIUM, MISSING, Tab, chromium
+from tests.server.dashboard.people import Person
+
+AT = "/ui/adapters/red/versions/1"
+TEXT = "a <b>fine</b> film"
+ROW = re.compile(r'<th scope="row">(\w+) <span class="muted">([^<]*)</span></th>' + r'<td class="r">([\d.]+)%</td>' * 2)
+
+
+@pytest.fixture
+def person(site):
+    with Person(site.fleet.url) as someone:
+        assert someone.sign_in(site.fleet.home.token(Role.OPERATOR)).status_code == 303
+        yield someone
+
+
+def shares(site, adapter, task):
+    prompt = task["prompt"].replace("{text}", TEXT)
+    scores = np.array([site.expected("default", adapter, prompt, answer["text"]) for answer in task["answers"]])
+    return np.exp(scores) / np.exp(scores).sum()
+
+
+def test_a_version_chooses_among_its_task_s_answers_beside_its_base(site, person):
+    task = named_task("sst2").model_dump(mode="json")
+    page = person.act(f"{AT}/choose", AT, **{"field-text": TEXT})
+    assert page.status_code == 200, page.text
+    rows = ROW.findall(page.text)
+    assert [(label, text) for label, text, *_ in rows] == [(a["labels"][0], a["text"]) for a in task["answers"]]
+    shown = np.array([[float(base), float(version)] for *_, base, version in rows]) / 100
+    assert np.allclose(shown[:, 0], shares(site, None, task), atol=1e-3)
+    assert np.allclose(shown[:, 1], shares(site, "red", task), atol=1e-3)
+    assert "a &lt;b&gt;fine&lt;/b&gt; film</textarea>" in page.text
+    best = rows[int(shown[:, 1].argmax())][0]
+    assert f"This version answers <strong>{best}</strong>" in page.text
+
+
+def test_a_record_without_its_field_is_refused_and_a_long_one_kept(person):
+    nothing = person.act(f"{AT}/choose", AT, other="x")
+    assert nothing.status_code == 422
+    assert "field &#39;text&#39; is missing" in nothing.text
+    long = person.act(f"{AT}/choose", AT, **{"field-text": "word " * 3000})
+    assert long.status_code == 422
+    assert "word word" in long.text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+def test_in_a_browser(site):
+    with chromium() as browser:
+        tab = Tab(browser, site.fleet.url)
+        tab.sign_in(site.fleet.home.token(Role.OPERATOR), AT)
+        page = tab.page
+        page.get_by_role("textbox", name="Text").fill(TEXT)
+        page.get_by_role("button", name="Choose an answer").click()
+        page.get_by_text("This version answers").wait_for()
+        assert page.get_by_role("textbox", name="Text").input_value() == TEXT
+        assert tab.violations() == []
+        page.get_by_text("Or let it continue a prompt").click()
+        page.get_by_label("Prompt").fill("a b c")
+        page.get_by_label("Most tokens").fill("5")
+        page.get_by_role("button", name="Generate").click()
+        page.get_by_text("5 tokens; ended by").wait_for()
+        assert tab.violations() == []
+        assert tab.errors == []
+        tab.close()
